@@ -1,0 +1,59 @@
+"""attemper: scaled dot-product attention that measures itself while it runs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import kernels as kernels
+    from .attention import attention as attention
+    from .attention import measure as measure
+    from .attention import sdpa as sdpa
+    from .heads import HeadSummary as HeadSummary
+    from .vitals import Attended as Attended
+    from .vitals import Vitals as Vitals
+    from .vitals import merge as merge
+
+__version__ = "0.1.0"
+
+# where each public name lives; loaded when first read, so that `attemper --help` needs no torch
+_HOMES = {
+    "Attended": "vitals",
+    "HeadSummary": "heads",
+    "Vitals": "vitals",
+    "attention": "attention",
+    "kernels": "kernels",
+    "measure": "attention",
+    "merge": "vitals",
+    "sdpa": "attention",
+}
+
+__all__ = sorted(_HOMES)
+
+
+class _Package(ModuleType):
+    """Keeps a public function in its place when the submodule of the same name is imported (attention, …)."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        shadowed = isinstance(value, ModuleType) and _HOMES.get(name) == name and name != "kernels"
+        if not shadowed:
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'attemper' has no attribute {name!r}")
+    module = importlib.import_module(f".{_HOMES[name]}", __name__)
+    found = module if name == "kernels" else getattr(module, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

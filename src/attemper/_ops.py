@@ -1,0 +1,222 @@
+"""The operation as torch sees it: two opaque ops with fakes, and the autograd Function around them.
+
+The ops carry no autograd of their own; `_Attention` gives the first derivative, vmap by folding into the batch, and a sentence
+where a second derivative is asked for. Kernels are imported when an op runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import kernels
+from .errors import KernelUnavailable
+from .kernels import reference
+from .kernels.seam import BIT, INDEX_BIT, Gradients, Measured, Problem, Upstream, Wants, measuring_dtype
+from .vitals import SIGNS, Vitals
+
+_PROBLEM = (
+    "Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor? gain, Tensor? seed, "
+    "float scale, SymInt? left, SymInt? right, float? softcap, float dropout"
+)
+_MEASURED = ", ".join(f"Tensor {name}" for name in Measured._fields)
+_UPSTREAM = ", ".join(f"Tensor? g_{name}" for name in Upstream._fields)
+N_PROBLEM, N_MEASURED, N_UPSTREAM = len(Problem._fields), len(Measured._fields), len(Upstream._fields)
+
+
+def _returns(count: int) -> str:
+    return f"({', '.join(['Tensor'] * count)})"
+
+
+torch.library.define("attemper::forward", f"({_PROBLEM}, int signs, str kernel) -> {_returns(N_MEASURED)}")
+torch.library.define(
+    "attemper::backward",
+    f"({_PROBLEM}, {_MEASURED}, {_UPSTREAM}, bool[] wants, str kernel) -> {_returns(len(Gradients._fields))}",
+)
+
+
+@torch.library.impl("attemper::forward", "CompositeExplicitAutograd")
+def _forward(*args: Any) -> Measured:
+    problem, (signs, kernel) = Problem(*args[:N_PROBLEM]), args[N_PROBLEM:]
+    with torch.autocast(problem.query.device.type, enabled=False):
+        return Measured(*kernels.load(kernel).forward(problem, signs))
+
+
+@torch.library.impl("attemper::backward", "CompositeExplicitAutograd")
+def _backward(*args: Any) -> Gradients:
+    problem, saved, upstream, wants, kernel = _split_backward(args)
+    with torch.autocast(problem.query.device.type, enabled=False):
+        return Gradients(*kernels.load(kernel).backward(problem, saved, upstream, wants))
+
+
+@torch.library.register_fake("attemper::forward")
+def _fake_forward(*args: Any) -> Measured:
+    problem, (signs, _) = Problem(*args[:N_PROBLEM]), args[N_PROBLEM:]
+    query, value = problem.query, problem.value
+    shape = query.shape[:3]
+
+    def rows(bit: int, dtype: torch.dtype) -> Tensor:
+        return query.new_empty(shape if signs & bit else 0, dtype=dtype)
+
+    wide = measuring_dtype(query.dtype)
+    kinds = {name: rows(BIT[name], wide) for name in SIGNS}
+    kinds["visible"] = rows(BIT["visible"], torch.int32)
+    kinds["lse"] = query.new_empty(shape, dtype=wide)
+    output = query.new_empty(0 if value is None else (*shape, value.shape[-1]))
+    return Measured(output=output, index=rows(INDEX_BIT, torch.int64), **kinds)
+
+
+@torch.library.register_fake("attemper::backward")
+def _fake_backward(*args: Any) -> Gradients:
+    problem, _, _, wants, _ = _split_backward(args)
+
+    def like(wanted: bool, tensor: Tensor | None) -> Tensor:
+        if not wanted or tensor is None:
+            return problem.query.new_empty(0)
+        return tensor.new_empty(tensor.shape)
+
+    return Gradients(*(like(getattr(wants, name), getattr(problem, name)) for name in Gradients._fields))
+
+
+def _split_backward(args: Any) -> tuple[Problem, Measured, Upstream, Wants, str]:
+    """The arguments of the backward op, by group."""
+    a, b = N_PROBLEM + N_MEASURED, N_PROBLEM + N_MEASURED + N_UPSTREAM
+    wants, kernel = args[b:]
+    return Problem(*args[:N_PROBLEM]), Measured(*args[N_PROBLEM:a]), Upstream(*args[a:b]), Wants(*wants), kernel
+
+
+class _Attention(torch.autograd.Function):
+    """Problem, signs and kernel in; `Measured` out."""
+
+    # Dynamo counts the parameters of this signature, so they are spelled out
+    @staticmethod
+    def forward(  # type: ignore[override]
+        query, key, value, mask, gain, seed, scale, left, right, softcap, dropout, signs, kernel
+    ) -> Any:
+        return torch.ops.attemper.forward(
+            query, key, value, mask, gain, seed, scale, left, right, softcap, dropout, signs, kernel
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        problem, measured = Problem(*inputs[:N_PROBLEM]), Measured(*output)
+        ctx.save_for_backward(*problem[:6], *measured)
+        ctx.numbers, ctx.kernel = tuple(problem[6:]), inputs[-1]
+        ctx.mark_non_differentiable(measured.index, measured.visible)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        saved = ctx.saved_tensors
+        upstream = Upstream(*(grads[Measured._fields.index(name)] for name in Upstream._fields))
+        needs = dict(zip(Problem._fields, ctx.needs_input_grad, strict=False))
+        wants = [bool(needs[name]) for name in Wants._fields]
+        args = (*saved[:6], *ctx.numbers, *saved[6:], *upstream, wants, ctx.kernel)
+        # a compiled graph refuses second derivatives by itself
+        compiling = torch.compiler.is_compiling()
+        out = torch.ops.attemper.backward(*args) if compiling else _AttentionBackward.apply(*args)
+        found = {name: grad if want else None for name, grad, want in zip(Wants._fields, out, wants, strict=True)}
+        return (*(found.get(name) for name in Problem._fields), None, None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        size = info.batch_size
+        problem = _fold_problem(Problem(*args[:N_PROBLEM]), Problem(*in_dims[:N_PROBLEM]), size)
+        out = _Attention.apply(*problem, *args[N_PROBLEM:])
+        split = tuple(t.unflatten(0, (size, -1)) if t.dim() > 1 else t for t in out)
+        return split, tuple(0 if t.dim() > 1 else None for t in out)
+
+
+class _AttentionBackward(torch.autograd.Function):
+    """The first derivative, as a function that says so when it is differentiated again."""
+
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        return torch.ops.attemper.backward(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.kernel = inputs[-1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise KernelUnavailable(
+            f"attention(): kernel={ctx.kernel!r} does not compute second derivatives. "
+            "Use kernel='reference', which PyTorch differentiates any number of times (it stores Lq × Lk)."
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        size = info.batch_size
+        problem, saved, upstream, wants, kernel = _split_backward(args)
+        dims = _split_backward((*in_dims[:-2], in_dims[-2] or [None] * len(Wants._fields), None))
+        batch = problem.query.shape[0 if dims[0].query is None else 1]
+        folded = _fold_problem(problem, dims[0], size)
+        flat_saved = [_fold(t, d, size) if _has_rows(t, d) else t for t, d in zip(saved, dims[1], strict=True)]
+        flat_upstream = [None if t is None else _fold(t, d, size) for t, d in zip(upstream, dims[2], strict=True)]
+        out = _AttentionBackward.apply(*folded, *flat_saved, *flat_upstream, wants, kernel)
+        split = [t.unflatten(0, (size, -1)) if t.numel() and t.dim() > 1 else t for t in out]
+        place = Gradients._fields.index("mask")
+        if problem.mask is not None and split[place].dim() > 1:
+            shared = problem.mask.shape[0 if dims[0].mask is None else 1] == 1 and batch != 1
+            split[place] = split[place].sum(1, keepdim=True) if shared else split[place]
+        return tuple(split), tuple(0 if t.dim() > 1 else None for t in split)
+
+
+def _has_rows(tensor: Tensor, dim: int | None) -> bool:
+    return tensor.dim() - (dim is not None) > 1
+
+
+def _fold(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """Move a vmapped dimension into the batch; what is not vmapped is repeated."""
+    tensor = tensor.unsqueeze(0).expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return tensor.flatten(0, 1)
+
+
+def _fold_problem(problem: Problem, dims: Problem, size: int) -> Problem:
+    if problem.seed is not None and dims.seed is None:
+        raise KernelUnavailable(
+            "attention(): dropout under vmap draws one mask per sample. Call torch.vmap(..., randomness='different')."
+        )
+    batch = problem.query.shape[0 if dims.query is None else 1]
+    mask = problem.mask
+    if mask is not None:
+        own = mask.unsqueeze(0).expand(size, *mask.shape) if dims.mask is None else mask.movedim(dims.mask, 0)
+        mask = own.expand(size, batch, *own.shape[2:]).flatten(0, 1)
+    return problem._replace(
+        query=_fold(problem.query, dims.query, size),
+        key=_fold(problem.key, dims.key, size),
+        value=None if problem.value is None else _fold(problem.value, dims.value, size),
+        mask=mask,
+        gain=None if problem.gain is None else _fold(problem.gain, dims.gain, size),
+        seed=None if problem.seed is None else problem.seed.select(dims.seed, 0),
+    )
+
+
+def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor | None, Vitals]:
+    """Run a checked problem on a kernel; output (B, H, Lq, Ev) and the signs named, each (B, H, Lq)."""
+    if kernel == "reference":
+        return _by_definition(problem, names)
+    signs = sum(BIT[name] for name in names)
+    if signs & (BIT["mean"] | BIT["variance"]):
+        signs |= BIT["visible"] | BIT["mean"]  # their gradients need these
+    tracked = (problem.query, problem.key, problem.mask, problem.gain)
+    if "peak" in names and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tracked):
+        signs |= INDEX_BIT
+    measured = Measured(*_Attention.apply(*problem, signs, kernel))
+    vitals = Vitals(**{name: getattr(measured, name) for name in names})
+    return (None if problem.value is None else measured.output), vitals
+
+
+def _by_definition(problem: Problem, names: tuple[str, ...]) -> tuple[Tensor | None, Vitals]:
+    dtype = problem.query.dtype
+    wide = measuring_dtype(dtype)
+    with torch.autocast(problem.query.device.type, enabled=False):
+        value = None if problem.value is None else problem.value.to(wide)
+        definition = reference.define(
+            problem._replace(query=problem.query.to(wide), key=problem.key.to(wide), value=value)
+        )
+    output = None if definition.output is None else definition.output.to(dtype)
+    return output, Vitals(**{name: getattr(definition, name) for name in names})

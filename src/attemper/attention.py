@@ -1,0 +1,144 @@
+"""attention() and sdpa(): check → kernel → output and vitals.
+
+Letters: B batch, H query heads, G key/value heads, Lq and Lk lengths, E head dim (d_k), Ev value dim.
+A logit is the score after scale, softcap and bias, before softmax.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from . import kernels
+from ._checks import Signs, prepare
+from ._ops import attend
+from .vitals import Attended, Vitals
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    causal: bool | str = False,
+    scale: float | Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    signs: Signs = "all",
+    kernel: str = "auto",
+) -> Attended:
+    """Scaled dot-product attention that also reports its vital signs.
+
+    ``logits = scale * query @ key^T``, then softcap and mask; ``output = softmax(logits) @ value``. The vitals come from the
+    same pass and can be part of a loss; asking for them does not change a bit of ``output``.
+
+    Args:
+        query: ``(B, H, Lq, E)``; also ``(L, E)``, ``(H, L, E)`` or more leading dimensions. Any strides.
+        key: ``(B, G, Lk, E)``; ``H`` must be a multiple of ``G`` (grouped-query attention).
+        value: ``(B, G, Lk, Ev)``.
+        mask: broadcastable to ``(B, H, Lq, Lk)``. Boolean: True = keep. Floating point: added to the logits, with its
+            gradient; a value of -1e4 or less counts as hidden in ``visible``, ``mean`` and ``variance``.
+        causal: ``True`` aligns the first query with the first key (top-left); ``"lower_right"`` the last with the last,
+            which is what a KV cache needs.
+        scale: ``None`` is ``1/sqrt(E)``; a number; or a tensor to be learned: ``()``, ``(H,)`` one per head, or
+            broadcastable to ``(B, H, Lq, 1)``.
+        window: query i sees keys within ``window - 1`` steps, on both sides unless causal. With ``"lower_right"``, i is
+            counted from the end.
+        softcap: replaces a score s by ``softcap * tanh(s / softcap)``.
+        dropout: probability of dropping a weight, applied whenever it is asked for. Vitals precede it.
+        signs: ``"all"``, some names, or ``()``. What is not asked for is not computed.
+        kernel: ``"auto"`` takes the fastest that serves the call; a named kernel runs or raises.
+
+    Returns:
+        ``Attended(output, vitals)``: output ``(B, H, Lq, Ev)`` in query's dtype; vitals ``(B, H, Lq)`` in float32 (float64
+        for float64 inputs). A row that sees no key has zero output and finite gradients.
+
+    Example:
+        >>> q = torch.eye(4).reshape(1, 4, 4)
+        >>> output, vitals = attemper.attention(q, q, q, causal=True)
+        >>> vitals.entropy[0, 0].item()              # the first token sees one key: ln 1 = 0
+        0.0
+        >>> vitals.peak[0, 3].item()                 # e·e / sqrt(4)
+        0.5
+    """
+    problem, call, names, shape = prepare(
+        "attention",
+        query,
+        key,
+        value,
+        mask=mask,
+        causal=causal,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        dropout=dropout,
+        signs=signs,
+    )
+    output, vitals = attend(problem, names, kernels.choose("attention", call, kernel))
+    assert output is not None
+    return Attended(output.reshape(*shape, output.shape[-1]), _reshape(vitals, shape))
+
+
+def measure(
+    query: Tensor,
+    key: Tensor,
+    *,
+    mask: Tensor | None = None,
+    causal: bool | str = False,
+    scale: float | Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    signs: Signs = "all",
+    kernel: str = "auto",
+) -> Vitals:
+    """The vital signs alone: no values, no output. Arguments as in :func:`attention`.
+
+    Example:
+        >>> k = torch.zeros(5, 8)
+        >>> attemper.measure(k[:1], k).effective_keys      # five equal keys
+        tensor([5.])
+    """
+    problem, call, names, shape = prepare(
+        "measure",
+        query,
+        key,
+        None,
+        mask=mask,
+        causal=causal,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        signs=signs,
+    )
+    return _reshape(attend(problem, names, kernels.choose("measure", call, kernel))[1], shape)
+
+
+def sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``torch.nn.functional.scaled_dot_product_attention``, argument for argument, on attemper's kernels.
+
+    Causal is top-left, True in a boolean mask means keep, a fully masked row gives zeros, and dropout applies whenever it is
+    asked for. Dropout follows torch's law but not its random bits.
+
+    Example:
+        >>> q = torch.randn(2, 4, 10, 8)
+        >>> expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+        >>> torch.allclose(attemper.sdpa(q, q, q, is_causal=True), expected, atol=1e-6)
+        True
+    """
+    return attention(
+        query, key, value, mask=attn_mask, dropout=dropout_p, causal=is_causal, scale=scale, signs=()
+    ).output
+
+
+def _reshape(vitals: Vitals, shape: tuple[int, ...]) -> Vitals:
+    return Vitals(**{name: getattr(vitals, name).reshape(shape) for name in vitals.measured})

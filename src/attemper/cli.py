@@ -1,0 +1,5 @@
+"""The command `attemper`: parse, call, print."""
+
+
+def main() -> None:
+    """Entry point."""

@@ -1,0 +1,39 @@
+"""The exceptions attemper raises.
+
+AttemperError
+├── InputError (ValueError)              an argument breaks a rule; the sentence names it
+├── KernelUnavailable (RuntimeError)     a named kernel cannot serve the call, or a derivative it was asked for
+├── SignNotMeasured (AttributeError)     a vital sign was read that `signs=` did not ask for
+└── MissingExtra (ImportError)           an optional dependency is absent; the sentence holds the pip line
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class AttemperError(Exception):
+    """Base of every error that attemper raises on purpose."""
+
+
+class InputError(AttemperError, ValueError):
+    """An argument breaks a rule."""
+
+
+class KernelUnavailable(AttemperError, RuntimeError):
+    """A kernel that was asked for by name cannot do what was asked."""
+
+
+class SignNotMeasured(AttemperError, AttributeError):
+    """A vital sign was read that this call did not measure."""
+
+
+class MissingExtra(AttemperError, ImportError):
+    """An optional dependency is not installed."""
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """The clause that helps after a misspelt name: the closest known one, then all of them."""
+    known = list(known)
+    close = difflib.get_close_matches(str(word), known, n=1)
+    guess = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{guess}Known: {', '.join(map(repr, known))}."

@@ -1,0 +1,122 @@
+"""HeadSummary: the vitals of many rows folded into one line per head, in sums, counts and a maximum, so that it merges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from .errors import InputError, SignNotMeasured
+
+SATURATED_WEIGHT = 0.99
+SATURABLE_KEYS = 8
+
+
+class HeadSummary:
+    """One number per head and sign: the mean over the rows counted, except ``peak``, which is the largest.
+
+    ``rows`` is how many rows were counted (those that see a key). ``saturated`` is the share of rows whose top weight
+    is above 0.99, among rows that see at least 8 keys. Summaries merge exactly with ``a.merge(b)``: over calls, over
+    steps, and over ranks (all-reduce ``sums`` with SUM and ``peaks`` with MAX).
+    """
+
+    def __init__(self, columns: tuple[str, ...], sums: Tensor, peaks: Tensor) -> None:
+        self.columns = columns
+        self.sums = sums  # (H, columns), float64
+        self.peaks = peaks  # (H,), float64
+
+    @classmethod
+    def of(cls, signs: Mapping[str, Tensor], rows: Tensor | None = None) -> HeadSummary:
+        """Fold signs of shape ``(..., H, Lq)``; a shape without heads counts as one head."""
+        by_head = {name: _heads_first(sign) for name, sign in signs.items()}
+        if not by_head:
+            raise InputError("by_head(): no sign was measured. Ask for some with signs=.")
+        first = next(iter(by_head.values()))
+        counted = torch.ones_like(first, dtype=torch.bool)
+        if rows is not None:
+            counted = counted & _heads_first(_checked_rows(rows, next(iter(signs.values()))))
+        if "lse" in by_head:
+            counted = counted & (by_head["lse"] != float("-inf"))
+        elif "visible" in by_head:
+            counted = counted & (by_head["visible"] > 0)
+
+        sums = {"rows": counted.double().sum(-1)}
+        for name, sign in by_head.items():
+            if name == "peak":
+                continue
+            use = counted
+            if name == "evenness":  # NaN where a row has no choice to make
+                use = counted & (by_head["visible"] > 1)
+                sums["evenness_rows"] = use.double().sum(-1)
+            sums[name] = sign.double().masked_fill(~use, 0.0).sum(-1)
+        if "top_weight" in by_head and "visible" in by_head:
+            saturable = counted & (by_head["visible"] >= SATURABLE_KEYS)
+            sums["saturable_rows"] = saturable.double().sum(-1)
+            sums["saturated"] = (saturable & (by_head["top_weight"] > SATURATED_WEIGHT)).double().sum(-1)
+
+        peaks = torch.full_like(sums["rows"], float("-inf"))
+        if "peak" in by_head and first.shape[-1]:
+            peaks = by_head["peak"].double().masked_fill(~counted, float("-inf")).amax(-1)
+        columns = (*sums, "peak") if "peak" in by_head else tuple(sums)
+        return cls(columns, torch.stack(tuple(sums.values()), dim=-1), peaks)
+
+    def merge(self, *others: HeadSummary) -> HeadSummary:
+        """The summary of the rows of all of them."""
+        return reduce(_join, others, self)
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        """The names that can be read from this summary."""
+        return tuple(name for name in self.columns if not name.endswith("_rows"))
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name.startswith("__") or "columns" not in self.__dict__:
+            raise AttributeError(name)
+        if name not in self.columns:
+            raise SignNotMeasured(f"by_head(): {name!r} was not measured. This summary has: {', '.join(self.signs)}.")
+        if name == "peak":
+            return self.peaks
+        total = self.sums[:, self.columns.index(name)]
+        if name == "rows" or name.endswith("_rows"):
+            return total
+        count = {"evenness": "evenness_rows", "saturated": "saturable_rows"}.get(name, "rows")
+        # 0/0 = NaN: no row to speak of
+        return total / self.sums[:, self.columns.index(count)]
+
+    def to_dicts(self) -> list[dict[str, float]]:
+        """One dict per head, in head order."""
+        columns = {name: getattr(self, name).tolist() for name in self.signs}
+        return [{"head": head, **{n: c[head] for n, c in columns.items()}} for head in range(len(self.sums))]
+
+    def __repr__(self) -> str:
+        return f"HeadSummary({', '.join(self.signs)}; heads {len(self.sums)})"
+
+
+def _join(a: HeadSummary, b: HeadSummary) -> HeadSummary:
+    if a.columns != b.columns or a.sums.shape != b.sums.shape:
+        raise InputError(
+            f"merge(): summaries must hold the same signs and heads; got {a!r} and {b!r}. Measure both with the same signs=."
+        )
+    return HeadSummary(a.columns, a.sums + b.sums, torch.maximum(a.peaks, b.peaks))
+
+
+def _heads_first(sign: Tensor) -> Tensor:
+    """``(..., H, Lq)`` → ``(H, rows)``."""
+    if sign.dim() == 1:
+        return sign.unsqueeze(0)
+    return sign.movedim(-2, 0).flatten(1)
+
+
+def _checked_rows(rows: Tensor, like: Tensor) -> Tensor:
+    shape = tuple(like.shape)
+    if rows.dtype != torch.bool:
+        raise InputError(f"by_head(): `rows` must be boolean, True for a row that counts; got {rows.dtype}.")
+    try:
+        return rows.expand(shape)
+    except RuntimeError:
+        raise InputError(
+            f"by_head(): `rows` must broadcast to {shape}; got {tuple(rows.shape)}. "
+            "For a (B, Lq) padding mask pass rows=keep[:, None, :]."
+        ) from None

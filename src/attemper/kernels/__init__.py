@@ -1,0 +1,79 @@
+"""The kernels, fastest first; the choice among them, and the reasons for it."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import NamedTuple
+
+from ..errors import InputError, KernelUnavailable, nearest
+from .seam import Call, Serves
+
+KERNELS = {
+    "blockwise": Serves(),
+    "reference": Serves(),
+}
+"""Every kernel there is and what it serves, fastest first. ``"auto"`` takes the first that serves the call."""
+
+
+class Verdict(NamedTuple):
+    """One kernel's answer to a call."""
+
+    kernel: str
+    taken: bool
+    reason: str
+
+
+class Verdicts(tuple[Verdict, ...]):
+    """What every kernel answers, fastest first; prints as one line each."""
+
+    def __str__(self) -> str:
+        return "\n".join(f"{v.kernel:10} {'taken' if v.taken else 'not taken'}: {v.reason}" for v in self)
+
+    __repr__ = __str__
+
+
+def load(name: str) -> ModuleType:
+    """The module of a kernel, imported when first asked for."""
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def choose(where: str, call: Call, kernel: str) -> str:
+    """The kernel that runs a call: the one named, or the fastest that serves it."""
+    if kernel == "auto":
+        return next(name for name, serves in KERNELS.items() if serves.refusal(call) is None)
+    if kernel not in KERNELS:
+        raise InputError(f"{where}(): unknown kernel {kernel!r}. {nearest(kernel, ('auto', *KERNELS))}")
+    refusal = KERNELS[kernel].refusal(call)
+    if refusal is not None:
+        raise KernelUnavailable(f"{where}(): kernel={kernel!r} {refusal}. Change the inputs or use kernel='auto'.")
+    return kernel
+
+
+def why(query, key, value=None, **options) -> Verdicts:  # type: ignore[no-untyped-def]
+    """Which kernel would run this call, and why each of the others would not.
+
+    Takes what ``attention()`` takes (``kernel=`` too). Nothing is computed.
+
+    Example:
+        >>> q = torch.randn(1, 4, 16, 32)
+        >>> print(attemper.kernels.why(q, q, q, causal=True))
+        blockwise  taken: the fastest that serves this call
+        reference  not taken: serves this call, but slower
+    """
+    from .._checks import prepare
+
+    asked = options.pop("kernel", "auto")
+    call = prepare("why", query, key, value, **options).call
+    taken = choose("why", call, asked)
+    verdicts = []
+    for name, serves in KERNELS.items():
+        refusal = serves.refusal(call)
+        if name == taken:
+            reason = "the fastest that serves this call" if asked == "auto" else "asked for by name"
+        else:
+            reason = refusal or (
+                "serves this call, but slower" if asked == "auto" else f"kernel={asked!r} was asked for"
+            )
+        verdicts.append(Verdict(name, name == taken, reason))
+    return Verdicts(verdicts)

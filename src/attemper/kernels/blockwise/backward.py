@@ -1,0 +1,175 @@
+"""Backward of blockwise: each tile's weights are recomputed from lse, so nothing of size Lq × Lk is ever kept.
+
+With p = exp(z - lse) and the arriving gradients g of output and signs, δ = g_out · out:
+
+    dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)]  +  [g_mean + 2 g_var (z - mean)] / visible  +  g_peak at the arg-max
+
+then the softcap's own slope; dq, dk, d(gain) and d(mask) follow from dz.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import threshold_
+
+from ..seam import Gradients, Measured, Problem, Upstream, Wants, measuring_dtype
+from .scores import Block, dropout_tile
+from .tiles import FLOOR, Heads, Plan, Tile, ceiling, narrow, split_heads
+
+
+def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants) -> Gradients:
+    plan = Plan(problem)
+    query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
+    dtype = measuring_dtype(query.dtype)
+
+    def room(wanted: bool, like: Tensor | None, kind: torch.dtype | None = None) -> Tensor:
+        if not wanted or like is None:
+            return query.new_empty(0)
+        return torch.zeros(like.shape, dtype=kind or like.dtype, device=like.device)
+
+    result = Gradients(
+        query=room(wants.query, query),
+        key=room(wants.key, key),
+        value=room(wants.value, value),
+        mask=room(wants.mask, mask, dtype),
+        gain=room(wants.gain, problem.gain),
+    )
+    for heads in plan.head_blocks():
+        block = Block(problem, plan, heads)
+        dkey = torch.zeros_like(block.key) if wants.key else None
+        dvalue = torch.zeros_like(block.value) if wants.value and block.value is not None else None
+        for rows in plan.row_tiles():
+            tile = _RowTile(block, rows, saved, upstream)
+            dquery = torch.zeros_like(tile.query)
+            for keys in plan.key_tiles(rows):
+                p, dz = tile.dz(keys, result.mask)
+                if dvalue is not None and tile.g_output is not None:
+                    dvalue[:, keys].baddbmm_(p.mT, tile.g_output)
+                if dkey is not None:
+                    dkey[:, keys].baddbmm_(dz.mT, tile.query)
+                if wants.query or wants.gain:
+                    dquery.baddbmm_(dz, block.key[:, keys])
+            _write_query(problem, block, rows, dquery, result)
+        if dkey is not None:
+            _by_group(result.key, heads).copy_(dkey.view_as(_by_group(result.key, heads)))
+        if dvalue is not None:
+            _by_group(result.value, heads).copy_(dvalue.view_as(_by_group(result.value, heads)))
+    if wants.mask and mask is not None:
+        result = result._replace(mask=result.mask.to(mask.dtype))
+    return result
+
+
+def _by_group(tensor: Tensor, heads: Heads) -> Tensor:
+    return tensor[heads.batch, heads.group]
+
+
+def _write_query(problem: Problem, block: Block, rows: slice, raw: Tensor, result: Gradients) -> None:
+    """raw = dz K; the chain through scale and gain gives d(query) = scale · gain · raw and d(gain) = scale · query · raw."""
+    raw = block.unfold(raw).mul_(problem.scale)  # [C, R, M, E]
+    if result.gain.numel() and problem.gain is not None:
+        unscaled = block.part(problem.query, rows)
+        block.view(result.gain)[:, :, rows] = (raw * unscaled).sum(-1)
+    if result.query.numel():
+        if problem.gain is not None:
+            raw.mul_(block.part(problem.gain, rows).unsqueeze(-1))
+        block.view(result.query)[:, :, rows] = raw
+
+
+class _RowTile:
+    """What a tile of rows needs to turn each tile of keys into dz. Row vectors are [C, M, 1]."""
+
+    def __init__(self, block: Block, rows: slice, saved: Measured, upstream: Upstream) -> None:
+        self.block, self.rows = block, rows
+        self.query = block.rows(rows)
+
+        def row(tensor: Tensor | None) -> Tensor | None:
+            if tensor is None:
+                return None
+            return block.part(tensor, rows).flatten(1, 2).unsqueeze(-1)
+
+        lse = row(saved.lse)
+        self.lse = lse.masked_fill(lse == float("-inf"), float("inf"))  # a row without keys: exp(z - inf) = 0
+        self.constant = torch.zeros_like(lse)
+        self.g_output = None
+        if upstream.output is not None:
+            self.g_output = row(upstream.output).squeeze(-1)  # [C, M, Ev]
+            self.constant -= (self.g_output * row(saved.output).squeeze(-1)).sum(-1, keepdim=True)
+        if upstream.lse is not None:
+            self.constant += row(upstream.lse)
+        self.g_entropy = row(upstream.entropy)
+        if self.g_entropy is not None:
+            self.constant -= self.g_entropy * row(saved.entropy)
+        self.g_p2 = row(upstream.p2)
+        if self.g_p2 is not None:
+            self.constant -= 2 * self.g_p2 * row(saved.p2)
+        self.g_peak = row(upstream.peak)
+        self.index = row(saved.index) if self.g_peak is not None else None
+
+        self.slope = self.level = None  # the moments' part of dz is level + slope · z
+        if upstream.mean is not None or upstream.variance is not None:
+            keys_seen = row(saved.visible).clamp(min=1)
+            self.level = torch.zeros_like(lse) if upstream.mean is None else row(upstream.mean) / keys_seen
+            if upstream.variance is not None:
+                self.slope = 2 * row(upstream.variance) / keys_seen
+                self.level = self.level - self.slope * row(saved.mean)
+
+    def dz(self, keys: slice, dmask: Tensor) -> tuple[Tensor, Tensor]:
+        """The dropped-out weights and the gradient of the scores of one tile, [C, M, N] each."""
+        block = self.block
+        tile = block.plan.tile(block.heads, self.rows, keys, self.query.dtype, self.query.device)
+        z = block.scores(self.query, keys)
+        cap_slope = None
+        if block.softcap is not None:
+            scaled = torch.mul(z, 1 / block.softcap, out=block.buffer("cap", z.shape))
+            cap_slope = scaled.square_().neg_().add_(1)
+        block.add_bias(z, tile)
+        moments = self._moments(z, tile)
+        if tile.keep is not None:
+            part = block.broadcast(z)
+            torch.minimum(part, ceiling(tile.keep, z.dtype), out=part)
+
+        t = z.sub_(self.lse).clamp_(min=FLOOR[z.dtype])
+        p = torch.exp(t, out=block.buffer("e", z.shape))
+        if tile.keep is not None or tile.bias is not None:
+            threshold_(p, 2 * math.exp(FLOOR[z.dtype]), 0.0)
+        dz = block.buffer("dz", z.shape)
+        kept = dropout_tile(block, self.rows, keys, p) if block.dropout else None
+        if self.g_output is None:
+            dz.copy_(self.constant.expand_as(dz))
+        else:
+            torch.bmm(self.g_output, block.value[:, keys].mT, out=dz)
+            if kept is not None:
+                dz.mul_(kept)
+            dz.add_(self.constant)
+        if self.g_entropy is not None:
+            dz.addcmul_(t, self.g_entropy, value=-1)
+        if self.g_p2 is not None:
+            dz.addcmul_(p, self.g_p2, value=2)
+        dz.mul_(p)
+        if moments is not None:
+            dz.add_(moments)
+        if self.g_peak is not None:
+            here = (self.index >= keys.start) & (self.index < keys.stop)
+            place = (self.index - keys.start).clamp(0, dz.shape[-1] - 1)
+            dz.scatter_add_(-1, place, self.g_peak.masked_fill(~here, 0.0))
+        if dmask.numel():
+            part = narrow(split_heads(dmask, block.plan.groups, block.plan.repeat), block.heads, self.rows, keys)
+            part += block.broadcast(dz).sum_to_size(part.shape)
+        if cap_slope is not None:
+            dz.mul_(cap_slope)
+        return p if kept is None else p.mul_(kept), dz
+
+    def _moments(self, z: Tensor, tile: Tile) -> Tensor | None:
+        if self.level is None:
+            return None
+        work = self.block.buffer("moments", z.shape)
+        if self.slope is None:
+            work.copy_(self.level.expand_as(work))
+        else:
+            torch.clamp(z, min=torch.finfo(z.dtype).min, out=work).mul_(self.slope).add_(self.level)
+        if tile.seen is not None:
+            self.block.broadcast(work).mul_(tile.seen.to(z.dtype))
+        return work

@@ -1,0 +1,104 @@
+"""Block: the heads in hand, in the dtype they are measured in, with the buffers their tiles are computed in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..seam import Problem, measuring_dtype
+from .tiles import Heads, Plan, Tile
+
+
+class Block:
+    """A block of C key/value heads, each with `repeat` query heads. Tensors are [C, ...]; rows of repeats are side by side."""
+
+    def __init__(self, problem: Problem, plan: Plan, heads: Heads) -> None:
+        self.plan, self.heads, self.mask = plan, heads, plan.mask
+        self.softcap, self.dropout = problem.softcap, problem.dropout
+        self.seed = int(problem.seed) if problem.seed is not None else 0
+        self.dtype = measuring_dtype(problem.query.dtype)
+        self.key = self._groups(problem.key)  # [C, Lk, E]
+        self.value = None if problem.value is None else self._groups(problem.value)  # [C, Lk, Ev]
+        self.query = self.part(problem.query) * problem.scale  # [C, R, Lq, E]
+        if problem.gain is not None:
+            self.query.mul_(self.part(problem.gain).unsqueeze(-1))
+        self._buffers: dict[str, Tensor] = {}
+
+    def _groups(self, tensor: Tensor) -> Tensor:
+        return tensor[self.heads.batch, self.heads.group].to(self.dtype).contiguous().flatten(0, 1)
+
+    def part(self, tensor: Tensor, rows: slice = slice(None)) -> Tensor:
+        """This block's part of a (B, H, Lq, ...) tensor, [C, R, M, ...]; floating ones in the dtype of measuring."""
+        repeat, group = self.plan.repeat, self.heads.group
+        part = tensor[self.heads.batch, group.start * repeat : group.stop * repeat, rows]
+        if part.is_floating_point():
+            part = part.to(self.dtype)
+        return part.contiguous().unflatten(1, (-1, repeat)).flatten(0, 1)
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """A (B, H, Lq, ...) tensor of ours as this block's [C, R, Lq, ...]."""
+        plan = self.plan
+        return tensor.view(plan.batch * plan.groups, plan.repeat, *tensor.shape[2:])[self.heads.flat]
+
+    def rows(self, rows: slice) -> Tensor:
+        """The scaled queries of a tile, [C, R·M, E]."""
+        return self.query[:, :, rows].flatten(1, 2)
+
+    def unfold(self, rows: Tensor) -> Tensor:
+        """[C, R·M, ...] → [C, R, M, ...]"""
+        return rows.unflatten(1, (self.plan.repeat, -1))
+
+    def fold(self, rows: Tensor) -> Tensor:
+        """(batch, group, repeat, M) → [C, R·M]"""
+        return rows.flatten(0, 1).flatten(1, 2)
+
+    def broadcast(self, scores: Tensor) -> Tensor:
+        """[C, R·M, N] as (batch, group, repeat, M, N), the shape masks speak."""
+        entries = self.heads.batch.stop - self.heads.batch.start
+        return scores.view(entries, -1, self.plan.repeat, scores.shape[1] // self.plan.repeat, scores.shape[2])
+
+    def buffer(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Scratch memory, reused from tile to tile."""
+        size = 1
+        for length in shape:
+            size *= length
+        if name not in self._buffers or self._buffers[name].numel() < size:
+            self._buffers[name] = self.key.new_empty(size)
+        return self._buffers[name][:size].view(*shape)
+
+    def scores(self, query: Tensor, keys: slice) -> Tensor:
+        """Logits of a tile before the bias, [C, M, N]."""
+        key = self.key[:, keys]
+        z = torch.bmm(query, key.mT, out=self.buffer("z", (*query.shape[:2], key.shape[1])))
+        if self.softcap is not None:
+            z.mul_(1 / self.softcap).tanh_().mul_(self.softcap)
+        return z
+
+    def add_bias(self, z: Tensor, tile: Tile) -> None:
+        if tile.bias is not None:
+            self.broadcast(z).add_(tile.bias)
+
+    def count_visible(self, rows: slice) -> Tensor:
+        """How many keys each row of a tile sees under a mask, [C, R·M], when no other sign needed the count."""
+        count: Tensor | int = 0
+        for keys in self.plan.key_tiles(rows):
+            seen = self.plan.tile(self.heads, rows, keys, self.key.dtype, self.key.device).seen
+            count = count + seen.sum(-1).expand(self._row_shape(rows))
+        if isinstance(count, int):
+            return self.key.new_zeros(self.key.shape[0], self.plan.repeat * (rows.stop - rows.start))
+        return self.fold(count)
+
+    def _row_shape(self, rows: slice) -> tuple[int, ...]:
+        entries = self.heads.batch.stop - self.heads.batch.start
+        return (entries, self.heads.group.stop - self.heads.group.start, self.plan.repeat, rows.stop - rows.start)
+
+
+def dropout_tile(block: Block, rows: slice, keys: slice, like: Tensor) -> Tensor:
+    """0 or 1/(1-p), the same for a tile whenever it is drawn with the same seed."""
+    plan, first = block.plan, block.heads.flat.start
+    place = (first * (plan.rows + 1) + rows.start) * (plan.keys + 1) + keys.start
+    generator = torch.Generator(device=like.device).manual_seed((block.seed + place) & (2**63 - 1))
+    kept = block.buffer("kept", like.shape).bernoulli_(1 - block.dropout, generator=generator)
+    return kept.div_(1 - block.dropout) if block.dropout < 1 else kept

@@ -1,0 +1,171 @@
+"""The seam: what every fused kernel is given, what it gives back, and the table in which it says what it serves.
+
+A kernel is one module of this folder with
+
+    forward(problem, signs) -> Measured                      output and vitals, one pass
+    backward(problem, saved, upstream, wants) -> Gradients
+
+and a line in ``kernels.KERNELS`` that says which calls it takes. It never sees autograd, 3-d shapes or bad input: `_ops.py` and `_checks.py` stand before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..vitals import SIGNS
+
+BIT = {sign: 1 << place for place, sign in enumerate(SIGNS)}
+INDEX_BIT = 1 << len(SIGNS)
+"""Ask for the arg-max of each row as well: the gradient of ``peak`` lands there."""
+
+HIDDEN_BIAS = -1e4
+"""An additive mask value at or below this means the key is not seen (people write -1e9 and finfo.min)."""
+
+
+class Problem(NamedTuple):
+    """One attention call, checked and brought to 4 dimensions."""
+
+    query: Tensor  # (B, H, Lq, E)
+    key: Tensor  # (B, G, Lk, E)
+    value: Tensor | None  # (B, G, Lk, Ev); None measures without an output
+    mask: Tensor | None  # each dimension of (B, H, Lq, Lk) or 1; bool (True = keep) or additive
+    gain: Tensor | None  # (B, H, Lq), multiplies the scale of a row
+    seed: Tensor | None  # int64 scalar on the CPU, given when dropout > 0
+    scale: float
+    left: int | None  # key j is in the band of query i when i - left <= j <= i + right; None is no bound
+    right: int | None
+    softcap: float | None
+    dropout: float
+
+
+class Measured(NamedTuple):
+    """What forward returns. A sign whose bit is not set is an empty tensor; ``lse`` is always there.
+
+    The signs are float32 (float64 for float64 inputs), ``visible`` int32, ``index`` int64 with -1 for a row without keys.
+    """
+
+    output: Tensor  # (B, H, Lq, Ev)
+    index: Tensor  # (B, H, Lq), the key with the largest logit, the lowest on ties
+    visible: Tensor
+    mean: Tensor
+    variance: Tensor
+    peak: Tensor
+    lse: Tensor
+    entropy: Tensor
+    p2: Tensor
+
+
+class Upstream(NamedTuple):
+    """The gradients that arrive; None is zero."""
+
+    output: Tensor | None
+    mean: Tensor | None
+    variance: Tensor | None
+    peak: Tensor | None
+    lse: Tensor | None
+    entropy: Tensor | None
+    p2: Tensor | None
+
+
+class Wants(NamedTuple):
+    """Which gradients are asked for. The others may come back empty."""
+
+    query: bool
+    key: bool
+    value: bool
+    mask: bool
+    gain: bool
+
+
+class Gradients(NamedTuple):
+    """What backward returns, each in the shape and dtype of its input."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor
+    gain: Tensor
+
+
+@dataclass(frozen=True)
+class Call:
+    """The facts of a call by which a kernel accepts or refuses it."""
+
+    device: str
+    dtype: torch.dtype
+    head_dim: int
+    value_dim: int
+    grouped: bool
+    mask: str  # "none", "bool" or "additive"
+    mask_gradient: bool
+    banded: bool
+    softcap: bool
+    dropout: bool
+    gain: bool
+
+
+@dataclass(frozen=True)
+class Serves:
+    """What a kernel takes, in words that the documentation prints and the choice obeys."""
+
+    devices: tuple[str, ...] | None = None  # None: any
+    dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    max_head_dim: int | None = None
+    grouped: bool = True
+    masks: tuple[str, ...] = ("none", "bool", "additive")
+    mask_gradient: bool = True
+    banded: bool = True
+    softcap: bool = True
+    dropout: bool = True
+    gain: bool = True
+
+    def refusal(self, call: Call) -> str | None:
+        """Why this call is not served, as a clause that follows ``kernel='…' ``; None when it is."""
+        if self.devices is not None and call.device not in self.devices:
+            return f"needs {' or '.join(self.devices)} tensors; got {call.device}"
+        if call.dtype not in self.dtypes:
+            return f"serves {', '.join(_plain(d) for d in self.dtypes)}; got {_plain(call.dtype)}"
+        if self.max_head_dim is not None and max(call.head_dim, call.value_dim) > self.max_head_dim:
+            return f"serves head dims up to {self.max_head_dim}; got {max(call.head_dim, call.value_dim)}"
+        if call.mask not in self.masks:
+            return f"serves masks of kind {', '.join(self.masks)}; got {call.mask}"
+        for name, words in _FEATURES.items():
+            if getattr(call, name) and not getattr(self, name):
+                return f"does not serve {words}"
+        return None
+
+    def row(self) -> dict[str, str]:
+        """One line of the documentation's table."""
+        cells = {}
+        for field in fields(self):
+            setting = getattr(self, field.name)
+            if setting is None or isinstance(setting, bool):
+                cells[field.name] = {None: "any", True: "yes", False: "no"}[setting]
+            elif isinstance(setting, tuple):
+                cells[field.name] = ", ".join(_plain(item) for item in setting)
+            else:
+                cells[field.name] = str(setting)
+        return cells
+
+
+_FEATURES = {
+    "grouped": "grouped key/value heads",
+    "mask_gradient": "the gradient of an additive mask",
+    "banded": "causal or window",
+    "softcap": "softcap",
+    "dropout": "dropout",
+    "gain": "a scale tensor",
+}
+
+
+def _plain(item: object) -> str:
+    return str(item).removeprefix("torch.")
+
+
+def measuring_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of vitals and of every accumulation: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

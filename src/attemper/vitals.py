@@ -1,0 +1,197 @@
+"""Vitals: what one pass of attention measures, row by row; the signs derived from it; exact merging of shards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .errors import InputError, SignNotMeasured
+from .heads import HeadSummary
+
+SIGNS = ("visible", "mean", "variance", "peak", "lse", "entropy", "p2")
+"""The stored signs, in the order every kernel returns them."""
+
+DERIVED = {
+    "top_weight": ("peak", "lse"),
+    "effective_keys": ("entropy", "lse"),
+    "evenness": ("visible", "entropy"),
+    "jacobian_trace": ("p2",),
+}
+"""The derived signs and the stored ones each is made of."""
+
+NEG_INF = float("-inf")
+
+
+class Vitals:
+    """The vital signs of one attention call: a tensor ``(..., H, Lq)`` per sign, over the keys that row may see.
+
+    Stored: ``visible`` (int32: how many keys the row sees), ``mean`` and ``variance`` of its logits, ``peak`` (its
+    largest logit), ``lse`` (log-sum-exp), ``entropy`` (nats), ``p2`` (the sum of squared weights). Derived when read:
+    ``top_weight``, ``effective_keys``, ``evenness``, ``jacobian_trace``. All but ``visible`` carry gradients.
+
+    A row that sees no key has visible 0, peak and lse -inf, and every other sign 0 (evenness: NaN).
+
+    Example:
+        >>> q = torch.ones(1, 4, 8)
+        >>> vitals = attemper.attention(q, q, q, causal=True).vitals
+        >>> vitals.visible                    # the first token sees itself alone
+        tensor([[1, 2, 3, 4]], dtype=torch.int32)
+        >>> vitals.effective_keys             # equal keys share the weight: exp(ln n) = n
+        tensor([[1., 2., 3., 4.]])
+    """
+
+    visible: Tensor
+    mean: Tensor
+    variance: Tensor
+    peak: Tensor
+    lse: Tensor
+    entropy: Tensor
+    p2: Tensor
+
+    def __init__(self, **signs: Tensor) -> None:
+        for name in SIGNS:
+            if name in signs:
+                setattr(self, name, signs[name])
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The stored signs this call measured, in the order of ``SIGNS``."""
+        return tuple(name for name in SIGNS if name in self.__dict__)
+
+    @property
+    def top_weight(self) -> Tensor:
+        """The largest attention weight of the row, ``exp(peak - lse)``."""
+        empty = self.lse == NEG_INF
+        return (self.peak - self.lse).masked_fill(empty, NEG_INF).exp()
+
+    @property
+    def effective_keys(self) -> Tensor:
+        """How many keys share the row's weight, ``exp(entropy)``."""
+        return self.entropy.masked_fill(self.lse == NEG_INF, NEG_INF).exp()
+
+    @property
+    def evenness(self) -> Tensor:
+        """Entropy as a share of its maximum, ``entropy / ln(visible)``; NaN where fewer than two keys are seen."""
+        return self.entropy / self.visible.to(self.entropy.dtype).log().masked_fill(self.visible <= 1, math.nan)
+
+    @property
+    def jacobian_trace(self) -> Tensor:
+        """``1 - p2``, the trace of the softmax's Jacobian. It is not the size of a gradient."""
+        # a row with a key has p2 >= 1/n, so 0 can only be a row without one
+        return (1 - self.p2).masked_fill(self.p2 == 0, 0.0)
+
+    def by_head(self, rows: Tensor | None = None) -> HeadSummary:
+        """Summarise the rows of each head, detached, in a form that merges over calls, steps and ranks.
+
+        Args:
+            rows: boolean, broadcastable to ``(..., H, Lq)``; False leaves a row out (a padded query). For a batch
+                of padded sequences, ``keep[:, None, :]`` with ``keep`` of shape ``(B, Lq)``.
+        """
+        derived = [name for name, needs in DERIVED.items() if set(needs) <= set(self.measured)]
+        signs = {name: getattr(self, name).detach() for name in (*self.measured, *derived)}
+        return HeadSummary.of(signs, rows)
+
+    def __getattr__(self, name: str) -> Tensor:
+        # reached only when ordinary look-up fails: a sign not measured, or a derived one that lacks its parts
+        needs = DERIVED.get(name, (name,) if name in SIGNS else ())
+        if not needs:
+            raise AttributeError(f"Vitals has no sign {name!r}")
+        missing = [sign for sign in needs if sign not in self.__dict__]
+        raise SignNotMeasured(
+            f"vitals.{name} was not measured: this call asked for signs={self.measured}. "
+            f"Add {', '.join(map(repr, missing))} to signs=, or use signs='all'."
+        )
+
+    def __repr__(self) -> str:
+        if not self.measured:
+            return "Vitals()"
+        shape = tuple(getattr(self, self.measured[0]).shape)
+        return f"Vitals({', '.join(self.measured)}; rows {shape})"
+
+
+class Attended(NamedTuple):
+    """What ``attention()`` returns: the output ``(..., H, Lq, Ev)`` and its :class:`Vitals`."""
+
+    output: Tensor
+    vitals: Vitals
+
+
+Part = TypeVar("Part", Attended, Vitals)
+
+
+def merge(parts: Iterable[Part]) -> Part:
+    """Join attention over shards of the keys into attention over all of them, exactly.
+
+    Each part is one call with the same queries and its own slice of keys and values (split-KV, a ring, several
+    ranks). Parts that see no key for a row are left out of that row. Differentiable.
+
+    Args:
+        parts: all :class:`Attended`, or all :class:`Vitals`. Each needs ``lse``; merging ``mean`` or ``variance`` needs
+            ``visible`` too. Signs that some part lacks are left out of the result.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 2, 6, 8).double()
+        >>> halves = [attemper.attention(q, k[:, s], v[:, s]) for s in (slice(0, 4), slice(4, 6))]
+        >>> whole = attemper.attention(q, k, v)
+        >>> torch.allclose(attemper.merge(halves).vitals.entropy, whole.vitals.entropy)
+        True
+    """
+    parts = list(parts)
+    if not parts:
+        raise InputError("merge(): `parts` must hold at least one shard; got none.")
+    if all(isinstance(part, Attended) for part in parts):
+        vitals, weights = _merge([part.vitals for part in parts])
+        outputs = torch.stack([part.output for part in parts])
+        return Attended((weights.unsqueeze(-1) * outputs).sum(0).to(outputs.dtype), vitals)
+    if all(isinstance(part, Vitals) for part in parts):
+        return _merge(parts)[0]
+    kinds = ", ".join(sorted({type(part).__name__ for part in parts}))
+    raise InputError(f"merge(): `parts` must be all Attended or all Vitals; got {kinds}.")
+
+
+def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
+    common = [name for name in SIGNS if all(name in shard.measured for shard in shards)]
+    part = {name: torch.stack([getattr(shard, name) for shard in shards]) for name in common}
+    if "lse" not in part:
+        raise InputError("merge(): every shard must have measured `lse`. Add 'lse' to signs=.")
+
+    empty = part["lse"] == NEG_INF
+    reference = part["lse"].detach().amax(0).masked_fill(empty.all(0), 0.0)
+    total = (part["lse"] - reference).exp().sum(0).masked_fill(empty.all(0), 1.0)
+    signs = {"lse": (reference + total.log()).masked_fill(empty.all(0), NEG_INF)}
+    log_weight = (part["lse"] - signs["lse"]).masked_fill(empty, 0.0)
+    weight = log_weight.exp().masked_fill(empty, 0.0)
+
+    if "peak" in part:
+        signs["peak"] = part["peak"].amax(0)
+    if "entropy" in part:
+        signs["entropy"] = (weight * (part["entropy"] - log_weight)).sum(0)
+    if "p2" in part:
+        signs["p2"] = (weight.square() * part["p2"]).sum(0)
+    if "visible" in part:
+        signs["visible"] = part["visible"].sum(0, dtype=torch.int32)
+        # Chan's formula: moments of parts weighted by how many keys each part saw
+        share = part["visible"] / signs["visible"].clamp(min=1)
+        if "mean" in part:
+            signs["mean"] = (share * part["mean"]).sum(0)
+            if "variance" in part:
+                spread = part["variance"] + (part["mean"] - signs["mean"]).square()
+                signs["variance"] = (share * spread).sum(0)
+    return Vitals(**signs), weight
+
+
+def _flatten(vitals: Vitals) -> tuple[list[Tensor], tuple[str, ...]]:
+    return [getattr(vitals, name) for name in vitals.measured], vitals.measured
+
+
+def _unflatten(tensors: Iterable[Tensor], names: tuple[str, ...]) -> Vitals:
+    return Vitals(**dict(zip(names, tensors, strict=True)))
+
+
+# lets torch.func.vmap, torch.compile and torch.export carry Vitals in and out of a function
+pytree.register_pytree_node(Vitals, _flatten, _unflatten, serialized_type_name="attemper.Vitals")
