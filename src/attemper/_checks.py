@@ -54,7 +54,7 @@ def prepare(
     heads = query.shape[-3] if query.dim() > 2 else 1
 
     shape = (*lead, heads, rows) if query.dim() > 2 else (rows,)
-    query, key, value = (_four(t, lead) if t is not None else None for t in (query, key, value))
+    query, key, value = _four(query, lead), _four(key, lead), None if value is None else _four(value, lead)
     if mask is not None:
         mask = _check_mask(where, mask, lead, heads, rows, keys, dims=tensors[0].dim())
     gain = _check_gain(where, scale, query, lead, tensors[0]) if isinstance(scale, Tensor) else None
@@ -88,10 +88,49 @@ def prepare(
     return Prepared(problem, call, names, shape)
 
 
+def broadcast_like_torch(
+    where: str, query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What torch's SDPA broadcasts beyond `attention()`: missing leading dimensions, and heads of 1 against many."""
+    _tensors(where, query, key, value)
+    dims = max(query.dim(), key.dim(), value.dim())
+    query, key, value = (t.reshape((1,) * (dims - t.dim()) + tuple(t.shape)) for t in (query, key, value))
+    if dims < 3:
+        return query, key, value
+    heads, groups, value_groups = query.shape[-3], key.shape[-3], value.shape[-3]
+    if enable_gqa:
+        if (
+            groups != value_groups
+            and groups
+            and value_groups
+            and max(groups, value_groups) % min(groups, value_groups) == 0
+        ):
+            full = max(groups, value_groups)
+            key = key.repeat_interleave(full // groups, dim=-3)
+            value = value.repeat_interleave(full // value_groups, dim=-3)
+        return query, key, value
+    full = max(heads, groups, value_groups)
+    if any(size != 1 and size != full for size in (heads, groups, value_groups)):
+        raise InputError(
+            f"{where}(): `query`, `key` and `value` must have the same number of heads; "
+            f"got {heads}, {groups} and {value_groups}. For grouped-query attention pass enable_gqa=True."
+        )
+    if heads != full:
+        query = query.expand(*query.shape[:-3], full, *query.shape[-2:])
+    if groups != value_groups:
+        key = key.expand(*key.shape[:-3], full, *key.shape[-2:])
+        value = value.expand(*value.shape[:-3], full, *value.shape[-2:])
+    return query, key, value
+
+
 def check_signs(where: str, signs: Signs) -> tuple[str, ...]:
     """The stored signs to measure, in order; a derived name stands for the stored ones it is made of."""
     if isinstance(signs, str):
         signs = SIGNS if signs == "all" else (signs,)
+    elif not isinstance(signs, Iterable):
+        raise InputError(
+            f"{where}(): `signs` must be 'all', a sign's name or several; got {signs!r}. Use signs=() for none."
+        )
     wanted: set[str] = set()
     for name in signs:
         if name in DERIVED:
@@ -250,7 +289,7 @@ def _check_scale(where: str, scale: object, head_dim: int) -> float:
     except (TypeError, ValueError):
         raise InputError(
             f"{where}(): `scale` must be a number, a tensor or None; got {scale!r}. "
-            "For a rule by name use attemper.rule(name)."
+            f"Use {head_dim}**-0.5 for 1/sqrt({head_dim})."
         ) from None
     if not math.isfinite(number):
         raise InputError(f"{where}(): `scale` must be finite; got {number}. Leave it out for 1/sqrt({head_dim}).")

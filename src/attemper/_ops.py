@@ -14,7 +14,7 @@ from torch import Tensor
 from . import kernels
 from .errors import KernelUnavailable
 from .kernels import reference
-from .kernels.seam import BIT, INDEX_BIT, Gradients, Measured, Problem, Upstream, Wants, measuring_dtype
+from .kernels.seam import ARGMAX_BIT, BIT, Gradients, Measured, Problem, Upstream, Wants, measuring_dtype
 from .vitals import SIGNS, Vitals
 
 _PROBLEM = (
@@ -65,7 +65,8 @@ def _fake_forward(*args: Any) -> Measured:
     kinds["visible"] = rows(BIT["visible"], torch.int32)
     kinds["lse"] = query.new_empty(shape, dtype=wide)
     output = query.new_empty(0 if value is None else (*shape, value.shape[-1]))
-    return Measured(output=output, index=rows(INDEX_BIT, torch.int64), **kinds)
+    low = query.new_empty(shape, dtype=wide)
+    return Measured(output=output, argmax=rows(ARGMAX_BIT, torch.int64), lse_low=low, **kinds)
 
 
 @torch.library.register_fake("attemper::backward")
@@ -92,7 +93,7 @@ class _Attention(torch.autograd.Function):
 
     # Dynamo counts the parameters of this signature, so they are spelled out
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(  # type: ignore[no-untyped-def]
         query, key, value, mask, gain, seed, scale, left, right, softcap, dropout, signs, kernel
     ) -> Any:
         return torch.ops.attemper.forward(
@@ -104,7 +105,7 @@ class _Attention(torch.autograd.Function):
         problem, measured = Problem(*inputs[:N_PROBLEM]), Measured(*output)
         ctx.save_for_backward(*problem[:6], *measured)
         ctx.numbers, ctx.kernel = tuple(problem[6:]), inputs[-1]
-        ctx.mark_non_differentiable(measured.index, measured.visible)
+        ctx.mark_non_differentiable(measured.argmax, measured.lse_low, measured.visible)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -165,17 +166,17 @@ class _AttentionBackward(torch.autograd.Function):
         return tuple(split), tuple(0 if t.dim() > 1 else None for t in split)
 
 
-def _has_rows(tensor: Tensor, dim: int | None) -> bool:
+def _has_rows(tensor: Tensor, dim: Any) -> bool:
     return tensor.dim() - (dim is not None) > 1
 
 
-def _fold(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+def _fold(tensor: Tensor, dim: Any, size: int) -> Tensor:
     """Move a vmapped dimension into the batch; what is not vmapped is repeated."""
     tensor = tensor.unsqueeze(0).expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
     return tensor.flatten(0, 1)
 
 
-def _fold_problem(problem: Problem, dims: Problem, size: int) -> Problem:
+def _fold_problem(problem: Problem, dims: Any, size: int) -> Problem:
     if problem.seed is not None and dims.seed is None:
         raise KernelUnavailable(
             "attention(): dropout under vmap draws one mask per sample. Call torch.vmap(..., randomness='different')."
@@ -195,8 +196,8 @@ def _fold_problem(problem: Problem, dims: Problem, size: int) -> Problem:
     )
 
 
-def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor | None, Vitals]:
-    """Run a checked problem on a kernel; output (B, H, Lq, Ev) and the signs named, each (B, H, Lq)."""
+def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
+    """Run a checked problem on a kernel; output (B, H, Lq, Ev), empty without values, and the signs named, (B, H, Lq) each."""
     if kernel == "reference":
         return _by_definition(problem, names)
     signs = sum(BIT[name] for name in names)
@@ -204,13 +205,13 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
         signs |= BIT["visible"] | BIT["mean"]  # their gradients need these
     tracked = (problem.query, problem.key, problem.mask, problem.gain)
     if "peak" in names and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tracked):
-        signs |= INDEX_BIT
+        signs |= ARGMAX_BIT
     measured = Measured(*_Attention.apply(*problem, signs, kernel))
     vitals = Vitals(**{name: getattr(measured, name) for name in names})
-    return (None if problem.value is None else measured.output), vitals
+    return measured.output, vitals
 
 
-def _by_definition(problem: Problem, names: tuple[str, ...]) -> tuple[Tensor | None, Vitals]:
+def _by_definition(problem: Problem, names: tuple[str, ...]) -> tuple[Tensor, Vitals]:
     dtype = problem.query.dtype
     wide = measuring_dtype(dtype)
     with torch.autocast(problem.query.device.type, enabled=False):
@@ -218,5 +219,5 @@ def _by_definition(problem: Problem, names: tuple[str, ...]) -> tuple[Tensor | N
         definition = reference.define(
             problem._replace(query=problem.query.to(wide), key=problem.key.to(wide), value=value)
         )
-    output = None if definition.output is None else definition.output.to(dtype)
+    output = problem.query.new_empty(0) if definition.output is None else definition.output.to(dtype)
     return output, Vitals(**{name: getattr(definition, name) for name in names})

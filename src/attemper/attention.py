@@ -6,10 +6,12 @@ A logit is the score after scale, softcap and bias, before softmax.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from . import kernels
-from ._checks import Signs, prepare
+from ._checks import Signs, broadcast_like_torch, prepare
 from ._ops import attend
 from .vitals import Attended, Vitals
 
@@ -62,22 +64,8 @@ def attention(
         >>> vitals.peak[0, 3].item()                 # e·e / sqrt(4)
         0.5
     """
-    problem, call, names, shape = prepare(
-        "attention",
-        query,
-        key,
-        value,
-        mask=mask,
-        causal=causal,
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        dropout=dropout,
-        signs=signs,
-    )
-    output, vitals = attend(problem, names, kernels.choose("attention", call, kernel))
-    assert output is not None
-    return Attended(output.reshape(*shape, output.shape[-1]), _reshape(vitals, shape))
+    options = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap, "dropout": dropout}
+    return _run("attention", query, key, value, signs, kernel, options)
 
 
 def measure(
@@ -99,19 +87,8 @@ def measure(
         >>> attemper.measure(k[:1], k).effective_keys      # five equal keys
         tensor([5.])
     """
-    problem, call, names, shape = prepare(
-        "measure",
-        query,
-        key,
-        None,
-        mask=mask,
-        causal=causal,
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        signs=signs,
-    )
-    return _reshape(attend(problem, names, kernels.choose("measure", call, kernel))[1], shape)
+    options = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap}
+    return _run("measure", query, key, None, signs, kernel, options).vitals
 
 
 def sdpa(
@@ -135,10 +112,16 @@ def sdpa(
         >>> torch.allclose(attemper.sdpa(q, q, q, is_causal=True), expected, atol=1e-6)
         True
     """
-    return attention(
-        query, key, value, mask=attn_mask, dropout=dropout_p, causal=is_causal, scale=scale, signs=()
-    ).output
+    query, key, value = broadcast_like_torch("sdpa", query, key, value, enable_gqa)
+    options = {"mask": attn_mask, "dropout": dropout_p, "causal": is_causal, "scale": scale}
+    return _run("sdpa", query, key, value, (), "auto", options).output
 
 
-def _reshape(vitals: Vitals, shape: tuple[int, ...]) -> Vitals:
-    return Vitals(**{name: getattr(vitals, name).reshape(shape) for name in vitals.measured})
+def _run(
+    where: str, query: Tensor, key: Tensor, value: Tensor | None, signs: Signs, kernel: str, options: dict[str, Any]
+) -> Attended:
+    """Check, choose, run, and give the caller back the shape they came with."""
+    problem, call, names, shape = prepare(where, query, key, value, signs=signs, **options)
+    output, vitals = attend(problem, names, kernels.choose(where, call, kernel))
+    vitals = Vitals(**{name: getattr(vitals, name).reshape(shape) for name in vitals.measured})
+    return Attended(output.reshape(*shape, output.shape[-1]) if value is not None else output, vitals)

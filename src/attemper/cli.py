@@ -1,5 +1,136 @@
-"""The command `attemper`: parse, call, print."""
+"""The command `attemper`: parse, call, print.
+
+Data goes to stdout, progress to stderr. Exit 0: fine; 1: findings, or a failure; 2: wrong use. What needs torch is
+imported inside a command, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import __version__
+from .errors import AttemperError, InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    name="attemper",
+    help="Scaled dot-product attention that measures itself while it runs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
 
-def main() -> None:
-    """Entry point."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; always ends in SystemExit."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="attemper")
+    except AttemperError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def env(as_json: AsJson = False) -> None:
+    """The versions, processors, kernels and extras found here."""
+    from . import env as environment
+
+    found = environment.describe()
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _console().print(environment.table(found))
+
+
+@app.command()
+def bench(
+    part: Annotated[str | None, typer.Argument(help="speed or memory; both when left out.", metavar="PART")] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="B,H,L,E", help="Shape to time; repeat for more.", show_default="1,8,2048,64 and 1,4,4096,128"
+        ),
+    ] = None,
+    causal: Annotated[bool | None, typer.Option("--causal/--full", help="One mask only.", show_default="both")] = None,
+    dtype: Annotated[str, typer.Option(help="float16, bfloat16, float32 or float64.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
+    kernel: Annotated[str, typer.Option(help="The kernel of ours to time; `attemper env` lists them.")] = "auto",
+    rounds: Annotated[int | None, typer.Option(min=1, help="Times each candidate runs.", show_default="15")] = None,
+    length: Annotated[
+        list[int] | None,
+        typer.Option(min=1, metavar="L", help="Length for memory; repeat for more.", show_default="8192, 16384, 32768"),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small shapes, few rounds: under a minute.")] = False,
+    as_json: AsJson = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="Write the JSON document here too.")
+    ] = None,
+) -> None:
+    """What the operation costs in time and memory, beside torch SDPA and eager attention."""
+    _check_output(output, (".json",))
+    from .bench import render
+    from .bench import run as runner
+
+    settings = runner.settings(
+        quick,
+        parts=None if part is None else (part,),
+        shapes=tuple(runner.parse_shape(text) for text in shape or ()),
+        masks=None if causal is None else (causal,),
+        dtype=dtype,
+        device=device,
+        kernel=kernel,
+        rounds=rounds,
+        lengths=tuple(length or ()),
+    )
+    document = runner.run(settings, note=_note)
+    if output is not None:
+        output.write_text(json.dumps(document, indent=1) + "\n")
+    if as_json:
+        print(json.dumps(document))
+    else:
+        render.show(document, _console())
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _check_output(path: Path | None, suffixes: tuple[str, ...]) -> None:
+    """Refuse a file that could not be written before the work, not after it."""
+    if path is None:
+        return
+    if path.suffix not in suffixes:
+        raise InputError(f"-o must end in {' or '.join(suffixes)}; got {path.name!r}.")
+    if not path.parent.is_dir():
+        raise InputError(f"-o: there is no folder {str(path.parent)!r}. Make it first.")

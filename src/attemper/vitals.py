@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -121,10 +121,11 @@ class Attended(NamedTuple):
     vitals: Vitals
 
 
-Part = TypeVar("Part", Attended, Vitals)
-
-
-def merge(parts: Iterable[Part]) -> Part:
+@overload
+def merge(parts: Iterable[Attended]) -> Attended: ...
+@overload
+def merge(parts: Iterable[Vitals]) -> Vitals: ...
+def merge(parts: Iterable[Attended] | Iterable[Vitals]) -> Attended | Vitals:
     """Join attention over shards of the keys into attention over all of them, exactly.
 
     Each part is one call with the same queries and its own slice of keys and values (split-KV, a ring, several
@@ -141,16 +142,18 @@ def merge(parts: Iterable[Part]) -> Part:
         >>> torch.allclose(attemper.merge(halves).vitals.entropy, whole.vitals.entropy)
         True
     """
-    parts = list(parts)
-    if not parts:
+    shards = list(parts)
+    if not shards:
         raise InputError("merge(): `parts` must hold at least one shard; got none.")
-    if all(isinstance(part, Attended) for part in parts):
-        vitals, weights = _merge([part.vitals for part in parts])
-        outputs = torch.stack([part.output for part in parts])
-        return Attended((weights.unsqueeze(-1) * outputs).sum(0).to(outputs.dtype), vitals)
-    if all(isinstance(part, Vitals) for part in parts):
-        return _merge(parts)[0]
-    kinds = ", ".join(sorted({type(part).__name__ for part in parts}))
+    attended = [part for part in shards if isinstance(part, Attended)]
+    vitals = [part for part in shards if isinstance(part, Vitals)]
+    if len(attended) == len(shards):
+        merged, weights = _merge([part.vitals for part in attended])
+        outputs = torch.stack([part.output for part in attended])
+        return Attended((weights.unsqueeze(-1) * outputs).sum(0).to(outputs.dtype), merged)
+    if len(vitals) == len(shards):
+        return _merge(vitals)[0]
+    kinds = ", ".join(sorted({type(part).__name__ for part in shards}))
     raise InputError(f"merge(): `parts` must be all Attended or all Vitals; got {kinds}.")
 
 
@@ -176,7 +179,8 @@ def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
     if "visible" in part:
         signs["visible"] = part["visible"].sum(0, dtype=torch.int32)
         # Chan's formula: moments of parts weighted by how many keys each part saw
-        share = part["visible"] / signs["visible"].clamp(min=1)
+        counts = part["visible"].to(weight.dtype)
+        share = counts / counts.sum(0).clamp(min=1)
         if "mean" in part:
             signs["mean"] = (share * part["mean"]).sum(0)
             if "variance" in part:

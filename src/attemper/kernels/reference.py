@@ -18,7 +18,7 @@ from .seam import HIDDEN_BIAS, Problem
 class Definition(NamedTuple):
     output: Tensor | None  # (B, H, Lq, Ev)
     weights: Tensor  # (B, H, Lq, Lk), before dropout
-    index: Tensor  # (B, H, Lq), -1 for a row without keys
+    argmax: Tensor  # (B, H, Lq), -1 for a row without keys
     visible: Tensor
     mean: Tensor
     variance: Tensor
@@ -40,7 +40,7 @@ def define(problem: Problem) -> Definition:
     weights = stand_in.softmax(-1).masked_fill(shut, 0.0)
     log_weights = (stand_in - lse.unsqueeze(-1)).masked_fill(shut, 0.0)
 
-    peak, index = _peak(stand_in)
+    peak, argmax = _peak(stand_in)
     count = seen.sum(-1)
     some = count.clamp(min=1)
     hidden = ~seen | shut
@@ -50,7 +50,7 @@ def define(problem: Problem) -> Definition:
     return Definition(
         output=None if problem.value is None else _weighted_sum(problem, weights),
         weights=weights,
-        index=index.masked_fill(empty, -1),
+        argmax=argmax.masked_fill(empty, -1),
         visible=count.to(torch.int32),
         mean=mean,
         variance=variance,

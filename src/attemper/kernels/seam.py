@@ -19,7 +19,7 @@ from torch import Tensor
 from ..vitals import SIGNS
 
 BIT = {sign: 1 << place for place, sign in enumerate(SIGNS)}
-INDEX_BIT = 1 << len(SIGNS)
+ARGMAX_BIT = 1 << len(SIGNS)
 """Ask for the arg-max of each row as well: the gradient of ``peak`` lands there."""
 
 HIDDEN_BIAS = -1e4
@@ -45,11 +45,12 @@ class Problem(NamedTuple):
 class Measured(NamedTuple):
     """What forward returns. A sign whose bit is not set is an empty tensor; ``lse`` is always there.
 
-    The signs are float32 (float64 for float64 inputs), ``visible`` int32, ``index`` int64 with -1 for a row without keys.
+    The signs are float32 (float64 for float64 inputs), ``visible`` int32, ``argmax`` int64 with -1 for a row without keys.
     """
 
     output: Tensor  # (B, H, Lq, Ev)
-    index: Tensor  # (B, H, Lq), the key with the largest logit, the lowest on ties
+    argmax: Tensor  # (B, H, Lq), the key with the largest logit, the lowest on ties
+    lse_low: Tensor  # (B, H, Lq), what rounding took from lse: at finfo.min, all of ln Σe; empty counts as 0
     visible: Tensor
     mean: Tensor
     variance: Tensor

@@ -9,15 +9,15 @@ then the softcap's own slope; dq, dk, d(gain) and d(mask) follow from dz.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold_
 
 from ..seam import Gradients, Measured, Problem, Upstream, Wants, measuring_dtype
 from .scores import Block, dropout_tile
-from .tiles import FLOOR, Heads, Plan, Tile, ceiling, narrow, split_heads
+from .tiles import LOWEST, Heads, Plan, Tile, narrow, split_heads
+
+# a shift of the logits that their own rounding hides
+NEGLIGIBLE = {torch.float32: 2e-6, torch.float64: 4e-15}
 
 
 def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants) -> Gradients:
@@ -49,10 +49,10 @@ def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants
                 if dvalue is not None and tile.g_output is not None:
                     dvalue[:, keys].baddbmm_(p.mT, tile.g_output)
                 if dkey is not None:
-                    dkey[:, keys].baddbmm_(dz.mT, tile.query)
+                    dkey[:, keys].baddbmm_(dz.mT, tile.gained, alpha=problem.scale)
                 if wants.query or wants.gain:
                     dquery.baddbmm_(dz, block.key[:, keys])
-            _write_query(problem, block, rows, dquery, result)
+            _write_query(block, rows, dquery, result)
         if dkey is not None:
             _by_group(result.key, heads).copy_(dkey.view_as(_by_group(result.key, heads)))
         if dvalue is not None:
@@ -66,16 +66,14 @@ def _by_group(tensor: Tensor, heads: Heads) -> Tensor:
     return tensor[heads.batch, heads.group]
 
 
-def _write_query(problem: Problem, block: Block, rows: slice, raw: Tensor, result: Gradients) -> None:
+def _write_query(block: Block, rows: slice, raw: Tensor, result: Gradients) -> None:
     """raw = dz K; the chain through scale and gain gives d(query) = scale · gain · raw and d(gain) = scale · query · raw."""
-    raw = block.unfold(raw).mul_(problem.scale)  # [C, R, M, E]
-    if result.gain.numel() and problem.gain is not None:
-        unscaled = block.part(problem.query, rows)
-        block.view(result.gain)[:, :, rows] = (raw * unscaled).sum(-1)
+    query, gain = block.rows(rows)
+    raw.mul_(block.scale)  # [C, M, E]
+    if result.gain.numel():
+        block.view(result.gain)[:, :, rows] = block.unfold((raw * query).sum(-1))
     if result.query.numel():
-        if problem.gain is not None:
-            raw.mul_(block.part(problem.gain, rows).unsqueeze(-1))
-        block.view(result.query)[:, :, rows] = raw
+        block.view(result.query)[:, :, rows] = block.unfold(raw if gain is None else raw.mul_(gain))
 
 
 class _RowTile:
@@ -83,15 +81,20 @@ class _RowTile:
 
     def __init__(self, block: Block, rows: slice, saved: Measured, upstream: Upstream) -> None:
         self.block, self.rows = block, rows
-        self.query = block.rows(rows)
+        self.query, self.gain = block.rows(rows)  # [C, M, E]
+        self.gained = self.query if self.gain is None else self.query * self.gain
 
-        def row(tensor: Tensor | None) -> Tensor | None:
-            if tensor is None:
-                return None
+        def row(tensor: Tensor) -> Tensor:
             return block.part(tensor, rows).flatten(1, 2).unsqueeze(-1)
 
+        def some(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else row(tensor)
+
         lse = row(saved.lse)
-        self.lse = lse.masked_fill(lse == float("-inf"), float("inf"))  # a row without keys: exp(z - inf) = 0
+        self.lse = lse.masked_fill(lse.isneginf(), float("inf"))  # a row without keys: exp(z - inf) = 0
+        # far from zero, lse alone would leave the weights unnormalised
+        low = row(saved.lse_low)
+        self.lse_low = low if bool((low.abs() > NEGLIGIBLE[low.dtype]).any()) else None
         self.constant = torch.zeros_like(lse)
         self.g_output = None
         if upstream.output is not None:
@@ -99,45 +102,42 @@ class _RowTile:
             self.constant -= (self.g_output * row(saved.output).squeeze(-1)).sum(-1, keepdim=True)
         if upstream.lse is not None:
             self.constant += row(upstream.lse)
-        self.g_entropy = row(upstream.entropy)
+        self.g_entropy = some(upstream.entropy)
         if self.g_entropy is not None:
             self.constant -= self.g_entropy * row(saved.entropy)
-        self.g_p2 = row(upstream.p2)
+        self.g_p2 = some(upstream.p2)
         if self.g_p2 is not None:
             self.constant -= 2 * self.g_p2 * row(saved.p2)
-        self.g_peak = row(upstream.peak)
-        self.index = row(saved.index) if self.g_peak is not None else None
+        self.g_peak = some(upstream.peak)
+        self.argmax = row(saved.argmax) if self.g_peak is not None else lse
 
-        self.slope = self.level = None  # the moments' part of dz is level + slope · z
-        if upstream.mean is not None or upstream.variance is not None:
-            keys_seen = row(saved.visible).clamp(min=1)
-            self.level = torch.zeros_like(lse) if upstream.mean is None else row(upstream.mean) / keys_seen
-            if upstream.variance is not None:
-                self.slope = 2 * row(upstream.variance) / keys_seen
-                self.level = self.level - self.slope * row(saved.mean)
+        # the moments' part of dz is level + slope · z
+        self.level: Tensor | None = None
+        self.slope: Tensor | None = None
+        if upstream.mean is not None:
+            self.level = row(upstream.mean) / row(saved.visible).clamp(min=1)
+        if upstream.variance is not None:
+            self.slope = 2 * row(upstream.variance) / row(saved.visible).clamp(min=1)
+            self.level = (0 if self.level is None else self.level) - self.slope * row(saved.mean)
 
     def dz(self, keys: slice, dmask: Tensor) -> tuple[Tensor, Tensor]:
         """The dropped-out weights and the gradient of the scores of one tile, [C, M, N] each."""
         block = self.block
         tile = block.plan.tile(block.heads, self.rows, keys, self.query.dtype, self.query.device)
-        z = block.scores(self.query, keys)
+        z = block.scores(self.query, self.gain, keys)
         cap_slope = None
         if block.softcap is not None:
             scaled = torch.mul(z, 1 / block.softcap, out=block.buffer("cap", z.shape))
             cap_slope = scaled.square_().neg_().add_(1)
-        block.add_bias(z, tile)
+        block.apply_mask(z, tile)
         moments = self._moments(z, tile)
-        if tile.keep is not None:
-            part = block.broadcast(z)
-            torch.minimum(part, ceiling(tile.keep, z.dtype), out=part)
-
-        t = z.sub_(self.lse).clamp_(min=FLOOR[z.dtype])
-        p = torch.exp(t, out=block.buffer("e", z.shape))
-        if tile.keep is not None or tile.bias is not None:
-            threshold_(p, 2 * math.exp(FLOOR[z.dtype]), 0.0)
+        t = z.sub_(self.lse)
+        if self.lse_low is not None:
+            t.sub_(self.lse_low)
+        p = block.weights(t, tile)
         dz = block.buffer("dz", z.shape)
         kept = dropout_tile(block, self.rows, keys, p) if block.dropout else None
-        if self.g_output is None:
+        if self.g_output is None or block.value is None:
             dz.copy_(self.constant.expand_as(dz))
         else:
             torch.bmm(self.g_output, block.value[:, keys].mT, out=dz)
@@ -152,8 +152,8 @@ class _RowTile:
         if moments is not None:
             dz.add_(moments)
         if self.g_peak is not None:
-            here = (self.index >= keys.start) & (self.index < keys.stop)
-            place = (self.index - keys.start).clamp(0, dz.shape[-1] - 1)
+            here = (self.argmax >= keys.start) & (self.argmax < keys.stop)
+            place = (self.argmax - keys.start).clamp(0, dz.shape[-1] - 1)
             dz.scatter_add_(-1, place, self.g_peak.masked_fill(~here, 0.0))
         if dmask.numel():
             part = narrow(split_heads(dmask, block.plan.groups, block.plan.repeat), block.heads, self.rows, keys)
@@ -169,7 +169,7 @@ class _RowTile:
         if self.slope is None:
             work.copy_(self.level.expand_as(work))
         else:
-            torch.clamp(z, min=torch.finfo(z.dtype).min, out=work).mul_(self.slope).add_(self.level)
+            torch.clamp(z, min=LOWEST, out=work).mul_(self.slope).add_(self.level)
         if tile.seen is not None:
             self.block.broadcast(work).mul_(tile.seen.to(z.dtype))
         return work

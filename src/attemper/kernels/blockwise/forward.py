@@ -11,15 +11,12 @@ holds with ease, so that most tiles pay for no rescaling.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold_
 
-from ..seam import BIT, INDEX_BIT, Measured, Problem, measuring_dtype
+from ..seam import ARGMAX_BIT, BIT, Measured, Problem, measuring_dtype
 from .scores import Block, dropout_tile
-from .tiles import FLOOR, Plan, Tile, ceiling
+from .tiles import LOWEST, Plan, Tile
 
 SLACK = 20.0
 
@@ -36,7 +33,8 @@ def forward(problem: Problem, signs: int) -> Measured:
     moments = signs & (BIT["mean"] | BIT["variance"])
     result = Measured(
         output=query.new_empty(0 if value is None else (*shape, value.shape[-1])),
-        index=rows_of(INDEX_BIT, torch.int64),
+        argmax=rows_of(ARGMAX_BIT, torch.int64),
+        lse_low=query.new_empty(shape, dtype=dtype),
         visible=rows_of(BIT["visible"], torch.int32),
         mean=rows_of(BIT["mean"]),
         variance=rows_of(BIT["variance"]),
@@ -76,12 +74,20 @@ def _whole_row_moments(block: Block, result: Measured) -> None:
     spread = block.key - center
     covariance = torch.bmm(spread.mT, spread).div_(block.plan.keys)  # [C, E, E]
     for rows in block.plan.row_tiles():
-        query = block.rows(rows)  # [C, M, E], scaled
+        query, gain = block.rows(rows)  # [C, M, E]
+        factor = block.scale if gain is None else block.scale * gain.squeeze(-1)
         if result.mean.numel():
-            result.mean[:, :, rows] = block.unfold(torch.bmm(query, center.mT).squeeze(-1))
+            result.mean[:, :, rows] = block.unfold(torch.bmm(query, center.mT).squeeze(-1) * factor)
         if result.variance.numel():
-            variance = (torch.bmm(query, covariance) * query).sum(-1)
-            result.variance[:, :, rows] = block.unfold(variance.clamp_(min=0))
+            variance = (torch.bmm(query, covariance) * query).sum(-1).clamp_(min=0)
+            result.variance[:, :, rows] = block.unfold(variance * factor * factor)
+
+
+def _rounding_of_sum(a: Tensor, b: Tensor) -> Tensor:
+    """What a + b lost to rounding, exactly (Knuth's two-sum)."""
+    total = a + b
+    b_part = total - a
+    return (a - (total - b_part)) + (b - b_part)
 
 
 class _Rows:
@@ -89,7 +95,7 @@ class _Rows:
 
     def __init__(self, block: Block, rows: slice, signs: int, moments: bool) -> None:
         self.block, self.rows, self.signs, self.moments = block, rows, signs, moments
-        self.query = block.rows(rows)  # [C, M, E], scaled
+        self.query, self.gain = block.rows(rows)  # [C, M, E]
         shape = self.query.shape[:2]
         new = self.query.new_zeros
         self.lazy = self.query.device.type == "cpu"
@@ -97,40 +103,36 @@ class _Rows:
         self.finite_reference = new((*shape, 1))
         self.l, self.a, self.s = new(shape), new(shape), new(shape)
         self.count, self.mean, self.squares = new(shape), new(shape), new(shape)
-        self.index = torch.full(shape, -1, device=self.query.device) if signs & INDEX_BIT else None
+        self.argmax = torch.full(shape, -1, device=self.query.device) if signs & ARGMAX_BIT else None
         self.output = None if block.value is None else new((*shape, block.value.shape[-1]))
 
     def see(self, keys: slice) -> None:
         """Take in one tile of keys."""
         block, signs = self.block, self.signs
         tile = block.plan.tile(block.heads, self.rows, keys, self.query.dtype, self.query.device)
-        z = block.scores(self.query, keys)  # [C, M, N]
-        block.add_bias(z, tile)
+        z = block.scores(self.query, self.gain, keys)  # [C, M, N]
+        block.apply_mask(z, tile)
         if self.moments:
             self._see_moments(z, tile)
-        masked = tile.keep is not None or tile.bias is not None
-        if tile.keep is not None:
-            part = block.broadcast(z)
-            torch.minimum(part, ceiling(tile.keep, z.dtype), out=part)
 
         peak = z.amax(-1)
-        if self.index is not None:
-            self._see_index(z, peak, keys)
+        if self.argmax is not None:
+            # a later tile wins only when strictly larger, so ties go to the lowest key; NaN wins as in torch.max
+            better = (peak > self.peak) | peak.isnan()
+            self.argmax = torch.where(better, z.argmax(-1) + keys.start, self.argmax)
         self.peak = torch.maximum(self.peak, peak)
         # asking costs a GPU a wait and a CPU nothing
         if not self.lazy or bool((peak - self.reference > SLACK).any()):
             self._raise_reference()
 
-        t = z.sub_(self.finite_reference).clamp_(min=FLOOR[z.dtype])
-        e = torch.exp(t, out=block.buffer("e", z.shape))
-        if masked:  # exactly zero where a key is shut out
-            threshold_(e, 2 * math.exp(FLOOR[z.dtype]), 0.0)
+        t = z.sub_(self.finite_reference)
+        e = block.weights(t, tile)
         self.l += e.sum(-1)
         if signs & BIT["p2"]:
             self.s += torch.linalg.vector_norm(e, dim=-1).square_()
         if signs & BIT["entropy"]:
             self.a += t.mul_(e).sum(-1)
-        if self.output is not None:
+        if self.output is not None and block.value is not None:
             if block.dropout:
                 e.mul_(dropout_tile(block, self.rows, keys, e))
             self.output.baddbmm_(e, block.value[:, keys])
@@ -146,11 +148,6 @@ class _Rows:
             self.output *= d.exp_().unsqueeze(-1)
         self.reference, self.finite_reference = self.peak, finite.unsqueeze(-1)
 
-    def _see_index(self, z: Tensor, peak: Tensor, keys: slice) -> None:
-        # a later tile wins only when strictly larger, so ties go to the lowest key; NaN wins as in torch.max
-        better = (peak > self.peak) | peak.isnan()
-        self.index = torch.where(better, z.argmax(-1) + keys.start, self.index)
-
     def _see_moments(self, z: Tensor, tile: Tile) -> None:
         """Chan's update with the tile's own mean, so that no shift of the logits can cancel the variance."""
         work = self.block.buffer("e", z.shape)
@@ -163,10 +160,10 @@ class _Rows:
             part, weight = self.block.broadcast(work), tile.seen.to(z.dtype)
             seen = weight.sum(-1, keepdim=True).expand(*part.shape[:-1], 1)
             count = self.block.fold(seen.squeeze(-1))
-            torch.clamp(z, min=torch.finfo(z.dtype).min, out=work)
+            torch.clamp(z, min=LOWEST, out=work)
             part.mul_(weight)
             mean = work.sum(-1) / count.clamp(min=1)
-            torch.clamp(z, min=torch.finfo(z.dtype).min, out=work).sub_(mean.unsqueeze(-1))
+            torch.clamp(z, min=LOWEST, out=work).sub_(mean.unsqueeze(-1))
             part.mul_(weight)
         squares = torch.linalg.vector_norm(work, dim=-1).square_()
         total = self.count + count
@@ -181,12 +178,14 @@ class _Rows:
         empty = self.peak == float("-inf")
         l = self.l.masked_fill(empty, 1.0)
         log_l = l.log()
-        self._store(result.lse, self.reference + log_l)
+        lse = self.reference + log_l
+        self._store(result.lse, lse)
+        self._store(result.lse_low, _rounding_of_sum(self.finite_reference.squeeze(-1), log_l))
         self._store(result.peak, self.peak)
         self._store(result.entropy, log_l - self.a / l)
         self._store(result.p2, self.s / l.square())
-        if self.index is not None:
-            self._store(result.index, self.index)
+        if self.argmax is not None:
+            self._store(result.argmax, self.argmax)
         if self.moments:
             self._store(result.mean, self.mean)
             self._store(result.variance, self.squares / self.count.clamp(min=1))

@@ -14,9 +14,12 @@ from ..seam import HIDDEN_BIAS, Problem
 CPU_TILE = 1 << 19
 GPU_TILE = 1 << 23
 
-# Weights below exp(FLOOR) of a row's largest are treated as exp(FLOOR): they cannot change a sum in that dtype, and
-# keeping them normal avoids denormal arithmetic, which is up to a hundred times slower on a CPU.
+# Weights below exp(FLOOR) of a row's largest are treated as exp(FLOOR): they cannot change a sum in that dtype, and keeping
+# them and their squares normal avoids denormal arithmetic, which is up to a hundred times slower on a CPU.
 FLOOR = {torch.float32: -43.0, torch.float64: -350.0}
+
+# Stands for -inf where a weight of 0 multiplies it, which would make NaN; far enough from overflow to be scaled.
+LOWEST = -1e30
 
 
 class Heads(NamedTuple):
@@ -28,14 +31,20 @@ class Heads(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What masks make of one tile, each broadcastable to (batch, group, repeat, rows, keys)."""
+    """What band and mask make of one tile, each broadcastable to (batch, group, repeat, rows, keys)."""
 
+    outside: Tensor | None  # True where the band shuts a key out
     bias: Tensor | None  # additive mask
-    keep: Tensor | None  # False where a key is shut out of the softmax
-    seen: Tensor | None  # False where a key does not count as visible
+    keep: Tensor | None  # boolean mask
+    seen: Tensor | None  # False where a key does not count as visible, for any of the three reasons
+
+    @property
+    def open(self) -> bool:
+        """Every row sees every key, unchanged."""
+        return self.seen is None
 
 
-OPEN = Tile(None, None, None)
+OPEN = Tile(None, None, None, None)
 
 
 class Plan:
@@ -61,10 +70,12 @@ class Plan:
             room = budget // (pairs * self.repeat * self.row_step)
             self.key_step = max(self.key_step, min(self.keys, room))
         self.block = max(1, min(block, pairs))
-        if self.block >= self.groups:
+        if self.block >= self.groups > 0:
             self.block -= self.block % self.groups
 
     def head_blocks(self) -> Iterator[Heads]:
+        if not self.groups:
+            return
         if self.block >= self.groups:
             entries = self.block // self.groups
             for b in range(0, self.batch, entries):
@@ -88,16 +99,17 @@ class Plan:
             yield slice(j, min(last, j + self.key_step))
 
     def tile(self, heads: Heads, rows: slice, keys: slice, dtype: torch.dtype, device: torch.device) -> Tile:
-        keep = self._band(rows, keys, device)
+        band = self._band(rows, keys, device)
+        outside = None if band is None else ~band
         if self.mask is None:
-            return OPEN if keep is None else Tile(None, keep, keep)
+            return OPEN if band is None else Tile(outside, None, None, band)
         part = narrow(self.mask, heads, rows, keys)
+        part = part.expand(*part.shape[:-1], keys.stop - keys.start)
         if part.dtype == torch.bool:
-            keep = part if keep is None else keep & part
-            return Tile(None, keep, keep)
+            return Tile(outside, None, part, part if band is None else band & part)
         bias = part.to(dtype)
         seen = bias > HIDDEN_BIAS
-        return Tile(bias, keep, seen if keep is None else keep & seen)
+        return Tile(outside, bias, None, seen if band is None else band & seen)
 
     def visible(self, device: torch.device) -> Tensor:
         """How many keys the band lets each row see, (Lq,) int32."""
@@ -113,22 +125,18 @@ class Plan:
             return None
         i = torch.arange(rows.start, rows.stop, device=device).unsqueeze(-1)
         j = torch.arange(keys.start, keys.stop, device=device)
-        if inside_left:
-            return j <= i + self.right
-        if inside_right:
-            return j >= i - self.left
-        return (j >= i - self.left) & (j <= i + self.right)
+        inside = torch.ones((), dtype=torch.bool, device=device)
+        if self.left is not None and not inside_left:
+            inside = inside & (j >= i - self.left)
+        if self.right is not None and not inside_right:
+            inside = inside & (j <= i + self.right)
+        return inside
 
 
 def narrow(mask: Tensor, heads: Heads, rows: slice, keys: slice) -> Tensor:
     """The part of a (B, G, R, Lq, Lk) mask that falls on a tile; dimensions of size 1 stay."""
     cuts = (heads.batch, heads.group, slice(None), rows, keys)
     return mask[tuple(slice(None) if size == 1 else cut for size, cut in zip(mask.shape, cuts, strict=True))]
-
-
-def ceiling(keep: Tensor, dtype: torch.dtype) -> Tensor:
-    """+inf where kept, -inf where not: `minimum` with it masks several times faster than `masked_fill` on a CPU."""
-    return keep.to(dtype).sub_(0.5).mul_(float("inf"))
 
 
 def split_heads(mask: Tensor, groups: int, repeat: int) -> Tensor:

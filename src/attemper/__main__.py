@@ -1,0 +1,6 @@
+"""`python -m attemper` is the command `attemper`."""
+
+from .cli import main
+
+if __name__ == "__main__":
+    main()

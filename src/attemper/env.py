@@ -1,0 +1,148 @@
+"""env: the versions, processors, kernels and extras that attemper finds here. No host names, user names or paths."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import __version__, kernels
+from .errors import AttemperError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+EXTRAS = {"hf": ("transformers", "safetensors")}
+"""The optional extras of pyproject.toml (but dev) and the packages each brings."""
+
+
+def describe() -> dict[str, Any]:
+    """What runs here, as plain data that JSON takes.
+
+    Example:
+        >>> attemper.env.describe()["kernels"]["blockwise"]
+        {'available': True, 'reason': 'runs on any device'}
+    """
+    return {
+        "attemper": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "triton": version("triton"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": {
+            "model": cpu_model(),
+            "cores": _cores(),
+            "simd": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+        },
+        "gpus": _gpus(),
+        "kernels": {name: _kernel(name) for name in kernels.KERNELS},
+        "extras": {
+            extra: {
+                "packages": {package: version(package) for package in packages},
+                "install": f"pip install 'attemper[{extra}]'",
+            }
+            for extra, packages in EXTRAS.items()
+        },
+    }
+
+
+def table(found: dict[str, Any]) -> Table:
+    """What :func:`describe` found, for a terminal."""
+    from rich.table import Table
+
+    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name in ("attemper", "python", "torch", "triton", "system"):
+        grid.add_row(name, "", found[name] or "not installed")
+    cpu = found["cpu"]
+    grid.add_row("cpu", "", f"{cpu['model']}, {cpu['simd']}, {cpu['cores']} cores, {cpu['threads']} threads")
+    for gpu in found["gpus"]:
+        grid.add_row("gpu", "", f"{gpu['name']}, {gpu['memory_gib']} GiB, compute capability {gpu['capability']}")
+    for name, kernel in found["kernels"].items():
+        grid.add_row("kernel", name, kernel["reason"] if kernel["available"] else f"not available: {kernel['reason']}")
+    for name, extra in found["extras"].items():
+        missing = [package for package, number in extra["packages"].items() if number is None]
+        present = [f"{package} {number}" for package, number in extra["packages"].items() if number]
+        lacking = f"without {', '.join(missing)}: {extra['install']}" if missing else ""
+        grid.add_row("extra", name, "; ".join(filter(None, [", ".join(present), lacking])))
+    return grid
+
+
+def version(package: str) -> str | None:
+    """The version of an installed package, read without importing it; None when it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_model() -> str:
+    """The processor's name as its maker writes it."""
+    if sys.platform == "linux":
+        try:
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+        except OSError:
+            lines = []
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        if names:
+            return names[0]
+    if sys.platform == "darwin":
+        asked = subprocess.run(
+            ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
+        )
+        if asked.stdout.strip():
+            return asked.stdout.strip()
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def _cores() -> int:
+    """The logical cores this process may use, which a container or `taskset` can make fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _gpus() -> list[dict[str, Any]]:
+    if not torch.cuda.is_available():
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        card = torch.cuda.get_device_properties(index)
+        found.append(
+            {
+                "name": card.name,
+                "memory_gib": round(card.total_memory / 2**30, 1),
+                "capability": f"{card.major}.{card.minor}",
+            }
+        )
+    return found
+
+
+def _kernel(name: str) -> dict[str, Any]:
+    """Whether a kernel can run here at all, and why."""
+    devices = kernels.KERNELS[name].devices
+    if devices is not None and not any(_present(device) for device in devices):
+        return {"available": False, "reason": f"needs {' or '.join(devices)}; none here"}
+    try:
+        kernels.load(name)
+    except AttemperError as error:
+        return {"available": False, "reason": str(error)}
+    except Exception as error:  # the message may hold a path, so only its kind is shown
+        return {"available": False, "reason": f"does not load: {type(error).__name__}"}
+    return {"available": True, "reason": f"runs on {' or '.join(devices) if devices else 'any device'}"}
+
+
+def _present(device: str) -> bool:
+    if device == "cpu":
+        return True
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and accelerator.type == device

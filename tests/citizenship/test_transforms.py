@@ -1,0 +1,240 @@
+"""attemper as a citizen of torch: opcheck, compile, functional transforms, autocast, inference mode, second derivatives."""
+
+import pytest
+import torch
+from torch.func import grad, jacrev, vmap
+
+import attemper
+from attemper._checks import prepare
+from attemper._ops import ARGMAX_BIT, BIT
+from attemper.errors import KernelUnavailable
+from attemper.kernels import KERNELS
+from attemper.kernels.seam import Measured, Upstream
+
+FUSED = [name for name in KERNELS if name != "reference"]
+ALL = sum(BIT.values()) | ARGMAX_BIT
+
+
+def tensors(*lead, dtype=torch.float64, rows=6, keys=9):
+    return (
+        torch.randn(*lead, 2, 4, rows, 8, dtype=dtype),
+        torch.randn(*lead, 2, 2, keys, 8, dtype=dtype),
+        torch.randn(*lead, 2, 2, keys, 5, dtype=dtype),
+    )
+
+
+def loss(query, key, value, kernel, **options):
+    output, vitals = attemper.attention(query, key, value, kernel=kernel, **options)
+    signs = [getattr(vitals, name).sum() for name in ("mean", "variance", "peak", "lse", "entropy", "p2")]
+    return output.square().sum() + sum(signs)
+
+
+PROBLEMS = {
+    "full": {},
+    "causal_window_cap": {"causal": True, "window": 4, "softcap": 2.0},
+    "bool": {"mask": torch.rand(2, 1, 1, 9) > 0.3},
+    "additive_gain": {"mask": torch.randn(4, 6, 9, dtype=torch.float64), "scale": torch.rand(4, dtype=torch.float64)},
+    "dropout": {"dropout": 0.3},
+}
+
+
+@pytest.mark.parametrize("kernel", FUSED)
+@pytest.mark.parametrize("options", PROBLEMS.values(), ids=PROBLEMS)
+@pytest.mark.parametrize("signs", [ALL, 0, BIT["entropy"]])
+def test_opcheck(kernel, options, signs):
+    """Schema, fake implementation and AOT dispatch of both ops; they carry no autograd of their own."""
+    problem = prepare("test", *tensors(), **options).problem
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.attemper.forward.default, (*problem, signs, kernel), test_utils=checks)
+    if signs != ALL:
+        return
+    measured = Measured(*torch.ops.attemper.forward(*problem, ALL, kernel))
+    upstream = Upstream(*(torch.ones_like(getattr(measured, name)) for name in Upstream._fields))
+    floating = problem.mask is not None and problem.mask.is_floating_point()
+    wants = [True, True, True, floating, problem.gain is not None]
+    args = (*problem, *measured, *upstream, wants, kernel)
+    torch.library.opcheck(torch.ops.attemper.backward.default, args, test_utils=checks)
+    args = (*problem, *measured, *upstream, [True, False, False, False, False], kernel)
+    torch.library.opcheck(torch.ops.attemper.backward.default, args, test_utils=checks)
+
+
+def test_opcheck_without_values():
+    problem = prepare("test", *tensors()[:2], None).problem
+    torch.library.opcheck(
+        torch.ops.attemper.forward.default,
+        (*problem, ALL, "blockwise"),
+        test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
+    )
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_fullgraph_with_gradients(kernel, dynamic):
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for rows in (6, 7):
+        leaves = [t.requires_grad_() for t in tensors(rows=rows)]
+        expected = torch.autograd.grad(loss(*leaves, kernel, causal="lower_right", window=5), leaves)
+        actual = torch.autograd.grad(compiled(*leaves, kernel, causal="lower_right", window=5), leaves)
+        for a, b in zip(actual, expected, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_compile_fullgraph_hands_vitals_out():
+    torch._dynamo.reset()
+
+    def run(query, key, value, scale, mask):
+        return attemper.attention(query, key, value, scale=scale, mask=mask, dropout=0.1)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    inputs = (*tensors(), torch.rand(4, dtype=torch.float64), torch.rand(6, 9) > 0.2)
+    actual, expected = compiled(*inputs).vitals, run(*inputs).vitals
+    for name in expected.measured:
+        torch.testing.assert_close(getattr(actual, name), getattr(expected, name))
+    torch.testing.assert_close(actual.effective_keys, expected.effective_keys)
+    # a new seed at every call, not one that was compiled in
+    assert not torch.equal(compiled(*inputs).output, compiled(*inputs).output)
+
+
+def test_compile_fullgraph_of_sdpa_without_gradients():
+    torch._dynamo.reset()
+    compiled = torch.compile(attemper.sdpa, fullgraph=True, backend="aot_eager")
+    query, key, value = tensors()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            compiled(query, key, value, enable_gqa=True), attemper.sdpa(query, key, value, enable_gqa=True)
+        )
+
+
+@pytest.mark.parametrize("kernel", FUSED)
+def test_functional_gradients(kernel):
+    inputs = tensors()
+    actual = grad(loss, argnums=(0, 1, 2))(*inputs, kernel, causal=True)
+    expected = grad(loss, argnums=(0, 1, 2))(*inputs, "reference", causal=True)
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("kernel", FUSED)
+@pytest.mark.parametrize("in_dims", [(0, 0, 0), (0, None, None), (1, 0, None), (None, 2, 2)], ids=str)
+def test_vmap_of_values_and_gradients(kernel, in_dims):
+    full = tensors(3)
+    inputs = [t[0] if d is None else t.movedim(0, d) for t, d in zip(full, in_dims, strict=True)]
+
+    def one(query, key, value, name=kernel):
+        return attemper.attention(query, key, value, kernel=name, causal=True)
+
+    batched = vmap(one, in_dims=in_dims)(*inputs)
+    gradient = vmap(grad(lambda *a: loss(*a, kernel)), in_dims=in_dims)(*inputs)
+    for i in range(3):
+        single = [t if d is None else t.select(d, i) for t, d in zip(inputs, in_dims, strict=True)]
+        expected = one(*single, name="reference")
+        torch.testing.assert_close(batched.output[i], expected.output)
+        for name in expected.vitals.measured:
+            torch.testing.assert_close(getattr(batched.vitals, name)[i], getattr(expected.vitals, name))
+        torch.testing.assert_close(gradient[i], grad(lambda *a: loss(*a, "reference"))(*single))
+
+
+@pytest.mark.parametrize("kernel", FUSED)
+@pytest.mark.parametrize("shape", [(1, 1, 6, 9), (2, 1, 1, 9), (2, 4, 6, 9)], ids=str)
+def test_jacobian_of_a_mask_and_a_scale(kernel, shape):
+    """jacrev maps over the backward: a mask that the batch shares must give each sample its own gradient."""
+    query, key, value = tensors()
+    mask, scale = torch.randn(shape, dtype=torch.float64), torch.rand(4, dtype=torch.float64)
+
+    def run(mask, scale, name):
+        output, vitals = attemper.attention(query, key, value, mask=mask, scale=scale, kernel=name)
+        return torch.stack([vitals.entropy.sum((0, 2)), vitals.peak.sum((0, 2)), output.sum((0, 2, 3))])
+
+    actual = jacrev(run, argnums=(0, 1))(mask, scale, kernel)
+    expected = jacrev(run, argnums=(0, 1))(mask, scale, "reference")
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_vmap_over_a_mask_and_a_scale():
+    query, key, value = tensors()
+    masks, scales = torch.rand(3, 6, 9) > 0.3, torch.rand(3, 4, dtype=torch.float64)
+    batched = vmap(lambda m, s: attemper.attention(query, key, value, mask=m, scale=s))(masks, scales)
+    for i in range(3):
+        expected = attemper.attention(query, key, value, mask=masks[i], scale=scales[i])
+        torch.testing.assert_close(batched.output[i], expected.output)
+        assert torch.equal(batched.vitals.visible[i], expected.vitals.visible)
+
+
+def test_dropout_under_vmap_needs_different_randomness():
+    inputs = [t.expand(3, *t.shape) for t in tensors()]  # three times the same sample
+    run = vmap(lambda *a: attemper.attention(*a, dropout=0.5).output, randomness="different")
+    output = run(*inputs)
+    assert not torch.equal(output[0], output[1])
+    with pytest.raises(KernelUnavailable, match="randomness='different'"):
+        vmap(lambda *a: attemper.attention(*a, dropout=0.5).output, randomness="same")(*inputs)
+
+
+@pytest.mark.parametrize("kernel", FUSED)
+def test_second_derivatives_are_refused_with_a_sentence(kernel):
+    query, key, value = tensors()
+    query.requires_grad_()
+    (first,) = torch.autograd.grad(loss(query, key, value, kernel), query, create_graph=True)
+    with pytest.raises(KernelUnavailable, match=f"kernel='{kernel}' does not compute second derivatives. Use kernel="):
+        first.sum().backward()
+    with pytest.raises(KernelUnavailable, match="second derivatives"):
+        jacrev(jacrev(lambda q: loss(q, key, value, kernel)))(query.detach())
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_autocast_lowers_inputs_as_torch_does(kernel, low):
+    inputs = [t.float().requires_grad_() for t in tensors()]
+    with torch.autocast("cpu", low):
+        output, vitals = attemper.attention(*inputs, kernel=kernel)
+        expected = torch.nn.functional.scaled_dot_product_attention(*inputs, enable_gqa=True)
+        kept = attemper.attention(*(t.double() for t in inputs), kernel=kernel).output
+    assert output.dtype == expected.dtype == low
+    assert vitals.entropy.dtype == torch.float32
+    assert kept.dtype == torch.float64
+    lowered = [t.detach().to(low) for t in inputs]
+    outside = attemper.attention(*lowered, kernel=kernel)
+    assert torch.equal(output, outside.output)  # autocast reaches the inputs, not the arithmetic inside
+    assert torch.equal(vitals.variance, outside.vitals.variance)
+    (output.float().sum() + vitals.entropy.sum()).backward()
+    assert all(t.grad.dtype == torch.float32 and t.grad.isfinite().all() for t in inputs)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_inference_mode(kernel):
+    inputs = tensors()
+    expected = attemper.attention(*inputs, kernel=kernel)
+    with torch.inference_mode():
+        actual = attemper.attention(*inputs, kernel=kernel)
+    assert torch.equal(actual.output, expected.output)
+    assert actual.vitals.entropy.is_inference()
+
+
+def test_only_what_is_asked_for_gets_a_gradient():
+    query, key, value = tensors()
+    key.requires_grad_()
+    output, vitals = attemper.attention(query, key, value)
+    (output.sum() + vitals.p2.sum()).backward()
+    assert key.grad.isfinite().all()
+    assert query.grad is None
+    assert not vitals.visible.requires_grad
+
+
+def test_activation_checkpointing_draws_the_same_dropout():
+    from torch.utils.checkpoint import checkpoint
+
+    leaves = [t.requires_grad_() for t in tensors()]
+
+    def run(*inputs):
+        return attemper.attention(*inputs, dropout=0.5).output.square().sum()
+
+    for reentrant in (False, True):
+        torch.manual_seed(3)
+        expected = torch.autograd.grad(run(*leaves), leaves)
+        torch.manual_seed(3)
+        for leaf in leaves:
+            leaf.grad = None
+        checkpoint(run, *leaves, use_reentrant=reentrant).backward()
+        for leaf, grad_ in zip(leaves, expected, strict=True):
+            torch.testing.assert_close(leaf.grad, grad_)

@@ -1,0 +1,37 @@
+"""Shared by every test: a seed, the device under test, and memory that is poisoned before a kernel may use it."""
+
+import os
+
+# before torch is imported: CUDA wants the first for deterministic mode; some virtual machines advertise AMX and trap it, which
+# kills torch's own bfloat16 products
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """The device that kernels are tested on: ATTEMPER_TEST_DEVICE, or cpu. One that was asked for must be there."""
+    name = os.environ.get("ATTEMPER_TEST_DEVICE", "cpu")
+    torch.empty(1, device=name)
+    return name
+
+
+@pytest.fixture
+def poisoned():
+    """Fill every fresh tensor with NaN (integers: their largest value), so that a value never written shows."""
+    torch.use_deterministic_algorithms(True)
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    assert torch.empty(3).isnan().all()
+    assert torch.ones(1).new_empty(3).isnan().all()
+    yield
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+    torch.use_deterministic_algorithms(False)

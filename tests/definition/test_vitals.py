@@ -1,0 +1,138 @@
+"""Vitals as an object: what is read, what raises, merging shards, folding rows into heads."""
+
+import math
+
+import pytest
+import torch
+
+import attemper
+from attemper.errors import InputError, SignNotMeasured
+from attemper.vitals import SIGNS, Vitals
+
+
+def attend(lq=6, lk=9, **options):
+    q, k, v = torch.randn(2, 3, lq, 8), torch.randn(2, 3, lk, 8), torch.randn(2, 3, lk, 8)
+    return attemper.attention(q.double(), k.double(), v.double(), **options)
+
+
+def test_a_sign_not_asked_for_raises_with_a_sentence():
+    vitals = attend(signs=("entropy", "lse")).vitals
+    assert vitals.measured == ("lse", "entropy")
+    with pytest.raises(SignNotMeasured) as error:
+        _ = vitals.p2
+    assert str(error.value) == (
+        "vitals.p2 was not measured: this call asked for signs=('lse', 'entropy'). "
+        "Add 'p2' to signs=, or use signs='all'."
+    )
+    with pytest.raises(SignNotMeasured, match="top_weight was not measured.*Add 'peak' to signs"):
+        _ = vitals.top_weight
+    assert not hasattr(vitals, "variance")
+    with pytest.raises(AttributeError, match="no sign 'colour'"):
+        _ = vitals.colour
+
+
+def test_a_derived_name_asks_for_its_parts():
+    assert attend(signs="top_weight").vitals.measured == ("peak", "lse")
+    assert attend(signs=["evenness"]).vitals.measured == ("visible", "entropy")
+    assert attend(signs=()).vitals.measured == ()
+    assert attend().vitals.measured == SIGNS
+
+
+def test_vitals_survive_a_copy_and_a_pickle_free_round_trip():
+    import copy
+
+    vitals = attend().vitals
+    again = copy.deepcopy(vitals)
+    assert torch.equal(again.entropy, vitals.entropy)
+    leaves, spec = torch.utils._pytree.tree_flatten(vitals)
+    assert isinstance(torch.utils._pytree.tree_unflatten(leaves, spec), Vitals)
+    assert repr(vitals) == "Vitals(visible, mean, variance, peak, lse, entropy, p2; rows (2, 3, 6))"
+
+
+def test_merge_gives_the_gradients_of_the_whole():
+    q, k, v = (torch.randn(1, 2, n, 4, dtype=torch.float64, requires_grad=True) for n in (5, 7, 7))
+    mask = torch.rand(5, 7) > 0.2
+    mask[0] = False  # a row without keys at all
+    mask[1, :3] = False  # a row that sees nothing of the first shard
+    whole = attemper.attention(q, k, v, mask=mask)
+    cuts = [(0, 3), (3, 3), (3, 7)]
+    parts = [attemper.attention(q, k[..., a:b, :], v[..., a:b, :], mask=mask[:, a:b]) for a, b in cuts]
+    merged = attemper.merge(parts)
+    for name, one, other in [("output", whole.output, merged.output)] + [
+        (name, getattr(whole.vitals, name), getattr(merged.vitals, name)) for name in SIGNS
+    ]:
+        torch.testing.assert_close(other, one, msg=lambda m, name=name: f"{name}: {m}")
+        if name == "visible":
+            continue
+        finite = one.isfinite()
+        weights = torch.randn_like(one)[finite]
+        expected = torch.autograd.grad((one[finite] * weights).sum(), (q, k, v), retain_graph=True, allow_unused=True)
+        actual = torch.autograd.grad((other[finite] * weights).sum(), (q, k, v), retain_graph=True, allow_unused=True)
+        for a, b in zip(actual, expected, strict=True):
+            torch.testing.assert_close(
+                torch.zeros_like(q) if a is None else a, torch.zeros_like(a if b is None else b) if b is None else b
+            )
+
+
+def test_merge_says_what_it_needs():
+    with pytest.raises(InputError, match="at least one shard; got none"):
+        attemper.merge([])
+    part = attend()
+    with pytest.raises(InputError, match="all Attended or all Vitals; got Attended, Vitals"):
+        attemper.merge([part, part.vitals])
+    with pytest.raises(InputError, match="every shard must have measured `lse`"):
+        attemper.merge([attend(signs="p2").vitals])
+    # what only one part measured is left out
+    mixed = attemper.merge([part.vitals, attend(signs=("lse", "peak")).vitals])
+    assert mixed.measured == ("peak", "lse")
+
+
+def test_by_head_is_a_mean_over_rows_and_merges_exactly():
+    one, two = attend(causal=True).vitals, attend(causal=True).vitals
+    summary = one.by_head().merge(two.by_head())
+    for name in ("entropy", "variance", "p2", "lse", "top_weight"):
+        both = torch.cat([getattr(one, name), getattr(two, name)])  # (4, 3, 6)
+        torch.testing.assert_close(getattr(summary, name), both.mean((0, 2)))
+    torch.testing.assert_close(summary.peak, torch.cat([one.peak, two.peak]).amax((0, 2)))
+    assert summary.rows.tolist() == [24.0] * 3
+    assert not summary.sums.requires_grad
+    assert [row["head"] for row in summary.to_dicts()] == [0, 1, 2]
+
+
+def test_by_head_leaves_padded_and_empty_rows_out():
+    vitals = attend(causal=True).vitals
+    keep = torch.tensor([[True] * 6, [True] * 2 + [False] * 4])
+    summary = vitals.by_head(rows=keep[:, None, :])
+    expected = torch.stack([vitals.entropy[:, h][keep].mean() for h in range(3)])
+    torch.testing.assert_close(summary.entropy, expected)
+    # evenness has no meaning where there is one key; those rows do not count in it
+    even = torch.stack([vitals.evenness[:, h][keep & (torch.arange(6) > 0)].mean() for h in range(3)])
+    torch.testing.assert_close(summary.evenness, even)
+    mask = torch.ones(6, 9, dtype=torch.bool)
+    mask[0] = False
+    assert attend(mask=mask).vitals.by_head().rows.tolist() == [10.0] * 3
+
+
+def test_saturated_share_counts_rows_with_a_choice():
+    """Of 16 causal rows, those with 8 or more keys can saturate; with a huge scale all of them do."""
+    q = torch.randn(1, 1, 16, 4, dtype=torch.float64)
+    summary = attemper.attention(q, q, q, scale=1e4, causal=True).vitals.by_head()
+    assert summary.saturable_rows.tolist() == [9.0]
+    assert summary.saturated.tolist() == [1.0]
+    assert attemper.attention(q, q, q, scale=0.0, causal=True).vitals.by_head().saturated.tolist() == [0.0]
+    short = attemper.attention(q[..., :4, :], q[..., :4, :], q[..., :4, :]).vitals.by_head()
+    assert math.isnan(short.saturated.item())
+
+
+def test_by_head_says_what_is_wrong():
+    vitals = attend().vitals
+    with pytest.raises(InputError, match=r"`rows` must be boolean.*got torch.float32"):
+        vitals.by_head(rows=torch.ones(6))
+    with pytest.raises(InputError, match=r"`rows` must broadcast to \(2, 3, 6\); got \(2, 6\).*keep\[:, None, :\]"):
+        vitals.by_head(rows=torch.ones(2, 6, dtype=torch.bool))
+    with pytest.raises(InputError, match="no sign was measured"):
+        attend(signs=()).vitals.by_head()
+    with pytest.raises(SignNotMeasured, match="'p2' was not measured. This summary has: rows, lse"):
+        _ = attend(signs="lse").vitals.by_head().p2
+    with pytest.raises(InputError, match="same signs and heads"):
+        vitals.by_head().merge(attend(signs="lse").vitals.by_head())

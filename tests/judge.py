@@ -1,0 +1,114 @@
+"""The judge: float64 decides, and a kernel may err twice as much as plain PyTorch does in the same dtype (plus rounding).
+
+Output and the gradients of a loss on it are measured against PyTorch in the inputs' own dtype; vitals, and gradients of a loss
+on them, against float32 arithmetic on those inputs. Nothing judges float64 itself: there PyTorch's error is taken to be its
+float32 error, smaller by the ratio of the two epsilons.
+"""
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+import attemper
+from attemper._checks import prepare
+from attemper.kernels.reference import define
+from attemper.kernels.seam import Problem, measuring_dtype
+from rounding import gradient_mass
+
+SIGNS = ("mean", "variance", "peak", "lse", "entropy", "p2")
+LEAVES = ("query", "key", "value", "mask", "scale")
+
+
+def assert_within(name: str, actual: Tensor, exact: Tensor, plain: Tensor, rounding: float = 0.0) -> None:
+    """Error against float64 must stay within 2 × (plain PyTorch's error + rounding)."""
+    assert actual.shape == exact.shape, f"{name}: shape {tuple(actual.shape)}, expected {tuple(exact.shape)}"
+    actual64, plain64 = actual.detach().double(), plain.detach().double()
+    finite = exact.isfinite()
+    same = actual64[~finite].nan_to_num(nan=7.0) == exact[~finite].nan_to_num(nan=7.0)
+    assert same.all(), f"{name}: infinities differ"
+    if not finite.any():
+        return
+    error = (actual64 - exact)[finite].abs()
+    assert error.isfinite().all(), f"{name}: not finite where the definition is"
+    eps = torch.finfo(actual.dtype).eps
+    shrink = eps / torch.finfo(torch.float32).eps if actual.dtype == torch.float64 else 1.0
+    yardstick = (plain64 - exact)[finite].abs().max().item() * shrink
+    budget = 2 * (yardstick + eps * exact[finite].abs().max().item() + rounding)
+    assert error.max().item() <= budget, f"{name}: error {error.max():.2e} exceeds {budget:.2e} (plain {yardstick:.2e})"
+
+
+def by_definition(tensors: dict[str, Tensor], options: dict, dtype: torch.dtype) -> tuple[dict, dict, Problem]:
+    """Leaves and results of the definition computed in `dtype`, and the problem it solved."""
+    leaves = {n: t.to(dtype if t.is_floating_point() else t.dtype) for n, t in tensors.items()}
+    for leaf in leaves.values():
+        leaf.requires_grad_(leaf.is_floating_point())
+    positional = [leaves[n] for n in ("query", "key", "value")]
+    extra = {n: leaves[n] for n in ("mask", "scale") if n in leaves}
+    problem = prepare("judge", *positional, **extra, **options).problem
+    if problem.gain is not None:
+        problem = problem._replace(gain=problem.gain.to(dtype))
+    with warnings.catch_warnings():
+        # torch's own bfloat16 products of awkward size say so when they fall back
+        warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
+        return leaves, define(problem)._asdict(), problem
+
+
+def by_kernel(tensors: dict[str, Tensor], options: dict, kernel: str) -> tuple[dict, dict]:
+    """Leaves and results of a kernel, through the public function."""
+    leaves = {n: t.clone().requires_grad_(t.is_floating_point()) for n, t in tensors.items()}
+    positional = [leaves[n] for n in ("query", "key", "value")]
+    extra = {n: leaves[n] for n in ("mask", "scale") if n in leaves}
+    output, vitals = attemper.attention(*positional, **extra, **options, kernel=kernel)
+    return leaves, {"output": output, **{n: getattr(vitals, n) for n in vitals.measured}}
+
+
+def gradients(leaves: dict, results: dict, cotangents: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of Σ cotangent · result over the named results; -inf entries (empty rows) take no part."""
+    loss = 0.0
+    for name, cotangent in cotangents.items():
+        result = results[name]
+        loss = loss + (result.masked_fill(~result.isfinite(), 0.0) * cotangent.to(result.dtype)).sum()
+    wanted = {n: t for n, t in leaves.items() if t.requires_grad}
+    found = torch.autograd.grad(loss, list(wanted.values()), retain_graph=True, allow_unused=True)
+    return {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(wanted.items(), found, strict=True)}
+
+
+def judge(tensors: dict[str, Tensor], options: dict, kernel: str) -> None:
+    """Compare output, every vital and every gradient of a kernel with the definition in float64."""
+    dtype = tensors["query"].dtype
+    wide = measuring_dtype(dtype)
+    exact_leaves, exact, problem = by_definition(tensors, options, torch.float64)
+    plain_leaves, plain, _ = by_definition(tensors, options, torch.float32 if dtype == torch.float64 else dtype)
+    wide_leaves, wide_plain, _ = by_definition(tensors, options, torch.float32)
+    leaves, actual = by_kernel(tensors, options, kernel)
+
+    assert_within("output", actual["output"], exact["output"].detach(), plain["output"])
+    assert torch.equal(actual["visible"], exact["visible"]), "visible differs"
+    for name in SIGNS:
+        assert actual[name].dtype == wide, f"{name} must be {wide}"
+        # an entropy is a difference of terms as large as ln n
+        rounding = torch.finfo(wide).eps * math.log(1 + tensors["key"].shape[-2]) if name == "entropy" else 0.0
+        assert_within(name, actual[name], exact[name].detach(), wide_plain[name], rounding)
+
+    for loss in ("output", *SIGNS):
+        cotangent = torch.randn_like(exact[loss])
+        if loss == "peak":
+            cotangent = cotangent * _clear_winner(exact)
+        yard_leaves, yard, eps = (plain_leaves, plain, dtype) if loss == "output" else (wide_leaves, wide_plain, wide)
+        exact_grads = gradients(exact_leaves, exact, {loss: cotangent})
+        plain_grads = gradients(yard_leaves, yard, {loss: cotangent})
+        mass = gradient_mass(problem, exact, loss, cotangent)
+        for name, grad in gradients(leaves, actual, {loss: cotangent}).items():
+            rounding = torch.finfo(eps).eps * mass[name]
+            assert_within(f"d({loss})/d({name})", grad, exact_grads[name], plain_grads[name], rounding)
+
+
+def _clear_winner(exact: dict) -> Tensor:
+    """1 where a row's largest logit leads by more than rounding; elsewhere the arg-max is nobody's to name."""
+    top = exact["weights"].detach().topk(min(2, exact["weights"].shape[-1])).values
+    if top.shape[-1] < 2:
+        return torch.ones(exact["peak"].shape, dtype=torch.float64, device=top.device)
+    gap = top[..., 0].log() - top[..., 1].clamp(min=1e-300).log()
+    return (gap > 1e-4).double()

@@ -1,0 +1,241 @@
+"""Where kernels break: empty and single rows, odd strides, huge and constant logits, NaN and inf, every mask shape, dropout."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from judge import SIGNS, judge
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import attemper
+from attemper.kernels import KERNELS
+
+FUSED = [name for name in KERNELS if name != "reference"]
+pytestmark = [pytest.mark.usefixtures("poisoned"), pytest.mark.parametrize("kernel", FUSED)]
+
+
+def draw(*shape, dtype=torch.float32, device="cpu"):
+    return torch.randn(shape).to(device, dtype)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 3), (1, 0, 3, 3), (1, 2, 0, 3), (1, 2, 3, 0), (0, 0, 0, 0)])
+def test_empty_sizes(kernel, device, shape):
+    b, h, lq, lk = shape
+    q, k, v = (draw(b, h, n, 8, device=device).requires_grad_() for n in (lq, lk, lk))
+    output, vitals = attemper.attention(q, k, v, kernel=kernel)
+    assert output.shape == (b, h, lq, 8)
+    assert not output.any()
+    for name in vitals.measured:
+        assert getattr(vitals, name).shape == (b, h, lq)
+    if lk == 0:
+        assert (vitals.visible == 0).all()
+        assert (vitals.lse == -math.inf).all()
+        assert not vitals.variance.any()
+    (output.sum() + vitals.entropy.sum() + vitals.mean.sum()).backward()
+    for t in (q, k, v):
+        assert t.grad.shape == t.shape
+        assert not t.grad.any()
+
+
+@pytest.mark.parametrize("dims", [2, 3, 4, 5, 6])
+def test_any_number_of_dimensions(kernel, device, dims):
+    lead = (2, 3, 2, 2)[: dims - 2]
+    q, k, v = draw(*lead, 5, 8, device=device), draw(*lead, 7, 8, device=device), draw(*lead, 7, 4, device=device)
+    output, vitals = attemper.attention(q, k, v, kernel=kernel)
+    expected = F.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+    assert vitals.entropy.shape == (*lead, 5)
+
+
+def test_any_strides(kernel, device):
+    """Transposed, sliced, expanded and negative-step-like views give the numbers of their contiguous copies."""
+    base = draw(2, 9, 3, 16, device=device)
+    query = base.transpose(1, 2)[..., ::2]  # (2, 3, 9, 8), no dimension contiguous
+    key = draw(1, 1, 11, 8, device=device).expand(2, 3, 11, 8)
+    value = draw(3, 11, 6, 2, device=device).permute(3, 0, 1, 2).flip(-1)
+    mask = (draw(11, 9, device=device) > 0).t()
+    loose = attemper.attention(query, key, value, mask=mask, kernel=kernel)
+    tight = attemper.attention(*(t.contiguous() for t in (query, key, value)), mask=mask.contiguous(), kernel=kernel)
+    torch.testing.assert_close(loose.output, tight.output, rtol=1e-5, atol=1e-6)
+    for name in loose.vitals.measured:
+        torch.testing.assert_close(getattr(loose.vitals, name), getattr(tight.vitals, name), rtol=1e-5, atol=1e-6)
+
+
+MASK_SHAPES = [s for n in range(5) for s in itertools.product(*[(1, size) for size in (2, 4, 5, 7)[4 - n :]])]
+
+
+@pytest.mark.parametrize("shape", MASK_SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+def test_every_mask_shape_and_its_gradient(kernel, device, shape, kind):
+    mask = torch.randn(shape, dtype=torch.float64)
+    tensors = {
+        "query": draw(2, 4, 5, 8, device=device),
+        "key": draw(2, 2, 7, 8, device=device),
+        "value": draw(2, 2, 7, 3, device=device),
+        "mask": (mask > -0.7 if kind == "bool" else mask.float()).to(device),
+    }
+    judge(tensors, {"causal": "lower_right"}, kernel)
+
+
+@pytest.mark.parametrize("scale", ["number", "scalar", "heads", "rows", "zero", "negative"])
+def test_every_kind_of_scale(kernel, device, scale):
+    tensors = {name: draw(2, 3, 6, 8, device=device) for name in ("query", "key", "value")}
+    shapes = {"scalar": (), "heads": (3,), "rows": (2, 1, 6, 1)}
+    options = {"number": {"scale": 0.7}, "zero": {"scale": 0.0}, "negative": {"scale": -0.5}}.get(scale, {})
+    if scale in shapes:
+        tensors["scale"] = draw(*shapes[scale], device=device)
+    judge(tensors, options, kernel)
+
+
+@pytest.mark.parametrize("size", [30.0, 1e4])
+def test_huge_logits(kernel, device, size):
+    """Rows that are nearly one-hot, with logits to ±1e4: nothing overflows, nothing is lost."""
+    tensors = {"query": draw(1, 2, 65, 8, device=device), "key": draw(1, 2, 700, 8, device=device)}
+    tensors["value"] = draw(1, 2, 700, 8, device=device)
+    z = tensors["query"].double() @ tensors["key"].double().mT
+    judge(tensors, {"scale": size / z.abs().max().item()}, kernel)
+
+
+def test_a_late_giant_raises_the_reference(kernel, device):
+    """The largest logit arrives in the last tile, far above all that came before it; and the first tile holds nothing at all."""
+    query, key, value = (draw(1, 1, n, 8, device=device) for n in (3, 1500, 1500))
+    key[..., -1, :] = 40 * query[..., 0, :]
+    mask = torch.ones(3, 1500, dtype=torch.bool, device=device)
+    mask[1, :1400] = False
+    tensors = {"query": query, "key": key - 3, "value": value, "mask": mask}
+    judge(tensors, {}, kernel)
+
+
+def test_logits_far_from_zero_keep_their_variance(kernel, device):
+    """A constant added to every logit must not eat the variance: 1 around 1000."""
+    tensors = {name: draw(1, 1, n, 16, device=device) for name, n in (("query", 40), ("key", 600), ("value", 600))}
+    tensors["mask"] = torch.full((40, 600), 1000.0, device=device)
+    _, vitals = attemper.attention(*(tensors[n] for n in ("query", "key", "value")), mask=tensors["mask"], kernel=kernel)
+    alone = attemper.attention(*(tensors[n] for n in ("query", "key", "value")), kernel="reference").vitals
+    torch.testing.assert_close(vitals.variance, alone.variance, rtol=2e-3, atol=2e-3)
+    judge(tensors, {"causal": True}, kernel)
+
+
+def test_constant_rows(kernel, device):
+    """Equal keys: entropy ln n, variance 0, p2 1/n, top weight 1/n; one key: entropy 0."""
+    key = draw(1, 1, 1, 8, device=device).expand(1, 1, 777, 8)
+    vitals = attemper.attention(draw(1, 1, 5, 8, device=device), key, key, kernel=kernel).vitals
+    torch.testing.assert_close(vitals.entropy, torch.full_like(vitals.entropy, math.log(777)))
+    torch.testing.assert_close(vitals.p2, torch.full_like(vitals.p2, 1 / 777))
+    torch.testing.assert_close(vitals.top_weight, torch.full_like(vitals.p2, 1 / 777))
+    assert vitals.variance.max() < 1e-10
+    one = attemper.attention(draw(1, 1, 5, 8, device=device), key[..., :1, :], key[..., :1, :], kernel=kernel).vitals
+    assert one.entropy.abs().max() == 0
+    assert (one.p2 == 1).all()
+    assert (one.jacobian_trace == 0).all()
+
+
+@pytest.mark.parametrize("what", ["query", "key", "value"])
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_nan_and_inf_flow_as_in_torch(kernel, device, what, poison):
+    """torch's math backend is the yardstick: its fused CPU kernel turns a NaN query into zeros."""
+    tensors = {name: draw(1, 1, n, 8, device=device) for name, n in (("query", 5), ("key", 6), ("value", 6))}
+    tensors[what][0, 0, 2, 0] = poison
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = F.scaled_dot_product_attention(*tensors.values())
+    output, vitals = attemper.attention(*tensors.values(), kernel=kernel)
+    assert torch.equal(output.isnan(), expected.isnan())
+    assert torch.equal(output.isinf(), expected.isinf())
+    if what == "query":
+        assert vitals.entropy[0, 0, 2].isnan()
+        assert vitals.entropy[0, 0, 3].isfinite()
+
+
+def test_nan_in_the_future_does_not_reach_the_past(kernel, device):
+    query, key, value = (draw(1, 1, 6, 8, device=device) for _ in range(3))
+    key[0, 0, 4] = math.nan
+    output, vitals = attemper.attention(query, key, value, causal=True, kernel=kernel)
+    assert output[0, 0, :4].isfinite().all()
+    assert output[0, 0, 4:].isnan().all()
+    for name in SIGNS:
+        assert getattr(vitals, name)[0, 0, :4].isfinite().all(), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("causal", [False, True])
+def test_asking_for_vitals_changes_no_bit_of_the_output(kernel, device, dtype, causal):
+    q, k, v = (draw(2, 4, n, 16, dtype=dtype, device=device) for n in (70, 600, 600))
+    bare = attemper.attention(q, k, v, causal=causal, signs=(), kernel=kernel).output
+    assert bare.dtype == dtype
+    for signs in ["all", *itertools.combinations(("variance", "entropy", "p2", "peak", "visible"), 2)]:
+        assert torch.equal(attemper.attention(q, k, v, causal=causal, signs=signs, kernel=kernel).output, bare)
+
+
+@pytest.mark.parametrize("signs", [("variance",), ("mean", "p2"), ("visible",), ("entropy",), ("peak", "lse")], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_subset_of_signs_has_the_values_of_all(kernel, device, signs, masked):
+    q, k, v = (draw(2, 4, n, 16, device=device).requires_grad_() for n in (70, 600, 600))
+    options = {"mask": torch.rand(2, 1, 1, 600, device=device) > 0.3} if masked else {"causal": True}
+    every = attemper.attention(q, k, v, **options, kernel=kernel).vitals
+    some = attemper.attention(q, k, v, **options, signs=signs, kernel=kernel).vitals
+    alone = attemper.measure(q, k, **options, signs=signs, kernel=kernel)
+    assert some.measured == alone.measured == tuple(n for n in every.measured if n in signs)
+    for name in signs:
+        assert torch.equal(getattr(some, name), getattr(every, name)), name
+        assert torch.equal(getattr(alone, name), getattr(every, name)), name
+        if name != "visible":
+            expected = torch.autograd.grad(getattr(every, name).sum(), (q, k), retain_graph=True)
+            actual = torch.autograd.grad(getattr(some, name).sum(), (q, k), retain_graph=True)
+            for a, b in zip(actual, expected, strict=True):
+                torch.testing.assert_close(a, b)
+
+
+class TestDropout:
+    """Law, not bits: with values = identity the output is the dropped weights themselves."""
+
+    def weights(self, kernel, device, p, n=64, **options):
+        q, k = draw(2, 3, n, 8, device=device), draw(2, 3, n, 8, device=device)
+        eye = torch.eye(n, device=device).expand(2, 3, n, n)
+        return attemper.attention(q, k, eye, dropout=p, kernel=kernel, **options).output, q, k
+
+    def test_keeps_and_scales(self, kernel, device):
+        dropped, q, k = self.weights(kernel, device, 0.25)
+        weights = (q @ k.mT / math.sqrt(8)).softmax(-1)
+        kept = dropped != 0
+        torch.testing.assert_close(dropped[kept], weights[kept] / 0.75)
+        # 24,576 coins: three standard deviations
+        assert abs(kept.float().mean().item() - 0.75) < 3 * math.sqrt(0.25 * 0.75 / kept.numel())
+
+    def test_rows_heads_and_calls_differ_and_a_seed_repeats(self, kernel, device):
+        torch.manual_seed(5)
+        first = self.weights(kernel, device, 0.5)[0]
+        second = self.weights(kernel, device, 0.5)[0]
+        torch.manual_seed(5)
+        again = self.weights(kernel, device, 0.5)[0]
+        assert torch.equal(first, again)
+        assert not torch.equal(first != 0, second != 0)
+        pattern = (first != 0).flatten(0, 1)
+        assert not torch.equal(pattern[0], pattern[1])
+        assert not torch.equal(pattern[:, 0], pattern[:, 1])
+
+    def test_backward_drops_what_forward_dropped(self, kernel, device):
+        n = 600  # several tiles
+        q, k = draw(1, 2, n, 8, device=device).double(), draw(1, 2, n, 8, device=device).double()
+        eye = torch.eye(n, device=device, dtype=torch.float64).expand(1, 2, n, n)
+        torch.manual_seed(1)
+        kept = attemper.attention(q, k, eye, dropout=0.3, causal=True, kernel=kernel).output != 0
+        leaves = [t.clone().requires_grad_() for t in (q, k, torch.randn(1, 2, n, n, dtype=torch.float64, device=device))]
+        torch.manual_seed(1)
+        output, vitals = attemper.attention(*leaves, dropout=0.3, causal=True, kernel=kernel)
+        z = (leaves[0] @ leaves[1].mT / math.sqrt(8)).masked_fill(
+            torch.ones(n, n, device=device).triu(1).bool(), -math.inf
+        )
+        expected = (z.softmax(-1) * kept / 0.7) @ leaves[2]
+        torch.testing.assert_close(output, expected)
+        cotangent = torch.randn_like(output)
+        loss, judge_loss = (output * cotangent).sum() + vitals.p2.sum(), (expected * cotangent).sum()
+        judge_loss = judge_loss + z.softmax(-1).square().sum()
+        for a, b in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(judge_loss, leaves), strict=True):
+            torch.testing.assert_close(a, b)
+
+    def test_all_or_nothing(self, kernel, device):
+        assert not self.weights(kernel, device, 1.0)[0].any()
+        vitals_with = attemper.attention(*(draw(1, 1, 4, 4) for _ in range(3)), dropout=1.0, kernel="reference").vitals
+        assert (vitals_with.entropy > 0).all()  # vitals precede dropout

@@ -1,0 +1,60 @@
+"""The judge can fail: a kernel with one small fault is caught."""
+
+import pytest
+import torch
+from judge import SIGNS, judge
+
+from attemper import kernels
+from attemper.kernels import blockwise
+
+
+def tensors():
+    return {name: torch.randn(1, 2, n, 8) for name, n in (("query", 9), ("key", 11), ("value", 11))}
+
+
+def test_the_honest_kernel_passes():
+    judge(tensors(), {"causal": True}, "blockwise")
+
+
+@pytest.mark.parametrize("name", ["output", *SIGNS])
+def test_a_value_off_by_a_few_roundings_is_caught(monkeypatch, name):
+    def forward(problem, signs):
+        measured = blockwise.forward(problem, signs)
+        wrong = getattr(measured, name).clone()
+        wrong[0, 0, 5] += 2e-5
+        return measured._replace(**{name: wrong})
+
+    _install(monkeypatch, forward, blockwise.backward)
+    with pytest.raises(AssertionError, match=name):
+        judge(tensors(), {"causal": True}, "blockwise")
+
+
+@pytest.mark.parametrize("name", ["output", *SIGNS])
+def test_a_forgotten_gradient_is_caught(monkeypatch, name):
+    def backward(problem, saved, upstream, wants):
+        return blockwise.backward(problem, saved, upstream._replace(**{name: None}), wants)
+
+    _install(monkeypatch, blockwise.forward, backward)
+    with pytest.raises(AssertionError, match=rf"d\({name}\)"):
+        judge(tensors(), {"causal": True}, "blockwise")
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_a_value_never_written_is_caught(monkeypatch):
+    def forward(problem, signs):
+        measured = blockwise.forward(problem, signs)
+        output = torch.empty_like(measured.output)
+        output[:, :1] = measured.output[:, :1]
+        return measured._replace(output=output)
+
+    _install(monkeypatch, forward, blockwise.backward)
+    with pytest.raises(AssertionError, match="output: not finite"):
+        judge(tensors(), {}, "blockwise")
+
+
+def _install(monkeypatch, forward, backward):
+    class Faulty:
+        pass
+
+    Faulty.forward, Faulty.backward = staticmethod(forward), staticmethod(backward)
+    monkeypatch.setattr(kernels, "load", lambda name: Faulty)

@@ -1,0 +1,76 @@
+"""What rounding alone leaves in a gradient: each term that is summed rounds once, and the roundings add in quadrature.
+
+Plain PyTorch's error can be zero by luck (one key) or small by luck (four numbers); this is the floor under it. The terms are
+those of dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)] + [g_mean + 2 g_var (z - mean)] / visible + g_peak.
+"""
+
+import torch
+from torch import Tensor
+
+from attemper.kernels.reference import logits
+from attemper.kernels.seam import Problem
+
+
+def gradient_mass(problem: Problem, exact: dict[str, Tensor], loss: str, cotangent: Tensor) -> dict[str, float]:
+    """The largest root-sum-square of terms behind any entry of each gradient of Σ cotangent · loss, in float64."""
+    problem = Problem(*(t.detach() if isinstance(t, Tensor) else t for t in problem))
+    exact = {name: t.detach() for name, t in exact.items() if isinstance(t, Tensor)}
+    z, _, seen = logits(problem)
+    z = z.nan_to_num(neginf=0.0)
+
+    repeat = problem.query.shape[1] // problem.key.shape[1]
+    key = problem.key.repeat_interleave(repeat, 1)
+    raw = problem.query @ key.mT * problem.scale
+    raw2 = problem.query.square() @ key.square().mT * problem.scale**2
+    gain = torch.ones_like(raw[..., 0]) if problem.gain is None else problem.gain
+    # the rounding of a logit and of lse goes through exp into the weight
+    lse = exact["lse"].masked_fill(exact["lse"].isneginf(), 0.0).unsqueeze(-1)
+    through_exp = 1 + raw2 * gain.square().unsqueeze(-1) + z.square() + lse.square()
+    dz2 = _dz_terms_squared(loss, cotangent, exact, z, seen, problem) * through_exp  # (B, H, Lq, Lk)
+    slope = 1.0
+    if problem.softcap is not None:
+        slope = 1 - torch.tanh(raw * gain.unsqueeze(-1) / problem.softcap).square()
+    ds2 = dz2 * slope**2 if problem.softcap is not None else dz2
+    factor = (problem.scale * gain).abs().unsqueeze(-1)
+
+    mass = {
+        "query": (ds2 @ key.square()).sqrt() * factor,
+        "key": (ds2.mT @ (problem.query * factor).square()).sqrt(),
+        "value": torch.zeros(1),
+        "scale": (ds2 * raw2).sum((0, 2, 3)).sqrt(),
+        "mask": torch.zeros(1),
+    }
+    if loss == "output":
+        mass["value"] = ((exact["weights"].square() * through_exp).mT @ cotangent.square()).sqrt()
+    if problem.mask is not None and problem.mask.is_floating_point():
+        mass["mask"] = dz2.sum_to_size(problem.mask.shape).sqrt()
+    return {name: m.max().item() if m.numel() else 0.0 for name, m in mass.items()}
+
+
+def _dz_terms_squared(loss: str, g: Tensor, exact: dict, z: Tensor, seen: Tensor, problem: Problem) -> Tensor:
+    p = exact["weights"]
+    if loss == "output":
+        repeat = problem.query.shape[1] // problem.key.shape[1]
+        value = problem.value.repeat_interleave(repeat, 1)
+        # dP and δ are themselves sums over the value's entries
+        dp2 = g.square() @ value.square().mT
+        delta2 = (g * exact["output"]).square().sum(-1, keepdim=True)
+        return p.square() * (dp2 + delta2)
+    g = g.unsqueeze(-1)
+
+    def row(name: str) -> Tensor:
+        return exact[name].masked_fill(~exact[name].isfinite(), 0.0).unsqueeze(-1)
+
+    if loss == "lse":
+        return (p * g).square()
+    if loss == "entropy":
+        return (p * g).square() * (z.square() + row("lse").square() + row("entropy").square()) * (p > 0)
+    if loss == "p2":
+        return (2 * p * g).square() * (p.square() + row("p2").square())
+    if loss == "peak":
+        return torch.zeros_like(p).scatter(-1, exact["argmax"].clamp(min=0).unsqueeze(-1), g.square())
+    share = (g / row("visible").clamp(min=1)).square() * seen
+    if loss == "mean":
+        return share
+    assert loss == "variance"
+    return 4 * share * (z.square() + row("mean").square())

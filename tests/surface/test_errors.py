@@ -1,0 +1,237 @@
+"""What bad input gets: one exact sentence per check, that names the argument, the rule, the value and the next step."""
+
+import math
+
+import pytest
+import torch
+
+import attemper
+from attemper.errors import AttemperError, InputError, KernelUnavailable
+from attemper.kernels import KERNELS, choose
+from attemper.kernels.seam import Call, Serves
+
+Q = torch.randn(2, 12, 5, 8)
+
+
+def call(**changes):
+    inputs = {"query": Q, "key": Q, "value": Q, **changes}
+    return attemper.attention(inputs.pop("query"), inputs.pop("key"), inputs.pop("value"), **inputs)
+
+
+def kv(*shape, dtype=torch.float32):
+    return {"key": torch.randn(*shape).to(dtype), "value": torch.randn(*shape).to(dtype)}
+
+
+SENTENCES = {
+    "head dim": (
+        {"key": torch.randn(2, 12, 5, 16)},
+        "attention(): `key` must have head dim 8 like `query`; got 16 (shape (2, 12, 5, 16)).",
+    ),
+    "heads": (
+        kv(2, 5, 5, 8),
+        "attention(): query heads (=12) must be a multiple of key heads (=5). Use 4 or 6 key/value heads.",
+    ),
+    "too many key heads": (
+        kv(2, 24, 5, 8),
+        "attention(): query heads (=12) must be a multiple of key heads (=24). Use 12 key/value heads.",
+    ),
+    "value heads": (
+        {"value": torch.randn(2, 6, 5, 8)},
+        "attention(): `value` must have 12 heads like `key`; got 6.",
+    ),
+    "value length": (
+        {"value": torch.randn(2, 12, 7, 8)},
+        "attention(): `value` must have length 5 like `key`; got 7 (shape (2, 12, 7, 8)).",
+    ),
+    "batch": (
+        kv(3, 12, 5, 8),
+        "attention(): `key` must have query's leading dimensions (2,) or 1s; got (3,).",
+    ),
+    "dimensions": (
+        kv(12, 5, 8),
+        "attention(): `key` must have 4 dimensions like `query`; got shape (12, 5, 8).",
+    ),
+    "too few dimensions": (
+        {"query": torch.randn(8)},
+        "attention(): `query` must have at least 2 dimensions, (..., length, dim); got shape (8,).",
+    ),
+    "not a tensor": ({"key": [[1.0]]}, "attention(): `key` must be a torch.Tensor; got list."),
+    "integers": (
+        {"query": torch.ones(2, 12, 5, 8, dtype=torch.int64)},
+        "attention(): `query` must be float16, bfloat16, float32 or float64; got torch.int64. Use query.float().",
+    ),
+    "mixed dtypes": (
+        kv(2, 12, 5, 8, dtype=torch.float64),
+        "attention(): `key` must have query's dtype torch.float32; got torch.float64. Use key.to(query.dtype).",
+    ),
+    "two devices": (
+        {"key": torch.empty(2, 12, 5, 8, device="meta")},
+        "attention(): `key` must be on query's device cpu; got meta. Use key.to('cpu').",
+    ),
+    "mask device": (
+        {"mask": torch.empty(5, 5, device="meta")},
+        "attention(): `mask` must be on query's device cpu; got meta. Use mask.to('cpu').",
+    ),
+    "mask dtype": (
+        {"mask": torch.ones(5, 5, dtype=torch.int64)},
+        "attention(): `mask` must be boolean (True = keep) or floating point (added to the logits); "
+        "got torch.int64. Use mask.bool().",
+    ),
+    "mask shape": (
+        {"mask": torch.ones(2, 5, dtype=torch.bool)},
+        "attention(): `mask` must broadcast to (2, 12, 5, 5); got (2, 5). "
+        "For a (B, Lk) padding mask pass mask[:, None, None, :].",
+    ),
+    "mask dimensions": (
+        {"mask": torch.ones(1, 2, 12, 5, 5, dtype=torch.bool)},
+        "attention(): `mask` must broadcast to (2, 12, 5, 5); got (1, 2, 12, 5, 5).",
+    ),
+    "mask type": ({"mask": "causal"}, "attention(): `mask` must be a torch.Tensor; got str."),
+    "scale nan": ({"scale": math.nan}, "attention(): `scale` must be finite; got nan. Leave it out for 1/sqrt(8)."),
+    "scale inf": ({"scale": math.inf}, "attention(): `scale` must be finite; got inf. Leave it out for 1/sqrt(8)."),
+    "scale name": (
+        {"scale": "sqrt_dk"},
+        "attention(): `scale` must be a number, a tensor or None; got 'sqrt_dk'. Use 8**-0.5 for 1/sqrt(8).",
+    ),
+    "scale shape": (
+        {"scale": torch.ones(3)},
+        "attention(): a `scale` tensor must have shape (), (12,) for one number per head, or broadcast to "
+        "(2, 12, 5, 1); got (3,).",
+    ),
+    "scale dtype": (
+        {"scale": torch.ones(12, dtype=torch.int64)},
+        "attention(): a `scale` tensor must be floating point; got torch.int64. Use scale.float().",
+    ),
+    "softcap": (
+        {"softcap": 0},
+        "attention(): `softcap` must be a finite number above 0; got 0. Leave it out for no cap (Gemma 2 uses 50).",
+    ),
+    "window": (
+        {"window": 0},
+        "attention(): `window` must be a whole number of keys, at least 1; got 0. Leave it out for no window.",
+    ),
+    "window kind": (
+        {"window": 2.5},
+        "attention(): `window` must be a whole number of keys, at least 1; got 2.5. Leave it out for no window.",
+    ),
+    "dropout": ({"dropout": 1.5}, "attention(): `dropout` must be a probability from 0 to 1; got 1.5."),
+    "dropout nan": ({"dropout": math.nan}, "attention(): `dropout` must be a probability from 0 to 1; got nan."),
+    "causal word": (
+        {"causal": "bottom_right"},
+        "attention(): `causal` must be False, True (top-left) or 'lower_right'; got 'bottom_right'. "
+        "Use 'lower_right' when the last query belongs to the last key (a KV cache).",
+    ),
+    "causal kind": ({"causal": 1}, "attention(): `causal` must be False, True or 'lower_right'; got 1."),
+    "sign": (
+        {"signs": ("entorpy",)},
+        "attention(): unknown sign 'entorpy' in `signs`. Did you mean 'entropy'? Known: 'all', 'visible', 'mean', "
+        "'variance', 'peak', 'lse', 'entropy', 'p2', 'top_weight', 'effective_keys', 'evenness', 'jacobian_trace'.",
+    ),
+    "signs kind": (
+        {"signs": None},
+        "attention(): `signs` must be 'all', a sign's name or several; got None. Use signs=() for none.",
+    ),
+    "kernel": (
+        {"kernel": "blockwize"},
+        "attention(): unknown kernel 'blockwize'. Did you mean 'blockwise'? Known: 'auto', "
+        + ", ".join(map(repr, KERNELS))
+        + ".",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "sentence"), SENTENCES.values(), ids=SENTENCES)
+def test_the_sentence(changes, sentence):
+    with pytest.raises(InputError) as error:
+        call(**changes)
+    assert str(error.value) == sentence
+    assert error.value.__suppress_context__ or error.value.__context__ is None
+    assert isinstance(error.value, ValueError)
+
+
+def test_the_function_that_was_called_is_named():
+    with pytest.raises(InputError, match=r"^measure\(\): `key` must have head dim 8"):
+        attemper.measure(Q, torch.randn(2, 12, 5, 16))
+    with pytest.raises(InputError, match=r"^sdpa\(\): `key` must have head dim 8"):
+        attemper.sdpa(Q, torch.randn(2, 12, 5, 16), Q)
+    with pytest.raises(InputError, match=r"^why\(\): unknown kernel"):
+        attemper.kernels.why(Q, Q, Q, kernel="cuda")
+
+
+def test_sdpa_asks_for_enable_gqa():
+    with pytest.raises(InputError) as error:
+        attemper.sdpa(Q, Q[:, :4], Q[:, :4])
+    assert str(error.value) == (
+        "sdpa(): `query`, `key` and `value` must have the same number of heads; got 12, 4 and 4. "
+        "For grouped-query attention pass enable_gqa=True."
+    )
+
+
+NARROW = Serves(
+    devices=("cuda",),
+    dtypes=(torch.float16, torch.bfloat16),
+    max_head_dim=128,
+    grouped=False,
+    masks=("none", "bool"),
+    mask_gradient=False,
+    banded=False,
+    softcap=False,
+    dropout=False,
+    gain=False,
+)
+PLAIN = {
+    "device": "cuda",
+    "dtype": torch.float16,
+    "head_dim": 64,
+    "value_dim": 64,
+    "grouped": False,
+    "mask": "none",
+    "mask_gradient": False,
+    "banded": False,
+    "softcap": False,
+    "dropout": False,
+    "gain": False,
+}
+REFUSALS = {
+    "needs cuda tensors; got cpu": {"device": "cpu"},
+    "serves float16, bfloat16; got float32": {"dtype": torch.float32},
+    "serves head dims up to 128; got 256": {"value_dim": 256},
+    "serves masks of kind none, bool; got additive": {"mask": "additive"},
+    "does not serve grouped key/value heads": {"grouped": True},
+    "does not serve the gradient of an additive mask": {"mask_gradient": True},
+    "does not serve causal or window": {"banded": True},
+    "does not serve softcap": {"softcap": True},
+    "does not serve dropout": {"dropout": True},
+    "does not serve a scale tensor": {"gain": True},
+}
+
+
+@pytest.mark.parametrize(("clause", "change"), REFUSALS.items(), ids=REFUSALS)
+def test_a_named_kernel_runs_or_says_why(monkeypatch, clause, change):
+    monkeypatch.setitem(KERNELS, "narrow", NARROW)
+    assert choose("attention", Call(**PLAIN), "narrow") == "narrow"
+    with pytest.raises(KernelUnavailable) as error:
+        choose("attention", Call(**{**PLAIN, **change}), "narrow")
+    assert str(error.value) == f"attention(): kernel='narrow' {clause}. Change the inputs or use kernel='auto'."
+
+
+def test_auto_takes_the_first_that_serves(monkeypatch):
+    for name in list(KERNELS):
+        monkeypatch.delitem(KERNELS, name)
+    for name, serves in (("narrow", NARROW), ("blockwise", Serves()), ("reference", Serves())):
+        monkeypatch.setitem(KERNELS, name, serves)
+    assert choose("attention", Call(**PLAIN), "auto") == "narrow"
+    assert choose("attention", Call(**{**PLAIN, "softcap": True}), "auto") == "blockwise"
+    verdicts = attemper.kernels.why(Q, Q, Q)
+    assert str(verdicts) == (
+        "narrow     not taken: needs cuda tensors; got cpu\n"
+        "blockwise  taken: the fastest that serves this call\n"
+        "reference  not taken: serves this call, but slower"
+    )
+    named = attemper.kernels.why(Q, Q, Q, kernel="reference")
+    assert [v.taken for v in named] == [False, False, True]
+
+
+def test_every_error_is_ours():
+    assert issubclass(InputError, AttemperError)
+    assert issubclass(KernelUnavailable, RuntimeError)
