@@ -1,14 +1,48 @@
-"""What rounding alone leaves in a gradient: each term that is summed rounds once, and the roundings add in quadrature.
+"""What rounding alone leaves in a result: each term that is summed rounds once, and the roundings add in quadrature.
 
-Plain PyTorch's error can be zero by luck (one key) or small by luck (four numbers); this is the floor under it. The terms are
-those of dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)] + [g_mean + 2 g_var (z - mean)] / visible + g_peak.
+Plain PyTorch's error can be zero by luck (one key) or small by luck (four numbers); this is the floor under it. The terms of
+a gradient are those of dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)] + [g_mean + 2 g_var (z - mean)] / visible
++ g_peak; those of a sign are the logits, weighted by the sign's own derivative.
 """
+
+import math
 
 import torch
 from torch import Tensor
 
 from attemper.kernels.reference import logits
 from attemper.kernels.seam import Problem
+
+
+def sign_mass(problem: Problem, exact: dict[str, Tensor]) -> dict[str, float]:
+    """How far one rounding of every logit moves each sign, in units of epsilon, largest row, in float64."""
+    problem = Problem(*(t.detach() if isinstance(t, Tensor) else t for t in problem))
+    exact = {name: t.detach() for name, t in exact.items() if isinstance(t, Tensor)}
+    z, _, seen = logits(problem)
+    z = z.nan_to_num(neginf=0.0)
+    z2 = _raw_squared(problem) + z.square()
+    p, visible = exact["weights"], exact["visible"].clamp(min=1).unsqueeze(-1)
+    log_p = p.clamp(min=1e-300).log()
+    slopes = {
+        "mean": seen / visible,
+        "variance": 2 * (z - exact["mean"].unsqueeze(-1)) * seen / visible,
+        "peak": (p == p.amax(-1, keepdim=True)).double(),
+        "lse": p,
+        "entropy": p * (log_p + exact["entropy"].unsqueeze(-1)),
+        "p2": 2 * p * (p - exact["p2"].unsqueeze(-1)),
+    }
+    mass = {
+        name: (slope.square() * z2).sum(-1).sqrt().max().item() if z.numel() else 0.0 for name, slope in slopes.items()
+    }
+    mass["entropy"] += math.log(1 + z.shape[-1])  # a difference of terms as large as ln n
+    return mass
+
+
+def _raw_squared(problem: Problem) -> Tensor:
+    """Σ (scale · gain · q_e k_e)² behind every score, (B, H, Lq, Lk)."""
+    key = problem.key.repeat_interleave(problem.query.shape[1] // problem.key.shape[1], 1)
+    factor = problem.scale if problem.gain is None else problem.scale * problem.gain.unsqueeze(-1)
+    return (problem.query * factor).square() @ key.square().mT
 
 
 def gradient_mass(problem: Problem, exact: dict[str, Tensor], loss: str, cotangent: Tensor) -> dict[str, float]:
@@ -21,11 +55,10 @@ def gradient_mass(problem: Problem, exact: dict[str, Tensor], loss: str, cotange
     repeat = problem.query.shape[1] // problem.key.shape[1]
     key = problem.key.repeat_interleave(repeat, 1)
     raw = problem.query @ key.mT * problem.scale
-    raw2 = problem.query.square() @ key.square().mT * problem.scale**2
     gain = torch.ones_like(raw[..., 0]) if problem.gain is None else problem.gain
     # the rounding of a logit and of lse goes through exp into the weight
     lse = exact["lse"].masked_fill(exact["lse"].isneginf(), 0.0).unsqueeze(-1)
-    through_exp = 1 + raw2 * gain.square().unsqueeze(-1) + z.square() + lse.square()
+    through_exp = 1 + _raw_squared(problem) + z.square() + lse.square()
     dz2 = _dz_terms_squared(loss, cotangent, exact, z, seen, problem) * through_exp  # (B, H, Lq, Lk)
     slope = 1.0
     if problem.softcap is not None:
@@ -37,7 +70,7 @@ def gradient_mass(problem: Problem, exact: dict[str, Tensor], loss: str, cotange
         "query": (ds2 @ key.square()).sqrt() * factor,
         "key": (ds2.mT @ (problem.query * factor).square()).sqrt(),
         "value": torch.zeros(1),
-        "scale": (ds2 * raw2).sum((0, 2, 3)).sqrt(),
+        "scale": (ds2 * _raw_squared(problem._replace(gain=None))).sum((0, 2, 3)).sqrt(),
         "mask": torch.zeros(1),
     }
     if loss == "output":

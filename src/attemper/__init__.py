@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import errors as errors
     from . import kernels as kernels
     from .attention import attention as attention
     from .attention import measure as measure
@@ -25,11 +26,14 @@ _HOMES = {
     "HeadSummary": "heads",
     "Vitals": "vitals",
     "attention": "attention",
+    "errors": "errors",
     "kernels": "kernels",
     "measure": "attention",
     "merge": "vitals",
     "sdpa": "attention",
 }
+
+_MODULES = {"errors", "kernels"}
 
 __all__ = sorted(_HOMES)
 
@@ -38,7 +42,7 @@ class _Package(ModuleType):
     """Keeps a public function in its place when the submodule of the same name is imported (attention, …)."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        shadowed = isinstance(value, ModuleType) and _HOMES.get(name) == name and name != "kernels"
+        shadowed = isinstance(value, ModuleType) and name in _HOMES and name not in _MODULES
         if not shadowed:
             super().__setattr__(name, value)
 
@@ -50,7 +54,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'attemper' has no attribute {name!r}")
     module = importlib.import_module(f".{_HOMES[name]}", __name__)
-    found = module if name == "kernels" else getattr(module, name)
+    found = module if name in _MODULES else getattr(module, name)
     globals()[name] = found
     return found
 

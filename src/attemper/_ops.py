@@ -125,9 +125,17 @@ class _Attention(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         size = info.batch_size
         problem = _fold_problem(Problem(*args[:N_PROBLEM]), Problem(*in_dims[:N_PROBLEM]), size)
-        out = _Attention.apply(*problem, *args[N_PROBLEM:])
+        out = _EagerAttention.apply(*problem, *args[N_PROBLEM:])
         split = tuple(t.unflatten(0, (size, -1)) if t.dim() > 1 else t for t in out)
         return split, tuple(0 if t.dim() > 1 else None for t in out)
+
+
+class _EagerAttention(_Attention):
+    """Outside of a compiled graph, where Dynamo does not object to a `jvp`: one that says what to use instead."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise _no_derivative(ctx.kernel, "forward-mode derivatives")
 
 
 class _AttentionBackward(torch.autograd.Function):
@@ -143,10 +151,7 @@ class _AttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise KernelUnavailable(
-            f"attention(): kernel={ctx.kernel!r} does not compute second derivatives. "
-            "Use kernel='reference', which PyTorch differentiates any number of times (it stores Lq × Lk)."
-        )
+        raise _no_derivative(ctx.kernel, "second derivatives")
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -196,6 +201,13 @@ def _fold_problem(problem: Problem, dims: Any, size: int) -> Problem:
     )
 
 
+def _no_derivative(kernel: str, what: str) -> KernelUnavailable:
+    return KernelUnavailable(
+        f"attention(): kernel={kernel!r} does not compute {what}. "
+        "Use kernel='reference', which PyTorch differentiates any number of times (it stores Lq × Lk)."
+    )
+
+
 def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
     """Run a checked problem on a kernel; output (B, H, Lq, Ev), empty without values, and the signs named, (B, H, Lq) each."""
     if kernel == "reference":
@@ -206,7 +218,13 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
     tracked = (problem.query, problem.key, problem.mask, problem.gain)
     if "peak" in names and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tracked):
         signs |= ARGMAX_BIT
-    measured = Measured(*_Attention.apply(*problem, signs, kernel))
+    if torch.compiler.is_compiling():
+        # Dynamo refuses one tensor in two places, which self-attention without projections has
+        key, value = problem.key, problem.value
+        problem = problem._replace(key=key.view_as(key), value=None if value is None else value.view_as(value))
+        measured = Measured(*_Attention.apply(*problem, signs, kernel))
+    else:
+        measured = Measured(*_EagerAttention.apply(*problem, signs, kernel))
     vitals = Vitals(**{name: getattr(measured, name) for name in names})
     return measured.output, vitals
 

@@ -119,7 +119,7 @@ def bench(
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, markup=False)  # 'attemper[hf]' is not markup
 
 
 def _note(line: str) -> None:

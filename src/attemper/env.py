@@ -26,7 +26,8 @@ def describe() -> dict[str, Any]:
     """What runs here, as plain data that JSON takes.
 
     Example:
-        >>> attemper.env.describe()["kernels"]["blockwise"]
+        >>> from attemper import env
+        >>> env.describe()["kernels"]["blockwise"]
         {'available': True, 'reason': 'runs on any device'}
     """
     return {
@@ -56,6 +57,7 @@ def describe() -> dict[str, Any]:
 def table(found: dict[str, Any]) -> Table:
     """What :func:`describe` found, for a terminal."""
     from rich.table import Table
+    from rich.text import Text
 
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
@@ -72,8 +74,8 @@ def table(found: dict[str, Any]) -> Table:
     for name, extra in found["extras"].items():
         missing = [package for package, number in extra["packages"].items() if number is None]
         present = [f"{package} {number}" for package, number in extra["packages"].items() if number]
-        lacking = f"without {', '.join(missing)}: {extra['install']}" if missing else ""
-        grid.add_row("extra", name, "; ".join(filter(None, [", ".join(present), lacking])))
+        lacking = f"no {', '.join(missing)}: {extra['install']}" if missing else ""
+        grid.add_row("extra", name, Text("\n".join(filter(None, [", ".join(present), lacking]))))
     return grid
 
 

@@ -106,6 +106,17 @@ def test_compile_fullgraph_of_sdpa_without_gradients():
         )
 
 
+def test_compile_fullgraph_of_self_attention_on_one_tensor():
+    torch._dynamo.reset()
+
+    def run(x):
+        return loss(x, x, x, "blockwise", causal=True)
+
+    x = torch.randn(2, 4, 6, 8, dtype=torch.float64, requires_grad=True)
+    (actual,) = torch.autograd.grad(torch.compile(run, fullgraph=True, backend="aot_eager")(x), x)
+    torch.testing.assert_close(actual, torch.autograd.grad(run(x), x)[0])
+
+
 @pytest.mark.parametrize("kernel", FUSED)
 def test_functional_gradients(kernel):
     inputs = tensors()
@@ -180,6 +191,16 @@ def test_second_derivatives_are_refused_with_a_sentence(kernel):
         first.sum().backward()
     with pytest.raises(KernelUnavailable, match="second derivatives"):
         jacrev(jacrev(lambda q: loss(q, key, value, kernel)))(query.detach())
+
+
+@pytest.mark.parametrize("kernel", FUSED)
+def test_forward_mode_is_refused_with_a_sentence(kernel):
+    query, key, value = tensors()
+    with pytest.raises(
+        KernelUnavailable, match=f"kernel='{kernel}' does not compute forward-mode derivatives. Use ker"
+    ):
+        torch.func.jvp(lambda q: loss(q, key, value, kernel), (query,), (query,))
+    torch.func.jvp(lambda q: loss(q, key, value, "reference"), (query,), (query,))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

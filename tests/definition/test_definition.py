@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import GRID, pairwise
 
 import attemper
-from attemper.kernels.reference import define
 from attemper._checks import prepare
+from attemper.kernels.reference import define
+from cases import GRID, pairwise
 
 F64_GRID = {**GRID, "dtype": ["f64"], "window": [None], "softcap": [None], "scale": ["default"]}
 

@@ -24,7 +24,7 @@ def test_a_sign_not_asked_for_raises_with_a_sentence():
         "vitals.p2 was not measured: this call asked for signs=('lse', 'entropy'). "
         "Add 'p2' to signs=, or use signs='all'."
     )
-    with pytest.raises(SignNotMeasured, match="top_weight was not measured.*Add 'peak' to signs"):
+    with pytest.raises(SignNotMeasured, match=r"top_weight was not measured.*Add 'peak' to signs"):
         _ = vitals.top_weight
     assert not hasattr(vitals, "variance")
     with pytest.raises(AttributeError, match="no sign 'colour'"):
@@ -132,7 +132,7 @@ def test_by_head_says_what_is_wrong():
         vitals.by_head(rows=torch.ones(2, 6, dtype=torch.bool))
     with pytest.raises(InputError, match="no sign was measured"):
         attend(signs=()).vitals.by_head()
-    with pytest.raises(SignNotMeasured, match="'p2' was not measured. This summary has: rows, lse"):
+    with pytest.raises(SignNotMeasured, match=r"'p2' was not measured. This summary has: rows, lse"):
         _ = attend(signs="lse").vitals.by_head().p2
     with pytest.raises(InputError, match="same signs and heads"):
         vitals.by_head().merge(attend(signs="lse").vitals.by_head())

@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from judge import SIGNS, judge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attemper
 from attemper.kernels import KERNELS
+from judge import SIGNS, judge
 
 FUSED = [name for name in KERNELS if name != "reference"]
 pytestmark = [pytest.mark.usefixtures("poisoned"), pytest.mark.parametrize("kernel", FUSED)]
@@ -112,7 +112,9 @@ def test_logits_far_from_zero_keep_their_variance(kernel, device):
     """A constant added to every logit must not eat the variance: 1 around 1000."""
     tensors = {name: draw(1, 1, n, 16, device=device) for name, n in (("query", 40), ("key", 600), ("value", 600))}
     tensors["mask"] = torch.full((40, 600), 1000.0, device=device)
-    _, vitals = attemper.attention(*(tensors[n] for n in ("query", "key", "value")), mask=tensors["mask"], kernel=kernel)
+    _, vitals = attemper.attention(
+        *(tensors[n] for n in ("query", "key", "value")), mask=tensors["mask"], kernel=kernel
+    )
     alone = attemper.attention(*(tensors[n] for n in ("query", "key", "value")), kernel="reference").vitals
     torch.testing.assert_close(vitals.variance, alone.variance, rtol=2e-3, atol=2e-3)
     judge(tensors, {"causal": True}, kernel)
@@ -221,7 +223,9 @@ class TestDropout:
         eye = torch.eye(n, device=device, dtype=torch.float64).expand(1, 2, n, n)
         torch.manual_seed(1)
         kept = attemper.attention(q, k, eye, dropout=0.3, causal=True, kernel=kernel).output != 0
-        leaves = [t.clone().requires_grad_() for t in (q, k, torch.randn(1, 2, n, n, dtype=torch.float64, device=device))]
+        leaves = [
+            t.clone().requires_grad_() for t in (q, k, torch.randn(1, 2, n, n, dtype=torch.float64, device=device))
+        ]
         torch.manual_seed(1)
         output, vitals = attemper.attention(*leaves, dropout=0.3, causal=True, kernel=kernel)
         z = (leaves[0] @ leaves[1].mT / math.sqrt(8)).masked_fill(

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from judge import SIGNS, judge
 
 from attemper import kernels
 from attemper.kernels import blockwise
+from judge import SIGNS, judge
 
 
 def tensors():

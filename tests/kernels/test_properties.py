@@ -1,5 +1,6 @@
 """What must hold for any input: found by hypothesis, not by our imagination."""
 
+import itertools
 import math
 
 import pytest
@@ -73,11 +74,11 @@ def test_shifting_the_logits_shifts_mean_peak_and_lse_alone(kernel, problem, shi
 def test_merging_any_split_gives_the_whole(kernel, problem, cuts):
     q, k, v, mask = problem
     keys = k.shape[2]
-    edges = sorted({min(c, keys) for c in cuts} | {0, keys}) + [keys]  # ends with an empty shard
+    edges = [*sorted({min(c, keys) for c in cuts} | {0, keys}), keys]  # ends with an empty shard
     whole = attemper.attention(q, k, v, mask=mask, kernel=kernel)
     parts = [
         attemper.attention(q, k[:, :, a:b], v[:, :, a:b], mask=None if mask is None else mask[..., a:b], kernel=kernel)
-        for a, b in zip(edges, edges[1:], strict=False)
+        for a, b in itertools.pairwise(edges)
     ]
     assert_same(attemper.merge(parts), whole)
     torch.testing.assert_close(attemper.merge([p.vitals for p in parts]).entropy, whole.vitals.entropy)

@@ -5,7 +5,8 @@ A kernel is one module of this folder with
     forward(problem, signs) -> Measured                      output and vitals, one pass
     backward(problem, saved, upstream, wants) -> Gradients
 
-and a line in ``kernels.KERNELS`` that says which calls it takes. It never sees autograd, 3-d shapes or bad input: `_ops.py` and `_checks.py` stand before it.
+and a line in ``kernels.KERNELS`` that says which calls it takes. It never sees autograd, 3-d shapes or bad input: `_ops.py`
+and `_checks.py` stand before it.
 """
 
 from __future__ import annotations

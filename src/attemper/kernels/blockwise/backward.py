@@ -2,7 +2,8 @@
 
 With p = exp(z - lse) and the arriving gradients g of output and signs, δ = g_out · out:
 
-    dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)]  +  [g_mean + 2 g_var (z - mean)] / visible  +  g_peak at the arg-max
+    dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)]
+         + [g_mean + 2 g_var (z - mean)] / visible  +  g_peak at the arg-max
 
 then the softcap's own slope; dq, dk, d(gain) and d(mask) follow from dz.
 """

@@ -1,0 +1,129 @@
+"""Makes docs/reference.md from the signatures and docstrings of the public names; --check exits 1 when it is stale."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import attemper
+from attemper import errors
+
+TARGET = Path(__file__).parents[1] / "docs" / "reference.md"
+HEAD = """# API reference
+
+Made by `make docs` from the signatures and docstrings; a test fails when it is stale. Every name below is read as
+`attemper.NAME`. Letters: B batch, H query heads, G key/value heads, Lq and Lk lengths, E head dim (d_k), Ev value dim.
+A *logit* is the score after scale, softcap and bias, before softmax.
+"""
+
+KERNELS_HEAD = """What each serves, fastest first, from `kernels.KERNELS`. *grouped*: fewer key/value heads than query
+heads; *mask gradient*: of an additive mask; *banded*: causal or window; *gain*: a scale tensor.
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    public = {name: getattr(attemper, name) for name in attemper.__all__}
+    sections = [HEAD]
+    sections += [function_section(name, thing) for name, thing in public.items() if inspect.isfunction(thing)]
+    sections += [class_section(name, thing) for name, thing in public.items() if inspect.isclass(thing)]
+    return "\n".join([*sections, kernels_section(), errors_section()])
+
+
+def function_section(name: str, function: object) -> str:
+    return f"## {name}\n\n```python\n{signature(name, function)}\n```\n\n{prose(function)}\n"
+
+
+def class_section(name: str, cls: type) -> str:
+    fields = getattr(cls, "_fields", None)
+    parts = [f"## {name}{'(' + ', '.join(fields) + ')' if fields else ''}\n\n{prose(cls)}\n"]
+    rows = [(key, thing) for key, thing in vars(cls).items() if isinstance(thing, property) and thing.__doc__]
+    if rows:
+        lines = [f"| `{key}` | {tidy(inspect.cleandoc(thing.__doc__ or ''))} |" for key, thing in rows]
+        parts.append("\n".join(["| read | meaning |", "|---|---|", *lines]) + "\n")
+    for key, thing in vars(cls).items():
+        method = thing.__func__ if isinstance(thing, classmethod) else thing
+        if inspect.isfunction(method) and not key.startswith("_") and fields is None:
+            parts.append(f"### {name}.{key}\n\n```python\n{signature(key, method)}\n```\n\n{prose(method)}\n")
+    return "\n".join(parts)
+
+
+def kernels_section() -> str:
+    kernels = attemper.kernels
+    rows = {name: serves.row() for name, serves in kernels.KERNELS.items()}
+    columns = list(next(iter(rows.values())))
+    lines = [
+        f"| {' | '.join(['kernel', *(c.replace('_', ' ') for c in columns)])} |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    lines += [f"| `{name}` | {' | '.join(row[c] for c in columns)} |" for name, row in rows.items()]
+    table = "\n".join(lines)
+    why = function_section("kernels.why", kernels.why)
+    return f"## kernels\n\n{KERNELS_HEAD}\n{table}\n\n#{why}"
+
+
+def errors_section() -> str:
+    summary, tree = inspect.cleandoc(errors.__doc__ or "").split("\n\n", 1)
+    return f"## errors\n\n{summary} Import them from `attemper.errors`.\n\n```text\n{tree}\n```\n"
+
+
+def signature(name: str, function: object) -> str:
+    """The signature with annotations as written, one parameter a line where it is long."""
+    found = inspect.signature(function)
+    parts, keyword_only = [], False
+    for parameter in found.parameters.values():
+        if parameter.name in ("self", "cls"):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
+            parts.append("*")
+        keyword_only = keyword_only or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        text = star + parameter.name
+        if parameter.annotation is not parameter.empty:
+            text += f": {parameter.annotation}"
+        if parameter.default is not parameter.empty:
+            text += f" = {parameter.default!r}" if ":" in text else f"={parameter.default!r}"
+        parts.append(text)
+    result = "" if found.return_annotation is found.empty else f" -> {found.return_annotation}"
+    line = f"{name}({', '.join(parts)}){result}"
+    if len(line) <= 100:
+        return line
+    return f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){result}"
+
+
+def prose(thing: object) -> str:
+    """A docstring as Markdown: arguments as a list, examples as code."""
+    text = inspect.cleandoc(getattr(thing, "__doc__", None) or "")
+    body, *rest = re.split(r"^(Args|Returns|Example):\n", text, flags=re.MULTILINE)
+    parts = [tidy(body.strip())]
+    for title, block in zip(rest[::2], rest[1::2], strict=True):
+        block = inspect.cleandoc("\n" + block).strip()
+        if title == "Example":
+            parts.append(f"```pycon\n{block}\n```")
+        elif title == "Args":
+            parts.append(re.sub(r"^(\w+): ", r"- `\1`: ", tidy(block), flags=re.MULTILINE))
+        else:
+            parts.append(f"Returns {tidy(block)}")
+    return "\n\n".join(parts)
+
+
+def tidy(text: str) -> str:
+    """reStructuredText's roles and double backticks as Markdown's."""
+    return re.sub(r":\w+:`([^`]+)`|``([^`]+)``", lambda m: f"`{m[1] or m[2]}`", text)
+
+
+def main(arguments: list[str]) -> int:
+    page = render()
+    if "--check" not in arguments:
+        TARGET.write_text(page, encoding="utf-8")
+        return 0
+    if TARGET.exists() and TARGET.read_text(encoding="utf-8") == page:
+        return 0
+    print(f"{TARGET.name} is stale. Run make docs.", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""bench: what the operation costs in time and memory, beside torch's SDPA and eager attention."""

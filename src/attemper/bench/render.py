@@ -1,0 +1,105 @@
+"""render: the bench's document as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .candidates import CANDIDATES, DIRECTIONS
+
+WIDE = 100
+"""From this many columns on, ratios are printed with their intervals."""
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    console.print(_headline(document["environment"], document["load"]))
+    for table in _speed(document["speed"], wide=console.width >= WIDE):
+        console.print()
+        console.print(table)
+    if document["speed"]:
+        console.print("\n" + SPEED_LEGEND, style="dim")
+    if document["memory"]:
+        console.print()
+        console.print(_memory(document["memory"]))
+        console.print("\n" + MEMORY_LEGEND, style="dim")
+
+
+SPEED_LEGEND = (
+    "Medians of interleaved rounds, with quartiles. ×: how many times faster than the other, the median of the ratios "
+    "within each round (95 % interval). Of GEMM: the time its matrix products would take at torch.mm's rate, as "
+    "a share of the time it took."
+)
+MEMORY_LEGEND = (
+    "B = H = 1, E = 64, causal, each in a fresh process. MiB: at the peak, beyond inputs, outputs, signs and gradients "
+    "(the last three are results). Backward with an entropy in the loss. Growth: from the length above; where lengths "
+    "double, 2 is linear and 4 quadratic."
+)
+
+
+def _headline(found: dict[str, Any], load: float | None) -> str:
+    cpu = found["cpu"]
+    machine = [f"{cpu['model']}, {cpu['simd']}", f"{cpu['threads']} threads on {cpu['cores']} cores"]
+    machine += [gpu["name"] for gpu in found["gpus"]]
+    if load is not None:
+        machine.append(f"load {load} before")
+    return f"attemper {found['attemper']} · torch {found['torch']}\n{' · '.join(machine)}"
+
+
+def _speed(rows: list[dict[str, Any]], wide: bool) -> Iterator[Table]:
+    for (shape, causal, direction), group in groupby(rows, lambda row: (row["shape"], row["causal"], row["direction"])):
+        cells = list(group)
+        first = cells[0]
+        mask = "causal" if causal else "full"
+        table = _table(f"({', '.join(map(str, shape))}) {mask}, {DIRECTIONS[direction]}, {first['dtype']}")
+        for name in ("ms", "quartiles", "× SDPA", "× eager+stats", "of GEMM"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in cells:
+            table.add_row(
+                CANDIDATES[row["candidate"]],
+                _number(row["ms"]["median"]),
+                f"{_number(row['ms']['low'])}–{_number(row['ms']['high'])}",
+                _ratio(row.get("speed_vs_sdpa"), wide),
+                _ratio(row.get("speed_vs_eager_statistics"), wide),
+                f"{100 * row['of_gemm']['median']:.0f} %",
+            )
+        rate = _number(first["gemm_gflops"])
+        table.caption = f"kernel {first['kernel']}; {first['rounds']} rounds; torch.mm at {rate} GFLOP/s"
+        yield table
+
+
+def _memory(rows: list[dict[str, Any]]) -> Table:
+    table = _table(f"Peak memory, kernel {rows[0]['kernel']}")
+    table.add_column("", no_wrap=True)
+    for name in ("length", "MiB", "growth", "results"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for _, group in groupby(rows, lambda row: (row["candidate"], row["direction"])):
+        for place, row in enumerate(group):
+            labels = (CANDIDATES[row["candidate"]], DIRECTIONS[row["direction"]]) if place == 0 else ("", "")
+            growth = "" if row["growth"] is None else f"×{row['growth']:.2f}"
+            table.add_row(*labels, str(row["length"]), f"{row['beyond_mib']:.1f}", growth, f"{row['results_mib']:.1f}")
+    return table
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.title_justify = table.caption_justify = "left"
+    table.title_style = "bold"
+    table.add_column("", no_wrap=True)
+    return table
+
+
+def _ratio(spread: dict[str, float] | None, wide: bool) -> str:
+    if spread is None:
+        return "–"
+    middle = f"{spread['median']:.2f}"
+    return f"{middle} ({spread['low']:.2f}–{spread['high']:.2f})" if wide else middle
+
+
+def _number(value: float) -> str:
+    """Three digits are what a timing on a shared machine can carry."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,0 +1,152 @@
+"""run: from what was asked to one document of rows; the defaults and the checks of `attemper bench`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .. import env
+from ..errors import InputError, nearest
+from ..kernels import KERNELS
+from . import memory, operation
+from .candidates import CANDIDATES, DTYPES, Case
+
+Shape = tuple[int, int, int, int]
+
+PARTS = ("speed", "memory")
+EAGER_LENGTH = 8192
+"""Longest length at which the memory of eager attention is measured, for contrast: it grows with the square."""
+
+BUSY = 0.5
+"""Load per core, before anything is measured, above which other work is in the way."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure. Start from :data:`DEFAULT` or :data:`QUICK`."""
+
+    shapes: tuple[Shape, ...]
+    masks: tuple[bool, ...]  # causal or not
+    rounds: int
+    budget: float  # seconds per case
+    lengths: tuple[int, ...]  # of the memory table
+    dtype: str = "float32"
+    device: str = "cpu"
+    kernel: str = "auto"
+    parts: tuple[str, ...] = PARTS
+
+
+DEFAULT = Settings(
+    shapes=((1, 8, 2048, 64), (1, 4, 4096, 128)),
+    masks=(False, True),
+    rounds=15,
+    budget=20.0,
+    lengths=(8192, 16384, 32768),
+)
+QUICK = replace(DEFAULT, shapes=((1, 4, 1024, 64),), rounds=5, budget=3.0, lengths=(2048, 4096))
+
+
+def settings(quick: bool, **asked: Any) -> Settings:
+    """The defaults, with what was asked for in their place; None and () mean not asked."""
+    chosen = replace(QUICK if quick else DEFAULT, **{name: value for name, value in asked.items() if value})
+    check(chosen)
+    return chosen
+
+
+def parse_shape(text: str) -> Shape:
+    """``"1,8,2048,64"`` → (1, 8, 2048, 64)."""
+    try:
+        batch, heads, length, head_dim = (int(part) for part in text.split(","))
+        if min(batch, heads, length, head_dim) < 1:
+            raise ValueError
+    except ValueError:
+        raise InputError(
+            f"bench: --shape must be four whole numbers B,H,L,E above 0; got {text!r}. Type --shape 1,8,2048,64."
+        ) from None
+    return batch, heads, length, head_dim
+
+
+def check(settings: Settings) -> None:
+    """Refuse what could only fail later, after minutes of measuring."""
+    for part in settings.parts:
+        if part not in PARTS:
+            raise InputError(f"bench: unknown part {part!r}. {nearest(part, PARTS)} Leave it out for both.")
+    if settings.dtype not in DTYPES:
+        raise InputError(f"bench: unknown --dtype {settings.dtype!r}. {nearest(settings.dtype, DTYPES)}")
+    if settings.kernel not in ("auto", *KERNELS):
+        raise InputError(f"bench: unknown --kernel {settings.kernel!r}. {nearest(settings.kernel, ('auto', *KERNELS))}")
+    try:
+        torch.empty(1, device=settings.device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InputError(
+            f"bench: --device {settings.device!r} is not usable here; `attemper env` lists what is. Type --device cpu."
+        ) from None
+
+
+def run(settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:
+    """Measure, telling `note` what is under way, and return one document that JSON takes."""
+    document: dict[str, Any] = {"environment": env.describe(), "load": _load(), "speed": [], "memory": []}
+    if document["load"] is not None and document["load"] > BUSY * document["environment"]["cpu"]["cores"]:
+        note(f"the machine is busy (load {document['load']}): times will be too long, most for many short operations")
+    if "speed" in settings.parts:
+        document["speed"] = operation.rows(cases(settings), rounds=settings.rounds, budget=settings.budget, note=note)
+    if "memory" in settings.parts:
+        document["memory"] = memory_rows(settings, note)
+    return document
+
+
+def cases(settings: Settings) -> list[Case]:
+    """Forward on every shape and mask; forward and backward on the first shape, causal where that was asked for."""
+    common = {"dtype": settings.dtype, "device": settings.device, "kernel": settings.kernel}
+    forward = [Case(shape, causal, **common) for shape in settings.shapes for causal in settings.masks]
+    backward = Case(settings.shapes[0], any(settings.masks), "forward_backward", **common)
+    return [*forward, backward]
+
+
+def memory_rows(settings: Settings, note: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Peak memory at each length with its growth since the one before: B = H = 1, E = 64, causal."""
+    found = []
+    for candidate, direction in (
+        ("attemper", "forward"),
+        ("attemper", "forward_backward"),
+        ("sdpa", "forward_backward"),
+        ("eager_statistics", "forward_backward"),
+    ):
+        lengths = [n for n in settings.lengths if not candidate.startswith("eager") or n <= EAGER_LENGTH]
+        found += _growing(settings, candidate, direction, sorted(lengths), note)
+    return found
+
+
+def _growing(
+    settings: Settings, candidate: str, direction: str, lengths: Sequence[int], note: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    before = 0
+    for length in lengths:
+        case = Case((1, 1, length, 64), True, direction, settings.dtype, settings.device, settings.kernel)
+        note(f"memory of {CANDIDATES[candidate]}: {case}")
+        peak = memory.peak(candidate, case)
+        found.append(
+            {
+                "candidate": candidate,
+                "kernel": peak.kernel,
+                "direction": direction,
+                "length": length,
+                "dtype": settings.dtype,
+                "device": settings.device,
+                "beyond_mib": round(peak.beyond / memory.MIB, 1),
+                "results_mib": round(peak.results / memory.MIB, 1),
+                "growth": round(peak.beyond / before, 2) if before else None,
+            }
+        )
+        before = peak.beyond
+    return found
+
+
+def _load() -> float | None:
+    """How many processes have been wanting to run, over the last minute; not on Windows."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None

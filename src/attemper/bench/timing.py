@@ -1,0 +1,116 @@
+"""timing: an interleaved timer. Every round runs each candidate once, so what slows the machine slows them all.
+
+Speeds are compared round by round: the ratio of two candidates is the median of the ratios within each round, with a
+bootstrap interval. A median of one run set against a median of another says what the machine did in between.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+RESAMPLES = 1000
+FEWEST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with the range around it."""
+
+    median: float
+    low: float
+    high: float
+
+    def to_dict(self, digits: int = 4) -> dict[str, float]:
+        return {name: round(getattr(self, name), digits) for name in ("median", "low", "high")}
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds per candidate; the n-th entries of all candidates belong to the same round."""
+
+    seconds: Mapping[str, Sequence[float]]
+
+    @property
+    def rounds(self) -> int:
+        return min(len(times) for times in self.seconds.values())
+
+    def spread(self, name: str) -> Spread:
+        """The median and the quartiles of one candidate, in seconds."""
+        times = self.seconds[name]
+        if len(times) < 2:
+            return Spread(times[0], times[0], times[0])
+        low, median, high = statistics.quantiles(times, n=4, method="inclusive")
+        return Spread(median, low, high)
+
+    def speed(self, name: str, than: str) -> Spread:
+        """How many times faster `name` is than another candidate (above 1: faster); 95 % bootstrap interval."""
+        ratios = [other / own for own, other in zip(self.seconds[name], self.seconds[than], strict=True)]
+        return median_interval(ratios)
+
+
+def median_interval(values: Sequence[float], resamples: int = RESAMPLES) -> Spread:
+    """The median and its 95 % bootstrap interval; the same values always give the same interval."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples))
+    return Spread(statistics.median(values), medians[int(0.025 * resamples)], medians[int(0.975 * resamples)])
+
+
+def interleave(
+    candidates: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    warmup: int = 2,
+    budget: float = 60.0,
+    device: str = "cpu",
+) -> Times:
+    """Time the candidates against one another.
+
+    Args:
+        candidates: name → a call to time. What it returns is dropped outside the timed span.
+        rounds: how often each is timed. The order turns by one each round, so no candidate always follows the same one.
+        warmup: untimed calls of each before the first round; at least one, then while a quarter of the budget lasts.
+        budget: seconds after which no new round starts, once there are three.
+        device: ``"cuda"`` times with events on the device, others with the wall clock.
+    """
+    clock = _on_device if torch.device(device).type == "cuda" else _on_wall
+    names = list(candidates)
+    started = time.perf_counter()
+    for turn in range(warmup):
+        if turn and time.perf_counter() - started > budget / 4:
+            break
+        for name in names:
+            candidates[name]()
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    started = time.perf_counter()
+    for turn in range(rounds):
+        if turn >= FEWEST_ROUNDS and time.perf_counter() - started > budget:
+            break
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            seconds[name].append(clock(candidates[name]))
+    return Times(seconds)
+
+
+def _on_wall(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    result = call()
+    elapsed = time.perf_counter() - start
+    del result  # kept until here: giving the result back is the caller's cost
+    return elapsed
+
+
+def _on_device(call: Callable[[], object]) -> float:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()  # the candidate before must not run on into this one
+    start.record()
+    result = call()
+    stop.record()
+    stop.synchronize()
+    del result
+    return float(start.elapsed_time(stop)) / 1e3

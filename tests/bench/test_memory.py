@@ -1,0 +1,61 @@
+"""The memory probe: right on known allocations, able to see n × n, and what it says of our kernel."""
+
+import sys
+
+import pytest
+import torch
+
+from attemper.bench import memory
+from attemper.bench.candidates import Case
+from attemper.errors import InputError
+
+MIB = memory.MIB
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the high-water mark can only be reset on Linux")
+
+
+def case(length: int, direction: str = "forward", kernel: str = "auto") -> Case:
+    return Case((1, 1, length, 64), True, direction, kernel=kernel)
+
+
+@linux
+def test_known_allocations_are_found_to_a_few_mib():
+    def run():
+        scratch = torch.ones(64 * MIB // 4)
+        again = scratch + 1  # 128 MiB at once
+        del scratch
+        return (again[: 8 * MIB // 4].clone(),)  # 72 at the end
+
+    memory._on_cpu(run)
+    for _ in range(2):
+        risen, results = memory._on_cpu(run)
+        assert 124 * MIB < risen < 136 * MIB
+        del results
+
+
+@linux
+def test_eager_holds_the_matrix_and_the_probe_sees_it():
+    small, large = (memory.peak("eager_statistics", case(n)) for n in (2048, 4096))
+    for found, n in ((small, 2048), (large, 4096)):
+        assert n * n * 4 <= found.beyond < 2 * n * n * 4
+        assert found.results == n * 64 * 4 + 6 * n * 4 + n * 4
+    assert large.beyond / small.beyond > 2.5
+
+
+@linux
+def test_blockwise_is_linear_in_the_length_with_every_vital_and_an_entropy_in_the_loss():
+    small, large = (memory.peak("attemper", case(n, "forward_backward", "blockwise")) for n in (2048, 8192))
+    assert large.kernel == "blockwise"
+    assert large.results == 4 * 8192 * 64 * 4 + 7 * 8192 * 4
+    assert large.beyond < 32 * MIB  # one matrix would be 256 MiB
+    assert large.beyond < 4 * small.beyond
+
+
+def test_a_probe_that_fails_says_why():
+    with pytest.raises(InputError, match=r"attemper, all vitals on \(1, 1, 64, 64\).*unknown kernel 'blokwise'"):
+        memory.peak("attemper", case(64, kernel="blokwise"))
+
+
+def test_a_probe_that_takes_too_long_is_ended():
+    with pytest.raises(InputError, match=r"took more than 0 s\. Use smaller --length"):
+        memory.peak("sdpa", case(64), timeout=0.01)

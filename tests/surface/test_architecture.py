@@ -1,0 +1,162 @@
+"""The arrows of docs/design.md §2, read from the imports; and how long files and functions may be."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import attemper
+
+ROOT = Path(attemper.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+# A part may import parts of the lines below its own, and itself. Some do not exist yet: the design names them.
+LAYERS = [
+    {"__main__"},
+    {"cli"},
+    {"web"},
+    {"report", "lab", "bench"},
+    {"env"},
+    {"figures"},
+    {"integrations", "health"},
+    {"watch"},
+    {"modules"},
+    {"scores", "attention"},
+    {"_ops", "_checks"},
+    {"kernels"},
+    {"vitals"},
+    {"heads", "scale"},
+    {"errors"},
+]
+RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
+# an upward import, made inside a function, and why
+EXCEPTIONS = {("attemper.kernels", "attemper._checks"): "why() takes what attention() takes and checks it the same way"}
+
+MAX_FILE, MAX_FUNCTION = 400, 80
+
+
+def module_name(path: Path) -> str:
+    parts = ["attemper", *path.relative_to(ROOT).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+def imports(source: str, module: str, is_package: bool) -> set[str]:
+    """The attemper modules that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            home = module.split(".")[: (-node.level or None) if not is_package else (1 - node.level or None)]
+            base = ".".join([*(home if node.level else []), *([node.module] if node.module else [])])
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    return {_nearest_module(name) for name in found if name.split(".")[0] == "attemper"}
+
+
+def _nearest_module(name: str) -> str:
+    """attemper.vitals.SIGNS → attemper.vitals, a module on disk or in the table."""
+    while "." in name and name not in MODULES and name.removeprefix("attemper.") not in RANK:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def offence(module: str, target: str) -> str | None:
+    """Why a module may not import a target; None when it may."""
+    if (module, target) in EXCEPTIONS:
+        return None
+    part, other = (f"{name}.".split(".")[1] for name in (module, target))
+    if other == "cli" and part != "__main__":
+        return f"{module} imports {target}: nothing imports cli"
+    if not other:  # the package itself: the public names
+        return (
+            None if part and RANK[part] < RANK["attention"] else f"{module} imports attemper: name the module instead"
+        )
+    if not part:
+        return None  # __init__ offers every public name
+    if part == other == "kernels":
+        ours, theirs = (f"{name}..".split(".")[2] for name in (module, target))
+        if ours and theirs not in (ours, "seam"):
+            return f"{module} imports {target}: a kernel knows the seam and itself"
+    elif part != other and RANK[part] >= RANK[other]:
+        return f"{module} imports {target}: arrows point from {part} to what is below it"
+    return None
+
+
+def offences(source: str, module: str, is_package: bool = False) -> list[str]:
+    found = (offence(module, target) for target in sorted(imports(source, module, is_package)))
+    return [words for words in found if words]
+
+
+def long_functions(source: str) -> list[str]:
+    functions = (n for n in ast.walk(ast.parse(source)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return [f.name for f in functions if f.end_lineno - f.lineno + 1 > MAX_FUNCTION]
+
+
+def test_every_part_has_a_place():
+    parts = {path.relative_to(ROOT).parts[0].removesuffix(".py") for path in FILES} - {"__init__"}
+    assert parts <= set(RANK), f"give {parts - set(RANK)} a line in LAYERS and in docs/design.md §2"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_arrows(module):
+    path = MODULES[module]
+    assert offences(path.read_text(encoding="utf-8"), module, path.name == "__init__.py") == []
+
+
+def test_every_exception_is_still_needed():
+    for module, target in EXCEPTIONS:
+        path = MODULES[module]
+        assert target in imports(path.read_text(encoding="utf-8"), module, path.name == "__init__.py")
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("attemper.kernels.reference", "from ..attention import attention"),
+        ("attemper.kernels.reference", "def f():\n    import attemper.cli"),
+        ("attemper.kernels.reference", "from .blockwise import forward"),
+        ("attemper.kernels.blockwise.forward", "from ..reference import define"),
+        ("attemper.kernels.blockwise.forward", "from .. import load"),
+        ("attemper.kernels.seam", "from . import reference"),
+        ("attemper.vitals", "from ._ops import attend"),
+        ("attemper.errors", "if TYPE_CHECKING:\n    from .vitals import Vitals"),
+        ("attemper.bench.timing", "from ..cli import main"),
+        ("attemper.attention", "import attemper"),
+        ("attemper.attention", "from .watch.record import Record"),
+        ("attemper._ops", "from ._checks import prepare"),
+    ],
+)
+def test_the_arrow_checker_can_fail(module, source):
+    assert offences(source, module)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("attemper.kernels.blockwise.forward", "from ..seam import BIT\nfrom .tiles import Plan\nimport torch"),
+        ("attemper.kernels.reference", "from ..errors import InputError\nfrom ..vitals import SIGNS"),
+        ("attemper.cli", "import attemper\nfrom .bench import timing\nfrom . import __version__"),
+        ("attemper._ops", "from . import kernels\nfrom .kernels import reference"),
+    ],
+)
+def test_the_arrow_checker_can_pass(module, source):
+    assert offences(source, module) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_files_are_short_and_say_what_they_are(path):
+    source = path.read_text(encoding="utf-8")
+    assert ast.get_docstring(ast.parse(source)), "open the file by saying what it is"
+    assert len(source.splitlines()) <= MAX_FILE
+    assert long_functions(source) == []
+
+
+def test_the_length_checker_can_fail():
+    def lines(count: int) -> str:
+        return "def f():\n" + "    x = 1\n" * (count - 1)
+
+    assert long_functions(lines(MAX_FUNCTION)) == []
+    assert long_functions(lines(MAX_FUNCTION + 1)) == ["f"]

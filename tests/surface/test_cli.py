@@ -1,0 +1,272 @@
+"""The command: every subcommand, its options, where it prints, how it exits, and how fast `--help` is."""
+
+import getpass
+import json
+import platform
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+import attemper
+from attemper import cli, env, kernels
+from attemper.bench import memory, run
+from attemper.errors import KernelUnavailable
+from attemper.kernels.seam import Serves
+
+REPO = Path(__file__).parents[2]
+
+# adding an option is a decision: write it here too
+OPTIONS = {
+    "": ["--version"],
+    "env": ["--json"],
+    "bench": [
+        "PART",
+        "--shape",
+        "--causal",
+        "--full",
+        "--dtype",
+        "--device",
+        "--kernel",
+        "--rounds",
+        "--length",
+        "--quick",
+        "--json",
+        "--output",
+        "-o",
+    ],
+}
+
+
+@pytest.fixture
+def attemper_command(capsys):
+    """Runs the command in this process; gives exit code, stdout and stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def fake_memory(monkeypatch):
+    """The memory probe without its processes: a linear answer at once."""
+    asked = []
+
+    def peak(candidate, case):
+        asked.append(case)
+        return memory.Peak(candidate, case, 1024 * case.shape[2], 512, "blockwise")
+
+    monkeypatch.setattr(memory, "peak", peak)
+    return asked
+
+
+def test_options_are_the_ones_written_here():
+    command = typer.main.get_command(cli.app)
+    found = {"": command, **command.commands}
+    assert set(found) == set(OPTIONS)
+    for name, options in OPTIONS.items():
+        names = [
+            word
+            for parameter in found[name].params
+            for word in (
+                [parameter.metavar]
+                if parameter.param_type_name == "argument"
+                else [*parameter.opts, *parameter.secondary_opts]
+            )
+        ]
+        assert names == options
+
+
+def test_help_is_quick_and_loads_no_torch():
+    code = (
+        "import json, sys, time\n"
+        "from attemper.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as ended: code = ended.code\n"
+        "heavy = [name for name in ('torch', 'numpy', 'triton') if name in sys.modules]\n"
+        "print(json.dumps({'heavy': heavy, 'seconds': time.process_time(), 'code': code}))"
+    )
+    seconds = []
+    for arguments in (["--help"], ["bench", "--help"], ["--help"]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+        last = json.loads(done.stdout.splitlines()[-1])
+        assert last["heavy"] == []
+        assert last["code"] == 0
+        assert "Usage: attemper" in done.stdout
+        seconds.append(last["seconds"])
+    assert min(seconds) < 0.5
+
+
+def test_version_and_the_module_form(attemper_command):
+    assert attemper_command("--version") == (0, f"{attemper.__version__}\n", "")
+    done = subprocess.run([sys.executable, "-m", "attemper", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{attemper.__version__}\n"
+
+
+def test_the_installed_command_is_ours():
+    scripts = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    assert scripts == {"attemper": "attemper.cli:main"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bnch"], "bench"),
+        (["bench", "--shap", "1,2,3,4"], "--shape"),
+        (["bench", "--rounds", "0"], "--rounds"),
+    ],
+)
+def test_a_misspelling_is_met_with_the_right_spelling(attemper_command, arguments, words):
+    code, out, err = attemper_command(*arguments)
+    assert code == 2
+    assert out == ""
+    assert words in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["--shape", "1,8,2048"],
+            "bench: --shape must be four whole numbers B,H,L,E above 0; got '1,8,2048'. Type --shape 1,8,2048,64.",
+        ),
+        (
+            ["--shape", "1,0,16,16"],
+            "bench: --shape must be four whole numbers B,H,L,E above 0; got '1,0,16,16'. Type --shape 1,8,2048,64.",
+        ),
+        (
+            ["memry"],
+            "bench: unknown part 'memry'. Did you mean 'memory'? Known: 'speed', 'memory'. Leave it out for both.",
+        ),
+        (
+            ["--dtype", "float23"],
+            "bench: unknown --dtype 'float23'. Did you mean 'float32'? "
+            "Known: 'float16', 'bfloat16', 'float32', 'float64'.",
+        ),
+        (
+            ["--device", "warp"],
+            "bench: --device 'warp' is not usable here; `attemper env` lists what is. Type --device cpu.",
+        ),
+        (["-o", "rows.xls"], "-o must end in .json; got 'rows.xls'."),
+        (["-o", "no/such/rows.json"], "-o: there is no folder 'no/such'. Make it first."),
+    ],
+)
+def test_wrong_use_is_one_sentence_on_stderr(attemper_command, arguments, sentence):
+    assert attemper_command("bench", *arguments) == (2, "", f"Error: {sentence}\n")
+
+
+def test_an_unknown_kernel_is_named(attemper_command):
+    code, out, err = attemper_command("bench", "--kernel", "blokwise")
+    assert (code, out) == (2, "")
+    assert "unknown --kernel 'blokwise'. Did you mean 'blockwise'?" in err
+
+
+def test_env_prints_a_table_and_the_same_as_json(attemper_command):
+    code, out, err = attemper_command("env", "--json")
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert found == env.describe()
+    assert set(found["kernels"]) == set(kernels.KERNELS)
+    code, table, err = attemper_command("env")
+    assert (code, err) == (0, "")
+    for word in (found["attemper"], found["torch"], found["cpu"]["simd"], *found["kernels"], *found["extras"]):
+        assert word in table
+
+
+def test_env_names_no_host_user_or_path(attemper_command):
+    text = attemper_command("env", "--json")[1] + attemper_command("env")[1]
+    words = set(text.replace('"', " ").split())
+    assert not {platform.node(), getpass.getuser()} & words
+    for path in (Path.home(), Path.cwd(), sys.prefix, Path(attemper.__file__).parent):
+        assert str(path) == "/" or str(path) not in text
+
+
+def test_env_says_why_a_kernel_is_not_there(monkeypatch):
+    def load(name):
+        if name == "sentence":
+            raise KernelUnavailable("kernel='sentence' needs a compiler.")
+        raise ImportError("/home/somebody/lib.so: cannot open")
+
+    monkeypatch.setattr(kernels, "load", load)
+    monkeypatch.setattr(
+        kernels, "KERNELS", {"far": Serves(devices=("nowhere",)), "sentence": Serves(), "path": Serves()}
+    )
+    found = env.describe()["kernels"]
+    assert found == {
+        "far": {"available": False, "reason": "needs nowhere; none here"},
+        "sentence": {"available": False, "reason": "kernel='sentence' needs a compiler."},
+        "path": {"available": False, "reason": "does not load: ImportError"},
+    }
+
+
+def test_env_gives_the_pip_line_for_what_is_missing(monkeypatch, attemper_command):
+    monkeypatch.setattr(env, "EXTRAS", {"hf": ("transformers", "no-such-package")})
+    found = env.describe()["extras"]["hf"]
+    assert found["packages"]["no-such-package"] is None
+    assert found["install"] == "pip install 'attemper[hf]'"
+    assert "pip install 'attemper[hf]'" in attemper_command("env")[1]
+
+
+def test_env_knows_the_extras_of_the_project():
+    declared = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert {name: tuple(packages) for name, packages in declared.items() if name != "dev"} == env.EXTRAS
+
+
+def test_bench_json_is_one_document_with_rows_and_the_machine(attemper_command, fake_memory, tmp_path):
+    target = tmp_path / "rows.json"
+    arguments = ["--shape", "1,2,64,16", "--rounds", "3", "--length", "512", "--length", "256", "--json"]
+    code, out, err = attemper_command("bench", *arguments, "-o", str(target))
+    assert code == 0
+    document = json.loads(out)
+    assert out.count("\n") == 1
+    assert document == json.loads(target.read_text(encoding="utf-8"))
+    assert document["environment"]["cpu"] == env.describe()["cpu"]
+    # forward on both masks, and one forward and backward, five candidates each
+    cells = [(row["causal"], row["direction"]) for row in document["speed"]][::5]
+    assert cells == [(False, "forward"), (True, "forward"), (True, "forward_backward")]
+    assert len(document["speed"]) == 15
+    ours = [row for row in document["memory"] if row["candidate"] == "attemper" and row["direction"] == "forward"]
+    assert [(row["length"], row["growth"]) for row in ours] == [(256, None), (512, 2.0)]
+    assert "(1, 2, 64, 16) causal, float32 on cpu, forward" in err
+
+
+def test_bench_one_mask_one_part(attemper_command, fake_memory):
+    code, out, _ = attemper_command(
+        "bench", "speed", "--shape", "1,1,32,8", "--full", "--rounds", "1", "--dtype", "float64", "--json"
+    )
+    document = json.loads(out)
+    assert code == 0
+    assert {row["causal"] for row in document["speed"]} == {False}
+    assert {row["dtype"] for row in document["speed"]} == {"float64"}
+    assert document["memory"] == fake_memory == []
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_bench_tables_fit_the_terminal(attemper_command, fake_memory, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = attemper_command("bench", "--quick", "--shape", "1,1,64,8")
+    assert code == 0
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= columns
+    for label in ("attemper, all vitals", "torch SDPA", "eager, same statistics"):
+        assert sum(line.startswith(label) for line in lines) >= 4  # three times, and memory
+    assert "…" not in out  # nothing was cut off
+
+
+def test_quick_is_smaller_and_gives_way_to_what_is_asked():
+    assert run.settings(False) == run.DEFAULT
+    quick = run.settings(True, rounds=9, shapes=())
+    assert (quick.shapes, quick.rounds) == (run.QUICK.shapes, 9)
+
+
+def test_memory_of_eager_stops_before_it_hurts(attemper_command, fake_memory):
+    code, out, _ = attemper_command("bench", "memory", "--length", "8192", "--length", "65536", "--json")
+    assert code == 0
+    lengths = [row["length"] for row in json.loads(out)["memory"] if row["candidate"] == "eager_statistics"]
+    assert lengths == [8192]
