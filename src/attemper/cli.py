@@ -108,12 +108,12 @@ def bench(
         lengths=tuple(length or ()),
     )
     document = runner.run(settings, note=_note)
-    if output is not None:
-        output.write_text(json.dumps(document, indent=1) + "\n")
     if as_json:
         print(json.dumps(document))
     else:
         render.show(document, _console())
+    if output is not None:
+        _write(output, json.dumps(document, indent=1) + "\n")
 
 
 def _console() -> Console:
@@ -124,6 +124,13 @@ def _console() -> Console:
 
 def _note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"-o: cannot write {str(path)!r}: {error.strerror}. Choose another file.") from None
 
 
 def _check_output(path: Path | None, suffixes: tuple[str, ...]) -> None:

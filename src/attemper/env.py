@@ -57,7 +57,6 @@ def describe() -> dict[str, Any]:
 def table(found: dict[str, Any]) -> Table:
     """What :func:`describe` found, for a terminal."""
     from rich.table import Table
-    from rich.text import Text
 
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
@@ -66,7 +65,7 @@ def table(found: dict[str, Any]) -> Table:
     for name in ("attemper", "python", "torch", "triton", "system"):
         grid.add_row(name, "", found[name] or "not installed")
     cpu = found["cpu"]
-    grid.add_row("cpu", "", f"{cpu['model']}, {cpu['simd']}, {cpu['cores']} cores, {cpu['threads']} threads")
+    grid.add_row("cpu", "", f"{cpu['model']}, {cpu['simd']}, cores {cpu['cores']}, threads {cpu['threads']}")
     for gpu in found["gpus"]:
         grid.add_row("gpu", "", f"{gpu['name']}, {gpu['memory_gib']} GiB, compute capability {gpu['capability']}")
     for name, kernel in found["kernels"].items():
@@ -75,7 +74,7 @@ def table(found: dict[str, Any]) -> Table:
         missing = [package for package, number in extra["packages"].items() if number is None]
         present = [f"{package} {number}" for package, number in extra["packages"].items() if number]
         lacking = f"no {', '.join(missing)}: {extra['install']}" if missing else ""
-        grid.add_row("extra", name, Text("\n".join(filter(None, [", ".join(present), lacking]))))
+        grid.add_row("extra", name, "\n".join(filter(None, [", ".join(present), lacking])))
     return grid
 
 

@@ -19,18 +19,18 @@ def case(length: int, direction: str = "forward", kernel: str = "auto") -> Case:
 
 
 @linux
-def test_known_allocations_are_found_to_a_few_mib():
+def test_known_allocations_are_found_to_a_few_mib(monkeypatch):
     def run():
         scratch = torch.ones(64 * MIB // 4)
-        again = scratch + 1  # 128 MiB at once
+        kept = torch.ones(32 * MIB // 4)
         del scratch
-        return (again[: 8 * MIB // 4].clone(),)  # 72 at the end
+        return kept, torch.ones(1).expand(MIB)  # the second looks large and is not
 
-    memory._on_cpu(run)
+    monkeypatch.setattr(memory, "call", lambda candidate, tensors: run)
     for _ in range(2):
-        risen, results = memory._on_cpu(run)
-        assert 124 * MIB < risen < 136 * MIB
-        del results
+        found = memory.probe("sdpa", case(64))
+        assert found["results"] == 32 * MIB + 4
+        assert abs(found["beyond"] - 64 * MIB) < 4 * MIB
 
 
 @linux

@@ -236,6 +236,30 @@ def test_bench_json_is_one_document_with_rows_and_the_machine(attemper_command, 
     assert "(1, 2, 64, 16) causal, float32 on cpu, forward" in err
 
 
+def test_bench_prints_even_when_the_file_cannot_be_written(attemper_command, fake_memory, tmp_path):
+    target = tmp_path / "folder.json"
+    target.mkdir()
+    code, out, err = attemper_command("bench", "memory", "--length", "256", "--json", "-o", str(target))
+    assert code == 2
+    assert json.loads(out)["memory"]
+    assert f"Error: -o: cannot write {str(target)!r}: Is a directory. Choose another file." in err
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "threads", "warnings"),
+    [(0.1, 2.0, 2, 0), (5.0, 2.0, 2, 1), (0.1, 5.0, 2, 1), (5.0, 5.0, 2, 2), (5.0, 5.0, 1, 0)],
+)
+def test_bench_says_when_others_use_the_machine(
+    attemper_command, fake_memory, monkeypatch, before, after, threads, warnings
+):
+    found = env.describe()
+    found["cpu"] |= {"cores": 2, "threads": threads}
+    monkeypatch.setattr(env, "describe", lambda: found)
+    monkeypatch.setattr(run, "_load", iter([before, after]).__next__)
+    _, _, err = attemper_command("bench", "memory", "--length", "256", "--json")
+    assert err.count("OMP_NUM_THREADS=1 attemper bench") == warnings
+
+
 def test_bench_one_mask_one_part(attemper_command, fake_memory):
     code, out, _ = attemper_command(
         "bench", "speed", "--shape", "1,1,32,8", "--full", "--rounds", "1", "--dtype", "float64", "--json"

@@ -41,12 +41,15 @@ MEMORY_LEGEND = (
 )
 
 
-def _headline(found: dict[str, Any], load: float | None) -> str:
+def _headline(found: dict[str, Any], load: dict[str, float | None]) -> str:
     cpu = found["cpu"]
-    machine = [f"{cpu['model']}, {cpu['simd']}", f"{cpu['threads']} threads on {cpu['cores']} cores"]
+    machine = [
+        f"{cpu['model']}, {cpu['simd']}",
+        f"{_count(cpu['threads'], 'thread')} on {_count(cpu['cores'], 'core')}",
+    ]
     machine += [gpu["name"] for gpu in found["gpus"]]
-    if load is not None:
-        machine.append(f"load {load} before")
+    if load["before"] is not None:
+        machine.append(f"load {load['before']} → {load['after']}")
     return f"attemper {found['attemper']} · torch {found['torch']}\n{' · '.join(machine)}"
 
 
@@ -91,6 +94,10 @@ def _table(title: str) -> Table:
     table.title_style = "bold"
     table.add_column("", no_wrap=True)
     return table
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _ratio(spread: dict[str, float] | None, wide: bool) -> str:

@@ -22,7 +22,7 @@ EAGER_LENGTH = 8192
 """Longest length at which the memory of eager attention is measured, for contrast: it grows with the square."""
 
 BUSY = 0.5
-"""Load per core, before anything is measured, above which other work is in the way."""
+"""Load per core beyond our own, above which other work is in the way."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,16 @@ def check(settings: Settings) -> None:
 
 def run(settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:
     """Measure, telling `note` what is under way, and return one document that JSON takes."""
-    document: dict[str, Any] = {"environment": env.describe(), "load": _load(), "speed": [], "memory": []}
-    if document["load"] is not None and document["load"] > BUSY * document["environment"]["cpu"]["cores"]:
-        note(f"the machine is busy (load {document['load']}): times will be too long, most for many short operations")
+    found = env.describe()
+    load = {"before": _load()}
+    _warn(load["before"], 0, found["cpu"], note)
+    document: dict[str, Any] = {"environment": found, "load": load, "speed": [], "memory": []}
     if "speed" in settings.parts:
         document["speed"] = operation.rows(cases(settings), rounds=settings.rounds, budget=settings.budget, note=note)
     if "memory" in settings.parts:
         document["memory"] = memory_rows(settings, note)
+    load["after"] = _load()
+    _warn(load["after"], found["cpu"]["threads"], found["cpu"], note)
     return document
 
 
@@ -145,6 +148,15 @@ def _growing(
         )
         before = peak.beyond
     return found
+
+
+def _warn(load: float | None, ours: int, cpu: dict[str, Any], note: Callable[[str], None]) -> None:
+    """Two threads that wait for each other lose a time slice at every step when a third wants their core."""
+    if load is not None and load - ours > BUSY * cpu["cores"] and cpu["threads"] > 1:
+        note(
+            f"the machine is busy (load {load}), which is unfair to whoever takes many short steps on several threads. "
+            "Wait, or type OMP_NUM_THREADS=1 attemper bench …"
+        )
 
 
 def _load() -> float | None:

@@ -79,7 +79,8 @@ def _whole_row_moments(block: Block, result: Measured) -> None:
         if result.mean.numel():
             result.mean[:, :, rows] = block.unfold(torch.bmm(query, center.mT).squeeze(-1) * factor)
         if result.variance.numel():
-            variance = (torch.bmm(query, covariance) * query).sum(-1).clamp_(min=0)
+            product = torch.bmm(query, covariance, out=block.buffer("z", query.shape))
+            variance = product.mul_(query).sum(-1).clamp_(min=0)
             result.variance[:, :, rows] = block.unfold(variance * factor * factor)
 
 

@@ -58,11 +58,12 @@ class Plan:
         self.mask = None if problem.mask is None else split_heads(problem.mask, self.groups, self.repeat)
 
         on_cpu = problem.query.device.type == "cpu"
-        budget = CPU_TILE if on_cpu else GPU_TILE
-        side = 512 if on_cpu else 2048
+        budget, side = (CPU_TILE, 512) if on_cpu else (GPU_TILE, 2048)
+        # long tiles cross the edge of a band more often, and what lies beyond it is computed for nothing
+        banded = self.left is not None or self.right is not None
         pairs = max(1, self.batch * self.groups)
         self.key_step = max(1, min(self.keys, side))
-        self.row_step = max(1, min(self.rows, side // (2 * self.repeat)))
+        self.row_step = max(1, min(self.rows, side // (self.repeat * (2 if banded else 1))))
         block = budget // (self.row_step * self.repeat * self.key_step)
         if block > pairs:  # few heads: longer tiles instead
             room = budget // (pairs * self.repeat * self.key_step)
