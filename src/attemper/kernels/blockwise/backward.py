@@ -141,7 +141,7 @@ class _RowTile:
         if self.g_output is None or block.value is None:
             dz.copy_(self.constant.expand_as(dz))
         else:
-            torch.bmm(self.g_output, block.value[:, keys].mT, out=dz)
+            torch.bmm(self.g_output, block.values(keys).mT, out=dz)
             if kept is not None:
                 dz.mul_(kept)
             dz.add_(self.constant)

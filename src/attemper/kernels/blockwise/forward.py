@@ -53,8 +53,7 @@ def forward(problem: Problem, signs: int) -> Measured:
             _whole_row_moments(block, _views(result, block))
         for rows in plan.row_tiles():
             state = _Rows(block, rows, signs, moments=bool(moments) and not linear)
-            for keys in plan.key_tiles(rows):
-                state.see(keys)
+            state.see_all()
             state.write(_views(result, block))
     return result
 
@@ -73,15 +72,13 @@ def _whole_row_moments(block: Block, result: Measured) -> None:
     center = block.key.mean(1, keepdim=True)  # [C, 1, E]
     spread = block.key - center
     covariance = torch.bmm(spread.mT, spread).div_(block.plan.keys)  # [C, E, E]
-    for rows in block.plan.row_tiles():
-        query, gain = block.rows(rows)  # [C, M, E]
-        factor = block.scale if gain is None else block.scale * gain.squeeze(-1)
-        if result.mean.numel():
-            result.mean[:, :, rows] = block.unfold(torch.bmm(query, center.mT).squeeze(-1) * factor)
-        if result.variance.numel():
-            product = torch.bmm(query, covariance, out=block.buffer("z", query.shape))
-            variance = product.mul_(query).sum(-1).clamp_(min=0)
-            result.variance[:, :, rows] = block.unfold(variance * factor * factor)
+    query, gain = block.rows(slice(0, block.plan.rows))  # [C, R·Lq, E]
+    factor = block.scale if gain is None else block.scale * gain.squeeze(-1)
+    if result.mean.numel():
+        result.mean.copy_(block.unfold(torch.bmm(query, center.mT).squeeze(-1) * factor))
+    if result.variance.numel():
+        variance = torch.bmm(query, covariance).mul_(query).sum(-1).clamp_(min=0)
+        result.variance.copy_(block.unfold(variance * factor * factor))
 
 
 def _rounding_of_sum(a: Tensor, b: Tensor) -> Tensor:
@@ -92,62 +89,92 @@ def _rounding_of_sum(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _Rows:
-    """The running sums of a tile of rows of a block of heads, each [C, M] with M = repeat × rows."""
+    """The sums of a tile of rows of a block of heads, one [C, M] slot per tile of keys, with M = repeat × rows.
+
+    Slots, and views made ahead, because on a CPU the small steps between the large ones are what a tile pays for.
+    """
 
     def __init__(self, block: Block, rows: slice, signs: int, moments: bool) -> None:
-        self.block, self.rows, self.signs, self.moments = block, rows, signs, moments
+        self.block, self.rows, self.moments = block, rows, moments
+        self.entropy, self.p2 = bool(signs & BIT["entropy"]), bool(signs & BIT["p2"])
         self.query, self.gain = block.rows(rows)  # [C, M, E]
+        self.tiles = list(block.plan.key_tiles(rows))
         shape = self.query.shape[:2]
-        new = self.query.new_zeros
+        new = self.query.new_empty
         self.lazy = self.query.device.type == "cpu"
-        self.peak = self.reference = new(shape).fill_(float("-inf"))
-        self.finite_reference = new((*shape, 1))
-        self.l, self.a, self.s = new(shape), new(shape), new(shape)
-        self.count, self.mean, self.squares = new(shape), new(shape), new(shape)
+        self.slots = new((4, len(self.tiles), *shape)).unbind(0)  # peak, l, a and the norm of e, each [T, C, M]
+        self.peaks, self.l, self.a, self.norm = (slot.unbind(0) for slot in self.slots)
+        self.start = 0  # slots before this one have been folded into it
+        self.reference = self.limit = new(shape).fill_(float("-inf"))
+        self.finite_reference = torch.zeros_like(self.reference).unsqueeze(-1)
+        if moments:
+            self.count, self.mean, self.squares = torch.zeros((3, *shape), dtype=new(0).dtype, device=new(0).device)
         self.argmax = torch.full(shape, -1, device=self.query.device) if signs & ARGMAX_BIT else None
-        self.output = None if block.value is None else new((*shape, block.value.shape[-1]))
+        self.output = None if block.value is None else new((*shape, block.value.shape[-1])).zero_()
 
-    def see(self, keys: slice) -> None:
+    def see_all(self) -> None:
+        for t, keys in enumerate(self.tiles):
+            self._see(t, keys)
+
+    def _see(self, t: int, keys: slice) -> None:
         """Take in one tile of keys."""
-        block, signs = self.block, self.signs
+        block = self.block
         tile = block.plan.tile(block.heads, self.rows, keys, self.query.dtype, self.query.device)
         z = block.scores(self.query, self.gain, keys)  # [C, M, N]
         block.apply_mask(z, tile)
         if self.moments:
             self._see_moments(z, tile)
-
-        peak = z.amax(-1)
+        peak = torch.amax(z, -1, out=self.peaks[t])
         if self.argmax is not None:
             # a later tile wins only when strictly larger, so ties go to the lowest key; NaN wins as in torch.max
-            better = (peak > self.peak) | peak.isnan()
+            better = (peak > self._peak_before(t)) | peak.isnan()
             self.argmax = torch.where(better, z.argmax(-1) + keys.start, self.argmax)
-        self.peak = torch.maximum(self.peak, peak)
         # asking costs a GPU a wait and a CPU nothing
-        if not self.lazy or bool((peak - self.reference > SLACK).any()):
-            self._raise_reference()
+        if not self.lazy or bool((peak > self.limit).any()):
+            self._raise_reference(t)
 
-        t = z.sub_(self.finite_reference)
-        e = block.weights(t, tile)
-        self.l += e.sum(-1)
-        if signs & BIT["p2"]:
-            self.s += torch.linalg.vector_norm(e, dim=-1).square_()
-        if signs & BIT["entropy"]:
-            self.a += t.mul_(e).sum(-1)
-        if self.output is not None and block.value is not None:
+        shifted = z.sub_(self.finite_reference)
+        e = block.weights(shifted, tile)
+        torch.sum(e, -1, out=self.l[t])
+        if self.p2:
+            torch.linalg.vector_norm(e, dim=-1, out=self.norm[t])
+        if self.entropy:
+            torch.sum(shifted.mul_(e), -1, out=self.a[t])
+        if self.output is not None:
             if block.dropout:
                 e.mul_(dropout_tile(block, self.rows, keys, e))
-            self.output.baddbmm_(e, block.value[:, keys])
+            self.output.baddbmm_(e, block.values(keys))
 
-    def _raise_reference(self) -> None:
-        finite = self.peak.masked_fill(self.peak == float("-inf"), 0.0)  # a row without keys so far
-        d = (self.reference - finite).clamp_(min=-1e4)  # -inf before the first key, when the sums are 0
-        c = d.exp()
-        self.a.add_(d * self.l).mul_(c)
-        self.l *= c
-        self.s *= c.square_()
-        if self.output is not None:
-            self.output *= d.exp_().unsqueeze(-1)
-        self.reference, self.finite_reference = self.peak, finite.unsqueeze(-1)
+    def _peak_before(self, t: int) -> Tensor:
+        return self.slots[0][:t].amax(0) if t else torch.full_like(self.reference, float("-inf"))
+
+    def _sums(self, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        """l, a and the norm over the tiles before `stop`."""
+        if stop == 0:
+            return (torch.zeros_like(self.reference),) * 3
+        part = slice(self.start, stop)
+        return (
+            self.slots[1][part].sum(0),
+            self.slots[2][part].sum(0),
+            torch.linalg.vector_norm(self.slots[3][part], dim=0),
+        )
+
+    def _raise_reference(self, t: int) -> None:
+        """Fold what was summed before tile t into one slot, in units of the new reference."""
+        reference = self.slots[0][: t + 1].amax(0)
+        finite = reference.masked_fill(reference == float("-inf"), 0.0)  # a row without keys so far
+        if t:
+            d = (self.reference - finite).clamp_(min=-1e4)  # -inf before the first key, when the sums are 0
+            c = d.exp()
+            l, a, norm = self._sums(t)
+            self.start = t - 1
+            self.l[self.start].copy_(l * c)
+            self.a[self.start].copy_((a + d * l) * c)
+            self.norm[self.start].copy_(norm * c)
+            if self.output is not None:
+                self.output *= c.unsqueeze(-1)
+        self.reference, self.finite_reference = reference, finite.unsqueeze(-1)
+        self.limit = reference + SLACK
 
     def _see_moments(self, z: Tensor, tile: Tile) -> None:
         """Chan's update with the tile's own mean, so that no shift of the logits can cancel the variance."""
@@ -176,15 +203,17 @@ class _Rows:
 
     def write(self, result: Measured) -> None:
         """Finish the sums and store them."""
-        empty = self.peak == float("-inf")
-        l = self.l.masked_fill(empty, 1.0)
+        l, a, norm = self._sums(len(self.tiles))
+        peak = self._peak_before(len(self.tiles))
+        l = l.masked_fill(peak == float("-inf"), 1.0)
         log_l = l.log()
-        lse = self.reference + log_l
-        self._store(result.lse, lse)
+        self._store(result.lse, self.reference + log_l)
         self._store(result.lse_low, _rounding_of_sum(self.finite_reference.squeeze(-1), log_l))
-        self._store(result.peak, self.peak)
-        self._store(result.entropy, log_l - self.a / l)
-        self._store(result.p2, self.s / l.square())
+        self._store(result.peak, peak)
+        if self.entropy:
+            self._store(result.entropy, log_l - a / l)
+        if self.p2:
+            self._store(result.p2, (norm / l).square_())
         if self.argmax is not None:
             self._store(result.argmax, self.argmax)
         if self.moments:

@@ -26,7 +26,9 @@ class Block:
         self.scale, self.gain = problem.scale, None
         if problem.gain is not None:
             self.gain = self.part(problem.gain)  # [C, R, Lq]
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers: dict[tuple[str | int, ...], Tensor] = {}
+        self._packed: dict[int, Tensor] = {}
+        self._shallow = self.query.device.type == "cpu" and 2 * self._largest_score() < -FLOOR[self.dtype]
 
     def _groups(self, tensor: Tensor) -> Tensor:
         return tensor[self.heads.batch, self.heads.group].to(self.dtype).contiguous().flatten(0, 1)
@@ -38,6 +40,14 @@ class Block:
         if part.is_floating_point():
             part = part.to(self.dtype)
         return part.contiguous().unflatten(1, (-1, repeat)).flatten(0, 1)
+
+    def _largest_score(self) -> float:
+        """A bound on |score|: the longest query times the longest key (Cauchy-Schwarz)."""
+        if not self.query.numel() or not self.key.numel():
+            return 0.0
+        gain = 1.0 if self.gain is None else self.gain.abs().max().item()
+        longest = [torch.linalg.vector_norm(t, dim=-1).max().item() for t in (self.query, self.key)]
+        return longest[0] * longest[1] * abs(self.scale) * gain
 
     def view(self, tensor: Tensor) -> Tensor:
         """A (B, H, Lq, ...) tensor of ours as this block's [C, R, Lq, ...]."""
@@ -63,19 +73,35 @@ class Block:
         return scores.view(entries, -1, self.plan.repeat, scores.shape[1] // self.plan.repeat, scores.shape[2])
 
     def buffer(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Scratch memory, reused from tile to tile."""
-        size = 1
-        for length in shape:
-            size *= length
-        if name not in self._buffers or self._buffers[name].numel() < size:
-            self._buffers[name] = self.key.new_empty(size)
-        return self._buffers[name][:size].view(*shape)
+        """Scratch memory for a tile, [C, M, N] or smaller, reused from tile to tile."""
+        found = self._buffers.get((name, *shape))
+        if found is None:
+            if (name,) not in self._buffers:
+                plan = self.plan
+                largest = self.key.shape[0] * plan.repeat * plan.row_step * plan.key_step
+                self._buffers[(name,)] = self.key.new_empty(largest)
+            found = self._buffers[(name, *shape)] = self._buffers[(name,)][: math.prod(shape)].view(*shape)
+        return found
+
+    def keys_across(self, keys: slice) -> Tensor:
+        """The keys of a tile, transposed, [C, E, N]; packed once where tiles line up, which makes the product faster."""
+        step = self.plan.key_step
+        if keys.start % step:
+            return self.key[:, keys].mT
+        if keys.start not in self._packed:
+            self._packed[keys.start] = self.key[:, keys.start : keys.start + step].mT.contiguous()
+        return self._packed[keys.start][:, :, : keys.stop - keys.start]
+
+    def values(self, keys: slice) -> Tensor:
+        """The values of a tile, [C, N, Ev]."""
+        assert self.value is not None
+        return self.value[:, keys]
 
     def scores(self, query: Tensor, gain: Tensor | None, keys: slice) -> Tensor:
         """Logits of a tile before any mask, [C, M, N]. Scaled after the product: products of half precision are exact."""
-        key = self.key[:, keys]
-        z = self.buffer("z", (*query.shape[:2], key.shape[1]))
-        torch.baddbmm(z, query, key.mT, beta=0, alpha=self.scale, out=z)
+        key = self.keys_across(keys)
+        z = self.buffer("z", (query.shape[0], query.shape[1], key.shape[2]))
+        torch.baddbmm(z, query, key, beta=0, alpha=self.scale, out=z)
         if gain is not None:
             z.mul_(gain)
         if self.softcap is not None:
@@ -97,9 +123,11 @@ class Block:
             torch.minimum(part, ceiling, out=part)
 
     def weights(self, t: Tensor, tile: Tile) -> Tensor:
-        """exp of shifted logits, exactly 0 where a key is shut out; `t` is clamped in place."""
+        """exp of shifted logits, exactly 0 where a key is shut out; `t` is clamped in place where it can reach the floor."""
         lowest = FLOOR[t.dtype]
-        e = torch.exp(t.clamp_(min=lowest), out=self.buffer("e", t.shape))
+        if not (tile.open and self._shallow):
+            t.clamp_(min=lowest)
+        e = torch.exp(t, out=self.buffer("e", t.shape))
         return e if tile.open else torch.threshold_(e, 2 * math.exp(lowest), 0.0)
 
     def count_visible(self, rows: slice) -> Tensor:

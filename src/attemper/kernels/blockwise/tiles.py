@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ..seam import HIDDEN_BIAS, Problem
 
-# Scores held at a time. On a CPU two such tiles of float32 stay in the cores' L2; a GPU wants fewer, larger launches.
-CPU_TILE = 1 << 19
-GPU_TILE = 1 << 23
+# Scores held at a time, and the side of a tile. On a CPU larger ones fall out of L2 and smaller ones pay more for starting
+# the threads of each operation; a GPU wants fewer, larger launches.
+CPU_TILE = (1 << 19, 256)
+GPU_TILE = (1 << 23, 1024)
 
 # Weights below exp(FLOOR) of a row's largest are treated as exp(FLOOR): they cannot change a sum in that dtype, and keeping
 # them and their squares normal avoids denormal arithmetic, which is up to a hundred times slower on a CPU.
@@ -57,19 +58,15 @@ class Plan:
         self.left, self.right = problem.left, problem.right
         self.mask = None if problem.mask is None else split_heads(problem.mask, self.groups, self.repeat)
 
-        on_cpu = problem.query.device.type == "cpu"
-        budget, side = (CPU_TILE, 512) if on_cpu else (GPU_TILE, 2048)
-        # long tiles cross the edge of a band more often, and what lies beyond it is computed for nothing
-        banded = self.left is not None or self.right is not None
+        budget, side = CPU_TILE if problem.query.device.type == "cpu" else GPU_TILE
         pairs = max(1, self.batch * self.groups)
+        self.row_step = max(1, min(self.rows, side // self.repeat))
         self.key_step = max(1, min(self.keys, side))
-        self.row_step = max(1, min(self.rows, side // (self.repeat * (2 if banded else 1))))
         block = budget // (self.row_step * self.repeat * self.key_step)
-        if block > pairs:  # few heads: longer tiles instead
-            room = budget // (pairs * self.repeat * self.key_step)
-            self.row_step = max(1, min(self.rows, side // self.repeat, room))
-            room = budget // (pairs * self.repeat * self.row_step)
-            self.key_step = max(self.key_step, min(self.keys, room))
+        if block > pairs:
+            # few heads: wider tiles, not higher ones, which would hold more of what a causal band shuts out
+            self.key_step = max(1, min(self.keys, budget // (pairs * self.repeat * self.row_step)))
+            self.row_step = max(1, min(self.rows, budget // (pairs * self.repeat * self.key_step)))
         self.block = max(1, min(block, pairs))
         if self.block >= self.groups > 0:
             self.block -= self.block % self.groups
