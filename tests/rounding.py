@@ -1,4 +1,4 @@
-"""What rounding alone leaves in a result: each term that is summed rounds once, and the roundings add in quadrature.
+"""What rounding alone leaves in a result: each term of a sum rounds, and again at each level of summing; in quadrature.
 
 Plain PyTorch's error can be zero by luck (one key) or small by luck (four numbers); this is the floor under it. The terms of
 a gradient are those of dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)] + [g_mean + 2 g_var (z - mean)] / visible
@@ -31,10 +31,13 @@ def sign_mass(problem: Problem, exact: dict[str, Tensor]) -> dict[str, float]:
         "entropy": p * (log_p + exact["entropy"].unsqueeze(-1)),
         "p2": 2 * p * (p - exact["p2"].unsqueeze(-1)),
     }
-    mass = {
+    mass = {"output": 0.0} | {
         name: (slope.square() * z2).sum(-1).sqrt().max().item() if z.numel() else 0.0 for name, slope in slopes.items()
     }
     mass["entropy"] += math.log(1 + z.shape[-1])  # a difference of terms as large as ln n
+    if problem.value is not None and z.numel():
+        value = problem.value.repeat_interleave(problem.query.shape[1] // problem.key.shape[1], 1)
+        mass["output"] = ((p.square() * z2) @ value.square()).sqrt().max().item()
     return mass
 
 
@@ -42,7 +45,12 @@ def _raw_squared(problem: Problem) -> Tensor:
     """Σ (scale · gain · q_e k_e)² behind every score, (B, H, Lq, Lk)."""
     key = problem.key.repeat_interleave(problem.query.shape[1] // problem.key.shape[1], 1)
     factor = problem.scale if problem.gain is None else problem.scale * problem.gain.unsqueeze(-1)
-    return (problem.query * factor).square() @ key.square().mT
+    return (problem.query * factor).square() @ key.square().mT * _levels(key.shape[-1])
+
+
+def _levels(terms: int) -> float:
+    """How often a term is rounded while `terms` of them are summed by halves."""
+    return 1 + math.log2(max(terms, 1))
 
 
 def gradient_mass(problem: Problem, exact: dict[str, Tensor], loss: str, cotangent: Tensor) -> dict[str, float]:
@@ -63,7 +71,7 @@ def gradient_mass(problem: Problem, exact: dict[str, Tensor], loss: str, cotange
     slope = 1.0
     if problem.softcap is not None:
         slope = 1 - torch.tanh(raw * gain.unsqueeze(-1) / problem.softcap).square()
-    ds2 = dz2 * slope**2 if problem.softcap is not None else dz2
+    ds2 = dz2 * (slope**2 + 1) if problem.softcap is not None else dz2  # 1 - tanh² rounds on the scale of 1
     factor = (problem.scale * gain).abs().unsqueeze(-1)
 
     mass = {
@@ -88,7 +96,7 @@ def _dz_terms_squared(loss: str, g: Tensor, exact: dict, z: Tensor, seen: Tensor
         # dP and δ are themselves sums over the value's entries
         dp2 = g.square() @ value.square().mT
         delta2 = (g * exact["output"]).square().sum(-1, keepdim=True)
-        return p.square() * (dp2 + delta2)
+        return p.square() * (dp2 + delta2) * _levels(value.shape[-1])
     g = g.unsqueeze(-1)
 
     def row(name: str) -> Tensor:

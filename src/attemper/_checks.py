@@ -5,8 +5,8 @@ The form of a sentence: where(): the argument, the rule, the value, the next ste
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from .errors import InputError, nearest
 from .kernels.seam import Call, Problem, measuring_dtype
 from .vitals import DERIVED, SIGNS
 
+LARGEST = torch.finfo(torch.float32).max  # numbers reach kernels as float32
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Signs = str | Iterable[str]
 
@@ -45,6 +46,7 @@ def prepare(
 ) -> Prepared:
     """Check a call and bring it to (B, H, L, E)."""
     names = check_signs(where, signs)
+    dropout = _check_dropout(where, dropout)
     tensors = _tensors(where, query, key, value)
     query, key, value = _autocast(*tensors)
     _check_dtypes(where, query, key, value)
@@ -70,16 +72,18 @@ def prepare(
         left=left,
         right=right,
         softcap=_check_softcap(where, softcap),
-        dropout=_check_dropout(where, dropout),
+        dropout=dropout,
     )
     call = Call(
         device=query.device.type,
         dtype=query.dtype,
+        rows=rows,
+        keys=keys,
         head_dim=head_dim,
         value_dim=0 if value is None else value.shape[-1],
         grouped=key.shape[1] != heads,
         mask="none" if mask is None else "bool" if mask.dtype == torch.bool else "additive",
-        mask_gradient=mask is not None and mask.requires_grad,
+        mask_gradient=mask is not None and mask.requires_grad and torch.is_grad_enabled(),
         banded=left is not None or right is not None,
         softcap=softcap is not None,
         dropout=dropout > 0,
@@ -127,12 +131,14 @@ def check_signs(where: str, signs: Signs) -> tuple[str, ...]:
     """The stored signs to measure, in order; a derived name stands for the stored ones it is made of."""
     if isinstance(signs, str):
         signs = SIGNS if signs == "all" else (signs,)
-    elif not isinstance(signs, Iterable):
+    elif not isinstance(signs, Iterable) or isinstance(signs, Tensor):
         raise InputError(
-            f"{where}(): `signs` must be 'all', a sign's name or several; got {signs!r}. Use signs=() for none."
+            f"{where}(): `signs` must be 'all', a sign's name or several; got {_kind(signs)}. Use signs=() for none."
         )
     wanted: set[str] = set()
     for name in signs:
+        if not isinstance(name, str):
+            raise InputError(f"{where}(): `signs` must hold names; got {type(name).__name__}. Use signs='all'.")
         if name in DERIVED:
             wanted.update(DERIVED[name])
         elif name in SIGNS:
@@ -142,12 +148,31 @@ def check_signs(where: str, signs: Signs) -> tuple[str, ...]:
     return tuple(name for name in SIGNS if name in wanted)
 
 
+def _kind(thing: object) -> str:
+    return type(thing).__name__ if isinstance(thing, Tensor) else repr(thing)
+
+
+def _name(where: str, argument: str) -> str:
+    """An argument as the called function spells it."""
+    torch_names = {"mask": "attn_mask", "dropout": "dropout_p", "causal": "is_causal"}
+    return torch_names.get(argument, argument) if where == "sdpa" else argument
+
+
 def _tensors(where: str, query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor is None and name == "value":
+        if tensor is None and name == "value" and where in ("measure", "why"):
             continue
+        if tensor is None and name == "value":
+            raise InputError(
+                f"{where}(): `value` must be a torch.Tensor; got None. For signs alone use measure(query, key)."
+            )
         if not isinstance(tensor, Tensor):
             raise InputError(f"{where}(): `{name}` must be a torch.Tensor; got {type(tensor).__name__}.")
+        if tensor.is_nested or tensor.layout != torch.strided:
+            raise InputError(
+                f"{where}(): `{name}` must be a dense tensor; got {'nested' if tensor.is_nested else tensor.layout}. "
+                "Pad it, and hide the padding with a mask."
+            )
         if tensor.dim() < 2:
             raise InputError(
                 f"{where}(): `{name}` must have at least 2 dimensions, (..., length, dim); got shape {tuple(tensor.shape)}."
@@ -158,7 +183,7 @@ def _tensors(where: str, query: Tensor, key: Tensor, value: Tensor | None) -> tu
 def _autocast(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Under autocast torch's SDPA runs in the low dtype; so do we. float64 is left alone, as torch leaves it."""
     device = query.device.type
-    if not torch.is_autocast_enabled(device):
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return query, key, value
     low = torch.get_autocast_dtype(device)
 
@@ -184,10 +209,13 @@ def _check_dtypes(where: str, query: Tensor, key: Tensor, value: Tensor | None) 
 def _check_devices(where: str, **tensors: object) -> None:
     home = tensors["query"].device  # type: ignore[attr-defined]
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or tensor.device == home or (name == "scale" and tensor.dim() == 0):
+        if not isinstance(tensor, Tensor) or tensor.device == home:
             continue
+        if name == "scale" and tensor.dim() == 0 and tensor.device.type == "cpu":
+            continue
+        spelt = _name(where, name)
         raise InputError(
-            f"{where}(): `{name}` must be on query's device {home}; got {tensor.device}. Use {name}.to({str(home)!r})."
+            f"{where}(): `{spelt}` must be on query's device {home}; got {tensor.device}. Use {spelt}.to({str(home)!r})."
         )
 
 
@@ -230,11 +258,14 @@ def _check_heads(where: str, query: Tensor, key: Tensor, value: Tensor | None) -
     heads, groups = query.shape[-3], key.shape[-3]
     if value is not None and value.shape[-3] != groups:
         raise InputError(f"{where}(): `value` must have {groups} heads like `key`; got {value.shape[-3]}.")
-    if groups == heads or (groups and heads % groups == 0):
+    if groups == heads or (groups and heads and heads % groups == 0):
         return
     divisors = [n for n in range(1, heads + 1) if heads % n == 0]
     around = sorted(
-        {max((n for n in divisors if n <= groups), default=1), min((n for n in divisors if n >= groups), default=heads)}
+        {
+            max((n for n in divisors if n <= groups), default=heads),
+            min((n for n in divisors if n >= groups), default=heads),
+        }
     )
     raise InputError(
         f"{where}(): query heads (={heads}) must be a multiple of key heads (={groups}). "
@@ -260,19 +291,22 @@ def _broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
 
 
 def _check_mask(where: str, mask: Tensor, lead: tuple[int, ...], heads: int, rows: int, keys: int, dims: int) -> Tensor:
-    """The mask as 4 dimensions, each full or 1: what it repeats is not copied."""
+    """The mask as 4 dimensions, each full or 1: up to four, what it repeats is not copied."""
+    name = _name(where, "mask")
     if not isinstance(mask, Tensor):
-        raise InputError(f"{where}(): `mask` must be a torch.Tensor; got {type(mask).__name__}.")
+        raise InputError(f"{where}(): `{name}` must be a torch.Tensor; got {type(mask).__name__}.")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise InputError(
-            f"{where}(): `mask` must be boolean (True = keep) or floating point (added to the logits); "
-            f"got {mask.dtype}. Use mask.bool()."
+            f"{where}(): `{name}` must be boolean (True = keep) or floating point (added to the logits); "
+            f"got {mask.dtype}. Use {name}.bool()."
         )
     full = (*lead, heads, rows, keys) if dims > 2 else (rows, keys)
     padded = (1,) * (len(full) - mask.dim()) + tuple(mask.shape)
     if not _broadcasts(padded, full):
-        hint = " For a (B, Lk) padding mask pass mask[:, None, None, :]." if mask.dim() == 2 and len(full) == 4 else ""
-        raise InputError(f"{where}(): `mask` must broadcast to {full}; got {tuple(mask.shape)}.{hint}")
+        hint = (
+            f" For a (B, Lk) padding mask pass {name}[:, None, None, :]." if mask.dim() == 2 and len(full) == 4 else ""
+        )
+        raise InputError(f"{where}(): `{name}` must broadcast to {full}; got {tuple(mask.shape)}.{hint}")
     mask = mask.reshape(padded)
     if mask.dim() <= 4:
         return mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
@@ -286,12 +320,12 @@ def _check_scale(where: str, scale: object, head_dim: int) -> float:
         return head_dim**-0.5 if head_dim else 1.0
     try:
         number = float(scale)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         raise InputError(
             f"{where}(): `scale` must be a number, a tensor or None; got {scale!r}. "
             f"Use {head_dim}**-0.5 for 1/sqrt({head_dim})."
         ) from None
-    if not math.isfinite(number):
+    if not abs(number) <= LARGEST:
         raise InputError(f"{where}(): `scale` must be finite; got {number}. Leave it out for 1/sqrt({head_dim}).")
     return number
 
@@ -302,23 +336,26 @@ def _check_gain(where: str, scale: Tensor, query: Tensor, lead: tuple[int, ...],
     if not scale.is_floating_point():
         raise InputError(f"{where}(): a `scale` tensor must be floating point; got {scale.dtype}. Use scale.float().")
     gain = scale.to(query.device, measuring_dtype(query.dtype))
-    if gain.dim() == 0:
-        return gain.expand(query.shape[:3])
+    if gain.numel() == 1 and gain.dim() < 2:
+        return gain.reshape(()).expand(query.shape[:3])
     if gain.dim() == 1 and gain.shape[0] == heads:
         return gain.view(1, heads, 1).expand(query.shape[:3])
     full = (*lead, heads, rows, 1) if asked.dim() > 2 else (rows, 1)
-    if not _broadcasts(tuple(gain.shape), full):
+    padded = (1,) * (len(full) - gain.dim()) + tuple(gain.shape)
+    if gain.dim() < 2 or not _broadcasts(padded, full):
         raise InputError(
             f"{where}(): a `scale` tensor must have shape (), ({heads},) for one number per head, or broadcast to {full}; "
             f"got {tuple(gain.shape)}."
         )
-    return gain.expand(full).reshape(query.shape[:3])
+    return gain.reshape(padded).expand(full).reshape(query.shape[:3])
 
 
 def _check_band(
     where: str, causal: bool | str, window: int | None, rows: int, keys: int
 ) -> tuple[int | None, int | None]:
     """Causal and window as one band: query i sees keys i - left … i + right."""
+    if where == "sdpa" and not isinstance(causal, bool):
+        raise InputError(f"sdpa(): `is_causal` must be False or True; got {causal!r}. attention() takes 'lower_right'.")
     if isinstance(causal, str):
         if causal != "lower_right":
             raise InputError(
@@ -333,17 +370,18 @@ def _check_band(
     right = offset if causal else None
     if window is None:
         return None, right
-    if isinstance(window, bool) or not isinstance(window, (int, torch.SymInt)) or window < 1:
+    if isinstance(window, bool) or not isinstance(window, (Integral, torch.SymInt)) or window < 1:
         raise InputError(
             f"{where}(): `window` must be a whole number of keys, at least 1; got {window!r}. Leave it out for no window."
         )
+    window = min(int(window), rows + keys)  # no row reaches further
     return window - 1 - offset, (window - 1 if right is None else right)
 
 
 def _check_softcap(where: str, softcap: float | None) -> float | None:
     if softcap is None:
         return None
-    if isinstance(softcap, bool) or not isinstance(softcap, (int, float)) or not 0 < softcap < math.inf:
+    if isinstance(softcap, bool) or not isinstance(softcap, Real) or not 0 < softcap <= LARGEST:
         raise InputError(
             f"{where}(): `softcap` must be a finite number above 0; got {softcap!r}. Leave it out for no cap (Gemma 2 uses 50)."
         )
@@ -351,6 +389,7 @@ def _check_softcap(where: str, softcap: float | None) -> float | None:
 
 
 def _check_dropout(where: str, dropout: float) -> float:
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
-        raise InputError(f"{where}(): `dropout` must be a probability from 0 to 1; got {dropout!r}.")
+    if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout <= 1:
+        name = _name(where, "dropout")
+        raise InputError(f"{where}(): `{name}` must be a probability from 0 to 1; got {_kind(dropout)}.")
     return float(dropout)

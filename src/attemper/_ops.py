@@ -6,6 +6,7 @@ where a second derivative is asked for. Kernels are imported when an op runs.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -37,17 +38,23 @@ torch.library.define(
 )
 
 
+def _without_autocast(problem: Problem) -> AbstractContextManager[Any]:
+    """Autocast has lowered the inputs already; the arithmetic inside is ours."""
+    device = problem.query.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
 @torch.library.impl("attemper::forward", "CompositeExplicitAutograd")
 def _forward(*args: Any) -> Measured:
     problem, (signs, kernel) = Problem(*args[:N_PROBLEM]), args[N_PROBLEM:]
-    with torch.autocast(problem.query.device.type, enabled=False):
+    with _without_autocast(problem):
         return Measured(*kernels.load(kernel).forward(problem, signs))
 
 
 @torch.library.impl("attemper::backward", "CompositeExplicitAutograd")
 def _backward(*args: Any) -> Gradients:
     problem, saved, upstream, wants, kernel = _split_backward(args)
-    with torch.autocast(problem.query.device.type, enabled=False):
+    with _without_autocast(problem):
         return Gradients(*kernels.load(kernel).backward(problem, saved, upstream, wants))
 
 
@@ -104,16 +111,17 @@ class _Attention(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         problem, measured = Problem(*inputs[:N_PROBLEM]), Measured(*output)
         ctx.save_for_backward(*problem[:6], *measured)
-        ctx.numbers, ctx.kernel = tuple(problem[6:]), inputs[-1]
+        ctx.numbers, ctx.signs, ctx.kernel = tuple(problem[6:]), inputs[-2], inputs[-1]
         ctx.mark_non_differentiable(measured.argmax, measured.lse_low, measured.visible)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         saved = ctx.saved_tensors
-        upstream = Upstream(*(grads[Measured._fields.index(name)] for name in Upstream._fields))
         needs = dict(zip(Problem._fields, ctx.needs_input_grad, strict=False))
         wants = [bool(needs[name]) for name in Wants._fields]
+        arrived = dict(zip(Measured._fields, grads, strict=True))
+        upstream = _measured_only(Upstream(*(arrived[name] for name in Upstream._fields)), ctx.signs, Wants(*wants))
         args = (*saved[:6], *ctx.numbers, *saved[6:], *upstream, wants, ctx.kernel)
         # a compiled graph refuses second derivatives by itself
         compiling = torch.compiler.is_compiling()
@@ -124,10 +132,24 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         size = info.batch_size
+        signs, kernel = args[N_PROBLEM:]
         problem = _fold_problem(Problem(*args[:N_PROBLEM]), Problem(*in_dims[:N_PROBLEM]), size)
-        out = _EagerAttention.apply(*problem, *args[N_PROBLEM:])
-        split = tuple(t.unflatten(0, (size, -1)) if t.dim() > 1 else t for t in out)
+        out = _EagerAttention.apply(*problem, _with_argmax(problem, signs), kernel)
+        split = tuple(_unfold(t, size) if t.dim() > 1 else t for t in out)
         return split, tuple(0 if t.dim() > 1 else None for t in out)
+
+
+def _measured_only(upstream: Upstream, signs: int, wants: Wants) -> Upstream:
+    """Without the gradients of what was not measured, or can reach nothing: a compiled graph sends zeros for those."""
+    logits = wants.query or wants.key or wants.mask or wants.gain
+    bits = {name: BIT.get(name, 0) | (ARGMAX_BIT if name == "peak" else 0) for name in Upstream._fields}
+    kept = {
+        name: grad
+        if grad is not None and grad.numel() and (name == "output" or (logits and signs & bit == bit))
+        else None
+        for (name, bit), grad in zip(bits.items(), upstream, strict=True)
+    }
+    return Upstream(**kept)
 
 
 class _EagerAttention(_Attention):
@@ -157,18 +179,27 @@ class _AttentionBackward(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         size = info.batch_size
         problem, saved, upstream, wants, kernel = _split_backward(args)
+        if problem.seed is not None:
+            raise KernelUnavailable(
+                f"attention(): kernel={kernel!r} cannot repeat its dropout in a batched backward (jacrev, "
+                "is_grads_batched). Use kernel='reference', or no dropout."
+            )
         dims = _split_backward((*in_dims[:-2], in_dims[-2] or [None] * len(Wants._fields), None))
         batch = problem.query.shape[0 if dims[0].query is None else 1]
         folded = _fold_problem(problem, dims[0], size)
         flat_saved = [_fold(t, d, size) if _has_rows(t, d) else t for t, d in zip(saved, dims[1], strict=True)]
         flat_upstream = [None if t is None else _fold(t, d, size) for t, d in zip(upstream, dims[2], strict=True)]
         out = _AttentionBackward.apply(*folded, *flat_saved, *flat_upstream, wants, kernel)
-        split = [t.unflatten(0, (size, -1)) if t.numel() and t.dim() > 1 else t for t in out]
+        split = [_unfold(t, size) if t.dim() > 1 else t for t in out]
         place = Gradients._fields.index("mask")
         if problem.mask is not None and split[place].dim() > 1:
             shared = problem.mask.shape[0 if dims[0].mask is None else 1] == 1 and batch != 1
             split[place] = split[place].sum(1, keepdim=True) if shared else split[place]
         return tuple(split), tuple(0 if t.dim() > 1 else None for t in split)
+
+
+def _unfold(tensor: Tensor, size: int) -> Tensor:
+    return tensor.unflatten(0, (size, tensor.shape[0] // size))
 
 
 def _has_rows(tensor: Tensor, dim: Any) -> bool:
@@ -215,9 +246,7 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
     signs = sum(BIT[name] for name in names)
     if signs & (BIT["mean"] | BIT["variance"]):
         signs |= BIT["visible"] | BIT["mean"]  # their gradients need these
-    tracked = (problem.query, problem.key, problem.mask, problem.gain)
-    if "peak" in names and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tracked):
-        signs |= ARGMAX_BIT
+    signs = _with_argmax(problem, signs)
     if torch.compiler.is_compiling():
         # Dynamo refuses one tensor in two places, which self-attention without projections has
         key, value = problem.key, problem.value
@@ -229,10 +258,18 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
     return measured.output, vitals
 
 
+def _with_argmax(problem: Problem, signs: int) -> int:
+    """Ask for the arg-max where a gradient of the peak may arrive; finding it costs as much as a product."""
+    tracked = (problem.query, problem.key, problem.mask, problem.gain)
+    if signs & BIT["peak"] and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tracked):
+        return signs | ARGMAX_BIT
+    return signs
+
+
 def _by_definition(problem: Problem, names: tuple[str, ...]) -> tuple[Tensor, Vitals]:
     dtype = problem.query.dtype
     wide = measuring_dtype(dtype)
-    with torch.autocast(problem.query.device.type, enabled=False):
+    with _without_autocast(problem):
         value = None if problem.value is None else problem.value.to(wide)
         definition = reference.define(
             problem._replace(query=problem.query.to(wide), key=problem.key.to(wide), value=value)

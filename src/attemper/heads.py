@@ -37,10 +37,7 @@ class HeadSummary:
         counted = torch.ones_like(first, dtype=torch.bool)
         if rows is not None:
             counted = counted & _heads_first(_checked_rows(rows, next(iter(signs.values()))))
-        if "lse" in by_head:
-            counted = counted & (by_head["lse"] != float("-inf"))
-        elif "visible" in by_head:
-            counted = counted & (by_head["visible"] > 0)
+        counted = counted & _sees_a_key(by_head)
 
         sums = {"rows": counted.double().sum(-1)}
         for name, sign in by_head.items():
@@ -102,6 +99,15 @@ def _join(a: HeadSummary, b: HeadSummary) -> HeadSummary:
     return HeadSummary(a.columns, a.sums + b.sums, torch.maximum(a.peaks, b.peaks))
 
 
+def _sees_a_key(signs: Mapping[str, Tensor]) -> Tensor | bool:
+    if "visible" in signs:
+        return signs["visible"] > 0
+    for name in ("lse", "peak"):
+        if name in signs:
+            return signs[name] != float("-inf")
+    return signs["p2"] != 0 if "p2" in signs else True
+
+
 def _heads_first(sign: Tensor) -> Tensor:
     """``(..., H, Lq)`` → ``(H, rows)``."""
     if sign.dim() == 1:
@@ -111,6 +117,8 @@ def _heads_first(sign: Tensor) -> Tensor:
 
 def _checked_rows(rows: Tensor, like: Tensor) -> Tensor:
     shape = tuple(like.shape)
+    if not isinstance(rows, Tensor):
+        raise InputError(f"by_head(): `rows` must be a boolean tensor; got {type(rows).__name__}.")
     if rows.dtype != torch.bool:
         raise InputError(f"by_head(): `rows` must be boolean, True for a row that counts; got {rows.dtype}.")
     try:

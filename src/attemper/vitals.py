@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .errors import InputError, SignNotMeasured
+from .errors import InputError, SignNotMeasured, nearest
 from .heads import HeadSummary
 
 SIGNS = ("visible", "mean", "variance", "peak", "lse", "entropy", "p2")
@@ -54,6 +54,9 @@ class Vitals:
     p2: Tensor
 
     def __init__(self, **signs: Tensor) -> None:
+        unknown = [name for name in signs if name not in SIGNS]
+        if unknown:
+            raise InputError(f"Vitals(): unknown sign {unknown[0]!r}. {nearest(unknown[0], SIGNS)}")
         for name in SIGNS:
             if name in signs:
                 setattr(self, name, signs[name])
@@ -77,7 +80,9 @@ class Vitals:
     @property
     def evenness(self) -> Tensor:
         """Entropy as a share of its maximum, ``entropy / ln(visible)``; NaN where fewer than two keys are seen."""
-        return self.entropy / self.visible.to(self.entropy.dtype).log().masked_fill(self.visible <= 1, math.nan)
+        few = self.visible <= 1
+        most = self.visible.to(self.entropy.dtype).log().masked_fill(few, 1.0)
+        return (self.entropy / most).masked_fill(few, math.nan)
 
     @property
     def jacobian_trace(self) -> Tensor:
@@ -90,7 +95,8 @@ class Vitals:
 
         Args:
             rows: boolean, broadcastable to ``(..., H, Lq)``; False leaves a row out (a padded query). For a batch
-                of padded sequences, ``keep[:, None, :]`` with ``keep`` of shape ``(B, Lq)``.
+                of padded sequences, ``keep[:, None, :]`` with ``keep`` of shape ``(B, Lq)``. Rows that see no key are left
+                out too, where ``visible``, ``lse``, ``peak`` or ``p2`` was measured to tell them by.
         """
         derived = [name for name, needs in DERIVED.items() if set(needs) <= set(self.measured)]
         signs = {name: getattr(self, name).detach() for name in (*self.measured, *derived)}
@@ -132,8 +138,8 @@ def merge(parts: Iterable[Attended] | Iterable[Vitals]) -> Attended | Vitals:
     ranks). Parts that see no key for a row are left out of that row. Differentiable.
 
     Args:
-        parts: all :class:`Attended`, or all :class:`Vitals`. Each needs ``lse``; merging ``mean`` or ``variance`` needs
-            ``visible`` too. Signs that some part lacks are left out of the result.
+        parts: all :class:`Attended`, or all :class:`Vitals`. Each needs ``lse``; ``mean`` needs ``visible`` too, and
+            ``variance`` both. Signs that some part lacks are left out of the result.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 6, 8).double()
@@ -159,6 +165,12 @@ def merge(parts: Iterable[Attended] | Iterable[Vitals]) -> Attended | Vitals:
 
 def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
     common = [name for name in SIGNS if all(name in shard.measured for shard in shards)]
+    for name in common:
+        shapes = {tuple(getattr(shard, name).shape) for shard in shards}
+        if len(shapes) > 1:
+            raise InputError(
+                f"merge(): shards must hold the same rows; got {name} of shapes {', '.join(map(str, sorted(shapes)))}."
+            )
     part = {name: torch.stack([getattr(shard, name) for shard in shards]) for name in common}
     if "lse" not in part:
         raise InputError("merge(): every shard must have measured `lse`. Add 'lse' to signs=.")
@@ -167,7 +179,8 @@ def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
     reference = part["lse"].detach().amax(0).masked_fill(empty.all(0), 0.0)
     total = (part["lse"] - reference).exp().sum(0).masked_fill(empty.all(0), 1.0)
     signs = {"lse": (reference + total.log()).masked_fill(empty.all(0), NEG_INF)}
-    log_weight = (part["lse"] - signs["lse"]).masked_fill(empty, 0.0)
+    # not lse_a - lse: far from zero that difference is rounding, and the weights would not sum to 1
+    log_weight = (part["lse"] - reference - total.log()).masked_fill(empty, 0.0)
     weight = log_weight.exp().masked_fill(empty, 0.0)
 
     if "peak" in part:

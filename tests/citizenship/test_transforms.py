@@ -59,7 +59,7 @@ def test_opcheck(kernel, options, signs):
 
 
 def test_opcheck_without_values():
-    problem = prepare("test", *tensors()[:2], None).problem
+    problem = prepare("measure", *tensors()[:2], None).problem
     torch.library.opcheck(
         torch.ops.attemper.forward.default,
         (*problem, ALL, "blockwise"),
@@ -78,6 +78,68 @@ def test_compile_fullgraph_with_gradients(kernel, dynamic):
         actual = torch.autograd.grad(compiled(*leaves, kernel, causal="lower_right", window=5), leaves)
         for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(a, b)
+
+
+PARTIAL = {
+    "sdpa": lambda q, k, v: attemper.sdpa(q, k, v, enable_gqa=True).square().sum(),
+    "one sign": lambda q, k, v: attemper.attention(q, k, v, signs="entropy").vitals.entropy.sum(),
+    "measure": lambda q, k, v: attemper.measure(q, k).variance.sum() + 0 * v.sum(),
+    "output of all": lambda q, k, v: attemper.attention(q, k, v).output.square().sum(),
+}
+
+
+@pytest.mark.parametrize("function", PARTIAL.values(), ids=PARTIAL)
+def test_compile_fullgraph_with_gradients_of_a_part(function):
+    """A compiled graph sends zeros, not None, for signs that were never measured."""
+    torch._dynamo.reset()
+    leaves = [t.requires_grad_() for t in tensors()]
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    expected = torch.autograd.grad(function(*leaves), leaves)
+    for a, b in zip(torch.autograd.grad(compiled(*leaves), leaves), expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_compile_hands_vitals_out_to_frozen_queries():
+    torch._dynamo.reset()
+    query, key, value = tensors()
+    value.requires_grad_()
+
+    def run(value):
+        output, vitals = attemper.attention(query, key, value)
+        return output.sum() + vitals.peak.sum() + vitals.entropy.sum()
+
+    for function in (run, torch.compile(run, fullgraph=True, backend="aot_eager")):
+        (actual,) = torch.autograd.grad(function(value), value)
+        torch.testing.assert_close(
+            actual, torch.autograd.grad(attemper.sdpa(query, key, value, enable_gqa=True).sum(), value)[0]
+        )
+
+
+def test_the_peak_has_a_gradient_through_vmap():
+    x = torch.randn(3, 2, 5, 8, dtype=torch.float64, requires_grad=True)
+
+    def peaks(x, kernel="blockwise"):
+        return vmap(lambda a: attemper.attention(a, a, a, kernel=kernel).vitals.peak)(x).sum()
+
+    (expected,) = torch.autograd.grad(peaks(x, "reference"), x)
+    torch.testing.assert_close(torch.autograd.grad(peaks(x), x)[0], expected)
+    torch.testing.assert_close(grad(peaks)(x.detach()), expected)
+
+
+def test_vmap_of_gradients_without_keys():
+    keys = torch.randn(3, 2, 2, 0, 8)
+    query = torch.randn(2, 4, 6, 8)
+    found = vmap(grad(lambda q, k: attemper.attention(q, k, k).output.sum(), argnums=(0, 1)), in_dims=(None, 0))(
+        query, keys
+    )
+    assert found[0].shape == (3, *query.shape)
+    assert found[1].shape == keys.shape
+
+
+def test_a_batched_backward_with_dropout_is_refused_with_a_sentence():
+    query, key, value = tensors()
+    with pytest.raises(KernelUnavailable, match=r"cannot repeat its dropout in a batched backward.*kernel='reference'"):
+        jacrev(lambda q: attemper.attention(q, key, value, dropout=0.3).output.sum((0, 1, 2)))(query)
 
 
 def test_compile_fullgraph_hands_vitals_out():

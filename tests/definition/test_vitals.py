@@ -74,6 +74,34 @@ def test_merge_gives_the_gradients_of_the_whole():
             )
 
 
+@pytest.mark.parametrize("level", [-1e9, 5e3, 1e6])
+def test_merge_far_from_zero_keeps_its_weights_normalised(level):
+    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 6, 8)
+    ones, mask = torch.ones(1, 2, 6, 1), torch.full((5, 6), level)
+    halves = [attemper.attention(q, k[:, :, s], ones[:, :, s], mask=mask[:, s]) for s in (slice(0, 3), slice(3, 6))]
+    merged = attemper.merge(halves)
+    torch.testing.assert_close(merged.output, torch.ones(1, 2, 5, 1))
+    assert (merged.vitals.entropy <= math.log(6) + 1e-5).all()
+
+
+def test_evenness_has_a_gradient_though_single_keys_have_none():
+    x = torch.randn(1, 2, 5, 8, requires_grad=True)
+    attemper.attention(x, x, x, causal=True).vitals.evenness[..., 1:].sum().backward()
+    assert x.grad.isfinite().all()
+    assert x.grad.any()
+
+
+def test_by_head_leaves_out_rows_without_keys_whatever_was_measured():
+    mask = torch.zeros(6, 9)
+    mask[0] = float("-inf")
+    everything = attend(mask=mask).vitals.by_head().rows.tolist()
+    assert everything == [10.0] * 3
+    for sign in ("visible", "lse", "peak", "p2"):
+        assert attend(mask=mask, signs=sign).vitals.by_head().rows.tolist() == everything, sign
+    mask[0] = torch.finfo(torch.float32).min
+    assert attend(mask=mask).vitals.by_head().rows.tolist() == everything
+
+
 def test_merge_says_what_it_needs():
     with pytest.raises(InputError, match="at least one shard; got none"):
         attemper.merge([])
@@ -82,6 +110,10 @@ def test_merge_says_what_it_needs():
         attemper.merge([part, part.vitals])
     with pytest.raises(InputError, match="every shard must have measured `lse`"):
         attemper.merge([attend(signs="p2").vitals])
+    with pytest.raises(InputError, match=r"the same rows; got visible of shapes \(2, 3, 5\), \(2, 3, 6\)"):
+        attemper.merge([part, attend(lq=5)])
+    with pytest.raises(InputError, match=r"unknown sign 'entorpy'. Did you mean 'entropy'"):
+        Vitals(entorpy=torch.ones(1))
     # what only one part measured is left out
     mixed = attemper.merge([part.vitals, attend(signs=("lse", "peak")).vitals])
     assert mixed.measured == ("peak", "lse")
@@ -130,6 +162,8 @@ def test_by_head_says_what_is_wrong():
         vitals.by_head(rows=torch.ones(6))
     with pytest.raises(InputError, match=r"`rows` must broadcast to \(2, 3, 6\); got \(2, 6\).*keep\[:, None, :\]"):
         vitals.by_head(rows=torch.ones(2, 6, dtype=torch.bool))
+    with pytest.raises(InputError, match="`rows` must be a boolean tensor; got list"):
+        vitals.by_head(rows=[True] * 6)
     with pytest.raises(InputError, match="no sign was measured"):
         attend(signs=()).vitals.by_head()
     with pytest.raises(SignNotMeasured, match=r"'p2' was not measured. This summary has: rows, lse"):

@@ -79,10 +79,10 @@ def test_every_mask_shape_and_its_gradient(kernel, device, shape, kind):
     judge(tensors, {"causal": "lower_right"}, kernel)
 
 
-@pytest.mark.parametrize("scale", ["number", "scalar", "heads", "rows", "zero", "negative"])
+@pytest.mark.parametrize("scale", ["number", "scalar", "one", "heads", "per_head", "rows", "zero", "negative"])
 def test_every_kind_of_scale(kernel, device, scale):
     tensors = {name: draw(2, 3, 6, 8, device=device) for name in ("query", "key", "value")}
-    shapes = {"scalar": (), "heads": (3,), "rows": (2, 1, 6, 1)}
+    shapes = {"scalar": (), "one": (1,), "heads": (3,), "per_head": (3, 1, 1), "rows": (2, 1, 6, 1)}
     options = {"number": {"scale": 0.7}, "zero": {"scale": 0.0}, "negative": {"scale": -0.5}}.get(scale, {})
     if scale in shapes:
         tensors["scale"] = draw(*shapes[scale], device=device)

@@ -131,6 +131,36 @@ SENTENCES = {
         {"signs": None},
         "attention(): `signs` must be 'all', a sign's name or several; got None. Use signs=() for none.",
     ),
+    "signs of signs": ({"signs": ([1],)}, "attention(): `signs` must hold names; got list. Use signs='all'."),
+    "signs tensor": (
+        {"signs": torch.ones(3)},
+        "attention(): `signs` must be 'all', a sign's name or several; got Tensor. Use signs=() for none.",
+    ),
+    "no value": (
+        {"value": None},
+        "attention(): `value` must be a torch.Tensor; got None. For signs alone use measure(query, key).",
+    ),
+    "no heads": (
+        {"query": torch.randn(2, 0, 5, 8)},
+        "attention(): query heads (=0) must be a multiple of key heads (=12). Use 0 key/value heads.",
+    ),
+    "scale too large": ({"scale": 1e39}, "attention(): `scale` must be finite; got 1e+39. Leave it out for 1/sqrt(8)."),
+    "softcap too large": (
+        {"softcap": 1e39},
+        "attention(): `softcap` must be a finite number above 0; got 1e+39. Leave it out for no cap (Gemma 2 uses 50).",
+    ),
+    "dropout tensor": (
+        {"dropout": torch.tensor([0.1, 0.2])},
+        "attention(): `dropout` must be a probability from 0 to 1; got Tensor.",
+    ),
+    "sparse": (
+        {"key": torch.zeros(2, 12, 5, 8).to_sparse()},
+        "attention(): `key` must be a dense tensor; got torch.sparse_coo. Pad it, and hide the padding with a mask.",
+    ),
+    "kernel kind": (
+        {"kernel": ["x"]},
+        "attention(): unknown kernel ['x']. Known: 'auto', " + ", ".join(map(repr, KERNELS)) + ".",
+    ),
     "kernel": (
         {"kernel": "blockwize"},
         "attention(): unknown kernel 'blockwize'. Did you mean 'blockwise'? Known: 'auto', "
@@ -167,6 +197,39 @@ def test_sdpa_asks_for_enable_gqa():
     )
 
 
+def test_sdpa_speaks_of_its_own_arguments():
+    with pytest.raises(
+        InputError, match=r"^sdpa\(\): `attn_mask` must broadcast to \(2, 12, 5, 5\); got \(2, 5\).*attn_mask\["
+    ):
+        attemper.sdpa(Q, Q, Q, attn_mask=torch.ones(2, 5, dtype=torch.bool))
+    with pytest.raises(InputError, match=r"^sdpa\(\): `dropout_p` must be a probability"):
+        attemper.sdpa(Q, Q, Q, dropout_p=2.0)
+    with pytest.raises(InputError, match=r"^sdpa\(\): `is_causal` must be False or True; got 'lower_right'"):
+        attemper.sdpa(Q, Q, Q, is_causal="lower_right")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused():
+    nested = torch.nested.nested_tensor([torch.randn(4, 5, 8), torch.randn(4, 3, 8)])
+    with pytest.raises(InputError, match=r"`query` must be a dense tensor; got nested. Pad it"):
+        attemper.attention(nested, nested, nested)
+
+
+def test_numpy_numbers_and_enormous_windows_are_numbers():
+    numpy = pytest.importorskip("numpy")
+    plain = call(window=3, softcap=3.0, scale=0.5)
+    typed = call(window=numpy.int64(3), softcap=numpy.float32(3), scale=numpy.float64(0.5))
+    assert torch.equal(plain.output, typed.output)
+    assert torch.equal(call(window=2**70).output, call(window=100).output)
+
+
+def test_meta_tensors_give_shapes():
+    meta = Q.to("meta")
+    output, vitals = attemper.attention(meta, meta, meta)
+    assert output.shape == Q.shape
+    assert vitals.entropy.shape == Q.shape[:3]
+
+
 NARROW = Serves(
     devices=("cuda",),
     dtypes=(torch.float16, torch.bfloat16),
@@ -178,10 +241,13 @@ NARROW = Serves(
     softcap=False,
     dropout=False,
     gain=False,
+    unless=lambda call: "serves lengths up to 1000" if call.keys > 1000 else None,
 )
 PLAIN = {
     "device": "cuda",
     "dtype": torch.float16,
+    "rows": 128,
+    "keys": 128,
     "head_dim": 64,
     "value_dim": 64,
     "grouped": False,
@@ -203,6 +269,7 @@ REFUSALS = {
     "does not serve softcap": {"softcap": True},
     "does not serve dropout": {"dropout": True},
     "does not serve a scale tensor": {"gain": True},
+    "serves lengths up to 1000": {"keys": 1001},
 }
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from ..errors import InputError, KernelUnavailable, nearest
 from .seam import Call, Serves
@@ -42,7 +44,7 @@ def choose(where: str, call: Call, kernel: str) -> str:
     """The kernel that runs a call: the one named, or the fastest that serves it."""
     if kernel == "auto":
         return next(name for name, serves in KERNELS.items() if serves.refusal(call) is None)
-    if kernel not in KERNELS:
+    if not isinstance(kernel, str) or kernel not in KERNELS:
         raise InputError(f"{where}(): unknown kernel {kernel!r}. {nearest(kernel, ('auto', *KERNELS))}")
     refusal = KERNELS[kernel].refusal(call)
     if refusal is not None:
@@ -50,10 +52,23 @@ def choose(where: str, call: Call, kernel: str) -> str:
     return kernel
 
 
-def why(query, key, value=None, **options) -> Verdicts:  # type: ignore[no-untyped-def]
+def why(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    causal: bool | str = False,
+    scale: float | Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    kernel: str = "auto",
+) -> Verdicts:
     """Which kernel would run this call, and why each of the others would not.
 
-    Takes what ``attention()`` takes (``kernel=`` too). Nothing is computed.
+    Nothing is computed. ``query``, ``key``, ``value``, ``mask``, ``causal``, ``scale``, ``window``, ``softcap``,
+    ``dropout`` and ``kernel`` are those of ``attention()``; without a value the question is about ``measure()``.
 
     Example:
         >>> q = torch.randn(1, 4, 16, 32)
@@ -63,17 +78,24 @@ def why(query, key, value=None, **options) -> Verdicts:  # type: ignore[no-untyp
     """
     from .._checks import prepare
 
-    asked = options.pop("kernel", "auto")
+    options: dict[str, Any] = {
+        "mask": mask,
+        "causal": causal,
+        "scale": scale,
+        "window": window,
+        "softcap": softcap,
+        "dropout": dropout,
+    }
     call = prepare("why", query, key, value, **options).call
-    taken = choose("why", call, asked)
+    taken = choose("why", call, kernel)
     verdicts = []
     for name, serves in KERNELS.items():
         refusal = serves.refusal(call)
         if name == taken:
-            reason = "the fastest that serves this call" if asked == "auto" else "asked for by name"
+            reason = "the fastest that serves this call" if kernel == "auto" else "asked for by name"
         else:
             reason = refusal or (
-                "serves this call, but slower" if asked == "auto" else f"kernel={asked!r} was asked for"
+                "serves this call, but slower" if kernel == "auto" else f"kernel={kernel!r} was asked for"
             )
         verdicts.append(Verdict(name, name == taken, reason))
     return Verdicts(verdicts)

@@ -11,6 +11,7 @@ and `_checks.py` stand before it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -51,7 +52,7 @@ class Measured(NamedTuple):
 
     output: Tensor  # (B, H, Lq, Ev)
     argmax: Tensor  # (B, H, Lq), the key with the largest logit, the lowest on ties
-    lse_low: Tensor  # (B, H, Lq), what rounding took from lse: at finfo.min, all of ln Σe; empty counts as 0
+    lse_low: Tensor  # (B, H, Lq), what rounding took from lse: at finfo.min, all of ln Σe. Zeros where a kernel knows of none
     visible: Tensor
     mean: Tensor
     variance: Tensor
@@ -99,6 +100,8 @@ class Call:
 
     device: str
     dtype: torch.dtype
+    rows: int
+    keys: int
     head_dim: int
     value_dim: int
     grouped: bool
@@ -124,6 +127,8 @@ class Serves:
     softcap: bool = True
     dropout: bool = True
     gain: bool = True
+    unless: Callable[[Call], str | None] | None = None
+    """What a table cannot say: "is not built here", "serves head dims that are multiples of 8". A clause, or None."""
 
     def refusal(self, call: Call) -> str | None:
         """Why this call is not served, as a clause that follows ``kernel='…' ``; None when it is."""
@@ -138,12 +143,14 @@ class Serves:
         for name, words in _FEATURES.items():
             if getattr(call, name) and not getattr(self, name):
                 return f"does not serve {words}"
-        return None
+        return None if self.unless is None else self.unless(call)
 
     def row(self) -> dict[str, str]:
         """One line of the documentation's table."""
         cells = {}
         for field in fields(self):
+            if field.name == "unless":
+                continue
             setting = getattr(self, field.name)
             if setting is None or isinstance(setting, bool):
                 cells[field.name] = {None: "any", True: "yes", False: "no"}[setting]

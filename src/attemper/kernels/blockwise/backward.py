@@ -1,6 +1,7 @@
 """Backward of blockwise: each tile's weights are recomputed from lse, so nothing of size Lq × Lk is ever kept.
 
-With p = exp(z - lse) and the arriving gradients g of output and signs, δ = g_out · out:
+With p = exp(z - lse) and the arriving gradients g of output and signs, δ = g_out · out (far from zero lse alone would leave
+p unnormalised, so every row's coefficients carry the factor exp(-lse_low)):
 
     dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)]
          + [g_mean + 2 g_var (z - mean)] / visible  +  g_peak at the arg-max
@@ -16,9 +17,6 @@ from torch import Tensor
 from ..seam import Gradients, Measured, Problem, Upstream, Wants, measuring_dtype
 from .scores import Block, dropout_tile
 from .tiles import LOWEST, Heads, Plan, Tile, narrow, split_heads
-
-# a shift of the logits that their own rounding hides
-NEGLIGIBLE = {torch.float32: 2e-6, torch.float64: 4e-15}
 
 
 def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants) -> Gradients:
@@ -93,9 +91,8 @@ class _RowTile:
 
         lse = row(saved.lse)
         self.lse = lse.masked_fill(lse.isneginf(), float("inf"))  # a row without keys: exp(z - inf) = 0
-        # far from zero, lse alone would leave the weights unnormalised
         low = row(saved.lse_low)
-        self.lse_low = low if bool((low.abs() > NEGLIGIBLE[low.dtype]).any()) else None
+        rest = low.neg().exp()  # p = rest · exp(z - lse)
         self.constant = torch.zeros_like(lse)
         self.g_output = None
         if upstream.output is not None:
@@ -105,10 +102,15 @@ class _RowTile:
             self.constant += row(upstream.lse)
         self.g_entropy = some(upstream.entropy)
         if self.g_entropy is not None:
-            self.constant -= self.g_entropy * row(saved.entropy)
+            self.constant -= self.g_entropy * (row(saved.entropy) - low)
+            self.g_entropy = self.g_entropy * rest
         self.g_p2 = some(upstream.p2)
         if self.g_p2 is not None:
             self.constant -= 2 * self.g_p2 * row(saved.p2)
+            self.g_p2 = self.g_p2 * rest.square()
+        if self.g_output is not None:
+            self.g_output = self.g_output * rest
+        self.constant *= rest
         self.g_peak = some(upstream.peak)
         self.argmax = row(saved.argmax) if self.g_peak is not None else lse
 
@@ -133,8 +135,6 @@ class _RowTile:
         block.apply_mask(z, tile)
         moments = self._moments(z, tile)
         t = z.sub_(self.lse)
-        if self.lse_low is not None:
-            t.sub_(self.lse_low)
         p = block.weights(t, tile)
         dz = block.buffer("dz", z.shape)
         kept = dropout_tile(block, self.rows, keys, p) if block.dropout else None
