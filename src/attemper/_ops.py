@@ -1,12 +1,14 @@
 """The operation as torch sees it: two opaque ops with fakes, and the autograd Function around them.
 
-The ops carry no autograd of their own; `_Attention` gives the first derivative, vmap by folding into the batch, and a sentence
-where a second derivative is asked for. Kernels are imported when an op runs.
+`_Attention` gives the first derivative, vmap by folding into the batch, and a sentence where another derivative is asked for; the
+same rules are registered on the bare op. Kernels are imported when an op runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -131,17 +133,17 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        size = info.batch_size
-        signs, kernel = args[N_PROBLEM:]
-        problem = _fold_problem(Problem(*args[:N_PROBLEM]), Problem(*in_dims[:N_PROBLEM]), size)
-        out = _EagerAttention.apply(*problem, _with_argmax(problem, signs), kernel)
-        split = tuple(_unfold(t, size) if t.dim() > 1 else t for t in out)
-        return split, tuple(0 if t.dim() > 1 else None for t in out)
+        return _vmap_forward(_EagerAttention.apply, info, in_dims, *args)
 
 
 def _measured_only(upstream: Upstream, signs: int, wants: Wants) -> Upstream:
     """Without the gradients of what was not measured, or can reach nothing: a compiled graph sends zeros for those."""
     logits = wants.query or wants.key or wants.mask or wants.gain
+    if logits and upstream.peak is not None and signs & BIT["peak"] and not signs & ARGMAX_BIT:
+        raise KernelUnavailable(
+            "attention(): a gradient of `peak` arrived, but nothing showed in the call that one would. "
+            "Leave 'peak' out of signs=, or use kernel='reference'."
+        )
     bits = {name: BIT.get(name, 0) | (ARGMAX_BIT if name == "peak" else 0) for name in Upstream._fields}
     kept = {
         name: grad
@@ -177,25 +179,45 @@ class _AttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        size = info.batch_size
-        problem, saved, upstream, wants, kernel = _split_backward(args)
-        if problem.seed is not None:
-            raise KernelUnavailable(
-                f"attention(): kernel={kernel!r} cannot repeat its dropout in a batched backward (jacrev, "
-                "is_grads_batched). Use kernel='reference', or no dropout."
-            )
-        dims = _split_backward((*in_dims[:-2], in_dims[-2] or [None] * len(Wants._fields), None))
-        batch = problem.query.shape[0 if dims[0].query is None else 1]
-        folded = _fold_problem(problem, dims[0], size)
-        flat_saved = [_fold(t, d, size) if _has_rows(t, d) else t for t, d in zip(saved, dims[1], strict=True)]
-        flat_upstream = [None if t is None else _fold(t, d, size) for t, d in zip(upstream, dims[2], strict=True)]
-        out = _AttentionBackward.apply(*folded, *flat_saved, *flat_upstream, wants, kernel)
-        split = [_unfold(t, size) if t.dim() > 1 else t for t in out]
-        place = Gradients._fields.index("mask")
-        if problem.mask is not None and split[place].dim() > 1:
-            shared = problem.mask.shape[0 if dims[0].mask is None else 1] == 1 and batch != 1
-            split[place] = split[place].sum(1, keepdim=True) if shared else split[place]
-        return tuple(split), tuple(0 if t.dim() > 1 else None for t in split)
+        return _vmap_backward(_AttentionBackward.apply, info, in_dims, *args)
+
+
+def _vmap_forward(run: Callable[..., Any], info: Any, in_dims: Any, *args: Any) -> Any:
+    """Fold the vmapped dimension into the batch and run once."""
+    size = info.batch_size
+    signs, kernel = args[N_PROBLEM:]
+    problem = _fold_problem(Problem(*args[:N_PROBLEM]), Problem(*in_dims[:N_PROBLEM]), size)
+    out = run(*problem, _with_argmax(problem, signs), kernel)
+    split = tuple(_unfold(t, size) if t.dim() > 1 else t for t in out)
+    return split, tuple(0 if t.dim() > 1 else None for t in out)
+
+
+def _vmap_backward(run: Callable[..., Any], info: Any, in_dims: Any, *args: Any) -> Any:
+    size = info.batch_size
+    problem, saved, upstream, wants, kernel = _split_backward(args)
+    if problem.seed is not None:
+        raise KernelUnavailable(
+            f"attention(): kernel={kernel!r} cannot repeat its dropout in a batched backward (jacrev, "
+            "is_grads_batched). Use kernel='reference', or no dropout."
+        )
+    dims = _split_backward((*in_dims[:-2], in_dims[-2] or [None] * len(Wants._fields), None))
+    batch = problem.query.shape[0 if dims[0].query is None else 1]
+    folded = _fold_problem(problem, dims[0], size)
+    flat_saved = [_fold(t, d, size) if _has_rows(t, d) else t for t, d in zip(saved, dims[1], strict=True)]
+    flat_upstream = [None if t is None else _fold(t, d, size) for t, d in zip(upstream, dims[2], strict=True)]
+    out = run(*folded, *flat_saved, *flat_upstream, wants, kernel)
+    split = [_unfold(t, size) if t.dim() > 1 else t for t in out]
+    place = Gradients._fields.index("mask")
+    if problem.mask is not None and split[place].dim() > 1:
+        shared = problem.mask.shape[0 if dims[0].mask is None else 1] == 1 and batch != 1
+        split[place] = split[place].sum(1, keepdim=True) if shared else split[place]
+    return tuple(split), tuple(0 if t.dim() > 1 else None for t in split)
+
+
+# A tracer may look through the Function at the bare op (Dynamo does, inside torch.func.grad): it must differ in nothing.
+torch.library.register_autograd("attemper::forward", _Attention.backward, setup_context=_Attention.setup_context)
+torch.library.register_vmap("attemper::forward", partial(_vmap_forward, torch.ops.attemper.forward))
+torch.library.register_vmap("attemper::backward", partial(_vmap_backward, torch.ops.attemper.backward))
 
 
 def _unfold(tensor: Tensor, size: int) -> Tensor:

@@ -51,6 +51,15 @@ def test_blockwise_is_linear_in_the_length_with_every_vital_and_an_entropy_in_th
     assert large.beyond < 4 * small.beyond
 
 
+@linux
+@pytest.mark.exhaustive
+def test_blockwise_at_32768_stays_under_128_mib_and_grows_no_faster_than_the_length():
+    found = [memory.peak("attemper", case(n, "forward_backward", "blockwise")).beyond for n in (16384, 32768, 65536)]
+    assert found[1] < 128 * MIB
+    assert found[1] < 2.2 * found[0]
+    assert found[2] < 2.2 * found[1]
+
+
 def test_a_probe_that_fails_says_why():
     with pytest.raises(InputError, match=r"attemper, all vitals on \(1, 1, 64, 64\).*unknown kernel 'blokwise'"):
         memory.peak("attemper", case(64, kernel="blokwise"))

@@ -115,6 +115,32 @@ def test_compile_hands_vitals_out_to_frozen_queries():
         )
 
 
+def test_compile_of_a_vmap():
+    torch._dynamo.reset()
+    inputs = tensors(3)
+
+    def run(*inputs):
+        output, vitals = vmap(lambda *a: attemper.attention(*a, causal=True))(*inputs)
+        return output, vitals.entropy
+
+    for a, b in zip(torch.compile(run, backend="aot_eager", fullgraph=True)(*inputs), run(*inputs), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_compile_of_a_functional_gradient_is_never_wrong():
+    """Dynamo looks through our Function there, and torch cannot differentiate a custom op: an error, not a number."""
+    torch._dynamo.reset()
+    query, key, value = tensors()
+
+    def run(q, kernel):
+        return attemper.sdpa(q, key, value, enable_gqa=True).sum() if kernel is None else loss(q, key, value, kernel)
+
+    with pytest.raises(Exception, match=r"attemper.forward|functorch"):
+        torch.compile(grad(lambda q: run(q, "blockwise")), backend="aot_eager", fullgraph=True)(query)
+    compiled = torch.compile(grad(lambda q: run(q, "reference")), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(query), grad(lambda q: run(q, "reference"))(query))
+
+
 def test_the_peak_has_a_gradient_through_vmap():
     x = torch.randn(3, 2, 5, 8, dtype=torch.float64, requires_grad=True)
 
