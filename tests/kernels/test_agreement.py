@@ -46,9 +46,12 @@ def test_the_typical_error_is_that_of_plain_pytorch(kernel, device):
     for case in pairwise({**GRID, "dtype": ["f32"], "lengths": [(111, 111), (63, 257), (257, 63)]}):
         for name, ratio in error_ratios(case.tensors(device), case.options(), kernel).items():
             ratios[name].append(ratio)
-    worst = {name: statistics.median(found) for name, found in ratios.items()}
-    assert len(worst) > 20
-    assert {name: ratio for name, ratio in worst.items() if ratio > 2} == {}
+    typical = {name: statistics.median(found) for name, found in ratios.items()}
+    assert len(typical) > 20
+    # δ = g·out, instead of Σ p dP, leaves each row of dz a rounding away from a zero sum; one scale for all rows gathers it
+    # (2.9 on CUDA with torch 2.11)
+    limits = {name: 4 if name.endswith("d(scale)") else 2 for name in typical}
+    assert {name: ratio for name, ratio in typical.items() if ratio > limits[name]} == {}
 
 
 def test_the_cover_holds_every_pair():
