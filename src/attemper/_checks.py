@@ -103,15 +103,10 @@ def broadcast_like_torch(
         return query, key, value
     heads, groups, value_groups = query.shape[-3], key.shape[-3], value.shape[-3]
     if enable_gqa:
-        if (
-            groups != value_groups
-            and groups
-            and value_groups
-            and max(groups, value_groups) % min(groups, value_groups) == 0
-        ):
-            full = max(groups, value_groups)
-            key = key.repeat_interleave(full // groups, dim=-3)
-            value = value.repeat_interleave(full // value_groups, dim=-3)
+        few, many = sorted((groups, value_groups))
+        if few and few != many and many % few == 0:
+            key = key.repeat_interleave(many // groups, dim=-3)
+            value = value.repeat_interleave(many // value_groups, dim=-3)
         return query, key, value
     full = max(heads, groups, value_groups)
     if any(size != 1 and size != full for size in (heads, groups, value_groups)):

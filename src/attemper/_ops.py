@@ -17,8 +17,8 @@ from torch import Tensor
 from . import kernels
 from .errors import KernelUnavailable
 from .kernels import reference
-from .kernels.seam import ARGMAX_BIT, BIT, Gradients, Measured, Problem, Upstream, Wants, measuring_dtype
-from .vitals import SIGNS, Vitals
+from .kernels.seam import ARGMAX_BIT, BIT, Gradients, Measured, Problem, Upstream, Wants, measuring_dtype, room
+from .vitals import Vitals
 
 _PROBLEM = (
     "Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor? gain, Tensor? seed, "
@@ -62,20 +62,7 @@ def _backward(*args: Any) -> Gradients:
 
 @torch.library.register_fake("attemper::forward")
 def _fake_forward(*args: Any) -> Measured:
-    problem, (signs, _) = Problem(*args[:N_PROBLEM]), args[N_PROBLEM:]
-    query, value = problem.query, problem.value
-    shape = query.shape[:3]
-
-    def rows(bit: int, dtype: torch.dtype) -> Tensor:
-        return query.new_empty(shape if signs & bit else 0, dtype=dtype)
-
-    wide = measuring_dtype(query.dtype)
-    kinds = {name: rows(BIT[name], wide) for name in SIGNS}
-    kinds["visible"] = rows(BIT["visible"], torch.int32)
-    kinds["lse"] = query.new_empty(shape, dtype=wide)
-    output = query.new_empty(0 if value is None else (*shape, value.shape[-1]))
-    low = query.new_empty(shape, dtype=wide)
-    return Measured(output=output, argmax=rows(ARGMAX_BIT, torch.int64), lse_low=low, **kinds)
+    return room(Problem(*args[:N_PROBLEM]), args[N_PROBLEM])
 
 
 @torch.library.register_fake("attemper::backward")

@@ -175,6 +175,25 @@ def _plain(item: object) -> str:
     return str(item).removeprefix("torch.")
 
 
+def room(problem: Problem, signs: int) -> Measured:
+    """Where a kernel writes what it measures: memory not yet written for what was asked for, nothing for the rest."""
+    query, value = problem.query, problem.value
+    shape, wide = query.shape[:3], measuring_dtype(query.dtype)
+
+    def rows(bit: int, dtype: torch.dtype) -> Tensor:
+        return query.new_empty(shape if signs & bit else 0, dtype=dtype)
+
+    kinds = {name: rows(BIT[name], wide) for name in SIGNS}
+    kinds["visible"] = rows(BIT["visible"], torch.int32)
+    kinds["lse"] = query.new_empty(shape, dtype=wide)
+    return Measured(
+        output=query.new_empty(0 if value is None else (*shape, value.shape[-1])),
+        argmax=rows(ARGMAX_BIT, torch.int64),
+        lse_low=query.new_empty(shape, dtype=wide),
+        **kinds,
+    )
+
+
 def measuring_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of vitals and of every accumulation: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..seam import ARGMAX_BIT, BIT, Measured, Problem, measuring_dtype
+from ..seam import ARGMAX_BIT, BIT, Measured, Problem, room
 from .scores import Block, dropout_tile
 from .tiles import LOWEST, Plan, Tile
 
@@ -23,38 +23,21 @@ SLACK = 20.0
 
 def forward(problem: Problem, signs: int) -> Measured:
     plan = Plan(problem)
-    query, value = problem.query, problem.value
-    dtype = measuring_dtype(query.dtype)
-    shape = query.shape[:3]
-
-    def rows_of(bit: int, kind: torch.dtype = dtype) -> Tensor:
-        return query.new_empty(shape if signs & bit else 0, dtype=kind)
-
+    result = room(problem, signs)
     moments = signs & (BIT["mean"] | BIT["variance"])
-    result = Measured(
-        output=query.new_empty(0 if value is None else (*shape, value.shape[-1])),
-        argmax=rows_of(ARGMAX_BIT, torch.int64),
-        lse_low=query.new_empty(shape, dtype=dtype),
-        visible=rows_of(BIT["visible"], torch.int32),
-        mean=rows_of(BIT["mean"]),
-        variance=rows_of(BIT["variance"]),
-        peak=rows_of(BIT["peak"]),
-        lse=query.new_empty(shape, dtype=dtype),
-        entropy=rows_of(BIT["entropy"]),
-        p2=rows_of(BIT["p2"]),
-    )
     if problem.mask is None and signs & BIT["visible"]:
-        result.visible.copy_(plan.visible(query.device).expand(shape))
+        result.visible.copy_(plan.visible(problem.query.device).expand(result.visible.shape))
     linear = problem.mask is None and problem.softcap is None and problem.left is None and problem.right is None
 
     for heads in plan.head_blocks():
         block = Block(problem, plan, heads)
+        part = _views(result, block)
         if moments and linear:
-            _whole_row_moments(block, _views(result, block))
+            _whole_row_moments(block, part)
         for rows in plan.row_tiles():
             state = _Rows(block, rows, signs, moments=bool(moments) and not linear)
             state.see_all()
-            state.write(_views(result, block))
+            state.write(part)
     return result
 
 
@@ -108,8 +91,9 @@ class _Rows:
         self.reference = self.limit = new(shape).fill_(float("-inf"))
         self.finite_reference = torch.zeros_like(self.reference).unsqueeze(-1)
         if moments:
-            self.count, self.mean, self.squares = torch.zeros((3, *shape), dtype=new(0).dtype, device=new(0).device)
+            self.count, self.mean, self.squares = self.query.new_zeros((3, *shape))
         self.argmax = torch.full(shape, -1, device=self.query.device) if signs & ARGMAX_BIT else None
+        self.best = self.reference  # the running peak, where the arg-max is followed
         self.output = None if block.value is None else new((*shape, block.value.shape[-1])).zero_()
 
     def see_all(self) -> None:
@@ -127,8 +111,9 @@ class _Rows:
         peak = torch.amax(z, -1, out=self.peaks[t])
         if self.argmax is not None:
             # a later tile wins only when strictly larger, so ties go to the lowest key; NaN wins as in torch.max
-            better = (peak > self._peak_before(t)) | peak.isnan()
+            better = (peak > self.best) | peak.isnan()
             self.argmax = torch.where(better, z.argmax(-1) + keys.start, self.argmax)
+            self.best = torch.maximum(self.best, peak)
         # asking costs a GPU a wait and a CPU nothing
         if not self.lazy or bool((peak > self.limit).any()):
             self._raise_reference(t)
@@ -145,9 +130,6 @@ class _Rows:
                 e.mul_(dropout_tile(block, self.rows, keys, e))
             self.output.baddbmm_(e, block.values(keys))
 
-    def _peak_before(self, t: int) -> Tensor:
-        return self.slots[0][:t].amax(0) if t else torch.full_like(self.reference, float("-inf"))
-
     def _sums(self, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         """l, a and the norm over the tiles before `stop`."""
         if stop == 0:
@@ -161,7 +143,7 @@ class _Rows:
 
     def _raise_reference(self, t: int) -> None:
         """Fold what was summed before tile t into one slot, in units of the new reference."""
-        reference = self.slots[0][: t + 1].amax(0)
+        reference = torch.maximum(self.reference, self.peaks[t])
         finite = reference.masked_fill(reference == float("-inf"), 0.0)  # a row without keys so far
         if t:
             d = (self.reference - finite).clamp_(min=-1e4)  # -inf before the first key, when the sums are 0
@@ -204,7 +186,7 @@ class _Rows:
     def write(self, result: Measured) -> None:
         """Finish the sums and store them."""
         l, a, norm = self._sums(len(self.tiles))
-        peak = self._peak_before(len(self.tiles))
+        peak = self.slots[0].amax(0) if self.tiles else self.reference
         l = l.masked_fill(peak == float("-inf"), 1.0)
         log_l = l.log()
         self._store(result.lse, self.reference + log_l)
