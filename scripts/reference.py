@@ -29,7 +29,7 @@ def render() -> str:
     sections = [HEAD]
     sections += [function_section(name, thing) for name, thing in public.items() if inspect.isfunction(thing)]
     sections += [class_section(name, thing) for name, thing in public.items() if inspect.isclass(thing)]
-    return "\n".join([*sections, kernels_section(), errors_section()])
+    return "\n".join([*sections, rules_section(), kernels_section(), errors_section()])
 
 
 def function_section(name: str, function: object) -> str:
@@ -48,6 +48,16 @@ def class_section(name: str, cls: type) -> str:
         if inspect.isfunction(method) and not key.startswith("_") and fields is None:
             parts.append(f"### {name}.{key}\n\n```python\n{signature(key, method)}\n```\n\n{prose(method)}\n")
     return "\n".join(parts)
+
+
+def rules_section() -> str:
+    lines = ["| rule | logit | needs | learns | who uses it | source |", "|---|---|---|---|---|---|"]
+    for rule in attemper.RULES.values():
+        needs = ", ".join(f"`{need}`" for need in rule.needs) or "nothing"
+        learns = "nothing" if rule.gain is None else f"one number per head, from {rule.gain:g}"
+        lines.append(f"| `{rule.name}` | {rule.formula} | {needs} | {learns} | {rule.used_by} | {rule.source} |")
+    says = "\n".join(f"- `{rule.name}`: {rule.says}" for rule in attemper.RULES.values())
+    return "## RULES\n\n" + "\n".join(lines) + f"\n\n{says}\n"
 
 
 def kernels_section() -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .errors import InputError, nearest
 from .kernels.seam import Call, Problem, measuring_dtype
+from .scale import RULES
 from .vitals import DERIVED, SIGNS
 
 LARGEST = torch.finfo(torch.float32).max  # numbers reach kernels as float32
@@ -46,7 +47,7 @@ def prepare(
 ) -> Prepared:
     """Check a call and bring it to (B, H, L, E)."""
     names = check_signs(where, signs)
-    dropout = _check_dropout(where, dropout)
+    dropout = check_dropout(where, dropout)
     tensors = _tensors(where, query, key, value)
     query, key, value = _autocast(*tensors)
     _check_dtypes(where, query, key, value)
@@ -155,12 +156,11 @@ def _name(where: str, argument: str) -> str:
 
 def _tensors(where: str, query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor is None and name == "value" and where in ("measure", "why"):
+        if tensor is None and name == "value" and where in ("measure", "weights", "why"):
             continue
         if tensor is None and name == "value":
-            raise InputError(
-                f"{where}(): `value` must be a torch.Tensor; got None. For signs alone use measure(query, key)."
-            )
+            alone = "use measure(query, key)" if where in ("attention", "sdpa") else "pass value=key"
+            raise InputError(f"{where}(): `value` must be a torch.Tensor; got None. For signs alone {alone}.")
         if not isinstance(tensor, Tensor):
             raise InputError(f"{where}(): `{name}` must be a torch.Tensor; got {type(tensor).__name__}.")
         if tensor.is_nested or tensor.layout != torch.strided:
@@ -316,10 +316,10 @@ def _check_scale(where: str, scale: object, head_dim: int) -> float:
     try:
         number = float(scale)  # type: ignore[arg-type]
     except (OverflowError, TypeError, ValueError):
-        raise InputError(
-            f"{where}(): `scale` must be a number, a tensor or None; got {scale!r}. "
-            f"Use {head_dim}**-0.5 for 1/sqrt({head_dim})."
-        ) from None
+        way = f"{head_dim}**-0.5 for 1/sqrt({head_dim})"
+        if isinstance(scale, str) and scale in RULES:
+            way = f"attemper.rule({scale!r}).scale(head_dim={head_dim})"
+        raise InputError(f"{where}(): `scale` must be a number, a tensor or None; got {scale!r}. Use {way}.") from None
     if not abs(number) <= LARGEST:
         raise InputError(f"{where}(): `scale` must be finite; got {number}. Leave it out for 1/sqrt({head_dim}).")
     return number
@@ -383,7 +383,7 @@ def _check_softcap(where: str, softcap: float | None) -> float | None:
     return float(softcap)
 
 
-def _check_dropout(where: str, dropout: float) -> float:
+def check_dropout(where: str, dropout: float) -> float:
     if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout <= 1:
         name = _name(where, "dropout")
         raise InputError(f"{where}(): `{name}` must be a probability from 0 to 1; got {_kind(dropout)}.")

@@ -91,7 +91,12 @@ SENTENCES = {
     "scale inf": ({"scale": math.inf}, "attention(): `scale` must be finite; got inf. Leave it out for 1/sqrt(8)."),
     "scale name": (
         {"scale": "sqrt_dk"},
-        "attention(): `scale` must be a number, a tensor or None; got 'sqrt_dk'. Use 8**-0.5 for 1/sqrt(8).",
+        "attention(): `scale` must be a number, a tensor or None; got 'sqrt_dk'. "
+        "Use attemper.rule('sqrt_dk').scale(head_dim=8).",
+    ),
+    "scale of another kind": (
+        {"scale": "sqrt"},
+        "attention(): `scale` must be a number, a tensor or None; got 'sqrt'. Use 8**-0.5 for 1/sqrt(8).",
     ),
     "scale shape": (
         {"scale": torch.ones(3)},
@@ -208,6 +213,84 @@ def test_sdpa_speaks_of_its_own_arguments():
         attemper.sdpa(Q, Q, Q, is_causal="lower_right")
 
 
+EXPLAIN = {
+    "no words": (
+        {"text": " \n "},
+        "explain(): `text` must hold at least one word; got ' \\n '. For example: 'Love Apple phones'.",
+    ),
+    "no text": ({"text": ["Love"]}, "explain(): `text` must be a sentence, a str; got list."),
+    "too many words": (
+        {"text": "a " * 20_001},
+        "explain(): `text` may hold 20,000 words, since every word is compared with every other; got 20,001. "
+        "Use a shorter text.",
+    ),
+    "rule": (
+        {"rule": "sqrt_d"},
+        "explain(): unknown rule 'sqrt_d'. Did you mean 'sqrt_dk'? Known: 'sqrt_dk', 'none', 'dk', 'sqrt_dmodel', "
+        "'layer', 'log_n', 'learned', 'qk_norm', 'softcap'.",
+    ),
+    "score": (
+        {"score": "aditive"},
+        "explain(): unknown score 'aditive'. Did you mean 'additive'? Known: 'dot', 'additive', 'cosine'.",
+    ),
+    "heads": (
+        {"heads": 7},
+        "explain(): `d_model` must be a multiple of `heads`; got 512 and 7. Use 4 or 8 heads, or a d_model of 511 or 518.",
+    ),
+    "more heads than width": (
+        {"heads": 3, "d_model": 2},
+        "explain(): `d_model` must be a multiple of `heads`; got 2 and 3. Use 2 heads, or a d_model of 3.",
+    ),
+    "no heads": (
+        {"heads": 0},
+        "explain(): `heads` must be a whole number, at least 1; got 0. Leave it out to look at one head.",
+    ),
+    "heads and another d_k": (
+        {"heads": 8, "d_k": 32},
+        "explain(): with 8 heads `d_k` is d_model / heads = 64; got 32. Leave d_k out.",
+    ),
+    "d_k": ({"d_k": -1}, "explain(): `d_k` must be a whole number, at least 1; got -1. Use 64."),
+    "d_model": ({"d_model": 0}, "explain(): `d_model` must be a whole number, at least 1; got 0. Use 512."),
+    "too wide": (
+        {"d_model": 10**6, "d_k": 1000},
+        "explain(): a projection may have 134,217,728 entries; d_model × d_k = 1,000,000 × 1,000 is more. "
+        "Use smaller ones: GPT-3 has 12288 and 128.",
+    ),
+    "seed": ({"seed": 0.5}, "explain(): `seed` must be a whole number; got 0.5. Use 0."),
+    "layer": (
+        {"rule": "layer", "layer": -1},
+        "explain(): `layer` must be a whole number, at least 0; got -1. The first layer is 0.",
+    ),
+    "no layer": (
+        {"rule": "layer", "layer": None},
+        "explain(): rule 'layer' (q·k / ((layer + 1) √d_k)) needs `layer`, the layer's place in the model, counted from "
+        "0; got none. Add layer=0.",
+    ),
+    "sqrt_dmodel": (
+        {"rule": "sqrt_dmodel", "d_k": 60},
+        "explain(): rule 'sqrt_dmodel' (q·k / √d_model) needs a d_model that is a multiple of d_k; got 512 and 60. "
+        "Use a d_model of 480 or 540.",
+    ),
+    "rule of another score": (
+        {"rule": "dk", "score": "cosine"},
+        "explain(): rule 'dk' (q·k / d_k) is for score 'dot'; score 'cosine' is q·k with the lengths divided out already. "
+        "Leave the rule out, or use 'qk_norm' or 'none'.",
+    ),
+    "rule of additive": (
+        {"rule": "softcap", "score": "additive"},
+        "explain(): rule 'softcap' (c tanh(q·k / (c √d_k)), c = 50) is for score 'dot'; score 'additive' has no scale: its "
+        "tanh bounds it. Leave the rule out, or use 'none'.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "sentence"), EXPLAIN.values(), ids=EXPLAIN)
+def test_the_sentence_of_explain(changes, sentence):
+    with pytest.raises(InputError) as error:
+        attemper.explain(**{"text": "Love Apple phones", **changes})
+    assert str(error.value) == sentence
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_are_refused():
     nested = torch.nested.nested_tensor([torch.randn(4, 5, 8), torch.randn(4, 3, 8)])
@@ -283,10 +366,8 @@ def test_a_named_kernel_runs_or_says_why(monkeypatch, clause, change):
 
 
 def test_auto_takes_the_first_that_serves(monkeypatch):
-    for name in list(KERNELS):
-        monkeypatch.delitem(KERNELS, name)
-    for name, serves in (("narrow", NARROW), ("blockwise", Serves()), ("reference", Serves())):
-        monkeypatch.setitem(KERNELS, name, serves)
+    three = {"narrow": NARROW, "blockwise": Serves(), "reference": Serves()}
+    monkeypatch.setattr(attemper.kernels, "KERNELS", three)
     assert choose("attention", Call(**PLAIN), "auto") == "narrow"
     assert choose("attention", Call(**{**PLAIN, "softcap": True}), "auto") == "blockwise"
     verdicts = attemper.kernels.why(Q, Q, Q)
