@@ -41,7 +41,7 @@ def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants
         dkey = torch.zeros_like(block.key) if wants.key else None
         dvalue = torch.zeros_like(block.value) if wants.value and block.value is not None else None
         for rows in plan.row_tiles():
-            tile = _RowTile(block, rows, saved, upstream)
+            tile = RowTile(block, rows, saved, upstream)
             dquery = torch.zeros_like(tile.query)
             for keys in plan.key_tiles(rows):
                 p, dz = tile.dz(keys, result.mask)
@@ -75,7 +75,7 @@ def _write_query(block: Block, rows: slice, raw: Tensor, result: Gradients) -> N
         block.view(result.query)[:, :, rows] = block.unfold(raw if gain is None else raw.mul_(gain))
 
 
-class _RowTile:
+class RowTile:
     """What a tile of rows needs to turn each tile of keys into dz. Row vectors are [C, M, 1]."""
 
     def __init__(self, block: Block, rows: slice, saved: Measured, upstream: Upstream) -> None:

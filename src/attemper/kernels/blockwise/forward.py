@@ -31,17 +31,17 @@ def forward(problem: Problem, signs: int) -> Measured:
 
     for heads in plan.head_blocks():
         block = Block(problem, plan, heads)
-        part = _views(result, block)
+        part = views(result, block)
         if moments and linear:
             _whole_row_moments(block, part)
         for rows in plan.row_tiles():
-            state = _Rows(block, rows, signs, moments=bool(moments) and not linear)
+            state = Rows(block, rows, signs, moments=bool(moments) and not linear)
             state.see_all()
             state.write(part)
     return result
 
 
-def _views(result: Measured, block: Block) -> Measured:
+def views(result: Measured, block: Block) -> Measured:
     """The part of each result that belongs to a block of heads, as (C, R, Lq, ...)."""
     return Measured(*(block.view(t) if t.dim() > 1 else t for t in result))
 
@@ -71,7 +71,7 @@ def _rounding_of_sum(a: Tensor, b: Tensor) -> Tensor:
     return (a - (total - b_part)) + (b - b_part)
 
 
-class _Rows:
+class Rows:
     """The sums of a tile of rows of a block of heads, one [C, M] slot per tile of keys, with M = repeat × rows.
 
     Slots, and views made ahead, because on a CPU the small steps between the large ones are what a tile pays for.

@@ -1,0 +1,92 @@
+"""cosine_attention(): the angle between query and key as the score."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from .._checks import LARGEST, Signs, prepare
+from .._ops import attend
+from ..errors import InputError
+from ..kernels.seam import measuring_dtype
+from ..vitals import Attended
+
+
+def cosine_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float | Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool | str = False,
+    window: int | None = None,
+    dropout: float = 0.0,
+    signs: Signs = "all",
+    kernel: str = "auto",
+) -> Attended:
+    """Attention by angle: ``logits = scale * cos(query, key)``, so no logit is larger than ``|scale|``.
+
+    The lengths of query and key play no part. ``query``, ``key``, ``value``, ``mask``, ``causal``, ``window``, ``dropout``,
+    ``signs`` and ``kernel`` are those of :func:`attention`.
+
+    Args:
+        scale: must be given; a number, or a tensor to be learned: ``()``, ``(H,)`` one per head, or broadcastable to
+            ``(B, H, Lq, 1)``. At 1 the most unequal weights possible are e² = 7.4 to 1.
+
+    Returns:
+        ``Attended(output, vitals)`` as :func:`attention` does. A vector of zeros has no direction: its logits are 0, and no
+        gradient reaches it.
+
+    Example:
+        >>> q, k = torch.tensor([[3.0, 0.0]]), torch.tensor([[5.0, 0.0], [0.0, 0.1]])
+        >>> output, vitals = attemper.cosine_attention(q, k, k, scale=10.0)
+        >>> vitals.peak, vitals.mean              # cos 0° = 1 and cos 90° = 0, times 10
+        (tensor([10.]), tensor([5.]))
+    """
+    _check_scale(scale)
+    problem, call, names, shape = prepare(
+        "cosine_attention", query, key, value, mask=mask, causal=causal, scale=scale, window=window, dropout=dropout,
+        signs=signs,
+    )  # fmt: skip
+    # In half precision a direction would be rounded once more than the caller's own numbers, and `scale` would enlarge that
+    # error: everything runs in the dtype of measuring, and only the output is rounded.
+    asked, wide = problem.query.dtype, measuring_dtype(problem.query.dtype)
+    assert problem.value is not None
+    device = problem.query.device.type
+    with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
+        problem = problem._replace(
+            query=direction(problem.query.to(wide)),
+            key=direction(problem.key.to(wide)),
+            value=problem.value.to(wide),
+        )
+        kernel = kernels.choose("cosine_attention", replace(call, dtype=wide), kernel)
+        output, vitals = attend(problem, names, kernel)
+    output = output.to(asked).reshape(*shape, output.shape[-1])
+    return Attended(output, vitals.each(lambda sign: sign.reshape(shape)))
+
+
+def direction(vectors: Tensor) -> Tensor:
+    """Each vector at length 1. Divided by its largest entry first, so that no square overflows or vanishes."""
+    if not vectors.shape[-1]:
+        return vectors
+    largest = vectors.detach().abs().amax(-1, keepdim=True)  # cancels out: no gradient goes through it
+    nowhere = largest == 0
+    part = vectors.masked_fill(nowhere, 1.0) / largest.masked_fill(nowhere, 1.0)
+    return (part / torch.linalg.vector_norm(part, dim=-1, keepdim=True)).masked_fill(nowhere, 0.0)
+
+
+def _check_scale(scale: object) -> None:
+    if isinstance(scale, Tensor):
+        return
+    number = None if isinstance(scale, bool) or not isinstance(scale, Real) else float(scale)
+    if number is None or not abs(number) <= LARGEST:
+        raise InputError(
+            f"cosine_attention(): `scale` must be a finite number or a tensor; got {scale!r}. A cosine is at most 1, which "
+            "is nearly flat after softmax: use scale=10.0, or torch.nn.Parameter(torch.tensor(10.0)) to learn it."
+        )

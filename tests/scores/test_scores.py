@@ -1,0 +1,58 @@
+"""additive_attention() and cosine_attention() equal their definitions: outputs, vitals, gradients, on awkward calls."""
+
+import pytest
+import torch
+
+from attemper.kernels.blockwise import tiles
+from attemper.scores import blocks
+from scores.scorejudge import Case, judge
+
+CASES = [
+    Case("additive", "f32", (111, 33), dim=60),
+    Case("additive", "f32", (33, 111), (4, 2), mask="additive", causal="lower_right"),
+    Case("additive", "f32", (47, 47), (3, 1), mask="bool", causal=True, per_head=False),
+    Case("additive", "f32", (47, 47), window=5, size=3.0, mask="bias_row"),
+    Case("additive", "f32", (1, 111), causal="lower_right", dim=60),
+    Case("additive", "f32", (33, 1)),
+    Case("additive", "f32", (1, 1), dim=1),
+    Case("additive", "f32", (33, 33), (4, 2), size=30.0, causal=True),  # |logit| in the hundreds
+    Case("additive", "f64", (33, 29), (4, 2), mask="additive", per_head=False),
+    Case("additive", "f16", (33, 33), (4, 1), mask="additive", window=7),
+    Case("additive", "bf16", (33, 47), (2, 1), mask="bool", dim=60),
+    Case("additive", "bf16", (47, 47), (4, 2), mask="additive", causal=True),
+    Case("cosine", "f32", (111, 33), dim=60, size=10.0),
+    Case("cosine", "f32", (33, 111), (4, 2), mask="additive", causal="lower_right"),
+    Case("cosine", "f32", (47, 47), (3, 1), mask="bool", causal=True, size=30.0, per_head=False),
+    Case("cosine", "f32", (47, 47), window=5, mask="bias_row"),
+    Case("cosine", "f32", (33, 1)),
+    Case("cosine", "f64", (33, 29), (4, 2), mask="additive"),
+    Case("cosine", "f16", (33, 33), (4, 1), size=20.0, mask="additive"),
+    Case("cosine", "bf16", (33, 47), (2, 1), size=20.0, mask="bool", dim=60),
+]
+
+
+@pytest.fixture(params=["whole", "cut"])
+def cut(request, monkeypatch):
+    """Small calls fit one tile and one cell; cut ones have several of each, with rests."""
+    if request.param == "cut":
+        for machine in ("CPU", "GPU"):
+            monkeypatch.setattr(tiles, f"{machine}_TILE", (1 << 9, 16))
+            monkeypatch.setattr(blocks, f"{machine}_CELL", (700, 5))
+
+
+@pytest.mark.usefixtures("poisoned", "cut")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_the_definition(case, device):
+    judge(case, device)
+
+
+@pytest.mark.parametrize("case", [Case("additive"), Case("cosine")], ids=str)
+def test_the_judge_can_fail(case, monkeypatch):
+    """A score that is off by one part in a thousand is caught."""
+    right = blocks._AdditiveBlock.scores if case.score == "additive" else torch.linalg.vector_norm
+    if case.score == "additive":
+        monkeypatch.setattr(blocks._AdditiveBlock, "scores", lambda *args: right(*args).mul_(1.001))
+    else:
+        monkeypatch.setattr(torch.linalg, "vector_norm", lambda *args, **rest: right(*args, **rest) * 1.001)
+    with pytest.raises(AssertionError, match="exceeds"):
+        judge(case)
