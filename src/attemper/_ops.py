@@ -275,13 +275,20 @@ def _with_argmax(problem: Problem, signs: int) -> int:
     return signs
 
 
+def matrix(problem: Problem) -> Tensor:
+    """The weights of a checked problem, (B, H, Lq, Lk)."""
+    return _define(problem).weights
+
+
 def _by_definition(problem: Problem, names: tuple[str, ...]) -> tuple[Tensor, Vitals]:
-    dtype = problem.query.dtype
-    wide = measuring_dtype(dtype)
+    definition = _define(problem)
+    output = problem.query.new_empty(0) if definition.output is None else definition.output.to(problem.query.dtype)
+    return output, Vitals(**{name: getattr(definition, name) for name in names})
+
+
+def _define(problem: Problem) -> reference.Definition:
+    """The definition, with half precision raised to the vitals' dtype."""
+    wide = measuring_dtype(problem.query.dtype)
     with _without_autocast(problem):
         value = None if problem.value is None else problem.value.to(wide)
-        definition = reference.define(
-            problem._replace(query=problem.query.to(wide), key=problem.key.to(wide), value=value)
-        )
-    output = problem.query.new_empty(0) if definition.output is None else definition.output.to(dtype)
-    return output, Vitals(**{name: getattr(definition, name) for name in names})
+        return reference.define(problem._replace(query=problem.query.to(wide), key=problem.key.to(wide), value=value))

@@ -1,4 +1,4 @@
-"""attention() and sdpa(): check → kernel → output and vitals.
+"""attention(), measure(), weights() and sdpa(): check → kernel → output and vitals.
 
 Letters: B batch, H query heads, G key/value heads, Lq and Lk lengths, E head dim (d_k), Ev value dim.
 A logit is the score after scale, softcap and bias, before softmax.
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import kernels
 from ._checks import Signs, broadcast_like_torch, prepare
-from ._ops import attend
+from ._ops import attend, matrix
 from .vitals import Attended, Vitals
 
 
@@ -91,6 +91,32 @@ def measure(
     return _run("measure", query, key, None, signs, kernel, options).vitals
 
 
+def weights(
+    query: Tensor,
+    key: Tensor,
+    *,
+    mask: Tensor | None = None,
+    causal: bool | str = False,
+    scale: float | Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """The whole matrix of attention weights, for looking at: it stores Lq × Lk. Arguments as in :func:`attention`.
+
+    Returns:
+        the weights, ``(B, H, Lq, Lk)``, in the dtype of vitals; a row that sees no key is zero.
+
+    Example:
+        >>> q = torch.zeros(3, 8)
+        >>> attemper.weights(q, q, causal=True)[1]          # the second row sees two equal keys
+        tensor([0.5000, 0.5000, 0.0000])
+    """
+    options: dict[str, Any] = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap}
+    problem, _, _, shape = prepare("weights", query, key, None, signs=(), **options)
+    found = matrix(problem)
+    return found.reshape(*shape, found.shape[-1])
+
+
 def sdpa(
     query: Tensor,
     key: Tensor,
@@ -123,5 +149,5 @@ def _run(
     """Check, choose, run, and give the caller back the shape they came with."""
     problem, call, names, shape = prepare(where, query, key, value, signs=signs, **options)
     output, vitals = attend(problem, names, kernels.choose(where, call, kernel))
-    vitals = Vitals(**{name: getattr(vitals, name).reshape(shape) for name in vitals.measured})
+    vitals = vitals.each(lambda sign: sign.reshape(shape))
     return Attended(output.reshape(*shape, output.shape[-1]) if value is not None else output, vitals)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, overload
 
 import torch
@@ -65,6 +65,14 @@ class Vitals:
     def measured(self) -> tuple[str, ...]:
         """The stored signs this call measured, in the order of ``SIGNS``."""
         return tuple(name for name in SIGNS if name in self.__dict__)
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> Vitals:
+        """The vitals with a function applied to every stored sign: ``vitals.each(torch.Tensor.detach)``.
+
+        Args:
+            function: takes a sign's tensor and gives one back.
+        """
+        return Vitals(**{name: function(getattr(self, name)) for name in self.measured})
 
     @property
     def top_weight(self) -> Tensor:
