@@ -13,7 +13,17 @@ if TYPE_CHECKING:
     from .attention import attention as attention
     from .attention import measure as measure
     from .attention import sdpa as sdpa
+    from .attention import weights as weights
+    from .explain import Explanation as Explanation
+    from .explain import explain as explain
     from .heads import HeadSummary as HeadSummary
+    from .modules import AdditiveAttention as AdditiveAttention
+    from .modules import MultiHeadAttention as MultiHeadAttention
+    from .scale import RULES as RULES
+    from .scale import Rule as Rule
+    from .scale import rule as rule
+    from .scores import additive_attention as additive_attention
+    from .scores import cosine_attention as cosine_attention
     from .vitals import Attended as Attended
     from .vitals import Vitals as Vitals
     from .vitals import merge as merge
@@ -22,15 +32,25 @@ __version__ = "0.1.0"
 
 # where each public name lives; loaded when first read, so that `attemper --help` needs no torch
 _HOMES = {
+    "AdditiveAttention": "modules",
     "Attended": "vitals",
+    "Explanation": "explain",
     "HeadSummary": "heads",
+    "MultiHeadAttention": "modules",
+    "RULES": "scale",
+    "Rule": "scale",
     "Vitals": "vitals",
+    "additive_attention": "scores",
     "attention": "attention",
+    "cosine_attention": "scores",
     "errors": "errors",
+    "explain": "explain",
     "kernels": "kernels",
     "measure": "attention",
     "merge": "vitals",
+    "rule": "scale",
     "sdpa": "attention",
+    "weights": "attention",
 }
 
 _MODULES = {"errors", "kernels"}
