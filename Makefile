@@ -29,8 +29,9 @@ format: $(READY)
 bench: $(READY)  ## ours, torch's SDPA, eager, eager with statistics: interleaved, as ratios
 	$(BIN)/attemper bench
 
-docs: $(READY)  ## docs/reference.md from the docstrings
+docs: $(READY)  ## docs/reference.md from the docstrings, and the pictures
 	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/screenshots.py
 
 clean:
 	rm -rf .venv build src/*.egg-info

@@ -16,6 +16,7 @@ import typer
 
 from . import __version__
 from .errors import AttemperError, InputError
+from .scale import RULES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,6 +115,37 @@ def bench(
         render.show(document, _console())
     if output is not None:
         _write(output, json.dumps(document, indent=1) + "\n")
+
+
+@app.command()
+def explain(
+    text: Annotated[str, typer.Argument(help="A sentence; its words are what white space separates.", metavar="TEXT")],
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            help=f"How the scores are scaled: {', '.join(RULES)}.", show_default="sqrt_dk; qk_norm for cosine"
+        ),
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Share d_model among this many heads.", show_default="one head is shown")
+    ] = None,
+    score: Annotated[str, typer.Option(help="dot, additive or cosine.")] = "dot",
+    d_model: Annotated[int, typer.Option(help="The width of an embedding.")] = 512,
+    d_k: Annotated[
+        int | None, typer.Option(help="The width of a query and a key.", show_default="64, or d_model / heads")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws other vectors and matrices.")] = 0,
+    layer: Annotated[int, typer.Option(help="The layer's place, from 0, for the rule that needs it.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Attention on a sentence, step by step, with every shape and number; the chosen scale beside none."""
+    from .explain import explain as told
+
+    found = told(text, rule=rule, heads=heads, score=score, d_model=d_model, d_k=d_k, seed=seed, layer=layer)
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        _console().print(found)
 
 
 def _console() -> Console:

@@ -20,6 +20,7 @@ LAYERS = [
     {"figures"},
     {"integrations", "health"},
     {"watch"},
+    {"explain"},
     {"modules"},
     {"scores", "attention"},
     {"_ops", "_checks"},

@@ -38,6 +38,17 @@ OPTIONS = {
         "--output",
         "-o",
     ],
+    "explain": [
+        "TEXT",
+        "--rule",
+        "--heads",
+        "--score",
+        "--d-model",
+        "--d-k",
+        "--seed",
+        "--layer",
+        "--json",
+    ],
 }
 
 
@@ -93,7 +104,7 @@ def test_help_is_quick_and_loads_no_torch():
         "print(json.dumps({'heavy': heavy, 'seconds': time.process_time(), 'code': code}))"
     )
     seconds = []
-    for arguments in (["--help"], ["bench", "--help"], ["--help"]):
+    for arguments in (["--help"], ["bench", "--help"], ["explain", "--help"]):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
         last = json.loads(done.stdout.splitlines()[-1])
         assert last["heavy"] == []
@@ -120,6 +131,8 @@ def test_the_installed_command_is_ours():
         (["bnch"], "bench"),
         (["bench", "--shap", "1,2,3,4"], "--shape"),
         (["bench", "--rounds", "0"], "--rounds"),
+        (["explane", "Love"], "explain"),
+        (["explain", "Love", "--rul", "dk"], "--rule"),
     ],
 )
 def test_a_misspelling_is_met_with_the_right_spelling(attemper_command, arguments, words):
@@ -294,3 +307,24 @@ def test_memory_of_eager_stops_before_it_hurts(attemper_command, fake_memory):
     assert code == 0
     lengths = [row["length"] for row in json.loads(out)["memory"] if row["candidate"] == "eager_statistics"]
     assert lengths == [8192]
+
+
+def test_explain_prints_the_flow_or_its_json(attemper_command):
+    code, out, err = attemper_command("explain", "Love Apple phones", "--seed", "3", "--d-k", "16")
+    assert (code, err) == (0, "")
+    explanation = attemper.explain("Love Apple phones", seed=3, d_k=16)
+    assert [line.rstrip() for line in out.splitlines()] == str(explanation).splitlines()
+    code, out, err = attemper_command("explain", "Love Apple phones", "--seed", "3", "--d-k", "16", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == json.loads(json.dumps(explanation.to_dict()))
+
+
+def test_wrong_use_of_explain_is_one_sentence_on_stderr(attemper_command):
+    code, out, err = attemper_command("explain", "Love Apple phones", "--heads", "7")
+    assert (code, out) == (2, "")
+    assert err == (
+        "Error: explain(): `d_model` must be a multiple of `heads`; got 512 and 7. "
+        "Use 4 or 8 heads, or a d_model of 511 or 518.\n"
+    )
+    assert attemper_command("explain", "")[0] == 2
+    assert attemper_command("explain")[0] == 2

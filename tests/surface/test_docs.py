@@ -29,6 +29,9 @@ MODULES = ["attemper"] + [
 EXAMPLES = {
     "vitals.py": "Without the scale the logits spread 8.0 times as wide",
     "entropy_loss.py": "effective keys  64.0",
+    "additive_and_dot.py": "which is not within 1: True",
+    "from_scratch.py": "(theory: d_k = 64)",
+    "swap_rule.py": "The first rule is what the model had: only rounding moved.",
 }
 
 

@@ -253,7 +253,7 @@ EXPLAIN = {
     "d_model": ({"d_model": 0}, "explain(): `d_model` must be a whole number, at least 1; got 0. Use 512."),
     "too wide": (
         {"d_model": 10**6, "d_k": 1000},
-        "explain(): a projection may have 134,217,728 entries; d_model × d_k = 1,000,000 × 1,000 is more. "
+        "explain(): `d_k` may be 8,192, and d_model × d_k 134,217,728; got d_model 1,000,000 and d_k 1,000. "
         "Use smaller ones: GPT-3 has 12288 and 128.",
     ),
     "seed": ({"seed": 0.5}, "explain(): `seed` must be a whole number; got 0.5. Use 0."),

@@ -27,7 +27,8 @@ def forward(problem: Problem, signs: int) -> Measured:
     moments = signs & (BIT["mean"] | BIT["variance"])
     if problem.mask is None and signs & BIT["visible"]:
         result.visible.copy_(plan.visible(problem.query.device).expand(result.visible.shape))
-    linear = problem.mask is None and problem.softcap is None and problem.left is None and problem.right is None
+    whole = problem.mask is None and problem.softcap is None and problem.left is None and problem.right is None
+    linear = whole and problem.query.shape[-1] <= plan.keys  # an E × E covariance of fewer keys than E saves nothing
 
     for heads in plan.head_blocks():
         block = Block(problem, plan, heads)

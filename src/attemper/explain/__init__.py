@@ -1,0 +1,124 @@
+"""explain(): attention on a sentence, step by step, with its shapes and numbers; the chosen scale beside none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..scale import Rule
+from .flow import compute
+from .lesson import lesson
+from .settings import Settings, check
+from .steps import LaneInfo, Step
+from .verdict import conclude
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+__all__ = ["Explanation", "explain"]
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """What :func:`explain` found: ``steps`` in order, the two ``lanes`` they compare, each lane's ``signs`` as means, and
+    a ``conclusion`` from these numbers.
+
+    Print it, show it in a notebook, or take the data with :meth:`to_dict`. A step has ``name``, ``title``, ``words``,
+    ``formula``, and its numbers in ``matrices``, ``lanes``, ``readings`` and ``heads``.
+    """
+
+    settings: Settings
+    lanes: tuple[LaneInfo, LaneInfo]
+    signs: tuple[dict[str, float], dict[str, float]]
+    steps: tuple[Step, ...]
+    conclusion: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON takes it; ``attemper explain --json`` prints this. A matrix is kept by its corner."""
+        asked = self.settings
+        return {
+            "text": asked.text,
+            "words": list(asked.words),
+            "settings": {
+                "rule": asked.rule.name,
+                "score": asked.score,
+                "heads": asked.heads,
+                "d_model": asked.d_model,
+                "d_k": asked.d_k,
+                "seed": asked.seed,
+                "layer": asked.layer,
+            },
+            "lanes": [
+                {**asdict(lane), "signs": _json(signs)} for lane, signs in zip(self.lanes, self.signs, strict=True)
+            ],
+            "steps": [step.to_dict() for step in self.steps],
+            "conclusion": self.conclusion,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"Explanation({self.settings.text!r}, {self.lanes[0].label} beside {self.lanes[1].label}; print() shows it)"
+        )
+
+    def __str__(self) -> str:
+        from .text import plain
+
+        return plain(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from .text import render
+
+        yield render(self, options.max_width)
+
+    def _repr_html_(self) -> str:
+        from .html import render
+
+        return render(self)
+
+
+def explain(
+    text: str,
+    *,
+    rule: str | Rule | None = None,
+    heads: int | None = None,
+    score: str = "dot",
+    d_model: int = 512,
+    d_k: int | None = None,
+    seed: int = 0,
+    layer: int = 0,
+) -> Explanation:
+    """Attention on a sentence, from words to context vectors, with every shape and number on the way.
+
+    The words get random vectors and projections of unit variance, as at the start of training, so the numbers show what the
+    scale does and not what the words mean. Two lanes are computed by :func:`attention` itself: the chosen rule and ``none``
+    (``sqrt_dk`` where the chosen rule is ``none``).
+
+    Args:
+        text: the sentence, split on white space; up to 20,000 words.
+        rule: a name from ``attemper.RULES``; when left out, ``sqrt_dk`` for dot products and ``qk_norm`` for cosines.
+        heads: how many heads share ``d_model``, each ``d_model / heads`` wide; then also concatenated and projected. When left
+            out, one head of width ``d_k`` is shown.
+        score: ``"dot"``, ``"additive"`` (beside the unscaled dot product) or ``"cosine"``.
+        d_model: the width of an embedding.
+        d_k: the width of a query and a key; 64 when left out.
+        seed: draws other vectors and matrices.
+        layer: the layer's place in the model, from 0, for the rule that needs it.
+
+    Example:
+        >>> explanation = attemper.explain("Love Apple phones")
+        >>> [matrix.size for step in explanation.steps[:3] for matrix in step.matrices][::3]      # X, W_V, V
+        ['[3×512]', '[512×64]', '[3×64]']
+        >>> [round(signs["effective_keys"], 2) for signs in explanation.signs]                     # sqrt_dk, none
+        [2.5, 1.22]
+    """
+    settings = check(text, rule, heads, score, d_model, d_k, seed, layer)
+    found = compute(settings)
+    lanes = (found.lanes[0].info, found.lanes[1].info)
+    conclusion = conclude(settings.count, len(set(settings.words)), lanes, found.means)
+    return Explanation(settings, lanes, found.means, lesson(settings, found), conclusion)
+
+
+def _json(signs: dict[str, float]) -> dict[str, float | None]:
+    """JSON knows no NaN, which is the evenness of a single key."""
+    return {name: None if math.isnan(value) else value for name, value in signs.items()}

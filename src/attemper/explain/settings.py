@@ -1,0 +1,136 @@
+"""Settings: what `explain` was asked for, checked; every check and its sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+
+from ..errors import InputError, nearest
+from ..scale import RULES, Rule, rule
+
+SCORES = {"dot": "sqrt_dk", "additive": "none", "cosine": "qk_norm"}
+"""Each score and the rule that goes with it when none is named."""
+
+D_K = 64
+MOST_WORDS = 20_000
+MOST_D_K = 8192  # the variance of a row of logits is measured through a d_k × d_k matrix: 0.5 GiB
+MOST_ENTRIES = 2**27  # of one drawn matrix: 1 GiB
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A checked call of :func:`attemper.explain`."""
+
+    text: str
+    words: tuple[str, ...]
+    rule: Rule
+    score: str
+    heads: int | None
+    d_model: int
+    d_k: int
+    seed: int
+    layer: int
+
+    @property
+    def count(self) -> int:
+        """How many words there are."""
+        return len(self.words)
+
+    @property
+    def model_heads(self) -> int | None:
+        """The heads of the model this comes from; None where d_k does not divide d_model."""
+        return self.heads or (self.d_model // self.d_k if self.d_model % self.d_k == 0 else None)
+
+
+def check(
+    text: str,
+    rule_name: str | Rule | None,
+    heads: int | None,
+    score: str,
+    d_model: int,
+    d_k: int | None,
+    seed: int,
+    layer: int,
+) -> Settings:
+    """Settings, or the sentence that says what is wrong."""
+    if not isinstance(text, str):
+        raise InputError(f"explain(): `text` must be a sentence, a str; got {type(text).__name__}.")
+    text = text.encode("utf-8", "replace").decode()  # half a surrogate pair can be neither hashed nor printed
+    words = tuple(text.split())
+    if not words:
+        raise InputError(
+            f"explain(): `text` must hold at least one word; got {text!r}. For example: 'Love Apple phones'."
+        )
+    if len(words) > MOST_WORDS:
+        raise InputError(
+            f"explain(): `text` may hold {MOST_WORDS:,} words, since every word is compared with every other; "
+            f"got {len(words):,}. Use a shorter text."
+        )
+    if score not in SCORES:
+        raise InputError(f"explain(): unknown score {score!r}. {nearest(score, SCORES)}")
+    d_model = _whole("d_model", d_model, "Use 512.")
+    if heads is not None:
+        heads = _whole("heads", heads, "Leave it out to look at one head.")
+        _check_heads(d_model, heads, d_k)
+        d_k = d_model // heads
+    d_k = D_K if d_k is None else _whole("d_k", d_k, f"Use {D_K}.")
+    if d_k > MOST_D_K or d_model * d_k > MOST_ENTRIES:
+        raise InputError(
+            f"explain(): `d_k` may be {MOST_D_K:,}, and d_model × d_k {MOST_ENTRIES:,}; got d_model {d_model:,} and d_k "
+            f"{d_k:,}. Use smaller ones: GPT-3 has 12288 and 128."
+        )
+    seed = _whole("seed", seed, "Use 0.", least=None)
+    chosen = _check_rule(rule_name, score)
+    chosen.require("explain()", {"layer": layer})
+    layer = _whole("layer", layer, "The first layer is 0.", least=0)
+    settings = Settings(text, words, chosen, score, heads, d_model, d_k, seed, layer)
+    if "heads" in chosen.needs and settings.model_heads is None:
+        raise InputError(
+            f"explain(): rule {chosen.name!r} ({chosen.formula}) needs a d_model that is a multiple of d_k; "
+            f"got {d_model} and {d_k}. Use a d_model of {' or '.join(map(str, _multiples(d_model, d_k)))}."
+        )
+    return settings
+
+
+def _check_rule(name: str | Rule | None, score: str) -> Rule:
+    if isinstance(name, str) and name not in RULES:
+        raise InputError(f"explain(): unknown rule {name!r}. {nearest(name, RULES)}")
+    chosen = rule(SCORES[score] if name is None else name)
+    fits = {"dot": None, "additive": ("none",), "cosine": ("qk_norm", "none")}[score]
+    if fits is not None and chosen.name not in fits:
+        why = (
+            "has no scale: its tanh bounds it" if score == "additive" else "is q·k with the lengths divided out already"
+        )
+        raise InputError(
+            f"explain(): rule {chosen.name!r} ({chosen.formula}) is for score 'dot'; score {score!r} {why}. "
+            f"Leave the rule out, or use {' or '.join(map(repr, fits))}."
+        )
+    return chosen
+
+
+def _check_heads(d_model: int, heads: int, d_k: int | None) -> None:
+    if d_model % heads:
+        divisors = [n for n in range(1, d_model + 1) if d_model % n == 0]
+        few = max(n for n in divisors if n <= heads)
+        many = min((n for n in divisors if n >= heads), default=few)
+        raise InputError(
+            f"explain(): `d_model` must be a multiple of `heads`; got {d_model} and {heads}. "
+            f"Use {' or '.join(map(str, sorted({few, many})))} heads, "
+            f"or a d_model of {' or '.join(map(str, _multiples(d_model, heads)))}."
+        )
+    if d_k is not None and d_k != d_model // heads:
+        raise InputError(
+            f"explain(): with {heads} heads `d_k` is d_model / heads = {d_model // heads}; got {d_k}. Leave d_k out."
+        )
+
+
+def _multiples(number: int, of: int) -> list[int]:
+    """The multiples on either side of a number."""
+    return [n for n in (number // of * of, number // of * of + of) if n]
+
+
+def _whole(name: str, value: object, hint: str, least: int | None = 1) -> int:
+    if isinstance(value, Integral) and not isinstance(value, bool) and (least is None or int(value) >= least):
+        return int(value)
+    rule_words = "a whole number" if least is None else f"a whole number, at least {least}"
+    raise InputError(f"explain(): `{name}` must be {rule_words}; got {value!r}. {hint}")
