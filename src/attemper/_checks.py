@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .errors import InputError, nearest
+from .errors import InputError, nearest, nearest_divisors
 from .kernels.seam import Call, Problem, measuring_dtype
 from .scale import RULES
 from .vitals import DERIVED, SIGNS
@@ -255,13 +255,7 @@ def _check_heads(where: str, query: Tensor, key: Tensor, value: Tensor | None) -
         raise InputError(f"{where}(): `value` must have {groups} heads like `key`; got {value.shape[-3]}.")
     if groups == heads or (groups and heads and heads % groups == 0):
         return
-    divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-    around = sorted(
-        {
-            max((n for n in divisors if n <= groups), default=heads),
-            min((n for n in divisors if n >= groups), default=heads),
-        }
-    )
+    around = nearest_divisors(heads, groups)
     raise InputError(
         f"{where}(): query heads (={heads}) must be a multiple of key heads (={groups}). "
         f"Use {' or '.join(map(str, around))} key/value heads."

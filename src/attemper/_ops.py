@@ -277,18 +277,19 @@ def _with_argmax(problem: Problem, signs: int) -> int:
 
 def matrix(problem: Problem) -> Tensor:
     """The weights of a checked problem, (B, H, Lq, Lk)."""
-    return _define(problem).weights
+    with _without_autocast(problem):
+        return reference.matrix(_widened(problem))
 
 
 def _by_definition(problem: Problem, names: tuple[str, ...]) -> tuple[Tensor, Vitals]:
-    definition = _define(problem)
+    with _without_autocast(problem):
+        definition = reference.define(_widened(problem))
     output = problem.query.new_empty(0) if definition.output is None else definition.output.to(problem.query.dtype)
     return output, Vitals(**{name: getattr(definition, name) for name in names})
 
 
-def _define(problem: Problem) -> reference.Definition:
-    """The definition, with half precision raised to the vitals' dtype."""
+def _widened(problem: Problem) -> Problem:
+    """Half precision raised to the vitals' dtype."""
     wide = measuring_dtype(problem.query.dtype)
-    with _without_autocast(problem):
-        value = None if problem.value is None else problem.value.to(wide)
-        return reference.define(problem._replace(query=problem.query.to(wide), key=problem.key.to(wide), value=value))
+    value = None if problem.value is None else problem.value.to(wide)
+    return problem._replace(query=problem.query.to(wide), key=problem.key.to(wide), value=value)

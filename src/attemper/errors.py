@@ -37,3 +37,11 @@ def nearest(word: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(word), known, n=1)
     guess = f"Did you mean {close[0]!r}? " if close else ""
     return f"{guess}Known: {', '.join(map(repr, known))}."
+
+
+def nearest_divisors(number: int, wanted: int) -> list[int]:
+    """The divisors of a number next to a wanted one that is none, below and above: what to type instead."""
+    below = next((n for n in range(min(wanted, number), 0, -1) if number % n == 0), None)
+    # above `wanted` a divisor n pairs with number / n, which is small: search those from the largest down
+    above = next((number // n for n in range(number // max(wanted, 1), 0, -1) if number % n == 0), None)
+    return sorted({n for n in (below, above) if n is not None})

@@ -1,4 +1,4 @@
-"""The rules: every known way to choose the one number in front of q·k, what it needs, who uses it, and where that is written.
+"""The rules: nine ways to choose the one number in front of q·k, what each needs, who uses it, and where that is written.
 
 The table is data that needs no torch. Modules, commands, the lab, the page and the docs all read it; nothing else names a rule.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from .errors import InputError, nearest
@@ -77,7 +77,14 @@ class Rule:
         number = self.factor(*(self._fact(name, given[name]) for name in self.needs))
         if self.gain is None:
             return number
-        return number * (self.gain if gain is None else gain)
+        gain = self.gain if gain is None else gain
+        if isinstance(gain, bool) or not (isinstance(gain, Real) or hasattr(gain, "clamp")):
+            raise InputError(f"rule({self.name!r}).scale(): `gain` must be a number or a tensor; got {gain!r}.")
+        return number * gain
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a name is enough to find it again, so a model that holds one can be saved and sent to another process
+        return (rule, (self.name,)) if RULES.get(self.name) is self else (Rule, tuple(self.__dict__.values()))
 
     def require(self, where: str, facts: Mapping[str, object]) -> None:
         """Raise where a needed fact is missing, before any tensor arrives. `where` is the caller, as its user writes it."""
@@ -146,9 +153,9 @@ RULES: dict[str, Rule] = {
         Rule(
             name="layer",
             formula="q·k / ((layer + 1) √d_k)",
-            says="Deeper layers are scaled down more, which kept stored float16 scores in range.",
-            used_by="GPT-2's scale_attn_by_inverse_layer_idx (Mistral by Stanford CRFM), Megatron-LM",
-            source="Shoeybi et al. 2019, arXiv:1909.08053 (apply_query_key_layer_scaling in its code)",
+            says="Deeper layers are colder. Megatron-LM divides by the layer too, and multiplies it back before softmax.",
+            used_by="GPT-2 models trained by Stanford CRFM (Mistral): the flag scale_attn_by_inverse_layer_idx",
+            source="transformers, GPT2Config.scale_attn_by_inverse_layer_idx",
             factor=lambda head_dim, layer: head_dim**-0.5 / (layer + 1),
             needs=("head_dim", "layer"),
         ),
@@ -156,7 +163,7 @@ RULES: dict[str, Rule] = {
             name="log_n",
             formula="s ln(n) q·k / √d_k",
             says="Grows with the number of keys a row sees, so that attention does not fade as n grows; s is learned per head.",
-            used_by="Scalable-Softmax (SSMax); relatives in Ministral 3 and Inkling",
+            used_by="Scalable-Softmax (SSMax); relatives in Ministral 3, Mistral Large 4 and Inkling",
             source="Nakanishi 2025, arXiv:2501.19399 (s starts at 0.43, the slope of its Fig. 1)",
             factor=lambda head_dim, keys: head_dim**-0.5 * _log(keys),
             needs=("head_dim", "keys"),
@@ -166,8 +173,8 @@ RULES: dict[str, Rule] = {
             name="learned",
             formula="g q·k / √d_k",
             says="One learned number per head, which starts at the textbook's scale.",
-            used_by="Mistral Large 4 (per head); Swin v2's learned temperature",
-            source="Liu et al. 2022, arXiv:2111.09883 §3.2 (there on the cosine)",
+            used_by="Swin v2, one per head, there on the cosine",
+            source="Liu et al. 2022, arXiv:2111.09883 §3.2",
             factor=lambda head_dim: head_dim**-0.5,
             gain=1.0,
         ),

@@ -2,7 +2,6 @@
 
 import copy
 
-import pytest
 import torch
 
 import attemper
@@ -15,21 +14,36 @@ def definition(module, query, key, value, mask):
     q, k = module.q_proj(query), module.k_proj(key)
     z = (module.weight * torch.tanh(q[:, :, None] + k[:, None])).sum(-1)
     p = z.masked_fill(~mask, float("-inf")).softmax(-1)
-    return {"output": p @ value, "lse": z.masked_fill(~mask, float("-inf")).logsumexp(-1), "p2": p.square().sum(-1)}
+    shut, count = ~mask.expand(z.shape), mask.sum(-1)
+    seen = z.masked_fill(shut, 0.0)
+    lse, mean = z.masked_fill(shut, float("-inf")).logsumexp(-1), seen.sum(-1) / count
+    return {
+        "output": p @ value,
+        "mean": mean,
+        "variance": (z - mean[..., None]).masked_fill(shut, 0.0).square().sum(-1) / count,
+        "peak": z.masked_fill(shut, float("-inf")).amax(-1),
+        "lse": lse,
+        "entropy": lse - (p * seen).sum(-1),
+        "p2": p.square().sum(-1),
+    }
 
 
 def test_equals_its_definition():
     torch.manual_seed(0)
     module = attemper.AdditiveAttention(10, hidden=7, key_dim=6)
     torch.nn.init.normal_(module.weight)
-    query, key, value = torch.randn(3, 4, 10), torch.randn(3, 9, 6), torch.randn(3, 9, 5)
+    query, key = torch.randn(3, 4, 10, requires_grad=True), torch.randn(3, 9, 6, requires_grad=True)
+    value = torch.randn(3, 9, 5)
     mask = (torch.arange(9) < torch.tensor([9, 4, 1])[:, None])[:, None]
     output, vitals = module(query, key, value, mask=mask, signs="all")
-    ours = {"output": output, "lse": vitals.lse[:, 0], "p2": vitals.p2[:, 0]}
+    assert torch.equal(vitals.visible[:, 0], mask.sum(-1).expand(3, 4).int())
     plain = definition(module, query, key, value, mask)
+    ours = {"output": output} | {name: getattr(vitals, name)[:, 0] for name in plain if name != "output"}
     exact_module = copy.deepcopy(module).double()
-    exact = definition(exact_module, query.double(), key.double(), value.double(), mask)
-    parameters, exact_parameters = list(module.parameters()), list(exact_module.parameters())
+    exact_inputs = [t.detach().double().requires_grad_() for t in (query, key)]
+    exact = definition(exact_module, *exact_inputs, value.double(), mask)
+    parameters = [*module.parameters(), query, key]
+    exact_parameters = [*exact_module.parameters(), *exact_inputs]
     for name in ours:
         assert_within(name, ours[name], exact[name].detach(), plain[name], EPS)
         cotangent = torch.randn_like(exact[name])
@@ -53,9 +67,3 @@ def test_hands_out_a_tensor_unless_signs_are_asked_for():
     assert torch.equal(module(x, x, signs="all").output, output)
     assert len(module.vitals.by_head().to_dicts()) == 1  # one head, whatever the batch
     torch.testing.assert_close(module(x[0], x[0]), output[0])
-
-
-@pytest.mark.parametrize(("options", "name"), [({"hidden": 0}, "hidden"), ({"key_dim": 1.5}, "key_dim")])
-def test_impossible_widths_are_named(options, name):
-    with pytest.raises(attemper.errors.InputError, match=f"`{name}` must be a whole number, at least 1"):
-        attemper.AdditiveAttention(8, **options)

@@ -61,6 +61,18 @@ def define(problem: Problem) -> Definition:
     )
 
 
+def matrix(problem: Problem) -> Tensor:
+    """The weights alone, (B, H, Lq, Lk): as in `define`, without the signs."""
+    z, keep, _ = logits(problem)
+    if problem.mask is None and problem.left is None and problem.right is None:
+        return z.softmax(-1)
+    z = z.masked_fill(~keep, float("-inf"))
+    if not z.shape[-1]:
+        return z
+    empty = z.detach().amax(-1, keepdim=True) == float("-inf")
+    return z.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+
+
 def logits(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """The scores after scale, softcap and bias, (B, H, Lq, Lk); which keys each row may use, and which it sees."""
     query, key = problem.query, problem.key

@@ -9,7 +9,10 @@ from .._checks import Signs
 from ..errors import InputError
 from ..scores import additive_attention
 from ..vitals import Attended
+from .checks import check_counts, check_inputs, check_mask
 from .measured import Measured
+
+WHERE = "AdditiveAttention()"
 
 
 class AdditiveAttention(Measured):
@@ -50,9 +53,7 @@ class AdditiveAttention(Measured):
         super().__init__(signs)
         hidden = d_model if hidden is None else hidden
         key_dim = d_model if key_dim is None else key_dim
-        for name, size in (("d_model", d_model), ("hidden", hidden), ("key_dim", key_dim)):
-            if not isinstance(size, int) or size < 1:
-                raise InputError(f"AdditiveAttention(): `{name}` must be a whole number, at least 1; got {size!r}.")
+        check_counts(WHERE, d_model=d_model, hidden=hidden, key_dim=key_dim)
         self.q_proj = nn.Linear(d_model, hidden, bias=False, device=device, dtype=dtype)
         self.k_proj = nn.Linear(key_dim, hidden, bias=bias, device=device, dtype=dtype)
         self.weight = nn.Parameter(torch.empty(hidden, device=device, dtype=dtype))
@@ -88,14 +89,32 @@ class AdditiveAttention(Measured):
         Returns:
             the output (B, Lq, any), or ``Attended(output, vitals)`` with vitals (B, 1, Lq): it is one head.
         """
-        value = key if value is None else value
-        if mask is not None and mask.dim() > 2:
-            mask = mask.unsqueeze(-3)
+        inputs = {"query": query, "key": key, "value": key if value is None else value}
+        widths = {"query": self.q_proj.in_features, "key": self.k_proj.in_features, "value": None}
+        check_inputs(WHERE, widths, inputs, batch_dim=0)
+        if mask is not None:
+            mask = _checked(mask, query, key)
         q, k = self.q_proj(query), self.k_proj(key)
         # one head: without its dimension the batch would be taken for heads
-        q, k, v = (t.unsqueeze(-3) for t in (q, k, value))
+        q, k, v = (t.unsqueeze(-3) for t in (q, k, inputs["value"]))
         wanted = self._wanted(signs)
         head, vitals = additive_attention(q, k, v, self.weight, mask=mask, causal=causal, signs=wanted)
         self._keep(vitals)
         output = head.squeeze(-3)
         return output if signs is None else Attended(output, vitals)
+
+    def extra_repr(self) -> str:
+        return f"hidden={self.weight.shape[0]}" + (f", signs={self.signs}" if self.signs else "")
+
+
+def _checked(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """The mask with a dimension for the head where it has one for the batch."""
+    check_mask(WHERE, "mask", mask, "keep")
+    full = (*query.shape[:-1], key.shape[-2])
+    padded = (1,) * (len(full) - mask.dim()) + tuple(mask.shape)
+    if len(padded) > len(full) or any(size not in (1, wanted) for size, wanted in zip(padded, full, strict=True)):
+        raise InputError(
+            f"{WHERE}: `mask` must broadcast to {full}, (B, Lq, Lk); got {tuple(mask.shape)}. "
+            "For a (B, Lk) padding mask pass mask[:, None, :]."
+        )
+    return mask.unsqueeze(-3) if mask.dim() == 3 else mask

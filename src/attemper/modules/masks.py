@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..attention import measure
 from ..errors import InputError
+from .checks import check_mask
 
 WHERE = "MultiHeadAttention()"
 
@@ -59,29 +61,41 @@ def _added(keep: Tensor, like: Tensor) -> Tensor:
 
 
 def _attn_mask(mask: Tensor, batch: int, heads: int, rows: int, keys: int) -> Tensor:
+    mask = _kept("attn_mask", mask)
     if tuple(mask.shape) == (rows, keys):
-        return _kept("attn_mask", mask)
+        return mask
     if tuple(mask.shape) == (batch * heads, rows, keys):
-        return _kept("attn_mask", mask).unflatten(0, (batch, heads))
+        return mask.unflatten(0, (batch, heads))
     raise InputError(
         f"{WHERE}: `attn_mask` must have shape {(rows, keys)} or {(batch * heads, rows, keys)}, (Lq, Lk) or (B·heads, Lq, Lk); "
-        f"got {tuple(mask.shape)}."
+        f"got {tuple(mask.shape)}. One mask per sequence is mask.repeat_interleave({heads}, 0)."
     )
 
 
 def _padding(mask: Tensor, batch: int, keys: int) -> Tensor:
+    mask = _kept("key_padding_mask", mask)
     shape = tuple(mask.shape)
     if shape == (batch, keys) or (batch == 1 and shape == (keys,)):
-        return _kept("key_padding_mask", mask).view(batch, 1, 1, keys)
-    raise InputError(f"{WHERE}: `key_padding_mask` must have shape {(batch, keys)}, (B, Lk); got {shape}.")
+        return mask.view(batch, 1, 1, keys)
+    raise InputError(
+        f"{WHERE}: `key_padding_mask` must have shape {(batch, keys)}, (B, Lk); got {shape}. "
+        "For one per query and key use attn_mask."
+    )
 
 
 def _kept(name: str, mask: Tensor) -> Tensor:
-    if mask.dtype == torch.bool:
-        return ~mask
-    if mask.is_floating_point():
-        return mask
-    raise InputError(
-        f"{WHERE}: `{name}` must be boolean (True = hidden, as in torch.nn.MultiheadAttention) or floating point "
-        f"(added to the logits); got {mask.dtype}. Use {name}.bool()."
-    )
+    check_mask(WHERE, name, mask, "hidden, as in torch.nn.MultiheadAttention")
+    return ~mask if mask.dtype == torch.bool else mask
+
+
+def visible_keys(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """How many keys each row sees, broadcastable to (B, H, Lq, 1)."""
+    rows, keys = query.shape[2], key.shape[2]
+    if mask is None:
+        counts = torch.full((rows,), keys, device=query.device)
+        if causal:
+            counts = torch.arange(1, rows + 1, device=query.device).clamp(max=keys)
+        return counts[:, None]
+    heads = mask.shape[1] if mask.dim() == 4 else 1
+    narrow = [t[:, :1, :, :1].detach().expand(-1, heads, -1, -1) for t in (query, key)]
+    return measure(*narrow, mask=mask, causal=causal, signs="visible").visible[..., None]

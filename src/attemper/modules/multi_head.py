@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,24 +10,28 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from .._checks import Signs, check_dropout
-from ..attention import attention, measure, weights
+from ..attention import attention, weights
 from ..errors import InputError
 from ..scale import Rule
 from ..scale import rule as rule_named
 from ..scores.cosine import cosine_attention, direction
-from ..vitals import Attended
-from .checks import NESTED, check_heads, check_inputs
-from .masks import keeping
+from ..vitals import Attended, Vitals
+from .checks import NESTED, check_counts, check_heads, check_inputs, check_kernel, check_plain, check_torchs
+from .masks import WHERE, keeping, visible_keys
 from .measured import Measured
+from .misfit import misfit
 
 
 class MultiHeadAttention(Measured):
     """``torch.nn.MultiheadAttention`` with a choice of scale rule, fewer key/value heads, and vital signs.
 
-    It loads that module's state dict, takes its arguments and masks (a boolean True *hides*), and returns what it returns:
-    ``(output, weights)``. The output is computed by attemper's kernels, which store no Lq × Lk; the weights, which do, only when
-    ``need_weights`` asks for them (as in torch, it is True when left out). Vitals come in two ways: call with ``signs=`` and get
-    ``Attended(output, vitals)``; or build with ``signs=`` and read ``module.vitals`` after each call, wherever that call is made.
+    It loads that module's state dict, is called with its arguments and masks (a boolean True *hides*), and returns what that
+    returns, ``(output, weights)``. Without ``need_weights`` (as in torch, it is True when left out) nothing stores Lq × Lk.
+    Vitals come in two ways: call with ``signs=`` and get ``Attended(output, vitals)``; or build with ``signs=`` and read
+    ``module.vitals`` after each call, wherever that call is made.
+
+    A state dict holds a learned gain but not its rule. Build ``nn.TransformerEncoder`` of layers that hold this module with
+    ``enable_nested_tensor=False``, or it warns that its fused path, which knows no rules, is not taken.
 
     Args:
         d_model: the model's width; each head gets ``d_k = d_model / heads`` of it.
@@ -88,9 +93,12 @@ class MultiHeadAttention(Measured):
     ) -> None:
         super().__init__(signs)
         kv_heads = heads if kv_heads is None else kv_heads
+        check_counts(WHERE, d_model=d_model, heads=heads, kv_heads=kv_heads, kdim=kdim, vdim=vdim)
+        check_counts(WHERE, 0, layer=layer)
         check_heads(d_model, heads, kv_heads)
+        check_kernel(WHERE, kernel)
         self.rule = rule_named(rule)
-        self.rule.require("MultiHeadAttention()", {"layer": layer})
+        self.rule.require(WHERE, {"layer": layer})
         # torch's names, which models that hold a MultiheadAttention read
         self.embed_dim, self.num_heads, self.head_dim = d_model, heads, d_model // heads
         self.kv_heads, self.layer = kv_heads, layer
@@ -134,21 +142,29 @@ class MultiHeadAttention(Measured):
             nn.init.constant_(self.gain, self.rule.gain or 0.0)
 
     @classmethod
-    def from_torch(cls, module: nn.MultiheadAttention, **options: Any) -> MultiHeadAttention:
+    def from_torch(
+        cls,
+        module: nn.MultiheadAttention,
+        *,
+        rule: str | Rule = "sqrt_dk",
+        layer: int | None = None,
+        signs: Signs = (),
+        kernel: str = "auto",
+    ) -> MultiHeadAttention:
         """The same attention, on the same parameter tensors: an optimizer that holds them goes on.
 
         Args:
-            module: what to take the place of.
-            options: ``rule``, ``layer``, ``signs``, ``kernel``, as in the constructor.
+            module: what to take the place of; its hooks stay behind.
+            rule: as in the constructor.
+            layer: as in the constructor.
+            signs: as in the constructor.
+            kernel: as in the constructor.
 
         Example:
             >>> layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
             >>> layer.self_attn = attemper.MultiHeadAttention.from_torch(layer.self_attn, rule="dk")
         """
-        if not isinstance(module, nn.MultiheadAttention):
-            raise InputError(
-                f"from_torch(): `module` must be a torch.nn.MultiheadAttention; got {type(module).__name__}."
-            )
+        check_torchs(module)
         ours = cls(
             module.embed_dim,
             module.num_heads,
@@ -161,8 +177,12 @@ class MultiHeadAttention(Measured):
             batch_first=module.batch_first,
             device=module.out_proj.weight.device,
             dtype=module.out_proj.weight.dtype,
-            **options,
+            rule=rule,
+            layer=layer,
+            signs=signs,
+            kernel=kernel,
         )
+        check_plain(module, {name for name, _ in ours.named_parameters(recurse=False) if name != "gain"})
         ours.out_proj = module.out_proj
         for name, parameter in module.named_parameters(recurse=False):
             ours.register_parameter(name, parameter)
@@ -200,7 +220,9 @@ class MultiHeadAttention(Measured):
         """
         key = query if key is None else key
         value = key if value is None else value
-        check_inputs({"query": self.embed_dim, "key": self.kdim, "value": self.vdim}, query, key, value)
+        inputs = {"query": query, "key": key, "value": value}
+        batch_dim = 0 if self.batch_first else 1
+        check_inputs(WHERE, {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}, inputs, batch_dim)
         if query.is_nested:
             if not self.batch_first or key_padding_mask is not None or attn_mask is not None:
                 raise InputError(NESTED)
@@ -208,18 +230,28 @@ class MultiHeadAttention(Measured):
         batched = query.dim() == 3
         turned = batched and not self.batch_first
         alike = query is key is value
-        inputs = [t.transpose(0, 1) if turned else t if batched else t[None] for t in (query, key, value)]
-        q, k, v = self._project(*([inputs[0]] * 3 if alike else inputs))
+        rows = [t.transpose(0, 1) if turned else t if batched else t[None] for t in inputs.values()]
+        q, k, v = self._project(*([rows[0]] * 3 if alike else rows))
 
         # where torch takes is_causal as all there is to know about the mask, so do we: a band is faster
         promised = is_causal and key_padding_mask is None and not need_weights
-        causal = is_causal and (promised or attn_mask is None)
-        keys = key.shape[0 if turned else -2]
+        keys = rows[1].shape[1]
         mask, causal = keeping(
-            None if promised else attn_mask, key_padding_mask, causal, query=q, keys=keys, appended=k.shape[-2] - keys
+            None if promised else attn_mask,
+            key_padding_mask,
+            is_causal and (promised or attn_mask is None),
+            query=q,
+            keys=keys,
+            appended=k.shape[-2] - keys,
         )
         options: dict[str, Any] = {"mask": mask, "causal": causal, "scale": self._scale(q, k, mask, causal)}
-        heads, vitals = self._attend(q, k, v, signs=self._wanted(signs), **options)
+        wanted, matrix = self._wanted(signs), None
+        if need_weights and signs is None:
+            matrix = self._weights(q, k, **options).to(q.dtype)  # (B, heads, Lq, Lk)
+        if matrix is not None and not wanted and not self._drops:
+            heads, vitals = matrix @ v.repeat_interleave(self.num_heads // self.kv_heads, 1), Vitals()
+        else:
+            heads, vitals = self._attend(q, k, v, signs=wanted, **options)
         if not batched:
             vitals = vitals.each(lambda sign: sign[0])
         self._keep(vitals)
@@ -227,9 +259,8 @@ class MultiHeadAttention(Measured):
         output = output.transpose(0, 1) if turned else output if batched else output[0]
         if signs is not None:
             return Attended(output, vitals)
-        if not need_weights:
+        if matrix is None:
             return output, None
-        matrix = self._weights(q, k, **options).to(output.dtype)  # (B, heads, Lq, Lk)
         matrix = matrix.mean(1) if average_attn_weights else matrix
         return output, matrix if batched else matrix[0]
 
@@ -249,20 +280,23 @@ class MultiHeadAttention(Measured):
             k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
         return [x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in (q, k, v)]
 
+    @property
+    def _drops(self) -> bool:
+        return self.training and self.dropout > 0
+
     def _scale(self, query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> float | Tensor:
-        keys = None
+        keys: Tensor | None = None
+        gain: Tensor | None = self.gain
         if "keys" in self.rule.needs:
-            heads = 1 if mask is None or mask.dim() < 4 else mask.shape[1]
-            narrow = [t[:, :1, :, :1].detach().expand(-1, heads, -1, -1) for t in (query, key)]
-            keys = measure(*narrow, mask=mask, causal=causal, signs="visible").visible[..., None]  # (B, 1 or H, Lq, 1)
-        gain = self.gain if keys is None or self.gain is None else self.gain[:, None, None]
+            keys = visible_keys(query, key, mask, causal)
+            gain = gain if gain is None else gain[:, None, None]
         found: float | Tensor = self.rule.scale(
             head_dim=self.head_dim, heads=self.num_heads, layer=self.layer, keys=keys, gain=gain
         )
         return found
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Attended:
-        options |= {"dropout": self.dropout if self.training else 0.0, "kernel": self.kernel}
+        options |= {"dropout": self.dropout if self._drops else 0.0, "kernel": self.kernel}
         if self.rule.unit:
             return cosine_attention(query, key, value, **options)
         return attention(query, key, value, softcap=self.rule.softcap, **options)
@@ -283,35 +317,40 @@ class MultiHeadAttention(Measured):
         return found._replace(output=output) if isinstance(found, Attended) else (output, None)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """A dict of torch's module has no gain: it stays where it is."""
-        gain = f"{prefix}gain"
-        if self.gain is not None and gain not in state_dict and f"{prefix}out_proj.weight" in state_dict:
-            state_dict[gain] = self.gain.detach()
+        """A dict of torch's module has no gain: it stays where it starts."""
+        gain, like = self._parameters.get("gain"), state_dict.get(f"{prefix}out_proj.weight")
+        if gain is not None and like is not None and f"{prefix}gain" not in state_dict:
+            start = torch.full_like(gain, self.rule.gain or 0.0, device=like.device) if gain.is_meta else gain.detach()
+            state_dict[f"{prefix}gain"] = start
         super()._load_from_state_dict(state_dict, prefix, *args)
-        hint = self._misfit(state_dict, prefix)
-        if hint:
-            args[-1].append(hint)
 
-    def _misfit(self, state_dict: dict[str, Any], prefix: str) -> str | None:
-        packed = f"{prefix}in_proj_weight" in state_dict
-        apart = f"{prefix}q_proj_weight" in state_dict
-        if packed and self.in_proj_weight is None:
-            return (
-                f"MultiHeadAttention(): the state dict has `{prefix}in_proj_weight`, one matrix for query, key and value; this "
-                f"module has kv_heads={self.kv_heads}, kdim={self.kdim}, vdim={self.vdim} and needs `{prefix}q_proj_weight`, "
-                f"`{prefix}k_proj_weight` and `{prefix}v_proj_weight`. Leave kv_heads, kdim and vdim out to load it."
-            )
-        if apart and self.in_proj_weight is not None:
-            shapes = [tuple(state_dict[f"{prefix}{x}_proj_weight"].shape) for x in "qkv"]
-            return (
-                f"MultiHeadAttention(): the state dict has `{prefix}q_proj_weight`, `{prefix}k_proj_weight` and "
-                f"`{prefix}v_proj_weight` of shapes {shapes}; this module has one `{prefix}in_proj_weight`. Give the constructor "
-                f"kv_heads={shapes[1][0] // self.head_dim}, kdim={shapes[1][1]}, vdim={shapes[2][1]}."
-            )
-        return None
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As in torch; what does not fit gets a sentence below torch's list of keys.
+
+        Args:
+            state_dict: of this class or of ``torch.nn.MultiheadAttention``.
+            strict: whether keys that do not fit are an error.
+            assign: whether to take the dict's tensors themselves.
+        """
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            hint = misfit(self, state_dict)
+            if hint is None:
+                raise
+            raise RuntimeError(f"{error}\n\t{hint}") from None
 
     def extra_repr(self) -> str:
-        parts = [f"{self.embed_dim}", f"heads={self.num_heads}", f"rule={self.rule.name!r}"]
-        if self.kv_heads != self.num_heads:
-            parts.append(f"kv_heads={self.kv_heads}")
-        return ", ".join(parts)
+        shown = {
+            "rule": repr(self.rule.name),
+            "kv_heads": None if self.kv_heads == self.num_heads else self.kv_heads,
+            "layer": self.layer,
+            "kdim": None if self.kdim == self.embed_dim else self.kdim,
+            "vdim": None if self.vdim == self.embed_dim else self.vdim,
+            "dropout": self.dropout or None,
+            "batch_first": self.batch_first or None,
+            "signs": self.signs or None,
+            "kernel": None if self.kernel == "auto" else repr(self.kernel),
+        }
+        parts = [f"{name}={value}" for name, value in shown.items() if value is not None]
+        return ", ".join([str(self.embed_dim), f"heads={self.num_heads}", *parts])
