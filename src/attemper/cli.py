@@ -6,7 +6,9 @@ imported inside a command, so that `--help` is quick.
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,11 +37,22 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends in SystemExit."""
+    for stream in (sys.stdout, sys.stderr):
+        _never_fail(stream)
     try:
         app(args=None if arguments is None else list(arguments), prog_name="attemper")
     except AttemperError as error:
         print(f"Error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _never_fail(stream: object) -> None:
+    """Print ? for what an encoding lacks (√ in cp1252, as of a pipe on Windows) instead of ending in an error."""
+    if isinstance(stream, io.TextIOWrapper):
+        try:
+            "√ₕ私".encode(stream.encoding, stream.errors or "strict")
+        except UnicodeEncodeError:
+            stream.reconfigure(errors="replace")
 
 
 def _version(asked: bool) -> None:
@@ -119,7 +132,10 @@ def bench(
 
 @app.command()
 def explain(
-    text: Annotated[str, typer.Argument(help="A sentence; its words are what white space separates.", metavar="TEXT")],
+    text: Annotated[
+        list[str],
+        typer.Argument(help="A sentence, in quotes or not; its words are what white space separates.", metavar="TEXT"),
+    ],
     rule: Annotated[
         str | None,
         typer.Option(
@@ -135,17 +151,22 @@ def explain(
         int | None, typer.Option(help="The width of a query and a key.", show_default="64, or d_model / heads")
     ] = None,
     seed: Annotated[int, typer.Option(help="Draws other vectors and matrices.")] = 0,
-    layer: Annotated[int, typer.Option(help="The layer's place, from 0, for the rule that needs it.")] = 0,
+    layer: Annotated[int | None, typer.Option(help="The layer's place, from 0; rule layer needs it.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Attention on a sentence, step by step, with every shape and number; the chosen scale beside none."""
     from .explain import explain as told
+    from .explain.text import plain
 
-    found = told(text, rule=rule, heads=heads, score=score, d_model=d_model, d_k=d_k, seed=seed, layer=layer)
+    found = told(" ".join(text), rule=rule, heads=heads, score=score, d_model=d_model, d_k=d_k, seed=seed, layer=layer)
     if as_json:
         print(json.dumps(found.to_dict()))
+        return
+    console = _console()
+    if console.is_terminal:
+        console.print(found)
     else:
-        _console().print(found)
+        print(plain(found, shutil.get_terminal_size().columns))  # 80, or COLUMNS
 
 
 def _console() -> Console:

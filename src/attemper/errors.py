@@ -8,6 +8,7 @@ AttemperError
 """
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -41,7 +42,8 @@ def nearest(word: object, known: Iterable[str]) -> str:
 
 def nearest_divisors(number: int, wanted: int) -> list[int]:
     """The divisors of a number next to a wanted one that is none, below and above: what to type instead."""
-    below = next((n for n in range(min(wanted, number), 0, -1) if number % n == 0), None)
-    # above `wanted` a divisor n pairs with number / n, which is small: search those from the largest down
-    above = next((number // n for n in range(number // max(wanted, 1), 0, -1) if number % n == 0), None)
-    return sorted({n for n in (below, above) if n is not None})
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    divisors = {*small, *(number // n for n in small)}
+    below = max((n for n in divisors if n <= wanted), default=number)
+    above = min((n for n in divisors if n >= wanted), default=number)
+    return sorted({below, above})

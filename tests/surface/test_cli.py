@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -309,11 +310,12 @@ def test_memory_of_eager_stops_before_it_hurts(attemper_command, fake_memory):
     assert lengths == [8192]
 
 
-def test_explain_prints_the_flow_or_its_json(attemper_command):
+def test_explain_prints_the_flow_or_its_json(attemper_command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     code, out, err = attemper_command("explain", "Love Apple phones", "--seed", "3", "--d-k", "16")
     assert (code, err) == (0, "")
     explanation = attemper.explain("Love Apple phones", seed=3, d_k=16)
-    assert [line.rstrip() for line in out.splitlines()] == str(explanation).splitlines()
+    assert out == f"{explanation}\n"  # no line of a pipe ends in spaces
     code, out, err = attemper_command("explain", "Love Apple phones", "--seed", "3", "--d-k", "16", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out) == json.loads(json.dumps(explanation.to_dict()))
@@ -328,3 +330,34 @@ def test_wrong_use_of_explain_is_one_sentence_on_stderr(attemper_command):
     )
     assert attemper_command("explain", "")[0] == 2
     assert attemper_command("explain")[0] == 2
+    code, out, err = attemper_command("explain", "a b", "--rule", "layer")
+    assert (code, out) == (2, "")
+    assert "rule 'layer' (q·k / ((layer + 1) √d_k)) needs `layer`" in err
+    assert err.endswith("Add layer=3, or --layer 3 on the command line.\n")
+    assert attemper_command("explain", "a b", "--rule", "layer", "--layer", "3")[0] == 0
+
+
+def test_explain_takes_words_without_quotes(attemper_command):
+    quoted = attemper_command("explain", "Love Apple phones", "--heads", "8", "--json")
+    assert attemper_command("explain", "Love", "Apple", "--heads", "8", "phones", "--json") == quoted
+
+
+def test_explain_is_coloured_and_wide_in_a_terminal_only(attemper_command, monkeypatch):
+    for name, value in {"COLUMNS": "60", "FORCE_COLOR": "1", "TERM": "xterm-256color"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" in attemper_command("explain", "a b")[1]
+    monkeypatch.delenv("FORCE_COLOR")
+    out = attemper_command("explain", "a b")[1]
+    assert "\x1b" not in out
+    assert out == "\n".join(line.rstrip() for line in out.splitlines()) + "\n"
+    assert 40 < max(map(len, out.splitlines())) <= 60
+
+
+def test_a_pipe_that_cannot_encode_gets_question_marks():
+    command = [sys.executable, "-m", "attemper", "explain", "a", "私", "--d-k", "4", "--d-model", "8"]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "cp1252"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    out = done.stdout.decode("cp1252")
+    assert "q·k / ?d_k" in out
+    assert " a ?\n" in out.replace("\r\n", "\n")

@@ -251,6 +251,10 @@ EXPLAIN = {
     ),
     "d_k": ({"d_k": -1}, "explain(): `d_k` must be a whole number, at least 1; got -1. Use 64."),
     "d_model": ({"d_model": 0}, "explain(): `d_model` must be a whole number, at least 1; got 0. Use 512."),
+    "far too wide": (
+        {"d_model": 10**18 + 9, "heads": 7},
+        "explain(): `d_model` may be 134,217,728; got 1,000,000,000,000,000,009. GPT-3 has 12288.",
+    ),
     "too wide": (
         {"d_model": 10**6, "d_k": 1000},
         "explain(): `d_k` may be 8,192, and d_model × d_k 134,217,728; got d_model 1,000,000 and d_k 1,000. "
@@ -262,9 +266,9 @@ EXPLAIN = {
         "explain(): `layer` must be a whole number, at least 0; got -1. The first layer is 0.",
     ),
     "no layer": (
-        {"rule": "layer", "layer": None},
+        {"rule": "layer"},
         "explain(): rule 'layer' (q·k / ((layer + 1) √d_k)) needs `layer`, the layer's place in the model, counted from "
-        "0; got none. Add layer=0.",
+        "0; got none. Add layer=3, or --layer 3 on the command line.",
     ),
     "sqrt_dmodel": (
         {"rule": "sqrt_dmodel", "d_k": 60},

@@ -57,9 +57,9 @@ class Explanation:
         }
 
     def __repr__(self) -> str:
-        return (
-            f"Explanation({self.settings.text!r}, {self.lanes[0].label} beside {self.lanes[1].label}; print() shows it)"
-        )
+        title = self.settings.title
+        title = title if len(title) <= 60 else title[:59] + "…"
+        return f"Explanation({title!r}, {self.lanes[0].label} beside {self.lanes[1].label}; print() shows it)"
 
     def __str__(self) -> str:
         from .text import plain
@@ -86,7 +86,7 @@ def explain(
     d_model: int = 512,
     d_k: int | None = None,
     seed: int = 0,
-    layer: int = 0,
+    layer: int | None = None,
 ) -> Explanation:
     """Attention on a sentence, from words to context vectors, with every shape and number on the way.
 
@@ -103,7 +103,7 @@ def explain(
         d_model: the width of an embedding.
         d_k: the width of a query and a key; 64 when left out.
         seed: draws other vectors and matrices.
-        layer: the layer's place in the model, from 0, for the rule that needs it.
+        layer: the layer's place in the model, from 0; rule ``layer`` needs it.
 
     Example:
         >>> explanation = attemper.explain("Love Apple phones")

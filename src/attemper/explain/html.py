@@ -60,10 +60,9 @@ def render(explanation: Explanation) -> str:
         f"<span class='{style}'>{escape(lane.label)}</span> {escape(lane.formula)}"
         for lane, style in zip(explanation.lanes, LANES, strict=True)
     )
-    title = asked.text if len(asked.text) <= 200 else asked.text[:199] + "…"
     steps = "".join(_step(number, step, labels) for number, step in enumerate(explanation.steps, start=1))
     return (
-        f"<div class='attemper-explain'><style>{STYLE}</style><h3>{escape(title)}</h3>"
+        f"<div class='attemper-explain'><style>{STYLE}</style><h3>{escape(asked.title)}</h3>"
         f"<p><span class='dim'>{escape(facts)}</span><br>{lanes}</p>{steps}"
         f"<p class='conclusion'>{escape(explanation.conclusion)}</p></div>"
     )

@@ -6,12 +6,14 @@ peak, and values that are unit vectors bring the weights out as the output.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from ..attention import attention
 from ..scale import Rule, rule
@@ -23,6 +25,9 @@ from .steps import CORNER, LaneInfo
 
 Signs = str | Sequence[str]
 
+FAR = 20
+"""A cap this many standard deviations away takes half a percent off the variance, less than its give or take."""
+
 
 @dataclass(frozen=True)
 class Lane:
@@ -32,6 +37,7 @@ class Lane:
     attend: Callable[[Tensor, Tensor, Tensor, Signs], Attended]
     variance: float | None
     give: float | None
+    softcap: float | None = None
 
     def logits(self, query: Tensor, key: Tensor) -> Tensor:
         """The corner of the first head's logits: one query on one key at a time."""
@@ -71,20 +77,27 @@ def _dot(settings: Settings, chosen: Rule, label: str | None = None) -> Lane:
     words, model = _distinct(settings), settings.d_model
     own, shared = (2 + 2 / width) / words**2 + 4 / (words * width), 4 / (width * model) + 2 / model**2
     relative = ((own + shared) / _heads(settings) + 4 / (words * model)) ** 0.5
-    return Lane(info, attend, *_expected(settings, factor**2 * width, relative))
+    return Lane(info, attend, *_expected(settings, factor**2 * width, relative, chosen.softcap), chosen.softcap)
 
 
 def _cosine(settings: Settings, chosen: Rule) -> Lane:
     factor, width = _factor(settings, chosen), settings.d_k
     formula = chosen.formula if chosen.unit else "cos(q, k)"
-    info = LaneInfo(chosen.name, "cosine", chosen.name, formula, factor, abs(factor))
+    cap = chosen.softcap
+    bound = abs(factor) if cap is None else cap * math.tanh(abs(factor) / cap)
+    info = LaneInfo(chosen.name, "cosine", chosen.name, formula, factor, bound)
 
     def attend(query: Tensor, key: Tensor, value: Tensor, signs: Signs) -> Attended:
-        return cosine_attention(query, key, value, scale=factor, signs=signs)
+        if cap is None:
+            return cosine_attention(query, key, value, scale=factor, signs=signs)
+        return attention(
+            normalize(query, dim=-1), normalize(key, dim=-1), value, scale=factor, softcap=cap, signs=signs
+        )
 
     # a random cosine has mean 0, variance 1/d_k and kurtosis 3 d_k / (d_k + 2)
     own, shared = (2 - 6 / (width + 2)) / _distinct(settings) ** 2, 2 / settings.d_model**2
-    return Lane(info, attend, *_expected(settings, factor**2 / width, ((own + shared) / _heads(settings)) ** 0.5))
+    relative = ((own + shared) / _heads(settings)) ** 0.5
+    return Lane(info, attend, *_expected(settings, factor**2 / width, relative, cap), cap)
 
 
 def _additive(settings: Settings) -> Lane:
@@ -99,9 +112,15 @@ def _additive(settings: Settings) -> Lane:
     return Lane(info, attend, None, None)
 
 
-def _expected(settings: Settings, variance: float, relative: float) -> tuple[float | None, float | None]:
-    """The variance to expect, and its standard error; one word has one score, which has none."""
-    return (variance, variance * relative) if _distinct(settings) > 1 else (None, None)
+def _expected(
+    settings: Settings, variance: float, relative: float, cap: float | None
+) -> tuple[float | None, float | None]:
+    """The variance to expect, and its standard error; one word has one score, which has none.
+
+    A cap takes about 2 variance / cap² off it: nothing that shows where the cap is far away, and else nothing is foretold.
+    """
+    capped = cap is not None and cap < FAR * variance**0.5
+    return (variance, variance * relative) if _distinct(settings) > 1 and not capped else (None, None)
 
 
 def _factor(settings: Settings, chosen: Rule) -> float:

@@ -70,7 +70,7 @@ def _queries(settings: Settings, found: Computed) -> Step:
 def _scores(settings: Settings, found: Computed) -> Step:
     plain = next(place for place, lane in enumerate(found.lanes) if lane.info.rule == "none")
     scores = found.logits[plain]
-    asks, offers = settings.words[min(1, settings.count - 1)], settings.words[0]
+    asks, offers = settings.shown[min(1, settings.count - 1)], settings.shown[0]
     value = scores[min(1, settings.count - 1), 0].item()
     if settings.score == "dot":
         formula, example = "S = Q Kᵀ", f"a sum of {settings.d_k} products"
@@ -96,7 +96,10 @@ def _logits(settings: Settings, found: Computed) -> Step:
             f"nothing to divide, for no score passes ‖w‖₁ = {first.info.bound:.2f} (not 1)."
         )
     else:
-        title, formula = "Scale", ",  ".join(f"{lane.info.label}: {phrases.scaled(lane)}" for lane in found.lanes)
+        title, formula = (
+            "Scale",
+            ",  ".join(f"{lane.info.label}: {phrases.scaled(lane, settings)}" for lane in found.lanes),
+        )
         words = "One number in front of the scores, chosen two ways, on the same q and k."
     return Step(
         "logits",
@@ -138,7 +141,11 @@ def _weights(settings: Settings, found: Computed) -> Step:
 def _signs(settings: Settings, found: Computed) -> Step:
     count = settings.count
     scales = " and ".join(short(lane.info.scale) for lane in found.lanes)
-    slope = "k" if all(lane.info.score == "dot" for lane in found.lanes) else "the slope of the score"
+    slope = (
+        "k"
+        if all(lane.info.score == "dot" and lane.softcap is None for lane in found.lanes)
+        else "the slope of the score"
+    )
     return Step(
         "signs",
         "Vital signs",
@@ -175,7 +182,7 @@ def _heads(settings: Settings, found: Computed) -> Step:
         "heads",
         "Heads",
         "Every head asks its own question of the same words.",
-        "headₕ = softmax(scale × Qₕ Kₕᵀ) Vₕ",
+        "headₕ = softmax(Zₕ) Vₕ",
         heads=tuple(
             HeadLine(place, *((one[name], two[name]) for name in ("variance", "top_weight", "entropy")))
             for place, (one, two) in enumerate(pairs, start=1)
@@ -194,7 +201,7 @@ def _context(settings: Settings, found: Computed) -> Step:
         "context",
         "Context",
         f"Each word becomes the weighted mean of all values.{_one_head(settings)}{shape}",
-        "C = P V",
+        "head₁ = P V" if settings.heads else "C = P V",
         lanes=tuple(
             _rows(lane.info.label, part[0], settings) for lane, part in zip(found.lanes, found.context, strict=True)
         ),
@@ -243,7 +250,7 @@ def _pair(found: Computed, name: str) -> tuple[float, float]:
 
 def _rows(name: str, matrix: Tensor, settings: Settings, shape: tuple[int, ...] | None = None) -> Matrix:
     """A matrix with a row per word."""
-    return Matrix(name, shape or tuple(matrix.shape), _numbers(matrix), rows=settings.words[:CORNER])
+    return Matrix(name, shape or tuple(matrix.shape), _numbers(matrix), rows=settings.shown)
 
 
 def _first_row(name: str, corner: Tensor, shape: tuple[int, int]) -> Matrix:
@@ -253,7 +260,7 @@ def _first_row(name: str, corner: Tensor, shape: tuple[int, int]) -> Matrix:
 
 def _square(name: str, corner: Tensor, settings: Settings, weights: bool = False) -> Matrix:
     """A matrix with a row and a column per word."""
-    words = settings.words[:CORNER]
+    words = settings.shown
     return Matrix(name, (settings.count, settings.count), _numbers(corner), rows=words, columns=words, weights=weights)
 
 

@@ -8,13 +8,13 @@ from .settings import Settings
 from .steps import short
 
 
-def scaled(lane: Lane) -> str:
-    """A lane's formula with its numbers in it."""
-    if lane.info.rule == "softcap":
-        return f"Z = {short(lane.info.bound or 0)} tanh({short(lane.info.scale)} S / {short(lane.info.bound or 0)})"
-    if lane.info.score == "cosine":
-        return f"Z = {short(lane.info.scale)} cos(q, k)"
-    return "Z = S" if lane.info.scale == 1 else f"Z = {short(lane.info.scale)} S"
+def scaled(lane: Lane, settings: Settings) -> str:
+    """A lane's formula with its numbers in it; S is the matrix of the step before."""
+    score = "S" if lane.info.score == settings.score else "cos(q, k)"
+    product = score if lane.info.scale == 1 else f"{short(lane.info.scale)} {score}"
+    if lane.softcap is None:
+        return f"Z = {product}"
+    return f"Z = {short(lane.softcap)} tanh({product} / {short(lane.softcap)})"
 
 
 def rule(settings: Settings) -> str:
@@ -33,7 +33,7 @@ def theory(settings: Settings, found: Computed) -> str:
     """Where the expected variance comes from."""
     parts = {"cosine": "scale²/d_k", "dot": "scale²·d_k"}
     kinds = dict.fromkeys(parts[lane.info.score] for lane in found.lanes if lane.variance is not None)
-    return f"{' and '.join(kinds)}; ± for {len(set(settings.words)):,} words"
+    return "" if not kinds else f"{' and '.join(kinds)}; ± for {len(set(settings.words)):,} words"
 
 
 def bounds(found: Computed) -> str:

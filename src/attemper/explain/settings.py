@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Integral
 
-from ..errors import InputError, nearest
-from ..scale import RULES, Rule, rule
+from ..errors import InputError, nearest, nearest_divisors
+from ..scale import FACTS, RULES, Rule, rule
+from .steps import CORNER
+from .words import shown
 
 SCORES = {"dot": "sqrt_dk", "additive": "none", "cosine": "qk_norm"}
 """Each score and the rule that goes with it when none is named."""
@@ -29,12 +31,23 @@ class Settings:
     d_model: int
     d_k: int
     seed: int
-    layer: int
+    layer: int | None
 
     @property
     def count(self) -> int:
         """How many words there are."""
         return len(self.words)
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The first words, as they stand beside rows and above columns."""
+        return tuple(map(shown, self.words[:CORNER]))
+
+    @property
+    def title(self) -> str:
+        """The sentence in one line of 200 letters."""
+        line = " ".join(map(shown, self.words[:200]))
+        return line if len(line) <= 200 else line[:199] + "…"
 
     @property
     def model_heads(self) -> int | None:
@@ -50,7 +63,7 @@ def check(
     d_model: int,
     d_k: int | None,
     seed: int,
-    layer: int,
+    layer: int | None,
 ) -> Settings:
     """Settings, or the sentence that says what is wrong."""
     if not isinstance(text, str):
@@ -69,6 +82,8 @@ def check(
     if score not in SCORES:
         raise InputError(f"explain(): unknown score {score!r}. {nearest(score, SCORES)}")
     d_model = _whole("d_model", d_model, "Use 512.")
+    if d_model > MOST_ENTRIES:
+        raise InputError(f"explain(): `d_model` may be {MOST_ENTRIES:,}; got {d_model:,}. GPT-3 has 12288.")
     if heads is not None:
         heads = _whole("heads", heads, "Leave it out to look at one head.")
         _check_heads(d_model, heads, d_k)
@@ -81,8 +96,13 @@ def check(
         )
     seed = _whole("seed", seed, "Use 0.", least=None)
     chosen = _check_rule(rule_name, score)
-    chosen.require("explain()", {"layer": layer})
-    layer = _whole("layer", layer, "The first layer is 0.", least=0)
+    if layer is not None:
+        layer = _whole("layer", layer, "The first layer is 0.", least=0)
+    elif "layer" in chosen.needs:
+        raise InputError(
+            f"explain(): rule {chosen.name!r} ({chosen.formula}) needs `layer`, {FACTS['layer']}; got none. "
+            "Add layer=3, or --layer 3 on the command line."
+        )
     settings = Settings(text, words, chosen, score, heads, d_model, d_k, seed, layer)
     if "heads" in chosen.needs and settings.model_heads is None:
         raise InputError(
@@ -110,12 +130,9 @@ def _check_rule(name: str | Rule | None, score: str) -> Rule:
 
 def _check_heads(d_model: int, heads: int, d_k: int | None) -> None:
     if d_model % heads:
-        divisors = [n for n in range(1, d_model + 1) if d_model % n == 0]
-        few = max(n for n in divisors if n <= heads)
-        many = min((n for n in divisors if n >= heads), default=few)
         raise InputError(
             f"explain(): `d_model` must be a multiple of `heads`; got {d_model} and {heads}. "
-            f"Use {' or '.join(map(str, sorted({few, many})))} heads, "
+            f"Use {' or '.join(map(str, nearest_divisors(d_model, heads)))} heads, "
             f"or a d_model of {' or '.join(map(str, _multiples(d_model, heads)))}."
         )
     if d_k is not None and d_k != d_model // heads:

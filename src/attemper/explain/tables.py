@@ -1,0 +1,218 @@
+"""The numbers of a step as tables for a terminal: side by side where there is room, below one another where there is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Group, RenderableType
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from .steps import HeadLine, Matrix, Reading, Step, measured
+
+WIDEST_LANE = 54
+CELL = 7
+FEW = 3
+"""A matrix that has room for fewer columns than this takes a line of its own for its name, or for its lane."""
+MOST_HEADS = 16
+MOST_LABEL = 14
+SAYS = 20
+"""The narrowest column for what is said of a reading; below it, the sentence gets a line of its own."""
+LANES = ("bold cyan", "bold magenta")
+COLOURS = {"Q": "bright_blue", "K": "bright_red", "V": "green"}
+HEAT = ((22, 36, 61), (126, 63, 110), (253, 190, 92))
+"""The backgrounds of the weights 0, 1/2 and 1; lightness rises all the way."""
+
+
+def tables(step: Step, labels: tuple[str, str], width: int) -> Iterator[RenderableType]:
+    """Every number of a step, in at most `width` columns."""
+    labels = fit(labels[0], MOST_LABEL), fit(labels[1], MOST_LABEL)
+    if step.matrices:
+        yield _stack(step.matrices, width)
+    if step.lanes:
+        yield _pair(step.lanes, width)
+    if step.readings:
+        yield _readings(step.readings, labels, width)
+    if step.heads:
+        yield _heads(step.heads, labels, width)
+
+
+def _stack(matrices: tuple[Matrix, ...], width: int) -> RenderableType:
+    """Matrices below one another: name and shape, the word, the first numbers of its row."""
+    name = max(cell_len(f"{matrix.name} {matrix.size}") for matrix in matrices)
+    label = max(1, *(_label_width(matrix) for matrix in matrices))
+    if width - name - label - 2 < _few(matrices[0]):
+        name = -1  # no column and no space after it: the name stands above
+    columns, more = _columns(matrices[0], width - name - label - 2)
+    parts: list[RenderableType] = []
+    for matrix in matrices:
+        style = COLOURS.get(matrix.name.removeprefix("W_"), "")
+        title = Text(matrix.name, style=f"bold {style}").append(f" {matrix.size}", style="not bold")
+        grid = Table.grid(padding=(0, 1, 0, 0))
+        if name > 0:
+            grid.add_column(width=name)
+        else:
+            parts.append(title)
+        grid.add_column(width=label)
+        for _ in range(columns):
+            grid.add_column(width=CELL - 1, justify="right")
+        grid.add_column(width=1)
+        before: list[RenderableType] = [""] * (name > 0)
+        if matrix.columns:
+            grid.add_row(*before, "", *(Text(fit(word, CELL - 1), style="dim") for word in matrix.columns[:columns]))
+        for place, row in enumerate(matrix.values):
+            word = fit(matrix.rows[place], label) if matrix.rows else ""
+            numbers = [Text(matrix.format(value), style=style) for value in row[:columns]]
+            first = [title] if before and place == 0 else before
+            grid.add_row(*first, word, *numbers, "…" if more else "")
+        if len(matrix.values) > 1 and matrix.shape[0] > len(matrix.values):
+            grid.add_row(*before, "⋮")
+        parts.append(grid)
+    return Group(*parts)
+
+
+def _pair(lanes: tuple[Matrix, ...], width: int) -> RenderableType:
+    """The two lanes side by side, or the second below the first."""
+    each = min((width - 3) // 2, WIDEST_LANE)
+    if each < _label_width(lanes[0]) + 1 + _few(lanes[0]):
+        return Group(*(_lane(matrix, style, width) for matrix, style in zip(lanes, LANES, strict=True)))
+    grid = Table.grid(padding=(0, 3, 0, 0))
+    grid.add_column(width=each)
+    grid.add_column(width=each)
+    grid.add_row(*(_lane(matrix, style, each) for matrix, style in zip(lanes, LANES, strict=True)))
+    return grid
+
+
+def _lane(matrix: Matrix, style: str, width: int) -> RenderableType:
+    """One lane's table; weights are shaded."""
+    label = _label_width(matrix)
+    columns, more = _columns(matrix, width - label - 1)
+    grid = Table.grid(padding=(0, 0, 0, 0))
+    grid.add_column(width=label + 1)
+    for _ in range(columns):
+        grid.add_column(width=CELL)
+    grid.add_column(width=2)
+    if matrix.columns:
+        heads = [Text(_right(word), style="dim") for word in matrix.columns[:columns]]
+        grid.add_row("", *heads)
+    for place, row in enumerate(matrix.values):
+        cells = [
+            Text(
+                f"{matrix.format(value):>{CELL - 1}}" + " " * matrix.weights,
+                style=_heat(value) if matrix.weights else "",
+            )
+            for value in row[:columns]
+        ]
+        grid.add_row(fit(matrix.rows[place], label), *cells, "…" if more else "")
+    if matrix.shape[0] > len(matrix.values):
+        grid.add_row("⋮")
+    return Group(Text(matrix.name, style=style).append(f" {matrix.size}", style="not bold"), grid)
+
+
+def _readings(readings: tuple[Reading, ...], labels: tuple[str, str], width: int) -> RenderableType:
+    """A line per reading, and one for its prediction; in a narrow terminal a line per lane."""
+    rows = [["", *labels, ""]]
+    for reading in readings:
+        rows.append([reading.label, *map(measured, reading.values), reading.says])
+        rows += [["  expected", *predicted, reading.theory] for predicted in reading.predictions]
+    widths = [max(cell_len(row[place]) for row in rows) for place in range(4)]
+    if sum(widths[:3]) + 6 + min(SAYS, widths[3]) > width:
+        return Group(*(line for reading in readings for line in _narrow_reading(reading, labels, width)))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    for _ in labels:
+        table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    table.add_row("", *(Text(label, style=style) for label, style in zip(labels, LANES, strict=True)), "")
+    for label, first, second, says in rows[1:]:
+        own, style = ("bold", "") if not label.startswith(" ") else ("dim", "dim")
+        table.add_row(Text(label, style=style), Text(first, style=own), Text(second, style=own), says)
+    return table
+
+
+def _narrow_reading(reading: Reading, labels: tuple[str, str], width: int) -> Iterator[Text]:
+    yield Text(reading.label).append(f": {reading.says}", style="dim")
+    predicted: Sequence[str] = reading.predictions[0] if reading.predictions else ("", "")
+    wide = max(map(cell_len, labels))
+    for place, (label, style) in enumerate(zip(labels, LANES, strict=True)):
+        line = Text("  ").append(label + " " * (wide - cell_len(label)), style=style)
+        line.append(f"  {measured(reading.values[place]):>7}", style="bold")
+        expected = Text(f"  expected {predicted[place]}" if predicted[place] else "", style="dim")
+        if line.cell_len + expected.cell_len <= width:
+            yield line.append_text(expected)
+        else:
+            yield from (line, Text("  ").append_text(expected))
+    if reading.predictions:
+        yield Text(f"  expected: {reading.theory}", style="dim")
+
+
+def _heads(lines: tuple[HeadLine, ...], labels: tuple[str, str], width: int) -> RenderableType:
+    """A line per head: three signs of both lanes, or one sign at a time."""
+    shown = lines[:MOST_HEADS]
+    signs = {
+        "variance": [line.variance for line in shown],
+        "top weight": [line.top_weight for line in shown],
+        "entropy": [line.entropy for line in shown],
+    }
+    sizes = [
+        max(9, cell_len(label), *(len(measured(pair[lane])) for pairs in signs.values() for pair in pairs))
+        for lane, label in enumerate(labels)
+    ]
+    sizes[0] = max(sizes[0], *map(len, signs))  # a sign's name stands above its first lane
+    together = 4 + len(signs) * (sum(sizes) + 4) <= width
+    parts: list[RenderableType] = []
+    for names in [list(signs)] if together else [[name] for name in signs]:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(justify="right", width=4)
+        for _ in names:
+            for size in sizes:
+                table.add_column(justify="right", width=size)
+        if together:
+            table.add_row("", *(word for name in names for word in (name, "")), style="bold")
+        else:
+            parts.append(Text(names[0], style="bold"))
+        heads = [Text(label, style=style) for label, style in zip(labels, LANES, strict=True)]
+        table.add_row("head", *heads * len(names))
+        for place, line in enumerate(shown):
+            table.add_row(str(line.head), *(measured(value) for name in names for value in signs[name][place]))
+        parts.append(table)
+    if len(lines) > MOST_HEADS:
+        parts.append(Text(f"   ⋮  and {len(lines) - MOST_HEADS} more"))
+    return Group(*parts)
+
+
+def fit(word: str, width: int) -> str:
+    """A word in at most this many cells; what was cut shows as an ellipsis."""
+    return word if cell_len(word) <= width else set_cell_size(word, width - 1).rstrip() + "…"
+
+
+def _few(matrix: Matrix) -> int:
+    """The room below which too few of a row's numbers would be seen."""
+    return min(FEW, len(matrix.values[0])) * CELL + 2
+
+
+def _columns(matrix: Matrix, width: int) -> tuple[int, bool]:
+    """How many columns fit, and whether some are left out."""
+    have = len(matrix.values[0])
+    columns = min(have, width // CELL)
+    if columns == matrix.shape[-1]:
+        return columns, False
+    return max(1, min(have, (width - 2) // CELL)), True
+
+
+def _label_width(matrix: Matrix) -> int:
+    return min(10, max((cell_len(word) for word in matrix.rows), default=0))
+
+
+def _heat(weight: float) -> Style:
+    low, high, share = (*HEAT[:2], 2 * weight) if weight < 0.5 else (*HEAT[1:], 2 * weight - 1)
+    background = "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(low, high, strict=True))
+    return Style(bgcolor=f"#{background}", color="#101010" if weight > 0.65 else "#f4f4f4")
+
+
+def _right(word: str) -> str:
+    """A word above its column of numbers."""
+    word = fit(word, CELL - 1)
+    return " " * (CELL - 1 - cell_len(word)) + word
