@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .vitals import Attended as Attended
     from .vitals import Vitals as Vitals
     from .vitals import merge as merge
+    from .watch import Record as Record
+    from .watch import watch as watch
 
 __version__ = "0.1.0"
 
@@ -24,6 +26,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Attended": "vitals",
     "HeadSummary": "heads",
+    "Record": "watch",
     "Vitals": "vitals",
     "attention": "attention",
     "errors": "errors",
@@ -31,6 +34,7 @@ _HOMES = {
     "measure": "attention",
     "merge": "vitals",
     "sdpa": "attention",
+    "watch": "watch",
 }
 
 _MODULES = {"errors", "kernels"}
