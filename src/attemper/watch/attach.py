@@ -27,6 +27,9 @@ from .running import Frame, Pass, running
 from .storages import address
 
 
+EINSUM = torch.ops.aten.einsum.default
+
+
 class Listener(Protocol):
     """What a watch is to the attachment."""
 
@@ -52,6 +55,9 @@ class Mode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is EINSUM:
+            with self:  # only in inference mode does it come here whole; what it is made of is what is followed
+                return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
         current = running.current
         if current is None:
@@ -121,10 +127,15 @@ class Attachment:
                 self.passes += 1
             running.current = Pass(Chain(self.parameters, self.begin), Mode(self))
             running.current.mode.__enter__()
-            for listener in self.listeners:
-                if id(module) in listener.names:
-                    listener.began()
+        if running.current is not None and names:
+            self._count_pass(module, running.current)
         running.frames.append(Frame(module, names[0] if names else "", arguments))
+
+    def _count_pass(self, module: nn.Module, current: Pass) -> None:
+        for listener in self.listeners:
+            if listener not in current.begun and id(module) in listener.names:
+                current.begun.append(listener)
+                listener.began()
 
     def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
         if running.current is not None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .call import Call, Facts
-from .running import Frame, heads_of, kind_of, running
+from .running import Frame, heads_of, kind_of, projects, running
 from .storages import Storages, address
 
 # by the name in the op's schema, without the underscore of the in-place form
@@ -86,7 +86,9 @@ class Chain:
                 self.weights.drop(right)
                 return
         # a factor that is a parameter makes it a linear layer; a learned query on the left is a query
-        if self._is_parameter(right) or left.dim() < 2 or right.dim() < 2 or not out.is_floating_point():
+        if self._is_parameter(right) or (running.frames and projects(running.frames[-1].module)):
+            return
+        if left.dim() < 2 or right.dim() < 2 or not out.is_floating_point():
             return
         self.scores.drop_freed()
         self.weights.drop_freed()

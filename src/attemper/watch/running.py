@@ -33,18 +33,24 @@ class Frame:
             self.kind = "self" if same else "cross"
 
 
+def projects(module: nn.Module) -> bool:
+    """Linear and its kin; GPT-2's Conv1D says how wide it is in another word."""
+    return hasattr(module, "in_features") or hasattr(module, "nf")
+
+
 class Pass:
     """One call of the outermost watched module: what is tracked on the way, all forgotten at its end."""
 
     def __init__(self, chain: Chain, mode: TorchDispatchMode) -> None:
         self.chain, self.mode = chain, mode
         self.interfaced: Interfaced | None = None
+        self.begun: list[object] = []  # the watches for which this pass is counted
         self.projected: Storages[int] = Storages()  # what a projection made → the storage it was made from
         self.kept: dict[tuple[int, int], Tensor | None] = {}  # (batch, length) → rows that are not padding
 
     def note_projection(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
         """Remember what a projection was given, to tell later whether q and k come from one sequence."""
-        if not (hasattr(module, "in_features") or hasattr(module, "nf")):  # Linear and its kin; GPT-2's Conv1D
+        if not projects(module):
             return
         if isinstance(output, Tensor) and arguments and isinstance(arguments[0], Tensor):
             self.projected.put(output, address(arguments[0]))

@@ -119,6 +119,7 @@ class Watch:
         self._step, self._steps_ended, self._passes = start, 0, 0
         self._open, self._listening = False, False
         self._depth = 0
+        self._filter: Any = None
         self._optimizer_hook: Any = None
         self._replacement = None
         if replace:
@@ -200,11 +201,16 @@ class Watch:
         self._listening = True
         if _is_compiled(self.model):
             self._note("the model is compiled: watched steps run eagerly, the others as compiled.", aloud=True)
+            # torch warns that a compiled module fires global hooks once more; that is expected here
+            warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
+            self._filter = warnings.filters[0]
         attachment.add(self, self.model)
 
     def _rest(self) -> None:
         self._listening = False
         attachment.remove(self)
+        if self._filter in warnings.filters:
+            warnings.filters.remove(self._filter)
 
     def began(self) -> None:
         self._passes += 1
