@@ -80,6 +80,9 @@ class Call:
             query = self.logits.new_empty(*self.logits.shape[:-1], 0)
             key = self.logits.new_empty(*self.logits.shape[:-2], self.logits.shape[-1], 0)
             vitals = measure(query, key, mask=self.logits, signs=signs, kernel=kernel)
+            if "visible" in signs and "lse" in signs:
+                # a NaN hides nothing: the row of a model that diverges has to count
+                vitals.visible = vitals.visible.masked_fill(vitals.lse.isnan(), self.logits.shape[-1])
         else:
             vitals = measure(
                 self.query,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.functional import layer_norm, linear
 
 from .call import Call, Facts, aside
@@ -24,6 +25,7 @@ SDPA = (
     "_scaled_dot_product_fused_attention_overrideable",
     "_scaled_dot_product_attention_math_for_mps",
 )
+PLAIN = (Tensor, Parameter)
 ENCODER = "_transformer_encoder_layer_fwd"
 MHA = "_native_multi_head_attention"
 
@@ -52,7 +54,7 @@ def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
 def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | None:
     given = _bound(func, args, kwargs)
     query, key = given["query"], given["key"]
-    if type(query) is not Tensor or query.is_nested or query.dim() < 3 or not query.numel():
+    if type(query) not in PLAIN or query.is_nested or query.dim() < 3 or not query.numel():
         return None
     mask = given.get("attn_mask") if "attn_mask" in given else given.get("attn_bias")
     if query.dim() == 3:
