@@ -88,7 +88,9 @@ def t5() -> Subject:
     return sequence_to_sequence(model, {"input_ids": tokens(), "attention_mask": real_tokens().long()}, real_tokens())
 
 
-def sequence_to_sequence(model: nn.Module, source: dict[str, Tensor], keep: Tensor | None, masked: bool = True) -> Subject:
+def sequence_to_sequence(
+    model: nn.Module, source: dict[str, Tensor], keep: Tensor | None, masked: bool = True
+) -> Subject:
     targets = torch.ones(2, TARGETS, dtype=torch.bool)
     inputs = {**source, "decoder_input_ids": tokens(TARGETS)}
     if masked:

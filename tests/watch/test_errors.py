@@ -68,10 +68,11 @@ def test_a_model_without_attention():
 
 
 def test_it_is_said_at_the_first_step_and_not_after_hours():
-    with pytest.raises(InputError, match="saw no attention call in Linear"), attemper.watch(nn.Linear(16, 16)) as watch:
-        watch.model(X)
+    watch = attemper.watch(nn.Linear(16, 16))
+    watch.__enter__().model(X)
+    with pytest.raises(InputError, match="saw no attention call in Linear") as error:
         watch.step()
-        pytest.fail("step() went on")
+    watch.__exit__(error.type, error.value, None)
 
 
 def test_a_model_that_was_not_called():
@@ -90,7 +91,9 @@ def test_the_model_s_own_error_comes_first():
 
 def test_a_watch_is_used_in_a_with_statement():
     watch = attemper.watch(MODEL)
-    with pytest.raises(InputError, match=r"^watch\.step\(\): the watch is not open\. Call it inside `with attemper\.watch"):
+    with pytest.raises(
+        InputError, match=r"^watch\.step\(\): the watch is not open\. Call it inside `with attemper\.watch"
+    ):
         watch.step()
     with watch:
         MODEL(X, X, X)
@@ -99,14 +102,18 @@ def test_a_watch_is_used_in_a_with_statement():
 
 
 def test_steps_that_never_end_are_noticed():
-    with pytest.warns(UserWarning, match=r"every=50, but no step ended, so all 3 passes count as one\. Call watch\.step\(\)"):
-        with attemper.watch(MODEL, every=50):
-            for _ in range(3):
-                MODEL(X, X, X)
+    watch = attemper.watch(MODEL, every=50).__enter__()
+    for _ in range(3):
+        MODEL(X, X, X)
+    sentence = r"every=50, but no step ended, so all 3 passes count as one\. Call watch\.step\(\)"
+    with pytest.warns(UserWarning, match=sentence):
+        watch.__exit__(None, None, None)
 
 
 def test_rows_must_be_a_mask():
-    sentence = r"^watch\.rows\(\): `keep` must be a boolean tensor \(B, L\), True for a real token; got torch.int64 of shape"
+    sentence = (
+        r"^watch\.rows\(\): `keep` must be a boolean tensor \(B, L\), True for a real token; got torch.int64 of shape"
+    )
     with attemper.watch(MODEL) as watch:
         MODEL(X, X, X)
         with pytest.raises(InputError, match=sentence):
@@ -118,7 +125,9 @@ def test_rows_must_be_a_mask():
 def test_a_record_of_another_schema_is_not_appended_to(tmp_path):
     path = tmp_path / "old.jsonl"
     path.write_text('{"schema": "attemper.record", "version": 0}\n')
-    with pytest.raises(InputError, match=r"^watch\(\): '.*old\.jsonl' has schema version 0; this attemper reads version 1\."):
+    with pytest.raises(
+        InputError, match=r"^watch\(\): '.*old\.jsonl' has schema version 0; this attemper reads version 1\."
+    ):
         attemper.watch(MODEL, path=path)
     assert path.read_text().count("\n") == 1
 

@@ -3,18 +3,19 @@
 import gc
 import sys
 import threading
+import warnings
 import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-import zoo
 from torch import nn
 from torch.nn.modules import module as torch_modules
 from torch.utils.checkpoint import checkpoint
 
 import attemper
+import zoo
 from attemper.watch import attach
 from attemper.watch.running import running
 
@@ -402,13 +403,14 @@ def test_compiled_models_are_measured_eagerly_and_it_is_said(in_place):
     else:
         compiled = torch.compile(model, backend="aot_eager")
     compiled(x)
-    watch = attemper.watch(compiled, every=2)
-    with pytest.warns(UserWarning, match="the model is compiled: watched steps run eagerly"), watch:
+    with warnings.catch_warnings(record=True, action="always") as said, attemper.watch(compiled, every=2) as watch:
         for _ in range(3):
             compiled(x)
             watch.step()
+    sentence = "the model is compiled: watched steps run eagerly, the others as compiled."
+    assert [str(warning.message) for warning in said] == [f"watch(): {sentence}"]
     assert watch.record.steps == [0, 2]
-    assert "compiled" in watch.record.notes[0]
+    assert watch.record.notes == [sentence]
     rows = watch.record.filter(steps=0).to_dicts()
     prefix = "" if in_place else "_orig_mod."
     assert [row["layer"] for row in rows] == [prefix + row["layer"] for row in expected.record.to_dicts()]

@@ -68,10 +68,10 @@ def test_merge_is_exact(record):
 
     same(watched(x[:1]).merge(watched(x[1:3]), watched(x[3:])), watched(x))
     same(record.filter(steps=[1, 2]).merge(record.filter(steps=0)), record)
+    with attemper.watch(model, signs="entropy") as few:
+        model(x, x, x)
     with pytest.raises(InputError, match=r"^merge\(\): both records must hold the same signs"):
-        with attemper.watch(model, signs="entropy") as few:
-            model(x, x, x)
-        watched(x).merge(few.record)
+        few.record.merge(watched(x))
 
 
 def test_pandas_and_arrow(record):
@@ -225,7 +225,9 @@ def test_without_pyarrow_or_pandas_the_pip_line_is_given(record, tmp_path, monke
 
 
 def test_where_a_record_can_go(record, tmp_path):
-    with pytest.raises(InputError, match=r"^Record\.write\(\): `path` must end in \.jsonl or \.parquet; got 'a\.csv'\.$"):
+    with pytest.raises(
+        InputError, match=r"^Record\.write\(\): `path` must end in \.jsonl or \.parquet; got 'a\.csv'\.$"
+    ):
         record.write(tmp_path / "a.csv")
     with pytest.raises(InputError, match=r"^Record\.write\(\): there is no folder '.*no'.* Make it first\.$"):
         record.write(tmp_path / "no" / "a.jsonl")

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-import zoo
 from torch import nn
 
 import attemper
+import zoo
 from attemper.errors import InputError
 
 
@@ -176,15 +176,19 @@ def test_what_replace_cannot_do_it_refuses_aloud():
         attemper.watch(nn.Linear(2, 2), replace=True)
     bloom = zoo.make("bloom")
     implementation = bloom.model.config._attn_implementation
-    with pytest.raises(InputError, match="BloomModel kept attn_implementation="), attemper.watch(bloom.model, replace=True):
+    with (
+        pytest.raises(InputError, match="BloomModel kept attn_implementation="),
+        attemper.watch(bloom.model, replace=True),
+    ):
         pass
     assert bloom.model.config._attn_implementation == implementation
     assert "attemper" not in transformers.AttentionInterface._global_mapping
     query = torch.randn(1, 2, 5, 8)
     llama = zoo.make("llama")
-    with pytest.raises(InputError, match=r"cannot compute Linear with attention sinks \(s_aux\)"):
-        with attemper.watch(llama.model, replace=True):
-            attend = transformers.AttentionInterface._global_mapping["attemper"]
+    with attemper.watch(llama.model, replace=True):
+        llama.run()
+        attend = transformers.AttentionInterface._global_mapping["attemper"]
+        with pytest.raises(InputError, match=r"cannot compute Linear with attention sinks \(s_aux\)"):
             attend(nn.Linear(2, 2), query, query, query, None, s_aux=torch.zeros(2))
 
 
@@ -237,7 +241,9 @@ def test_what_cannot_be_measured_is_said(foreign):
     for layer in subject.model.layers:
         original = layer.self_attn.forward
         layer.self_attn.forward = lambda *args, original=original, **options: original(*args, **options, s_aux=sinks)
-    with pytest.warns(UserWarning, match=r"layers\.\d\.self_attn: not measured: attn_implementation='foreign' with att"):
+    with pytest.warns(
+        UserWarning, match=r"layers\.\d\.self_attn: not measured: attn_implementation='foreign' with att"
+    ):
         record = record_of(subject.model, *subject.inputs.values())
     assert len(record.notes) == 2
     assert len(record) == 0

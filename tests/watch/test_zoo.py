@@ -1,12 +1,10 @@
 """Every model of the zoo: outputs bit for bit its own, and vitals those of its full matrices, layer by layer, head by head."""
 
-import warnings
-
 import pytest
 import torch
-import zoo
 
 import attemper
+import zoo
 
 HIDDEN = -1e4
 

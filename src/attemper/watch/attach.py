@@ -24,8 +24,7 @@ from .call import Call, aside, kept_by_mask
 from .chain import Chain, shared
 from .interface import Interface
 from .running import Frame, Pass, running
-from .storages import address
-
+from .storages import Storages
 
 EINSUM = torch.ops.aten.einsum.default
 
@@ -33,6 +32,7 @@ EINSUM = torch.ops.aten.einsum.default
 class Listener(Protocol):
     """What a watch is to the attachment."""
 
+    model: nn.Module
     names: dict[int, str]  # id of a module → its name
     signs: tuple[str, ...]
     kernel: str
@@ -81,16 +81,17 @@ class Attachment:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.listeners: tuple[Listener, ...] = ()
-        self.parameters: set[int] = set()
+        self.parameters: Storages[bool] = Storages()
         self.handles: list[RemovableHandle] = []
         self.passes = 0
         self.stance: Any = None
         self.interface = Interface(self.begin, self.unheard)
 
-    def add(self, listener: Listener, model: nn.Module) -> None:
+    def add(self, listener: Listener) -> None:
         with self.lock:
             self.listeners = (*self.listeners, listener)
-            self.parameters |= {address(parameter) for parameter in model.parameters()}
+            for parameter in listener.model.parameters():
+                self.parameters.put(parameter, True)
             if not self.handles:
                 self.handles = [
                     register_module_forward_pre_hook(self.enter),
@@ -112,7 +113,7 @@ class Attachment:
             return
         for handle in self.handles:
             handle.remove()
-        self.handles, self.parameters = [], set()
+        self.handles, self.parameters = [], Storages()
         self.interface.uninstall()
         if self.stance is not None:
             self.stance.__exit__(None, None, None)

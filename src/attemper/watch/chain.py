@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .call import Call, Facts
 from .running import Frame, heads_of, kind_of, projects, running
-from .storages import Storages, address
+from .storages import Storages
 
 # by the name in the op's schema, without the underscore of the in-place form
 PRODUCTS = {"bmm": (0, 1), "mm": (0, 1), "matmul": (0, 1), "baddbmm": (1, 2)}
@@ -25,7 +24,20 @@ SOFTMAXES = {"_softmax", "_safe_softmax", "softmax"}
 SCALINGS = {"mul", "div"}
 KEEPING = {  # entry by entry the same matrix: its logits stay logits, its weights stay weights
     *SCALINGS,
-    *("add", "sub", "neg", "tanh", "masked_fill", "where", "clamp", "clamp_min", "maximum", "minimum", "max", "nan_to_num"),
+    *(
+        "add",
+        "sub",
+        "neg",
+        "tanh",
+        "masked_fill",
+        "where",
+        "clamp",
+        "clamp_min",
+        "maximum",
+        "minimum",
+        "max",
+        "nan_to_num",
+    ),
     *("_to_copy", "to", "clone", "copy", "contiguous", "native_dropout", "dropout", "feature_dropout", "cat", "expand"),
     *("_unsafe_view", "reshape"),
 }
@@ -55,7 +67,7 @@ class Weights:
 class Chain:
     """Follows matrices through the ops of one pass, by storage."""
 
-    def __init__(self, parameters: set[int], hear: Callable[[Call], Callable[[tuple[Frame, ...]], None]]) -> None:
+    def __init__(self, parameters: Storages[bool], hear: Callable[[Call], Callable[[tuple[Frame, ...]], None]]) -> None:
         self.parameters = parameters
         self.hear = hear
         self.scores: Storages[Scores] = Storages()
@@ -96,7 +108,7 @@ class Chain:
         self.scores.put(out, Scores(left, right, tuple(running.frames), scale, masked=name == "baddbmm"))
 
     def _is_parameter(self, tensor: Tensor) -> bool:
-        return address(tensor) in self.parameters or self.cast.get(tensor) is not None
+        return bool(self.parameters.get(tensor) or self.cast.get(tensor))
 
     def _keep(self, name: str, args: tuple[Any, ...], out: Any) -> None:
         result = out[0] if isinstance(out, (tuple, list)) else out
@@ -181,7 +193,7 @@ def _call(scores: Scores, logits: Tensor, frames: tuple[Frame, ...]) -> Call | N
     return Call(facts, frames, scores.query, scores.key, logits=matrix)
 
 
-@lru_cache(maxsize=None)
+@cache
 def op_name(func: Any) -> str:
     """``aten::masked_fill_`` → ``masked_fill``."""
     name: str = func._schema.name.removeprefix("aten::")

@@ -130,7 +130,9 @@ def _projected(given: dict[str, Any], source: Tensor, heads: int, frames: tuple[
         batch, length, width = source.shape
         both = linear(source, given["qkv_weight"][: 2 * width], given["qkv_bias"][: 2 * width])
         query, key = both.view(batch, length, 2, heads, width // heads).permute(2, 0, 3, 1, 4)
-        mask = keep[:, None, None, :] if keep is not None else _visible(given["mask"], given["mask_type"], batch, length)
+        mask = (
+            keep[:, None, None, :] if keep is not None else _visible(given["mask"], given["mask_type"], batch, length)
+        )
         call = _call("fused", frames, query, key, mask, False, None)
     call.rows = keep
     return call

@@ -33,7 +33,9 @@ def table(record: Record) -> str:
         cells = "".join(_cell(rows.get(head), sign, top) for head in heads)
         peak = max((row["peak"] for row in rows.values() if "peak" in row), default=math.nan)
         name = escape(entry.layer or "(the model)") + (" · cross" if entry.kind == "cross" else "")
-        body.append(f'<tr><th style="text-align:left">{name}</th>{cells}<td style="text-align:right">{peak:.1f}</td></tr>')
+        body.append(
+            f'<tr><th style="text-align:left">{name}</th>{cells}<td style="text-align:right">{peak:.1f}</td></tr>'
+        )
     meaning = "0: one key has all the weight, 1: all keys are equal" if sign == "evenness" else "mean over rows"
     caption = f"{escape(repr(record))} · step {record.steps[-1]} · {sign} per head ({meaning})"
     return (

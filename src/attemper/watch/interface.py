@@ -70,7 +70,9 @@ class Interface:
             self.original = None
 
     def wrap(self, function: Callable[..., Any], implementation: str | None) -> Callable[..., Any]:
-        def heard(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *rest: Any, **options: Any) -> Any:
+        def heard(
+            module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *rest: Any, **options: Any
+        ) -> Any:
             current = running.current
             if current is None:
                 return function(module, query, key, value, mask, *rest, **options)

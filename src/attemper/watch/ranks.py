@@ -36,7 +36,9 @@ def joined(entries: list[Entry]) -> list[Entry] | None:
     sums = torch.cat([entry.summary.sums.flatten() for entry in entries])
     peaks = torch.cat([entry.summary.peaks for entry in entries])
     # a rank without a backward adds nothing
-    grads = [entry.gradients if entry.gradients is not None else sums.new_zeros(len(entry.heads), 6) for entry in entries]
+    grads = [
+        entry.gradients if entry.gradients is not None else sums.new_zeros(len(entry.heads), 6) for entry in entries
+    ]
     total = torch.cat([sums, *(part.flatten() for part in grads)]).to(device)
     peaks = peaks.to(device)
     distributed.all_reduce(total, distributed.ReduceOp.SUM)

@@ -245,6 +245,6 @@ def join(first: Entry, second: Entry) -> Entry:
 
 
 def _missing(where: str, package: str) -> MissingExtra:
-    return MissingExtra(f"Record.{where}(): needs {package}, which is not installed. Type pip install 'attemper[record]'.")
-
-
+    return MissingExtra(
+        f"Record.{where}(): needs {package}, which is not installed. Type pip install 'attemper[record]'."
+    )

@@ -29,8 +29,8 @@ class Replacement:
         library = sys.modules.get("transformers.modeling_utils")
         if library is None or not isinstance(model, library.PreTrainedModel):
             raise InputError(
-                f"watch(): replace=True needs a Hugging Face model that uses the attention interface; got {type(model).__name__}. "
-                "Leave it out: the model's own attention is then measured beside."
+                "watch(): replace=True needs a Hugging Face model that uses the attention interface; "
+                f"got {type(model).__name__}. Leave it out: the model's own attention is then measured beside."
             )
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
@@ -46,7 +46,7 @@ class Replacement:
         for table, entry in zip(self.tables, self.entries, strict=True):
             table[NAME] = entry
         used = [config for config, implementation in self.before if implementation is not None]
-        self.model.set_attn_implementation(NAME)  # type: ignore[operator]
+        self.model.set_attn_implementation(NAME)
         stayed = [config for config in used if config._attn_implementation != NAME]
         if stayed:
             self.uninstall()
@@ -65,7 +65,9 @@ class Replacement:
                 table[NAME] = entry
 
 
-def attend_with(watching: Callable[[], bool], signs: tuple[str, ...], hear: Callable[[Call], None]) -> Callable[..., Any]:
+def attend_with(
+    watching: Callable[[], bool], signs: tuple[str, ...], hear: Callable[[Call], None]
+) -> Callable[..., Any]:
     """The function that transformers calls in place of its own: attention on our kernels, vitals on watched steps."""
 
     def attend(

@@ -74,7 +74,9 @@ def check_path(where: str, path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> 
 def write(record: Record, path: Path) -> None:
     check_path("Record.write", path)
     if path.suffix == ".parquet":
-        missing = MissingExtra("Record.write(): Parquet needs pyarrow, which is not installed. Type pip install 'attemper[record]'.")
+        missing = MissingExtra(
+            "Record.write(): Parquet needs pyarrow, which is not installed. Type pip install 'attemper[record]'."
+        )
         table = to_arrow(record, missing)
         from pyarrow import parquet
 
@@ -97,7 +99,9 @@ def read(path: Path) -> Record:
     _check_header("Record.read", path, lines[0])
     notes = []
     if tail:
-        notes.append(f"{path.name}: the last line was cut short and is left out; the {len(lines) - 1} before it are whole.")
+        notes.append(
+            f"{path.name}: the last line was cut short and is left out; the {len(lines) - 1} before it are whole."
+        )
         warnings.warn(f"Record.read(): {notes[0]}", stacklevel=3)
     rows: list[dict[str, Any]] = []
     facts: dict[tuple[str, str], Facts] = {}
@@ -121,7 +125,8 @@ def to_arrow(record: Record, missing: MissingExtra) -> Any:
     names = list(dict.fromkeys(name for row in rows for name in row)) or list(KEYS)
     types = {"step": pyarrow.int64(), "layer": pyarrow.string(), "kind": pyarrow.string(), "head": pyarrow.int32()}
     columns = [
-        pyarrow.array([row.get(name) for row in rows], types.get(name, pyarrow.float64()), from_pandas=False) for name in names
+        pyarrow.array([row.get(name) for row in rows], types.get(name, pyarrow.float64()), from_pandas=False)
+        for name in names
     ]
     held = {**HEADER, "facts": [_facts_line(*item) for item in record.facts.items()], "notes": record.notes}
     return pyarrow.table(columns, names=names).replace_schema_metadata({SCHEMA: json.dumps(held)})
@@ -137,6 +142,7 @@ def _read_parquet(path: Path) -> Record:
     table = parquet.read_table(path)
     held = (table.schema.metadata or {}).get(SCHEMA.encode())
     _check_header("Record.read", path, "" if held is None else held.decode())
+    assert held is not None
     found = json.loads(held)
     rows = [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
     facts = {(line["layer"], line["kind"]): Facts(**line["facts"]) for line in found["facts"]}
@@ -184,7 +190,11 @@ def _load(path: Path, number: int, line: str) -> dict[str, Any]:
         raise InputError(
             f"Record.read(): line {number} of {str(path)!r} is not a row of a record. Remove that line to read the rest."
         ) from None
-    numbers = {n: math.nan if v is None else WORDS.get(v, v) for n, v in found.items() if n not in ("layer", "kind", "facts", "note")}
+    numbers = {
+        n: math.nan if v is None else WORDS.get(v, v)
+        for n, v in found.items()
+        if n not in ("layer", "kind", "facts", "note")
+    }
     return {**found, **numbers}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -146,7 +146,9 @@ class Watch:
     def step(self) -> None:
         """End the step under way, and listen to the next if it is one of every n-th."""
         if not self._open:
-            raise InputError("watch.step(): the watch is not open. Call it inside `with attemper.watch(model) as watch:`.")
+            raise InputError(
+                "watch.step(): the watch is not open. Call it inside `with attemper.watch(model) as watch:`."
+            )
         if self._listening:
             self._close_step(join=True)
         self._step += 1
@@ -172,7 +174,9 @@ class Watch:
             self._listen()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         was_listening = self._listening
         try:
             if was_listening and self._ledger.lines:
@@ -204,13 +208,13 @@ class Watch:
             # torch warns that a compiled module fires global hooks once more; that is expected here
             warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
             self._filter = warnings.filters[0]
-        attachment.add(self, self.model)
+        attachment.add(self)
 
     def _rest(self) -> None:
         self._listening = False
         attachment.remove(self)
         if self._filter in warnings.filters:
-            warnings.filters.remove(self._filter)
+            cast(list[Any], warnings.filters).remove(self._filter)
 
     def began(self) -> None:
         self._passes += 1
