@@ -29,6 +29,7 @@ MODULES = ["attemper"] + [
 EXAMPLES = {
     "vitals.py": "Without the scale the logits spread 8.0 times as wide",
     "entropy_loss.py": "effective keys  64.0",
+    "watch_training.py": "|dq| per head",
 }
 
 
