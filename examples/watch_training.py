@@ -31,7 +31,9 @@ table = Table("step", "loss", "layer", "effective keys per head", "|dq| per head
 with attemper.watch(model, every=50, optimizer=optimizer, gradients=True) as watch:
     for step in range(201):
         tokens = torch.randint(TOKENS, (32, LENGTH)).repeat(1, 2)
-        loss = nn.functional.cross_entropy(model(tokens)[:, LENGTH - 1 : -1].flatten(0, 1), tokens[:, LENGTH:].flatten())
+        loss = nn.functional.cross_entropy(
+            model(tokens)[:, LENGTH - 1 : -1].flatten(0, 1), tokens[:, LENGTH:].flatten()
+        )
         optimizer.zero_grad(), loss.backward(), optimizer.step()
         for entry in watch.record.filter(steps=step).entries:  # empty on the steps between
             keys, slopes = ([row[sign] for row in entry.to_dicts()] for sign in ("effective_keys", "grad_q_rms"))

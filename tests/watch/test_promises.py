@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 from torch.nn.modules import module as torch_modules
+from torch.utils import _python_dispatch
 from torch.utils.checkpoint import checkpoint
 
 import attemper
@@ -59,6 +60,8 @@ def state():
         dict(torch_modules._global_forward_pre_hooks),
         dict(torch_modules._global_forward_hooks_always_called),
         torch._C._len_torch_dispatch_stack(),
+        _python_dispatch._is_in_torch_dispatch_mode,
+        _python_dispatch._is_in_non_infra_torch_dispatch_mode,
         interface.get_interface,
         dict(interface._global_mapping),
         dict(transformers.AttentionMaskInterface._global_mapping),

@@ -21,7 +21,12 @@ CANDIDATES = {
 }
 """Who is measured: the name in JSON and the name in tables."""
 
-MINILM: dict[str, Any] = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+MINILM: dict[str, Any] = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+}
 NEVER = 10**9
 
 Row = dict[str, Any]
@@ -40,8 +45,9 @@ class Subject:
         generator = torch.Generator().manual_seed(0)
         config = BertConfig(**MINILM, max_position_embeddings=length)
         self.model = BertModel(config).eval().to(device)
-        self.eager = BertModel(BertConfig(**MINILM, max_position_embeddings=length, attn_implementation="eager"))
-        self.eager.eval().to(device).load_state_dict(self.model.state_dict())
+        self.eager = BertModel(BertConfig(**MINILM, max_position_embeddings=length)).eval().to(device)
+        self.eager.load_state_dict(self.model.state_dict())
+        self.eager.set_attn_implementation("eager")
         self.inputs = {
             "input_ids": torch.randint(0, config.vocab_size, (batch, length), generator=generator).to(device)
         }

@@ -23,7 +23,7 @@ from . import fused
 from .call import Call, aside, kept_by_mask
 from .chain import Chain, shared
 from .interface import Interface
-from .running import Frame, Pass, running
+from .running import QUIET, Frame, Pass, base, projects, running
 from .storages import Storages
 
 EINSUM = torch.ops.aten.einsum.default
@@ -44,7 +44,15 @@ class Listener(Protocol):
 
 
 class Mode(TorchDispatchMode):
-    """Sees every op of a watched forward; runs it unchanged, then looks at what it was."""
+    """Sees every op of a watched forward; runs it unchanged, then looks at what it was.
+
+    It is pushed and popped by itself, not by ``with``: that sets flags which all threads share, and leaves them wrong when two
+    threads overlap. They tell Dynamo of modes; while somebody listens, Dynamo does not run.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would wrap every op's call in a context of Dynamo's
 
     def __init__(self, attachment: Attachment) -> None:
         super().__init__()
@@ -127,9 +135,13 @@ class Attachment:
             with self.lock:
                 self.passes += 1
             running.current = Pass(Chain(self.parameters, self.begin), Mode(self))
-            running.current.mode.__enter__()
-        if running.current is not None and names:
-            self._count_pass(module, running.current)
+            running.current.listen()
+        current = running.current
+        if current is not None:
+            if names:
+                self._count_pass(module, current)
+            if type(module) in QUIET:
+                current.rest()
         running.frames.append(Frame(module, names[0] if names else "", arguments))
 
     def _count_pass(self, module: nn.Module, current: Pass) -> None:
@@ -139,8 +151,11 @@ class Attachment:
                 listener.began()
 
     def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
-        if running.current is not None:
-            running.current.note_projection(module, arguments, output)
+        if running.current is not None and running.frames:
+            running.current.listen()
+            if arguments and len(running.frames) > 1 and projects(module):
+                # remembered to tell later whether q and k come from one sequence
+                running.frames[-2].made[base(output)] = base(arguments[0])
         # a module that raised without an always-called hook may have left frames above this one
         for depth in range(len(running.frames) - 1, -1, -1):
             if running.frames[depth].module is module:
@@ -153,7 +168,7 @@ class Attachment:
         current = running.current
         if depth == 0 and current is not None:
             running.current = None
-            current.mode.__exit__(None, None, None)
+            current.end()
             with self.lock:
                 self.passes -= 1
                 self._release()

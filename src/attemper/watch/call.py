@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from ..attention import measure
 from ..heads import HeadSummary
@@ -106,9 +106,20 @@ def kept_by_mask(mask: Tensor) -> Tensor:
 
 
 @contextmanager
+def without_modes() -> Iterator[None]:
+    """What runs in here is not the model's: no mode sees it, ours or another's."""
+    modes = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            _push_mode(mode)
+
+
+@contextmanager
 def aside(device: str) -> Iterator[None]:
-    """Run beside the model: no graph, no autocast, and none of the modes that listen to it."""
-    with torch.no_grad(), _disable_current_modes():
+    """Run beside the model: no graph, no autocast, no mode."""
+    with torch.no_grad(), without_modes():
         if device != "meta" and torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
                 yield

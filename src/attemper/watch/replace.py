@@ -11,11 +11,10 @@ from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..attention import attention
 from ..errors import InputError
-from .call import Call, Facts
+from .call import Call, Facts, without_modes
 from .interface import is_causal, refusal, with_bias
 from .running import Frame, kind_of, running
 
@@ -93,7 +92,7 @@ def attend_with(
         mask = with_bias(attention_mask, options.get("position_bias"))
         softcap = options.get("softcap")
         listening = watching() and running.current is not None
-        with _disable_current_modes() if listening else nullcontext():  # what runs inside is not the model's
+        with without_modes() if listening else nullcontext():
             output, vitals = attention(
                 query,
                 key,
