@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import attemper
 import zoo
@@ -205,7 +206,7 @@ def foreign():
 
     def forward(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
         causal = "lower_right" if module.is_causal else False
-        padding = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
+        padding = attention_mask.bool()[:, None, None, :] if isinstance(attention_mask, torch.Tensor) else None
         output = Hidden.apply(query, key, value, padding, causal, scaling)
         return output.transpose(1, 2), None
 
@@ -247,3 +248,33 @@ def test_what_cannot_be_measured_is_said(foreign):
         record = record_of(subject.model, *subject.inputs.values())
     assert len(record.notes) == 2
     assert len(record) == 0
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_flex_attention_called_directly_is_said_to_be_unseen():
+    class Flex(nn.Module):
+        def forward(self, q):
+            return flex_attention(q, q, q)
+
+    q = torch.randn(1, 2, 16, 16)
+    with pytest.warns(UserWarning, match="Flex: not measured: a flex_attention call that is not the interface's"):
+        assert len(record_of(Flex(), q)) == 0
+
+
+def test_a_block_mask_is_measured_as_what_it_hides(foreign):
+    """Flex attention's own mask, on a kernel that cannot be seen."""
+    subject = zoo.make("llama")
+    with torch.no_grad(), attemper.watch(subject.model) as expected:
+        subject.run()
+
+    def visible(batch, head, row, column):
+        return (column <= row) & subject.keep[batch, column]
+
+    foreign["mask"] = create_block_mask(visible, 2, None, zoo.LENGTH, zoo.LENGTH, device="cpu", BLOCK_SIZE=16)
+    subject.model.set_attn_implementation("foreign")
+    with torch.no_grad(), attemper.watch(subject.model) as watch:
+        subject.run()
+    first, other = (record.filter(layers="layers.0.*").to_dicts() for record in (watch.record, expected.record))
+    for ours, theirs in zip(first, other, strict=True):
+        for name in ("rows", "visible", "entropy", "peak"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
@@ -50,6 +51,8 @@ class Mode(TorchDispatchMode):
     threads overlap. They tell Dynamo of modes; while somebody listens, Dynamo does not run.
     """
 
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # True would wrap every op's call in a context of Dynamo's
@@ -69,6 +72,10 @@ class Mode(TorchDispatchMode):
         out = func(*args, **kwargs)
         current = running.current
         if current is None:
+            return out
+        if isinstance(func, HigherOrderOperator):
+            if func.name() == "flex_attention":
+                self.attachment.unheard(tuple(running.frames), "a flex_attention call that is not the interface's")
             return out
         reader = self.readers.get(func)
         if reader is None:

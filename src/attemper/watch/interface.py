@@ -7,15 +7,18 @@ key/value heads). Where no op can be seen (a kernel from outside torch), the cal
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .call import Call, Facts
+from .call import Call, Facts, without_modes
 from .running import Frame, kind_of, running
+
+FLEX = "flex_attention"
 
 Begin = Callable[[Call], Callable[[tuple[Frame, ...]], None]]
 Unheard = Callable[[tuple[Frame, ...], str], None]
@@ -78,7 +81,9 @@ class Interface:
                 return function(module, query, key, value, mask, *rest, **options)
             before, current.interfaced = current.interfaced, Interfaced(implementation, key, options)
             try:
-                out = function(module, query, key, value, mask, *rest, **options)
+                # flex attention is torch.compile's: run eagerly, as the rest is while we listen, it would store n × n
+                with compiling() if implementation == FLEX else nullcontext():
+                    out = function(module, query, key, value, mask, *rest, **options)
                 if not current.interfaced.seen:
                     self.from_arguments(module, query, key, mask, options, current.interfaced)
             finally:
@@ -97,9 +102,12 @@ class Interface:
             self.unheard(frames, f"attn_implementation={told.implementation!r} with {reason}")
             return
         rows, keys = query.shape[2], key.shape[2]
-        causal = is_causal(module, query, mask, options) if mask is None or mask.dim() == 2 else False
-        if mask is not None and mask.dim() == 2:  # flash attention's (B, Lk), nonzero = a real token
+        flash = isinstance(mask, Tensor) and mask.dim() == 2
+        causal = is_causal(module, query, mask, options) if mask is None or flash else False
+        if flash:  # flash attention's (B, Lk), nonzero = a real token
             mask = mask.bool()[:, None, None, :]
+        if type(mask).__name__ == "BlockMask":
+            mask = dense(mask, query, key)
         mask = with_bias(mask, options.get("position_bias"))
         scale = _number(options.get("scaling"))
         facts = Facts(
@@ -129,9 +137,26 @@ def refusal(mask: object, options: dict[str, Any]) -> str | None:
         return "attention sinks (s_aux)"
     if options.get("cache") is not None:
         return "a paged cache"
+    if type(mask).__name__ == "BlockMask":
+        return None
     if mask is not None and not (isinstance(mask, Tensor) and mask.dim() in (2, 4)):
         return f"a {type(mask).__name__} as its mask"
     return None
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Let Dynamo compile, unseen by any mode."""
+    with without_modes(), torch.compiler.set_stance("default"):
+        yield
+
+
+def dense(mask: Any, query: Tensor, key: Tensor) -> Tensor:
+    """A flex attention's BlockMask as booleans, for all pairs of a query and a key."""
+    from torch.nn.attention.flex_attention import create_mask
+
+    with without_modes():
+        return create_mask(mask.mask_mod, query.shape[0], 1, query.shape[2], key.shape[2], device=str(query.device))
 
 
 def is_causal(module: Any, query: Tensor, mask: Tensor | None, options: dict[str, Any]) -> bool:

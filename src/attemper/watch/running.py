@@ -45,7 +45,7 @@ def base(tensor: object) -> int:
     """Where a tensor's storage begins: the same for all its views."""
     if not isinstance(tensor, Tensor) or tensor.is_nested:
         return 0
-    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+    return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
 
 
 class Pass:
