@@ -14,7 +14,7 @@ TOKENS, LENGTH, WIDTH = 32, 12, 64
 class Copy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(TOKENS, WIDTH), nn.Embedding(2 * LENGTH, WIDTH)
+        self.words, self.places = nn.Embedding(TOKENS, WIDTH), nn.Embedding(24, WIDTH)
         self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 4, 128, 0.0, batch_first=True), 2)
         self.out = nn.Linear(WIDTH, TOKENS)
 
@@ -25,15 +25,13 @@ class Copy(nn.Module):
 
 
 torch.manual_seed(0)
-model = Copy()
-optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+optimizer = torch.optim.Adam((model := Copy()).parameters(), lr=3e-3)
 table = Table("step", "loss", "layer", "effective keys per head", "|dq| per head", box=box.SIMPLE_HEAD)
 with attemper.watch(model, every=50, optimizer=optimizer, gradients=True) as watch:
     for step in range(201):
         tokens = torch.randint(TOKENS, (32, LENGTH)).repeat(1, 2)
-        loss = nn.functional.cross_entropy(
-            model(tokens)[:, LENGTH - 1 : -1].flatten(0, 1), tokens[:, LENGTH:].flatten()
-        )
+        second = model(tokens)[:, LENGTH - 1 : -1]
+        loss = nn.functional.cross_entropy(second.mT, tokens[:, LENGTH:])
         optimizer.zero_grad(), loss.backward(), optimizer.step()
         for entry in watch.record.filter(steps=step).entries:  # empty on the steps between
             keys, slopes = ([row[sign] for row in entry.to_dicts()] for sign in ("effective_keys", "grad_q_rms"))
