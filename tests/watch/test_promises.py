@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attemper
 import zoo
-from attemper.watch import attach
+from attemper.watch import attach, call
 from attemper.watch.running import running
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
@@ -418,3 +418,60 @@ def test_compiled_models_are_measured_eagerly_and_it_is_said(in_place):
     prefix = "" if in_place else "_orig_mod."
     assert [row["layer"] for row in rows] == [prefix + row["layer"] for row in expected.record.to_dicts()]
     assert [row["entropy"] for row in rows] == [row["entropy"] for row in expected.record.to_dicts()]
+
+
+def test_a_call_that_cannot_be_measured_stops_nothing_and_is_said(monkeypatch):
+    def refuse(*args, **options):
+        raise attemper.errors.KernelUnavailable("no kernel for this")
+
+    model, x = stack(), torch.randn(1, 5, 16)
+    expected = model(x)
+    monkeypatch.setattr(call, "measure", refuse)
+    with (
+        pytest.warns(UserWarning, match=r"watch\(\): \d: not measured: no kernel for this"),
+        attemper.watch(model) as watch,
+    ):
+        found = model(x)
+    assert torch.equal(found, expected)
+    assert len(watch.record.notes) == 2
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_torch_func():
+    model, x = Block(), torch.randn(3, 2, 5, 16)
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).square().sum()
+
+    expected = torch.vmap(loss, (None, 0))(parameters, x), torch.func.grad(loss)(parameters, x[0])
+    with attemper.watch(model, gradients=True) as watch:
+        found = torch.vmap(loss, (None, 0))(parameters, x)
+        watch.step()
+        gradients = torch.func.grad(loss)(parameters, x[0])
+    assert torch.equal(found, expected[0])
+    assert all(torch.equal(gradients[name], gradient) for name, gradient in expected[1].items())
+    assert [row["rows"] for row in watch.record.to_dicts()] == [30, 30, 10, 10]
+
+
+def test_a_mode_of_the_model_s_own_is_left_alone():
+    seen = []
+
+    class Counting(_python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class Counted(nn.Sequential):
+        def forward(self, x):
+            with Counting():
+                return super().forward(x)
+
+    model, x = Counted(Block()), torch.randn(1, 5, 16)
+    model(x)
+    alone = list(seen)
+    seen.clear()
+    with attemper.watch(model) as watch:
+        model(x)
+    assert seen == alone  # what we compute beside is not among its ops
+    assert watch.record.layers == ["0"]

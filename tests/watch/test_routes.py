@@ -278,3 +278,16 @@ def test_a_block_mask_is_measured_as_what_it_hides(foreign):
     for ours, theirs in zip(first, other, strict=True):
         for name in ("rows", "visible", "entropy", "peak"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
+
+
+def test_two_attentions_of_one_module_with_different_heads_stay_apart():
+    class Two(nn.Module):
+        def forward(self, x):
+            few, many = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for heads in (2, 4))
+            return (
+                F.scaled_dot_product_attention(few, few, few).sum()
+                + F.scaled_dot_product_attention(many, many, many).sum()
+            )
+
+    record = record_of(Two(), torch.randn(1, 5, 16))
+    assert [len(entry.heads) for entry in record.entries] == [2, 4]

@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
+from ..errors import AttemperError
 from ..heads import HeadSummary
 from . import fused
 from .call import Call, aside, kept_by_mask
@@ -84,7 +85,7 @@ class Mode(TorchDispatchMode):
             frames = tuple(running.frames)
             call = reader(func, args, kwargs, frames)
             if call is None:
-                self.attachment.unheard(frames, f"a {func} call on nested or wrapped tensors")
+                self.attachment.unheard(frames, f"a {func} call on nested, meta or wrapped tensors")
             else:
                 self.attachment.begin(call)(call.frames)
         return out
@@ -190,16 +191,16 @@ class Attachment:
         frames = call.frames
         listeners = [listener for listener in self.listeners if _name(listener, frames) is not None]
         summaries: list[HeadSummary | None] = [None] * len(listeners)
-        with aside(call.query.device.type):
-            self._leave_padding_out(call)
-            done: dict[tuple[Any, ...], HeadSummary] = {}
-            for place, listener in enumerate(listeners):
-                rows = _given(listener.given_rows, call)
-                wish = (listener.signs, listener.kernel, id(rows))
-                if not again and wish not in done:
-                    done[wish] = call.fold(listener.signs, listener.kernel, rows)
-                summaries[place] = done.get(wish)
-        call.logits = call.mask = None
+        try:
+            with aside(call.query.device.type):
+                self._leave_padding_out(call)
+                if not again:
+                    summaries = _summaries(call, listeners)
+        except (AttemperError, NotImplementedError, torch.OutOfMemoryError) as error:
+            # the model runs on; that this call is missing from its record is said
+            self.unheard(frames, str(error))
+            return lambda last: None
+        call.logits = call.mask = call.vitals = None
 
         def count(last: tuple[Frame, ...]) -> None:
             place = tuple(shared(frames, last)) if last is not frames else frames
@@ -231,6 +232,19 @@ class Attachment:
             if matrix.dim() == 4 and matrix.shape[-1] == facts.keys:
                 call.rows = kept_by_mask(matrix)
         current.kept[place] = call.rows
+
+
+def _summaries(call: Call, listeners: list[Listener]) -> list[HeadSummary | None]:
+    """What each listener asked for; the same wish is measured once."""
+    done: dict[tuple[Any, ...], HeadSummary] = {}
+    found: list[HeadSummary | None] = []
+    for listener in listeners:
+        rows = _given(listener.given_rows, call)
+        wish = (listener.signs, listener.kernel, id(rows))
+        if wish not in done:
+            done[wish] = call.fold(listener.signs, listener.kernel, rows)
+        found.append(done[wish])
+    return found
 
 
 def _given(rows: Tensor | None, call: Call) -> Tensor | None:

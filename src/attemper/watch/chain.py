@@ -161,7 +161,7 @@ def _after(name: str, scores: Scores, args: tuple[Any, ...]) -> Scores:
 
 
 def _call(scores: Scores, logits: Tensor, frames: tuple[Frame, ...]) -> Call | None:
-    if logits.dim() < 2 or not logits.numel() or type(logits) is not Tensor:
+    if logits.dim() < 2 or not logits.numel() or logits.is_meta or type(logits) is not Tensor:
         return None
     rows, keys = logits.shape[-2:]
     if logits.dim() == 2:

@@ -54,7 +54,7 @@ def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
 def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | None:
     given = _bound(func, args, kwargs)
     query, key = given["query"], given["key"]
-    if type(query) not in PLAIN or query.is_nested or query.dim() < 3 or not query.numel():
+    if type(query) not in PLAIN or query.is_nested or query.is_meta or query.dim() < 3 or not query.numel():
         return None
     mask = given.get("attn_mask") if "attn_mask" in given else given.get("attn_bias")
     if query.dim() == 3:

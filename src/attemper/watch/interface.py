@@ -27,8 +27,10 @@ Unheard = Callable[[tuple[Frame, ...], str], None]
 class Interfaced:
     """One call of the interface: what it was told, and whether an op inside it was seen."""
 
-    def __init__(self, implementation: str | None, key: Tensor, options: dict[str, Any]) -> None:
+    def __init__(self, implementation: str | None, module: Any, key: Tensor, options: dict[str, Any]) -> None:
         self.implementation, self.kv_heads = implementation or "eager", key.shape[1]
+        asked = options.get("is_causal")
+        self.causal = bool(getattr(module, "is_causal", False) if asked is None else asked)
         self.options = options
         self.seen = False
 
@@ -38,6 +40,7 @@ class Interfaced:
         return replace(
             facts,
             kv_heads=self.kv_heads,
+            causal=facts.causal or (self.causal and facts.kind == "self"),  # the mask may hold it
             declared=_number(self.options.get("scaling")),
             softcap=_number(self.options.get("softcap")),
             window=self.options.get("sliding_window"),
@@ -79,7 +82,7 @@ class Interface:
             current = running.current
             if current is None:
                 return function(module, query, key, value, mask, *rest, **options)
-            before, current.interfaced = current.interfaced, Interfaced(implementation, key, options)
+            before, current.interfaced = current.interfaced, Interfaced(implementation, module, key, options)
             try:
                 # flex attention is torch.compile's: run eagerly, as the rest is while we listen, it would store n × n
                 with compiling() if implementation == FLEX else nullcontext():

@@ -26,20 +26,19 @@ class Ledger:
     def __init__(self, gradients: bool) -> None:
         self.wants_gradients = gradients
         self.lock = threading.Lock()
-        self.lines: dict[tuple[str, str], Line] = {}
+        self.lines: dict[tuple[str, str, int], Line] = {}  # layer, kind, heads
         self.calls = 0  # since the watch began
 
     def add(self, name: str, call: Call, summary: HeadSummary | None) -> None:
-        place = (name, call.facts.kind)
+        place = (name, call.facts.kind, call.facts.heads)
         with self.lock:
             line = self.lines.setdefault(place, Line(call.facts))
             line.facts = call.facts
             if summary is not None:
                 self.calls += 1
-                mergeable = line.summary is not None and line.summary.sums.shape == summary.sums.shape
-                line.summary = line.summary.merge(summary) if line.summary is not None and mergeable else summary
+                line.summary = summary if line.summary is None else line.summary.merge(summary)
             if self.wants_gradients:
-                if line.gradients is None or line.gradients.heads != call.facts.heads:
+                if line.gradients is None:
                     line.gradients = Gradients(call.facts.heads)
                 line.gradients.follow(call)
 
@@ -48,7 +47,7 @@ class Ledger:
         with self.lock:
             lines, self.lines = self.lines, {}
         entries, facts = [], {}
-        for (layer, kind), line in lines.items():
+        for (layer, kind, _), line in lines.items():
             sums = line.gradients.close() if line.gradients is not None else None
             facts[layer, kind] = line.facts
             if line.summary is not None:

@@ -42,10 +42,13 @@ def projects(module: nn.Module) -> bool:
 
 
 def base(tensor: object) -> int:
-    """Where a tensor's storage begins: the same for all its views."""
-    if not isinstance(tensor, Tensor) or tensor.is_nested:
+    """Where a tensor's storage begins: the same for all its views; 0 where there is none (nested, wrapped by torch.func)."""
+    if not isinstance(tensor, Tensor):
         return 0
-    return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
+    try:
+        return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
+    except RuntimeError:
+        return 0
 
 
 class Pass:
