@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import AttemperError
@@ -68,8 +68,12 @@ class Mode(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is EINSUM:
-            with self:  # only in inference mode does it come here whole; what it is made of is what is followed
+            # only in inference mode does it come here whole; what it is made of is what is followed
+            _push_mode(self)
+            try:
                 return func.decompose(*args, **kwargs)
+            finally:
+                _pop_mode()
         out = func(*args, **kwargs)
         current = running.current
         if current is None:
@@ -113,10 +117,14 @@ class Attachment:
                     register_module_forward_pre_hook(self.enter),
                     register_module_forward_hook(self.leave, always_call=True),
                 ]
-            if self.stance is None and "torch._dynamo" in sys.modules:
-                # a compiled graph hides its ops: while somebody listens the same code runs eagerly
-                self.stance = torch.compiler.set_stance("force_eager")
-            self.interface.install()
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """What depends on libraries that may be loaded by now."""
+        if self.stance is None and "torch._dynamo" in sys.modules:
+            # a compiled graph hides its ops: while somebody listens the same code runs eagerly
+            self.stance = torch.compiler.set_stance("force_eager")
+        self.interface.install()
 
     def remove(self, listener: Listener) -> None:
         with self.lock:
@@ -136,6 +144,9 @@ class Attachment:
             self.stance = None
 
     def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if self.stance is None and "torch._dynamo" in sys.modules and not torch.compiler.is_compiling():
+            with self.lock:
+                self._prepare()  # compiled inside the block
         names = [found for listener in self.listeners if (found := listener.names.get(id(module))) is not None]
         if not running.frames:
             if not names or torch.compiler.is_compiling():

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ..heads import HeadSummary
 from .call import Call, Facts
+from .entry import Entry
 from .gradients import Gradients
-from .record import Entry
 
 
 @dataclass

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from ..heads import HeadSummary
-from .record import Entry
+from .entry import Entry
 
 
 def are_many() -> bool:

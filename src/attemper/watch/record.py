@@ -3,73 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ..errors import InputError, MissingExtra
-from ..heads import HeadSummary
+from ..errors import MissingExtra
 from .call import Facts
+from .entry import Entry, join
+from .shelf import Shelf, Slot
 
 KEYS = ("step", "layer", "kind", "head")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One layer in one step: its heads, their summary, and the sums of their gradients where a backward gave them."""
-
-    step: int
-    layer: str
-    kind: str
-    heads: tuple[int, ...]
-    summary: HeadSummary
-    gradients: Tensor | None = None  # (H, 6)
-
-    @property
-    def place(self) -> tuple[int, str, str, tuple[int, ...]]:
-        return self.step, self.layer, self.kind, self.heads
-
-    def on_host(self) -> Entry:
-        """The same with its numbers in host memory; this is where a device is waited for."""
-        if self.summary.sums.device.type == "cpu" and (self.gradients is None or self.gradients.device.type == "cpu"):
-            return self
-        summary = HeadSummary(self.summary.columns, self.summary.sums.cpu(), self.summary.peaks.cpu())
-        return Entry(*self.place, summary, None if self.gradients is None else self.gradients.cpu())
-
-    def take(self, heads: Sequence[int]) -> Entry | None:
-        chosen = [place for place, head in enumerate(self.heads) if head in heads]
-        if not chosen:
-            return None
-        rows = torch.tensor(chosen)
-        summary = HeadSummary(self.summary.columns, self.summary.sums[rows], self.summary.peaks[rows])
-        names = tuple(self.heads[place] for place in chosen)
-        return Entry(
-            self.step, self.layer, self.kind, names, summary, None if self.gradients is None else self.gradients[rows]
-        )
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        columns = {name: getattr(self.summary, name).tolist() for name in self.summary.columns}
-        if self.gradients is not None:
-            columns |= {name: column.tolist() for name, column in _gradient_columns(self.gradients).items()}
-        keys = {"step": self.step, "layer": self.layer, "kind": self.kind}
-        return [
-            {**keys, "head": head, **{name: column[place] for name, column in columns.items()}}
-            for place, head in enumerate(self.heads)
-        ]
-
-
-def _gradient_columns(sums: Tensor) -> dict[str, Tensor]:
-    found = {}
-    for name, place in (("q", 0), ("k", 3)):
-        count = sums[:, place]
-        found[f"grad_{name}_rms"] = (sums[:, place + 1] / count).sqrt()
-        found[f"grad_{name}_median"] = sums[:, place + 2] / count
-        found[f"grad_{name}_count"] = count
-    return found
 
 
 class Record:
@@ -97,41 +40,52 @@ class Record:
         facts: dict[tuple[str, str], Facts] | None = None,
         notes: Iterable[str] = (),
     ) -> None:
-        self._entries = list(entries)
-        self._on_host = 0  # how many of them are
+        self._shelf = Shelf()
+        self._waiting = list(entries)  # for their device, which nobody waits for before they are read
         self.facts = dict(facts or {})
         self.notes = list(notes)
 
     @property
     def entries(self) -> list[Entry]:
-        """One entry per step and layer, its numbers in host memory."""
-        for place in range(self._on_host, len(self._entries)):
-            self._entries[place] = self._entries[place].on_host()
-        self._on_host = len(self._entries)
-        return self._entries
+        """One entry per step and layer, in host memory: its heads, their summary, and the sums of their gradients."""
+        self._settle()
+        return [self._shelf.get(slot) for slot in self._shelf.slots]
 
-    def add(self, entries: Iterable[Entry], facts: dict[tuple[str, str], Facts]) -> None:
-        """Take in a step. The one before it is brought to the host by now: its device is done with it."""
-        self.entries.extend(entries)
+    def _settle(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for entry in waiting:
+            self._shelf.put(entry)
+
+    def _add(self, entries: Iterable[Entry], facts: dict[tuple[str, str], Facts]) -> None:
+        """Take in a step. The one before it is settled by now: its device is done with it."""
+        self._settle()
+        self._waiting = list(entries)
         self.facts |= facts
+        if all(entry.on_host() for entry in self._waiting):
+            self._settle()
+
+    @property
+    def _slots(self) -> list[Slot]:
+        self._settle()
+        return self._shelf.slots
 
     @property
     def steps(self) -> list[int]:
         """The steps that were watched, in order."""
-        return sorted({entry.step for entry in self._entries})
+        return sorted({slot.step for slot in self._slots})
 
     @property
     def layers(self) -> list[str]:
         """The layers, in the order they ran."""
-        return list(dict.fromkeys(entry.layer for entry in self._entries))
+        return list(dict.fromkeys(slot.layer for slot in self._slots))
 
     @property
     def signs(self) -> list[str]:
         """The columns that hold measurements."""
         names: dict[str, None] = {}
-        for entry in self._entries:
-            names |= dict.fromkeys(entry.summary.signs)
-            if entry.gradients is not None:
+        for slot in self._slots:
+            names |= dict.fromkeys(name for name in slot.columns if not name.endswith("_rows"))
+            if slot.has_gradients:
                 names |= dict.fromkeys(("grad_q_rms", "grad_q_median", "grad_k_rms", "grad_k_median"))
         return list(names)
 
@@ -220,7 +174,7 @@ class Record:
         return read(Path(path))
 
     def __len__(self) -> int:
-        return sum(len(entry.heads) for entry in self._entries)
+        return sum(len(slot.heads) for slot in self._slots)
 
     def __repr__(self) -> str:
         counts = ((len(self.steps), "step"), (len(self.layers), "layer"), (len(self), "row"))
@@ -230,18 +184,6 @@ class Record:
         from .html import table
 
         return table(self)
-
-
-def join(first: Entry, second: Entry) -> Entry:
-    """The same layer and step, of other rows."""
-    if first.summary.columns != second.summary.columns:
-        raise InputError(
-            f"merge(): both records must hold the same signs for step {first.step} of {first.layer!r}; got "
-            f"{first.summary.columns} and {second.summary.columns}. Watch both with the same signs=."
-        )
-    gradients = [part for part in (first.gradients, second.gradients) if part is not None]
-    total = torch.stack(gradients).sum(0) if gradients else None
-    return Entry(*first.place, first.summary.merge(second.summary), total)
 
 
 def _missing(where: str, package: str) -> MissingExtra:

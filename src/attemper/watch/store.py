@@ -21,7 +21,8 @@ import torch
 from ..errors import InputError, MissingExtra
 from ..heads import HeadSummary
 from .call import Facts
-from .record import KEYS, Entry, Record
+from .entry import Entry
+from .record import KEYS, Record
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -46,7 +46,8 @@ def watch(
 
     ``with attemper.watch(model) as watch:`` around a forward pass or a training loop; ``watch.record`` then has the vitals per
     step, layer and head. The model's own functions compute its outputs and gradients: in eager mode not a bit of them
-    changes. A step ends with ``watch.step()``, or with the step of ``optimizer``.
+    changes. A step ends with ``watch.step()``, or with the step of ``optimizer``. Padded queries are left out: in
+    self-attention those whose own key no query sees, in cross-attention those of the self-attention before it.
 
     Args:
         model: any module; its layers are named as in ``model.named_modules()``.
@@ -61,7 +62,8 @@ def watch(
         start: the number of the first step, for a run that is resumed.
 
     Returns:
-        a context manager with ``record``, ``step()`` and ``rows()``.
+        a context manager. ``record`` holds the steps that have ended, ``step()`` ends one, ``rows(keep)`` says with a boolean
+        ``(B, L)`` which queries are real where no mask shows it.
 
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
@@ -240,9 +242,9 @@ class Watch:
             entries = entries if whole is None else whole
         if self._passes and not self._ledger.calls and not self._record.notes:
             raise InputError(f"watch(): saw no attention call in {type(self.model).__name__}; {FOLLOWS}.")
-        self._record.add(entries, facts)
+        self._record._add(entries, facts)
         if self._journal is not None:
-            self._journal.append([entry.on_host() for entry in entries], facts, self._record.notes)
+            self._journal.append(entries, facts, self._record.notes)
 
     def _complain(self, was_listening: bool) -> None:
         """What went by in silence is said when the block ends well."""
