@@ -42,6 +42,10 @@ FORMS = {
     "in place": (lambda q, k, v: (q @ k.mT).mul_(0.5).div_(2).add_(0.0).softmax(-1) @ v, 0.25),
     "baddbmm": (lambda q, k, v: torch.baddbmm(torch.zeros(1, 1, 1), q, k.mT, alpha=0.25).softmax(-1) @ v, 0.25),
     "values first": (lambda q, k, v: v.mT @ (q @ k.mT * 0.25).softmax(-1).mT, 0.25),
+    "values twice": (
+        lambda q, k, v: ((p := (q @ k.mT * 0.25).softmax(-1)) @ v) + p.to(torch.float64).float() @ v,
+        0.25,
+    ),
     "dropout between": (lambda q, k, v: F.dropout((q @ k.mT * 0.25).softmax(-1), 0.1) @ v, 0.25),
     "softmax in another dtype": (lambda q, k, v: (q @ k.mT * 0.25).softmax(-1, dtype=torch.float64).float() @ v, 0.25),
     "torch's own math": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5), None),

@@ -214,6 +214,9 @@ class Attachment:
         call.logits = call.mask = call.vitals = None
 
         def count(last: tuple[Frame, ...]) -> None:
+            if call.counted:
+                return
+            call.counted = True
             place = tuple(shared(frames, last)) if last is not frames else frames
             for listener, summary in zip(listeners, summaries, strict=True):
                 name = _name(listener, place)

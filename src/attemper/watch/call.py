@@ -70,6 +70,7 @@ class Call:
     softcap: float | None = None
     vitals: Vitals | None = None  # where the kernel that ran has measured them
     rows: Tensor | None = None  # (B, Lq): False leaves a padded query out
+    counted: bool = False  # weights may meet values more than once
 
     def fold(self, signs: tuple[str, ...], kernel: str, rows: Tensor | None) -> HeadSummary:
         """The vitals of this call, one line per head, on its device."""

@@ -22,6 +22,7 @@ from .storages import Storages
 PRODUCTS = {"bmm": (0, 1), "mm": (0, 1), "matmul": (0, 1), "baddbmm": (1, 2)}
 SOFTMAXES = {"_softmax", "_safe_softmax", "softmax"}
 SCALINGS = {"mul", "div"}
+RESHAPING = {"_unsafe_view", "reshape"}  # where they copy; a view shares its storage and needs no following
 KEEPING = {  # entry by entry the same matrix: its logits stay logits, its weights stay weights
     *SCALINGS,
     *(
@@ -39,7 +40,7 @@ KEEPING = {  # entry by entry the same matrix: its logits stay logits, its weigh
         "nan_to_num",
     ),
     *("_to_copy", "to", "clone", "copy", "contiguous", "native_dropout", "dropout", "feature_dropout", "cat", "expand"),
-    *("_unsafe_view", "reshape"),
+    *RESHAPING,
 }
 
 
@@ -56,22 +57,18 @@ class Scores:
     masked: bool = False
 
 
-@dataclass
-class Weights:
-    """What a softmax made of scores: a call that waits for its values."""
-
-    scores: Scores
-    finish: Callable[[tuple[Frame, ...]], None]
+Count = Callable[[tuple[Frame, ...]], None]
+"""Counts a call that waits for its values, once they come; it is given the modules around that product."""
 
 
 class Chain:
     """Follows matrices through the ops of one pass, by storage."""
 
-    def __init__(self, parameters: Storages[bool], hear: Callable[[Call], Callable[[tuple[Frame, ...]], None]]) -> None:
+    def __init__(self, parameters: Storages[bool], hear: Callable[[Call], Count]) -> None:
         self.parameters = parameters
         self.hear = hear
         self.scores: Storages[Scores] = Storages()
-        self.weights: Storages[Weights] = Storages()
+        self.weights: Storages[Count] = Storages()
         self.cast: Storages[bool] = Storages()
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -93,7 +90,7 @@ class Chain:
         if self.weights:
             waiting = self.weights.get(left) or self.weights.get(right)
             if waiting is not None:
-                waiting.finish(tuple(running.frames))
+                waiting(tuple(running.frames))
                 self.weights.drop(left)
                 self.weights.drop(right)
                 return
@@ -118,7 +115,7 @@ class Chain:
             tensors = tensors[1:]
         for tensor in tensors:
             weights = self.weights.get(tensor)
-            if weights is not None:
+            if weights is not None and (result.shape[-1] == tensor.shape[-1] or name in RESHAPING):
                 self.weights.put(result, weights)
                 return
             scores = self.scores.get(tensor)
@@ -134,7 +131,7 @@ class Chain:
         frames = tuple(shared(scores.frames, tuple(running.frames)))
         call = _call(scores, logits, frames)
         if call is not None:
-            self.weights.put(out, Weights(scores, self.hear(call)))
+            self.weights.put(out, self.hear(call))
 
 
 def shared(first: tuple[Frame, ...], second: tuple[Frame, ...]) -> list[Frame]:

@@ -6,7 +6,7 @@ steps cost a hundred megabytes that way. Here they are copied out, and entries a
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from ..heads import HeadSummary
 from .entry import Entry
 
 BLOCK = 1 << 15  # numbers, 256 KiB
-Shared = TypeVar("Shared", bound=tuple[Any, ...])
 
 
 class Slot(NamedTuple):
