@@ -307,6 +307,24 @@ def test_checkpointing_is_counted_once(reentrant):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("name", ["llama", "gpt_neo"])
+def test_a_checkpointed_hugging_face_model_is_counted_once(name, reentrant):
+    rows = []
+    for checkpointed in (False, True):
+        subject = zoo.make(name)
+        subject.model.train()
+        if checkpointed:
+            subject.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        torch.manual_seed(1)
+        with attemper.watch(subject.model, gradients=True) as watch:
+            subject.run().square().mean().backward()
+        rows.append(watch.record.to_dicts())
+    for found, expected in zip(*rows, strict=True):
+        same(found, expected, rel=1e-5)
+        assert found["grad_k_rms"] > 0
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpointed_function_is_counted_once(reentrant):
     """Its attention is seen as the module's around it; a re-entrant one shows no gradients, as no module runs then."""
     model = Checkpointed(reentrant, True, Block())
