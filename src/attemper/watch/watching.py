@@ -152,7 +152,7 @@ class Watch:
                 "watch.step(): the watch is not open. Call it inside `with attemper.watch(model) as watch:`."
             )
         if self._listening:
-            self._close_step(join=True)
+            self._close_step(join=ranks.shares(self.model))
         self._step += 1
         self._steps_ended += 1
         due = self._step % self.every == 0
@@ -181,9 +181,10 @@ class Watch:
     ) -> None:
         was_listening = self._listening
         try:
-            if was_listening and self._ledger.lines:
-                # other ranks may not get here when this one fails
-                self._close_step(join=kind is None)
+            # other ranks may not get here when this one fails; when it does not, they wait for it, rows or no rows
+            join = kind is None and ranks.shares(self.model)
+            if was_listening and (self._ledger.lines or join):
+                self._close_step(join)
         finally:
             self._let_go()
         if kind is None:
@@ -235,7 +236,7 @@ class Watch:
 
     def _close_step(self, join: bool) -> None:
         entries, facts = self._ledger.close(self._step)
-        if join and ranks.shares(self.model):
+        if join:
             whole = ranks.joined(entries)
             if whole is None:
                 self._note("ranks saw different layers, so each keeps its own rows.", aloud=True)
