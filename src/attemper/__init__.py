@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .vitals import Attended as Attended
     from .vitals import Vitals as Vitals
     from .vitals import merge as merge
+    from .watch import Record as Record
+    from .watch import watch as watch
 
 __version__ = "0.1.0"
 
@@ -38,6 +40,7 @@ _HOMES = {
     "HeadSummary": "heads",
     "MultiHeadAttention": "modules",
     "RULES": "scale",
+    "Record": "watch",
     "Rule": "scale",
     "Vitals": "vitals",
     "additive_attention": "scores",
@@ -50,6 +53,7 @@ _HOMES = {
     "merge": "vitals",
     "rule": "scale",
     "sdpa": "attention",
+    "watch": "watch",
     "weights": "attention",
 }
 

@@ -83,7 +83,9 @@ def env(as_json: AsJson = False) -> None:
 
 @app.command()
 def bench(
-    part: Annotated[str | None, typer.Argument(help="speed or memory; both when left out.", metavar="PART")] = None,
+    part: Annotated[
+        str | None, typer.Argument(help="speed, memory or watch; the first two when left out.", metavar="PART")
+    ] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(
@@ -105,7 +107,7 @@ def bench(
         Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="Write the JSON document here too.")
     ] = None,
 ) -> None:
-    """What the operation costs in time and memory, beside torch SDPA and eager attention."""
+    """What the operation costs in time and memory, beside torch SDPA and eager attention; what watching a model costs."""
     _check_output(output, (".json",))
     from .bench import render
     from .bench import run as runner

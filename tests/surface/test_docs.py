@@ -32,6 +32,7 @@ EXAMPLES = {
     "additive_and_dot.py": "which is not within 1: True",
     "from_scratch.py": "(theory: d_k = 64)",
     "swap_rule.py": "The first rule is what the model had: only rounding moved.",
+    "watch_training.py": "|dq| per head",
 }
 
 

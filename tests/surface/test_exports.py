@@ -33,6 +33,8 @@ assert attemper.attention(q, q, q).output.shape == (2, 4)
 assert attemper.sdpa(q, q, q).shape == (2, 4)
 assert isinstance(attemper.kernels, types.ModuleType)
 assert not isinstance(attemper.attention, types.ModuleType)
+assert not isinstance(attemper.watch, types.ModuleType)
+assert attemper.watch(torch.nn.MultiheadAttention(4, 2)).record is not None
 """
 
 
@@ -80,10 +82,11 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_names_do_not_depend_on_what_is_read_first():
     blocks = [f"import attemper\nattemper.{name}{USE}" for name in attemper.__all__]
     blocks += [
-        f"import attemper.{module}\nimport attemper{USE}" for module in ("attention", "kernels", "vitals", "_ops")
+        f"import attemper.{module}\nimport attemper{USE}"
+        for module in ("attention", "kernels", "vitals", "_ops", "watch", "watch.record")
     ]
     blocks += [f"from attemper import {name}\nimport attemper{USE}" for name in ("attention", "sdpa", "kernels")]
-    blocks += [f"from attemper import attention\nimport attemper.attention{USE}"]
+    blocks += [f"from attemper import {name}\nimport attemper.{name}{USE}" for name in ("attention", "watch")]
     failing = "import attemper\nattemper.nothing_here"
     errors = {block: error for block, error in run_fresh([*blocks, failing]).items() if error}
     assert list(errors) == [failing]

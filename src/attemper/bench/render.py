@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from . import watch
 from .candidates import CANDIDATES, DIRECTIONS
 
 WIDE = 100
@@ -27,6 +28,11 @@ def show(document: dict[str, Any], console: Console) -> None:
         console.print()
         console.print(_memory(document["memory"]))
         console.print("\n" + MEMORY_LEGEND, style="dim")
+    for table in _watch(document["watch"]):
+        console.print()
+        console.print(table)
+    if document["watch"]:
+        console.print("\n" + WATCH_LEGEND, style="dim")
 
 
 SPEED_LEGEND = (
@@ -38,6 +44,10 @@ MEMORY_LEGEND = (
     "B = H = 1, E = 64, causal, each in a fresh process. MiB: at the peak, beyond inputs, outputs, signs and gradients "
     "(the last three are results). Backward with an entropy in the loss. Growth: from the length above; where lengths "
     "double, 2 is linear and 4 quadratic."
+)
+WATCH_LEGEND = (
+    "Forward passes of six layers of 12 heads, 384 wide, random weights. Medians of interleaved rounds, with quartiles. "
+    "Cost: the time over the unwatched pass of the same round, the median (95 % interval); attaching and letting go included."
 )
 
 
@@ -86,6 +96,20 @@ def _memory(rows: list[dict[str, Any]]) -> Table:
             growth = "" if row["growth"] is None else f"×{row['growth']:.2f}"
             table.add_row(*labels, str(row["length"]), f"{row['beyond_mib']:.1f}", growth, f"{row['results_mib']:.1f}")
     return table
+
+
+def _watch(rows: list[dict[str, Any]]) -> Iterator[Table]:
+    for (batch, length, padded), group in groupby(rows, lambda row: (row["batch"], row["length"], row["padded"])):
+        cells = list(group)
+        table = _table(f"MiniLM-sized encoder, {batch} × {length} tokens{', padded' if padded else ''}")
+        for name in ("ms", "quartiles", "cost"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in cells:
+            spread = f"{_number(row['ms']['low'])}–{_number(row['ms']['high'])}"
+            cost = "–" if row["candidate"] == "unwatched" else _ratio(row["cost"], wide=True)
+            table.add_row(watch.CANDIDATES[row["candidate"]], _number(row["ms"]["median"]), spread, cost)
+        table.caption = f"{cells[0]['rounds']} rounds on {cells[0]['device']}"
+        yield table
 
 
 def _table(title: str) -> Table:

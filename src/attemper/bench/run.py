@@ -12,12 +12,12 @@ import torch
 from .. import env
 from ..errors import InputError, nearest
 from ..kernels import KERNELS
-from . import memory, operation
+from . import memory, operation, watch
 from .candidates import CANDIDATES, DTYPES, Case
 
 Shape = tuple[int, int, int, int]
 
-PARTS = ("speed", "memory")
+PARTS = ("speed", "memory", "watch")
 EAGER_LENGTH = 8192
 """Longest length at which the memory of eager attention is measured, for contrast: it grows with the square."""
 
@@ -34,10 +34,11 @@ class Settings:
     rounds: int
     budget: float  # seconds per case
     lengths: tuple[int, ...]  # of the memory table
+    encoder: tuple[tuple[int, int, bool], ...]  # what is watched: batch, length, padded
     dtype: str = "float32"
     device: str = "cpu"
     kernel: str = "auto"
-    parts: tuple[str, ...] = PARTS
+    parts: tuple[str, ...] = PARTS[:2]  # watch needs transformers, and is run by name
 
 
 DEFAULT = Settings(
@@ -46,8 +47,11 @@ DEFAULT = Settings(
     rounds=15,
     budget=20.0,
     lengths=(8192, 16384, 32768),
+    encoder=((1, 512, False), (4, 512, True)),
 )
-QUICK = replace(DEFAULT, shapes=((1, 4, 1024, 64),), rounds=5, budget=3.0, lengths=(2048, 4096))
+QUICK = replace(
+    DEFAULT, shapes=((1, 4, 1024, 64),), rounds=5, budget=3.0, lengths=(2048, 4096), encoder=((1, 128, False),)
+)
 
 
 def settings(quick: bool, **asked: Any) -> Settings:
@@ -74,7 +78,7 @@ def check(settings: Settings) -> None:
     """Refuse what could only fail later, after minutes of measuring."""
     for part in settings.parts:
         if part not in PARTS:
-            raise InputError(f"bench: unknown part {part!r}. {nearest(part, PARTS)} Leave it out for both.")
+            raise InputError(f"bench: unknown part {part!r}. {nearest(part, PARTS)} Leave it out for the first two.")
     if settings.dtype not in DTYPES:
         raise InputError(f"bench: unknown --dtype {settings.dtype!r}. {nearest(settings.dtype, DTYPES)}")
     if settings.kernel not in ("auto", *KERNELS):
@@ -92,11 +96,16 @@ def run(settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:
     found = env.describe()
     load = {"before": _load()}
     _warn(load["before"], 0, found["cpu"], note)
-    document: dict[str, Any] = {"environment": found, "load": load, "speed": [], "memory": []}
+    document: dict[str, Any] = {"environment": found, "load": load, "speed": [], "memory": [], "watch": []}
     if "speed" in settings.parts:
         document["speed"] = operation.rows(cases(settings), rounds=settings.rounds, budget=settings.budget, note=note)
     if "memory" in settings.parts:
         document["memory"] = memory_rows(settings, note)
+    if "watch" in settings.parts:
+        budget = 3 * settings.budget  # a whole model, five times a round
+        document["watch"] = watch.rows(
+            settings.encoder, rounds=settings.rounds, budget=budget, device=settings.device, note=note
+        )
     load["after"] = _load()
     _warn(load["after"], found["cpu"]["threads"], found["cpu"], note)
     return document

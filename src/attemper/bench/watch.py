@@ -1,0 +1,112 @@
+"""watch: what watching costs a forward pass of a MiniLM-sized encoder, beside the way without it: eager, with all weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MissingExtra
+from ..watch import watch
+from .timing import interleave
+
+CANDIDATES = {
+    "unwatched": "unwatched",
+    "off_cycle": "watched, off-cycle",
+    "watched": "watched, every call",
+    "replaced": "watched, replace=True",
+    "eager_attentions": "eager, output_attentions",
+}
+"""Who is measured: the name in JSON and the name in tables."""
+
+MINILM: dict[str, Any] = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+}
+NEVER = 10**9
+
+Row = dict[str, Any]
+
+
+class Subject:
+    """Two encoders with the same random weights, one on SDPA and one eager, and a batch of tokens."""
+
+    def __init__(self, batch: int, length: int, padded: bool, device: str = "cpu") -> None:
+        try:
+            from transformers import BertConfig, BertModel
+        except ImportError:
+            raise MissingExtra(
+                "bench: watch needs transformers, which is not installed. Type pip install 'attemper[hf]'."
+            ) from None
+        generator = torch.Generator().manual_seed(0)
+        config = BertConfig(**MINILM, max_position_embeddings=length)
+        self.model = BertModel(config).eval().to(device)
+        self.eager = BertModel(BertConfig(**MINILM, max_position_embeddings=length)).eval().to(device)
+        self.eager.load_state_dict(self.model.state_dict())
+        self.eager.set_attn_implementation("eager")
+        self.inputs = {
+            "input_ids": torch.randint(0, config.vocab_size, (batch, length), generator=generator).to(device)
+        }
+        if padded:
+            # every sequence but the first is a quarter padding
+            keep = torch.ones(batch, length, dtype=torch.int64)
+            keep[1:, 3 * length // 4 :] = 0
+            self.inputs["attention_mask"] = keep.to(device)
+
+    def calls(self) -> dict[str, Callable[[], object]]:
+        """One call of each candidate. What is watched pays for attaching and letting go as well."""
+        resting = watch(self.model, every=NEVER, start=1)
+        resting.__enter__()
+
+        def off_cycle() -> object:
+            output = _run(self.model, self.inputs)
+            resting.step()
+            return output
+
+        return {
+            "unwatched": lambda: _run(self.model, self.inputs),
+            "off_cycle": off_cycle,
+            "watched": lambda: self._watched(replace=False),
+            "replaced": lambda: self._watched(replace=True),
+            "eager_attentions": lambda: _run(self.eager, self.inputs, output_attentions=True),
+        }
+
+    def _watched(self, replace: bool) -> object:
+        with watch(self.model, replace=replace) as watching:
+            output = _run(self.model, self.inputs)
+        return output, watching.record
+
+
+def rows(
+    cases: tuple[tuple[int, int, bool], ...], *, rounds: int, budget: float, device: str, note: Callable[[str], None]
+) -> list[Row]:
+    """Time every candidate on every case (batch, length, padded), one row each; cost is the time over the unwatched."""
+    found = []
+    for batch, length, padded in cases:
+        note(f"watch: MiniLM-sized encoder, {batch} × {length} tokens{', padded' if padded else ''}, on {device}")
+        calls = Subject(batch, length, padded, device).calls()
+        times = interleave(calls, rounds=rounds, budget=budget, device=device)
+        for name in CANDIDATES:
+            milliseconds = {part: 1e3 * value for part, value in times.spread(name).to_dict(digits=7).items()}
+            found.append(
+                {
+                    "candidate": name,
+                    "batch": batch,
+                    "length": length,
+                    "padded": padded,
+                    "device": device,
+                    "rounds": times.rounds,
+                    "ms": milliseconds,
+                    "cost": times.speed("unwatched", name).to_dict(),
+                }
+            )
+    return found
+
+
+@torch.no_grad()
+def _run(model: nn.Module, inputs: dict[str, Tensor], **options: Any) -> object:
+    return model(**inputs, **options)

@@ -1,0 +1,280 @@
+"""Attachment: the hooks and the mode that all watches of a process share, and what becomes of a call that is seen.
+
+Hooks are global, since a hook on a module of its own switches the encoder's fast path off; the mode sees ops below autograd,
+where fused attention is still one op. Both are there only while some watch listens. A mode belongs to a thread, so it
+is entered when a watched module begins its forward and left when that module ends, in whichever thread that is.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+from torch.utils.hooks import RemovableHandle
+
+from ..errors import AttemperError
+from ..heads import HeadSummary
+from . import fused
+from .call import Call, aside, kept_by_mask
+from .chain import Chain, shared
+from .interface import Interface
+from .running import QUIET, Frame, Pass, base, projects, running
+from .storages import Storages
+
+EINSUM = torch.ops.aten.einsum.default
+
+
+class Listener(Protocol):
+    """What a watch is to the attachment."""
+
+    model: nn.Module
+    names: dict[int, str]  # id of a module → its name
+    signs: tuple[str, ...]
+    kernel: str
+    given_rows: Tensor | None
+
+    def began(self) -> None: ...
+    def hear(self, name: str, call: Call, summary: HeadSummary | None) -> None: ...
+    def unheard(self, name: str, reason: str) -> None: ...
+
+
+class Mode(TorchDispatchMode):
+    """Sees every op of a watched forward; runs it unchanged, then looks at what it was.
+
+    It is pushed and popped by itself, not by ``with``: that sets flags which all threads share, and leaves them wrong when two
+    threads overlap. They tell Dynamo of modes; while somebody listens, Dynamo does not run.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would wrap every op's call in a context of Dynamo's
+
+    def __init__(self, attachment: Attachment) -> None:
+        super().__init__()
+        self.attachment = attachment
+        self.readers = fused.readers()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is EINSUM:
+            # only in inference mode does it come here whole; what it is made of is what is followed
+            _push_mode(self)
+            try:
+                return func.decompose(*args, **kwargs)
+            finally:
+                _pop_mode()
+        out = func(*args, **kwargs)
+        current = running.current
+        if current is None:
+            return out
+        if isinstance(func, HigherOrderOperator):
+            if func.name() == "flex_attention":
+                self.attachment.unheard(tuple(running.frames), "a flex_attention call that is not the interface's")
+            return out
+        reader = self.readers.get(func)
+        if reader is None:
+            current.chain.see(func, args, kwargs, out)
+        else:
+            frames = tuple(running.frames)
+            call = reader(func, args, kwargs, frames)
+            if call is None:
+                self.attachment.unheard(frames, f"a {func} call on nested, meta or wrapped tensors")
+            else:
+                self.attachment.begin(call)(call.frames)
+        return out
+
+
+class Attachment:
+    """Who listens, and what is installed for them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.listeners: tuple[Listener, ...] = ()
+        self.parameters: Storages[bool] = Storages()
+        self.handles: list[RemovableHandle] = []
+        self.passes = 0
+        self.stance: Any = None
+        self.interface = Interface(self.begin, self.unheard)
+
+    def add(self, listener: Listener) -> None:
+        with self.lock:
+            self.listeners = (*self.listeners, listener)
+            for parameter in listener.model.parameters():
+                self.parameters.put(parameter, True)
+            if not self.handles:
+                self.handles = [
+                    register_module_forward_pre_hook(self.enter),
+                    register_module_forward_hook(self.leave, always_call=True),
+                ]
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """What depends on libraries that may be loaded by now."""
+        if self.stance is None and "torch._dynamo" in sys.modules:
+            # a compiled graph hides its ops: while somebody listens the same code runs eagerly
+            self.stance = torch.compiler.set_stance("force_eager")
+        self.interface.install()
+
+    def remove(self, listener: Listener) -> None:
+        with self.lock:
+            self.listeners = tuple(other for other in self.listeners if other is not listener)
+            self._release()
+
+    def _release(self) -> None:
+        """Take everything away once nobody listens; a forward still running in another thread keeps its way out."""
+        if self.listeners or self.passes:
+            return
+        for handle in self.handles:
+            handle.remove()
+        self.handles, self.parameters = [], Storages()
+        self.interface.uninstall()
+        if self.stance is not None:
+            self.stance.__exit__(None, None, None)
+            self.stance = None
+
+    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if self.stance is None and "torch._dynamo" in sys.modules and not torch.compiler.is_compiling():
+            with self.lock:
+                self._prepare()  # compiled inside the block
+        names = [found for listener in self.listeners if (found := listener.names.get(id(module))) is not None]
+        if not running.frames:
+            if not names or torch.compiler.is_compiling():
+                return
+            with self.lock:
+                self.passes += 1
+            running.current = Pass(Chain(self.parameters, self.begin), Mode(self))
+            running.current.listen()
+        current = running.current
+        if current is not None:
+            if names:
+                self._count_pass(module, current)
+            if type(module) in QUIET:
+                current.rest()
+        running.frames.append(Frame(module, names[0] if names else "", arguments))
+
+    def _count_pass(self, module: nn.Module, current: Pass) -> None:
+        for listener in self.listeners:
+            if listener not in current.begun and id(module) in listener.names:
+                current.begun.append(listener)
+                listener.began()
+
+    def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
+        if running.current is not None and running.frames:
+            running.current.listen()
+            if arguments and len(running.frames) > 1 and projects(module):
+                # remembered to tell later whether q and k come from one sequence
+                running.frames[-2].made[base(output)] = base(arguments[0])
+        # a module that raised without an always-called hook may have left frames above this one
+        for depth in range(len(running.frames) - 1, -1, -1):
+            if running.frames[depth].module is module:
+                self.unwind(depth)
+                return
+
+    def unwind(self, depth: int) -> None:
+        """Forget the frames from this depth on; with the last of them the pass ends."""
+        del running.frames[depth:]
+        current = running.current
+        if depth == 0 and current is not None:
+            running.current = None
+            current.end()
+            with self.lock:
+                self.passes -= 1
+                self._release()
+
+    def begin(self, call: Call) -> Callable[[tuple[Frame, ...]], None]:
+        """Measure a call; what is returned counts it, once it is certain to be attention."""
+        # a forward inside a backward is a checkpoint computed again: its numbers are in, its gradients are still to come
+        again = torch._C._current_graph_task_id() != -1
+        current = running.current
+        if current is not None and current.interfaced is not None:
+            call.facts = current.interfaced.complete(call.facts)
+        frames = call.frames
+        listeners = [listener for listener in self.listeners if _name(listener, frames) is not None]
+        summaries: list[HeadSummary | None] = [None] * len(listeners)
+        try:
+            with aside(call.query.device.type):
+                self._leave_padding_out(call)
+                if not again:
+                    summaries = _summaries(call, listeners)
+        except (AttemperError, NotImplementedError, torch.OutOfMemoryError) as error:
+            # the model runs on; that this call is missing from its record is said
+            self.unheard(frames, str(error))
+            return lambda last: None
+        call.logits = call.mask = call.vitals = None
+
+        def count(last: tuple[Frame, ...]) -> None:
+            if call.counted:
+                return
+            call.counted = True
+            place = tuple(shared(frames, last)) if last is not frames else frames
+            for listener, summary in zip(listeners, summaries, strict=True):
+                name = _name(listener, place)
+                if name is not None:
+                    listener.hear(name, call, summary)
+
+        return count
+
+    def unheard(self, frames: tuple[Frame, ...], reason: str) -> None:
+        for listener in self.listeners:
+            name = _name(listener, frames)
+            if name is not None:
+                listener.unheard(name, reason)
+
+    def _leave_padding_out(self, call: Call) -> None:
+        """Which rows count: a self-attention's mask says it; a cross-attention has the queries of the one before it."""
+        current, facts = running.current, call.facts
+        if current is None:
+            return
+        place = (facts.batch, facts.queries)
+        if facts.kind == "cross":
+            call.rows = current.kept.get(place) if call.rows is None else call.rows
+            return
+        matrix = call.logits if call.logits is not None else call.mask
+        if call.rows is None and matrix is not None and facts.masked and facts.queries == facts.keys:
+            matrix = matrix.reshape((1,) * (4 - matrix.dim()) + tuple(matrix.shape)) if matrix.dim() < 4 else matrix
+            if matrix.dim() == 4 and matrix.shape[-1] == facts.keys:
+                call.rows = kept_by_mask(matrix)
+        current.kept[place] = call.rows
+
+
+def _summaries(call: Call, listeners: list[Listener]) -> list[HeadSummary | None]:
+    """What each listener asked for; the same wish is measured once."""
+    done: dict[tuple[Any, ...], HeadSummary] = {}
+    found: list[HeadSummary | None] = []
+    for listener in listeners:
+        rows = _given(listener.given_rows, call)
+        wish = (listener.signs, listener.kernel, id(rows))
+        if wish not in done:
+            done[wish] = call.fold(listener.signs, listener.kernel, rows)
+        found.append(done[wish])
+    return found
+
+
+def _given(rows: Tensor | None, call: Call) -> Tensor | None:
+    """The rows that the user named, for the calls they fit."""
+    if rows is not None and rows.shape[-1] == call.facts.queries and rows.shape[0] in (1, call.facts.batch):
+        return rows
+    return call.rows
+
+
+def _name(listener: Listener, frames: tuple[Frame, ...]) -> str | None:
+    """The innermost of these modules that belongs to a watch's model, as that model names it."""
+    for frame in reversed(frames):
+        name = listener.names.get(id(frame.module))
+        if name is not None:
+            return name
+    return None
+
+
+attachment = Attachment()

@@ -1,0 +1,128 @@
+"""Call: one attention call as a route saw it, its facts, and its vitals folded per head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _pop_mode, _push_mode
+
+from ..attention import measure
+from ..heads import HeadSummary
+from ..vitals import Vitals
+from .running import Frame
+
+HIDDEN = -1e4
+"""A logit or an additive mask value at or below this hides its key, as in ``attention()``."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a layer's attention calls beside their numbers; the last call of a step speaks for it.
+
+    ``scale`` is what the call multiplied the scores by, where that could be read: the argument of SDPA, or the plain
+    numbers between the product and the softmax; None: unknown. ``declared`` is what the Hugging Face interface was told.
+    """
+
+    route: str  # "sdpa", "fused", "hand-written", "interface" or "replaced"
+    kind: str  # "self" or "cross"
+    dtype: str
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    queries: int
+    keys: int
+    scale: float | None
+    causal: bool
+    masked: bool
+    dropout: float = 0.0
+    softcap: float | None = None
+    window: int | None = None
+    declared: float | None = None
+    implementation: str | None = None  # of the Hugging Face interface
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Call:
+    """One call: what the vitals are computed from, or the vitals themselves, and whose it is.
+
+    Either ``query`` and ``key`` with the options of ``measure()``, or ``logits``, the matrix that the model itself stored;
+    then ``query`` and ``key`` are the factors as the product had them, for gradients and for whoever compares.
+    """
+
+    facts: Facts
+    frames: tuple[Frame, ...]  # the modules around it
+    query: Tensor  # (B, H, Lq, E), or a factor (..., Lq, E)
+    key: Tensor  # (B, G, Lk, E), or a factor (..., E, Lk)
+    logits: Tensor | None = None  # (B, H, Lq, Lk)
+    mask: Tensor | None = None
+    causal: bool | str = False
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    vitals: Vitals | None = None  # where the kernel that ran has measured them
+    rows: Tensor | None = None  # (B, Lq): False leaves a padded query out
+    counted: bool = False  # weights may meet values more than once
+
+    def fold(self, signs: tuple[str, ...], kernel: str, rows: Tensor | None) -> HeadSummary:
+        """The vitals of this call, one line per head, on its device."""
+        if self.vitals is not None:
+            vitals = self.vitals
+        elif self.logits is not None:
+            # no head dimension: what measure() adds to nothing are the model's own logits
+            query = self.logits.new_empty(*self.logits.shape[:-1], 0)
+            key = self.logits.new_empty(*self.logits.shape[:-2], self.logits.shape[-1], 0)
+            vitals = measure(query, key, mask=self.logits, signs=signs, kernel=kernel)
+            if "visible" in signs and "lse" in signs:
+                # a NaN hides nothing: the row of a model that diverges has to count
+                vitals.visible = vitals.visible.masked_fill(vitals.lse.isnan(), self.logits.shape[-1])
+        else:
+            vitals = measure(
+                self.query,
+                self.key,
+                mask=self.mask,
+                causal=self.causal,
+                scale=self.scale,
+                window=self.window,
+                softcap=self.softcap,
+                signs=signs,
+                kernel=kernel,
+            )
+        return vitals.by_head(None if rows is None else rows[:, None, :])
+
+
+def kept_by_mask(mask: Tensor) -> Tensor:
+    """Which keys any query sees, ``(B or 1, Lk)``: in self-attention the others are padding, and so are their queries."""
+    first = mask[:, 0]  # padding is the same for every head
+    seen = first if mask.dtype == torch.bool else first > HIDDEN
+    return seen[:, 0] if seen.shape[1] == 1 else seen.any(1)
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """What runs in here is not the model's: no mode sees it, ours or another's."""
+    modes = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            _push_mode(mode)
+
+
+@contextmanager
+def aside(device: str) -> Iterator[None]:
+    """Run beside the model: no graph, no autocast, no mode."""
+    with torch.no_grad(), without_modes():
+        if device != "meta" and torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                yield
+        else:
+            yield

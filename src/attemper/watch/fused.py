@@ -1,0 +1,147 @@
+"""The routes through torch's fused attention: the SDPA ops, and the two ops of the encoder's and MHA's fast path.
+
+A fast-path op takes the layer's input and weights, so its queries and keys are computed here once more, beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.functional import layer_norm, linear
+
+from .call import Call, Facts, aside
+from .running import Frame, heads_of, kind_of
+
+SDPA = (
+    "scaled_dot_product_attention",  # whole only in inference mode; elsewhere it arrives as one of these
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_dot_product_attention_math_for_mps",
+)
+PLAIN = (Tensor, Parameter)
+ENCODER = "_transformer_encoder_layer_fwd"
+MHA = "_native_multi_head_attention"
+
+Reader = Callable[[Any, tuple[Any, ...], dict[str, Any], tuple[Frame, ...]], Call | None]
+
+
+def readers() -> dict[Any, Reader]:
+    """Op → how its arguments are read as a call; ops that this torch lacks are left out."""
+    found: dict[Any, Reader] = {}
+    for name, reader in ((ENCODER, _encoder), (MHA, _mha), *((name, _sdpa) for name in SDPA)):
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is not None:
+            found[packet.default] = reader
+    return found
+
+
+def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name, defaults filled in."""
+    values = {}
+    for place, argument in enumerate(func._schema.arguments):
+        default = argument.default_value
+        values[argument.name] = args[place] if place < len(args) else kwargs.get(argument.name, default)
+    return values
+
+
+def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | None:
+    given = _bound(func, args, kwargs)
+    query, key = given["query"], given["key"]
+    if type(query) not in PLAIN or query.is_nested or query.is_meta or query.dim() < 3 or not query.numel():
+        return None
+    mask = given.get("attn_mask") if "attn_mask" in given else given.get("attn_bias")
+    if query.dim() == 3:
+        heads = heads_of(frames, query.shape[0])
+        query, key = (tensor.unflatten(0, (-1, heads)) for tensor in (query, key))
+        mask = mask if mask is None or mask.dim() < 3 else mask.unflatten(0, (-1, min(heads, mask.shape[0])))
+    return _call("sdpa", frames, query, key, mask, given["is_causal"], given["scale"], given["dropout_p"])
+
+
+def _call(
+    route: str,
+    frames: tuple[Frame, ...],
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    dropout: float = 0.0,
+) -> Call:
+    batch, (heads, rows, head_dim) = query.shape[:-3].numel(), query.shape[-3:]
+    facts = Facts(
+        route=route,
+        kind=kind_of(frames, query, key, (rows, key.shape[-2])),
+        dtype=str(query.dtype).removeprefix("torch."),
+        batch=batch,
+        heads=heads,
+        kv_heads=key.shape[-3],
+        head_dim=head_dim,
+        queries=rows,
+        keys=key.shape[-2],
+        scale=float(head_dim**-0.5 if scale is None else scale),
+        causal=causal,
+        masked=mask is not None,
+        dropout=dropout,
+    )
+    return Call(facts, frames, query, key, mask=mask, causal=causal, scale=scale)
+
+
+def _mha(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | None:
+    given = _bound(func, args, kwargs)
+    if given["query"].data_ptr() != given["key"].data_ptr():
+        return None  # torch takes this path for self-attention alone
+    return _projected(given, given["query"], given["num_head"], frames)
+
+
+def _encoder(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | None:
+    given = _bound(func, args, kwargs)
+    source = given["src"]
+    if given["norm_first"]:
+        with aside(source.device.type):
+            width = given["norm_weight_1"].shape
+            source = layer_norm(source, width, given["norm_weight_1"], given["norm_bias_1"], given["eps"])
+    return _projected(given, source, given["num_heads"], _with_attention(frames))
+
+
+def _with_attention(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The fused layer never calls its attention module; the call is that module's all the same."""
+    layer = frames[-1]
+    inner = getattr(layer.module, "self_attn", None)
+    if inner is None:
+        return frames
+    return (*frames, Frame(inner, f"{layer.name}.self_attn", ()))
+
+
+def _projected(given: dict[str, Any], source: Tensor, heads: int, frames: tuple[Frame, ...]) -> Call:
+    with aside(source.device.type):
+        keep = None
+        if source.is_nested:
+            # TransformerEncoder packs padded sequences; real lengths are the rows that count
+            lengths = torch.tensor([part.shape[0] for part in source.unbind()], device=source.device)
+            source = source.to_padded_tensor(0.0)
+            keep = torch.arange(source.shape[1], device=source.device) < lengths[:, None]
+        batch, length, width = source.shape
+        both = linear(source, given["qkv_weight"][: 2 * width], given["qkv_bias"][: 2 * width])
+        query, key = both.view(batch, length, 2, heads, width // heads).permute(2, 0, 3, 1, 4)
+        mask = (
+            keep[:, None, None, :] if keep is not None else _visible(given["mask"], given["mask_type"], batch, length)
+        )
+        call = _call("fused", frames, query, key, mask, False, None)
+    call.rows = keep
+    return call
+
+
+def _visible(mask: Tensor | None, kind: int | None, batch: int, length: int) -> Tensor | None:
+    """The fast path's mask, True or -inf = hidden, as ours; type 0 is (L, L), 1 is (B, L), 2 is (B, H, L, L)."""
+    if mask is None:
+        return None
+    shape = (1, 1, length, length) if mask.dim() == 2 and kind == 0 else (batch, 1, 1, length)
+    mask = mask.reshape(shape) if mask.dim() == 2 else mask
+    return ~mask if mask.dtype == torch.bool else mask

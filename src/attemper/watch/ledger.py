@@ -1,0 +1,56 @@
+"""Ledger: what one step has heard, by layer and kind, until it is closed into entries of a record."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from ..heads import HeadSummary
+from .call import Call, Facts
+from .entry import Entry
+from .gradients import Gradients
+
+
+@dataclass
+class Line:
+    """A layer in the step under way."""
+
+    facts: Facts
+    summary: HeadSummary | None = None
+    gradients: Gradients | None = None
+
+
+class Ledger:
+    """Sums the calls of a step. Micro-batches and threads add up; nothing is read back from a device."""
+
+    def __init__(self, gradients: bool) -> None:
+        self.wants_gradients = gradients
+        self.lock = threading.Lock()
+        self.lines: dict[tuple[str, str, int], Line] = {}  # layer, kind, heads
+        self.calls = 0  # since the watch began
+
+    def add(self, name: str, call: Call, summary: HeadSummary | None) -> None:
+        place = (name, call.facts.kind, call.facts.heads)
+        with self.lock:
+            line = self.lines.setdefault(place, Line(call.facts))
+            line.facts = call.facts
+            if summary is not None:
+                self.calls += 1
+                line.summary = summary if line.summary is None else line.summary.merge(summary)
+            if self.wants_gradients:
+                if line.gradients is None:
+                    line.gradients = Gradients(call.facts.heads)
+                line.gradients.follow(call)
+
+    def close(self, step: int) -> tuple[list[Entry], dict[tuple[str, str], Facts]]:
+        """The entries of this step; the next one starts empty."""
+        with self.lock:
+            lines, self.lines = self.lines, {}
+        entries, facts = [], {}
+        for (layer, kind, _), line in lines.items():
+            sums = line.gradients.close() if line.gradients is not None else None
+            facts[layer, kind] = line.facts
+            if line.summary is not None:
+                heads = tuple(range(len(line.summary.sums)))
+                entries.append(Entry(step, layer, kind, heads, line.summary, sums))
+        return entries, facts

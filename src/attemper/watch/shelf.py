@@ -1,0 +1,69 @@
+"""Shelf: the numbers of many entries in a few blocks of memory.
+
+An entry's own small tensors come into being between a pass's activations, and each would pin a page there for good: a thousand
+steps cost a hundred megabytes that way. Here they are copied out, and entries are made again when they are read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..heads import HeadSummary
+from .entry import Entry
+
+BLOCK = 1 << 15  # numbers, 256 KiB
+
+
+class Slot(NamedTuple):
+    """Where an entry's numbers are: sums, then peaks, then gradients, one after the other."""
+
+    step: int
+    layer: str
+    kind: str
+    heads: tuple[int, ...]
+    columns: tuple[str, ...]
+    block: int
+    start: int
+    width: int  # columns of the sums
+    has_gradients: bool
+
+
+class Shelf:
+    """Takes entries in, in order, and gives them back."""
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.blocks: list[Tensor] = []
+        self.used = BLOCK
+        self.shared: dict[Any, Any] = {}
+
+    def put(self, entry: Entry) -> None:
+        """Copy an entry's numbers here; this is where a device is waited for."""
+        summary = entry.summary
+        parts = [summary.sums, summary.peaks, *([] if entry.gradients is None else [entry.gradients])]
+        size = sum(part.numel() for part in parts)
+        if self.used + size > len(self.blocks[-1] if self.blocks else ()):
+            self.blocks.append(torch.empty(max(BLOCK, size), dtype=torch.float64))
+            self.used = 0
+        start = self.used
+        for part in parts:
+            self.blocks[-1][self.used : self.used + part.numel()].copy_(part.detach().reshape(-1))
+            self.used += part.numel()
+        place = (entry.step, self._one(entry.layer), entry.kind, self._one(entry.heads), self._one(summary.columns))
+        self.slots.append(Slot(*place, len(self.blocks) - 1, start, summary.sums.shape[1], entry.gradients is not None))
+
+    def _one(self, thing: Any) -> Any:
+        """The same names and numbers once, however many entries have them."""
+        return self.shared.setdefault(thing, thing)
+
+    def get(self, slot: Slot) -> Entry:
+        heads = len(slot.heads)
+        numbers = self.blocks[slot.block][slot.start :]
+        size = heads * slot.width
+        summary = HeadSummary(slot.columns, numbers[:size].view(heads, -1), numbers[size : size + heads])
+        rest = numbers[size + heads :]
+        gradients = rest[: 6 * heads].view(heads, 6) if slot.has_gradients else None
+        return Entry(slot.step, slot.layer, slot.kind, slot.heads, summary, gradients)

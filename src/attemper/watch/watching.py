@@ -1,0 +1,268 @@
+"""watch(): attach to a model, listen on every n-th step, let go on every exit."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .._checks import Signs, check_signs
+from ..errors import InputError, nearest
+from ..heads import HeadSummary
+from ..kernels import KERNELS
+from . import ranks
+from .attach import attachment
+from .call import Call
+from .ledger import Ledger
+from .record import Record
+from .replace import Replacement, attend_with
+from .running import running
+from .store import Journal
+
+FOLLOWS = (
+    "it follows torch's scaled_dot_product_attention, nn.MultiheadAttention and nn.TransformerEncoderLayer, the Hugging Face "
+    "attention interface, and a product, softmax, product written by hand"
+)
+
+
+def watch(
+    model: nn.Module,
+    *,
+    every: int = 1,
+    optimizer: Optimizer | None = None,
+    gradients: bool = False,
+    path: str | Path | None = None,
+    signs: Signs = "all",
+    kernel: str = "auto",
+    replace: bool = False,
+    start: int = 0,
+) -> Watch:
+    """Measure every attention call of a model while it runs, without changing it.
+
+    ``with attemper.watch(model) as watch:`` around a forward pass or a training loop; ``watch.record`` then has the vitals per
+    step, layer and head. The model's own functions compute its outputs and gradients: in eager mode not a bit of them
+    changes. A step ends with ``watch.step()``, or with the step of ``optimizer``. Padded queries are left out: in
+    self-attention those whose own key no query sees, in cross-attention those of the self-attention before it.
+
+    Args:
+        model: any module; its layers are named as in ``model.named_modules()``.
+        every: listen on steps 0, every, 2·every, …; in between nothing is attached.
+        optimizer: its ``step()`` ends a step of the watch; otherwise call ``watch.step()``.
+        gradients: also measure the root mean square and the median of |dq| and |dk|, when the backward gets there.
+        path: a ``.jsonl`` file to append each watched step to, safe against a kill; rank 0 writes.
+        signs: as in ``attention()``.
+        kernel: as in ``attention()``.
+        replace: let attemper's kernels compute a Hugging Face model's attention, with the vitals from the same pass.
+            Outputs are then equal to rounding.
+        start: the number of the first step, for a run that is resumed.
+
+    Returns:
+        a context manager. ``record`` holds the steps that have ended, ``step()`` ends one, ``rows(keep)`` says with a boolean
+        ``(B, L)`` which queries are real where no mask shows it.
+
+    Example:
+        >>> model = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
+        >>> with attemper.watch(model) as watch:
+        ...     output = model(torch.randn(1, 5, 16))
+        >>> watch.record.layers
+        ['self_attn']
+    """
+    if not isinstance(model, nn.Module):
+        kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise InputError(f"watch(): `model` must be a torch.nn.Module; got {kind}. Pass the model that you call.")
+    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+        raise InputError(
+            "watch(): nn.DataParallel runs copies of the model that cannot be named. Use DistributedDataParallel, or watch "
+            "model.module on one device."
+        )
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise InputError(f"watch(): `every` must be a whole number of steps, at least 1; got {every!r}. Use 1 for all.")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise InputError(
+            f"watch(): `optimizer` must be a torch.optim.Optimizer; got {type(optimizer).__name__}. "
+            "Leave it out and call watch.step() after each step."
+        )
+    names = check_signs("watch", signs)
+    if not names:
+        raise InputError("watch(): `signs` must name at least one sign; got none. Leave it out for all.")
+    if kernel != "auto" and kernel not in KERNELS:
+        raise InputError(f"watch(): unknown kernel {kernel!r}. {nearest(kernel, ('auto', *KERNELS))}")
+    journal = Journal(Path(path)) if path is not None and ranks.is_first() else None
+    return Watch(model, every, optimizer, gradients, journal, names, kernel, replace, start)
+
+
+class Watch:
+    """A watch over one model; made by :func:`watch`, used in a ``with`` statement."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        every: int,
+        optimizer: Optimizer | None,
+        gradients: bool,
+        journal: Journal | None,
+        signs: tuple[str, ...],
+        kernel: str,
+        replace: bool,
+        start: int,
+    ) -> None:
+        self.model, self.every, self.optimizer = model, every, optimizer
+        self.signs, self.kernel = signs, kernel
+        self.names: dict[int, str] = {}
+        self.given_rows: Tensor | None = None
+        self._ledger = Ledger(gradients)
+        self._record = Record()
+        self._journal = journal
+        self._step, self._steps_ended, self._passes = start, 0, 0
+        self._open, self._listening = False, False
+        self._depth = 0
+        self._filter: Any = None
+        self._optimizer_hook: Any = None
+        self._replacement = None
+        if replace:
+            attend = attend_with(lambda: self._listening, signs, lambda call: attachment.begin(call)(call.frames))
+            self._replacement = Replacement(model, attend)
+
+    @property
+    def record(self) -> Record:
+        """What was measured up to the last step that ended."""
+        return self._record
+
+    def rows(self, keep: Tensor | None) -> None:
+        """Say which queries are real in the coming passes, where no mask shows it.
+
+        Args:
+            keep: boolean ``(B, L)``, True for a real token; it holds for calls with L queries, until it is given anew.
+                None: as masks show it.
+        """
+        if keep is not None and not (isinstance(keep, Tensor) and keep.dtype == torch.bool and keep.dim() == 2):
+            got = f"{keep.dtype} of shape {tuple(keep.shape)}" if isinstance(keep, Tensor) else type(keep).__name__
+            raise InputError(f"watch.rows(): `keep` must be a boolean tensor (B, L), True for a real token; got {got}.")
+        self.given_rows = keep
+
+    def step(self) -> None:
+        """End the step under way, and listen to the next if it is one of every n-th."""
+        if not self._open:
+            raise InputError(
+                "watch.step(): the watch is not open. Call it inside `with attemper.watch(model) as watch:`."
+            )
+        if self._listening:
+            self._close_step(join=ranks.shares(self.model))
+        self._step += 1
+        self._steps_ended += 1
+        due = self._step % self.every == 0
+        if due and not self._listening:
+            self._listen()
+        elif self._listening and not due:
+            self._rest()
+
+    def __enter__(self) -> Watch:
+        if self._open:
+            raise InputError("watch(): this watch is open already. Make another with attemper.watch(model).")
+        # modules by id: the watch holds the model, so that no id can come to mean another module
+        self.names = {id(module): name for name, module in self.model.named_modules()}
+        self._depth = len(running.frames)
+        if self._replacement is not None:
+            self._replacement.install()
+        self._open = True
+        if self.optimizer is not None:
+            self._optimizer_hook = self.optimizer.register_step_post_hook(lambda *_: self.step())
+        if self._step % self.every == 0:
+            self._listen()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        was_listening = self._listening
+        try:
+            # other ranks may not get here when this one fails; when it does not, they wait for it, rows or no rows
+            join = kind is None and ranks.shares(self.model)
+            if was_listening and (self._ledger.lines or join):
+                self._close_step(join)
+        finally:
+            self._let_go()
+        if kind is None:
+            self._complain(was_listening)
+
+    def _let_go(self) -> None:
+        self._open = False
+        if self._listening:
+            self._rest()
+        if len(running.frames) > self._depth:
+            # a KeyboardInterrupt passes hooks by
+            attachment.unwind(self._depth)
+        if self._optimizer_hook is not None:
+            self._optimizer_hook.remove()
+            self._optimizer_hook = None
+        if self._replacement is not None:
+            self._replacement.uninstall()
+        self.names = {}
+
+    def _listen(self) -> None:
+        self._listening = True
+        if _is_compiled(self.model):
+            self._note("the model is compiled: watched steps run eagerly, the others as compiled.", aloud=True)
+            # torch warns that a compiled module fires global hooks once more; that is expected here
+            warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
+            self._filter = warnings.filters[0]
+        attachment.add(self)
+
+    def _rest(self) -> None:
+        self._listening = False
+        attachment.remove(self)
+        if self._filter in warnings.filters:
+            cast(list[Any], warnings.filters).remove(self._filter)
+
+    def began(self) -> None:
+        self._passes += 1
+
+    def hear(self, name: str, call: Call, summary: HeadSummary | None) -> None:
+        self._ledger.add(name, call, summary)
+
+    def unheard(self, name: str, reason: str) -> None:
+        self._note(f"{name or type(self.model).__name__}: not measured: {reason}.", aloud=True)
+
+    def _note(self, sentence: str, aloud: bool = False) -> None:
+        if sentence not in self._record.notes:
+            self._record.notes.append(sentence)
+            if aloud:
+                warnings.warn(f"watch(): {sentence}", stacklevel=2)
+
+    def _close_step(self, join: bool) -> None:
+        entries, facts = self._ledger.close(self._step)
+        if join:
+            whole = ranks.joined(entries)
+            if whole is None:
+                self._note("ranks saw different layers, so each keeps its own rows.", aloud=True)
+            entries = entries if whole is None else whole
+        if self._passes and not self._ledger.calls and not self._record.notes:
+            raise InputError(f"watch(): saw no attention call in {type(self.model).__name__}; {FOLLOWS}.")
+        self._record._add(entries, facts)
+        if self._journal is not None:
+            self._journal.append(entries, facts, self._record.notes)
+
+    def _complain(self, was_listening: bool) -> None:
+        """What went by in silence is said when the block ends well."""
+        if was_listening and self._passes and not self._ledger.calls and not self._record.notes:
+            raise InputError(f"watch(): saw no attention call in {type(self.model).__name__}; {FOLLOWS}.")
+        if not self._passes:
+            raise InputError(
+                f"watch(): {type(self.model).__name__} was not called inside the block. Call model(…), which runs its hooks, "
+                "and not model.forward(…)."
+            )
+        if self.every > 1 and not self._steps_ended and self._passes > 1:
+            warnings.warn(
+                f"watch(): every={self.every}, but no step ended, so all {self._passes} passes count as one. "
+                "Call watch.step() after each step, or give watch() the optimizer.",
+                stacklevel=3,
+            )
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in model.modules())

@@ -1,0 +1,66 @@
+"""bench watch: its candidates do what they say, and its rows and table hold them."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import attemper
+from attemper import cli
+from attemper.bench import run, watch
+from attemper.errors import MissingExtra
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(watch, "MINILM", {**watch.MINILM, "num_hidden_layers": 1, "hidden_size": 48})
+
+
+def test_candidates_give_the_same_and_only_the_watched_measure(small, monkeypatch):
+    made = []
+    original = watch.watch
+    monkeypatch.setattr(watch, "watch", lambda *args, **options: made.append(original(*args, **options)) or made[-1])
+    calls = watch.Subject(2, 16, padded=True).calls()
+    assert list(calls) == list(watch.CANDIDATES)
+    expected = calls["unwatched"]()[0]
+    assert torch.equal(calls["off_cycle"]()[0], expected)
+    output, record = calls["watched"]()
+    assert torch.equal(output[0], expected)
+    assert {row["rows"] for row in record.to_dicts()} == {28.0}  # a quarter of the second sequence is padding
+    output, record = calls["replaced"]()
+    keep = torch.ones(2, 16, dtype=torch.bool)
+    keep[1, 12:] = False
+    torch.testing.assert_close(output[0][keep], expected[keep], rtol=1e-4, atol=1e-5)
+    assert next(iter(record.facts.values())).route == "replaced"
+    assert len(calls["eager_attentions"]().attentions) == 1
+    assert len(made[0].record) == 0  # the one that rests
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_rows_and_table(small, monkeypatch, capsys, columns, tmp_path):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(run, "QUICK", run.replace(run.QUICK, encoder=((1, 16, False), (2, 16, True))))
+    target = tmp_path / "rows.json"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "watch", "--quick", "--rounds", "3", "-o", str(target)])
+    assert not ended.value.code
+    out = capsys.readouterr().out
+    document = json.loads(target.read_text())
+    assert document["speed"] == document["memory"] == []
+    assert [row["candidate"] for row in document["watch"]] == 2 * list(watch.CANDIDATES)
+    assert [row["padded"] for row in document["watch"]] == 5 * [False] + 5 * [True]
+    for row in document["watch"]:
+        assert row["cost"]["low"] <= row["cost"]["median"] <= row["cost"]["high"]
+        assert row["ms"]["median"] > 0
+    assert document["watch"][0]["cost"] == {"median": 1.0, "low": 1.0, "high": 1.0}
+    assert max(map(len, out.splitlines())) <= columns
+    for label in watch.CANDIDATES.values():
+        assert sum(line.startswith(label) for line in out.splitlines()) == 2
+
+
+def test_without_transformers_the_pip_line_is_given(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingExtra, match=r"^bench: watch needs transformers.* Type pip install 'attemper\[hf\]'\.$"):
+        watch.Subject(1, 8, padded=False)
+    assert attemper.watch is not None

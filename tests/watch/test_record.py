@@ -1,0 +1,243 @@
+"""Record: rows in and out of every form, exact merging, and files that survive a kill."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import attemper
+from attemper.errors import InputError, MissingExtra
+from attemper.watch.store import HEADER
+
+
+@pytest.fixture(scope="module")
+def record():
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), 2)
+    with attemper.watch(model, gradients=True) as watch:
+        for step in range(3):
+            model(torch.randn(2, 9, 16)).square().mean().backward()
+            if step < 2:
+                watch.step()
+    return watch.record
+
+
+def same(first, second):
+    assert len(first) == len(second)
+    for a, b in zip(first.to_dicts(), second.to_dicts(), strict=True):
+        assert list(a) == list(b)
+        for name, value in a.items():
+            assert b[name] == (pytest.approx(value, rel=1e-12, nan_ok=True) if isinstance(value, float) else value)
+
+
+def test_shape_and_names(record):
+    assert repr(record) == "Record(3 steps, 2 layers, 12 rows)"
+    assert record.steps == [0, 1, 2]
+    assert record.layers == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert set(record.signs) > {"visible", "mean", "variance", "peak", "lse", "entropy", "p2", "evenness", "grad_k_rms"}
+    assert list(record.to_dicts()[0])[:4] == ["step", "layer", "kind", "head"]
+
+
+def test_filter(record):
+    assert len(record.filter(steps=1)) == 4
+    assert record.filter(steps=[0, 2]).steps == [0, 2]
+    assert record.filter(layers="*.1.*").layers == ["layers.1.self_attn"]
+    assert list(record.filter(layers="*.1.*").facts) == [("layers.1.self_attn", "self")]
+    assert record.filter(layers=lambda name: "0" in name).layers == ["layers.0.self_attn"]
+    one = record.filter(heads=1, steps=2, layers="layers.0*")
+    assert one.to_dicts() == [row for row in record.to_dicts() if (row["step"], row["head"]) == (2, 1)][:1]
+    assert len(record.filter(kind="cross")) == 0
+
+
+def test_merge_is_exact(record):
+    model = nn.MultiheadAttention(16, 2, batch_first=True)
+    x = torch.randn(4, 9, 16)
+
+    def watched(*parts):
+        with attemper.watch(model) as watch:
+            for part in parts:
+                model(part, part, part)
+        return watch.record
+
+    same(watched(x[:1]).merge(watched(x[1:3]), watched(x[3:])), watched(x))
+    same(record.filter(steps=[1, 2]).merge(record.filter(steps=0)), record)
+    with attemper.watch(model, signs="entropy") as few:
+        model(x, x, x)
+    with pytest.raises(InputError, match=r"^merge\(\): both records must hold the same signs"):
+        few.record.merge(watched(x))
+
+
+def test_pandas_and_arrow(record):
+    frame = record.to_pandas()
+    assert frame.shape == (12, len(record.to_dicts()[0]))
+    assert frame.groupby("layer", sort=False)["entropy"].mean().index.tolist() == record.layers
+    table = record.to_arrow()
+    assert table.column_names == list(frame.columns)
+    assert table["entropy"].to_pylist() == frame["entropy"].tolist()
+    assert attemper.Record().to_pandas().empty
+    assert attemper.Record().to_arrow().num_rows == 0
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_files_there_and_back(record, tmp_path, suffix):
+    path = tmp_path / f"record.{suffix}"
+    record.write(path)
+    same(attemper.Record.read(path), record)
+    assert attemper.Record.read(path).facts == record.facts
+    assert attemper.Record.read(str(path)).filter(steps=0).merge(record.filter(steps=1)).steps == [0, 1]
+
+
+def test_a_file_holds_what_json_cannot_say(tmp_path):
+    """A head without rows has no mean, its peak is -inf; NaN and infinities of a diverging model stay what they are."""
+    model = nn.MultiheadAttention(16, 2, batch_first=True)
+    with torch.no_grad():
+        model.in_proj_bias[:8] = math.nan  # head 0
+    x = torch.randn(1, 4, 16)
+    with attemper.watch(model) as watch:
+        model(x, x, x)
+        watch.step()
+        watch.rows(torch.zeros(1, 4, dtype=torch.bool))
+        model(x, x, x)
+    path = tmp_path / "odd.jsonl"
+    watch.record.write(path)
+    for line in path.read_text().splitlines():
+        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    rows = attemper.Record.read(path).to_dicts()
+    assert math.isnan(rows[0]["entropy"])
+    assert rows[0]["rows"] == 4
+    assert not math.isnan(rows[1]["entropy"])
+    assert (rows[2]["rows"], rows[2]["peak"]) == (0, -math.inf)
+    same(attemper.Record.read(path), watch.record)
+
+
+def test_appending_to_a_file(record, tmp_path):
+    path = tmp_path / "run.jsonl"
+    model, x = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(1, 5, 16)
+    for start in (0, 4):  # a run, and the same run resumed
+        with attemper.watch(model, path=path, every=2, start=start) as watch:
+            for _ in range(4):
+                model(x, x, x)
+                watch.step()
+    found = attemper.Record.read(path)
+    assert found.steps == [0, 2, 4, 6]
+    assert found.facts == watch.record.facts
+    assert path.read_text().count('"schema"') == 1
+
+
+def test_a_cut_line_is_left_out_and_it_is_said(record, tmp_path):
+    path = tmp_path / "cut.jsonl"
+    record.write(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    with pytest.warns(UserWarning, match=r"cut\.jsonl: the last line was cut short and is left out; the 13 before it"):
+        found = attemper.Record.read(path)
+    assert len(found) == 11
+    assert "cut short" in found.notes[0]
+    # whoever goes on writing starts on a line of its own
+    model, x = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(1, 5, 16)
+    with attemper.watch(model, path=path, start=9):
+        model(x, x, x)
+    assert attemper.Record.read(path).steps == [0, 1, 2, 9]
+
+
+KILLED = """
+import sys, torch, attemper
+torch.manual_seed(0)
+model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+with attemper.watch(model, optimizer=optimizer, path=sys.argv[1], gradients=True) as watch:
+    while True:
+        model(torch.randn(2, 9, 16)).square().mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*was cut short.*:UserWarning")
+def test_a_kill_in_the_middle_leaves_a_readable_record(tmp_path):
+    path = tmp_path / "killed.jsonl"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 60
+    while not path.exists() or path.stat().st_size < 200_000:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    found = attemper.Record.read(path)
+    assert len(found.steps) > 10
+    assert found.steps == list(range(len(found.steps)))
+    assert all(len(found.filter(steps=step)) == 4 for step in found.steps[:-1])
+
+
+SENTENCES = {
+    "no file": ("gone.jsonl", None, r"Record\.read\(\): there is no file '.*gone\.jsonl'\."),
+    "another schema": (
+        "other.jsonl",
+        '{"schema": "attemper.record", "version": 2}\n',
+        r"has schema version 2; this attemper reads version 1\. Read it with the version of attemper that wrote it",
+    ),
+    "not a record": ("text.jsonl", '{"loss": 1}\n', r"is not a record of attemper: it does not open with its schema\."),
+    "empty": ("empty.jsonl", "", r"holds no record: it has no complete line\."),
+    "a broken line": (
+        "broken.jsonl",
+        json.dumps(HEADER) + "\n{oops\n",
+        r"line 2 of '.*' is not a row of a record\. Remove that line",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "sentence"), SENTENCES.values(), ids=SENTENCES)
+def test_what_a_bad_file_gets(tmp_path, name, content, sentence):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=sentence):
+        attemper.Record.read(tmp_path / name)
+
+
+def test_parquet_of_another_version(record, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = record.to_arrow().replace_schema_metadata({"attemper.record": json.dumps({**HEADER, "version": 7})})
+    parquet.write_table(table, tmp_path / "seven.parquet")
+    with pytest.raises(InputError, match="has schema version 7"):
+        attemper.Record.read(tmp_path / "seven.parquet")
+
+
+def test_without_pyarrow_or_pandas_the_pip_line_is_given(record, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    line = r"Type pip install 'attemper\[record\]'\.$"
+    (tmp_path / "there.parquet").touch()
+    for call in (
+        record.to_pandas,
+        record.to_arrow,
+        lambda: record.write(tmp_path / "record.parquet"),
+        lambda: attemper.Record.read(tmp_path / "there.parquet"),
+    ):
+        with pytest.raises(MissingExtra, match=line):
+            call()
+
+
+def test_where_a_record_can_go(record, tmp_path):
+    with pytest.raises(
+        InputError, match=r"^Record\.write\(\): `path` must end in \.jsonl or \.parquet; got 'a\.csv'\.$"
+    ):
+        record.write(tmp_path / "a.csv")
+    with pytest.raises(InputError, match=r"^Record\.write\(\): there is no folder '.*no'.* Make it first\.$"):
+        record.write(tmp_path / "no" / "a.jsonl")
+
+
+def test_html(record):
+    page = record._repr_html_()
+    assert page.count("<tr>") == 3  # a head and two layers, of the last step
+    assert "step 2" in page
+    assert "evenness" in page
+    assert "layers.1.self_attn" in page
+    assert "nan" not in page.split("title")[0]
+    assert attemper.Record()._repr_html_() == "<p>Record(0 steps, 0 layers, 0 rows)</p>"
