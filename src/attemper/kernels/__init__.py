@@ -6,12 +6,25 @@ import importlib
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..errors import InputError, KernelUnavailable, nearest
 from .seam import Call, Serves
 
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _cpu_is_missing() -> str | None:
+    """Why the native kernel cannot run here at all; None when it can."""
+    try:
+        load("cpu")
+    except KernelUnavailable as reason:
+        return str(reason)
+    return None
+
+
 KERNELS = {
+    "cpu": Serves(devices=("cpu",), unless=lambda call: _cpu_is_missing()),
     "blockwise": Serves(),
     "reference": Serves(),
 }
