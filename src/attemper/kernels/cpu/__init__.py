@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from ..seam import Gradients, Measured, Problem, Upstream, Wants, room
+from ...vitals import SIGNS
+from ..seam import Gradients, Measured, Problem, Upstream, Wants, measuring_dtype, room
 from . import native
 from .native import variant
 
 __all__ = ["backward", "forward", "variant"]
+
+TILE_KEYS = 256  # of product.h
 
 
 def forward(problem: Problem, signs: int) -> Measured:
@@ -19,7 +23,66 @@ def forward(problem: Problem, signs: int) -> Measured:
 
 
 def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants) -> Gradients:
-    raise NotImplementedError
+    query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
+    wide = measuring_dtype(query.dtype)
+
+    def space(wanted: bool, like: Tensor | None) -> Tensor:
+        return like.new_empty(like.shape) if wanted and like is not None else query.new_empty(0)
+
+    result = Gradients(
+        query=space(wants.query, query),
+        key=space(wants.key, key),
+        value=space(wants.value, value),
+        mask=query.new_empty(0),
+        gain=space(wants.gain, problem.gain),
+    )
+    alone = wants.mask and mask is not None and _shared_by_heads(mask, problem)
+    parts = _parts(problem, alone)
+    dmask = None
+    if wants.mask and mask is not None:
+        # where all keys share a number, each part of the keys has its own
+        dmask = torch.zeros((parts if mask.shape[3] == 1 else 1, *mask.shape), dtype=wide)
+    bits = sum(1 << place for place, wanted in enumerate(wants) if wanted) | (32 if alone else 0)
+    rows = {name: _row(tensor, wide) for name, tensor in upstream._asdict().items() if name != "output"}
+    kept = Measured(*(t if t.dtype in (torch.int32, torch.int64) else t.contiguous() for t in saved))
+    integers = (
+        *_problem(problem, 0),
+        *_results(kept._replace(visible=kept.visible.contiguous(), argmax=kept.argmax.contiguous())),
+        *native.strided(upstream.output),
+        *(0, 0, 0, *(native.address(rows[name]) for name in SIGNS if name != "visible")),
+        bits,
+        *(native.address(gradient) for gradient in (result.query, result.key, result.value, result.gain, dmask)),
+        *((0,) * 5 if dmask is None else _mask_steps(dmask)),
+        parts,
+    )
+    native.call("backward", integers, _reals(problem))
+    if dmask is not None and mask is not None:
+        result = result._replace(mask=dmask.sum(0).to(mask.dtype))
+    return result
+
+
+def _row(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if tensor is None else tensor.to(dtype).contiguous()
+
+
+def _shared_by_heads(mask: Tensor, problem: Problem) -> bool:
+    """Whether two key/value heads would add to the same entry of the mask's gradient."""
+    batch, groups = problem.key.shape[:2]
+    return (mask.shape[0] < batch) or (mask.shape[1] == 1 and groups > 1)
+
+
+def _parts(problem: Problem, alone: bool) -> int:
+    """How many parts the keys are cut into, so that every thread has work."""
+    batch, groups, keys = problem.key.shape[:3]
+    heads, threads = 1 if alone else max(1, batch * groups), torch.get_num_threads()
+    if heads % threads == 0 or heads >= 4 * threads:
+        return 1
+    return max(1, min(-(-keys // TILE_KEYS), -(-2 * threads // heads)))
+
+
+def _mask_steps(dmask: Tensor) -> tuple[int, ...]:
+    _, *steps = (0 if size == 1 else step for size, step in zip(dmask.shape, dmask.stride(), strict=True))
+    return (*steps, dmask.stride(0) if dmask.shape[0] > 1 else 0)
 
 
 def _problem(problem: Problem, signs: int) -> tuple[int, ...]:
