@@ -49,12 +49,6 @@ static void pack_head(const Call *call, const Head *head, int64_t b, int64_t g) 
                   call->value_dim);
 }
 
-INLINE REAL row_factor(const Call *call, int64_t b, int64_t h, int64_t i) {
-    REAL scale = (REAL)call->scale;
-    if (!call->gain.at) return scale;
-    return scale * *(const REAL *)place(&call->gain, REAL_IS_FLOAT ? F32 : F64, b, h, i);
-}
-
 typedef struct {  // a strip of rows meets a tile of keys
     int64_t b, h, row, rows;  // row: its first; at: where the strip begins in the block
     int64_t at, key, width;
@@ -109,7 +103,7 @@ static void attend_block(const Call *call, const Plan *plan, Attend *own, const 
         }
     for (int64_t r = 0; r < rows; r++) {
         int64_t at = (b * call->heads + h) * call->rows + first + r;
-        REAL share = finish_row(call, plan->needs, own->rows + r, own->sums + r * SUMS, first + r, at);
+        REAL share = finish_row(call, plan->needs, own->rows + r, own->sums + r * SUMS, at);
         if (!call->output) continue;
         REAL *out = own->out + r * plan->out_step;
         for (int64_t e = 0; e < plan->out_step; e += LANES) store(out + e, load(out + e) * share);
@@ -157,6 +151,7 @@ static void attend_item(const Job *job, void *memory, int64_t item) {
 static int forward(const Call *call) {
     int64_t heads = call->batch * call->groups;
     if (!heads || !call->rows) return 0;
+    if (call->rows * (call->heads / call->groups) <= DECODE_ROWS) return decode(call);
     int small = call->keys * (call->dim + call->value_dim) * (int64_t)sizeof(REAL) <= CACHE;
     Plan plan = {
         .needs = needs_of(call),

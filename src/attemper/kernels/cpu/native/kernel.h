@@ -5,6 +5,7 @@
 #include "pack.h"
 #include "rows.h"
 #include "workers.h"
+#include "decode.h"
 #include "forward.h"
 #include "backward.h"
 

@@ -32,6 +32,12 @@ INLINE int64_t last_key(const Call *call, int64_t i) {  // one past it
     return last < 0 ? 0 : last < call->keys ? last : call->keys;
 }
 
+INLINE REAL row_factor(const Call *call, int64_t b, int64_t h, int64_t i) {
+    REAL scale = (REAL)call->scale;
+    if (!call->gain.at) return scale;
+    return scale * *(const REAL *)place(&call->gain, REAL_IS_FLOAT ? F32 : F64, b, h, i);
+}
+
 INLINE void begin_row(Row *row, Vec *sums) {
     *row = (Row){.reference = -INFINITY, .peak = -INFINITY, .argmax = -1};
     for (int i = 0; i < SUMS; i++) sums[i] = splat(0);
@@ -97,7 +103,7 @@ INLINE REAL row_peak(const REAL *z, int64_t n) {
 static void find_shift(Row *row, const REAL *z, const REAL *bias, int64_t n) {
     REAL total = 0;
     int count = 0;
-    for (int64_t j = 0; j < n && count < LANES; j++)
+    for (int64_t j = 0; j < n && count < 32; j++)
         if (z[j] != -INFINITY && (!bias || bias[j] > HIDDEN_BIAS)) total += z[j], count++;
     if (!count) return;
     row->shift = total / count;
@@ -114,6 +120,29 @@ static void raise_reference(Row *row, Vec *sums, REAL peak, REAL *out, int64_t o
         for (int64_t e = 0; e < out_dim; e += LANES) store(out + e, load(out + e) * c);
     }
     row->reference = peak;
+}
+
+// Rows over other keys, `more`, join `row`; exact, as merge() in vitals.py is.
+static void join_rows(Row *row, Vec *sums, REAL *out, Row *more, Vec *more_sums, REAL *more_out, int64_t out_dim) {
+    REAL reference = more->reference > row->reference ? more->reference : row->reference;
+    if (row->reference != reference) raise_reference(row, sums, reference, out, out_dim);
+    if (more->reference != reference) raise_reference(more, more_sums, reference, more_out, out_dim);
+    if (more->peak > row->peak) {  // the lowest key on ties
+        row->peak = more->peak;
+        row->argmax = more->argmax;
+    }
+    if (!row->shifted) {
+        row->shift = more->shift;
+        row->shifted = more->shifted;
+    }
+    REAL step = more->shift - row->shift, count = (REAL)more->count, first = sum(more_sums[FIRST]);
+    if (step != 0 && more->shifted) {
+        more_sums[FIRST][0] += count * step;
+        more_sums[SECOND][0] += 2 * step * first + count * step * step;
+    }
+    row->count += more->count;
+    for (int i = 0; i < SUMS; i++) sums[i] += more_sums[i];
+    for (int64_t e = 0; e < out_dim; e++) out[e] += more_out[e];
 }
 
 enum { OPEN, CLOSED, BIASED };  // every key is seen; -inf marks those that are not; a bias marks those that are not
@@ -165,7 +194,7 @@ static void weigh_row_by_kind(REAL *z, int64_t n, const REAL *bias, REAL referen
 
 INLINE int64_t count_seen(const REAL *bias, int64_t from, int64_t to) {
     int64_t count = 0;
-    for (int64_t j = from < 0 ? 0 : from; j < to; j++) count += bias[j] > HIDDEN_BIAS;
+    for (int64_t j = from; j < to; j++) count += bias[j] > HIDDEN_BIAS;
     return count;
 }
 
@@ -174,10 +203,12 @@ INLINE void see_row(const Call *call, Needs needs, Row *row, Vec *sums, REAL *z,
                     int64_t to, const REAL *bias, REAL *out, int64_t out_dim) {
     int kind = bias ? BIASED : from > 0 || to < n ? CLOSED : OPEN;
     if (call->softcap) cap_row(z, n, (REAL)call->softcap);
-    if (bias) {
-        add_bias(z, bias, n, call->mask_dtype == BOOL);
-        if (needs.counting) row->count += count_seen(bias, from, to);
-    }
+    if (from < 0) from = 0;
+    if (bias) add_bias(z, bias, n, call->mask_dtype == BOOL);
+    if (!bias)
+        row->count += to > from ? to - from : 0;
+    else if (needs.counting)
+        row->count += count_seen(bias, from, to);
     close_outside(z, from, to, n);
     REAL peak = row_peak(z, n);
     if (needs.argmax && peak > row->peak) {
@@ -199,7 +230,7 @@ INLINE REAL lost(REAL a, REAL b) {
 }
 
 // Write a row's signs; returns what its output is to be multiplied by.
-static REAL finish_row(const Call *call, Needs needs, const Row *row, const Vec *sums, int64_t i, int64_t at) {
+static REAL finish_row(const Call *call, Needs needs, const Row *row, const Vec *sums, int64_t at) {
     const Rows *to = &call->measured;
     REAL l = sum(sums[SUM]);
     int empty = row->peak == -INFINITY && l == 0;
@@ -213,9 +244,7 @@ static REAL finish_row(const Call *call, Needs needs, const Row *row, const Vec 
     WRITE(entropy, empty ? 0 : log_l - sum(sums[TILTED]) / l);
     WRITE(p2, empty ? 0 : sum(sums[SQUARES]) / l / l);
     if (to->argmax) to->argmax[at] = empty ? -1 : row->argmax;
-    int64_t seen = last_key(call, i) - first_key(call, i);
-    if (needs.counting) seen = row->count;
-    if (seen < 0) seen = 0;
+    int64_t seen = row->count;
     if (to->visible) to->visible[at] = (int32_t)seen;
     if (needs.moments) {
         REAL count = seen ? (REAL)seen : 1, first = sum(sums[FIRST]) / count;
