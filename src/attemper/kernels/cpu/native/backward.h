@@ -6,7 +6,7 @@
 // then the softcap's slope. A worker takes a key/value head and a part of its keys, so dK and dV have one writer; each part
 // has its own dQ, and the parts are added in order at the end: the result does not depend on who was quick.
 
-enum { BLOCK_ROWS = 96 };
+enum { BLOCK_ROWS = 96, BACK_KEYS = 256 };  // rows and keys that are differentiated together
 enum { WANT_MASK_ALONE = 32 };  // the mask is shared by heads: one worker takes all heads of its part of the keys
 
 typedef struct {  // a row's coefficients
@@ -25,12 +25,12 @@ typedef struct {
 } Differ;
 
 static Differ take_differ(Space *space, const Call *call, const Course *c) {
-    int64_t rows = BLOCK_ROWS + MAX_ROWS, keys = TILE_KEYS + MAX_ROWS, repeat = call->heads / call->groups;
+    int64_t rows = BLOCK_ROWS + MAX_ROWS, keys = BACK_KEYS + MAX_ROWS, repeat = call->heads / call->groups;
     int64_t most = call->dim > call->value_dim ? call->dim : call->value_dim;
     return (Differ){
-        .keys = TAKE(space, REAL, TILE_KEYS * call->dim),
-        .values = TAKE(space, REAL, TILE_KEYS * call->value_dim),
-        .key_rows = TAKE(space, REAL, TILE_KEYS * c->query_step),
+        .keys = TAKE(space, REAL, BACK_KEYS * call->dim),
+        .values = TAKE(space, REAL, BACK_KEYS * call->value_dim),
+        .key_rows = TAKE(space, REAL, BACK_KEYS * c->query_step),
         .dk = TAKE(space, REAL, keys * c->dq_step),
         .dv = TAKE(space, REAL, keys * c->dv_step),
         .dq = c->dq ? NULL : TAKE(space, REAL, (repeat * call->rows + MAX_ROWS) * c->dq_step),
@@ -91,10 +91,10 @@ static void find_slopes(const Job *job, void *memory, int64_t item) {
 // z and dP of one row become p and dz
 INLINE void slope_row(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, const int kind, const int rich) {
     for (int64_t j = 0; j < n; j += LANES) {
-        Vec x = load(z + j), t = x - s.lse;
-        Vec p = exponential(t, kind != OPEN);
+        Vec x = load(z + j), t = at_least_lowest(x - s.lse), p = exp_of(t);
+        if (kind != OPEN) p = keep_where(~(x - s.lse < (REAL)LOWEST_EXP), p);
         Vec d = load(dp + j) + s.constant;
-        if (rich) d += p * s.p2 - larger(splat(LOWEST_EXP), t) * s.entropy;
+        if (rich) d += p * s.p2 - t * s.entropy;
         d *= p;
         if (rich) {
             Vec moments = x * s.slope + s.level;
@@ -192,7 +192,7 @@ static void differ_strip(const Call *call, const Course *course, Differ *own, Me
         for (int side = 0; side < 2; side++) {  // the rest of the tile's keys, for `gather`
             REAL *row = side ? z - offset : d - offset;
             memset(row, 0, offset * sizeof(REAL));
-            memset(row + offset + n, 0, (TILE_KEYS - offset - n) * sizeof(REAL));
+            memset(row + offset + n, 0, (BACK_KEYS - offset - n) * sizeof(REAL));
         }
     }
     memset(dz + m.rows * TILE_STEP, 0, (rows - m.rows) * TILE_STEP * sizeof(REAL));
@@ -292,13 +292,13 @@ static void differ_head(const Call *call, const Course *course, Differ *own, int
     if (course->dq) dq = course->dq + ((part * call->batch + b) * call->heads + g * repeat) * size;
     memset(dq, 0, (size_t)(repeat * size) * sizeof(REAL));
     for (int64_t tile = part; tile < course->tiles; tile += call->parts) {
-        int64_t key = tile * TILE_KEYS, width = call->keys - key < TILE_KEYS ? call->keys - key : TILE_KEYS;
+        int64_t key = tile * BACK_KEYS, width = call->keys - key < BACK_KEYS ? call->keys - key : BACK_KEYS;
         pack_across(own->keys, &call->key, (int)call->dtype, b, g, key, key + width, call->dim, own->scratch);
         pack_rows(own->key_rows, course->query_step, &call->key, (int)call->dtype, b, g, key, key + width, call->dim);
         if (call->g_output.at)
             pack_across(own->values, &call->value, (int)call->dtype, b, g, key, key + width, call->value_dim, own->scratch);
-        memset(own->dk, 0, (TILE_KEYS + MAX_ROWS) * course->dq_step * sizeof(REAL));
-        memset(own->dv, 0, (TILE_KEYS + MAX_ROWS) * course->dv_step * sizeof(REAL));
+        memset(own->dk, 0, (BACK_KEYS + MAX_ROWS) * course->dq_step * sizeof(REAL));
+        memset(own->dv, 0, (BACK_KEYS + MAX_ROWS) * course->dv_step * sizeof(REAL));
         for (int64_t r = 0; r < repeat; r++)
             for (int64_t first = 0; first < call->rows; first += BLOCK_ROWS) {
                 int64_t last = first + BLOCK_ROWS < call->rows ? first + BLOCK_ROWS : call->rows;
@@ -337,7 +337,7 @@ static int backward(const Call *call) {
     if (!heads) return 0;
     const Rows *g = &call->upstream;
     Course course = {
-        .tiles = (call->keys + TILE_KEYS - 1) / TILE_KEYS,
+        .tiles = (call->keys + BACK_KEYS - 1) / BACK_KEYS,
         .query_step = row_step(call->dim),
         .value_step = row_step(call->value_dim),
         .dq_step = up_to(call->dim, PANEL),

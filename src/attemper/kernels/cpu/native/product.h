@@ -5,7 +5,7 @@
 //   gather   dV += Pᵀ dO            a: weights, key by key      b: rows
 
 enum {
-    TILE_KEYS = 256,             // keys of a tile
+    TILE_KEYS = 512,             // keys of a tile
     TILE_STEP = TILE_KEYS + 16,  // from row to row of a tile; not a power of two, which would crowd one set of the cache
     SMALL_DIM = 256,             // head dims up to this have rows SMALL_STEP apart, known to the compiler
     SMALL_STEP = SMALL_DIM + 16,

@@ -9,6 +9,8 @@
 
 enum { SUM, TILTED, SQUARES, FIRST, SECOND, SUMS };
 
+enum { OPEN, CLOSED, BIASED };  // every key is seen; -inf marks those that are not; a bias marks those that are not
+
 typedef struct {
     REAL reference, peak, shift;
     int64_t count, argmax;
@@ -47,7 +49,7 @@ static void cap_row(REAL *z, int64_t n, REAL cap) {
     // tanh(x) = (1 - u) / (1 + u) with u = exp(-2|x|); near 0, where that cancels, its series
     for (int64_t j = 0; j < n; j += LANES) {
         Vec x = load(z + j) / cap, size = larger(x, -x), square = x * x;
-        Vec u = exponential(size * (REAL)-2, 1);
+        Vec u = exp_or_zero(size * (REAL)-2);
         Vec y = (1 - u) / (1 + u);
         y = choose(x < 0, -y, y);
 #if REAL_IS_FLOAT
@@ -100,11 +102,18 @@ INLINE REAL row_peak(const REAL *z, int64_t n) {
 }
 
 // A mean of the first few logits seen
-static void find_shift(Row *row, const REAL *z, const REAL *bias, int64_t n) {
+INLINE void find_shift(Row *row, const REAL *z, const REAL *bias, int64_t from, int64_t to) {
+    enum { FEW = 32 };
     REAL total = 0;
     int count = 0;
-    for (int64_t j = 0; j < n && count < 32; j++)
-        if (z[j] != -INFINITY && (!bias || bias[j] > HIDDEN_BIAS)) total += z[j], count++;
+    if (!bias && to - from >= FEW) {
+        Vec all = splat(0);
+        UNROLL for (int j = 0; j < FEW; j += LANES) all += load(z + from + j);
+        total = sum(all);
+        count = FEW;
+    } else
+        for (int64_t j = from; j < to && count < FEW; j++)
+            if (z[j] != -INFINITY && (!bias || bias[j] > HIDDEN_BIAS)) total += z[j], count++;
     if (!count) return;
     row->shift = total / count;
     row->shifted = 1;
@@ -145,17 +154,14 @@ static void join_rows(Row *row, Vec *sums, REAL *out, Row *more, Vec *more_sums,
     for (int64_t e = 0; e < out_dim; e++) out[e] += more_out[e];
 }
 
-enum { OPEN, CLOSED, BIASED };  // every key is seen; -inf marks those that are not; a bias marks those that are not
 
 // One row of a tile: z becomes e, and the sums grow.
 INLINE void weigh_row(REAL *z, int64_t n, const REAL *bias, REAL reference, REAL shift, Vec *sums, const int kind,
                       const int weights, const int moments) {
     Vec l = splat(0), a = l, s = l, first = l, second = l;
     for (int64_t j = 0; j < n; j += LANES) {
-        Vec x = load(z + j), t = x - reference;
-        if (kind == OPEN) t = larger(splat(LOWEST_EXP), t);
-        Vec e = exponential(t, kind != OPEN);
-        if (kind != OPEN) t = larger(splat(LOWEST_EXP), t);
+        Vec x = load(z + j), t = at_least_lowest(x - reference), e = exp_of(t);
+        if (kind != OPEN) e = keep_where(~(x - reference < (REAL)LOWEST_EXP), e);
         store(z + j, e);
         l += e;
         if (weights) {
@@ -218,14 +224,14 @@ INLINE void see_row(const Call *call, Needs needs, Row *row, Vec *sums, REAL *z,
     }
     row->peak = peak > row->peak ? peak : row->peak;
     if (peak > row->reference + SLACK) raise_reference(row, sums, peak, out, out_dim);
-    if (needs.moments && !row->shifted) find_shift(row, z, bias, n);
+    if (needs.moments && !row->shifted) find_shift(row, z, bias, from, to);
     REAL reference = row->reference == -INFINITY ? 0 : row->reference;
     weigh_row_by_kind(z, n, bias, reference, row->shift, sums, kind, needs);
 }
 
 // What rounding took from a + b (Knuth)
 INLINE REAL lost(REAL a, REAL b) {
-    volatile REAL total = a + b, part = total - a;
+    REAL total = a + b, part = total - a;
     return (a - (total - part)) + (b - part);
 }
 
@@ -235,23 +241,23 @@ static REAL finish_row(const Call *call, Needs needs, const Row *row, const Vec 
     REAL l = sum(sums[SUM]);
     int empty = row->peak == -INFINITY && l == 0;
     if (empty) l = 1;
-    REAL log_l = LOG(l), reference = row->reference == -INFINITY ? 0 : row->reference;
+    REAL log_l = LOG(l), share = 1 / l, reference = row->reference == -INFINITY ? 0 : row->reference;
 #define WRITE(SIGN, VALUE) \
     if (to->SIGN) ((REAL *)to->SIGN)[at] = (VALUE)
     WRITE(lse, empty ? -INFINITY : reference + log_l);
     WRITE(lse_low, reference - reference == 0 ? lost(reference, log_l) : 0);
     WRITE(peak, l != l ? l : row->peak);
-    WRITE(entropy, empty ? 0 : log_l - sum(sums[TILTED]) / l);
-    WRITE(p2, empty ? 0 : sum(sums[SQUARES]) / l / l);
+    WRITE(entropy, empty ? 0 : log_l - sum(sums[TILTED]) * share);
+    WRITE(p2, empty ? 0 : sum(sums[SQUARES]) * share * share);
     if (to->argmax) to->argmax[at] = empty ? -1 : row->argmax;
     int64_t seen = row->count;
     if (to->visible) to->visible[at] = (int32_t)seen;
     if (needs.moments) {
-        REAL count = seen ? (REAL)seen : 1, first = sum(sums[FIRST]) / count;
-        REAL second = sum(sums[SECOND]) / count - first * first;
+        REAL each = seen ? 1 / (REAL)seen : 0, first = sum(sums[FIRST]) * each;
+        REAL second = sum(sums[SECOND]) * each - first * first;
         WRITE(mean, seen ? row->shift + first : 0);
         WRITE(variance, seen ? (second < 0 ? 0 : second) : 0);
     }
 #undef WRITE
-    return empty ? 0 : 1 / l;
+    return empty ? 0 : share;
 }

@@ -14,7 +14,7 @@
 #if REAL_IS_FLOAT
 typedef int32_t Int;
 #define MANTISSA 23
-#define MAGIC 12582912.0f  // 1.5 · 2^23: adding it rounds to a whole number, which the low bits then hold
+#define MAGIC 12583039.0f  // 1.5 · 2^23 + 127: adding it rounds to a whole number n; the low bits hold n + 127, the exponent of 2^n
 #define LOWEST_EXP -87.0f  // exp of less is not a normal number
 #define LOG logf
 #define EXP expf
@@ -23,7 +23,7 @@ typedef int32_t Int;
 #else
 typedef int64_t Int;
 #define MANTISSA 52
-#define MAGIC 6755399441055744.0
+#define MAGIC 6755399441056767.0  // 1.5 · 2^52 + 1023
 #define LOWEST_EXP -708.0
 #define LOG log
 #define EXP exp
@@ -72,13 +72,11 @@ INLINE REAL largest(Vec v) {
 }
 #endif
 
-// exp, to 1.5 units in the last place: t = n ln 2 + r, a polynomial of r, and n added to the exponent.
-// Below LOWEST_EXP it is exp(LOWEST_EXP), or exactly 0 with `zeroing`. NaN stays NaN.
-INLINE Vec exponential(Vec t, const int zeroing) {
-    Vec held = larger(splat(LOWEST_EXP), t);
-    Vec shifted = held * (REAL)1.44269504088896340736 + MAGIC;
+// exp of what is at least LOWEST_EXP, to 1.5 units in the last place: t = n ln 2 + r, a polynomial of r, times 2^n. NaN stays NaN.
+INLINE Vec exp_of(Vec t) {
+    Vec shifted = t * (REAL)1.44269504088896340736 + MAGIC;
     Vec n = shifted - MAGIC;
-    Vec r = held - n * (REAL)0.69314718055994530942;
+    Vec r = t - n * (REAL)0.69314718055994530942;
 #if REAL_IS_FLOAT
     Vec p = splat(0.0013814467f);
     p = p * r + 0.008368781f;
@@ -95,7 +93,10 @@ INLINE Vec exponential(Vec t, const int zeroing) {
 #endif
     p = p * r + (REAL)1;
     p = p * r + (REAL)1;
-    Vec e = (Vec)((IntVec)p + ((IntVec)shifted << MANTISSA));
-    e = held * (REAL)0 + e;  // the exponent's arithmetic could turn a NaN into a number
-    return zeroing ? keep_where(~(t < (REAL)LOWEST_EXP), e) : e;
+    return p * (Vec)((IntVec)shifted << MANTISSA);
 }
+
+INLINE Vec at_least_lowest(Vec t) { return larger(splat(LOWEST_EXP), t); }  // NaN stays NaN
+
+// exp of anything below 88, exactly 0 below LOWEST_EXP
+INLINE Vec exp_or_zero(Vec t) { return keep_where(~(t < (REAL)LOWEST_EXP), exp_of(at_least_lowest(t))); }
