@@ -61,9 +61,7 @@ static void find_slopes(const Job *job, void *memory, int64_t item) {
         if (call->g_output.at) {
             fetch(out, call->output + at * n * SIZE[call->dtype], (int)call->dtype, n, 1);
             fetch(arriving, place(&call->g_output, (int)call->dtype, b, h, i), (int)call->dtype, n, call->g_output.step[3]);
-            REAL delta = 0;
-            for (int64_t e = 0; e < n; e++) delta += out[e] * arriving[e];
-            constant -= delta;
+            constant -= dot(out, arriving, n);
         }
         if (g->lse) constant += AT(g->lse);
         if (g->entropy) {
@@ -263,9 +261,7 @@ static void write_rows(const Call *call, const Course *course, int64_t b, int64_
         int64_t at = (b * call->heads + h) * call->rows + i;
         if (call->wants & WANT_GAIN) {
             const REAL *q = row_of(&call->query, (int)call->dtype, b, h, i, call->dim, query);
-            REAL total = 0;
-            for (int64_t e = 0; e < call->dim; e++) total += q[e] * raw[e];
-            ((REAL *)call->d_gain)[at] = total * (REAL)call->scale;
+            ((REAL *)call->d_gain)[at] = dot(q, raw, call->dim) * (REAL)call->scale;
         }
         if (!(call->wants & WANT_QUERY)) continue;
         REAL factor = row_factor(call, b, h, i);
@@ -297,8 +293,8 @@ static void differ_head(const Call *call, const Course *course, Differ *own, int
         pack_rows(own->key_rows, course->query_step, &call->key, (int)call->dtype, b, g, key, key + width, call->dim);
         if (call->g_output.at)
             pack_across(own->values, &call->value, (int)call->dtype, b, g, key, key + width, call->value_dim, own->scratch);
-        memset(own->dk, 0, (BACK_KEYS + MAX_ROWS) * course->dq_step * sizeof(REAL));
-        memset(own->dv, 0, (BACK_KEYS + MAX_ROWS) * course->dv_step * sizeof(REAL));
+        memset(own->dk, 0, (width + MAX_ROWS) * course->dq_step * sizeof(REAL));
+        memset(own->dv, 0, (width + MAX_ROWS) * course->dv_step * sizeof(REAL));
         for (int64_t r = 0; r < repeat; r++)
             for (int64_t first = 0; first < call->rows; first += BLOCK_ROWS) {
                 int64_t last = first + BLOCK_ROWS < call->rows ? first + BLOCK_ROWS : call->rows;
@@ -343,10 +339,11 @@ static int backward(const Call *call) {
         .dq_step = up_to(call->dim, PANEL),
         .dv_step = up_to(call->value_dim, PANEL),
         .rich = g->entropy || g->p2 || g->mean || g->variance,
-        .slopes = malloc((size_t)(pairs * call->rows + 1) * sizeof(Slopes)),
+        .slopes = attemper_take((size_t)(pairs * call->rows) * sizeof(Slopes), (int)call->poison),
     };
     if (call->parts > 1)  // the last rows of a strip may write zeros beyond the last row
-        course.dq = malloc((size_t)(call->parts * pairs * call->rows + MAX_ROWS) * course.dq_step * sizeof(REAL) + 64);
+        course.dq = attemper_take((size_t)(call->parts * pairs * call->rows + MAX_ROWS) * course.dq_step * sizeof(REAL),
+                                  (int)call->poison);
     int failed = !course.slopes || (call->parts > 1 && !course.dq);
     Job job = {.call = call, .shared = &course, .item = find_slopes, .items = pairs};
     job.each = (size_t)(2 * call->value_dim + 16) * sizeof(REAL);
@@ -365,7 +362,7 @@ static int backward(const Call *call) {
         job.items = pairs;
         failed = run(&job);
     }
-    free(course.slopes);
-    free(course.dq);
+    attemper_give(course.slopes);
+    attemper_give(course.dq);
     return failed;
 }

@@ -1,6 +1,7 @@
 // call.h: one attention call as Python packs it, field by field, 8 bytes each. `layout` in ../native.py is the same list.
 #ifndef ATTEMPER_CALL_H
 #define ATTEMPER_CALL_H
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct {
@@ -60,5 +61,9 @@ typedef struct {  // one build of the kernel: an instruction set and a precision
     int (*forward)(const Call *);
     int (*backward)(const Call *);
 } Kernel;
+
+// Memory for one call, 64-byte aligned; NULL when there is none. What is given back is kept for the next call, if it is small.
+void *attemper_take(size_t bytes, int poison);
+void attemper_give(void *memory);
 
 #endif

@@ -186,7 +186,7 @@ static int decode(const Call *call) {
     if (split.parts > most) split.parts = most ? most : 1;
     size_t sums = DECODE_ROWS * SUMS * sizeof(Vec), out = DECODE_ROWS * split.out_step * sizeof(REAL);
     int64_t count = pairs * split.parts;
-    char *memory = aligned_alloc(64, (size_t)count * (sums + out) + 64);
+    char *memory = attemper_take((size_t)count * (sums + out), (int)call->poison);
     split.all = malloc(count * sizeof(Part));
     int failed = !memory || !split.all;
     for (int64_t i = 0; !failed && i < count; i++) {
@@ -200,7 +200,7 @@ static int decode(const Call *call) {
         failed = run(&job);
     }
     for (int64_t pair = 0; !failed && pair < pairs; pair++) decode_finish(call, &split, pair);
-    free(memory);
+    attemper_give(memory);
     free(split.all);
     return failed;
 }

@@ -170,14 +170,13 @@ static int forward(const Call *call) {
     }
     // few heads: all are packed first, then workers take blocks of rows
     take_head(&count, call, plan.values_in_place);
-    char *packed = aligned_alloc(64, count.used * heads + 64);
+    char *packed = attemper_take(count.used * heads, (int)call->poison);
     plan.heads = malloc(heads * sizeof(Head));
     int failed = !packed || !plan.heads;
     for (int64_t i = 0; !failed && i < heads; i++) {
         Space space = {.at = packed + i * count.used};
         plan.heads[i] = take_head(&space, call, plan.values_in_place);
     }
-    if (!failed && call->poison) memset(packed, 0xff, count.used * heads);
     if (!failed) {
         job.item = pack_item;
         failed = run(&job);
@@ -190,7 +189,7 @@ static int forward(const Call *call) {
         job.items = call->batch * call->heads * plan.blocks;
         failed = run(&job);
     }
-    free(packed);
+    attemper_give(packed);
     free(plan.heads);
     return failed;
 }

@@ -1,6 +1,9 @@
 // native.c: the entry points; which build of the kernel runs is decided once, by what the processor has.
 #include "call.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 extern const Kernel attemper_portable_f32, attemper_portable_f64;
 #if defined(__x86_64__)
 extern const Kernel attemper_avx2_f32, attemper_avx2_f64, attemper_avx512_f32, attemper_avx512_f64;
@@ -34,3 +37,30 @@ static const Kernel *kernel_for(const Call *call, int variant) {
 int attemper_forward(const Call *call, int variant) { return kernel_for(call, variant)->forward(call); }
 int attemper_backward(const Call *call, int variant) { return kernel_for(call, variant)->backward(call); }
 int attemper_call_size(void) { return (int)sizeof(Call); }
+
+// Fresh pages cost more than the arithmetic of a small call, so one block is kept; whoever finds none asks the system.
+enum { HEADER = 64, KEPT = 32 << 20 };
+static char *kept;
+
+void *attemper_take(size_t bytes, int poison) {
+    char *block = __atomic_exchange_n(&kept, NULL, __ATOMIC_ACQ_REL);
+    if (block && *(size_t *)block < bytes) {
+        free(block);
+        block = NULL;
+    }
+    if (!block) {
+        bytes = (bytes + 63) / 64 * 64;
+        block = aligned_alloc(64, bytes + HEADER);
+        if (!block) return NULL;
+        *(size_t *)block = bytes;
+    }
+    if (poison) memset(block + HEADER, 0xff, *(size_t *)block);  // NaN everywhere
+    return block + HEADER;
+}
+
+void attemper_give(void *memory) {
+    if (!memory) return;
+    char *block = (char *)memory - HEADER;
+    if (*(size_t *)block <= KEPT) block = __atomic_exchange_n(&kept, block, __ATOMIC_ACQ_REL);
+    free(block);
+}

@@ -100,3 +100,12 @@ INLINE Vec at_least_lowest(Vec t) { return larger(splat(LOWEST_EXP), t); }  // N
 
 // exp of anything below 88, exactly 0 below LOWEST_EXP
 INLINE Vec exp_or_zero(Vec t) { return keep_where(~(t < (REAL)LOWEST_EXP), exp_of(at_least_lowest(t))); }
+
+INLINE REAL dot(const REAL *a, const REAL *b, int64_t n) {
+    Vec all = splat(0);
+    int64_t e = 0;
+    for (; e + LANES <= n; e += LANES) all += load(a + e) * load(b + e);
+    REAL total = sum(all);
+    for (; e < n; e++) total += a[e] * b[e];
+    return total;
+}

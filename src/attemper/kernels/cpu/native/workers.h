@@ -44,16 +44,15 @@ static int run(Job *job) {
     const Call *call = job->call;
     int64_t workers = call->threads < job->items ? call->threads : job->items;
     if (workers < 1) return 0;
-    size_t size = (size_t)up_to((int64_t)(job->each * workers), 64);
-    job->memory = aligned_alloc(64, size ? size : 64);
+    job->each = (size_t)up_to((int64_t)job->each, 64);
+    job->memory = attemper_take(job->each * workers, (int)call->poison);
     if (!job->memory) return 1;
-    if (call->poison) memset(job->memory, 0xff, size);  // NaN everywhere
     job->next = job->workers = 0;
     int failed = 0;
     if (workers == 1)
         worker(0, 1, job);
     else
         failed = call->parallel(0, workers, 1, worker, job);
-    free(job->memory);
+    attemper_give(job->memory);
     return failed;
 }
