@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -13,7 +14,8 @@ from ..errors import InputError, KernelUnavailable, nearest
 from .seam import Call, Serves
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
+@functools.cache
 def _cpu_is_missing() -> str | None:
     """Why the native kernel cannot run here at all; None when it can."""
     try:

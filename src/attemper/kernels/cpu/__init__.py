@@ -38,11 +38,14 @@ def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants
     )
     alone = wants.mask and mask is not None and _shared_by_heads(mask, problem)
     parts = _parts(problem, alone)
+    bits = sum(1 << place for place, wanted in enumerate(wants) if wanted) | (native.MASK_ALONE if alone else 0)
     dmask = None
     if wants.mask and mask is not None:
+        many = 1 in mask.shape[2:]  # rows or keys share a number: many add up to one
+        bits |= native.MASK_WIDE if many else 0
         # where all keys share a number, each part of the keys has its own
-        dmask = torch.zeros((parts if mask.shape[3] == 1 else 1, *mask.shape), dtype=wide)
-    bits = sum(1 << place for place, wanted in enumerate(wants) if wanted) | (32 if alone else 0)
+        lead = parts if mask.shape[3] == 1 else 1
+        dmask = torch.zeros((lead, *mask.shape), dtype=torch.float64 if many else wide)
     rows = {name: _row(tensor, wide) for name, tensor in upstream._asdict().items() if name != "output"}
     kept = Measured(*(t if t.dtype in (torch.int32, torch.int64) else t.contiguous() for t in saved))
     integers = (

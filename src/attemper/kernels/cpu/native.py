@@ -25,6 +25,7 @@ POISON = "ATTEMPER_CPU_POISON"
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4}
 NO_MASK = 5
+MASK_ALONE, MASK_WIDE = 32, 64  # WANT_MASK_… of call.h
 UNBOUND = 1 << 40
 
 # the fields of Call in call.h: everything is 8 bytes

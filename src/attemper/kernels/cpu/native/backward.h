@@ -7,7 +7,6 @@
 // has its own dQ, and the parts are added in order at the end: the result does not depend on who was quick.
 
 enum { BLOCK_ROWS = 96, BACK_KEYS = 256 };  // rows and keys that are differentiated together
-enum { WANT_MASK_ALONE = 32 };  // the mask is shared by heads: one worker takes all heads of its part of the keys
 
 typedef struct {  // a row's coefficients
     REAL lse, constant, entropy, p2, level, slope, peak, rest;
@@ -119,14 +118,13 @@ static void slope_row_by_kind(REAL *z, REAL *dp, int64_t n, const REAL *bias, Sl
 
 static void add_mask_gradient(const Call *call, Meeting m, int64_t i, int64_t part, const REAL *dz) {
     const int64_t *step = call->d_mask_step;
-    REAL *to = (REAL *)call->d_mask + part * call->d_mask_part + m.b * step[0] + m.h * step[1] + i * step[2];
-    to += m.key * step[3];
-    if (step[3])
+    int64_t at = part * call->d_mask_part + m.b * step[0] + m.h * step[1] + i * step[2] + m.key * step[3];
+    if (call->wants & WANT_MASK_WIDE) {
+        double *to = (double *)call->d_mask + at;
         for (int64_t j = 0; j < m.width; j++) to[j * step[3]] += dz[j];
-    else {
-        REAL total = 0;
-        for (int64_t j = 0; j < m.width; j++) total += dz[j];
-        *to += total;
+    } else {
+        REAL *to = (REAL *)call->d_mask + at;
+        for (int64_t j = 0; j < m.width; j++) to[j * step[3]] += dz[j];
     }
 }
 

@@ -22,7 +22,15 @@ enum {  // signs, as in seam.py
     ARGMAX = 128,
 };
 
-enum { WANT_QUERY = 1, WANT_KEY = 2, WANT_VALUE = 4, WANT_MASK = 8, WANT_GAIN = 16 };
+enum {
+    WANT_QUERY = 1,
+    WANT_KEY = 2,
+    WANT_VALUE = 4,
+    WANT_MASK = 8,
+    WANT_GAIN = 16,
+    WANT_MASK_ALONE = 32,  // heads share the mask: one worker takes all heads of its part of the keys
+    WANT_MASK_WIDE = 64,   // many numbers add up to one: in double
+};
 
 typedef struct {  // one number per row, (B, H, Lq), contiguous; NULL where not asked for
     int64_t *argmax;
@@ -48,7 +56,7 @@ typedef struct {
     int64_t wants;
     char *d_query, *d_key, *d_value;  // contiguous, in the dtype of the inputs
     void *d_gain;                     // (B, H, Lq)
-    void *d_mask;                     // (B, H, Lq, Lk) or 1 each, as the mask is, times the parts of a shared dimension
+    void *d_mask;                     // (parts, then as the mask is); the steps of a dimension that is shared are 0
     int64_t d_mask_step[4], d_mask_part;
     int64_t parts;  // of the keys, each with its own share of d_query
     // how to run

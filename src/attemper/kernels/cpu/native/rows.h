@@ -1,20 +1,21 @@
 // rows.h: what band, mask and softcap make of a row of scores, and the running sums of a row.
 //
-// With a reference M and e = exp(z - M):  l = Σ e,  a = Σ e (z - M),  s = Σ e²,  and Σ d, Σ d² with d = z - shift.
-// M is the largest logit of the row's first tile. It is raised only when a logit exceeds it by more than SLACK, so no sum can
-// overflow and most tiles rescale nothing; `shift` is a mean of a few logits, so that the variance does not cancel.
+// With a reference M and e = exp(z - M):  l = Σ e,  a = Σ e (z - M),  s = Σ e².  M is the largest logit of the row's first tile. It
+// is raised only when a logit exceeds it by more than SLACK, so no sum can overflow and most tiles rescale nothing.
+// The mean and the summed squares of z come tile by tile, from Σ d and Σ d² with d = z - (a mean of a few logits of the tile), so
+// that no shift of the logits, and no drift of them, cancels the variance; tiles are joined by Chan's formula.
 
 #define SLACK 8
 #define HIDDEN_BIAS (REAL)(-1e4)
 
-enum { SUM, TILTED, SQUARES, FIRST, SECOND, SUMS };
+enum { SUM, TILTED, SQUARES, SUMS };
 
 enum { OPEN, CLOSED, BIASED };  // every key is seen; -inf marks those that are not; a bias marks those that are not
 
 typedef struct {
-    REAL reference, peak, shift;
+    REAL reference, peak;
+    double mean, spread;  // spread: Σ (z - mean)²
     int64_t count, argmax;
-    int shifted;
 } Row;
 
 typedef struct {  // which sums a call needs
@@ -101,23 +102,35 @@ INLINE REAL row_peak(const REAL *z, int64_t n) {
     return largest(larger(one, two));
 }
 
-// A mean of the first few logits seen
-INLINE void find_shift(Row *row, const REAL *z, const REAL *bias, int64_t from, int64_t to) {
-    enum { FEW = 32 };
+// A mean of a few logits that are seen, at both ends of a tile
+INLINE REAL few_logits(const REAL *z, const REAL *bias, int64_t from, int64_t to) {
+    enum { FEW = 16 };
     REAL total = 0;
     int count = 0;
     if (!bias && to - from >= FEW) {
         Vec all = splat(0);
-        UNROLL for (int j = 0; j < FEW; j += LANES) all += load(z + from + j);
+        UNROLL for (int j = 0; j < FEW; j += LANES) all += load(z + from + j) + load(z + to - FEW + j);
         total = sum(all);
-        count = FEW;
-    } else
+        count = 2 * FEW;
+    } else {
         for (int64_t j = from; j < to && count < FEW; j++)
             if (z[j] != -INFINITY && (!bias || bias[j] > HIDDEN_BIAS)) total += z[j], count++;
+        int enough = 2 * count;
+        for (int64_t j = to - 1; j >= from && count < enough; j--)
+            if (z[j] != -INFINITY && (!bias || bias[j] > HIDDEN_BIAS)) total += z[j], count++;
+    }
+    REAL mean = count ? total / count : 0;
+    return mean - mean == 0 ? mean : 0;  // not inf, not NaN
+}
+
+// Chan: the moments of `count` more logits join those of a row
+INLINE void join_moments(Row *row, int64_t count, double mean, double spread) {
     if (!count) return;
-    row->shift = total / count;
-    row->shifted = 1;
-    if (!(row->shift - row->shift == 0)) row->shift = 0;  // inf or NaN
+    int64_t total = row->count + count;
+    double share = (double)count / (double)total, step = mean - row->mean;
+    row->spread += spread + step * step * (double)row->count * share;
+    row->mean += step * share;
+    row->count = total;
 }
 
 static void raise_reference(Row *row, Vec *sums, REAL peak, REAL *out, int64_t out_dim) {
@@ -140,24 +153,16 @@ static void join_rows(Row *row, Vec *sums, REAL *out, Row *more, Vec *more_sums,
         row->peak = more->peak;
         row->argmax = more->argmax;
     }
-    if (!row->shifted) {
-        row->shift = more->shift;
-        row->shifted = more->shifted;
-    }
-    REAL step = more->shift - row->shift, count = (REAL)more->count, first = sum(more_sums[FIRST]);
-    if (step != 0 && more->shifted) {
-        more_sums[FIRST][0] += count * step;
-        more_sums[SECOND][0] += 2 * step * first + count * step * step;
-    }
-    row->count += more->count;
+    join_moments(row, more->count, more->mean, more->spread);
     for (int i = 0; i < SUMS; i++) sums[i] += more_sums[i];
     for (int64_t e = 0; e < out_dim; e++) out[e] += more_out[e];
 }
 
 
 // One row of a tile: z becomes e, and the sums grow.
-INLINE void weigh_row(REAL *z, int64_t n, const REAL *bias, REAL reference, REAL shift, Vec *sums, const int kind,
+INLINE void weigh_row(REAL *z, int64_t n, const REAL *bias, REAL reference, REAL *moment, Vec *sums, const int kind,
                       const int weights, const int moments) {
+    REAL shift = moment[0];
     Vec l = splat(0), a = l, s = l, first = l, second = l;
     for (int64_t j = 0; j < n; j += LANES) {
         Vec x = load(z + j), t = at_least_lowest(x - reference), e = exp_of(t);
@@ -182,14 +187,14 @@ INLINE void weigh_row(REAL *z, int64_t n, const REAL *bias, REAL reference, REAL
     sums[SUM] += l;
     sums[TILTED] += a;
     sums[SQUARES] += s;
-    sums[FIRST] += first;
-    sums[SECOND] += second;
+    if (moments) moment[0] = sum(first), moment[1] = sum(second);
 }
 
-static void weigh_row_by_kind(REAL *z, int64_t n, const REAL *bias, REAL reference, REAL shift, Vec *sums, int kind,
+// `moment` holds the shift, and then Σ d and Σ d²
+static void weigh_row_by_kind(REAL *z, int64_t n, const REAL *bias, REAL reference, REAL moment[2], Vec *sums, int kind,
                               Needs needs) {
 #define CASE(KIND, WEIGHTS, MOMENTS) \
-    case KIND * 4 + WEIGHTS * 2 + MOMENTS: weigh_row(z, n, bias, reference, shift, sums, KIND, WEIGHTS, MOMENTS); break;
+    case KIND * 4 + WEIGHTS * 2 + MOMENTS: weigh_row(z, n, bias, reference, moment, sums, KIND, WEIGHTS, MOMENTS); break;
     switch (kind * 4 + needs.weights * 2 + needs.moments) {
         CASE(OPEN, 0, 0) CASE(OPEN, 0, 1) CASE(OPEN, 1, 0) CASE(OPEN, 1, 1)
         CASE(CLOSED, 0, 0) CASE(CLOSED, 0, 1) CASE(CLOSED, 1, 0) CASE(CLOSED, 1, 1)
@@ -211,10 +216,7 @@ INLINE void see_row(const Call *call, Needs needs, Row *row, Vec *sums, REAL *z,
     if (call->softcap) cap_row(z, n, (REAL)call->softcap);
     if (from < 0) from = 0;
     if (bias) add_bias(z, bias, n, call->mask_dtype == BOOL);
-    if (!bias)
-        row->count += to > from ? to - from : 0;
-    else if (needs.counting)
-        row->count += count_seen(bias, from, to);
+    int64_t count = !bias ? (to > from ? to - from : 0) : needs.counting ? count_seen(bias, from, to) : 0;
     close_outside(z, from, to, n);
     REAL peak = row_peak(z, n);
     if (needs.argmax && peak > row->peak) {
@@ -224,9 +226,14 @@ INLINE void see_row(const Call *call, Needs needs, Row *row, Vec *sums, REAL *z,
     }
     row->peak = peak > row->peak ? peak : row->peak;
     if (peak > row->reference + SLACK) raise_reference(row, sums, peak, out, out_dim);
-    if (needs.moments && !row->shifted) find_shift(row, z, bias, from, to);
-    REAL reference = row->reference == -INFINITY ? 0 : row->reference;
-    weigh_row_by_kind(z, n, bias, reference, row->shift, sums, kind, needs);
+    REAL reference = row->reference == -INFINITY ? 0 : row->reference, shift = 0, moment[2] = {0};
+    if (needs.moments) moment[0] = shift = few_logits(z, bias, from, to);
+    weigh_row_by_kind(z, n, bias, reference, moment, sums, kind, needs);
+    if (needs.moments && count) {
+        double mean = (double)moment[0] / (double)count;
+        join_moments(row, count, shift + mean, moment[1] - moment[0] * mean);
+    } else
+        row->count += count;
 }
 
 // What rounding took from a + b (Knuth)
@@ -253,10 +260,9 @@ static REAL finish_row(const Call *call, Needs needs, const Row *row, const Vec 
     int64_t seen = row->count;
     if (to->visible) to->visible[at] = (int32_t)seen;
     if (needs.moments) {
-        REAL each = seen ? 1 / (REAL)seen : 0, first = sum(sums[FIRST]) * each;
-        REAL second = sum(sums[SECOND]) * each - first * first;
-        WRITE(mean, seen ? row->shift + first : 0);
-        WRITE(variance, seen ? (second < 0 ? 0 : second) : 0);
+        double variance = seen ? row->spread / (double)seen : 0;
+        WRITE(mean, (REAL)row->mean);
+        WRITE(variance, variance < 0 ? 0 : (REAL)variance);
     }
 #undef WRITE
     return empty ? 0 : share;
