@@ -4,7 +4,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-HERE = Path("src/attemper/kernels/cpu/native")
+HERE = Path("src/attemper/kernels/cpu/c")
 
 # Each file names its own instruction set, so nothing here depends on the machine that builds. No -ffast-math: inf and NaN count.
 FLAGS = ["-std=gnu11", "-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"]
