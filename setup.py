@@ -12,7 +12,7 @@ FLAGS = ["-std=gnu11", "-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-
 setup(
     ext_modules=[
         Extension(
-            "attemper.kernels.cpu._native",
+            "attemper.kernels.cpu.c._native",
             sources=sorted(str(path) for path in HERE.glob("*.c")),
             depends=sorted(str(path) for path in HERE.glob("*.h")),
             extra_compile_args=FLAGS,

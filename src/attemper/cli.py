@@ -69,7 +69,9 @@ def env(as_json: AsJson = False) -> None:
 
 @app.command()
 def bench(
-    part: Annotated[str | None, typer.Argument(help="speed or memory; both when left out.", metavar="PART")] = None,
+    part: Annotated[
+        str | None, typer.Argument(help="speed, memory or cpu; the first two when left out.", metavar="PART")
+    ] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(

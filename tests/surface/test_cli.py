@@ -142,7 +142,7 @@ def test_a_misspelling_is_met_with_the_right_spelling(attemper_command, argument
         ),
         (
             ["memry"],
-            "bench: unknown part 'memry'. Did you mean 'memory'? Known: 'speed', 'memory'. Leave it out for both.",
+            "bench: unknown part 'memry'. Did you mean 'memory'? Known: 'speed', 'memory', 'cpu'. Leave it out for speed and memory.",
         ),
         (
             ["--dtype", "float23"],

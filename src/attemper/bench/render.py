@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .candidates import CANDIDATES, DIRECTIONS
+from .cpu import geometric_mean
 
 WIDE = 100
 """From this many columns on, ratios are printed with their intervals."""
@@ -23,6 +24,11 @@ def show(document: dict[str, Any], console: Console) -> None:
         console.print(table)
     if document["speed"]:
         console.print("\n" + SPEED_LEGEND, style="dim")
+    if document["cpu"]:
+        for table in _cpu(document["cpu"], wide=console.width >= WIDE):
+            console.print()
+            console.print(table)
+        console.print("\n" + CPU_LEGEND, style="dim")
     if document["memory"]:
         console.print()
         console.print(_memory(document["memory"]))
@@ -38,6 +44,14 @@ MEMORY_LEGEND = (
     "B = H = 1, E = 64, causal, each in a fresh process. MiB: at the peak, beyond inputs, outputs, signs and gradients "
     "(the last three are results). Backward with an entropy in the loss. Growth: from the length above; where lengths "
     "double, 2 is linear and 4 quadratic."
+)
+
+
+CPU_LEGEND = (
+    "ms: all vitals, median of interleaved rounds. × SDPA: all vitals against torch's SDPA, which measures nothing; the "
+    "median of the ratios within each round, with its 95 % interval. Vitals: their cost over the same kernel without. "
+    "GF/s, and torch.mm's in the same rounds; GB/s of keys and values, and a plain read's. Growth: of the time since "
+    "the length above; where lengths double, 4 is quadratic."
 )
 
 
@@ -72,6 +86,29 @@ def _speed(rows: list[dict[str, Any]], wide: bool) -> Iterator[Table]:
             )
         rate = _number(first["gemm_gflops"])
         table.caption = f"kernel {first['kernel']}; {first['rounds']} rounds; torch.mm at {rate} GFLOP/s"
+        yield table
+
+
+def _cpu(rows: list[dict[str, Any]], wide: bool) -> Iterator[Table]:
+    for kind, group in groupby(rows, lambda row: row["kind"]):
+        cells = list(group)
+        unit = "GB/s" if kind == "decode" else "GF/s"
+        table = _table(f"{kind}, {cells[0]['dtype']}, kernel {cells[0]['kernel']}")
+        for name in ("ms", "× SDPA", "vitals", "× eager+stats", unit, f"{unit} machine", "growth"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in cells:
+            eager = row["speed_vs_eager_statistics"]
+            table.add_row(
+                f"({', '.join(map(str, row['shape']))})",
+                _number(row["ms"]["median"]),
+                _ratio(row["speed_vs_sdpa"], wide),
+                f"{100 * row['vitals_cost']:.0f} %",
+                "–" if eager is None else f"{eager['median']:.1f}",
+                _number(row["rate"]),
+                _number(row["machine_rate"]),
+                "" if row["growth"] is None else f"×{row['growth']:.2f}",
+            )
+        table.caption = f"geometric mean {geometric_mean(cells):.2f} × SDPA"
         yield table
 
 

@@ -12,12 +12,12 @@ import torch
 from .. import env
 from ..errors import InputError, nearest
 from ..kernels import KERNELS
-from . import memory, operation
+from . import cpu, memory, operation
 from .candidates import CANDIDATES, DTYPES, Case
 
 Shape = tuple[int, int, int, int]
 
-PARTS = ("speed", "memory")
+PARTS = ("speed", "memory", "cpu")
 EAGER_LENGTH = 8192
 """Longest length at which the memory of eager attention is measured, for contrast: it grows with the square."""
 
@@ -37,7 +37,7 @@ class Settings:
     dtype: str = "float32"
     device: str = "cpu"
     kernel: str = "auto"
-    parts: tuple[str, ...] = PARTS
+    parts: tuple[str, ...] = ("speed", "memory")
 
 
 DEFAULT = Settings(
@@ -74,7 +74,7 @@ def check(settings: Settings) -> None:
     """Refuse what could only fail later, after minutes of measuring."""
     for part in settings.parts:
         if part not in PARTS:
-            raise InputError(f"bench: unknown part {part!r}. {nearest(part, PARTS)} Leave it out for both.")
+            raise InputError(f"bench: unknown part {part!r}. {nearest(part, PARTS)} Leave it out for speed and memory.")
     if settings.dtype not in DTYPES:
         raise InputError(f"bench: unknown --dtype {settings.dtype!r}. {nearest(settings.dtype, DTYPES)}")
     if settings.kernel not in ("auto", *KERNELS):
@@ -92,11 +92,13 @@ def run(settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:
     found = env.describe()
     load = {"before": _load()}
     _warn(load["before"], 0, found["cpu"], note)
-    document: dict[str, Any] = {"environment": found, "load": load, "speed": [], "memory": []}
+    document: dict[str, Any] = {"environment": found, "load": load, "speed": [], "memory": [], "cpu": []}
     if "speed" in settings.parts:
         document["speed"] = operation.rows(cases(settings), rounds=settings.rounds, budget=settings.budget, note=note)
     if "memory" in settings.parts:
         document["memory"] = memory_rows(settings, note)
+    if "cpu" in settings.parts:
+        document["cpu"] = cpu.rows(quick=settings.shapes == QUICK.shapes, kernel=settings.kernel, note=note)
     load["after"] = _load()
     _warn(load["after"], found["cpu"]["threads"], found["cpu"], note)
     return document
@@ -104,7 +106,7 @@ def run(settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:
 
 def cases(settings: Settings) -> list[Case]:
     """Forward on every shape and mask; forward and backward on the first shape, causal where that was asked for."""
-    common = {"dtype": settings.dtype, "device": settings.device, "kernel": settings.kernel}
+    common: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "kernel": settings.kernel}
     forward = [Case(shape, causal, **common) for shape in settings.shapes for causal in settings.masks]
     backward = Case(settings.shapes[0], any(settings.masks), "forward_backward", **common)
     return [*forward, backward]

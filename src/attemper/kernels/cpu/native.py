@@ -38,7 +38,7 @@ NO_ROWS = (0,) * _ROWS
 
 
 def _find() -> Path | None:
-    here = Path(__file__).parent
+    here = Path(__file__).parent / "c"
     places = (here / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES)
     return next((place for place in places if place.exists()), None)
 
