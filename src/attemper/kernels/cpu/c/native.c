@@ -38,15 +38,20 @@ int attemper_forward(const Call *call, int variant) { return kernel_for(call, va
 int attemper_backward(const Call *call, int variant) { return kernel_for(call, variant)->backward(call); }
 int attemper_call_size(void) { return (int)sizeof(Call); }
 
-// Fresh pages cost more than the arithmetic of a small call, so one block is kept; whoever finds none asks the system.
-enum { HEADER = 64, KEPT = 32 << 20 };
-static char *kept;
+// Fresh pages cost more than the arithmetic of a small call, so a few blocks are kept; whoever finds none asks the system.
+enum { HEADER = 64, SLOTS = 4, KEPT = 16 << 20 };
+static char *kept[SLOTS];
+
+static char *swap(int slot, char *block) { return __atomic_exchange_n(&kept[slot], block, __ATOMIC_ACQ_REL); }
 
 void *attemper_take(size_t bytes, int poison) {
-    char *block = __atomic_exchange_n(&kept, NULL, __ATOMIC_ACQ_REL);
-    if (block && *(size_t *)block < bytes) {
-        free(block);
-        block = NULL;
+    char *block = NULL;
+    for (int slot = 0; slot < SLOTS && !block; slot++) {
+        block = swap(slot, NULL);
+        if (block && *(size_t *)block < bytes) {  // too small: back, unless another thread was quicker
+            free(swap(slot, block));
+            block = NULL;
+        }
     }
     if (!block) {
         bytes = (bytes + 63) / 64 * 64;
@@ -61,6 +66,10 @@ void *attemper_take(size_t bytes, int poison) {
 void attemper_give(void *memory) {
     if (!memory) return;
     char *block = (char *)memory - HEADER;
-    if (*(size_t *)block <= KEPT) block = __atomic_exchange_n(&kept, block, __ATOMIC_ACQ_REL);
+    if (*(size_t *)block > KEPT) {
+        free(block);
+        return;
+    }
+    for (int slot = 0; slot < SLOTS && block; slot++) block = swap(slot, block);  // the oldest falls off the end
     free(block);
 }

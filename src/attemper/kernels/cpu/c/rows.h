@@ -102,16 +102,15 @@ INLINE REAL row_peak(const REAL *z, int64_t n) {
     return largest(larger(one, two));
 }
 
-// A mean of a few logits that are seen, at both ends of a tile
+// A mean of a few logits that are seen, from all over a tile
 INLINE REAL few_logits(const REAL *z, const REAL *bias, int64_t from, int64_t to) {
-    enum { FEW = 16 };
+    enum { FEW = 8 };
     REAL total = 0;
     int count = 0;
     if (!bias && to - from >= FEW) {
-        Vec all = splat(0);
-        UNROLL for (int j = 0; j < FEW; j += LANES) all += load(z + from + j) + load(z + to - FEW + j);
-        total = sum(all);
-        count = 2 * FEW;
+        int64_t step = (to - from - 1) / (FEW - 1);
+        UNROLL for (int j = 0; j < FEW; j++) total += z[from + j * step];
+        count = FEW;
     } else {
         for (int64_t j = from; j < to && count < FEW; j++)
             if (z[j] != -INFINITY && (!bias || bias[j] > HIDDEN_BIAS)) total += z[j], count++;
@@ -119,13 +118,17 @@ INLINE REAL few_logits(const REAL *z, const REAL *bias, int64_t from, int64_t to
         for (int64_t j = to - 1; j >= from && count < enough; j--)
             if (z[j] != -INFINITY && (!bias || bias[j] > HIDDEN_BIAS)) total += z[j], count++;
     }
-    REAL mean = count ? total / count : 0;
+    REAL mean = count ? total / (REAL)count : 0;
     return mean - mean == 0 ? mean : 0;  // not inf, not NaN
 }
 
 // Chan: the moments of `count` more logits join those of a row
 INLINE void join_moments(Row *row, int64_t count, double mean, double spread) {
     if (!count) return;
+    if (!row->count) {
+        row->mean = mean, row->spread = spread, row->count = count;
+        return;
+    }
     int64_t total = row->count + count;
     double share = (double)count / (double)total, step = mean - row->mean;
     row->spread += spread + step * step * (double)row->count * share;
