@@ -159,6 +159,25 @@ def test_views_that_start_anywhere():
     judge(base, {"causal": True}, "cpu")
 
 
+def test_a_mask_of_an_exotic_dtype_is_widened():
+    tensors = draw(rows=20)
+    mask = torch.randn(20, 7).to(torch.float8_e5m2)
+    expected = attend(tensors, mask=mask.float()).output
+    assert torch.equal(attend(tensors, mask=mask).output, expected)
+
+
+def test_what_is_saved_may_lie_anywhere():
+    """A batched backward hands over expanded and strided copies; nothing may be freed before the library reads it."""
+    x = torch.randn(3, 2, 40, 8, dtype=torch.float64)
+
+    def signs(a, kernel):
+        output, vitals = attemper.attention(a, a, a, causal=True, kernel=kernel)
+        return torch.stack([output.sum((-1, -2)), vitals.variance.sum(-1), vitals.peak.sum(-1), vitals.p2.sum(-1)])
+
+    actual, expected = (torch.func.jacrev(lambda a, k=k: signs(a, k))(x) for k in ("cpu", "reference"))
+    torch.testing.assert_close(actual, expected)
+
+
 def test_a_negated_view_is_read_as_its_numbers():
     spun = torch.randn(3, 1, 2, 20, 8, dtype=torch.complex64).conj()
     query, key, value = spun.imag

@@ -142,7 +142,8 @@ def test_a_misspelling_is_met_with_the_right_spelling(attemper_command, argument
         ),
         (
             ["memry"],
-            "bench: unknown part 'memry'. Did you mean 'memory'? Known: 'speed', 'memory', 'cpu'. Leave it out for speed and memory.",
+            "bench: unknown part 'memry'. Did you mean 'memory'? Known: 'speed', 'memory', 'cpu'. "
+            "Leave it out for the first two.",
         ),
         (
             ["--dtype", "float23"],

@@ -50,7 +50,8 @@ MEMORY_LEGEND = (
 CPU_LEGEND = (
     "ms: all vitals, median of interleaved rounds. × SDPA: all vitals against torch's SDPA, which measures nothing; the "
     "median of the ratios within each round, with its 95 % interval. Vitals: their cost over the same kernel without. "
-    "GF/s, and torch.mm's in the same rounds; GB/s of keys and values, and a plain read's. Growth: of the time since "
+    "× eager: against eager attention with the same statistics. GF/s, GB/s: of the products, or of keys and values read; "
+    "machine: torch.mm, or a plain read, in the same rounds. Growth: of the time since "
     "the length above; where lengths double, 4 is quadratic."
 )
 
@@ -94,7 +95,7 @@ def _cpu(rows: list[dict[str, Any]], wide: bool) -> Iterator[Table]:
         cells = list(group)
         unit = "GB/s" if kind == "decode" else "GF/s"
         table = _table(f"{kind}, {cells[0]['dtype']}, kernel {cells[0]['kernel']}")
-        for name in ("ms", "× SDPA", "vitals", "× eager+stats", unit, f"{unit} machine", "growth"):
+        for name in ("ms", "× SDPA", "vitals", "× eager", unit, "machine", "growth"):
             table.add_column(name, justify="right", no_wrap=True)
         for row in cells:
             eager = row["speed_vs_eager_statistics"]

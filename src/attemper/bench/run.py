@@ -74,7 +74,7 @@ def check(settings: Settings) -> None:
     """Refuse what could only fail later, after minutes of measuring."""
     for part in settings.parts:
         if part not in PARTS:
-            raise InputError(f"bench: unknown part {part!r}. {nearest(part, PARTS)} Leave it out for speed and memory.")
+            raise InputError(f"bench: unknown part {part!r}. {nearest(part, PARTS)} Leave it out for the first two.")
     if settings.dtype not in DTYPES:
         raise InputError(f"bench: unknown --dtype {settings.dtype!r}. {nearest(settings.dtype, DTYPES)}")
     if settings.kernel not in ("auto", *KERNELS):

@@ -16,13 +16,14 @@ TILE_KEYS = 256  # of product.h
 
 
 def forward(problem: Problem, signs: int) -> Measured:
-    measured = room(problem, signs)
+    problem, measured = _readable(problem), room(problem, signs)
     rest = (*native.NOWHERE, *native.NO_ROWS, 0, 0, 0, 0, 0, 0, *(0,) * 4, 0, 1)
     native.call("forward", (*_problem(problem, signs), *_results(measured), *rest), _reals(problem))
     return measured
 
 
 def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants) -> Gradients:
+    asked, problem = problem.mask, _readable(problem)
     query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
     wide = measuring_dtype(query.dtype)
 
@@ -47,10 +48,12 @@ def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants
         lead = parts if mask.shape[3] == 1 else 1
         dmask = torch.zeros((lead, *mask.shape), dtype=torch.float64 if many else wide)
     rows = {name: _row(tensor, wide) for name, tensor in upstream._asdict().items() if name != "output"}
-    kept = Measured(*(t if t.dtype in (torch.int32, torch.int64) else t.contiguous() for t in saved))
+    kept = Measured(
+        *(t.contiguous() for t in saved)
+    )  # addresses are taken below: what they point to lives until the call ends
     integers = (
         *_problem(problem, 0),
-        *_results(kept._replace(visible=kept.visible.contiguous(), argmax=kept.argmax.contiguous())),
+        *_results(kept),
         *native.strided(upstream.output),
         *(0, 0, 0, *(native.address(rows[name]) for name in SIGNS if name != "visible")),
         bits,
@@ -59,8 +62,8 @@ def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants
         parts,
     )
     native.call("backward", integers, _reals(problem))
-    if dmask is not None and mask is not None:
-        result = result._replace(mask=dmask.sum(0).to(mask.dtype))
+    if dmask is not None and asked is not None:
+        result = result._replace(mask=dmask.sum(0).to(asked.dtype))
     return result
 
 
@@ -86,6 +89,14 @@ def _parts(problem: Problem, alone: bool) -> int:
 def _mask_steps(dmask: Tensor) -> tuple[int, ...]:
     _, *steps = (0 if size == 1 else step for size, step in zip(dmask.shape, dmask.stride(), strict=True))
     return (*steps, dmask.stride(0) if dmask.shape[0] > 1 else 0)
+
+
+def _readable(problem: Problem) -> Problem:
+    """With a mask of a dtype that the library reads: a float8 one is widened."""
+    mask = problem.mask
+    if mask is None or mask.dtype in native.DTYPES:
+        return problem
+    return problem._replace(mask=mask.to(torch.float32))
 
 
 def _problem(problem: Problem, signs: int) -> tuple[int, ...]:
