@@ -165,32 +165,38 @@ static void join_rows(Row *row, Vec *sums, REAL *out, Row *more, Vec *more_sums,
 // One row of a tile: z becomes e, and the sums grow.
 INLINE void weigh_row(REAL *z, int64_t n, const REAL *bias, REAL reference, REAL *moment, Vec *sums, const int kind,
                       const int weights, const int moments) {
+    // sums of sums: a chunk at a time, so that no sum has more than a few dozen terms
+    enum { CHUNK = 16 * LANES };
     REAL shift = moment[0];
-    Vec l = splat(0), a = l, s = l, first = l, second = l;
-    for (int64_t j = 0; j < n; j += LANES) {
-        Vec x = load(z + j), t = at_least_lowest(x - reference), e = exp_of(t);
-        if (kind != OPEN) e = keep_where(~(x - reference < (REAL)LOWEST_EXP), e);
-        store(z + j, e);
-        l += e;
-        if (weights) {
-            a += e * t;
-            s += e * e;
-        }
-        if (moments) {
-            Vec d = x - shift;
-            if (kind != OPEN) {
-                IntVec seen = x != (REAL)-INFINITY;
-                if (kind == BIASED) seen &= load(bias + j) > HIDDEN_BIAS;
-                d = keep_where(seen, d);
+    Vec firsts = splat(0), seconds = splat(0);
+    for (int64_t start = 0; start < n; start += CHUNK) {
+        int64_t stop = start + CHUNK < n ? start + CHUNK : n;
+        Vec l = splat(0), a = l, s = l, first = l, second = l;
+        for (int64_t j = start; j < stop; j += LANES) {
+            Vec x = load(z + j), t = at_least_lowest(x - reference), e = exp_of(t);
+            if (kind != OPEN) e = keep_where(~(x - reference < (REAL)LOWEST_EXP), e);
+            store(z + j, e);
+            l += e;
+            if (weights) {
+                a += e * t;
+                s += e * e;
             }
-            first += d;
-            second += d * d;
+            if (moments) {
+                Vec d = x - shift;
+                if (kind != OPEN) {
+                    IntVec seen = x != (REAL)-INFINITY;
+                    if (kind == BIASED) seen &= load(bias + j) > HIDDEN_BIAS;
+                    d = keep_where(seen, d);
+                }
+                first += d;
+                second += d * d;
+            }
         }
+        sums[SUM] += l;
+        if (weights) sums[TILTED] += a, sums[SQUARES] += s;
+        if (moments) firsts += first, seconds += second;
     }
-    sums[SUM] += l;
-    sums[TILTED] += a;
-    sums[SQUARES] += s;
-    if (moments) moment[0] = sum(first), moment[1] = sum(second);
+    if (moments) moment[0] = sum(firsts), moment[1] = sum(seconds);
 }
 
 // `moment` holds the shift, and then Σ d and Σ d²
