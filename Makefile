@@ -6,7 +6,7 @@ READY := .venv/ready
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES)
 
-.PHONY: run test test-all check format bench docs clean
+.PHONY: run test test-all check format native fuzz sanitize bench docs clean
 
 run: $(READY)  ## the operation on a small example, with its vital signs
 	$(BIN)/python examples/vitals.py
@@ -26,6 +26,15 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+native: $(READY)  ## the C library of kernels/cpu again, in place
+	$(BIN)/python setup.py -q build_ext --inplace
+
+fuzz: $(READY) native  ## 10,000 random calls of the native kernel against the definition
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/fuzz.py --cases 10000
+
+sanitize: $(READY)  ## the native kernel's tests with AddressSanitizer and UBSan
+	scripts/sanitize.sh -n $(CORES)
+
 bench: $(READY)  ## ours, torch's SDPA, eager, eager with statistics: interleaved, as ratios
 	$(BIN)/attemper bench
 
@@ -34,9 +43,9 @@ docs: $(READY)  ## docs/reference.md from the docstrings, and the pictures
 	$(BIN)/python scripts/screenshots.py
 
 clean:
-	rm -rf .venv build src/*.egg-info
+	rm -rf .venv build src/*.egg-info src/attemper/kernels/cpu/c/*.so
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/attemper/kernels/cpu/c/*.[ch])
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "attemper needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Run make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

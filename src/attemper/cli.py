@@ -84,7 +84,7 @@ def env(as_json: AsJson = False) -> None:
 @app.command()
 def bench(
     part: Annotated[
-        str | None, typer.Argument(help="speed, memory or watch; the first two when left out.", metavar="PART")
+        str | None, typer.Argument(help="speed, memory, cpu or watch; the first two when left out.", metavar="PART")
     ] = None,
     shape: Annotated[
         list[str] | None,

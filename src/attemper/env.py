@@ -134,12 +134,13 @@ def _kernel(name: str) -> dict[str, Any]:
     if devices is not None and not any(_present(device) for device in devices):
         return {"available": False, "reason": f"needs {' or '.join(devices)}; none here"}
     try:
-        kernels.load(name)
+        variant = getattr(kernels.load(name), "variant", None)
     except AttemperError as error:
         return {"available": False, "reason": str(error)}
     except Exception as error:  # the message may hold a path, so only its kind is shown
         return {"available": False, "reason": f"does not load: {type(error).__name__}"}
-    return {"available": True, "reason": f"runs on {' or '.join(devices) if devices else 'any device'}"}
+    where = " or ".join(devices) if devices else "any device"
+    return {"available": True, "reason": f"runs on {where}" + (f", with {variant}" if variant else "")}
 
 
 def _present(device: str) -> bool:

@@ -156,7 +156,7 @@ def test_a_misspelling_is_met_with_the_right_spelling(attemper_command, argument
         ),
         (
             ["memry"],
-            "bench: unknown part 'memry'. Did you mean 'memory'? Known: 'speed', 'memory', 'watch'. "
+            "bench: unknown part 'memry'. Did you mean 'memory'? Known: 'speed', 'memory', 'cpu', 'watch'. "
             "Leave it out for the first two.",
         ),
         (

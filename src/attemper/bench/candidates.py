@@ -30,7 +30,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 @dataclass(frozen=True)
 class Case:
-    """One problem to measure on: self-attention of shape (B, H, L, E) on random normal inputs."""
+    """One problem to measure on: attention over keys of shape (B, H, L, E), random normal; `rows` queries, or L when 0."""
 
     shape: tuple[int, int, int, int]
     causal: bool
@@ -38,10 +38,11 @@ class Case:
     dtype: str = "float32"
     device: str = "cpu"
     kernel: str = "auto"
+    rows: int = 0
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
-        shape = ", ".join(map(str, self.shape))
+        shape = ", ".join(map(str, self.shape)) + (f"; {self.rows} query" if self.rows else "")
         return f"({shape}) {mask}, {self.dtype} on {self.device}, {DIRECTIONS[self.direction]}"
 
     @property
@@ -49,7 +50,7 @@ class Case:
         """Operations no method avoids: two products forward, four backward; half of each when causal."""
         batch, heads, length, head_dim = self.shape
         products = 2 if self.direction == "forward" else 6
-        return products * 2.0 * batch * heads * length**2 * head_dim / (2 if self.causal else 1)
+        return products * 2.0 * batch * heads * (self.rows or length) * length * head_dim / (2 if self.causal else 1)
 
     def tensors(self) -> Tensors:
         return Tensors(self)
@@ -67,12 +68,13 @@ class Tensors:
             tensor = torch.empty(shape, dtype=getattr(torch, case.dtype)).normal_(generator=generator)
             return tensor.to(case.device)
 
-        self.inputs = tuple(normal(*case.shape).requires_grad_(self.backward) for _ in range(3))
-        self.g_output = normal(*case.shape) if self.backward else None
+        batch, heads, length, head_dim = case.shape
+        asked = (batch, heads, case.rows or length, head_dim)
+        self.inputs = tuple(normal(*shape).requires_grad_(self.backward) for shape in (asked, case.shape, case.shape))
+        self.g_output = normal(*asked) if self.backward else None
         # an entropy bonus, as a loss would have it: the same small weight on every row
         wide = torch.promote_types(getattr(torch, case.dtype), torch.float32)
-        rows = case.shape[:3]
-        self.g_entropy = torch.full(rows, -0.01, dtype=wide, device=case.device) if self.backward else None
+        self.g_entropy = torch.full(asked[:3], -0.01, dtype=wide, device=case.device) if self.backward else None
 
     def kernel(self, candidate: str) -> str | None:
         """Which of our kernels runs this case; None for the candidates that are not ours."""

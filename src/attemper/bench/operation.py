@@ -35,7 +35,7 @@ def measure(case: Case, *, rounds: int, budget: float, note: Callable[[str], Non
         note(f"  eager left out: one score matrix would take {_matrix(case) / 2**30:.0f} GiB")
     calls: dict[str, Callable[[], object]] = {name: call(name, tensors) for name in names}
     side = gemm_side(case.flops, case.device)
-    calls[GEMM] = _gemm(case, side)
+    calls[GEMM] = gemm(case, side)
     times = interleave(calls, rounds=rounds, budget=budget, device=case.device)
 
     work = case.flops / (2.0 * side**3)  # this case in units of that product
@@ -69,7 +69,8 @@ def gemm_side(flops: float, device: str) -> int:
     return max(least, round((flops / 2) ** (1 / 3) / 64) * 64)
 
 
-def _gemm(case: Case, side: int) -> Callable[[], object]:
+def gemm(case: Case, side: int) -> Callable[[], object]:
+    """A plain matrix product, to be timed in the same rounds."""
     left, right = (torch.randn(side, side, device=case.device).to(getattr(torch, case.dtype)) for _ in range(2))
     out = torch.empty_like(left)
     return lambda: torch.mm(left, right, out=out)

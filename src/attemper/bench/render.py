@@ -12,6 +12,7 @@ from rich.table import Table
 
 from . import watch
 from .candidates import CANDIDATES, DIRECTIONS
+from .cpu import geometric_mean
 
 WIDE = 100
 """From this many columns on, ratios are printed with their intervals."""
@@ -24,6 +25,11 @@ def show(document: dict[str, Any], console: Console) -> None:
         console.print(table)
     if document["speed"]:
         console.print("\n" + SPEED_LEGEND, style="dim")
+    if document["cpu"]:
+        for table in _cpu(document["cpu"], wide=console.width >= WIDE):
+            console.print()
+            console.print(table)
+        console.print("\n" + CPU_LEGEND, style="dim")
     if document["memory"]:
         console.print()
         console.print(_memory(document["memory"]))
@@ -48,6 +54,15 @@ MEMORY_LEGEND = (
 WATCH_LEGEND = (
     "Forward passes of six layers of 12 heads, 384 wide, random weights. Medians of interleaved rounds, with quartiles. "
     "Cost: the time over the unwatched pass of the same round, the median (95 % interval); attaching and letting go included."
+)
+
+
+CPU_LEGEND = (
+    "ms: all vitals, median of interleaved rounds. × SDPA: all vitals against torch's SDPA, which measures nothing; the "
+    "median of the ratios within each round, with its 95 % interval. Vitals: their cost over the same kernel without. "
+    "× eager: against eager attention with the same statistics. GF/s, GB/s: of the products, or of keys and values read; "
+    "machine: torch.mm, or a plain read, in the same rounds. Growth: of the time since "
+    "the length above; where lengths double, 4 is quadratic."
 )
 
 
@@ -82,6 +97,29 @@ def _speed(rows: list[dict[str, Any]], wide: bool) -> Iterator[Table]:
             )
         rate = _number(first["gemm_gflops"])
         table.caption = f"kernel {first['kernel']}; {first['rounds']} rounds; torch.mm at {rate} GFLOP/s"
+        yield table
+
+
+def _cpu(rows: list[dict[str, Any]], wide: bool) -> Iterator[Table]:
+    for kind, group in groupby(rows, lambda row: row["kind"]):
+        cells = list(group)
+        unit = "GB/s" if kind == "decode" else "GF/s"
+        table = _table(f"{kind}, {cells[0]['dtype']}, kernel {cells[0]['kernel']}")
+        for name in ("ms", "× SDPA", "vitals", "× eager", unit, "machine", "growth"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in cells:
+            eager = row["speed_vs_eager_statistics"]
+            table.add_row(
+                f"({', '.join(map(str, row['shape']))})",
+                _number(row["ms"]["median"]),
+                _ratio(row["speed_vs_sdpa"], wide),
+                f"{100 * row['vitals_cost']:.0f} %",
+                "–" if eager is None else f"{eager['median']:.1f}",
+                _number(row["rate"]),
+                _number(row["machine_rate"]),
+                "" if row["growth"] is None else f"×{row['growth']:.2f}",
+            )
+        table.caption = f"geometric mean {geometric_mean(cells):.2f} × SDPA"
         yield table
 
 

@@ -12,12 +12,12 @@ import torch
 from .. import env
 from ..errors import InputError, nearest
 from ..kernels import KERNELS
-from . import memory, operation, watch
+from . import cpu, memory, operation, watch
 from .candidates import CANDIDATES, DTYPES, Case
 
 Shape = tuple[int, int, int, int]
 
-PARTS = ("speed", "memory", "watch")
+PARTS = ("speed", "memory", "cpu", "watch")
 EAGER_LENGTH = 8192
 """Longest length at which the memory of eager attention is measured, for contrast: it grows with the square."""
 
@@ -38,7 +38,7 @@ class Settings:
     dtype: str = "float32"
     device: str = "cpu"
     kernel: str = "auto"
-    parts: tuple[str, ...] = PARTS[:2]  # watch needs transformers, and is run by name
+    parts: tuple[str, ...] = PARTS[:2]  # the others take longer, or transformers, and are run by name
 
 
 DEFAULT = Settings(
@@ -96,7 +96,7 @@ def run(settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:
     found = env.describe()
     load = {"before": _load()}
     _warn(load["before"], 0, found["cpu"], note)
-    document: dict[str, Any] = {"environment": found, "load": load, "speed": [], "memory": [], "watch": []}
+    document: dict[str, Any] = {"environment": found, "load": load, **{part: [] for part in PARTS}}
     if "speed" in settings.parts:
         document["speed"] = operation.rows(cases(settings), rounds=settings.rounds, budget=settings.budget, note=note)
     if "memory" in settings.parts:
@@ -106,6 +106,8 @@ def run(settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:
         document["watch"] = watch.rows(
             settings.encoder, rounds=settings.rounds, budget=budget, device=settings.device, note=note
         )
+    if "cpu" in settings.parts:
+        document["cpu"] = cpu.rows(quick=settings.shapes == QUICK.shapes, kernel=settings.kernel, note=note)
     load["after"] = _load()
     _warn(load["after"], found["cpu"]["threads"], found["cpu"], note)
     return document
@@ -113,7 +115,7 @@ def run(settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:
 
 def cases(settings: Settings) -> list[Case]:
     """Forward on every shape and mask; forward and backward on the first shape, causal where that was asked for."""
-    common = {"dtype": settings.dtype, "device": settings.device, "kernel": settings.kernel}
+    common: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "kernel": settings.kernel}
     forward = [Case(shape, causal, **common) for shape in settings.shapes for causal in settings.masks]
     backward = Case(settings.shapes[0], any(settings.masks), "forward_backward", **common)
     return [*forward, backward]

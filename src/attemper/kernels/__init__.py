@@ -11,7 +11,25 @@ from torch import Tensor
 from ..errors import InputError, KernelUnavailable, nearest
 from .seam import Call, Serves
 
+_missing: dict[str, str | None] = {}
+
+
+def _cpu_is_missing() -> str | None:
+    """Why the native kernel cannot run here at all; None when it can."""
+    if "cpu" not in _missing:
+        try:
+            load("cpu")
+            _missing["cpu"] = None
+        except KernelUnavailable as reason:
+            _missing["cpu"] = str(reason)
+    return _missing["cpu"]
+
+
+# what torch.compiler.assume_constant_result does, which would import all of Dynamo: a compiled graph asks once, while traced
+_cpu_is_missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
 KERNELS = {
+    "cpu": Serves(devices=("cpu",), unless=lambda call: _cpu_is_missing()),
     "blockwise": Serves(),
     "reference": Serves(),
 }
@@ -73,7 +91,8 @@ def why(
     Example:
         >>> q = torch.randn(1, 4, 16, 32)
         >>> print(attemper.kernels.why(q, q, q, causal=True))
-        blockwise  taken: the fastest that serves this call
+        cpu        taken: the fastest that serves this call
+        blockwise  not taken: serves this call, but slower
         reference  not taken: serves this call, but slower
     """
     from .._checks import prepare

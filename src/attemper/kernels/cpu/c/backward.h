@@ -1,0 +1,366 @@
+// backward.h: gradients from recomputed tiles. With p = exp(z - lse), g what arrives, δ = g_out · out and r = exp(-lse_low), what
+// rounding took from lse (it is folded into every coefficient of p):
+//
+//   dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)] + [g_mean + 2 g_var (z - mean)] / visible + g_peak at the arg-max
+//
+// then the softcap's slope. A worker takes a key/value head and a part of its keys, so dK and dV have one writer; each part
+// has its own dQ, and the parts are added in order at the end: the result does not depend on who was quick.
+
+enum { BLOCK_ROWS = 96, BACK_KEYS = 256 };  // rows and keys that are differentiated together
+
+typedef struct {  // a row's coefficients
+    REAL lse, constant, entropy, p2, level, slope, peak, rest;
+} Slopes;
+
+typedef struct {
+    int64_t tiles, query_step, value_step, dq_step, dv_step;
+    int rich;
+    Slopes *slopes;  // (B, H, Lq)
+    REAL *dq;        // (parts, B, H, Lq, dq_step), where there are several parts; else NULL
+} Course;
+
+typedef struct {
+    REAL *keys, *values, *key_rows, *dk, *dv, *dq, *query, *gained, *g_out, *p, *dz, *bias, *keep, *cap, *scratch;
+} Differ;
+
+static Differ take_differ(Space *space, const Call *call, const Course *c) {
+    int64_t rows = BLOCK_ROWS + MAX_ROWS, keys = BACK_KEYS + MAX_ROWS, repeat = call->heads / call->groups;
+    int64_t most = call->dim > call->value_dim ? call->dim : call->value_dim;
+    return (Differ){
+        .keys = TAKE(space, REAL, BACK_KEYS * call->dim),
+        .values = TAKE(space, REAL, BACK_KEYS * call->value_dim),
+        .key_rows = TAKE(space, REAL, BACK_KEYS * c->query_step),
+        .dk = TAKE(space, REAL, keys * c->dq_step),
+        .dv = TAKE(space, REAL, keys * c->dv_step),
+        .dq = c->dq ? NULL : TAKE(space, REAL, (repeat * call->rows + MAX_ROWS) * c->dq_step),
+        .query = TAKE(space, REAL, rows * c->query_step),
+        .gained = call->gain.at ? TAKE(space, REAL, rows * c->query_step) : NULL,
+        .g_out = TAKE(space, REAL, rows * c->value_step),
+        .p = TAKE(space, REAL, rows * TILE_STEP),
+        .dz = TAKE(space, REAL, rows * TILE_STEP),
+        .bias = TAKE(space, REAL, TILE_STEP),
+        .keep = TAKE(space, REAL, TILE_STEP),
+        .cap = TAKE(space, REAL, TILE_STEP),
+        .scratch = TAKE(space, REAL, 5 * most),
+    };
+}
+
+static void find_slopes(const Job *job, void *memory, int64_t item) {
+    const Call *call = job->call;
+    const Course *course = job->shared;
+    const Rows *saved = &call->measured, *g = &call->upstream;
+    int64_t b = item / call->heads, h = item % call->heads, n = call->value_dim;
+    REAL *out = memory, *arriving = out + n;
+#define AT(FIELD) (((const REAL *)FIELD)[at])
+    for (int64_t i = 0; i < call->rows; i++) {
+        int64_t at = item * call->rows + i;
+        REAL low = AT(saved->lse_low), rest = EXP(-low), constant = 0;
+        Slopes s = {.lse = AT(saved->lse), .rest = rest};
+        if (s.lse == -INFINITY) s.lse = INFINITY;  // a row without keys: exp(z - inf) = 0
+        if (call->g_output.at) {
+            fetch(out, call->output + at * n * SIZE[call->dtype], (int)call->dtype, n, 1);
+            fetch(arriving, place(&call->g_output, (int)call->dtype, b, h, i), (int)call->dtype, n, call->g_output.step[3]);
+            constant -= dot(out, arriving, n);
+        }
+        if (g->lse) constant += AT(g->lse);
+        if (g->entropy) {
+            constant -= AT(g->entropy) * (AT(saved->entropy) - low);
+            s.entropy = AT(g->entropy) * rest;
+        }
+        if (g->p2) {
+            constant -= 2 * AT(g->p2) * AT(saved->p2);
+            s.p2 = 2 * AT(g->p2) * rest * rest;
+        }
+        s.constant = constant * rest;
+        REAL visible = g->mean || g->variance ? (REAL)saved->visible[at] : 1;
+        if (visible < 1) visible = 1;
+        if (g->mean) s.level = AT(g->mean) / visible;
+        if (g->variance) {
+            s.slope = 2 * AT(g->variance) / visible;
+            s.level -= s.slope * AT(saved->mean);
+        }
+        if (g->peak) s.peak = AT(g->peak);
+        course->slopes[at] = s;
+    }
+#undef AT
+}
+
+// z and dP of one row become p and dz
+INLINE void slope_row(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, const int kind, const int rich) {
+    for (int64_t j = 0; j < n; j += LANES) {
+        Vec x = load(z + j), t = at_least_lowest(x - s.lse), p = exp_of(t);
+        if (kind != OPEN) p = keep_where(~(x - s.lse < (REAL)LOWEST_EXP), p);
+        Vec d = load(dp + j) + s.constant;
+        if (rich) d += p * s.p2 - t * s.entropy;
+        d *= p;
+        if (rich) {
+            Vec moments = x * s.slope + s.level;
+            if (kind != OPEN) {
+                IntVec seen = x != (REAL)-INFINITY;
+                if (kind == BIASED) seen &= load(bias + j) > HIDDEN_BIAS;
+                moments = keep_where(seen, moments);
+            }
+            d += moments;
+        }
+        store(z + j, p);
+        store(dp + j, d);
+    }
+}
+
+static void slope_row_by_kind(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, int kind, int rich) {
+#define CASE(KIND, RICH) \
+    case KIND * 2 + RICH: slope_row(z, dp, n, bias, s, KIND, RICH); break;
+    switch (kind * 2 + rich) {
+        CASE(OPEN, 0) CASE(OPEN, 1) CASE(CLOSED, 0) CASE(CLOSED, 1) CASE(BIASED, 0) CASE(BIASED, 1)
+    }
+#undef CASE
+}
+
+static void add_mask_gradient(const Call *call, Meeting m, int64_t i, int64_t part, const REAL *dz) {
+    const int64_t *step = call->d_mask_step;
+    int64_t at = part * call->d_mask_part + m.b * step[0] + m.h * step[1] + i * step[2] + m.key * step[3];
+    if (call->wants & WANT_MASK_WIDE) {
+        double *to = (double *)call->d_mask + at;
+        for (int64_t j = 0; j < m.width; j++) to[j * step[3]] += dz[j];
+    } else {
+        REAL *to = (REAL *)call->d_mask + at;
+        for (int64_t j = 0; j < m.width; j++) to[j * step[3]] += dz[j];
+    }
+}
+
+// The weights and dz of row i of a meeting, from its scores and dP.
+static void differ_row(const Call *call, const Course *course, Differ *own, Meeting m, int64_t r, int64_t part, REAL *z,
+                       REAL *dz, int64_t n) {
+    int64_t i = m.row + r, index = (m.b * call->heads + m.h) * call->rows + i;
+    Slopes s = course->slopes[index];
+    const REAL *bias = NULL;
+    if (call->softcap) {
+        cap_row(z, n, (REAL)call->softcap);
+        memcpy(own->cap, z, n * sizeof(REAL));
+    }
+    if (call->mask_dtype != NONE) {
+        bias = r && !call->mask.step[2] ? own->bias : bias_of(call, m.b, m.h, i, m.key, m.width, own->bias);
+        add_bias(z, bias, n, call->mask_dtype == BOOL);
+    }
+    int64_t from = first_key(call, i) - m.key, to = last_key(call, i) - m.key;
+    if (to > m.width) to = m.width;
+    close_outside(z, from, to, n);
+    int kind = bias ? BIASED : from > 0 || to < n ? CLOSED : OPEN;
+    int dropping = call->dropout > 0 && call->g_output.at;
+    if (dropping) {
+        coins(own->keep, call, index, m.key, m.width);
+        for (int64_t j = 0; j < m.width; j++) dz[j] *= own->keep[j];
+    }
+    slope_row_by_kind(z, dz, n, bias, s, kind, course->rich);
+    if (dropping)
+        for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
+    if (call->upstream.peak) {
+        int64_t place = call->measured.argmax[index] - m.key;
+        if (place >= 0 && place < m.width) dz[place] += s.peak;
+    }
+    if (call->d_mask) add_mask_gradient(call, m, i, part, dz);
+    if (call->softcap)
+        for (int64_t j = 0; j < m.width; j++) {
+            REAL x = own->cap[j] / (REAL)call->softcap;
+            dz[j] *= 1 - x * x;
+        }
+}
+
+// A strip of rows against a tile that begins at `key`: p, dz and their share of dQ.
+static void differ_strip(const Call *call, const Course *course, Differ *own, Meeting m, int64_t part, int64_t key,
+                         REAL *dq) {
+    REAL *p = own->p + m.at * TILE_STEP, *dz = own->dz + m.at * TILE_STEP;
+    int64_t offset = m.key - key, n = up_to(m.width, PANEL), panels = n / PANEL, rows = tile_rows(m.rows);
+    REAL factor[MAX_ROWS], one[MAX_ROWS];
+    for (int r = 0; r < MAX_ROWS; r++) {
+        factor[r] = r < m.rows ? row_factor(call, m.b, m.h, m.row + r) : 0;
+        one[r] = 1;
+    }
+    scores((int)m.rows, own->query + m.at * course->query_step, course->query_step, call->dim,
+           own->keys + offset * call->dim, panels, factor, p + offset);
+    if (call->g_output.at)
+        scores((int)m.rows, own->g_out + m.at * course->value_step, course->value_step, call->value_dim,
+               own->values + offset * call->value_dim, panels, one, dz + offset);
+    for (int64_t r = 0; r < m.rows; r++) {
+        REAL *z = p + r * TILE_STEP + offset, *d = dz + r * TILE_STEP + offset;
+        if (!call->g_output.at) memset(d, 0, n * sizeof(REAL));
+        differ_row(call, course, own, m, r, part, z, d, n);
+        for (int side = 0; side < 2; side++) {  // the rest of the tile's keys, for `gather`
+            REAL *row = side ? z - offset : d - offset;
+            memset(row, 0, offset * sizeof(REAL));
+            memset(row + offset + n, 0, (BACK_KEYS - offset - n) * sizeof(REAL));
+        }
+    }
+    memset(dz + m.rows * TILE_STEP, 0, (rows - m.rows) * TILE_STEP * sizeof(REAL));
+    if (call->wants & (WANT_QUERY | WANT_GAIN))
+        weigh((int)m.rows, dz + offset, m.width,
+              (Panels){own->key_rows + offset * course->query_step, course->query_step, PANEL},
+              course->dq_step / PANEL, dq + m.at * course->dq_step, course->dq_step);
+}
+
+static void fetch_block(const Call *call, const Course *course, Differ *own, int64_t b, int64_t h, int64_t first,
+                        int64_t last) {
+    int64_t rows = last - first, padding = up_to(rows, MAX_ROWS) - rows;
+    pack_rows(own->query, course->query_step, &call->query, (int)call->dtype, b, h, first, last, call->dim);
+    memset(own->query + rows * course->query_step, 0, padding * course->query_step * sizeof(REAL));
+    if (own->gained)
+        for (int64_t r = 0; r < rows; r++) {
+            REAL gain = *(const REAL *)place(&call->gain, REAL_IS_FLOAT ? F32 : F64, b, h, first + r);
+            for (int64_t e = 0; e < course->dq_step; e++)
+                own->gained[r * course->query_step + e] = own->query[r * course->query_step + e] * gain;
+        }
+    if (!call->g_output.at) return;
+    pack_rows(own->g_out, course->value_step, &call->g_output, (int)call->dtype, b, h, first, last, call->value_dim);
+    memset(own->g_out + rows * course->value_step, 0, padding * course->value_step * sizeof(REAL));
+    for (int64_t r = 0; r < rows; r++) {
+        REAL rest = course->slopes[(b * call->heads + h) * call->rows + first + r].rest;
+        for (int64_t e = 0; e < call->value_dim; e++) own->g_out[r * course->value_step + e] *= rest;
+    }
+}
+
+// A block of rows against a tile of keys: dQ, and the block's share of dK and dV.
+static void differ_block(const Call *call, const Course *course, Differ *own, int64_t b, int64_t h, int64_t first,
+                         int64_t last, int64_t part, int64_t key, int64_t width, REAL *dq) {
+    int64_t rows = last - first;
+    fetch_block(call, course, own, b, h, first, last);
+    for (int64_t at = 0; at < rows; at += MAX_ROWS) {
+        Meeting m = {b, h, first + at, rows - at < MAX_ROWS ? rows - at : MAX_ROWS, at, key, 0};
+        int64_t from = first_key(call, m.row) / PANEL * PANEL, to = last_key(call, m.row + m.rows - 1);
+        if (from > key) m.key = from;
+        if (to > key + width) to = key + width;
+        m.width = to - m.key;
+        if (m.width > 0)
+            differ_strip(call, course, own, m, part, key, dq);
+        else {
+            memset(own->p + at * TILE_STEP, 0, m.rows * TILE_STEP * sizeof(REAL));
+            memset(own->dz + at * TILE_STEP, 0, m.rows * TILE_STEP * sizeof(REAL));
+        }
+    }
+    const REAL *query = own->gained ? own->gained : own->query;
+    for (int64_t j = 0; j < width; j += MAX_ROWS) {
+        int64_t from = key + j - call->right - first, to = key + j + MAX_ROWS + call->left - first;
+        if (from < 0) from = 0;
+        if (to > rows) to = rows;
+        if (from >= to) continue;
+        if (call->wants & WANT_VALUE && call->g_output.at)
+            gather(own->p + from * TILE_STEP + j, to - from,
+                   (Panels){own->g_out + from * course->value_step, course->value_step, PANEL}, course->dv_step / PANEL,
+                   own->dv + j * course->dv_step, course->dv_step);
+        if (call->wants & WANT_KEY)
+            gather(own->dz + from * TILE_STEP + j, to - from,
+                   (Panels){query + from * course->query_step, course->query_step, PANEL}, course->dq_step / PANEL,
+                   own->dk + j * course->dq_step, course->dq_step);
+    }
+}
+
+// raw = dz K of one head: d(query) = scale · gain · raw and d(gain) = scale · query · raw
+static void write_rows(const Call *call, const Course *course, int64_t b, int64_t h, REAL *raw, REAL *query) {
+    for (int64_t i = 0; i < call->rows; i++, raw += course->dq_step) {
+        int64_t at = (b * call->heads + h) * call->rows + i;
+        if (call->wants & WANT_GAIN) {
+            const REAL *q = row_of(&call->query, (int)call->dtype, b, h, i, call->dim, query);
+            ((REAL *)call->d_gain)[at] = dot(q, raw, call->dim) * (REAL)call->scale;
+        }
+        if (!(call->wants & WANT_QUERY)) continue;
+        REAL factor = row_factor(call, b, h, i);
+        for (int64_t e = 0; e < call->dim; e++) raw[e] *= factor;
+        put(call->d_query, (int)call->dtype, at * call->dim, raw, call->dim);
+    }
+}
+
+static void write_keys(const Call *call, const Course *course, Differ *own, int64_t b, int64_t g, int64_t key,
+                       int64_t width) {
+    for (int64_t j = 0; j < width; j++) {
+        int64_t at = (b * call->groups + g) * call->keys + key + j;
+        REAL *dk = own->dk + j * course->dq_step;
+        for (int64_t e = 0; e < call->dim; e++) dk[e] *= (REAL)call->scale;
+        if (call->wants & WANT_KEY) put(call->d_key, (int)call->dtype, at * call->dim, dk, call->dim);
+        if (call->wants & WANT_VALUE)
+            put(call->d_value, (int)call->dtype, at * call->value_dim, own->dv + j * course->dv_step, call->value_dim);
+    }
+}
+
+static void differ_head(const Call *call, const Course *course, Differ *own, int64_t b, int64_t g, int64_t part) {
+    int64_t repeat = call->heads / call->groups, size = call->rows * course->dq_step;
+    REAL *dq = own->dq;
+    if (course->dq) dq = course->dq + ((part * call->batch + b) * call->heads + g * repeat) * size;
+    memset(dq, 0, (size_t)(repeat * size) * sizeof(REAL));
+    for (int64_t tile = part; tile < course->tiles; tile += call->parts) {
+        int64_t key = tile * BACK_KEYS, width = call->keys - key < BACK_KEYS ? call->keys - key : BACK_KEYS;
+        pack_across(own->keys, &call->key, (int)call->dtype, b, g, key, key + width, call->dim, own->scratch);
+        pack_rows(own->key_rows, course->query_step, &call->key, (int)call->dtype, b, g, key, key + width, call->dim);
+        if (call->g_output.at)
+            pack_across(own->values, &call->value, (int)call->dtype, b, g, key, key + width, call->value_dim, own->scratch);
+        memset(own->dk, 0, (width + MAX_ROWS) * course->dq_step * sizeof(REAL));
+        memset(own->dv, 0, (width + MAX_ROWS) * course->dv_step * sizeof(REAL));
+        for (int64_t r = 0; r < repeat; r++)
+            for (int64_t first = 0; first < call->rows; first += BLOCK_ROWS) {
+                int64_t last = first + BLOCK_ROWS < call->rows ? first + BLOCK_ROWS : call->rows;
+                if (last_key(call, last - 1) <= key || first_key(call, first) >= key + width) continue;
+                differ_block(call, course, own, b, g * repeat + r, first, last, part, key, width,
+                             dq + r * size + first * course->dq_step);
+            }
+        write_keys(call, course, own, b, g, key, width);
+    }
+    if (!course->dq)
+        for (int64_t r = 0; r < repeat; r++) write_rows(call, course, b, g * repeat + r, dq + r * size, own->scratch);
+}
+
+static void differ_item(const Job *job, void *memory, int64_t item) {
+    const Call *call = job->call;
+    Space space = {.at = memory};
+    Differ own = take_differ(&space, call, job->shared);
+    int64_t part = item % call->parts, first = item / call->parts, last = first + 1;
+    if (call->wants & WANT_MASK_ALONE) last = call->batch * call->groups;
+    for (int64_t pair = first; pair < last; pair++)
+        differ_head(call, job->shared, &own, pair / call->groups, pair % call->groups, part);
+}
+
+static void join_item(const Job *job, void *memory, int64_t item) {
+    const Call *call = job->call;
+    const Course *course = job->shared;
+    int64_t size = call->rows * course->dq_step, all = size * call->batch * call->heads;
+    REAL *dq = course->dq + item * size;
+    for (int64_t part = 1; part < call->parts; part++)
+        for (int64_t e = 0; e < size; e++) dq[e] += dq[part * all + e];
+    write_rows(call, course, item / call->heads, item % call->heads, dq, memory);
+}
+
+static int backward(const Call *call) {
+    int64_t heads = call->batch * call->groups, pairs = call->batch * call->heads;
+    if (!heads) return 0;
+    const Rows *g = &call->upstream;
+    Course course = {
+        .tiles = (call->keys + BACK_KEYS - 1) / BACK_KEYS,
+        .query_step = row_step(call->dim),
+        .value_step = row_step(call->value_dim),
+        .dq_step = up_to(call->dim, PANEL),
+        .dv_step = up_to(call->value_dim, PANEL),
+        .rich = g->entropy || g->p2 || g->mean || g->variance,
+        .slopes = attemper_take((size_t)(pairs * call->rows) * sizeof(Slopes), (int)call->poison),
+    };
+    if (call->parts > 1)  // the last rows of a strip may write zeros beyond the last row
+        course.dq = attemper_take((size_t)(call->parts * pairs * call->rows + MAX_ROWS) * course.dq_step * sizeof(REAL),
+                                  (int)call->poison);
+    int failed = !course.slopes || (call->parts > 1 && !course.dq);
+    Job job = {.call = call, .shared = &course, .item = find_slopes, .items = pairs};
+    job.each = (size_t)(2 * call->value_dim + 16) * sizeof(REAL);
+    failed = failed || run(&job);
+    if (!failed) {
+        Space count = {0};
+        take_differ(&count, call, &course);
+        job.each = count.used;
+        job.item = differ_item;
+        job.items = call->parts * (call->wants & WANT_MASK_ALONE ? 1 : heads);
+        failed = run(&job);
+    }
+    if (!failed && course.dq) {
+        job.each = (size_t)(call->dim + 16) * sizeof(REAL);
+        job.item = join_item;
+        job.items = pairs;
+        failed = run(&job);
+    }
+    attemper_give(course.slopes);
+    attemper_give(course.dq);
+    return failed;
+}

@@ -1,0 +1,77 @@
+// call.h: one attention call as Python packs it, field by field, 8 bytes each. `layout` in ../native.py is the same list.
+#ifndef ATTEMPER_CALL_H
+#define ATTEMPER_CALL_H
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct {
+    const char *at;
+    int64_t step[4];  // in elements; 0 repeats
+} Strided;
+
+enum { F32, F64, BF16, F16, BOOL, NONE };  // of inputs and masks
+
+enum {  // signs, as in seam.py
+    VISIBLE = 1,
+    MEAN = 2,
+    VARIANCE = 4,
+    PEAK = 8,
+    LSE = 16,
+    ENTROPY = 32,
+    P2 = 64,
+    ARGMAX = 128,
+};
+
+enum {
+    WANT_QUERY = 1,
+    WANT_KEY = 2,
+    WANT_VALUE = 4,
+    WANT_MASK = 8,
+    WANT_GAIN = 16,
+    WANT_MASK_ALONE = 32,  // heads share the mask: one worker takes all heads of its part of the keys
+    WANT_MASK_WIDE = 64,   // many numbers add up to one: in double
+};
+
+typedef struct {  // one number per row, (B, H, Lq), contiguous; NULL where not asked for
+    int64_t *argmax;
+    void *lse_low;
+    int32_t *visible;
+    void *mean, *variance, *peak, *lse, *entropy, *p2;
+} Rows;
+
+typedef void (*Work)(int64_t begin, int64_t end, void *context);
+typedef int (*Parallel)(int64_t begin, int64_t end, int64_t grain, Work work, void *context);
+
+typedef struct {
+    Strided query, key, value, mask, gain;  // (B, H, L, E), mask (B, H, Lq, Lk), gain (B, H, Lq)
+    int64_t batch, heads, groups, rows, keys, dim, value_dim;
+    int64_t dtype, mask_dtype;
+    int64_t left, right;  // key j is in the band of query i when i - left <= j <= i + right
+    int64_t signs, seed;
+    char *output;  // (B, H, Lq, Ev), contiguous
+    Rows measured;
+    // backward
+    Strided g_output;
+    Rows upstream;  // argmax, lse_low and visible are not used
+    int64_t wants;
+    char *d_query, *d_key, *d_value;  // contiguous, in the dtype of the inputs
+    void *d_gain;                     // (B, H, Lq)
+    void *d_mask;                     // (parts, then as the mask is); the steps of a dimension that is shared are 0
+    int64_t d_mask_step[4], d_mask_part;
+    int64_t parts;  // of the keys, each with its own share of d_query
+    // how to run
+    Parallel parallel;
+    int64_t threads, poison;
+    double scale, softcap, dropout;  // softcap 0 is none
+} Call;
+
+typedef struct {  // one build of the kernel: an instruction set and a precision
+    int (*forward)(const Call *);
+    int (*backward)(const Call *);
+} Kernel;
+
+// Memory for one call, 64-byte aligned; NULL when there is none. What is given back is kept for the next call, if it is small.
+void *attemper_take(size_t bytes, int poison);
+void attemper_give(void *memory);
+
+#endif

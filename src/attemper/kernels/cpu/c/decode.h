@@ -1,0 +1,206 @@
+// decode.h: few rows, many keys (a KV cache). Keys and values are read once, where they lie; the keys are split over the
+// threads, and the parts of a row are joined exactly, in order.
+
+enum { DECODE_ROWS = 8, ABREAST = 4, SPLIT_KEYS = 2 * TILE_KEYS };  // rows in all, rows at a time, fewest keys of a part
+
+typedef struct {  // the sums of all rows of one part of one key/value head
+    Row rows[DECODE_ROWS];
+    Vec *sums;
+    REAL *out;
+} Part;
+
+typedef struct {
+    Needs needs;
+    int64_t parts, rows, out_step;
+    Part *all;
+} Split;
+
+typedef struct {
+    REAL *query, *z, *keys, *bias, *keep;
+} Decode;
+
+static Decode take_decode(Space *space, const Call *call) {
+    int64_t most = call->dim > call->value_dim ? call->dim : call->value_dim;
+    return (Decode){
+        .query = TAKE(space, REAL, DECODE_ROWS * call->dim),
+        .z = TAKE(space, REAL, DECODE_ROWS * TILE_STEP),
+        .keys = TAKE(space, REAL, TILE_KEYS * most),
+        .bias = TAKE(space, REAL, TILE_STEP),
+        .keep = TAKE(space, REAL, TILE_STEP),
+    };
+}
+
+// z[rows][keys] = rows · keys, along the head dim; four keys at a time
+INLINE void dots(const int rows, const REAL *query, const REAL *keys, int64_t step, int64_t n, int64_t dim, REAL *z) {
+    for (int64_t j = 0; j < n; j += 4) {
+        Vec sums[4][ABREAST];
+        const REAL *key[4];
+        UNROLL for (int s = 0; s < 4; s++) key[s] = keys + (j + s < n ? j + s : n - 1) * step;
+        UNROLL for (int s = 0; s < 4; s++) UNROLL for (int r = 0; r < rows; r++) sums[s][r] = splat(0);
+        int64_t e = 0;
+        for (; e + LANES <= dim; e += LANES)
+            UNROLL for (int r = 0; r < rows; r++) {
+                Vec q = load(query + r * dim + e);
+                UNROLL for (int s = 0; s < 4; s++) sums[s][r] += q * load(key[s] + e);
+            }
+        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int s = 0; s < 4; s++) {
+            REAL total = sum(sums[s][r]);
+            for (int64_t f = e; f < dim; f++) total += query[r * dim + f] * key[s][f];
+            z[r * TILE_STEP + j + s] = total;
+        }
+    }
+}
+
+// out[rows][dim] += weights[rows][keys] · values
+INLINE void mix(const int rows, const int wide, const REAL *weights, const REAL *values, int64_t step, int64_t n,
+                int64_t dim, REAL *out, int64_t out_step) {
+    int64_t e = 0;
+    for (; e + wide * LANES <= dim; e += wide * LANES) {
+        Vec sums[ABREAST][8];
+        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < wide; v++) sums[r][v] = splat(0);
+        for (int64_t j = 0; j < n; j++) {
+            const REAL *value = values + j * step + e;
+            UNROLL for (int r = 0; r < rows; r++) {
+                Vec p = splat(weights[r * TILE_STEP + j]);
+                UNROLL for (int v = 0; v < wide; v++) sums[r][v] += p * load(value + v * LANES);
+            }
+        }
+        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < wide; v++) {
+            REAL *at = out + r * out_step + e + v * LANES;
+            store(at, load(at) + sums[r][v]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int64_t j = 0; j < n; j++)
+            for (int64_t f = e; f < dim; f++) out[r * out_step + f] += weights[r * TILE_STEP + j] * values[j * step + f];
+}
+
+// A tile of a matrix, where it lies or as REAL in `scratch`
+static const REAL *tile_of(const Strided *t, int dtype, int64_t b, int64_t g, int64_t key, int64_t n, int64_t dim,
+                           REAL *scratch, int64_t *step) {
+    if (is_real(dtype) && t->step[3] == 1) {
+        *step = t->step[2];
+        return (const REAL *)place(t, dtype, b, g, key);
+    }
+    *step = dim;
+    for (int64_t j = 0; j < n; j++) fetch(scratch + j * dim, place(t, dtype, b, g, key + j), dtype, dim, t->step[3]);
+    return scratch;
+}
+
+static void decode_tile(const Call *call, const Split *split, Decode *own, Part *part, int64_t b, int64_t g, int64_t key,
+                        int64_t width) {
+    int64_t step, n = up_to(width, PANEL), repeat = call->heads / call->groups;
+    const REAL *keys = tile_of(&call->key, (int)call->dtype, b, g, key, width, call->dim, own->keys, &step);
+    for (int64_t r = 0; r < split->rows; r += ABREAST) {
+        const REAL *query = own->query + r * call->dim;
+        REAL *z = own->z + r * TILE_STEP;
+        int64_t left = split->rows - r;
+        if (left == 1)
+            dots(1, query, keys, step, width, call->dim, z);
+        else if (left == 2)
+            dots(2, query, keys, step, width, call->dim, z);
+        else
+            dots(4, query, keys, step, width, call->dim, z);
+    }
+    for (int64_t r = 0; r < split->rows; r++) {
+        int64_t h = g * repeat + r / call->rows, i = r % call->rows, last = last_key(call, i) - key;
+        REAL *z = own->z + r * TILE_STEP, factor = row_factor(call, b, h, i);
+        for (int64_t j = 0; j < width; j++) z[j] *= factor;
+        for (int64_t j = width; j < n; j++) z[j] = 0;
+        const REAL *bias = NULL;
+        if (call->mask_dtype != NONE) bias = bias_of(call, b, h, i, key, width, own->bias);
+        see_row(call, split->needs, part->rows + r, part->sums + r * SUMS, z, n, key, first_key(call, i) - key,
+                last < width ? last : width, bias, part->out + r * split->out_step, call->output ? split->out_step : 0);
+        if (call->dropout > 0 && call->output) {
+            coins(own->keep, call, (b * call->heads + h) * call->rows + i, key, width);
+            for (int64_t j = 0; j < width; j++) z[j] *= own->keep[j];
+        }
+    }
+    if (!call->output) return;
+    const REAL *values = tile_of(&call->value, (int)call->dtype, b, g, key, width, call->value_dim, own->keys, &step);
+    for (int64_t r = 0; r < split->rows; r += ABREAST) {
+        REAL *z = own->z + r * TILE_STEP, *out = part->out + r * split->out_step;
+        int64_t left = split->rows - r;
+        if (left == 1)
+            mix(1, MAX_ROWS > 8 ? 8 : 4, z, values, step, width, call->value_dim, out, split->out_step);
+        else if (left == 2)
+            mix(2, MAX_ROWS > 8 ? 8 : 4, z, values, step, width, call->value_dim, out, split->out_step);
+        else
+            mix(4, MAX_ROWS > 8 ? 4 : 2, z, values, step, width, call->value_dim, out, split->out_step);
+    }
+}
+
+static void decode_item(const Job *job, void *memory, int64_t item) {
+    const Call *call = job->call;
+    const Split *split = job->shared;
+    Space space = {.at = memory};
+    Decode own = take_decode(&space, call);
+    Part *part = split->all + item;
+    int64_t pair = item / split->parts, p = item % split->parts, b = pair / call->groups, g = pair % call->groups;
+    int64_t repeat = call->heads / call->groups, tiles = (call->keys + TILE_KEYS - 1) / TILE_KEYS;
+    for (int64_t r = 0; r < DECODE_ROWS; r++) {
+        begin_row(part->rows + r, part->sums + r * SUMS);
+        REAL *query = own.query + r * call->dim;
+        if (r < split->rows)
+            fetch(query, place(&call->query, (int)call->dtype, b, g * repeat + r / call->rows, r % call->rows),
+                  (int)call->dtype, call->dim, call->query.step[3]);
+        else
+            memset(query, 0, call->dim * sizeof(REAL));
+    }
+    memset(part->out, 0, DECODE_ROWS * split->out_step * sizeof(REAL));
+    memset(own.z, 0, DECODE_ROWS * TILE_STEP * sizeof(REAL));
+    int64_t last = tiles * (p + 1) / split->parts;
+    for (int64_t tile = tiles * p / split->parts; tile < last; tile++) {
+        int64_t key = tile * TILE_KEYS, width = call->keys - key < TILE_KEYS ? call->keys - key : TILE_KEYS;
+        if (last_key(call, call->rows - 1) <= key || first_key(call, 0) >= key + width) continue;
+        decode_tile(call, split, &own, part, b, g, key, width);
+    }
+}
+
+static void decode_finish(const Call *call, const Split *split, int64_t pair) {
+    int64_t b = pair / call->groups, g = pair % call->groups;
+    Part *part = split->all + pair * split->parts;
+    int64_t out_dim = call->output ? split->out_step : 0;
+    for (int64_t r = 0; r < split->rows; r++) {
+        REAL *out = part->out + r * split->out_step;
+        for (int64_t p = 1; p < split->parts; p++)
+            join_rows(part->rows + r, part->sums + r * SUMS, out, part[p].rows + r, part[p].sums + r * SUMS,
+                      part[p].out + r * split->out_step, out_dim);
+        int64_t h = g * (call->heads / call->groups) + r / call->rows;
+        int64_t at = (b * call->heads + h) * call->rows + r % call->rows;
+        REAL share = finish_row(call, split->needs, part->rows + r, part->sums + r * SUMS, at);
+        if (!call->output) continue;
+        for (int64_t e = 0; e < call->value_dim; e++) out[e] *= share;
+        put(call->output, (int)call->dtype, at * call->value_dim, out, call->value_dim);
+    }
+}
+
+static int decode(const Call *call) {
+    int64_t pairs = call->batch * call->groups, most = call->keys / SPLIT_KEYS;
+    Split split = {
+        .needs = needs_of(call),
+        .parts = pairs % call->threads == 0 ? 1 : (4 * call->threads + pairs - 1) / pairs,
+        .rows = call->rows * (call->heads / call->groups),
+        .out_step = up_to(call->value_dim, PANEL),
+    };
+    if (split.parts > most) split.parts = most ? most : 1;
+    size_t sums = DECODE_ROWS * SUMS * sizeof(Vec), out = DECODE_ROWS * split.out_step * sizeof(REAL);
+    int64_t count = pairs * split.parts;
+    char *memory = attemper_take((size_t)count * (sums + out), (int)call->poison);
+    split.all = malloc(count * sizeof(Part));
+    int failed = !memory || !split.all;
+    for (int64_t i = 0; !failed && i < count; i++) {
+        split.all[i].sums = (Vec *)(memory + i * (sums + out));
+        split.all[i].out = (REAL *)(memory + i * (sums + out) + sums);
+    }
+    if (!failed) {
+        Space space = {0};
+        take_decode(&space, call);
+        Job job = {.call = call, .shared = &split, .item = decode_item, .each = space.used, .items = count};
+        failed = run(&job);
+    }
+    for (int64_t pair = 0; !failed && pair < pairs; pair++) decode_finish(call, &split, pair);
+    attemper_give(memory);
+    free(split.all);
+    return failed;
+}

@@ -1,0 +1,195 @@
+// forward.h: output and signs. A head's keys and values are packed once; strips of MAX_ROWS rows meet tiles of TILE_KEYS keys.
+
+enum { MOST_STRIPS = 16, CACHE = 1 << 20 };  // strips of a block; bytes of keys and values that stay in the second cache
+
+typedef struct {  // the packed keys and values of one key/value head
+    REAL *keys, *values, *scratch;
+} Head;
+
+typedef struct {  // what one worker writes to
+    Head head;
+    REAL *query, *out, *z, *bias, *keep;
+    Vec *sums;
+    Row *rows;
+} Attend;
+
+typedef struct {
+    Needs needs;
+    int64_t block, blocks;    // rows of a block, blocks of a head
+    int64_t query_step, out_step;
+    int values_in_place;
+    Head *heads;              // all of them, where workers share heads; else NULL
+} Plan;
+
+static Head take_head(Space *space, const Call *call, int values_in_place) {
+    return (Head){
+        .keys = TAKE(space, REAL, up_to(call->keys, PANEL) * call->dim),
+        .values = values_in_place ? NULL : TAKE(space, REAL, call->keys * up_to(call->value_dim, PANEL)),
+        .scratch = TAKE(space, REAL, 5 * call->dim),
+    };
+}
+
+static Attend take_attend(Space *space, const Call *call, const Plan *plan) {
+    return (Attend){
+        .head = plan->heads ? (Head){0} : take_head(space, call, plan->values_in_place),
+        .query = TAKE(space, REAL, (plan->block + MAX_ROWS) * plan->query_step),
+        .out = TAKE(space, REAL, (plan->block + MAX_ROWS) * plan->out_step),
+        .z = TAKE(space, REAL, MAX_ROWS * TILE_STEP),
+        .bias = TAKE(space, REAL, TILE_STEP),
+        .keep = TAKE(space, REAL, TILE_STEP),
+        .sums = TAKE(space, Vec, plan->block * SUMS),
+        .rows = TAKE(space, Row, plan->block),
+    };
+}
+
+static void pack_head(const Call *call, const Head *head, int64_t b, int64_t g) {
+    pack_across(head->keys, &call->key, (int)call->dtype, b, g, 0, call->keys, call->dim, head->scratch);
+    if (head->values)
+        pack_rows(head->values, up_to(call->value_dim, PANEL), &call->value, (int)call->dtype, b, g, 0, call->keys,
+                  call->value_dim);
+}
+
+typedef struct {  // a strip of rows meets a tile of keys
+    int64_t b, h, row, rows;  // row: its first; at: where the strip begins in the block
+    int64_t at, key, width;
+} Meeting;
+
+static void meet(const Call *call, const Plan *plan, Attend *own, const Head *head, Panels value, Meeting m) {
+    int64_t panels = up_to(m.width, PANEL) / PANEL;
+    REAL factor[MAX_ROWS], *out = own->out + m.at * plan->out_step;
+    for (int r = 0; r < MAX_ROWS; r++) factor[r] = r < m.rows ? row_factor(call, m.b, m.h, m.row + r) : 0;
+    scores((int)m.rows, own->query + m.at * plan->query_step, plan->query_step, call->dim,
+           head->keys + m.key * call->dim, panels, factor, own->z);
+    for (int64_t r = 0; r < m.rows; r++) {
+        int64_t i = m.row + r, index = (m.b * call->heads + m.h) * call->rows + i;
+        REAL *z = own->z + r * TILE_STEP;
+        const REAL *bias = NULL;
+        if (call->mask_dtype != NONE)
+            bias = r && !call->mask.step[2] ? own->bias : bias_of(call, m.b, m.h, i, m.key, m.width, own->bias);
+        int64_t last = last_key(call, i) - m.key;
+        see_row(call, plan->needs, own->rows + m.at + r, own->sums + (m.at + r) * SUMS, z, panels * PANEL, m.key,
+                first_key(call, i) - m.key, last < m.width ? last : m.width, bias, out + r * plan->out_step,
+                call->output ? plan->out_step : 0);
+        if (call->dropout > 0 && call->output) {
+            coins(own->keep, call, index, m.key, m.width);
+            for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
+        }
+    }
+    if (call->output)
+        weigh((int)m.rows, own->z, m.width, (Panels){value.at + m.key * value.step, value.step, value.next},
+              up_to(call->value_dim, PANEL) / PANEL, out, plan->out_step);
+}
+
+static void attend_block(const Call *call, const Plan *plan, Attend *own, const Head *head, int64_t b, int64_t h,
+                         int64_t first, int64_t last) {
+    int64_t g = h / (call->heads / call->groups), rows = last - first;
+    Panels value = {head->values, up_to(call->value_dim, PANEL), PANEL};
+    if (plan->values_in_place)
+        value = (Panels){(const REAL *)place(&call->value, (int)call->dtype, b, g, 0), call->value.step[2], PANEL};
+    pack_rows(own->query, plan->query_step, &call->query, (int)call->dtype, b, h, first, last, call->dim);
+    memset(own->query + rows * plan->query_step, 0, (up_to(rows, MAX_ROWS) - rows) * plan->query_step * sizeof(REAL));
+    if (call->output) memset(own->out, 0, up_to(rows, MAX_ROWS) * plan->out_step * sizeof(REAL));
+    for (int64_t r = 0; r < rows; r++) begin_row(own->rows + r, own->sums + r * SUMS);
+
+    int64_t begin = first_key(call, first) / PANEL * PANEL, end = last_key(call, last - 1);
+    for (int64_t key = begin; key < end; key += TILE_KEYS)
+        for (int64_t at = 0; at < rows; at += MAX_ROWS) {
+            Meeting m = {b, h, first + at, rows - at < MAX_ROWS ? rows - at : MAX_ROWS, at, key, 0};
+            int64_t from = first_key(call, m.row) / PANEL * PANEL, to = last_key(call, m.row + m.rows - 1);
+            if (from > m.key) m.key = from;
+            if (to > key + TILE_KEYS) to = key + TILE_KEYS;
+            m.width = to - m.key;
+            if (m.width > 0) meet(call, plan, own, head, value, m);
+        }
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t at = (b * call->heads + h) * call->rows + first + r;
+        REAL share = finish_row(call, plan->needs, own->rows + r, own->sums + r * SUMS, at);
+        if (!call->output) continue;
+        REAL *out = own->out + r * plan->out_step;
+        for (int64_t e = 0; e < plan->out_step; e += LANES) store(out + e, load(out + e) * share);
+        put(call->output, (int)call->dtype, at * call->value_dim, out, call->value_dim);
+    }
+}
+
+static void attend_rows(const Job *job, void *own, int64_t b, int64_t h, int64_t block, const Head *head) {
+    const Plan *plan = job->shared;
+    int64_t first = block * plan->block, last = first + plan->block;
+    attend_block(job->call, plan, own, head, b, h, first, last < job->call->rows ? last : job->call->rows);
+}
+
+static Attend own_attend(const Job *job, void *memory) {
+    Space space = {.at = memory};
+    return take_attend(&space, job->call, job->shared);
+}
+
+static void attend_head(const Job *job, void *memory, int64_t item) {
+    const Call *call = job->call;
+    const Plan *plan = job->shared;
+    Attend own = own_attend(job, memory);
+    int64_t b = item / call->groups, g = item % call->groups, repeat = call->heads / call->groups;
+    pack_head(call, &own.head, b, g);
+    for (int64_t h = g * repeat; h < (g + 1) * repeat; h++)
+        for (int64_t block = 0; block < plan->blocks; block++) attend_rows(job, &own, b, h, block, &own.head);
+}
+
+static void pack_item(const Job *job, void *memory, int64_t item) {
+    (void)memory;
+    const Plan *plan = job->shared;
+    pack_head(job->call, plan->heads + item, item / job->call->groups, item % job->call->groups);
+}
+
+static void attend_item(const Job *job, void *memory, int64_t item) {
+    const Call *call = job->call;
+    const Plan *plan = job->shared;
+    Attend own = own_attend(job, memory);
+    int64_t pairs = call->batch * call->heads, pair = item % pairs;
+    int64_t b = pair / call->heads, h = pair % call->heads, g = h / (call->heads / call->groups);
+    // the longest first: under a causal band the last rows see the most keys
+    attend_rows(job, &own, b, h, plan->blocks - 1 - item / pairs, plan->heads + b * call->groups + g);
+}
+
+static int forward(const Call *call) {
+    int64_t heads = call->batch * call->groups;
+    if (!heads || !call->rows) return 0;
+    if (call->rows * (call->heads / call->groups) <= DECODE_ROWS) return decode(call);
+    int small = call->keys * (call->dim + call->value_dim) * (int64_t)sizeof(REAL) <= CACHE;
+    Plan plan = {
+        .needs = needs_of(call),
+        .block = (small ? 4 : MOST_STRIPS) * MAX_ROWS,
+        .query_step = row_step(call->dim),
+        .out_step = up_to(call->value_dim, PANEL),
+        .values_in_place = !call->output || lies_in_panels(&call->value, (int)call->dtype, call->value_dim),
+    };
+    plan.blocks = (call->rows + plan.block - 1) / plan.block;
+    Job job = {.call = call, .shared = &plan, .item = attend_head, .items = heads};
+    Space count = {0};
+    if (heads % call->threads == 0 || heads >= 8 * call->threads) {
+        take_attend(&count, call, &plan);
+        job.each = count.used;
+        return run(&job);
+    }
+    // few heads: all are packed first, then workers take blocks of rows
+    take_head(&count, call, plan.values_in_place);
+    char *packed = attemper_take(count.used * heads, (int)call->poison);
+    plan.heads = malloc(heads * sizeof(Head));
+    int failed = !packed || !plan.heads;
+    for (int64_t i = 0; !failed && i < heads; i++) {
+        Space space = {.at = packed + i * count.used};
+        plan.heads[i] = take_head(&space, call, plan.values_in_place);
+    }
+    if (!failed) {
+        job.item = pack_item;
+        failed = run(&job);
+    }
+    if (!failed) {
+        Space each = {0};
+        take_attend(&each, call, &plan);
+        job.each = each.used;
+        job.item = attend_item;
+        job.items = call->batch * call->heads * plan.blocks;
+        failed = run(&job);
+    }
+    attemper_give(packed);
+    free(plan.heads);
+    return failed;
+}

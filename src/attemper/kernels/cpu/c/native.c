@@ -1,0 +1,75 @@
+// native.c: the entry points; which build of the kernel runs is decided once, by what the processor has.
+#include "call.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+extern const Kernel attemper_portable_f32, attemper_portable_f64;
+#if defined(__x86_64__)
+extern const Kernel attemper_avx2_f32, attemper_avx2_f64, attemper_avx512_f32, attemper_avx512_f64;
+#endif
+
+enum { PORTABLE, AVX2, AVX512 };
+
+// The best variant that this processor runs.
+int attemper_best(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+        return AVX512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return AVX2;
+#endif
+    return PORTABLE;
+}
+
+static const Kernel *kernel_for(const Call *call, int variant) {
+    int wide = call->dtype == F64;
+#if defined(__x86_64__)
+    if (variant == AVX512) return wide ? &attemper_avx512_f64 : &attemper_avx512_f32;
+    if (variant == AVX2) return wide ? &attemper_avx2_f64 : &attemper_avx2_f32;
+#endif
+    (void)variant;
+    return wide ? &attemper_portable_f64 : &attemper_portable_f32;
+}
+
+// 0, or not when memory ran out. The size is checked so that a library of another version is never called.
+int attemper_forward(const Call *call, int variant) { return kernel_for(call, variant)->forward(call); }
+int attemper_backward(const Call *call, int variant) { return kernel_for(call, variant)->backward(call); }
+int attemper_call_size(void) { return (int)sizeof(Call); }
+
+// Fresh pages cost more than the arithmetic of a small call, so a few blocks are kept; whoever finds none asks the system.
+enum { HEADER = 64, SLOTS = 4, KEPT = 16 << 20 };
+static char *kept[SLOTS];
+
+static char *swap(int slot, char *block) { return __atomic_exchange_n(&kept[slot], block, __ATOMIC_ACQ_REL); }
+
+void *attemper_take(size_t bytes, int poison) {
+    char *block = NULL;
+    for (int slot = 0; slot < SLOTS && !block; slot++) {
+        block = swap(slot, NULL);
+        if (block && *(size_t *)block < bytes) {  // too small: back, unless another thread was quicker
+            free(swap(slot, block));
+            block = NULL;
+        }
+    }
+    if (!block) {
+        bytes = (bytes + 63) / 64 * 64;
+        block = aligned_alloc(64, bytes + HEADER);
+        if (!block) return NULL;
+        *(size_t *)block = bytes;
+    }
+    if (poison) memset(block + HEADER, 0xff, *(size_t *)block);  // NaN everywhere
+    return block + HEADER;
+}
+
+void attemper_give(void *memory) {
+    if (!memory) return;
+    char *block = (char *)memory - HEADER;
+    if (*(size_t *)block > KEPT) {
+        free(block);
+        return;
+    }
+    for (int slot = 0; slot < SLOTS && block; slot++) block = swap(slot, block);  // the oldest falls off the end
+    free(block);
+}

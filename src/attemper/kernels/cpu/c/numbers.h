@@ -1,0 +1,114 @@
+// numbers.h: rows of any dtype and stride become rows of REAL, and back; dropout's coins.
+#include "call.h"
+
+INLINE uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+INLINE float from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+INLINE float from_half(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16;
+    float size = from_bits((uint32_t)(half & 0x7fff) << 13) * 0x1p112f;
+    return from_bits(bits_of(size) | sign | (size >= 65536.0f ? 0x7f800000u : 0));  // inf and NaN
+}
+INLINE uint16_t to_half(float x) {
+    uint32_t bits = bits_of(x), sign = bits & 0x80000000u, size = bits ^ sign, found;
+    if (size >= 0x47800000u)
+        found = size > 0x7f800000u ? 0x7e00 : 0x7c00;
+    else if (size < 0x38800000u)
+        found = bits_of(from_bits(size) + 0.5f) - 0x3f000000u;  // subnormal: the addition rounds
+    else
+        found = (size + 0xc8000fffu + ((size >> 13) & 1)) >> 13;
+    return (uint16_t)(found | sign >> 16);
+}
+INLINE uint16_t to_bfloat(float x) {
+    uint32_t bits = bits_of(x);
+    return x != x ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+static const int SIZE[] = {4, 8, 2, 2, 1, 0};
+
+INLINE const char *place(const Strided *t, int dtype, int64_t a, int64_t b, int64_t c) {
+    return t->at + (a * t->step[0] + b * t->step[1] + c * t->step[2]) * SIZE[dtype];
+}
+
+// n numbers, `step` apart, as REAL
+static void fetch(REAL *to, const char *from, int dtype, int64_t n, int64_t step) {
+#define FETCH(TYPE, VALUE)                                     \
+    {                                                          \
+        const TYPE *p = (const TYPE *)from;                    \
+        if (step == 1)                                         \
+            for (int64_t i = 0; i < n; i++) {                  \
+                TYPE x = p[i];                                 \
+                to[i] = (VALUE);                               \
+            }                                                  \
+        else                                                   \
+            for (int64_t i = 0; i < n; i++) {                  \
+                TYPE x = p[i * step];                          \
+                to[i] = (VALUE);                               \
+            }                                                  \
+    }                                                          \
+    break
+    switch (dtype) {
+        case F32: FETCH(float, (REAL)x);
+        case F64: FETCH(double, (REAL)x);
+        case BF16: FETCH(uint16_t, (REAL)from_bits((uint32_t)x << 16));
+        case F16: FETCH(uint16_t, (REAL)from_half(x));
+        case BOOL: FETCH(uint8_t, x ? (REAL)0 : (REAL)-INFINITY);
+    }
+#undef FETCH
+}
+
+static void put(char *to, int dtype, int64_t offset, const REAL *from, int64_t n) {
+    to += offset * SIZE[dtype];
+    switch (dtype) {
+        case F32:
+            for (int64_t i = 0; i < n; i++) ((float *)to)[i] = (float)from[i];
+            break;
+        case F64:
+            for (int64_t i = 0; i < n; i++) ((double *)to)[i] = (double)from[i];
+            break;
+        case BF16:
+            for (int64_t i = 0; i < n; i++) ((uint16_t *)to)[i] = to_bfloat((float)from[i]);
+            break;
+        case F16:
+            for (int64_t i = 0; i < n; i++) ((uint16_t *)to)[i] = to_half((float)from[i]);
+            break;
+    }
+}
+
+INLINE int is_real(int dtype) { return dtype == (REAL_IS_FLOAT ? F32 : F64); }
+
+// A row of a matrix as REAL: in place where it lies so, else in `scratch`.
+INLINE const REAL *row_of(const Strided *t, int dtype, int64_t b, int64_t h, int64_t i, int64_t n, REAL *scratch) {
+    const char *at = place(t, dtype, b, h, i);
+    if (is_real(dtype) && t->step[3] == 1) return (const REAL *)at;
+    fetch(scratch, at, dtype, n, t->step[3]);
+    return scratch;
+}
+
+// 0 or 1/(1-p) for `n` keys of one row, the same whenever it is drawn with the same seed.
+static void coins(REAL *keep, const Call *call, int64_t row, int64_t key, int64_t n) {
+    uint64_t s = (uint64_t)call->seed + 0x9e3779b97f4a7c15u * (uint64_t)(row + 1);
+    s = (s ^ s >> 30) * 0xbf58476d1ce4e5b9u;
+    s = (s ^ s >> 27) * 0x94d049bb133111ebu;
+    s ^= s >> 31;
+    uint32_t low = (uint32_t)s, high = (uint32_t)(s >> 32);
+    uint32_t below = (uint32_t)(call->dropout * 16777216.0);
+    REAL kept = call->dropout < 1 ? (REAL)(1 / (1 - call->dropout)) : 0;
+    for (int64_t j = 0; j < n; j++) {
+        uint32_t x = (uint32_t)(key + j) ^ low;
+        x = (x ^ x >> 16) * 0x7feb352du;
+        x = (x ^ x >> 15) * 0x846ca68bu;
+        x = (x ^ x >> 16) + high;
+        x = (x ^ x >> 16) * 0x7feb352du;
+        x = (x ^ x >> 15) * 0x846ca68bu;
+        x ^= x >> 16;
+        keep[j] = (x >> 8) < below ? 0 : kept;
+    }
+}

@@ -1,0 +1,50 @@
+// pack.h: keys and rows laid out the way the products read them, padded with zeros.
+
+typedef REAL Four __attribute__((vector_size(4 * sizeof(REAL))));
+typedef REAL LooseFour __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
+
+// Four rows become columns of a panel: to[e * PANEL + 0..3] = row[0..3][e]
+INLINE void turn(REAL *to, const REAL *const row[4], int64_t dim) {
+    int64_t e = 0;
+    for (; e + 4 <= dim; e += 4) {
+        Four a = *(const LooseFour *)(row[0] + e), b = *(const LooseFour *)(row[1] + e);
+        Four c = *(const LooseFour *)(row[2] + e), d = *(const LooseFour *)(row[3] + e);
+        Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+        Four cd = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+        *(LooseFour *)(to + (e + 0) * PANEL) = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
+        *(LooseFour *)(to + (e + 1) * PANEL) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+        *(LooseFour *)(to + (e + 2) * PANEL) = __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5);
+        *(LooseFour *)(to + (e + 3) * PANEL) = __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7);
+    }
+    for (; e < dim; e++)
+        for (int r = 0; r < 4; r++) to[e * PANEL + r] = row[r][e];
+}
+
+// Rows [first, last) of one head, PANEL side by side, [rows / PANEL][dim][PANEL]. `scratch` holds 5 rows.
+static void pack_across(REAL *to, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t last,
+                        int64_t dim, REAL *scratch) {
+    memset(scratch + 4 * dim, 0, dim * sizeof(REAL));
+    for (int64_t j = first; j < last; j += PANEL, to += dim * PANEL)
+        for (int64_t r = 0; r < PANEL; r += 4) {
+            const REAL *row[4];
+            for (int s = 0; s < 4; s++)
+                row[s] = j + r + s < last ? row_of(t, dtype, b, h, j + r + s, dim, scratch + s * dim) : scratch + 4 * dim;
+            turn(to + r, row, dim);
+        }
+}
+
+// Rows [first, last) one under another, `step` apart, zeros up to a whole panel.
+static void pack_rows(REAL *to, int64_t step, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first,
+                      int64_t last, int64_t dim) {
+    int64_t padded = up_to(dim, PANEL);
+    for (int64_t i = first; i < last; i++, to += step) {
+        fetch(to, place(t, dtype, b, h, i), dtype, dim, t->step[3]);
+        for (int64_t e = dim; e < padded; e++) to[e] = 0;
+    }
+}
+
+// Whether the rows of a matrix can be read as panels where they lie.
+INLINE int lies_in_panels(const Strided *t, int dtype, int64_t dim) {
+    return is_real(dtype) && t->step[3] == 1 && dim % PANEL == 0 && (uintptr_t)t->at % VECTOR_BYTES == 0 &&
+           t->step[0] % LANES == 0 && t->step[1] % LANES == 0 && t->step[2] % LANES == 0;
+}

@@ -1,0 +1,122 @@
+// product.h: the matrix products, from one register tile: `rows` × PANEL sums of a[row] · b[PANEL], added up over `depth`.
+//
+//   scores   Z = (Q Kᵀ) · factor    a: queries, row by row      b: keys, packed so that PANEL keys lie side by side
+//   weigh    O += P V               a: weights, row by row      b: values, row by row
+//   gather   dV += Pᵀ dO            a: weights, key by key      b: rows
+
+enum {
+    TILE_KEYS = 512,             // keys of a tile
+    TILE_STEP = TILE_KEYS + 16,  // from row to row of a tile; not a power of two, which would crowd one set of the cache
+    SMALL_DIM = 256,             // head dims up to this have rows SMALL_STEP apart, known to the compiler
+    SMALL_STEP = SMALL_DIM + 16,
+};
+
+INLINE int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+INLINE int64_t row_step(int64_t dim) { return dim <= SMALL_DIM ? SMALL_STEP : up_to(dim, PANEL) + 16; }
+
+// A matrix cut into column panels: panel c begins at `at + c * next`, its rows are `step` apart.
+typedef struct {
+    const REAL *at;
+    int64_t step, next;
+} Panels;
+
+INLINE void product(const int rows, int64_t depth, const REAL *a, const int64_t a_row, const int64_t a_step,
+                    const REAL *b, const int64_t b_step, Vec sums[MAX_ROWS][WIDE]) {
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < WIDE; v++) sums[r][v] = splat(0);
+    for (int64_t k = 0; k < depth; k++) {
+        Vec x[WIDE];
+        UNROLL for (int v = 0; v < WIDE; v++) x[v] = load(b + v * LANES);
+        UNROLL for (int r = 0; r < rows; r++) {
+            Vec y = splat(a[r * a_row]);
+            UNROLL for (int v = 0; v < WIDE; v++) sums[r][v] += y * x[v];
+        }
+        a += a_step;
+        b += b_step;
+    }
+}
+
+INLINE void scores_of(const int rows, const REAL *query, const int64_t query_step, int64_t dim, const REAL *keys,
+                      int64_t panels, const REAL *factor, REAL *z) {
+    for (int64_t c = 0; c < panels; c++) {
+        Vec sums[MAX_ROWS][WIDE];
+        product(rows, dim, query, query_step, 1, keys + c * dim * PANEL, PANEL, sums);
+        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < WIDE; v++)
+            store(z + r * TILE_STEP + c * PANEL + v * LANES, sums[r][v] * factor[r]);
+    }
+}
+
+INLINE void add_sums(const int rows, Vec sums[MAX_ROWS][WIDE], REAL *out, int64_t out_step) {
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < WIDE; v++) {
+        REAL *at = out + r * out_step + v * LANES;
+        store(at, load(at) + sums[r][v]);
+    }
+}
+
+INLINE void weigh_of(const int rows, const REAL *weights, int64_t keys, Panels value, int64_t panels, REAL *out,
+                     int64_t out_step) {
+    for (int64_t c = 0; c < panels; c++) {
+        Vec sums[MAX_ROWS][WIDE];
+        product(rows, keys, weights, TILE_STEP, 1, value.at + c * value.next, value.step, sums);
+        add_sums(rows, sums, out + c * PANEL, out_step);
+    }
+}
+
+// The sizes of register tiles that exist; fewer rows than a size are padded.
+#if MAX_ROWS > 8
+#define EACH_SIZE(DO) DO(1) DO(2) DO(4) DO(8) DO(MAX_ROWS)
+#else
+#define EACH_SIZE(DO) DO(1) DO(2) DO(4) DO(MAX_ROWS)
+#endif
+INLINE int tile_rows(int64_t rows) {
+#define FITS(N) \
+    if (rows <= N) return N;
+    EACH_SIZE(FITS)
+#undef FITS
+    return MAX_ROWS;
+}
+
+#define NAMED_(NAME, N) NAME##_##N
+#define NAMED(NAME, N) NAMED_(NAME, N)
+#define INSTANCE(N)                                                                                                   \
+    static void NAMED(scores, N)(const REAL *query, int64_t step, int64_t dim, const REAL *keys, int64_t panels,      \
+                                 const REAL *factor, REAL *z) {                                                       \
+        if (step == SMALL_STEP)                                                                                       \
+            scores_of(N, query, SMALL_STEP, dim, keys, panels, factor, z);                                            \
+        else                                                                                                          \
+            scores_of(N, query, step, dim, keys, panels, factor, z);                                                  \
+    }                                                                                                                 \
+    static void NAMED(weigh, N)(const REAL *weights, int64_t keys, Panels value, int64_t panels, REAL *out,           \
+                                int64_t out_step) {                                                                   \
+        weigh_of(N, weights, keys, value, panels, out, out_step);                                                     \
+    }
+EACH_SIZE(INSTANCE)
+#undef INSTANCE
+
+static void scores(int rows, const REAL *query, int64_t step, int64_t dim, const REAL *keys, int64_t panels,
+                   const REAL *factor, REAL *z) {
+    switch (tile_rows(rows)) {
+#define CASE(N) \
+    case N: NAMED(scores, N)(query, step, dim, keys, panels, factor, z); break;
+        EACH_SIZE(CASE)
+#undef CASE
+    }
+}
+
+static void weigh(int rows, const REAL *weights, int64_t keys, Panels value, int64_t panels, REAL *out,
+                  int64_t out_step) {
+    switch (tile_rows(rows)) {
+#define CASE(N) \
+    case N: NAMED(weigh, N)(weights, keys, value, panels, out, out_step); break;
+        EACH_SIZE(CASE)
+#undef CASE
+    }
+}
+
+// out[MAX_ROWS keys][panels] += weightsᵀ · rows, for the MAX_ROWS keys that begin at `weights`
+static void gather(const REAL *weights, int64_t depth, Panels rows, int64_t panels, REAL *out, int64_t out_step) {
+    for (int64_t c = 0; c < panels; c++) {
+        Vec sums[MAX_ROWS][WIDE];
+        product(MAX_ROWS, depth, weights, 1, TILE_STEP, rows.at + c * rows.next, rows.step, sums);
+        add_sums(MAX_ROWS, sums, out + c * PANEL, out_step);
+    }
+}

@@ -1,0 +1,278 @@
+// rows.h: what band, mask and softcap make of a row of scores, and the running sums of a row.
+//
+// With a reference M and e = exp(z - M):  l = Σ e,  a = Σ e (z - M),  s = Σ e².  M is the largest logit of the row's first tile. It
+// is raised only when a logit exceeds it by more than SLACK, so no sum can overflow and most tiles rescale nothing.
+// The mean and the summed squares of z come tile by tile, from Σ d and Σ d² with d = z - (a mean of a few logits of the tile), so
+// that no shift of the logits, and no drift of them, cancels the variance; tiles are joined by Chan's formula.
+
+#define SLACK 8
+#define HIDDEN_BIAS (REAL)(-1e4)
+
+enum { SUM, TILTED, SQUARES, SUMS };
+
+enum { OPEN, CLOSED, BIASED };  // every key is seen; -inf marks those that are not; a bias marks those that are not
+
+typedef struct {
+    REAL reference, peak;
+    double mean, spread;  // spread: Σ (z - mean)²
+    int64_t count, argmax;
+} Row;
+
+typedef struct {  // which sums a call needs
+    int weights, moments, counting, argmax;
+} Needs;
+
+INLINE Needs needs_of(const Call *call) {
+    int64_t s = call->signs;
+    Needs needs = {(s & (ENTROPY | P2)) != 0, (s & (MEAN | VARIANCE)) != 0, 0, (s & ARGMAX) != 0};
+    needs.counting = call->mask_dtype != NONE && (needs.moments || s & VISIBLE);
+    return needs;
+}
+
+INLINE int64_t first_key(const Call *call, int64_t i) { return i - call->left > 0 ? i - call->left : 0; }
+INLINE int64_t last_key(const Call *call, int64_t i) {  // one past it
+    int64_t last = i + call->right + 1;
+    return last < 0 ? 0 : last < call->keys ? last : call->keys;
+}
+
+INLINE REAL row_factor(const Call *call, int64_t b, int64_t h, int64_t i) {
+    REAL scale = (REAL)call->scale;
+    if (!call->gain.at) return scale;
+    return scale * *(const REAL *)place(&call->gain, REAL_IS_FLOAT ? F32 : F64, b, h, i);
+}
+
+INLINE void begin_row(Row *row, Vec *sums) {
+    *row = (Row){.reference = -INFINITY, .peak = -INFINITY, .argmax = -1};
+    for (int i = 0; i < SUMS; i++) sums[i] = splat(0);
+}
+
+static void cap_row(REAL *z, int64_t n, REAL cap) {
+    // tanh(x) = (1 - u) / (1 + u) with u = exp(-2|x|); near 0, where that cancels, its series
+    for (int64_t j = 0; j < n; j += LANES) {
+        Vec x = load(z + j) / cap, size = larger(x, -x), square = x * x;
+        Vec u = exp_or_zero(size * (REAL)-2);
+        Vec y = (1 - u) / (1 + u);
+        y = choose(x < 0, -y, y);
+#if REAL_IS_FLOAT
+        Vec p = square * (REAL)(-1382.0 / 155925) + (REAL)(62.0 / 2835);
+        p = p * square + (REAL)(-17.0 / 315);
+        p = p * square + (REAL)(2.0 / 15);
+        p = p * square + (REAL)(-1.0 / 3);
+        y = choose(size < (REAL)0.3, x + x * square * p, y);
+        store(z + j, y * cap);
+#else
+        (void)square;
+        REAL exact[LANES];
+        for (int i = 0; i < LANES; i++) exact[i] = TANH(x[i]) * cap;
+        (void)y;
+        store(z + j, load(exact));
+#endif
+    }
+}
+
+// A row of the mask as something to add, 0 or -inf for a boolean one; in place where it lies so.
+INLINE const REAL *bias_of(const Call *call, int64_t b, int64_t h, int64_t i, int64_t key, int64_t n, REAL *scratch) {
+    const Strided *mask = &call->mask;
+    int dtype = (int)call->mask_dtype;
+    const char *at = place(mask, dtype, b, h, i) + key * mask->step[3] * SIZE[dtype];
+    fetch(scratch, at, dtype, n, mask->step[3]);
+    for (int64_t j = n; j < up_to(n, PANEL); j++) scratch[j] = -INFINITY;
+    return scratch;
+}
+
+INLINE void add_bias(REAL *z, const REAL *bias, int64_t n, int boolean) {
+    for (int64_t j = 0; j < n; j += LANES) {
+        Vec x = load(bias + j), y = load(z + j);
+        store(z + j, boolean ? choose(x < 0, x, y) : y + x);
+    }
+}
+
+// -inf outside of [from, to)
+INLINE void close_outside(REAL *z, int64_t from, int64_t to, int64_t n) {
+    for (int64_t j = 0; j < from && j < n; j++) z[j] = -INFINITY;
+    for (int64_t j = to < 0 ? 0 : to; j < n; j++) z[j] = -INFINITY;
+}
+
+INLINE REAL row_peak(const REAL *z, int64_t n) {
+    Vec one = splat(-INFINITY), two = one;
+    for (int64_t j = 0; j < n; j += PANEL) {
+        one = larger(load(z + j), one);
+        two = larger(load(z + j + LANES), two);
+    }
+    return largest(larger(one, two));
+}
+
+// A mean of a few logits that are seen, from all over a tile
+INLINE REAL few_logits(const REAL *z, const REAL *bias, int64_t from, int64_t to) {
+    enum { FEW = 8 };
+    REAL total = 0;
+    int count = 0;
+    if (!bias && to - from >= FEW) {
+        int64_t step = (to - from - 1) / (FEW - 1);
+        UNROLL for (int j = 0; j < FEW; j++) total += z[from + j * step];
+        count = FEW;
+    } else {
+        for (int64_t j = from; j < to && count < FEW; j++)
+            if (z[j] != -INFINITY && (!bias || bias[j] > HIDDEN_BIAS)) total += z[j], count++;
+        int enough = 2 * count;
+        for (int64_t j = to - 1; j >= from && count < enough; j--)
+            if (z[j] != -INFINITY && (!bias || bias[j] > HIDDEN_BIAS)) total += z[j], count++;
+    }
+    REAL mean = count ? total / (REAL)count : 0;
+    return mean - mean == 0 ? mean : 0;  // not inf, not NaN
+}
+
+// Chan: the moments of `count` more logits join those of a row
+INLINE void join_moments(Row *row, int64_t count, double mean, double spread) {
+    if (!count) return;
+    if (!row->count) {
+        row->mean = mean, row->spread = spread, row->count = count;
+        return;
+    }
+    int64_t total = row->count + count;
+    double share = (double)count / (double)total, step = mean - row->mean;
+    row->spread += spread + step * step * (double)row->count * share;
+    row->mean += step * share;
+    row->count = total;
+}
+
+static void raise_reference(Row *row, Vec *sums, REAL peak, REAL *out, int64_t out_dim) {
+    if (row->reference != -INFINITY) {
+        REAL d = row->reference - peak, c = EXP(d);
+        sums[TILTED] = (sums[TILTED] + sums[SUM] * d) * c;
+        sums[SUM] *= c;
+        sums[SQUARES] *= c * c;
+        for (int64_t e = 0; e < out_dim; e += LANES) store(out + e, load(out + e) * c);
+    }
+    row->reference = peak;
+}
+
+// Rows over other keys, `more`, join `row`; exact, as merge() in vitals.py is.
+static void join_rows(Row *row, Vec *sums, REAL *out, Row *more, Vec *more_sums, REAL *more_out, int64_t out_dim) {
+    REAL reference = more->reference > row->reference ? more->reference : row->reference;
+    if (row->reference != reference) raise_reference(row, sums, reference, out, out_dim);
+    if (more->reference != reference) raise_reference(more, more_sums, reference, more_out, out_dim);
+    if (more->peak > row->peak) {  // the lowest key on ties
+        row->peak = more->peak;
+        row->argmax = more->argmax;
+    }
+    join_moments(row, more->count, more->mean, more->spread);
+    for (int i = 0; i < SUMS; i++) sums[i] += more_sums[i];
+    for (int64_t e = 0; e < out_dim; e++) out[e] += more_out[e];
+}
+
+
+// One row of a tile: z becomes e, and the sums grow.
+INLINE void weigh_row(REAL *z, int64_t n, const REAL *bias, REAL reference, REAL *moment, Vec *sums, const int kind,
+                      const int weights, const int moments) {
+    // sums of sums: a chunk at a time, so that no sum has more than a few dozen terms
+    enum { CHUNK = 16 * LANES };
+    REAL shift = moment[0];
+    Vec firsts = splat(0), seconds = splat(0);
+    for (int64_t start = 0; start < n; start += CHUNK) {
+        int64_t stop = start + CHUNK < n ? start + CHUNK : n;
+        Vec l = splat(0), a = l, s = l, first = l, second = l;
+        for (int64_t j = start; j < stop; j += LANES) {
+            Vec x = load(z + j), t = at_least_lowest(x - reference), e = exp_of(t);
+            if (kind != OPEN) e = keep_where(~(x - reference < (REAL)LOWEST_EXP), e);
+            store(z + j, e);
+            l += e;
+            if (weights) {
+                a += e * t;
+                s += e * e;
+            }
+            if (moments) {
+                Vec d = x - shift;
+                if (kind != OPEN) {
+                    IntVec seen = x != (REAL)-INFINITY;
+                    if (kind == BIASED) seen &= load(bias + j) > HIDDEN_BIAS;
+                    d = keep_where(seen, d);
+                }
+                first += d;
+                second += d * d;
+            }
+        }
+        sums[SUM] += l;
+        if (weights) sums[TILTED] += a, sums[SQUARES] += s;
+        if (moments) firsts += first, seconds += second;
+    }
+    if (moments) moment[0] = sum(firsts), moment[1] = sum(seconds);
+}
+
+// `moment` holds the shift, and then Σ d and Σ d²
+static void weigh_row_by_kind(REAL *z, int64_t n, const REAL *bias, REAL reference, REAL moment[2], Vec *sums, int kind,
+                              Needs needs) {
+#define CASE(KIND, WEIGHTS, MOMENTS) \
+    case KIND * 4 + WEIGHTS * 2 + MOMENTS: weigh_row(z, n, bias, reference, moment, sums, KIND, WEIGHTS, MOMENTS); break;
+    switch (kind * 4 + needs.weights * 2 + needs.moments) {
+        CASE(OPEN, 0, 0) CASE(OPEN, 0, 1) CASE(OPEN, 1, 0) CASE(OPEN, 1, 1)
+        CASE(CLOSED, 0, 0) CASE(CLOSED, 0, 1) CASE(CLOSED, 1, 0) CASE(CLOSED, 1, 1)
+        CASE(BIASED, 0, 0) CASE(BIASED, 0, 1) CASE(BIASED, 1, 0) CASE(BIASED, 1, 1)
+    }
+#undef CASE
+}
+
+INLINE int64_t count_seen(const REAL *bias, int64_t from, int64_t to) {
+    int64_t count = 0;
+    for (int64_t j = from; j < to; j++) count += bias[j] > HIDDEN_BIAS;
+    return count;
+}
+
+// Take a row of a tile in: n scores of keys key, key + 1, ...; those outside of [from, to) are not the row's.
+INLINE void see_row(const Call *call, Needs needs, Row *row, Vec *sums, REAL *z, int64_t n, int64_t key, int64_t from,
+                    int64_t to, const REAL *bias, REAL *out, int64_t out_dim) {
+    int kind = bias ? BIASED : from > 0 || to < n ? CLOSED : OPEN;
+    if (call->softcap) cap_row(z, n, (REAL)call->softcap);
+    if (from < 0) from = 0;
+    if (bias) add_bias(z, bias, n, call->mask_dtype == BOOL);
+    int64_t count = !bias ? (to > from ? to - from : 0) : needs.counting ? count_seen(bias, from, to) : 0;
+    close_outside(z, from, to, n);
+    REAL peak = row_peak(z, n);
+    if (needs.argmax && peak > row->peak) {
+        int64_t j = 0;
+        while (z[j] != peak) j++;
+        row->argmax = key + j;
+    }
+    row->peak = peak > row->peak ? peak : row->peak;
+    if (peak > row->reference + SLACK) raise_reference(row, sums, peak, out, out_dim);
+    REAL reference = row->reference == -INFINITY ? 0 : row->reference, shift = 0, moment[2] = {0};
+    if (needs.moments) moment[0] = shift = few_logits(z, bias, from, to);
+    weigh_row_by_kind(z, n, bias, reference, moment, sums, kind, needs);
+    if (needs.moments && count) {
+        double mean = (double)moment[0] / (double)count;
+        join_moments(row, count, shift + mean, moment[1] - moment[0] * mean);
+    } else
+        row->count += count;
+}
+
+// What rounding took from a + b (Knuth)
+INLINE REAL lost(REAL a, REAL b) {
+    REAL total = a + b, part = total - a;
+    return (a - (total - part)) + (b - part);
+}
+
+// Write a row's signs; returns what its output is to be multiplied by.
+static REAL finish_row(const Call *call, Needs needs, const Row *row, const Vec *sums, int64_t at) {
+    const Rows *to = &call->measured;
+    REAL l = sum(sums[SUM]);
+    int empty = row->peak == -INFINITY && l == 0;
+    if (empty) l = 1;
+    REAL log_l = LOG(l), share = 1 / l, reference = row->reference == -INFINITY ? 0 : row->reference;
+#define WRITE(SIGN, VALUE) \
+    if (to->SIGN) ((REAL *)to->SIGN)[at] = (VALUE)
+    WRITE(lse, empty ? -INFINITY : reference + log_l);
+    WRITE(lse_low, reference - reference == 0 ? lost(reference, log_l) : 0);
+    WRITE(peak, l != l ? l : row->peak);
+    WRITE(entropy, empty ? 0 : log_l - sum(sums[TILTED]) * share);
+    WRITE(p2, empty ? 0 : sum(sums[SQUARES]) * share * share);
+    if (to->argmax) to->argmax[at] = empty ? -1 : row->argmax;
+    int64_t seen = row->count;
+    if (to->visible) to->visible[at] = (int32_t)seen;
+    if (needs.moments) {
+        double variance = seen ? row->spread / (double)seen : 0;
+        WRITE(mean, (REAL)row->mean);
+        WRITE(variance, variance < 0 ? 0 : (REAL)variance);
+    }
+#undef WRITE
+    return empty ? 0 : share;
+}

@@ -1,0 +1,111 @@
+// simd.h: vectors of REAL in plain C (GCC's vector types), the few operations that need more, and exp.
+// REAL, REAL_IS_FLOAT, VECTOR_BYTES and MAX_ROWS come from the file that is being compiled.
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+#if REAL_IS_FLOAT
+typedef int32_t Int;
+#define MANTISSA 23
+#define MAGIC 12583039.0f  // 1.5 · 2^23 + 127: adding it rounds to a whole number n; the low bits hold n + 127, the exponent of 2^n
+#define LOWEST_EXP -87.0f  // exp of less is not a normal number
+#define LOG logf
+#define EXP expf
+#define SQRT sqrtf
+#define TANH tanhf
+#else
+typedef int64_t Int;
+#define MANTISSA 52
+#define MAGIC 6755399441056767.0  // 1.5 · 2^52 + 1023
+#define LOWEST_EXP -708.0
+#define LOG log
+#define EXP exp
+#define SQRT sqrt
+#define TANH tanh
+#endif
+
+typedef REAL Vec __attribute__((vector_size(VECTOR_BYTES)));
+typedef Int IntVec __attribute__((vector_size(VECTOR_BYTES)));
+typedef REAL LooseVec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+
+enum { LANES = VECTOR_BYTES / sizeof(REAL), WIDE = 2, PANEL = WIDE * LANES };  // a panel is two vectors wide
+
+INLINE Vec load(const REAL *p) { return *(const LooseVec *)p; }
+INLINE void store(REAL *p, Vec v) { *(LooseVec *)p = v; }
+INLINE Vec splat(REAL x) { return x - (Vec){0}; }
+INLINE Vec keep_where(IntVec mask, Vec v) { return (Vec)(mask & (IntVec)v); }
+INLINE Vec choose(IntVec mask, Vec yes, Vec no) { return (Vec)((mask & (IntVec)yes) | (~mask & (IntVec)no)); }
+
+// the larger; the second when either is NaN
+#if VECTOR_BYTES == 64 && REAL_IS_FLOAT
+INLINE Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE REAL sum(Vec v) { return _mm512_reduce_add_ps((__m512)v); }
+INLINE REAL largest(Vec v) { return _mm512_reduce_max_ps((__m512)v); }
+#elif VECTOR_BYTES == 64
+INLINE Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_pd((__m512d)a, (__m512d)b); }
+INLINE REAL sum(Vec v) { return _mm512_reduce_add_pd((__m512d)v); }
+INLINE REAL largest(Vec v) { return _mm512_reduce_max_pd((__m512d)v); }
+#else
+#if VECTOR_BYTES == 32 && REAL_IS_FLOAT
+INLINE Vec larger(Vec a, Vec b) { return (Vec)_mm256_max_ps((__m256)a, (__m256)b); }
+#elif VECTOR_BYTES == 32
+INLINE Vec larger(Vec a, Vec b) { return (Vec)_mm256_max_pd((__m256d)a, (__m256d)b); }
+#else
+INLINE Vec larger(Vec a, Vec b) { return choose(a > b, a, b); }
+#endif
+INLINE REAL sum(Vec v) {
+    REAL total = 0;
+    UNROLL for (int i = 0; i < LANES; i++) total += v[i];
+    return total;
+}
+INLINE REAL largest(Vec v) {
+    REAL top = v[0];
+    UNROLL for (int i = 1; i < LANES; i++) top = v[i] > top ? v[i] : top;
+    return top;
+}
+#endif
+
+// exp of what is at least LOWEST_EXP, to 1.5 units in the last place: t = n ln 2 + r, a polynomial of r, times 2^n. NaN stays NaN.
+INLINE Vec exp_of(Vec t) {
+    Vec shifted = t * (REAL)1.44269504088896340736 + MAGIC;
+    Vec n = shifted - MAGIC;
+    Vec r = t - n * (REAL)0.69314718055994530942;
+#if REAL_IS_FLOAT
+    Vec p = splat(0.0013814467f);
+    p = p * r + 0.008368781f;
+    p = p * r + 0.041668393f;
+    p = p * r + 0.1666652f;
+    p = p * r + 0.49999994f;
+#else
+    r = r - n * 2.3190468138462996e-17;  // ln 2 is not a double; 1000 times what it misses would show
+    Vec p = splat(1.0 / 6227020800.0);
+    static const double coefficient[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,
+                                         1.0 / 5040,      1.0 / 720,      1.0 / 120,     1.0 / 24,     1.0 / 6,
+                                         1.0 / 2};
+    UNROLL for (int i = 0; i < 11; i++) p = p * r + coefficient[i];
+#endif
+    p = p * r + (REAL)1;
+    p = p * r + (REAL)1;
+    return p * (Vec)((IntVec)shifted << MANTISSA);
+}
+
+INLINE Vec at_least_lowest(Vec t) { return larger(splat(LOWEST_EXP), t); }  // NaN stays NaN
+
+// exp of anything below 88, exactly 0 below LOWEST_EXP
+INLINE Vec exp_or_zero(Vec t) { return keep_where(~(t < (REAL)LOWEST_EXP), exp_of(at_least_lowest(t))); }
+
+INLINE REAL dot(const REAL *a, const REAL *b, int64_t n) {
+    Vec all = splat(0);
+    int64_t e = 0;
+    for (; e + LANES <= n; e += LANES) all += load(a + e) * load(b + e);
+    REAL total = sum(all);
+    for (; e < n; e++) total += a[e] * b[e];
+    return total;
+}

@@ -1,0 +1,58 @@
+// workers.h: memory and threads. One block of memory per call, a share for each worker; torch's threads take items one by one,
+// so that a slow core takes fewer.
+
+typedef struct {
+    char *at, *end;  // `at` NULL only counts
+    size_t used;
+} Space;
+
+static void *take(Space *space, size_t bytes) {
+    bytes = (size_t)up_to((int64_t)bytes, 64);
+    void *found = space->at ? space->at + space->used : NULL;
+    space->used += bytes;
+    return found;
+}
+#define TAKE(SPACE, TYPE, COUNT) ((TYPE *)take(SPACE, (size_t)(COUNT) * sizeof(TYPE)))
+
+typedef struct Job Job;
+struct Job {
+    const Call *call;
+    void *shared;                                    // what all workers read
+    void (*item)(const Job *, void *own, int64_t i); // do item i with a worker's own memory
+    char *memory;
+    size_t each;  // bytes per worker
+    int64_t items, next, workers;
+};
+
+static void worker(int64_t begin, int64_t end, void *context) {
+    (void)begin, (void)end;
+    Job *job = context;
+    int64_t self = __atomic_fetch_add(&job->workers, 1, __ATOMIC_RELAXED);
+#if defined(__x86_64__)
+    unsigned state = _mm_getcsr();
+    _mm_setcsr(state | 0x8000);  // flush results too small to be normal: on some processors they cost a hundred steps
+#endif
+    for (int64_t i; (i = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->items;)
+        job->item(job, job->memory + self * job->each, i);
+#if defined(__x86_64__)
+    _mm_setcsr(state);
+#endif
+}
+
+// Run the items of a job; 0, or 1 when there is no memory for it.
+static int run(Job *job) {
+    const Call *call = job->call;
+    int64_t workers = call->threads < job->items ? call->threads : job->items;
+    if (workers < 1) return 0;
+    job->each = (size_t)up_to((int64_t)job->each, 64);
+    job->memory = attemper_take(job->each * workers, (int)call->poison);
+    if (!job->memory) return 1;
+    job->next = job->workers = 0;
+    int failed = 0;
+    if (workers == 1)
+        worker(0, 1, job);
+    else
+        failed = call->parallel(0, workers, 1, worker, job);
+    attemper_give(job->memory);
+    return failed;
+}

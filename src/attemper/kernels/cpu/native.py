@@ -1,0 +1,111 @@
+"""native: finds and loads the compiled library, and packs one call for it.
+
+The library is plain C with no link to Python or torch. It borrows torch's threads through `torch_parallel_for`, which
+libtorch_cpu exports, so there is one thread pool in the process and `torch.set_num_threads` governs both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...errors import KernelUnavailable, nearest
+
+VARIANTS = ("portable", "avx2", "avx512")
+"""The builds of the kernel, in the order native.c counts them. A processor that runs one runs those before it."""
+
+CHOICE = "ATTEMPER_CPU_VARIANT"
+POISON = "ATTEMPER_CPU_POISON"
+
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4}
+NO_MASK = 5
+MASK_ALONE, MASK_WIDE = 32, 64  # WANT_MASK_… of call.h
+UNBOUND = 1 << 40
+
+# the fields of Call in call.h: everything is 8 bytes
+_STRIDED, _ROWS = 5, 9
+_WHOLE = 5 * _STRIDED + 7 + 2 + 2 + 2 + 1 + _ROWS + _STRIDED + _ROWS + 1 + 3 + 2 + 5 + 1 + 3
+LAYOUT = struct.Struct(f"={_WHOLE}q3d")
+
+NOWHERE = (0,) * _STRIDED
+NO_ROWS = (0,) * _ROWS
+
+
+def _find() -> Path | None:
+    here = Path(__file__).parent / "c"
+    places = (here / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next((place for place in places if place.exists()), None)
+
+
+def _load() -> ctypes.CDLL:
+    path = _find()
+    if path is None:
+        raise KernelUnavailable("is not built here: install attemper where there is a C compiler (gcc or clang)")
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError:
+        raise KernelUnavailable("does not load here: its library was built for another system") from None
+    if library.attemper_call_size() != LAYOUT.size:
+        raise KernelUnavailable("was built from other sources: install attemper again") from None
+    return library
+
+
+def _parallel() -> int:
+    """The address of torch's own parallel loop."""
+    folder = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        if (folder / name).exists():
+            function = getattr(ctypes.CDLL(str(folder / name)), "torch_parallel_for", None)
+            if function is not None:
+                return ctypes.cast(function, ctypes.c_void_p).value or 0
+    raise KernelUnavailable("needs torch 2.10 or newer on Linux or macOS, whose threads it borrows")
+
+
+def _variant(best: int) -> int:
+    """The variant to run: the best that the processor has, or the one that the environment asks for."""
+    asked = os.environ.get(CHOICE)
+    if not asked:
+        return best
+    if asked not in VARIANTS:
+        raise KernelUnavailable(f"knows no {CHOICE}={asked!r}: {nearest(asked, VARIANTS)}".rstrip("."))
+    if VARIANTS.index(asked) > best:
+        raise KernelUnavailable(f"cannot run {CHOICE}={asked!r}: this processor has at most {VARIANTS[best]!r}")
+    return VARIANTS.index(asked)
+
+
+_library = _load()
+_PARALLEL = _parallel()
+_VARIANT = _variant(_library.attemper_best())
+_POISON = int(bool(os.environ.get(POISON)))
+variant = VARIANTS[_VARIANT]
+
+for _function in (_library.attemper_forward, _library.attemper_backward):
+    _function.argtypes = (ctypes.c_char_p, ctypes.c_int)
+    _function.restype = ctypes.c_int
+
+
+def strided(tensor: Tensor | None) -> tuple[int, ...]:
+    """Where a tensor of up to 4 dimensions is, and its strides; 0 along a dimension of 1, which repeats."""
+    if tensor is None:
+        return NOWHERE
+    steps = [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    return (tensor.data_ptr(), *steps, *(0,) * (4 - len(steps)))
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where a contiguous tensor is; 0 for one that is empty or not there."""
+    return 0 if tensor is None or not tensor.numel() else tensor.data_ptr()
+
+
+def call(name: str, integers: tuple[int, ...], reals: tuple[float, float, float]) -> None:
+    """Pack a call and run it; every integer of Call up to `parts`, then scale, softcap and dropout."""
+    packed = LAYOUT.pack(*integers, _PARALLEL, torch.get_num_threads(), _POISON, *reals)
+    run = _library.attemper_forward if name == "forward" else _library.attemper_backward
+    if run(packed, _VARIANT):
+        raise MemoryError(f"attention(): kernel='cpu' found no memory for its {name} pass")

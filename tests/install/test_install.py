@@ -1,0 +1,75 @@
+"""`pip install .` with a C compiler and without one: both install, and both say which kernels are there."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NEEDED = ["src", "setup.py", "pyproject.toml", "README.md", "LICENSE"]
+
+TRY = """
+import json, pathlib, torch, attemper
+from attemper import env
+q = torch.randn(1, 2, 9, 8)
+output = attemper.attention(q, q, q).output
+expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+print(json.dumps({
+    "right": torch.allclose(output, expected, atol=1e-5),
+    "cpu": env.describe()["kernels"]["cpu"],
+    "taken": [v.kernel for v in attemper.kernels.why(q, q, q) if v.taken],
+    "from": str(pathlib.Path(attemper.__file__).parent.parent),
+    "sources": [p.name for p in pathlib.Path(attemper.__file__).parent.rglob("*.[ch]")],
+}))
+"""
+
+
+def install(folder: Path, compiler: str | None) -> dict:
+    """Install a copy of this tree into a folder of its own, and see what it says."""
+    tree, target = folder / "tree", folder / "installed"
+    tree.mkdir()
+    for name in NEEDED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__"))
+        else:
+            shutil.copy(source, tree / name)
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    if compiler is not None:
+        environment["CC"] = compiler
+    environment.pop("PYTHONPATH", None)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run(
+        [*pip, "--target", str(target), str(tree)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    environment["PYTHONPATH"] = str(target)
+    ran = subprocess.run(
+        [sys.executable, "-c", TRY], capture_output=True, text=True, env=environment, cwd=folder, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["from"] == str(target)
+    assert found["right"]
+    return found
+
+
+def test_with_a_compiler(tmp_path):
+    if shutil.which("cc") is None and shutil.which("gcc") is None:
+        pytest.skip("there is no C compiler here")
+    found = install(tmp_path, None)
+    assert found["cpu"]["available"]
+    assert found["cpu"]["reason"].startswith("runs on cpu, with ")
+    assert found["taken"] == ["cpu"]
+    assert found["sources"] == []  # a wheel holds the library, not what it is made of
+
+
+def test_without_a_compiler(tmp_path):
+    found = install(tmp_path, str(tmp_path / "no-such-compiler"))
+    assert not found["cpu"]["available"]
+    assert "is not built here" in found["cpu"]["reason"]
+    assert found["taken"] == ["blockwise"]
