@@ -18,7 +18,10 @@ from .errors import AttemperError
 if TYPE_CHECKING:
     from rich.table import Table
 
-EXTRAS = {"hf": ("transformers", "safetensors")}
+EXTRAS = {
+    "hf": ("transformers", "safetensors"),
+    "lab": ("altair", "joblib", "pyarrow", "vl-convert-python"),
+}
 """The optional extras of pyproject.toml (but dev) and the packages each brings."""
 
 

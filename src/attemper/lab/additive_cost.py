@@ -85,8 +85,7 @@ def main() -> None:
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    """E tanh²(x) for x ~ N(0, 2), the sum of two unit normals, is what each entry of w contributes."""
-    inside = _tanh_square(2.0)
+    inside = tanh_variance()
     found = []
     for d in dict.fromkeys(row["d"] for row in rows):
         row = pick(rows, d=d)[0]
@@ -95,18 +94,22 @@ def expect(rows: Rows) -> list[Expectation]:
                 f"variance of additive scores, w of variance 1/d, d = {d}",
                 inside,
                 row["additive_variance_fan_in"],
-                inside * 8 / math.sqrt(d),
-                "closed form: ‖w‖² E tanh²(x), x ~ N(0, 2)",
-                "8/√d: one draw of w, and of its queries",
+                inside * 6 / math.sqrt(d),
+                "closed form: ‖w‖² E_q Var_k tanh(q + k), q and k unit normal",
+                "6/√d: 4 standard errors of ‖w‖² for one draw of w",
             )
         )
     return found
 
 
-def _tanh_square(variance: float) -> float:
-    grid = torch.linspace(-12, 12, 24001, dtype=torch.float64)
-    density = torch.exp(-grid.square() / (2 * variance))
-    return float((density * torch.tanh(grid).square()).sum() / density.sum())
+def tanh_variance() -> float:
+    """E_q Var_k tanh(q + k) for unit normal q and k: what each entry of w contributes to a row's variance."""
+    grid = torch.linspace(-8, 8, 801, dtype=torch.float64)
+    weight = torch.exp(-grid.square() / 2)
+    weight = weight / weight.sum()
+    bent = torch.tanh(grid[:, None] + grid)  # (q, k)
+    mean = bent @ weight
+    return float(weight @ (bent.square() @ weight - mean.square()))
 
 
 def finding(rows: Rows) -> str:

@@ -19,9 +19,6 @@ from .stats import over_batches, reach
 SMALL = 0.01  # a share of the RMS
 PROJECTED = 6  # batches with projections: their d×d products take most of the time
 
-PILOT = {("none", "rms"): 5.68, ("sqrt_dk", "rms"): 0.136}
-"""At d_k = 1024, n = 128: what other code of this project found before this file was written."""
-
 
 def measure(cell: Cell) -> list[Row]:
     d, n, name = int(cell["d"]), int(cell["n"]), str(cell["rule"])
@@ -85,7 +82,7 @@ def _small(gradient: Tensor) -> Tensor:
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    found = [
+    return [
         Expectation(
             f"RMS of |dL/dq|, rule {row['rule']}, d_k = {row['d']}, n = {row['n']}",
             row["rms_theory"],
@@ -96,19 +93,6 @@ def expect(rows: Rows) -> list[Expectation]:
         )
         for row in rows
     ]
-    found += [
-        Expectation(
-            f"RMS of |dL/dq| against the pilot, rule {name}, d_k = 1024, n = 128",
-            number,
-            row["rms"],
-            reach(row["rms_low"], row["rms_high"]) + 0.05 * number,
-            "pilot of this project, other code and seed",
-            "4 standard errors, and 5 % for the pilot's own",
-        )
-        for (name, _), number in PILOT.items()
-        for row in pick(rows, rule=name, d=1024, n=128)
-    ]
-    return found
 
 
 def finding(rows: Rows) -> str:
