@@ -133,7 +133,9 @@ def run(
     as_json: AsJson = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Rows (.json .csv .parquet) or figure (.svg .png .pdf .html)."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Rows (.json .csv .parquet) or figure (.svg .png .pdf .html)."
+        ),
     ] = None,
     force: Force = False,
 ) -> None:
@@ -146,7 +148,7 @@ def run(
         render.listing(_console())
         raise typer.Exit(0 if show_list else 2)
     found = experiment(name)
-    settings = found.settings(options(name, context.args), preset)
+    settings = found.settings(options(found, context.args), preset)
     files.check(output, files.SUFFIXES, force)
     swept = measure(found, settings, results, jobs, _note)
     if not swept.rows:
@@ -183,7 +185,11 @@ def claims(
     else:
         render.claims(judged, _console())
     if output is not None:
-        text = lab_claims.page(document) if output.suffix == ".html" else json.dumps(document, indent=1, ensure_ascii=False)
+        text = (
+            lab_claims.page(document)
+            if output.suffix == ".html"
+            else json.dumps(document, indent=1, ensure_ascii=False)
+        )
         files.save(output, f"{text}\n".encode())
 
 
@@ -208,7 +214,11 @@ def cards(
     else:
         render.cards(deck, _console())
     if output is not None:
-        text = lab_cards.anki(deck) if output.suffix == ".tsv" else json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+        text = (
+            lab_cards.anki(deck)
+            if output.suffix == ".tsv"
+            else json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+        )
         files.save(output, text.encode())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import altair as alt
 Rows = Sequence[Mapping[str, Any]]
 
 WIDTH, HEIGHT = 640, 360  # readable at a README's 800 pixels
-TITLE_COLUMNS = 84
+TITLE_COLUMNS = 92
 
 # Okabe and Ito (2008), by role
 COLOURS = {
@@ -47,18 +48,21 @@ def labelled(rows: Rows, field: str = "rule") -> list[dict[str, Any]]:
 
 def series(field: str, title: str, names: Sequence[Any]) -> alt.Color:
     """A colour per name, in the order given."""
-    return alt.Color(f"{field}:N", title=title, sort=list(names), scale=alt.Scale(domain=list(names), range=SERIES[: len(names)]))
+    return alt.Color(
+        f"{field}:N", title=title, sort=list(names), scale=alt.Scale(domain=list(names), range=SERIES[: len(names)])
+    )
 
 
-def logarithmic(field: str, title: str, base: float = 10, **more: Any) -> dict[str, Any]:
-    """The arguments of a logarithmic axis."""
-    return {"shorthand": f"{field}:Q", "title": title, "scale": alt.Scale(type="log", base=base), **more}
+def decades(low: float, high: float) -> alt.Axis:
+    """Ticks at powers of ten and nothing between: a logarithmic axis that stays quiet."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    return alt.Axis(values=[10.0**power for power in range(first, last + 1)], format="~g")
 
 
 def powers(field: str, title: str, values: Sequence[float]) -> alt.X:
     """A logarithmic axis that names the values that were measured, and no others."""
     axis = alt.Axis(values=sorted(set(values)), format="~g" if min(values) < 1 else "d", labelOverlap=True, grid=False)
-    return alt.X(f"{field}:Q", title=title, scale=alt.Scale(type="log"), axis=axis)
+    return alt.X(f"{field}:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=24), axis=axis)
 
 
 def finish(chart: Any, finding: str, note: str) -> Any:

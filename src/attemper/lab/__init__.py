@@ -27,6 +27,8 @@ NAMES = (
 def experiment(name: str) -> Experiment:
     """The experiment of that name."""
     if name not in NAMES:
-        raise InputError(f"run: unknown experiment {name!r}. {nearest(name, NAMES)} `attemper run --list` says what they ask.")
+        raise InputError(
+            f"run: unknown experiment {name!r}. {nearest(name, NAMES)} `attemper run --list` says what they ask."
+        )
     found: Experiment = importlib.import_module(f".{name}", __name__).EXPERIMENT
     return found

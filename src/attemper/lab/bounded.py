@@ -80,12 +80,15 @@ def expect(rows: Rows) -> list[Expectation]:
 
 
 def finding(rows: Rows) -> str:
-    n = max(row["n"] for row in rows)
+    n = min((row["n"] for row in rows), key=lambda size: abs(size - 1024))
     cosine = pick(rows, score="cosine", bound=1.0, n=n)
-    best = f"a pure cosine gives one of {n} keys at most {cosine[0]['top_weight']:.2%}; " if cosine else ""
+    best = f"A pure cosine gives one of {n} keys at most {cosine[0]['top_weight']:.2%}; " if cosine else ""
     largest = max((row["largest_score"] for row in pick(rows, score="additive")), default=0.0)
-    added = f"an additive score reached {largest:.3g}, not 1: its bound is ‖w‖₁" if largest else ""
-    return (best + added).strip("; ") or f"With {n} keys a top weight of 90 % needs a bound of {rows[0]['bound_for_90']:.2f}"
+    word = "an" if best else "An"
+    added = f"{word} additive score reached {largest:.3g}: its bound is not 1 but Σ|w|" if largest else ""
+    return (best + added).strip(
+        "; "
+    ) or f"With {n} keys a top weight of 90 % needs a bound of {rows[0]['bound_for_90']:.2f}"
 
 
 EXPERIMENT = Experiment(

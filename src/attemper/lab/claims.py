@@ -10,6 +10,7 @@ from typing import Any
 from .. import env
 from . import experiment, training_verdicts, verdicts
 from .experiment import Row, Rows, Value
+from .page import page as page
 from .verdicts import NOT_RUN, Evidence, Judgement
 
 Settings = dict[str, tuple[Value, ...]]

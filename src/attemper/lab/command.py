@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import InputError, nearest
 from .experiment import Experiment, Value
 from .sweep import Swept, sweep
 
@@ -14,20 +14,30 @@ RESULTS = Path("attemper-results")
 """Where a training sweep keeps its cells when nothing is said: hours must not hang on one process."""
 
 
-def options(name: str, words: Sequence[str]) -> dict[str, str]:
+COMMON = ("--list", "--preset", "--jobs", "--results", "--json", "--output", "--force")
+"""The options of `attemper run` itself, for whoever misspells one."""
+
+
+def options(experiment: Experiment, words: Sequence[str]) -> dict[str, str]:
     """``["--d", "16,64", "--rule=none"]`` → {"d": "16,64", "rule": "none"}."""
+    name = experiment.name
+    known = [f"--{parameter.name}" for parameter in experiment.parameters]
     found: dict[str, str] = {}
     left = list(words)
     while left:
         word = left.pop(0)
         if not word.startswith("--"):
-            raise InputError(f"run {name}: {word!r} follows no option. For example: --d 16,64. `attemper run --list` shows them.")
+            raise InputError(
+                f"run {name}: {word!r} follows no option. For example: --d 16,64. `attemper run --list` shows them."
+            )
         option, equals, value = word.removeprefix("--").partition("=")
+        if f"--{option}" not in known:
+            raise InputError(f"run {name}: unknown option '--{option}'. {nearest(f'--{option}', [*known, *COMMON])}")
         if not equals:
             if not left:
                 raise InputError(f"run {name}: --{option} needs a value. For example: --{option} 16,64.")
             value = left.pop(0)
-        found[option.replace("-", "_")] = value
+        found[option] = value
     return found
 
 

@@ -12,6 +12,7 @@ from .experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, 
 from .stats import over_batches, reach
 
 RULES = ("none", "sqrt_dk", "dk", "sqrt_dmodel")
+WORDS = {"none": "without a divisor", "sqrt_dk": "with √d_k", "dk": "with d_k", "sqrt_dmodel": "with √d_model"}
 NUMBERS = 12_000_000  # entries of keys drawn per cell, at most
 QUERIES = 32
 
@@ -85,7 +86,7 @@ def finding(rows: Rows) -> str:
     parts = []
     for name in dict.fromkeys(row["rule"] for row in rows):
         row = max(pick(rows, rule=name, d=d, n=n), key=lambda one: one["heads"])
-        parts.append(f"{row['effective_keys']:.3g} under {name}")
+        parts.append(f"{row['effective_keys']:.4g} {WORDS[name]}")
     return f"Of {n} keys, a query at d_k = {d} looks at " + ", ".join(parts)
 
 
@@ -98,7 +99,9 @@ EXPERIMENT = Experiment(
         Parameter("d", (16, 64, 128, 512), "the head dim, d_k", least=1),
         Parameter("heads", (12, 96), "how many heads; only √d_model asks", least=1),
         Parameter("n", (1024,), "how many keys", least=2, hint="one key always has all the weight"),
-        Parameter("batches", (24,), "independent sets of keys per cell, at most", least=8, hint="fewer give no interval"),
+        Parameter(
+            "batches", (24,), "independent sets of keys per cell, at most", least=8, hint="fewer give no interval"
+        ),
         SEED,
         DEVICE,
     ),

@@ -55,8 +55,9 @@ class Parameter:
             return text
         if self.kind is str:
             return text
+        read: Callable[[str], float] = int if self.kind is int else float
         try:
-            value = self.kind(text)
+            value = read(text)
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or self._broken(value):
@@ -108,8 +109,8 @@ class Verdict:
 class Experiment:
     """One question, and everything needed to answer it.
 
-    ``measure`` turns a cell into rows and is the only part that takes time; ``expect`` and ``finding`` are functions of rows, so a
-    verdict cannot be anything but what the rows say. ``chart`` is the name of a file in ``figures/``. ``presets`` are other
+    ``measure`` turns a cell into rows and is the only part that takes time; ``expect`` and ``finding`` are functions of
+    rows, so a verdict cannot be anything but what the rows say. ``chart`` is the name of a file in ``figures/``. ``presets`` are other
     settings by name; ``trains`` marks the ones that take minutes.
     """
 
@@ -124,7 +125,9 @@ class Experiment:
     presets: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
     trains: bool = False
 
-    def settings(self, options: Mapping[str, str] | None = None, preset: str | None = None) -> dict[str, tuple[Value, ...]]:
+    def settings(
+        self, options: Mapping[str, str] | None = None, preset: str | None = None
+    ) -> dict[str, tuple[Value, ...]]:
         """The values of every parameter: the defaults, a preset over them, and what was asked over both."""
         where = f"run {self.name}"
         chosen = {parameter.name: parameter.default for parameter in self.parameters}
@@ -140,6 +143,8 @@ class Experiment:
                     f"{where}: unknown option '--{name}'. {nearest(f'--{name}', [f'--{known}' for known in known_names])}"
                 )
             chosen[name] = known_names[name].read(where, text)
+        for device in chosen.get("device", ()):
+            _check_device(where, str(device))
         return chosen
 
     def cells(self, settings: Mapping[str, tuple[Value, ...]]) -> list[dict[str, Value]]:
@@ -158,6 +163,15 @@ class Experiment:
     def verdict(self, rows: Rows) -> Verdict:
         found = tuple(self.expect(rows))
         return Verdict(all(one.agrees for one in found), self.finding(rows), found)
+
+
+def _check_device(where: str, device: str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InputError(
+            f"{where}: --device {device!r} is not usable here; `attemper env` lists what is. Type --device cpu."
+        ) from None
 
 
 def origin(experiment: str) -> Row:

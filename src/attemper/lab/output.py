@@ -103,7 +103,11 @@ def render(specification: str, suffix: str) -> bytes:
         return found
     if suffix == ".pdf":
         return bytes(convert.vegalite_to_pdf(specification))
-    text = convert.vegalite_to_svg(specification) if suffix == ".svg" else convert.vegalite_to_html(specification, bundle=True)
+    text = (
+        convert.vegalite_to_svg(specification)
+        if suffix == ".svg"
+        else convert.vegalite_to_html(specification, bundle=True)
+    )
     return str(text).encode()
 
 

@@ -18,12 +18,12 @@ def measure(cell: Cell) -> list[Row]:
         return attention(query, key, value, causal=True, signs=()).output
 
     def token_by_token() -> torch.Tensor:
-        rows = [
-            attention(query[:, i : i + 1], key[:, : i + 1], value[:, : i + 1], signs=()).output for i in range(n)
-        ]
+        rows = [attention(query[:, i : i + 1], key[:, : i + 1], value[:, : i + 1], signs=()).output for i in range(n)]
         return torch.cat(rows, dim=1)
 
-    times = interleave({"pass": once, "loop": token_by_token}, rounds=int(cell["rounds"]), warmup=1, device=str(cell["device"]))
+    times = interleave(
+        {"pass": once, "loop": token_by_token}, rounds=int(cell["rounds"]), warmup=1, device=str(cell["device"])
+    )
     faster = times.speed("pass", than="loop")
     return [
         {

@@ -114,7 +114,10 @@ EXPERIMENT = Experiment(
     parameters=(
         Parameter("dtype", tuple(DTYPES), "of the stored scores", choices=tuple(DTYPES)),
         Parameter(
-            "size", (1.0, 8.0, 32.0, 64.0, 128.0, 1000.0, 1e4, 6e4, 8e4), "the size of the largest logit or score", above=0
+            "size",
+            (1.0, 8.0, 32.0, 64.0, 128.0, 1000.0, 1e4, 6e4, 8e4),
+            "the size of the largest logit or score",
+            above=0,
         ),
         SEED,
         DEVICE,

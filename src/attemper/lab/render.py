@@ -71,7 +71,9 @@ def claims(found: Iterable[Judged], console: Console) -> None:
         console.print(f"    {one.verdict}", style=styles[one.verdict], end="")
         console.print(f": {one.condition}" if one.condition else "")
         if one.numbers:
-            console.print("    " + " · ".join(f"{name} {number(value)}" for name, value in one.numbers.items()), style="dim")
+            console.print(
+                "    " + " · ".join(f"{name} {number(value)}" for name, value in one.numbers.items()), style="dim"
+            )
         if one.claim.look:
             console.print(f"    attemper {one.claim.look}", style="dim")
 

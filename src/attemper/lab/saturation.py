@@ -78,7 +78,9 @@ def jump(rows: Rows, n: int) -> float:
 def finding(rows: Rows) -> str:
     sizes = sorted({row["n"] for row in rows})
     if len(sizes) < 2:
-        return f"With {sizes[0]} keys softmax freezes near a logit std of √(2 ln n) = {theory.critical_std(sizes[0]):.2f}"
+        return (
+            f"With {sizes[0]} keys softmax freezes near a logit std of √(2 ln n) = {theory.critical_std(sizes[0]):.2f}"
+        )
     return (
         f"Softmax freezes near a logit std of √(2 ln n): from half of that to twice it the top weight grows "
         f"{jump(rows, sizes[0]):.1f}-fold with {sizes[0]} keys and {jump(rows, sizes[-1]):.0f}-fold with {sizes[-1]}"
@@ -92,7 +94,10 @@ EXPERIMENT = Experiment(
     parameters=(
         Parameter("n", (16, 128, 1024, 8192), "how many keys", least=2, hint="one key always has all the weight"),
         Parameter(
-            "s", (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0, 32.0), "the std of the logits", above=0
+            "s",
+            (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0, 32.0),
+            "the std of the logits",
+            above=0,
         ),
         Parameter("rows", (800,), "queries per cell", least=32, hint="fewer give no interval"),
         SEED,

@@ -23,7 +23,7 @@ class Estimate(NamedTuple):
 
 
 def over_batches(values: Tensor) -> Estimate:
-    """The mean of ``values``, (batches, …); its error from how the batches differ, so within one they may depend on each other."""
+    """The mean of ``values``, (batches, …), and its error from how the batches differ: within one they may be dependent."""
     batches = values.double().flatten(1).mean(1) if values.dim() > 1 else values.double()
     count = len(batches)
     error = float(batches.std() / math.sqrt(count)) if count > 1 else math.nan

@@ -1,7 +1,7 @@
 """store: finished cells of a sweep in one file per experiment, one line per cell, so that a kill loses none of them.
 
-The first line says which versions made it. A line is written whole and flushed to disk before the next cell counts as done; a line
-that a kill cut short has no end, and is dropped when the file is opened again.
+The first line says which versions made it. A line is flushed to disk before its cell counts as done; one that a
+kill cut short has no end, and is dropped when the file is opened again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Store:
             self._resume()
             self._file = open(self.path, "ab")  # noqa: SIM115 (held until close)
         except OSError as error:
-            raise InputError(f"run: cannot keep results in {str(folder)!r}: {error.strerror}. Choose another --results.") from None
+            raise InputError(
+                f"run: cannot keep results in {str(folder)!r}: {error.strerror}. Choose another --results."
+            ) from None
         if not self.path.stat().st_size:
             self._line(self.head)
 

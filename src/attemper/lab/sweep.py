@@ -1,7 +1,7 @@
 """sweep: every cell of an experiment, in one process or many, resumed where an earlier run was killed.
 
 joblib runs the cells and its backend is left to whoever calls: ``with joblib.parallel_config(backend="dask")`` sends them to a
-cluster. The process that called writes the results, so workers need no common disk. Without joblib the cells run here, one by one.
+cluster. The process that called writes the results, so workers need no common disk. Without joblib cells run here, one by one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def sweep(
     failures = []
     try:
         done(resumed, len(cells))
-        for place, (cell, outcome) in enumerate(_outcomes(experiment.name, waiting, jobs, note), start=1):
+        for place, (cell, outcome) in enumerate(_outcomes(experiment, waiting, jobs, note), start=1):
             if isinstance(outcome, str):
                 failures.append(Failure(cell, outcome))
             else:
@@ -85,22 +85,24 @@ def sweep(
 
 
 def _outcomes(
-    name: str, cells: Sequence[Cell], jobs: int | None, note: Callable[[str], None]
+    experiment: Experiment, cells: Sequence[Cell], jobs: int | None, note: Callable[[str], None]
 ) -> Iterator[tuple[Cell, list[Row] | str]]:
     """Each cell once, as it finishes, with its rows or the reason why it has none."""
     try:
         joblib: Any = importlib.import_module("joblib")
     except ImportError:
         if jobs not in (None, 1):
-            raise MissingExtra("run: --jobs above 1 needs joblib. Type pip install 'attemper[lab]', or --jobs 1.") from None
+            raise MissingExtra(
+                "run: --jobs above 1 needs joblib. Type pip install 'attemper[lab]', or --jobs 1."
+            ) from None
         for cell in cells:
-            yield cell, measured(name, cell)[1]
+            yield cell, measured(experiment, cell)[1]
         return
 
     def parallel(some: Sequence[Cell]) -> Iterator[tuple[Cell, list[Row] | str]]:
         # batches of one: a finished cell is handed over at once, and none waits unsaved behind another
         pool = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
-        return pool(joblib.delayed(measured)(name, cell) for cell in some)
+        return pool(joblib.delayed(measured)(experiment, cell) for cell in some)
 
     left = {key(cell): cell for cell in cells}
     try:
@@ -109,7 +111,9 @@ def _outcomes(
     except Exception as death:
         if not _is_death(death):
             raise
-        note(f"a worker died ({type(death).__name__}); the {len(left)} cells it left unfinished are measured one at a time")
+        note(
+            f"a worker died ({type(death).__name__}); the {len(left)} cells it left unfinished are measured one at a time"
+        )
     # A pool that lost a worker cannot say whose cell it was, so each runs alone from here on and answers for itself.
     for cell in left.values():
         yield cell, _alone(cell, parallel)
@@ -132,12 +136,10 @@ def _is_death(error: Exception) -> bool:
     return isinstance(error, kind) or type(error).__name__ == name
 
 
-def measured(name: str, cell: Cell) -> tuple[Cell, list[Row] | str]:
+def measured(experiment: Experiment, cell: Cell) -> tuple[Cell, list[Row] | str]:
     """What a worker does; a Python error becomes the reason why this cell has no rows, and the sweep goes on."""
-    from . import experiment
-
     try:
-        return cell, experiment(name).rows(cell)
+        return cell, experiment.rows(cell)
     except InputError:
         raise
     except AttemperError as error:

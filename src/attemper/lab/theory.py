@@ -22,14 +22,12 @@ def frozen(s: float, n: int) -> float:
     return critical_std(n) / s
 
 
-def jacobian_trace(s: float, n: int) -> float:
-    """E[1 − Σp²]: m when frozen; above freezing 1 − eˢ²/n while s < s_c/2, then 1 − exp(−(s_c − s)²)."""
+def jacobian_trace(s: float, n: int) -> float | None:
+    """E[1 − Σp²]: m when frozen, 1 − eˢ²/n where s < s_c/2; between the two no form is of use at the n that models have."""
     m = frozen(s, n)
     if m < 1:
         return m
-    if m > 2:
-        return 1 - math.exp(s * s) / n
-    return 1 - math.exp(-((critical_std(n) - s) ** 2))
+    return 1 - math.exp(s * s) / n if m > 2 else None
 
 
 def jacobian_square(m: float) -> float:

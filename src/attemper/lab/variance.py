@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +29,14 @@ INITS = {
 }
 """unit: independent normal entries; linear: torch.nn.Linear's own; xavier: torch.nn.MultiheadAttention; gpt2: N(0, 0.02²);
 gpt3_width: the same at width 12288; t5: Mesh TensorFlow's, with the divisor folded into W_q."""
+
+FORMS = {
+    "linear": "√d_k / 3 (torch.nn.Linear)",
+    "xavier": "√d_k / 2 (torch.nn.MultiheadAttention)",
+    "gpt2": "768 · 0.02² √d_k (GPT-2)",
+    "gpt3_width": "12288 · 0.02² √d_k (GPT-2's 0.02 at GPT-3's width)",
+    "t5": "1 (Raffel et al. 2020, Mesh TensorFlow)",
+}
 
 
 def measure(cell: Cell) -> list[Row]:
@@ -87,31 +97,40 @@ def _dots(d: int, init: str, a: float, samples: int, stream: torch.Generator) ->
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    found = []
-    for row in rows:
-        d, init = row["d"], row["init"]
-        found.append(
-            Expectation(
-                f"Var(q·k), {init} entries, d_k = {d}" + (f", a = {row['a']:g}" if row["a"] != 1 else ""),
-                row["variance_theory"],
-                row["variance"],
-                reach(row["variance_low"], row["variance_high"]),
-                "Vaswani et al. 2017, footnote 4" if init == "unit" else "the initialisation's own definition",
-                "4 standard errors",
-            )
-        )
-        if init == "unit":
-            found.append(
-                Expectation(
-                    f"kurtosis of q·k, d_k = {d}",
-                    row["kurtosis_theory"],
-                    row["kurtosis"],
-                    reach(row["kurtosis_low"], row["kurtosis_high"]),
-                    "closed form: 3 + 6/d_k for normal entries",
-                    "4 standard errors",
-                )
-            )
-    return found
+    return [one for row in rows for one in (_of_entries(row) if row["init"] == "unit" else [_of_an_init(row)])]
+
+
+def _of_entries(row: Mapping[str, Any]) -> list[Expectation]:
+    d = row["d"]
+    return [
+        Expectation(
+            f"Var(q·k), entries of variance {row['a']:g} and 1, d_k = {d}",
+            row["variance_theory"],
+            row["variance"],
+            reach(row["variance_low"], row["variance_high"]),
+            "Vaswani et al. 2017, footnote 4: d_k",
+            "4 standard errors",
+        ),
+        Expectation(
+            f"kurtosis of q·k, d_k = {d}",
+            row["kurtosis_theory"],
+            row["kurtosis"],
+            reach(row["kurtosis_low"], row["kurtosis_high"]),
+            "closed form: 3 + 6/d_k for normal entries",
+            "4 standard errors",
+        ),
+    ]
+
+
+def _of_an_init(row: Mapping[str, Any]) -> Expectation:
+    return Expectation(
+        f"logit std before the scale, {row['init']} init, d_k = {row['d']}",
+        math.sqrt(row["variance_theory"]),
+        row["std"],
+        reach(row["variance_low"], row["variance_high"]) / (2 * row["std"]),
+        f"closed form: {FORMS[row['init']]}",
+        "4 standard errors",
+    )
 
 
 def finding(rows: Rows) -> str:
@@ -130,7 +149,9 @@ EXPERIMENT = Experiment(
     claims=("C1", "C2", "C3", "C23"),
     parameters=(
         Parameter("d", (1, 2, 5, 16, 64, 256, 1024, 4096), "the head dim, d_k", least=1),
-        Parameter("init", ("unit", "linear", "xavier", "gpt2", "t5"), "how q and k get their entries", choices=tuple(INITS)),
+        Parameter(
+            "init", ("unit", "linear", "xavier", "gpt2", "t5"), "how q and k get their entries", choices=tuple(INITS)
+        ),
         Parameter("a", (1.0,), "the variance of q's entries, times the initialisation's own", above=0),
         Parameter("samples", (400_000,), "dot products per cell, at most", least=1000, hint="fewer give no interval"),
         SEED,

@@ -59,7 +59,11 @@ def scaling_gives_one(evidence: Evidence) -> Judgement:
         return Judgement(FALSE, numbers, "the scaled variance differs from 1 by more than 4 standard errors")
     if all(abs(std - 1) < 0.05 for std in _real_inits(evidence).values()):
         return Judgement(HOLDS, numbers, "")
-    return Judgement(CONDITION, numbers, "the same assumptions: drawn as models are drawn, the scaled logits have another variance than 1")
+    return Judgement(
+        CONDITION,
+        numbers,
+        "the same assumptions: drawn as models are drawn, the scaled logits have another variance than 1",
+    )
 
 
 def range_grows(evidence: Evidence) -> Judgement:
@@ -90,7 +94,9 @@ def large_logits_saturate(evidence: Evidence) -> Judgement:
     if largest["top_weight"] < 0.8:
         return Judgement(FALSE, numbers, "even the largest logits leave the top weight under 0.8")
     if jump(rows, sizes[-1]) > jump(rows, sizes[0]):
-        return Judgement(CONDITION, numbers, "past a logit std of √(2 ln n), a threshold that is sharper with more keys")
+        return Judgement(
+            CONDITION, numbers, "past a logit std of √(2 ln n), a threshold that is sharper with more keys"
+        )
     return Judgement(HOLDS, numbers, "")
 
 
@@ -108,7 +114,9 @@ def gradients_vanish(evidence: Evidence) -> Judgement:
         return Judgement(FALSE, numbers, "neither the mean nor the median gradient is smaller without the scale")
     if rms < 1 and median < 1:
         return Judgement(HOLDS, numbers, "")
-    return Judgement(CONDITION, numbers, "the median query's gradient vanishes while the RMS grows; p(1−p) is only J's diagonal")
+    return Judgement(
+        CONDITION, numbers, "the median query's gradient vanishes while the RMS grows; p(1−p) is only J's diagonal"
+    )
 
 
 def gradients_explode(evidence: Evidence) -> Judgement:
@@ -135,7 +143,9 @@ def exp_overflows(evidence: Evidence) -> Judgement:
     if softmax:
         return Judgement(HOLDS, numbers, "")
     words = "every real softmax subtracts the maximum first"
-    return Judgement(FALSE, numbers, words + ("; scores stored in float16 do overflow, before the softmax" if stored else ""))
+    return Judgement(
+        FALSE, numbers, words + ("; scores stored in float16 do overflow, before the softmax" if stored else "")
+    )
 
 
 def dk_is_too_flat(evidence: Evidence) -> Judgement:
@@ -149,7 +159,9 @@ def dk_is_too_flat(evidence: Evidence) -> Judgement:
         return Judgement(FALSE, numbers, "the weights are not flat")
     if flat["aligned_logit"] < 0.5:
         return Judgement(HOLDS, numbers, "")
-    return Judgement(CONDITION, numbers, "before training; once q and k align, q·k grows like d_k and 1/d_k is right (µP)")
+    return Judgement(
+        CONDITION, numbers, "before training; once q and k align, q·k grows like d_k and 1/d_k is right (µP)"
+    )
 
 
 def sqrt_dmodel_is_wrong(evidence: Evidence) -> Judgement:
@@ -166,7 +178,9 @@ def sqrt_dmodel_is_wrong(evidence: Evidence) -> Judgement:
         return Judgement(FALSE, numbers, "the temperature is not off by √heads")
     if wrong["aligned_logit"] < 0.5:
         return Judgement(HOLDS, numbers, "")
-    return Judgement(CONDITION, numbers, "at the start: W_q and W_k can learn a factor of √heads; Gemma 2 27B divides by another")
+    return Judgement(
+        CONDITION, numbers, "at the start: W_q and W_k can learn a factor of √heads; Gemma 2 27B divides by another"
+    )
 
 
 def additive_within_one(evidence: Evidence) -> Judgement:
@@ -194,7 +208,9 @@ def additive_stable_but_slow(evidence: Evidence) -> Judgement:
         return Judgement(FALSE, numbers, "it is not both slower and steadier")
     if unit < dot / 2:
         return Judgement(HOLDS, numbers, "")
-    return Judgement(CONDITION, numbers, "steady when w is drawn small, as layers are; with unit entries it grows with d too")
+    return Judgement(
+        CONDITION, numbers, "steady when w is drawn small, as layers are; with unit entries it grows with d too"
+    )
 
 
 def keys_stay_many(evidence: Evidence) -> Judgement:
@@ -236,7 +252,9 @@ def few_weights_move(evidence: Evidence) -> Judgement:
     }
     if bare["w_q_small"] > 0.5 or bare["w_k_small"] > 0.5:
         return Judgement(HOLDS, numbers, "")
-    return Judgement(FALSE, numbers, "it is queries that go without a gradient, not weights: a weight sums over the queries")
+    return Judgement(
+        FALSE, numbers, "it is queries that go without a gradient, not weights: a weight sums over the queries"
+    )
 
 
 def variance_scales_with_a(evidence: Evidence) -> Judgement:

@@ -21,7 +21,7 @@ def measure(cell: Cell) -> list[Row]:
 
 
 def _shapes(width: int, heads: int, cell: Cell) -> list[Row]:
-    """"Love Apple phones": [3 × 512] · [512 × 64] → [3 × 64] → [3 × 3] → [3 × 64], and the heads joined → [3 × 512]."""
+    """ "Love Apple phones": [3 × 512] · [512 × 64] → [3 × 64] → [3 × 3] → [3 × 64], and the heads joined → [3 × 512]."""
     stream = generator(cell["device"], "worked", width, heads, cell["seed"])
     tokens = torch.randn(1, 3, width, generator=stream, device=stream.device)
     block = MultiHeadAttention(width, heads, batch_first=True, device=stream.device)
@@ -30,7 +30,8 @@ def _shapes(width: int, heads: int, cell: Cell) -> list[Row]:
     found = {"input": tokens.shape[-1], "one head": width // heads, "heads joined": output.shape[-1]}
     assert weights is not None
     rows: list[Row] = [
-        {"kind": "width", "example": name, "place": 0, "value": float(size), "said": None} for name, size in found.items()
+        {"kind": "width", "example": name, "place": 0, "value": float(size), "said": None}
+        for name, size in found.items()
     ]
     rows.append({"kind": "weights", "example": "per head", "place": 0, "value": float(weights.shape[-1]), "said": 3.0})
     return rows
