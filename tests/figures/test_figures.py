@@ -90,7 +90,7 @@ def test_every_form_of_output(tmp_path, suffix, start):
     output.check(path, output.SUFFIXES, force=False)
     output.write(path, found, rows)
     assert path.read_bytes().lstrip()[:200].upper().startswith(start.upper())
-    with pytest.raises(InputError, match="is there already. Add --force"):
+    with pytest.raises(InputError, match=r"is there already\. Add --force"):
         output.check(path, output.SUFFIXES, force=False)
     output.check(path, output.SUFFIXES, force=True)
 
@@ -110,9 +110,9 @@ def test_a_missing_package_is_named_before_the_work(monkeypatch, tmp_path):
 
 
 def test_what_cannot_be_written_is_said(tmp_path):
+    folder = tmp_path / "a.csv"
+    folder.mkdir()
     with pytest.raises(InputError, match=r"is a folder. Choose another file"):
-        folder = tmp_path / "a.csv"
-        folder.mkdir()
         output.check(folder, output.SUFFIXES, force=False)
     with pytest.raises(
         InputError, match=r"-o must end in .json, .csv, .parquet, .svg, .png, .pdf or .html; got 'a.xls'"

@@ -20,6 +20,12 @@ NAMES = (
     "additive_cost",
     "parallel",
     "init",
+    "recall",
+    "charlm",
+    "depth",
+    "fold",
+    "transplant",
+    "scores",
 )
 """Every experiment, in the order in which to read them."""
 

@@ -45,7 +45,7 @@ def measure(cell: Cell) -> list[Row]:
             "factor": slower.median,
             "factor_low": slower.low,
             "factor_high": slower.high,
-            **{f"{name}_mib": _memory(name, cell) / MIB for name in CALLS},
+            **{f"{name}_mib": size / MIB for name, size in _memory(cell).items()},
             "whole_mib": n * n * d * 4 / MIB,  # what q + k would take if every sum were kept
             "dot_variance": dot,
             "additive_variance_unit": spread["unit"],
@@ -66,22 +66,26 @@ def _calls(cell: Cell) -> dict[str, Callable[[], tuple[Tensor, ...]]]:
     }
 
 
-def _memory(name: str, cell: Cell) -> int:
-    """Bytes beyond inputs and outputs at the peak of one call, in a fresh process so that nothing freed is reused."""
-    order = json.dumps({"name": name, "cell": dict(cell)})
-    done = subprocess.run([sys.executable, "-m", __name__, order], capture_output=True, text=True, check=False)
+def _memory(cell: Cell) -> dict[str, int]:
+    """Bytes beyond inputs and outputs at the peak of each call, in a fresh process so that nothing freed is reused."""
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, json.dumps(dict(cell))], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"signal {-done.returncode}"])[-1]
-        raise InputError(f"run additive_cost: measuring the memory of {name} failed: {last}. Use a smaller --n.")
-    return int(done.stdout.splitlines()[-1])
+        raise InputError(f"run additive_cost: measuring memory failed: {last}. Use a smaller --n.")
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def main() -> None:
-    order = json.loads(sys.argv[1])
-    small = {**order["cell"], "n": min(64, order["cell"]["n"])}
-    _calls(small)[order["name"]]()  # loads what is loaded once
-    risen, results = rise(_calls(order["cell"])[order["name"]], order["cell"]["device"])
-    print(max(0, risen - sum(tensor.nbytes for tensor in results)))
+    cell = json.loads(sys.argv[1])
+    sizes = {}
+    for name in CALLS:
+        _calls({**cell, "n": min(64, cell["n"])})[name]()  # loads what is loaded once
+        risen, results = rise(_calls(cell)[name], cell["device"])
+        sizes[name] = max(0, risen - sum(tensor.nbytes for tensor in results))
+    print(json.dumps(sizes))
 
 
 def expect(rows: Rows) -> list[Expectation]:

@@ -110,8 +110,8 @@ class Experiment:
     """One question, and everything needed to answer it.
 
     ``measure`` turns a cell into rows and is the only part that takes time; ``expect`` and ``finding`` are functions of
-    rows, so a verdict cannot be anything but what the rows say. ``chart`` is the name of a file in ``figures/``. ``presets`` are other
-    settings by name; ``trains`` marks the ones that take minutes.
+    rows, so a verdict cannot be anything but what the rows say. ``chart`` is the name of a file in ``figures/``. ``presets`` are
+    other settings by name; ``trains`` marks the ones that take minutes.
     """
 
     name: str

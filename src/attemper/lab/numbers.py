@@ -1,4 +1,4 @@
-"""numbers: every closed form and published number that the exact experiments are held to, measured; docs/numbers.md is made here."""
+"""numbers: the closed forms and published numbers that the exact experiments are held to, measured, as docs/numbers.md."""
 
 from __future__ import annotations
 

@@ -1,0 +1,82 @@
+"""transplant: with the logits' scale forced to κ, from which κ on does a language model train worse? Wortsman et al. 2023, fig. 10."""
+
+from __future__ import annotations
+
+import statistics
+
+from . import charlm
+from .experiment import Cell, Expectation, Experiment, Parameter, Row, Rows
+from .training import runs
+
+
+def measure(cell: Cell) -> list[Row]:
+    return charlm.train(cell, "kappa", float(cell["kappa"]))
+
+
+def losses(rows: Rows) -> dict[float, tuple[float, float, float]]:
+    """κ → the last held-out loss: median, least, most over seeds."""
+    found = {}
+    for (kappa,), part in runs(rows, "kappa").items():
+        last = [run[-1]["held_out"] for run in runs(part, "seed").values()]
+        found[kappa] = (statistics.median(last), min(last), max(last))
+    return dict(sorted(found.items()))
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    """Where the loss is worse by a tenth of a nat than at its best, as κ grows: the knee."""
+    found = losses(rows)
+    if len(found) < 3:
+        return []
+    worse = [kappa for kappa, (median, _, _) in found.items() if median > min(one[0] for one in found.values()) + 0.1]
+    large = [kappa for kappa in worse if kappa >= 10]
+    return [
+        Expectation(
+            "the first κ ≥ 10 at which held-out loss is 0.1 nats above its best",
+            1e3,
+            min(large, default=float("nan")),
+            1e3,
+            "Wortsman et al. 2023, arXiv:2309.14322, fig. 10: near 1e3, 10 M parameters",
+            "the knee's decade, in a model a hundred times smaller",
+        )
+    ]
+
+
+def finding(rows: Rows) -> str:
+    found = losses(rows)
+    best = min(found, key=lambda kappa: found[kappa][0])
+    last = max(found)
+    return (
+        f"Held-out loss is lowest at κ = {best:g} ({found[best][0]:.2f} nats) and {found[last][0] - found[best][0]:.2f} nats "
+        f"higher at κ = {last:g}"
+    )
+
+
+EXPERIMENT = Experiment(
+    name="transplant",
+    question="With the logits' scale forced to κ, from which κ on does a language model train worse?",
+    claims=("C9",),
+    parameters=(
+        Parameter("kappa", (0.1, 1.0, 10.0, 100.0, 1e3, 1e4), "the RMS of q times that of k", above=0),
+        Parameter("init", ("unit",), "of the projections", choices=charlm.INITS),
+        Parameter("lr", (3e-3,), "Adam's learning rate", above=0),
+        Parameter("layers", (2,), "how many", least=1),
+        *(one if one.name != "seed" else Parameter("seed", (0, 1), one.says, least=0) for one in charlm.TASK),
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="transplant",
+    presets={
+        "full": {
+            "kappa": (0.1, 1.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4),
+            "steps": (1500,),
+            "batch": (64,),
+            "length": (128,),
+            "d_model": (256,),
+            "heads": (4,),
+            "layers": (4,),
+            "lr": (1e-3,),
+        }
+    },
+    trains=True,
+)
