@@ -13,7 +13,7 @@ def measured(
     rows: Rows, x: alt.X, y: str, title: str, colour: alt.Color | None = None, log: bool = False, **more: Any
 ) -> Any:
     """Points, and bars from ``{y}_low`` to ``{y}_high`` where the rows have them."""
-    scale = alt.Scale(type="log") if log else alt.Scale(zero=True)
+    scale = alt.Scale(type="log") if log else alt.Scale(zero=more.pop("zero", True))
     if log:
         numbers = [row[name] for row in rows for name in (y, f"{y}_low", f"{y}_high") if row.get(name, 0) > 0]
         more.setdefault("axis", decades(min(numbers), max(numbers)))

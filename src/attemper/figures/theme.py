@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,10 +22,20 @@ COLOURS = {
     "dk": "#009E73",
     "sqrt_dmodel": "#CC79A7",
     "qk_norm": "#56B4E9",
+    "learned": "#E69F00",
+    "softcap": "#000000",
 }
 SERIES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 THEORY = "#555555"
-LABELS = {"none": "no scale", "sqrt_dk": "1/√d_k", "dk": "1/d_k", "sqrt_dmodel": "1/√d_model", "qk_norm": "QK-norm"}
+LABELS = {
+    "none": "no scale",
+    "sqrt_dk": "1/√d_k",
+    "dk": "1/d_k",
+    "sqrt_dmodel": "1/√d_model",
+    "qk_norm": "QK-norm",
+    "learned": "learned",
+    "softcap": "softcap",
+}
 
 
 def data(rows: Rows) -> alt.Data:
@@ -63,6 +74,22 @@ def powers(field: str, title: str, values: Sequence[float]) -> alt.X:
     """A logarithmic axis that names the values that were measured, and no others."""
     axis = alt.Axis(values=sorted(set(values)), format="~g" if min(values) < 1 else "d", labelOverlap=True, grid=False)
     return alt.X(f"{field}:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=24), axis=axis)
+
+
+def best_rates(rows: Rows, which: str, column: str, larger: bool = True) -> dict[Any, float]:
+    """The learning rate at which each rule's last values have the best median over seeds."""
+    last: dict[tuple[Any, float], dict[Any, tuple[int, float]]] = {}
+    for row in rows:
+        seeds = last.setdefault((row[which], row["lr"]), {})
+        if row["step"] >= seeds.get(row["seed"], (-1, 0.0))[0]:
+            seeds[row["seed"]] = (row["step"], row[column])
+    found: dict[Any, float] = {}
+    for name in dict.fromkeys(row[which] for row in rows):
+        medians = {
+            lr: statistics.median(v for _, v in seeds.values()) for (one, lr), seeds in last.items() if one == name
+        }
+        found[name] = (max if larger else min)(medians, key=lambda lr: medians[lr])
+    return found
 
 
 def finish(chart: Any, finding: str, note: str) -> Any:

@@ -30,7 +30,11 @@ EVIDENCE: dict[str, tuple[str, Settings]] = {
     "additive_cost": ("additive_cost", {"n": (512,), "d": (16, 256), "rounds": (3,)}),
     "parallel": ("parallel", {"n": (64, 512), "rounds": (3,)}),
 }
-TRAINING: dict[str, tuple[str, Settings]] = {}
+TRAINING: dict[str, tuple[str, Settings]] = {
+    "recall": ("recall", {"rule": ("sqrt_dk", "none"), "lr": (1e-3, 3e-3)}),
+    "charlm": ("charlm", {}),
+    "depth": ("depth", {"layers": (1, 4), "seed": (0, 1, 2)}),
+}
 """The same for what `--train` adds."""
 
 
@@ -103,7 +107,7 @@ CLAIMS = (
           ("worked",), verdicts.output_has_the_input_shape, "run worked"),
     Claim("C18", "Heads attend to different subspaces.", "002", (), None, "", _EMBEDDED),
     Claim("C19", "Saturated attention commits too early and generalises worse.", "004",
-          ("recall",), training_verdicts.commits_early, "run recall"),
+          ("charlm",), training_verdicts.commits_early, "run charlm"),
     Claim("C20", "It limits learning in deeper models.", "001",
           ("depth",), training_verdicts.limits_depth, "run depth"),
     Claim("C21", "Attention computes a long sequence in parallel.", "002",

@@ -58,7 +58,7 @@ def expect(rows: Rows) -> list[Expectation]:
 def finding(rows: Rows) -> str:
     parts = []
     for optimizer in dict.fromkeys(row["optimizer"] for row in rows):
-        of_how = {}
+        of_how: dict[str, list[float]] = {}
         for row in pick(table(rows), optimizer=optimizer):
             of_how.setdefault(row["how"], []).append(row["accuracy"])
         said = ", ".join(f"{how} {'/'.join(f'{value:.0%}' for value in values)}" for how, values in of_how.items())

@@ -18,7 +18,7 @@ from .experiment import DEVICE, Cell, Expectation, Experiment, Parameter, Row, R
 from .training import Scores, best_lr, first_step, fit, runs
 
 KEYS, VALUES = 256, 32
-UNSEEN = 512
+UNSEEN = 256
 LEARNED = 0.9
 RULES = ("sqrt_dk", "none", "dk", "qk_norm", "learned", "softcap")
 
@@ -148,7 +148,7 @@ def finding(rows: Rows) -> str:
 
 TASK = (
     Parameter("steps", (150,), "how many", least=1),
-    Parameter("batch", (64,), "sequences per step", least=1),
+    Parameter("batch", (32,), "sequences per step", least=1),
     Parameter("pairs", (32,), "pairs per sequence", least=2, hint="one pair leaves nothing to choose"),
     Parameter("seed", (0, 1, 2), "which random stream", least=0),
     DEVICE,
@@ -162,7 +162,7 @@ EXPERIMENT = Experiment(
     parameters=(
         Parameter("rule", ("sqrt_dk", "none", "dk"), "the scale's rule", choices=RULES),
         Parameter("d", (256,), "the head dim, d_k", least=1),
-        Parameter("lr", (1e-3, 3e-3, 1e-2), "Adam's learning rate", above=0),
+        Parameter("lr", (3e-4, 1e-3, 3e-3, 1e-2), "Adam's learning rate", above=0),
         *TASK,
     ),
     measure=measure,
@@ -175,6 +175,7 @@ EXPERIMENT = Experiment(
             "d": (64, 128, 256),
             "lr": (3e-4, 1e-3, 3e-3, 1e-2),
             "steps": (600,),
+            "batch": (64,),
             "seed": (0, 1, 2, 3, 4),
         }
     },

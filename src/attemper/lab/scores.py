@@ -1,4 +1,4 @@
-"""scores: as d grows, which score still learns to recall — dot, scaled dot, additive, cosine? The shape of Britz et al.'s table 5."""
+"""scores: as d grows, which score still learns to recall? The shape of table 5 in Britz et al. 2017."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def fit(
     watched: Mapping[str, nn.Parameter],
     optimizer: str = "adam",
 ) -> list[Row]:
-    """Train, and give one row per logged step: loss, evaluation, the vital signs of every layer folded, gradients of `watched`."""
+    """Train, and give one row per logged step: loss, evaluation, the vital signs of all layers, gradients of `watched`."""
     optim = optimizers(optimizer)(model.parameters(), lr)
     logged = sorted({round(step * steps / LOGGED) for step in range(LOGGED + 1)})
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""transplant: with the logits' scale forced to κ, from which κ on does a language model train worse? Wortsman et al. 2023, fig. 10."""
+"""transplant: with the logits' scale forced to κ, from which κ on does training suffer? After Wortsman et al. 2023, figure 10."""
 
 from __future__ import annotations
 

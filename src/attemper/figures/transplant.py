@@ -1,0 +1,31 @@
+"""Held-out loss against the forced scale κ of the logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+
+from . import marks, theme
+
+
+def draw(rows: theme.Rows, finding: str) -> Any:
+    last = {(row["kappa"], row["seed"]): row["held_out"] for row in rows}  # rows come in the order of steps
+    shown = []
+    for kappa in sorted({row["kappa"] for row in rows}):
+        values = sorted(value for (one, _), value in last.items() if one == kappa)
+        middle = values[len(values) // 2]
+        shown.append(
+            {"kappa": kappa, "loss": middle, "loss_low": values[0], "loss_high": values[-1], "name": "measured"}
+        )
+    x = theme.powers("kappa", "κ, the forced scale of the logits", [row["kappa"] for row in shown])
+    colour = theme.series("name", "", ["measured"]).legend(None)
+    chart = (
+        marks.labelled_line(1e3, "Wortsman: loss deteriorates", axis="x")
+        + marks.joined(shown, x, "loss", colour)
+        + marks.measured(shown, x, "loss", "held-out loss, nats", colour, zero=False)
+    )
+    note = (
+        "Language model on Python's standard library; q and k at an RMS of √κ each, divided by √d_k; range over seeds."
+    )
+    return theme.finish(alt.layer(chart).properties(width=theme.WIDTH, height=300), finding, note)
