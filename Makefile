@@ -6,7 +6,7 @@ READY := .venv/ready
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES)
 
-.PHONY: run test test-all check format bench docs clean
+.PHONY: run test test-all check format bench docs figures clean
 
 run: $(READY)  ## the operation on a small example, with its vital signs
 	$(BIN)/python examples/vitals.py
@@ -31,6 +31,9 @@ bench: $(READY)  ## ours, torch's SDPA, eager, eager with statistics: interleave
 
 docs: $(READY)  ## docs/reference.md from the docstrings
 	$(BIN)/python scripts/reference.py
+
+figures: $(READY)  ## what docs/ shows of the lab: figures, numbers.md, the claims
+	$(BIN)/python scripts/figures.py
 
 clean:
 	rm -rf .venv build src/*.egg-info

@@ -38,6 +38,9 @@ OPTIONS = {
         "--output",
         "-o",
     ],
+    "run": ["NAME", "--list", "--preset", "--jobs", "--results", "--json", "--output", "-o", "--force"],
+    "claims": ["--train", "--json", "--output", "-o", "--force"],
+    "cards": ["--json", "--output", "-o", "--force"],
 }
 
 

@@ -36,7 +36,7 @@ def draw(rows: theme.Rows, finding: str) -> Any:
         lines.append(alt.hconcat(*panels, title=heading))
     first = rows[0]
     note = (
-        f"{first['layers']} layers, width {first['d_model']}, d_k = {first['d_model'] // first['heads']}, on Python's own source; "
+        f"{first['layers']} layers, width {first['d_model']}, d_k = {first['d_model'] // first['heads']}, on Python's source; "
         "each rule at its own best learning rate; one line per seed."
     )
     return theme.finish(alt.vconcat(*lines), finding, note)

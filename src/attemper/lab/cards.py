@@ -26,17 +26,11 @@ def deck(note: Callable[[str], None] = lambda line: None) -> list[Card]:
 
 def write(evidence: Evidence) -> list[Card]:
     """The cards, from evidence alone."""
+    return [*_spread(evidence), *_softmax(evidence), *_precision(evidence), *_divisors(evidence), *_practice(evidence)]
+
+
+def _spread(evidence: Evidence) -> list[Card]:
     variance = {row["d"]: row for row in evidence["variance"]}
-    bare = pick(evidence["jacobian"], rule="none", d=64, n=1024)[0]
-    gradient = {row["rule"]: row for row in pick(evidence["gradient"], d=1024)}
-    divisors = {row["rule"]: row for row in pick(evidence["divisors"], d=128)}
-    inits = {row["init"]: row for row in evidence["inits"]}
-    additive = max(pick(evidence["bounded"], score="additive"), key=lambda row: row["largest_score"])
-    moves = pick(evidence["precision"], dtype="bfloat16", size=128.0)[0]
-    top = {row["n"]: row for row in pick(evidence["saturation"], s=8.0)}
-    loop = max(evidence["parallel"], key=lambda row: row["n"])
-    softmax = pick(evidence["worked"], kind="softmax", example="7, 3", place=0)[0]
-    overflowed = sum(row["stored_finite"] and not row["softmax_finite"] for row in evidence["precision"])
     return [
         Card(
             "What is the variance of q·k when q and k have d_k independent entries of mean 0 and variance 1?",
@@ -48,6 +42,15 @@ def write(evidence: Evidence) -> list[Card]:
             "Dividing a variable by c divides its variance by c²; √d_k brings the variance d_k to 1.",
             f"variance {variance[1024]['scaled_variance']:.3f} at d_k = 1024 after dividing by √d_k",
         ),
+    ]
+
+
+def _softmax(evidence: Evidence) -> list[Card]:
+    softmax = pick(evidence["worked"], kind="softmax", example="7, 3", place=0)[0]
+    top = {row["n"]: row for row in pick(evidence["saturation"], s=8.0)}
+    bare = pick(evidence["jacobian"], rule="none", d=64, n=1024)[0]
+    gradient = {row["rule"]: row for row in pick(evidence["gradient"], d=1024)}
+    return [
         Card(
             "What is softmax([7, 3])?",
             "About [0.98, 0.02]: only the difference counts, and e⁴ = 54.6.",
@@ -74,6 +77,13 @@ def write(evidence: Evidence) -> list[Card]:
             "In between: it is small when the weights are flat and when one has it all. ‖J‖_F² peaks at 1/12, at d_k = 8 ln n.",
             f"{bare['square']:.4f} at d_k = 64 with 1024 keys (1/12 = 0.0833)",
         ),
+    ]
+
+
+def _precision(evidence: Evidence) -> list[Card]:
+    moves = pick(evidence["precision"], dtype="bfloat16", size=128.0)[0]
+    overflowed = sum(row["stored_finite"] and not row["softmax_finite"] for row in evidence["precision"])
+    return [
         Card(
             "Does exp overflow in softmax when logits are large?",
             "No: every real softmax subtracts the maximum first. Scores stored in float16 overflow beyond 65504.",
@@ -84,6 +94,13 @@ def write(evidence: Evidence) -> list[Card]:
             "Half a unit in the last place is 0.5, and e^0.5 = 1.65: it can move by 65 %.",
             f"{moves['weight_moves']:.0%}",
         ),
+    ]
+
+
+def _divisors(evidence: Evidence) -> list[Card]:
+    divisors = {row["rule"]: row for row in pick(evidence["divisors"], d=128)}
+    additive = max(pick(evidence["bounded"], score="additive"), key=lambda row: row["largest_score"])
+    return [
         Card(
             "What does dividing by d_k instead do before training?",
             "It makes attention nearly uniform; but once q and k align, q·k grows like d_k, and µP divides by d_k on purpose.",
@@ -99,6 +116,13 @@ def write(evidence: Evidence) -> list[Card]:
             "±Σ|w|. Each tanh lies within ±1, but w weighs them.",
             f"{additive['largest_score']:.1f} was reached with Σ|w| = {additive['bound']:g}",
         ),
+    ]
+
+
+def _practice(evidence: Evidence) -> list[Card]:
+    inits = {row["init"]: row for row in evidence["inits"]}
+    loop = max(evidence["parallel"], key=lambda row: row["n"])
+    return [
         Card(
             "Do real initialisations give q and k unit variance?",
             "No: torch.nn.Linear gives 1/3 and GPT-2's 0.02 gives 0.31 at width 768, so logits start smaller.",
