@@ -107,6 +107,13 @@ def test_a_results_path_that_is_a_file(tmp_path):
         Store(target, "toy")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="files are locked with fcntl")
+def test_two_runs_do_not_write_one_file(tmp_path):
+    with Store(tmp_path, "toy"), pytest.raises(InputError, match=r"another run is writing .* Wait for it"):
+        Store(tmp_path, "toy")
+    Store(tmp_path, "toy").close()
+
+
 def test_an_error_in_a_cell_is_reported_and_the_others_go_on():
     def measure(cell):
         if cell["x"] == 2:

@@ -7,6 +7,7 @@ kill cut short has no end, and is dropped when the file is opened again.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -31,12 +32,27 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             self._resume()
             self._file = open(self.path, "ab")  # noqa: SIM115 (held until close)
+            self._alone()
         except OSError as error:
             raise InputError(
                 f"run: cannot keep results in {str(folder)!r}: {error.strerror}. Choose another --results."
             ) from None
         if not self.path.stat().st_size:
             self._line(self.head)
+
+    def _alone(self) -> None:
+        """Two runs that write one file would measure every cell twice. The lock goes when the process does, killed or not."""
+        try:
+            fcntl: Any = importlib.import_module("fcntl")
+        except ImportError:  # not on Windows
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise InputError(
+                f"run: another run is writing {str(self.path)!r}. Wait for it, or choose another --results."
+            ) from None
 
     def _resume(self) -> None:
         if not self.path.exists():
