@@ -26,7 +26,7 @@ def draw(rows: theme.Rows, finding: str) -> Any:
         for column, title, log in PANELS:
             scale = alt.Scale(type="log") if log else alt.Scale(zero=False)
             base = alt.Chart(theme.data(shown)).encode(
-                x=alt.X("step:Q", title="step"),
+                x=alt.X("step:Q", title="step", scale=alt.Scale(nice=False), axis=alt.Axis(tickCount=5)),
                 y=alt.Y(f"{column}:Q", title=title, scale=scale, axis=alt.Axis(tickCount=5)),
                 color=theme.by_rule(shown),
                 detail="seed:N",

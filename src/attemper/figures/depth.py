@@ -17,11 +17,8 @@ def draw(rows: theme.Rows, finding: str) -> Any:
         for name in dict.fromkeys(row["rule"] for row in ends):
             part = [row for row in ends if row["layers"] == layers and row["rule"] == name]
             rate = theme.best_rates(part, "rule", "held_out", larger=False)[name]
-            values = sorted(row["held_out"] for row in part if row["lr"] == rate)
-            middle = values[len(values) // 2]
-            shown.append(
-                {"layers": layers, "rule": name, "loss": middle, "loss_low": values[0], "loss_high": values[-1]}
-            )
+            values = [row["held_out"] for row in part if row["lr"] == rate]
+            shown.append({"layers": layers, "rule": name, **theme.spread("loss", values)})
     shown = theme.labelled(shown)
     colour = theme.by_rule(shown)
     x = theme.powers("layers", "layers", [row["layers"] for row in shown])

@@ -19,10 +19,9 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     for (optimizer, how, lr, _), row in last.items():
         grouped.setdefault((optimizer, how, lr), []).append(row["accuracy"])
     shown = [
-        {"optimizer": optimizer, "name": NAMES[how], "lr": lr, "accuracy": sorted(values)[len(values) // 2],
-         "accuracy_low": min(values), "accuracy_high": max(values)}
+        {"optimizer": optimizer, "name": NAMES[how], "lr": lr, **theme.spread("accuracy", values)}
         for (optimizer, how, lr), values in grouped.items()
-    ]  # fmt: skip
+    ]
     colour = theme.series("name", "the scale", list(NAMES.values()))
     panels = []
     rates = sorted({float(row["lr"]) for row in rows})

@@ -12,7 +12,7 @@ PANELS = (
     ("accuracy", "accuracy on unseen sequences", False),
     ("entropy", "entropy of the weights, nats", False),
     ("peak", "largest |logit|", True),
-    ("w_q_grad", "‖dL/dW_q‖", True),
+    ("w_q_grad", "|dL/dW_q|", True),
 )
 
 
@@ -28,7 +28,7 @@ def draw(rows: theme.Rows, finding: str) -> Any:
         if log:
             y = y.axis(theme.decades(min(values), max(values)))
         base = alt.Chart(theme.data([{**row, column: max(row[column], 1e-4)} for row in shown])).encode(
-            x=alt.X("step:Q", title="step"), y=y, color=colour, detail="seed:N"
+            x=alt.X("step:Q", title="step", scale=alt.Scale(nice=False)), y=y, color=colour, detail="seed:N"
         )
         panels.append(
             (base.mark_line(strokeWidth=1.6) + base.mark_point(filled=True, size=22)).properties(width=290, height=190)

@@ -18,11 +18,8 @@ def draw(rows: theme.Rows, finding: str) -> Any:
         for name in dict.fromkeys(row["score"] for row in rows):
             part = [row for (score, one, _, _), row in last.items() if score == name and one == d]
             rate = theme.best_rates(part, "score", "accuracy")[name]
-            values = sorted(row["accuracy"] for row in part if row["lr"] == rate)
-            shown.append(
-                {"d": d, "name": NAMES[name], "accuracy": values[len(values) // 2], "accuracy_low": values[0],
-                 "accuracy_high": values[-1]}
-            )  # fmt: skip
+            values = [row["accuracy"] for row in part if row["lr"] == rate]
+            shown.append({"d": d, "name": NAMES[name], **theme.spread("accuracy", values)})
     colour = theme.series(
         "name", "score", [name for name in NAMES.values() if any(row["name"] == name for row in shown)]
     )

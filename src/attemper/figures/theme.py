@@ -92,6 +92,11 @@ def best_rates(rows: Rows, which: str, column: str, larger: bool = True) -> dict
     return found
 
 
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """The median over seeds, and the least and the most."""
+    return {name: statistics.median(values), f"{name}_low": min(values), f"{name}_high": max(values)}
+
+
 def finish(chart: Any, finding: str, note: str) -> Any:
     """The finding as the title, what is shown under it, and the shared style."""
     title = alt.TitleParams(

@@ -13,11 +13,8 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     last = {(row["kappa"], row["seed"]): row["held_out"] for row in rows}  # rows come in the order of steps
     shown = []
     for kappa in sorted({row["kappa"] for row in rows}):
-        values = sorted(value for (one, _), value in last.items() if one == kappa)
-        middle = values[len(values) // 2]
-        shown.append(
-            {"kappa": kappa, "loss": middle, "loss_low": values[0], "loss_high": values[-1], "name": "measured"}
-        )
+        values = [value for (one, _), value in last.items() if one == kappa]
+        shown.append({"kappa": kappa, "name": "measured", **theme.spread("loss", values)})
     x = theme.powers("kappa", "κ, the forced scale of the logits", [row["kappa"] for row in shown])
     colour = theme.series("name", "", ["measured"]).legend(None)
     chart = (
