@@ -25,7 +25,7 @@ SETTINGS = {
     "divisors": {"d": (8, 16), "heads": (2,), "n": (16,), "batches": (8,)},
     "bounded": {"bound": (1.0, 2.0), "n": (8,)},
     "precision": {"size": (8.0, 64.0)},
-    "additive_cost": {"n": (16,), "d": (8, 16), "rounds": (1,)},
+    "additive_cost": {"n": (16,), "d": (8,), "rounds": (1,)},
     "parallel": {"n": (4, 8), "rounds": (1,)},
     "init": {"d": (4, 6), "d_model": (16,)},
     "worked": {},

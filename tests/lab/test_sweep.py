@@ -17,7 +17,7 @@ from attemper.lab.store import Store
 from attemper.lab.sweep import sweep
 
 CELLS = "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16"
-RUN = [sys.executable, "-m", "attemper", "run", "two_keys", "--d", CELLS, "--samples", "400000", "--json"]
+RUN = [sys.executable, "-m", "attemper", "run", "two_keys", "--d", CELLS, "--samples", "200000", "--json"]
 
 
 def toy(measure, values=(1, 2, 3, 4)) -> Experiment:

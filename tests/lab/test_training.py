@@ -120,7 +120,7 @@ def test_a_rule_is_judged_at_its_own_best_learning_rate():
     assert first_step(rows[:2], "accuracy", 0.6) == math.inf
 
 
-def evidence(bare=0.1, small=0.0, unit=0.1, deep=0.1):
+def evidence(bare=0.1, small=0.0, unit=0.1, deep=0.1, shallow=0.1):
     """Rows as three experiments would give them."""
 
     def recall_rows(rule, last):
@@ -145,7 +145,7 @@ def evidence(bare=0.1, small=0.0, unit=0.1, deep=0.1):
         ],
         "depth": [
             *lm_rows("sqrt_dk", "unit", 1, 2.0, 3.0, 1.9),
-            *lm_rows("none", "unit", 1, 2.1, 1.0, 1.9),
+            *lm_rows("none", "unit", 1, 2.0 + shallow, 1.0, 1.9),
             *lm_rows("sqrt_dk", "unit", 4, 2.0, 3.0, 1.9),
             *lm_rows("none", "unit", 4, 2.0 + deep, 1.0, 1.9),
         ],
@@ -157,7 +157,8 @@ def evidence(bare=0.1, small=0.0, unit=0.1, deep=0.1):
     [
         (training_verdicts.falls_apart, {}, CONDITION),
         (training_verdicts.falls_apart, {"bare": 0.95}, FALSE),
-        (training_verdicts.falls_apart, {"small": 0.2, "unit": 0.2}, HOLDS),
+        (training_verdicts.falls_apart, {"small": 0.2, "unit": 0.2}, CONDITION),
+        (training_verdicts.falls_apart, {"small": 0.7, "unit": 0.8}, HOLDS),
         (training_verdicts.converges_faster, {}, CONDITION),
         (training_verdicts.converges_faster, {"bare": 1.0}, FALSE),
         (training_verdicts.converges_faster, {"small": 0.2}, HOLDS),

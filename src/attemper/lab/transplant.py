@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from . import charlm
@@ -10,7 +11,8 @@ from .training import runs
 
 
 def measure(cell: Cell) -> list[Row]:
-    return charlm.train(cell, "kappa", float(cell["kappa"]))
+    rows = charlm.train(cell, "kappa", float(cell["kappa"]))
+    return [{**row, "bigram": charlm.bigram(int(cell["length"]))} for row in rows]
 
 
 def losses(rows: Rows) -> dict[float, tuple[float, float, float]]:
@@ -22,32 +24,33 @@ def losses(rows: Rows) -> dict[float, tuple[float, float, float]]:
     return dict(sorted(found.items()))
 
 
-def expect(rows: Rows) -> list[Expectation]:
-    """Where the loss is worse by a tenth of a nat than at its best, as κ grows: the knee."""
+def knee(rows: Rows) -> float:
+    """The first κ, from the best on, at which the median loss is a tenth of a nat above the best; NaN when there is none."""
     found = losses(rows)
-    if len(found) < 3:
-        return []
-    worse = [kappa for kappa, (median, _, _) in found.items() if median > min(one[0] for one in found.values()) + 0.1]
-    large = [kappa for kappa in worse if kappa >= 10]
+    best = min(found, key=lambda kappa: found[kappa][0])
+    return min((kappa for kappa in found if kappa > best and found[kappa][0] > found[best][0] + 0.1), default=math.nan)
+
+
+def expect(rows: Rows) -> list[Expectation]:
     return [
         Expectation(
-            "the first κ ≥ 10 at which held-out loss is 0.1 nats above its best",
-            1e3,
-            min(large, default=float("nan")),
-            1e3,
-            "Wortsman et al. 2023, arXiv:2309.14322, fig. 10: near 1e3, 10 M parameters",
-            "the knee's decade, in a model a hundred times smaller",
+            "log₁₀ of the κ at which held-out loss is 0.1 nats above its best",
+            3.0,
+            math.log10(knee(rows)),
+            0.5,
+            "Wortsman et al. 2023, arXiv:2309.14322, fig. 10: near 1e3, with 10 M parameters",
+            "half a decade",
         )
     ]
 
 
 def finding(rows: Rows) -> str:
     found = losses(rows)
-    best = min(found, key=lambda kappa: found[kappa][0])
-    last = max(found)
+    best, last = min(found, key=lambda kappa: found[kappa][0]), max(found)
+    worse = "worse" if found[last][0] > rows[0]["bigram"] else "better"
     return (
-        f"Held-out loss is lowest at κ = {best:g} ({found[best][0]:.2f} nats) and {found[last][0] - found[best][0]:.2f} nats "
-        f"higher at κ = {last:g}"
+        f"Held-out loss is lowest at κ = {best:g} ({found[best][0]:.2f} nats), 0.1 nats higher from κ = {knee(rows):g} on; "
+        f"at {last:g} it is {found[last][0]:.2f}, {worse} than counting pairs of characters ({rows[0]['bigram']:.2f})"
     )
 
 
