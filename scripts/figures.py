@@ -1,8 +1,8 @@
 """Makes what docs/ shows of the lab.
 
 `python scripts/figures.py`           figures of the exact experiments, docs/numbers.md, the claims in docs/why-sqrt-dk.md
-`python scripts/figures.py training`  figures of the experiments that train, and docs/training.md; minutes, resumed from
-                                      attemper-results/ or the folder named after it
+`python scripts/figures.py training`  figures of the experiments that train, docs/training.md and their claims; minutes,
+                                      resumed from attemper-results/ or the folder named after it
 `python scripts/figures.py variance`  that figure alone
 """
 
@@ -12,10 +12,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from attemper.lab import NAMES, charlm, claims, depth, experiment, fold, numbers, output, recall, transplant
+from attemper.lab import NAMES, charlm, claims, depth, experiment, fold, numbers, output, recall, render, transplant
 from attemper.lab.command import RESULTS
 from attemper.lab.experiment import Row, Rows
 from attemper.lab.sweep import sweep
+from attemper.lab.verdicts import NOT_RUN
 
 DOCS = Path(__file__).parents[1] / "docs"
 TABLE = ("<!-- claims -->", "<!-- /claims -->")
@@ -30,23 +31,19 @@ def draw(name: str, results: Path | None = None) -> Rows:
     return rows
 
 
-def claims_table(judged: list[claims.Judged]) -> str:
-    """The claims as a Markdown table."""
+def write_claims(judged: list[claims.Judged]) -> None:
+    """The claims as a table in docs/why-sqrt-dk.md; a claim that was not run keeps the line of an earlier run."""
+    page = DOCS / "why-sqrt-dk.md"
+    head, rest = page.read_text(encoding="utf-8").split(TABLE[0])
+    old, tail = rest.split(TABLE[1])
+    kept = {line.split(" | ")[0]: line for line in old.splitlines()}
     lines = ["| | claim | verdict | numbers of this run |", "|---|---|---|---|"]
     for one in judged:
         verdict = f"**{one.verdict}**" + (f": {one.condition}" if one.condition else "")
-        shown = "; ".join(f"{name} {value:.3g}" for name, value in one.numbers.items())
-        cells = (one.claim.id, one.claim.sentence, verdict, shown)
-        lines.append(f"| {' | '.join(map(numbers.cell, cells))} |")
-    return "\n".join(lines)
-
-
-def between(text: str, marks: tuple[str, str], content: str) -> str:
-    """The text with what stands between two marks replaced."""
-    head, _, rest = text.partition(marks[0])
-    _, _, tail = rest.partition(marks[1])
-    assert tail, f"{marks[0]} and {marks[1]} must be there"
-    return f"{head}{marks[0]}\n{content}\n{marks[1]}{tail}"
+        shown = "; ".join(f"{name} {render.number(value)}" for name, value in one.numbers.items())
+        line = f"| {' | '.join(map(numbers.cell, (one.claim.id, one.claim.sentence, verdict, shown)))} |"
+        lines.append(kept.get(f"| {one.claim.id}", line) if one.verdict == NOT_RUN else line)
+    page.write_text("\n".join([f"{head}{TABLE[0]}", *lines, f"{TABLE[1]}{tail}"]), encoding="utf-8")
 
 
 def exact() -> None:
@@ -55,13 +52,12 @@ def exact() -> None:
             draw(name)
     print("docs/numbers.md, docs/why-sqrt-dk.md", file=sys.stderr)
     (DOCS / "numbers.md").write_text(numbers.page(numbers.measured()), encoding="utf-8")
-    page = DOCS / "why-sqrt-dk.md"
-    page.write_text(between(page.read_text(encoding="utf-8"), TABLE, claims_table(claims.run())), encoding="utf-8")
+    write_claims(claims.run())
 
 
 SUMMARIES: dict[str, Callable[[Rows], list[Row]]] = {
     "recall": recall.summary,
-    "charlm": charlm.summary,
+    "charlm": charlm.differences,
     "depth": lambda rows: [
         {"layers": layers, "none less 1/√d_k, nats": middle, "least": low, "most": high}
         for layers, (middle, low, high) in depth.costs(rows).items()
@@ -85,8 +81,9 @@ def training(results: Path) -> None:
         "most; every rule at its own best learning rate where several were tried. `attemper run NAME` repeats one.",
         "",
     ]
+    evidence = {}
     for name, summary in SUMMARIES.items():
-        rows = draw(name, results)
+        evidence[name] = rows = draw(name, results)
         found = experiment(name)
         first = rows[0]
         fixed = [p.name for p in found.parameters if len({row[p.name] for row in rows}) == 1 and p.name != "device"]
@@ -105,6 +102,7 @@ def training(results: Path) -> None:
             "",
         ]
     (DOCS / "training.md").write_text("\n".join(lines), encoding="utf-8")
+    write_claims(claims.judge(evidence))
 
 
 def table(rows: list[Row]) -> str:

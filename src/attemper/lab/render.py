@@ -59,7 +59,7 @@ def expectations(found: Iterable[Expectation]) -> Table:
 
 
 def number(value: float) -> str:
-    return f"{value:.4g}"
+    return "–" if value != value else f"{value:.4g}"
 
 
 def claims(found: Iterable[Judged], console: Console) -> None:

@@ -50,13 +50,13 @@ EXPERIMENT = Experiment(
     parameters=(
         Parameter("score", tuple(RULE), "which", choices=tuple(RULE)),
         Parameter("d", (128, 256), "the head dim", least=1),
-        Parameter("lr", (3e-3,), "Adam's learning rate", above=0),
+        Parameter("lr", (3e-3, 1e-2), "Adam's learning rate", above=0),
         *(one if one.name != "seed" else Parameter("seed", (0, 1), one.says, least=0) for one in recall.TASK),
     ),
     measure=measure,
     expect=expect,
     finding=finding,
     chart="scores",
-    presets={"full": {"d": (128, 256, 512, 1024), "lr": (3e-4, 1e-3, 3e-3), "steps": (400,), "seed": (0, 1, 2)}},
+    presets={"full": {"d": (128, 256, 512, 1024), "lr": (3e-4, 1e-3, 3e-3, 1e-2), "steps": (400,), "seed": (0, 1, 2)}},
     trains=True,
 )

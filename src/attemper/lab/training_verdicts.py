@@ -64,9 +64,9 @@ def commits_early(evidence: Evidence) -> Judgement:
     scaled, bare = best["sqrt_dk"], best["none"]
     numbers = {
         "early entropy, none": bare["early_entropy"],
-        "1/√d_k": scaled["early_entropy"],
+        "early entropy, 1/√d_k": scaled["early_entropy"],
         "held-out less training loss, none": bare["gap"],
-        "1/√d_k ": scaled["gap"],
+        "held-out less training loss, 1/√d_k": scaled["gap"],
     }
     if bare["early_entropy"] >= scaled["early_entropy"]:
         return Judgement(FALSE, numbers, "attention is not more decided early on")
