@@ -38,7 +38,14 @@ SMALLER = {
 @pytest.fixture(scope="module")
 def small_evidence():
     rows = {name: claims.experiment(claims.EVIDENCE[name][0]).run(**settings) for name, settings in SMALLER.items()}
-    spread = {"additive_variance_fan_in": 0.3, "additive_variance_unit": 5.0, "dot_variance": 16.0, "factor": 9.0}
+    spread = {
+        "additive_variance_fan_in": 0.3,
+        "additive_variance_unit": 5.0,
+        "dot_variance": 16.0,
+        "factor": 9.0,
+        "additive_mib": 1.0,
+        "dot_mib": 1.0,
+    }
     rows["additive_cost"] = [{"d": 16, **spread}, {"d": 256, **{name: 16 * value for name, value in spread.items()}}]
     return rows
 

@@ -86,7 +86,7 @@ def finding(rows: Rows) -> str:
     parts = []
     for name in dict.fromkeys(row["rule"] for row in rows):
         row = max(pick(rows, rule=name, d=d, n=n), key=lambda one: one["heads"])
-        parts.append(f"{row['effective_keys']:.4g} {WORDS[name]}")
+        parts.append(f"{row['effective_keys']:.{0 if row['effective_keys'] > 100 else 1}f} {WORDS[name]}")
     return f"Of {n} keys, a query at d_k = {d} looks at " + ", ".join(parts)
 
 

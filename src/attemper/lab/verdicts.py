@@ -203,6 +203,8 @@ def additive_stable_but_slow(evidence: Evidence) -> Judgement:
         f"variance, d = {high['d']} over {low['d']}: w ~ 1/√d": small,
         "w ~ 1": unit,
         "bare dot product": dot,
+        "MiB beyond inputs and output, additive": high["additive_mib"],
+        "dot product": high["dot_mib"],
     }
     if high["factor"] <= 1 or small >= dot / 2:
         return Judgement(FALSE, numbers, "it is not both slower and steadier")
