@@ -1,5 +1,6 @@
 """Every figure: made from rows, its title is the finding, its colours are those of a colour-blind safe palette, every format."""
 
+import functools
 import json
 import re
 import sys
@@ -32,6 +33,7 @@ SETTINGS = {
 }
 
 
+@functools.cache
 def made(name):
     found = experiment(name)
     rows = found.run(**SETTINGS[name])

@@ -105,6 +105,10 @@ def test_run_without_a_name_lists_and_is_wrong_use(attemper_command):
         (["two_keys", "16"], "run two_keys: '16' follows no option."),
         (["two_keys", "--d", "0"], "run two_keys: --d must be a whole number of at least 1; got '0'."),
         (["recall", "--lr", "-1"], "run recall: --lr must be a number above 0; got '-1'."),
+        (
+            ["recall", "--pairs", "300"],
+            "run recall: --pairs must be a whole number of at least 2 and at most 256 (one pair",
+        ),
         (["recall", "--preset", "ful"], "run recall: unknown --preset 'ful'. Did you mean 'full'?"),
         (["two_keys", "-o", "no/such/x.csv"], "-o: there is no folder 'no/such'. Make it first."),
         (["two_keys", "-o", "x.xls"], "-o must end in .json, .csv, .parquet, .svg, .png, .pdf or .html; got 'x.xls'."),
@@ -143,6 +147,22 @@ def test_claims_prints_all_and_writes_a_page(attemper_command, tmp_path, little)
     assert [line.split()[0] for line in out.splitlines() if line.startswith("C")] == [f"C{n}" for n in range(1, 24)]
     assert "rows in" in err
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_claims_train_measures_what_training_claims_need(attemper_command, monkeypatch, small_evidence):
+    tiny = {
+        "recall": {"d": (16,), "steps": (2,), "batch": (4,), "rule": ("sqrt_dk", "none"), "lr": (1e-3,)},
+        "charlm": {"steps": (3,), "batch": (2,), "length": (8,), "d_model": (16,), "lr": (1e-3,)},
+        "depth": {"steps": (2,), "batch": (2,), "length": (8,), "d_model": (16,), "layers": (1, 2)},
+    }
+    assert set(tiny) == set(claims.TRAINING)
+    monkeypatch.setattr(claims, "EVIDENCE", {})
+    monkeypatch.setattr(claims, "TRAINING", {name: (name, settings) for name, settings in tiny.items()})
+    code, out, err = attemper_command("claims", "--train", "--json")
+    assert code == 0
+    assert "recall: " in err
+    judged = {one["id"]: one["verdict"] for one in json.loads(out)["claims"]}
+    assert [name for name, verdict in judged.items() if verdict != "not run"] == ["C9", "C15", "C19", "C20"]
 
 
 def test_claims_json(attemper_command, little):

@@ -75,7 +75,9 @@ class Model(nn.Module):
         super().__init__()
         width, heads, length = int(cell["d_model"]), int(cell["heads"]), int(cell["length"])
         if width % heads:
-            raise InputError(f"run charlm: --d_model must be a multiple of --heads; got {width} and {heads}.")
+            raise InputError(
+                f"run charlm: --d_model must be a multiple of --heads; got {width} and {heads}. Type --heads 2."
+            )
         std = width**-0.5 if cell["init"] == "unit" else 0.02
 
         def draw(rows: int, columns: int, spread: float) -> nn.Parameter:

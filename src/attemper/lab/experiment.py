@@ -29,13 +29,15 @@ Rows = Sequence[Mapping[str, Any]]
 class Parameter:
     """One thing that can be varied: the values it takes when nothing is asked, and what may be asked.
 
-    ``least`` is the smallest value allowed, ``above`` a number it must exceed, ``choices`` the words allowed. ``hint`` says why.
+    ``least`` and ``most`` are the smallest and largest values allowed, ``above`` a number it must exceed, ``choices`` the words
+    allowed. ``hint`` says why.
     """
 
     name: str
     default: tuple[Value, ...]
     says: str
     least: float | None = None
+    most: float | None = None
     above: float | None = None
     choices: tuple[str, ...] = ()
     hint: str = ""
@@ -65,12 +67,14 @@ class Parameter:
         return value
 
     def _broken(self, value: float) -> bool:
-        return (self.least is not None and value < self.least) or (self.above is not None and value <= self.above)
+        low = (self.least is not None and value < self.least) or (self.above is not None and value <= self.above)
+        return low or (self.most is not None and value > self.most)
 
     def _rule(self) -> str:
         noun = "a whole number" if self.kind is int else "a number"
         bound = f" of at least {self.least:g}" if self.least is not None else ""
         bound = f" above {self.above:g}" if self.above is not None else bound
+        bound += f" and at most {self.most:g}" if self.most is not None else ""
         return noun + bound + (f" ({self.hint})" if self.hint else "")
 
     def _next(self) -> str:

@@ -149,7 +149,14 @@ def finding(rows: Rows) -> str:
 TASK = (
     Parameter("steps", (150,), "how many", least=1),
     Parameter("batch", (32,), "sequences per step", least=1),
-    Parameter("pairs", (32,), "pairs per sequence", least=2, hint="one pair leaves nothing to choose"),
+    Parameter(
+        "pairs",
+        (32,),
+        "pairs per sequence",
+        least=2,
+        most=KEYS,
+        hint="one pair leaves no choice, and keys do not repeat",
+    ),
     Parameter("seed", (0, 1, 2), "which random stream", least=0),
     DEVICE,
 )
