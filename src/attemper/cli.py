@@ -125,7 +125,12 @@ def run(
     name: Annotated[str | None, typer.Argument(help="The experiment; --list shows them.", metavar="NAME")] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Every experiment, its question and its options.")] = False,
     preset: Annotated[str | None, typer.Option(help="Other settings by name: full.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes that measure at the same time.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Processes that measure at the same time.", show_default="one per core where it trains"
+        ),
+    ] = None,
     results: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Keep finished cells here, and go on from those that are here."),

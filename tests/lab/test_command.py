@@ -140,6 +140,25 @@ def test_failed_cells_are_reported_and_the_exit_code_says_so(attemper_command):
     assert err.startswith("failed: d=16")
 
 
+def test_training_takes_every_core_unless_told(attemper_command, monkeypatch, tmp_path):
+    from attemper.lab import command
+    from attemper.lab.sweep import Swept
+
+    asked = []
+
+    def sweep(found, settings, *, jobs, **others):
+        asked.append(jobs)
+        return Swept([], 0, [])
+
+    monkeypatch.setattr(command, "sweep", sweep)
+    tiny = ["run", "recall", "--results", str(tmp_path)]
+    attemper_command(*tiny)
+    attemper_command(*tiny, "--jobs", "3")
+    attemper_command("run", "two_keys")
+    assert asked[0] >= 1
+    assert asked[1:] == [3, None]
+
+
 def test_claims_prints_all_and_writes_a_page(attemper_command, tmp_path, little):
     page = tmp_path / "claims.html"
     code, out, err = attemper_command("claims", "-o", str(page))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +43,13 @@ def options(experiment: Experiment, words: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def _processes(settings: Mapping[str, tuple[Value, ...]]) -> int | None:
+    """Small models train best one per core. None, which leaves it to joblib's configuration, off the CPU or without joblib."""
+    if settings.get("device") != ("cpu",) or importlib.util.find_spec("joblib") is None:
+        return None
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def measure(
     experiment: Experiment,
     settings: Mapping[str, tuple[Value, ...]],
@@ -55,6 +64,8 @@ def measure(
     if results is None and experiment.trains:
         results = RESULTS
         note(f"finished cells are kept in {RESULTS}/; a killed run goes on from them")
+    if jobs is None and experiment.trains:
+        jobs = _processes(settings)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(experiment.name, total=None)
