@@ -6,7 +6,7 @@ READY := .venv/ready
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES)
 
-.PHONY: run test test-all check format native fuzz sanitize bench docs clean
+.PHONY: run test test-all check format native fuzz sanitize bench docs figures clean
 
 run: $(READY)  ## the operation on a small example, with its vital signs
 	$(BIN)/python examples/vitals.py
@@ -41,6 +41,9 @@ bench: $(READY)  ## ours, torch's SDPA, eager, eager with statistics: interleave
 docs: $(READY)  ## docs/reference.md from the docstrings, and the pictures
 	$(BIN)/python scripts/reference.py
 	$(BIN)/python scripts/screenshots.py
+
+figures: $(READY)  ## what docs/ shows of the lab: figures, numbers.md, the claims
+	$(BIN)/python scripts/figures.py
 
 clean:
 	rm -rf .venv build src/*.egg-info src/attemper/kernels/cpu/c/*.so

@@ -18,7 +18,11 @@ from .errors import AttemperError
 if TYPE_CHECKING:
     from rich.table import Table
 
-EXTRAS = {"hf": ("transformers", "safetensors"), "record": ("pandas", "pyarrow")}
+EXTRAS = {
+    "hf": ("transformers", "safetensors"),
+    "record": ("pandas", "pyarrow"),
+    "lab": ("altair", "joblib", "pyarrow", "vl-convert-python"),
+}
 """The optional extras of pyproject.toml (but dev) and the packages each brings."""
 
 

@@ -50,6 +50,9 @@ OPTIONS = {
         "--layer",
         "--json",
     ],
+    "run": ["NAME", "--list", "--preset", "--jobs", "--results", "--json", "--output", "-o", "--force"],
+    "claims": ["--train", "--json", "--output", "-o", "--force"],
+    "cards": ["--json", "--output", "-o", "--force"],
 }
 
 

@@ -61,12 +61,16 @@ def probe(candidate: str, case: Case) -> dict[str, int | str | None]:
     tiny = replace(case, shape=(1, 1, min(WARM_LENGTH, case.shape[2]), case.shape[3]))
     call(candidate, tiny.tensors())()
     tensors = case.tensors()
-    run = call(candidate, tensors)
-    measure = _on_cuda if torch.device(case.device).type == "cuda" else _on_cpu
-    risen, results = measure(run)
+    risen, results = rise(call(candidate, tensors), case.device)
     # an expanded result holds less than its shape says, a slice of scratch more: count what was asked for, no more
     size = sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in results)
     return {"beyond": max(0, risen - size), "results": size, "kernel": tensors.kernel(candidate)}
+
+
+def rise(run: Callable[[], tuple[Tensor, ...]], device: str) -> tuple[int, tuple[Tensor, ...]]:
+    """How many bytes one call adds at its peak to what this process holds, and what it gave back; trust it in a fresh process."""
+    measure = _on_cuda if torch.device(device).type == "cuda" else _on_cpu
+    return measure(run)
 
 
 def _on_cuda(run: Callable[[], tuple[Tensor, ...]]) -> tuple[int, tuple[Tensor, ...]]:

@@ -1,0 +1,53 @@
+"""marks: theory as a line, measurement as points with their 95 % interval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+
+from .theme import THEORY, Rows, data, decades
+
+
+def measured(
+    rows: Rows, x: alt.X, y: str, title: str, colour: alt.Color | None = None, log: bool = False, **more: Any
+) -> Any:
+    """Points, and bars from ``{y}_low`` to ``{y}_high`` where the rows have them."""
+    scale = alt.Scale(type="log") if log else alt.Scale(zero=more.pop("zero", True))
+    if log:
+        numbers = [row[name] for row in rows for name in (y, f"{y}_low", f"{y}_high") if row.get(name, 0) > 0]
+        more.setdefault("axis", decades(min(numbers), max(numbers)))
+    encoding: dict[str, Any] = {"x": x, **({"color": colour} if colour is not None else {})}
+    points = alt.Chart(data(rows)).mark_point(filled=True, size=70, opacity=1).encode(
+        y=alt.Y(f"{y}:Q", title=title, scale=scale, **more), **encoding
+    )  # fmt: skip
+    if not any(f"{y}_low" in row for row in rows):
+        return points
+    bars = alt.Chart(data(rows)).mark_rule(strokeWidth=2).encode(y=alt.Y(f"{y}_low:Q"), y2=f"{y}_high:Q", **encoding)
+    return bars + points
+
+
+def theory(rows: Rows, x: alt.X, y: str, colour: alt.Color | None = None, dash: tuple[int, ...] = (1, 0)) -> Any:
+    """A line through the rows' closed form."""
+    encoding: dict[str, Any] = {"x": x, "y": f"{y}:Q", **({"color": colour} if colour is not None else {})}
+    style: dict[str, Any] = {"strokeDash": list(dash), "strokeWidth": 1.6}
+    if colour is None:
+        style["color"] = THEORY
+    shown = [row for row in rows if row.get(y) is not None]
+    return alt.Chart(data(shown)).mark_line(**style).encode(**encoding)
+
+
+def joined(rows: Rows, x: alt.X, y: str, colour: alt.Color) -> Any:
+    """A thin line between measurements, to lead the eye where no closed form is known."""
+    return alt.Chart(data(rows)).mark_line(strokeWidth=1.2).encode(x=x, y=f"{y}:Q", color=colour)
+
+
+def labelled_line(value: float, text: str, axis: str = "y") -> Any:
+    """A reference value, with its name beside it."""
+    base = alt.Chart(alt.Data(values=[{"value": value, "text": text}]))
+    channel = {axis: alt.datum(value)}
+    rule = base.mark_rule(color=THEORY, strokeDash=[4, 3]).encode(**channel)
+    place: dict[str, Any] = (
+        {"align": "left", "dx": 4, "dy": -7, "x": 4} if axis == "y" else {"align": "left", "dx": 5, "dy": 4, "y": 6}
+    )
+    return rule + base.mark_text(color=THEORY, fontSize=12, **place).encode(text="text:N", **channel)

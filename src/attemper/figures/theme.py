@@ -1,0 +1,118 @@
+"""theme: what every figure shares: size, colours that colour-blind readers can tell apart, a title that states the finding."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+
+Rows = Sequence[Mapping[str, Any]]
+
+WIDTH, HEIGHT = 640, 360  # readable at a README's 800 pixels
+TITLE_COLUMNS = 92
+
+# Okabe and Ito (2008), by role
+COLOURS = {
+    "none": "#D55E00",
+    "sqrt_dk": "#0072B2",
+    "dk": "#009E73",
+    "sqrt_dmodel": "#CC79A7",
+    "qk_norm": "#56B4E9",
+    "learned": "#E69F00",
+    "softcap": "#000000",
+}
+SERIES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+THEORY = "#555555"
+LABELS = {
+    "none": "no scale",
+    "sqrt_dk": "1/√d_k",
+    "dk": "1/d_k",
+    "sqrt_dmodel": "1/√d_model",
+    "qk_norm": "QK-norm",
+    "learned": "learned",
+    "softcap": "softcap",
+}
+
+
+def data(rows: Rows) -> alt.Data:
+    """Rows as inline data; no data frame is needed."""
+    return alt.Data(values=[dict(row) for row in rows])
+
+
+def by_rule(rows: Rows, field: str = "rule") -> alt.Color:
+    """A colour per rule, the same in every figure."""
+    present = [name for name in COLOURS if any(row[field] == name for row in rows)]
+    return alt.Color(
+        f"{field}_label:N",
+        title="rule",
+        scale=alt.Scale(domain=[LABELS[name] for name in present], range=[COLOURS[name] for name in present]),
+    )
+
+
+def labelled(rows: Rows, field: str = "rule") -> list[dict[str, Any]]:
+    return [{**row, f"{field}_label": LABELS.get(str(row[field]), str(row[field]))} for row in rows]
+
+
+def series(field: str, title: str, names: Sequence[Any]) -> alt.Color:
+    """A colour per name, in the order given."""
+    return alt.Color(
+        f"{field}:N", title=title, sort=list(names), scale=alt.Scale(domain=list(names), range=SERIES[: len(names)])
+    )
+
+
+def decades(low: float, high: float) -> alt.Axis:
+    """Ticks at powers of ten and nothing between: a logarithmic axis that stays quiet."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    return alt.Axis(values=[10.0**power for power in range(first, last + 1)], format="~g")
+
+
+def powers(field: str, title: str, values: Sequence[float]) -> alt.X:
+    """A logarithmic axis that names the values that were measured, and no others."""
+    axis = alt.Axis(values=sorted(set(values)), format="~g" if min(values) < 1 else "d", labelOverlap=True, grid=False)
+    return alt.X(f"{field}:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=24), axis=axis)
+
+
+def best_rates(rows: Rows, which: str, column: str, larger: bool = True) -> dict[Any, float]:
+    """The learning rate at which each rule's last values have the best median over seeds."""
+    last: dict[tuple[Any, float], dict[Any, tuple[int, float]]] = {}
+    for row in rows:
+        seeds = last.setdefault((row[which], row["lr"]), {})
+        if row["step"] >= seeds.get(row["seed"], (-1, 0.0))[0]:
+            seeds[row["seed"]] = (row["step"], row[column])
+    found: dict[Any, float] = {}
+    for name in dict.fromkeys(row[which] for row in rows):
+        medians = {
+            lr: statistics.median(v for _, v in seeds.values()) for (one, lr), seeds in last.items() if one == name
+        }
+        found[name] = (max if larger else min)(medians, key=lambda lr: medians[lr])
+    return found
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """The median over seeds, and the least and the most."""
+    return {name: statistics.median(values), f"{name}_low": min(values), f"{name}_high": max(values)}
+
+
+def finish(chart: Any, finding: str, note: str) -> Any:
+    """The finding as the title, what is shown under it, and the shared style."""
+    title = alt.TitleParams(
+        textwrap.wrap(finding, TITLE_COLUMNS),
+        subtitle=textwrap.wrap(note, TITLE_COLUMNS + 16),
+        anchor="start",
+        frame="group",
+        fontSize=15,
+        subtitleFontSize=12,
+        subtitleColor="#555555",
+        offset=14,
+    )
+    return (
+        chart.properties(title=title, background="white")
+        .configure_axis(labelFontSize=12, titleFontSize=13, titleFontWeight="normal", gridColor="#e8e8e8")
+        .configure_legend(labelFontSize=12, titleFontSize=12, symbolSize=90)
+        .configure_view(strokeWidth=0)
+        .configure_header(labelFontSize=13, titleFontSize=13)
+    )

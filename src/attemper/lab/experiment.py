@@ -1,0 +1,209 @@
+"""The contract: an experiment is a question, a sweep, a measure that gives rows, expectations with their source, a verdict.
+
+Measuring needs torch alone. Rows are plain dicts that JSON takes; charts, tables and verdicts are made from rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..errors import InputError, nearest
+
+Value = int | float | str
+Cell = Mapping[str, Value]  # one point of the sweep: parameter → value
+Row = dict[str, Any]
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One thing that can be varied: the values it takes when nothing is asked, and what may be asked.
+
+    ``least`` and ``most`` are the smallest and largest values allowed, ``above`` a number it must exceed, ``choices`` the words
+    allowed. ``hint`` says why.
+    """
+
+    name: str
+    default: tuple[Value, ...]
+    says: str
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    choices: tuple[str, ...] = ()
+    hint: str = ""
+
+    @property
+    def kind(self) -> type[Value]:
+        return type(self.default[0])
+
+    def read(self, where: str, text: str) -> tuple[Value, ...]:
+        """``"16,64"`` → (16, 64), checked."""
+        return tuple(self._one(where, part.strip()) for part in text.split(","))
+
+    def _one(self, where: str, text: str) -> Value:
+        if self.choices:
+            if text not in self.choices:
+                raise InputError(f"{where}: unknown --{self.name} {text!r}. {nearest(text, self.choices)}")
+            return text
+        if self.kind is str:
+            return text
+        read: Callable[[str], float] = int if self.kind is int else float
+        try:
+            value = read(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or self._broken(value):
+            raise InputError(f"{where}: --{self.name} must be {self._rule()}; got {text!r}. {self._next()}")
+        return value
+
+    def _broken(self, value: float) -> bool:
+        low = (self.least is not None and value < self.least) or (self.above is not None and value <= self.above)
+        return low or (self.most is not None and value > self.most)
+
+    def _rule(self) -> str:
+        noun = "a whole number" if self.kind is int else "a number"
+        bound = f" of at least {self.least:g}" if self.least is not None else ""
+        bound = f" above {self.above:g}" if self.above is not None else bound
+        bound += f" and at most {self.most:g}" if self.most is not None else ""
+        return noun + bound + (f" ({self.hint})" if self.hint else "")
+
+    def _next(self) -> str:
+        return f"Type --{self.name} {','.join(map(str, self.default[:3]))}."
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """A number that theory or a paper gives, beside the one that was measured.
+
+    ``within`` is the half-width of the interval in which they count as equal, ``because`` what sets it.
+    """
+
+    quantity: str
+    expected: float
+    measured: float
+    within: float
+    source: str
+    because: str
+
+    @property
+    def agrees(self) -> bool:
+        return abs(self.measured - self.expected) <= self.within  # False for NaN
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the rows say: whether every expectation is met, and the finding in a sentence."""
+
+    agrees: bool
+    sentence: str
+    expectations: tuple[Expectation, ...]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One question, and everything needed to answer it.
+
+    ``measure`` turns a cell into rows and is the only part that takes time; ``expect`` and ``finding`` are functions of
+    rows, so a verdict cannot be anything but what the rows say. ``chart`` is the name of a file in ``figures/``. ``presets`` are
+    other settings by name; ``trains`` marks the ones that take minutes.
+    """
+
+    name: str
+    question: str
+    claims: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    measure: Callable[[Cell], list[Row]] = field(repr=False)
+    expect: Callable[[Rows], list[Expectation]] = field(repr=False)
+    finding: Callable[[Rows], str] = field(repr=False)
+    chart: str
+    presets: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
+    trains: bool = False
+
+    def settings(
+        self, options: Mapping[str, str] | None = None, preset: str | None = None
+    ) -> dict[str, tuple[Value, ...]]:
+        """The values of every parameter: the defaults, a preset over them, and what was asked over both."""
+        where = f"run {self.name}"
+        chosen = {parameter.name: parameter.default for parameter in self.parameters}
+        if preset is not None:
+            if preset not in self.presets:
+                known = nearest(preset, self.presets) if self.presets else "It has none: leave --preset out."
+                raise InputError(f"{where}: unknown --preset {preset!r}. {known}")
+            chosen |= self.presets[preset]
+        known_names = {parameter.name: parameter for parameter in self.parameters}
+        for name, text in (options or {}).items():
+            if name not in known_names:
+                raise InputError(
+                    f"{where}: unknown option '--{name}'. {nearest(f'--{name}', [f'--{known}' for known in known_names])}"
+                )
+            chosen[name] = known_names[name].read(where, text)
+        for device in chosen.get("device", ()):
+            _check_device(where, str(device))
+        return chosen
+
+    def cells(self, settings: Mapping[str, tuple[Value, ...]]) -> list[dict[str, Value]]:
+        """Every combination of the values, in order."""
+        return [dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())]
+
+    def rows(self, cell: Cell) -> list[Row]:
+        """Measure one cell; every row carries what made it."""
+        return [{**origin(self.name), **cell, **row} for row in self.measure(cell)]
+
+    def run(self, **settings: tuple[Value, ...]) -> list[Row]:
+        """Measure in this process, without a results folder; what is left out takes its default."""
+        chosen = {**self.settings(), **settings}
+        return [row for cell in self.cells(chosen) for row in self.rows(cell)]
+
+    def verdict(self, rows: Rows) -> Verdict:
+        found = tuple(self.expect(rows))
+        return Verdict(all(one.agrees for one in found), self.finding(rows), found)
+
+
+def _check_device(where: str, device: str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InputError(
+            f"{where}: --device {device!r} is not usable here; `attemper env` lists what is. Type --device cpu."
+        ) from None
+
+
+def origin(experiment: str) -> Row:
+    """What a row must carry so that it can be compared with another."""
+    return {
+        "experiment": experiment,
+        "attemper": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def key(cell: Cell) -> str:
+    """The same text for the same cell, in any process."""
+    return json.dumps(dict(sorted(cell.items())))
+
+
+def generator(device: Value, *names: object) -> torch.Generator:
+    """A random stream that depends on what is named and nothing else: not on other cells, their order, or the process."""
+    digest = hashlib.sha256(json.dumps(names).encode()).digest()
+    return torch.Generator(device=str(device)).manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def pick(rows: Rows, **wanted: object) -> list[Mapping[str, Any]]:
+    """The rows with these values."""
+    return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+
+
+SEED = Parameter("seed", (0,), "which random stream", least=0)
+DEVICE = Parameter("device", ("cpu",), "cpu, cuda, cuda:1, …")
+"""Every experiment has these two."""

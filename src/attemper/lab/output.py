@@ -1,0 +1,122 @@
+"""output: rows to a file whose suffix says the form: json, csv, parquet, or a figure as svg, png, pdf or html."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, MissingExtra
+from .experiment import Experiment, Rows
+
+FIGURES = (".svg", ".png", ".pdf", ".html")
+SUFFIXES = (".json", ".csv", ".parquet", *FIGURES)
+
+
+def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
+    """Refuse a file that could not or should not be written, before the work and not after it."""
+    if path is None:
+        return
+    if path.suffix not in suffixes:
+        raise InputError(f"-o must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}; got {path.name!r}.")
+    if not path.parent.is_dir():
+        raise InputError(f"-o: there is no folder {str(path.parent)!r}. Make it first.")
+    if path.is_dir():
+        raise InputError(f"-o: {str(path)!r} is a folder. Choose another file.")
+    if path.exists() and not force:
+        raise InputError(f"-o: {str(path)!r} is there already. Add --force to overwrite it, or choose another file.")
+    for package in _needs(path.suffix):
+        _load(package, path.suffix)
+
+
+def write(path: Path, experiment: Experiment, rows: Rows) -> None:
+    """Write rows, or the figure made from them."""
+    content = _FORMS[path.suffix](experiment, rows) if path.suffix in _FORMS else _figure(path.suffix, experiment, rows)
+    save(path, content)
+
+
+def save(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise InputError(f"-o: cannot write {str(path)!r}: {error.strerror}. Choose another file.") from None
+
+
+def document(experiment: Experiment, rows: Rows) -> dict[str, Any]:
+    """The rows with the question and what they say, as plain data that JSON takes."""
+    verdict = experiment.verdict(rows)
+    return {
+        "experiment": experiment.name,
+        "question": experiment.question,
+        "finding": verdict.sentence,
+        "agrees": verdict.agrees,
+        "expectations": [{**vars(one), "agrees": one.agrees} for one in verdict.expectations],
+        "rows": list(rows),
+    }
+
+
+def columns(rows: Rows) -> list[str]:
+    """Every column that a row has, in the order of first appearance."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _json(experiment: Experiment, rows: Rows) -> bytes:
+    return (json.dumps(document(experiment, rows), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _csv(experiment: Experiment, rows: Rows) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns(rows), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(dict(row) for row in rows)
+    return text.getvalue().encode()
+
+
+def _parquet(experiment: Experiment, rows: Rows) -> bytes:
+    arrow = _load("pyarrow", ".parquet")
+    parquet = _load("pyarrow.parquet", ".parquet")
+    table = arrow.table({name: [row.get(name) for row in rows] for name in columns(rows)})
+    sink = io.BytesIO()
+    parquet.write_table(table, sink)
+    return sink.getvalue()
+
+
+_FORMS: dict[str, Callable[[Experiment, Rows], bytes]] = {".json": _json, ".csv": _csv, ".parquet": _parquet}
+
+
+def _figure(suffix: str, experiment: Experiment, rows: Rows) -> bytes:
+    _load("altair", suffix)
+    from .. import figures
+
+    return render(figures.chart(experiment.chart, rows, experiment.finding(rows)).to_json(), suffix)
+
+
+def render(specification: str, suffix: str) -> bytes:
+    """A Vega-Lite chart as the bytes of a file; nothing is fetched from outside."""
+    convert = _load("vl_convert", suffix)
+    if suffix == ".png":
+        found: bytes = convert.vegalite_to_png(specification, scale=2)
+        return found
+    if suffix == ".pdf":
+        return bytes(convert.vegalite_to_pdf(specification))
+    text = (
+        convert.vegalite_to_svg(specification)
+        if suffix == ".svg"
+        else convert.vegalite_to_html(specification, bundle=True)
+    )
+    return str(text).encode()
+
+
+def _needs(suffix: str) -> tuple[str, ...]:
+    return ("pyarrow",) if suffix == ".parquet" else ("altair", "vl_convert") if suffix in FIGURES else ()
+
+
+def _load(package: str, suffix: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise MissingExtra(f"-o *{suffix} needs {package.split('.')[0]}. Type pip install 'attemper[lab]'.") from None

@@ -1,0 +1,49 @@
+"""page: the claims as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+STYLE = """
+:root { color-scheme: light dark; --line: #8884; --holds: #0072b2; --cond: #b26a00; --false: #c0392b; --not: #777; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+article { border-top: 1px solid var(--line); padding: .8rem 0; display: grid; grid-template-columns: 3.5rem 1fr; }
+article > b { font-variant-numeric: tabular-nums; }
+p { margin: .2rem 0; } dl { margin: .4rem 0; display: grid; grid-template-columns: minmax(12rem, max-content) 1fr; gap: 0 1rem; }
+dt { color: var(--not); } dd { margin: 0; font-variant-numeric: tabular-nums; }
+.v { font-weight: 600; } .holds { color: var(--holds); } .cond { color: var(--cond); } .false { color: var(--false); }
+.not { color: var(--not); }
+@media (prefers-color-scheme: dark) { :root { --holds: #56b4e9; --cond: #e69f00; --false: #ff7f6e; --not: #aaa; } }
+"""
+CLASSES = {"holds": "holds", "holds with a condition": "cond", "false": "false", "not run": "not"}
+
+
+def page(document: dict[str, Any]) -> str:
+    """What :func:`attemper.lab.claims.document` gives, to read in a browser."""
+    found = document["claims"]
+    counts = {verdict: sum(one["verdict"] == verdict for one in found) for verdict in CLASSES}
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    machine = document["environment"]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>What is said about √d_k, measured</title><style>{STYLE}</style></head><body>"
+        f"<h1>What is said about √d_k, measured</h1><p>{len(found)} claims: {escape(summary)}. attemper "
+        f"{escape(machine['attemper'])}, torch {escape(machine['torch'])}, {escape(machine['cpu']['model'])}.</p>"
+        + "".join(map(_claim, found))
+        + "</body></html>"
+    )
+
+
+def _claim(one: dict[str, Any]) -> str:
+    numbers = "".join(
+        f"<dt>{escape(name)}</dt><dd>{'–' if value is None else format(value, '.4g')}</dd>"
+        for name, value in one["numbers"].items()
+    )
+    condition = f": {escape(one['condition'])}" if one["condition"] else ""
+    look = f"<p><code>{escape(one['look'])}</code></p>" if one["look"] else ""
+    return (
+        f"<article><b>{one['id']}</b><div><p>{escape(one['claim'])}</p>"
+        f'<p><span class="v {CLASSES[one["verdict"]]}">{one["verdict"]}</span>{condition}</p>'
+        f"<dl>{numbers}</dl>{look}</div></article>"
+    )

@@ -1,0 +1,62 @@
+"""scores: as d grows, which score still learns to recall? The shape of table 5 in Britz et al. 2017."""
+
+from __future__ import annotations
+
+from . import recall
+from .experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, pick
+
+RULE = {"dot": "none", "scaled": "sqrt_dk", "additive": "additive", "cosine": "cosine"}
+
+BRITZ = {
+    "dot": {128: 22.03, 256: 22.33, 512: 21.78, 1024: 18.22},
+    "additive": {128: 22.23, 256: 22.33, 512: 22.47, 1024: 22.10},
+}
+"""BLEU on newstest2013, Britz et al. 2017 (arXiv:1703.03906), table 5. Another task: only the shape can be compared."""
+
+
+def measure(cell: Cell) -> list[Row]:
+    return recall.train(cell, RULE[str(cell["score"])])
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    """The shape: at the largest d the bare dot product is worst, as it is in the table."""
+    best = recall.summary(rows, "score")
+    d = max(row["d"] for row in rows)
+    last = {row["score"]: row["accuracy"] for row in pick(best, d=d)}
+    if len(last) < 2 or "dot" not in last:
+        return []
+    return [
+        Expectation(
+            f"the bare dot product's place from the bottom at d = {d}",
+            1.0,
+            float(1 + sum(value < last["dot"] for value in last.values())),
+            0.0,
+            "Britz et al. 2017, table 5: 18.22 BLEU at 1024, the lowest",
+            "shape only",
+        )
+    ]
+
+
+def finding(rows: Rows) -> str:
+    d = max(row["d"] for row in rows)
+    parts = [f"{row['accuracy']:.0%} {row['score']}" for row in pick(recall.summary(rows, "score"), d=d)]
+    return f"Recall at d = {d}, each score at its own best learning rate: {', '.join(parts)}"
+
+
+EXPERIMENT = Experiment(
+    name="scores",
+    question="As d grows, which score still learns to recall?",
+    claims=("C13",),
+    parameters=(
+        Parameter("score", tuple(RULE), "which", choices=tuple(RULE)),
+        Parameter("d", (128, 256), "the head dim", least=1),
+        Parameter("lr", (3e-3, 1e-2), "Adam's learning rate", above=0),
+        *(one if one.name != "seed" else Parameter("seed", (0, 1), one.says, least=0) for one in recall.TASK),
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="scores",
+    presets={"full": {"d": (128, 256, 512, 1024), "lr": (3e-4, 1e-3, 3e-3, 1e-2), "steps": (400,), "seed": (0, 1, 2)}},
+    trains=True,
+)

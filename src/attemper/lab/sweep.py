@@ -1,0 +1,148 @@
+"""sweep: every cell of an experiment, in one process or many, resumed where an earlier run was killed.
+
+joblib runs the cells and its backend is left to whoever calls: ``with joblib.parallel_config(backend="dask")`` sends them to a
+cluster. The process that called writes the results, so workers need no common disk. Without joblib cells run here, one by one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import AttemperError, InputError, MissingExtra
+from .experiment import Cell, Experiment, Row, Value, key
+from .store import Store
+
+TRIES = 2  # of a cell whose worker died while nothing else ran
+DEATHS = (BrokenExecutor, "KilledWorker")  # a pool's, and a Dask scheduler's, which needs no import to be recognised
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell that gave no rows, and why."""
+
+    cell: Cell
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{', '.join(f'{name}={value}' for name, value in self.cell.items())}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep gave: rows in the order of the cells, how many cells were already there, and those that failed."""
+
+    rows: list[Row]
+    resumed: int
+    failures: list[Failure]
+
+
+def sweep(
+    experiment: Experiment,
+    settings: Mapping[str, tuple[Value, ...]],
+    *,
+    results: Path | None = None,
+    jobs: int | None = None,
+    done: Callable[[int, int], None] = lambda finished, all_cells: None,
+    note: Callable[[str], None] = lambda line: None,
+) -> Swept:
+    """Measure every cell.
+
+    Args:
+        experiment: what to measure.
+        settings: the values of each parameter, from ``experiment.settings()``.
+        results: a folder in which finished cells are kept and from which they are taken; None keeps them in memory.
+        jobs: how many processes; None leaves it to joblib's configuration, which is one unless somebody set it.
+        done: told how many cells are finished, of how many, each time one is.
+        note: told what a person should know meanwhile.
+    """
+    cells = experiment.cells(settings)
+    store = Store(results, experiment.name) if results is not None else None
+    found = dict(store.rows) if store else {}
+    waiting = [cell for cell in cells if key(cell) not in found]
+    resumed = len(cells) - len(waiting)
+    if resumed:
+        note(f"{resumed} of {len(cells)} cells were already measured")
+    failures = []
+    try:
+        done(resumed, len(cells))
+        for place, (cell, outcome) in enumerate(_outcomes(experiment, waiting, jobs, note), start=1):
+            if isinstance(outcome, str):
+                failures.append(Failure(cell, outcome))
+            else:
+                found[key(cell)] = outcome
+                if store:
+                    store.add(cell, outcome)
+            done(resumed + place, len(cells))
+    finally:
+        if store:
+            store.close()
+    return Swept([row for cell in cells for row in found.get(key(cell), [])], resumed, failures)
+
+
+def _outcomes(
+    experiment: Experiment, cells: Sequence[Cell], jobs: int | None, note: Callable[[str], None]
+) -> Iterator[tuple[Cell, list[Row] | str]]:
+    """Each cell once, as it finishes, with its rows or the reason why it has none."""
+    try:
+        joblib: Any = importlib.import_module("joblib")
+    except ImportError:
+        if jobs not in (None, 1):
+            raise MissingExtra(
+                "run: --jobs above 1 needs joblib. Type pip install 'attemper[lab]', or --jobs 1."
+            ) from None
+        for cell in cells:
+            yield cell, measured(experiment, cell)[1]
+        return
+
+    def parallel(some: Sequence[Cell]) -> Iterator[tuple[Cell, list[Row] | str]]:
+        # batches of one: a finished cell is handed over at once, and none waits unsaved behind another
+        pool = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
+        return pool(joblib.delayed(measured)(experiment, cell) for cell in some)
+
+    left = {key(cell): cell for cell in cells}
+    try:
+        for cell, outcome in parallel(cells):
+            yield left.pop(key(cell)), outcome
+    except Exception as death:
+        if not _is_death(death):
+            raise
+        note(
+            f"a worker died ({type(death).__name__}); the {len(left)} cells it left unfinished are measured one at a time"
+        )
+    # A pool that lost a worker cannot say whose cell it was, so each runs alone from here on and answers for itself.
+    for cell in left.values():
+        yield cell, _alone(cell, parallel)
+
+
+def _alone(cell: Cell, parallel: Callable[[Sequence[Cell]], Iterator[tuple[Cell, list[Row] | str]]]) -> list[Row] | str:
+    reason = ""
+    for _ in range(TRIES):
+        try:
+            return next(iter(parallel([cell])))[1]
+        except Exception as death:
+            if not _is_death(death):
+                raise
+            reason = f"its worker died {TRIES} times ({type(death).__name__})"
+    return reason
+
+
+def _is_death(error: Exception) -> bool:
+    kind, name = DEATHS
+    return isinstance(error, kind) or type(error).__name__ == name
+
+
+def measured(experiment: Experiment, cell: Cell) -> tuple[Cell, list[Row] | str]:
+    """What a worker does; a Python error becomes the reason why this cell has no rows, and the sweep goes on."""
+    try:
+        return cell, experiment.rows(cell)
+    except InputError:
+        raise
+    except AttemperError as error:
+        return cell, str(error)
+    except Exception as error:
+        return cell, f"{type(error).__name__}: {error}"

@@ -1,0 +1,124 @@
+"""Every figure: made from rows, its title is the finding, its colours are those of a colour-blind safe palette, every format."""
+
+import functools
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("altair")
+
+from attemper import figures
+from attemper.errors import InputError, MissingExtra
+from attemper.figures import theme
+from attemper.lab import NAMES, experiment, output
+
+DOCS = Path(__file__).parents[2] / "docs"
+OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
+SETTINGS = {
+    "variance": {"d": (2, 4), "samples": (1000,)},
+    "saturation": {"n": (4, 16), "s": (0.5, 8.0), "rows": (32,)},
+    "jacobian": {"d": (4, 16, 64), "n": (16,), "batches": (8,)},
+    "gradient": {"d": (4, 8), "n": (16,), "batches": (2,)},
+    "two_keys": {"d": (2, 16), "samples": (1000,)},
+    "divisors": {"d": (8, 16), "heads": (2,), "n": (16,), "batches": (8,)},
+    "bounded": {"bound": (1.0, 2.0), "n": (8,)},
+    "precision": {"size": (8.0, 64.0)},
+    "additive_cost": {"n": (16,), "d": (8,), "rounds": (1,)},
+    "parallel": {"n": (4, 8), "rounds": (1,)},
+    "init": {"d": (4, 6), "d_model": (16,)},
+    "worked": {},
+}
+
+
+@functools.cache
+def made(name):
+    found = experiment(name)
+    rows = found.run(**SETTINGS[name])
+    return found, rows, figures.chart(found.chart, rows, found.finding(rows)).to_dict()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_figure_states_its_finding(name):
+    found, rows, chart = made(name)
+    assert " ".join(chart["title"]["text"]) == found.finding(rows)
+    assert chart["title"]["subtitle"]
+    ranges = re.findall(r"#[0-9A-F]{6}", json.dumps(chart))
+    assert set(ranges) <= OKABE_ITO | {theme.THEORY}
+    assert "http" not in json.dumps(chart).replace("https://vega.github.io/schema", "")
+    assert output.render(json.dumps(chart), ".svg").startswith(b"<svg")
+
+
+def test_colours_are_okabe_and_ito():
+    assert {*theme.COLOURS.values(), *theme.SERIES} <= OKABE_ITO
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in SETTINGS if name not in ("worked", "divisors", "parallel", "additive_cost", "init")]
+)
+def test_theory_is_a_line_and_measurement_points(name):
+    text = json.dumps(made(name)[2])
+    assert '"type": "line"' in text
+    assert '"type": "point"' in text
+
+
+def test_every_experiment_has_a_figure_in_the_docs():
+    for name in NAMES:
+        assert (DOCS / "figures" / f"{name}.svg").exists(), "run make figures"
+
+
+def test_figures_in_the_docs_state_what_they_found():
+    for name in SETTINGS:
+        assert "<text" in (DOCS / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "start"),
+    [
+        (".svg", b"<svg"),
+        (".png", b"\x89PNG"),
+        (".pdf", b"%PDF"),
+        (".html", b"<!DOCTYPE html>"),
+        (".json", b"{"),
+        (".csv", b"experiment,"),
+    ],
+)
+def test_every_form_of_output(tmp_path, suffix, start):
+    found = experiment("two_keys")
+    rows = found.run(**SETTINGS["two_keys"])
+    path = tmp_path / f"rows{suffix}"
+    output.check(path, output.SUFFIXES, force=False)
+    output.write(path, found, rows)
+    assert path.read_bytes().lstrip()[:200].upper().startswith(start.upper())
+    with pytest.raises(InputError, match=r"is there already\. Add --force"):
+        output.check(path, output.SUFFIXES, force=False)
+    output.check(path, output.SUFFIXES, force=True)
+
+
+def test_parquet_gives_the_rows_back(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    found = experiment("two_keys")
+    rows = found.run(**SETTINGS["two_keys"])
+    output.write(tmp_path / "rows.parquet", found, rows)
+    assert parquet.read_table(tmp_path / "rows.parquet").to_pylist() == rows
+
+
+def test_a_missing_package_is_named_before_the_work(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(MissingExtra, match=r"needs vl_convert. Type pip install 'attemper\[lab\]'"):
+        output.check(tmp_path / "figure.png", output.SUFFIXES, force=False)
+
+
+def test_what_cannot_be_written_is_said(tmp_path):
+    folder = tmp_path / "a.csv"
+    folder.mkdir()
+    with pytest.raises(InputError, match=r"is a folder. Choose another file"):
+        output.check(folder, output.SUFFIXES, force=False)
+    with pytest.raises(
+        InputError, match=r"-o must end in .json, .csv, .parquet, .svg, .png, .pdf or .html; got 'a.xls'"
+    ):
+        output.check(tmp_path / "a.xls", output.SUFFIXES, force=False)
+    with pytest.raises(InputError, match="there is no folder"):
+        output.check(tmp_path / "no" / "a.csv", output.SUFFIXES, force=False)

@@ -1,0 +1,199 @@
+"""`attemper run`, `claims` and `cards`: what they print, write and refuse."""
+
+import json
+
+import pytest
+
+from attemper import cli
+from attemper.lab import NAMES, cards, claims
+
+
+@pytest.fixture
+def attemper_command(capsys):
+    """Runs the command in this process; gives exit code, stdout and stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+SMALLER = {
+    "worked": {},
+    "variance": {"d": (2, 5, 64, 1024), "init": ("unit",), "samples": (1000,)},
+    "inits": {"d": (64,), "init": ("linear", "xavier", "gpt2", "t5")},
+    "nonunit": {"d": (1, 64), "init": ("unit",), "a": (0.25,), "samples": (1000,)},
+    "saturation": {"n": (16, 1024), "rows": (32,)},
+    "jacobian": {"n": (1024,), "d": (64,), "batches": (8,), "rule": ("none",)},
+    "gradient": {"d": (1024,), "n": (16,), "rule": ("none", "sqrt_dk"), "batches": (2,)},
+    "divisors": {"d": (128,), "heads": (96,), "batches": (8,)},
+    "bounded": {"score": ("additive",), "bound": (10.0,), "n": (16,)},
+    "precision": {},
+    "parallel": {"n": (8, 16), "rounds": (1,)},
+}
+
+
+@pytest.fixture(scope="module")
+def small_evidence():
+    rows = {name: claims.experiment(claims.EVIDENCE[name][0]).run(**settings) for name, settings in SMALLER.items()}
+    spread = {
+        "additive_variance_fan_in": 0.3,
+        "additive_variance_unit": 5.0,
+        "dot_variance": 16.0,
+        "factor": 9.0,
+        "additive_mib": 1.0,
+        "dot_mib": 1.0,
+    }
+    rows["additive_cost"] = [{"d": 16, **spread}, {"d": 256, **{name: 16 * value for name, value in spread.items()}}]
+    return rows
+
+
+@pytest.fixture
+def little(monkeypatch, small_evidence):
+    """Claims and cards on little evidence: what is printed is tested here, what is measured in test_claims.py."""
+
+    def gather(train, note):
+        note("variance: 4 rows in 0.0 s")
+        return small_evidence
+
+    monkeypatch.setattr(claims, "gather", gather)
+
+
+SMALL = ["run", "two_keys", "--d", "16", "--samples", "1000"]
+
+
+def test_run_prints_the_finding_and_writes_rows(attemper_command, tmp_path):
+    target = tmp_path / "rows.json"
+    code, out, err = attemper_command(*SMALL, "-o", str(target))
+    assert (code, err) == (0, "")
+    assert "closed form" in out
+    assert json.loads(target.read_text(encoding="utf-8"))["rows"][0]["d"] == 16
+
+
+def test_run_json_is_one_document(attemper_command):
+    code, out, _ = attemper_command(*SMALL, "--seed=1,2", "--json")
+    assert code == 0
+    assert out.count("\n") == 1
+    document = json.loads(out)
+    assert [row["seed"] for row in document["rows"]] == [1, 2]
+    assert document["expectations"][0]["source"]
+
+
+def test_list_says_what_every_experiment_asks(attemper_command):
+    code, out, _ = attemper_command("run", "--list")
+    assert code == 0
+    for name in NAMES:
+        assert f"\n{name} " in f"\n{out}"
+    assert "--kappa" in out
+
+
+def test_run_without_a_name_lists_and_is_wrong_use(attemper_command):
+    code, out, _ = attemper_command("run")
+    assert code == 2
+    assert "two_keys" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["tow_keys"], "run: unknown experiment 'tow_keys'. Did you mean 'two_keys'?"),
+        (["two_keys", "--dd", "3"], "run two_keys: unknown option '--dd'. Did you mean '--d'?"),
+        (["two_keys", "--forse"], "run two_keys: unknown option '--forse'. Did you mean '--force'?"),
+        (["two_keys", "--d"], "run two_keys: --d needs a value. For example: --d 16,64."),
+        (["two_keys", "16"], "run two_keys: '16' follows no option."),
+        (["two_keys", "--d", "0"], "run two_keys: --d must be a whole number of at least 1; got '0'."),
+        (["recall", "--lr", "-1"], "run recall: --lr must be a number above 0; got '-1'."),
+        (
+            ["recall", "--pairs", "300"],
+            "run recall: --pairs must be a whole number of at least 2 and at most 256 (one pair",
+        ),
+        (["recall", "--preset", "ful"], "run recall: unknown --preset 'ful'. Did you mean 'full'?"),
+        (["two_keys", "-o", "no/such/x.csv"], "-o: there is no folder 'no/such'. Make it first."),
+        (["two_keys", "-o", "x.xls"], "-o must end in .json, .csv, .parquet, .svg, .png, .pdf or .html; got 'x.xls'."),
+    ],
+)
+def test_wrong_use_is_one_sentence_on_stderr(attemper_command, arguments, sentence):
+    code, out, err = attemper_command("run", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"Error: {sentence}")
+
+
+def test_an_existing_output_is_kept_without_force(attemper_command, tmp_path):
+    target = tmp_path / "rows.csv"
+    target.write_text("mine", encoding="utf-8")
+    code, out, err = attemper_command(*SMALL, "-o", str(target))
+    assert (code, out) == (2, "")
+    assert "is there already. Add --force to overwrite it, or choose another file." in err
+    assert target.read_text(encoding="utf-8") == "mine"
+    assert attemper_command(*SMALL, "-o", str(target), "--force")[0] == 0
+    assert target.read_text(encoding="utf-8").startswith("experiment,")
+
+
+def test_failed_cells_are_reported_and_the_exit_code_says_so(attemper_command):
+    code, _, err = attemper_command("run", "charlm", "--steps", "1", "--heads", "3", "--results", "/dev/null/x")
+    assert code == 2
+    assert "cannot keep results" in err
+    code, _, err = attemper_command(*SMALL, "--device", "meta")
+    assert code == 1
+    assert err.startswith("failed: d=16")
+
+
+def test_training_takes_every_core_unless_told(attemper_command, monkeypatch, tmp_path):
+    from attemper.lab import command
+    from attemper.lab.sweep import Swept
+
+    asked = []
+
+    def sweep(found, settings, *, jobs, **others):
+        asked.append(jobs)
+        return Swept([], 0, [])
+
+    monkeypatch.setattr(command, "sweep", sweep)
+    tiny = ["run", "recall", "--results", str(tmp_path)]
+    attemper_command(*tiny)
+    attemper_command(*tiny, "--jobs", "3")
+    attemper_command("run", "two_keys")
+    assert asked[0] >= 1
+    assert asked[1:] == [3, None]
+
+
+def test_claims_prints_all_and_writes_a_page(attemper_command, tmp_path, little):
+    page = tmp_path / "claims.html"
+    code, out, err = attemper_command("claims", "-o", str(page))
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("C")] == [f"C{n}" for n in range(1, 24)]
+    assert "rows in" in err
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_claims_train_measures_what_training_claims_need(attemper_command, monkeypatch, small_evidence):
+    tiny = {
+        "recall": {"d": (16,), "steps": (2,), "batch": (4,), "rule": ("sqrt_dk", "none"), "lr": (1e-3,)},
+        "charlm": {"steps": (3,), "batch": (2,), "length": (8,), "d_model": (16,), "lr": (1e-3,)},
+        "depth": {"steps": (2,), "batch": (2,), "length": (8,), "d_model": (16,), "layers": (1, 2)},
+    }
+    assert set(tiny) == set(claims.TRAINING)
+    monkeypatch.setattr(claims, "EVIDENCE", {})
+    monkeypatch.setattr(claims, "TRAINING", {name: (name, settings) for name, settings in tiny.items()})
+    code, out, err = attemper_command("claims", "--train", "--json")
+    assert code == 0
+    assert "recall: " in err
+    judged = {one["id"]: one["verdict"] for one in json.loads(out)["claims"]}
+    assert [name for name, verdict in judged.items() if verdict != "not run"] == ["C9", "C15", "C19", "C20"]
+
+
+def test_claims_json(attemper_command, little):
+    code, out, _ = attemper_command("claims", "--json")
+    assert code == 0
+    assert len(json.loads(out)["claims"]) == 23
+
+
+def test_cards(attemper_command, tmp_path, little):
+    target = tmp_path / "cards.tsv"
+    code, out, _ = attemper_command("cards", "-o", str(target))
+    assert code == 0
+    assert "measured now" in out
+    assert target.read_text(encoding="utf-8").startswith("#separator:tab\n")
+    assert cards.Card("a", "b", "c").measured == "c"

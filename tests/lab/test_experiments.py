@@ -1,0 +1,140 @@
+"""The contract: every experiment's question, options, rows and verdict; and what bad input gets."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from attemper import __version__
+from attemper.errors import InputError
+from attemper.lab import NAMES, claims, experiment, theory
+from attemper.lab.experiment import generator, key
+
+SMALL = {
+    "worked": {},
+    "variance": {"d": (2, 3), "init": ("unit", "linear"), "samples": (2000,)},
+    "saturation": {"n": (4, 16), "s": (0.5, 8.0), "rows": (32,)},
+    "jacobian": {"d": (4, 16), "n": (16,), "batches": (8,)},
+    "gradient": {"d": (4, 8), "n": (16,), "batches": (2,)},
+    "two_keys": {"d": (2, 16), "samples": (1000,)},
+    "divisors": {"d": (8,), "heads": (2, 96), "n": (16,), "batches": (8,)},
+    "bounded": {"bound": (1.0, 2.0), "n": (8,)},
+    "precision": {"size": (8.0, 64.0)},
+    "additive_cost": {"n": (16,), "d": (8,), "rounds": (1,)},
+    "parallel": {"n": (4, 8), "rounds": (1,)},
+    "init": {"d": (4, 6), "d_model": (16,)},
+}
+TIMED = {"additive_cost", "parallel"}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_experiment_keeps_the_contract(name):
+    found = experiment(name)
+    assert found.name == found.chart == name
+    assert found.question.endswith("?")
+    rows = found.run(**SMALL[name])
+    assert rows == json.loads(json.dumps(rows)) or any(value != value for row in rows for value in row.values())
+    parameters = {parameter.name for parameter in found.parameters}
+    for row in rows:
+        assert {"experiment", "attemper", "torch", "python", "seed", "device"} | parameters <= set(row)
+        assert row["attemper"] == __version__
+    verdict = found.verdict(rows)
+    assert verdict.sentence
+    assert verdict.agrees == all(one.agrees for one in verdict.expectations)
+    if name not in TIMED:
+        assert found.run(**SMALL[name]) == rows  # the seed decides, and nothing else
+
+
+def test_every_exact_experiment_is_here():
+    assert set(SMALL) == {name for name in NAMES if not experiment(name).trains}
+
+
+def test_every_claim_of_an_experiment_is_a_claim():
+    ids = {claim.id for claim in claims.CLAIMS}
+    assert ids == {f"C{number}" for number in range(1, 24)}
+    assert {one for name in NAMES for one in experiment(name).claims} <= ids
+
+
+def test_a_random_stream_depends_on_its_names_alone():
+    first = generator("cpu", "a", 1, 0.5).initial_seed()
+    assert first == generator("cpu", "a", 1, 0.5).initial_seed()
+    assert first != generator("cpu", "a", 2, 0.5).initial_seed()
+
+
+def test_the_key_of_a_cell_does_not_depend_on_its_order():
+    assert key({"a": 1, "b": 2.0}) == key({"b": 2.0, "a": 1})
+
+
+def test_cells_are_every_combination():
+    found = experiment("two_keys")
+    cells = found.cells({"d": (1, 2), "samples": (1000,), "seed": (0, 1), "device": ("cpu",)})
+    assert [(cell["d"], cell["seed"]) for cell in cells] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("two_keys", {"d": "0"}, "run two_keys: --d must be a whole number of at least 1; got '0'. Type --d 1,4,16."),
+        ("two_keys", {"d": "1,x"}, "run two_keys: --d must be a whole number of at least 1; got 'x'. Type --d 1,4,16."),
+        (
+            "saturation",
+            {"n": "1"},
+            "run saturation: --n must be a whole number of at least 2 (one key always has all the weight); got '1'. "
+            "Type --n 16,128,1024.",
+        ),
+        ("saturation", {"s": "-1"}, "run saturation: --s must be a number above 0; got '-1'. Type --s 0.25,0.5,1.0."),
+        ("saturation", {"s": "inf"}, "run saturation: --s must be a number above 0; got 'inf'. Type --s 0.25,0.5,1.0."),
+        (
+            "divisors",
+            {"rule": "sqrt_d"},
+            "run divisors: unknown --rule 'sqrt_d'. Did you mean 'sqrt_dk'? "
+            "Known: 'none', 'sqrt_dk', 'dk', 'sqrt_dmodel'.",
+        ),
+        (
+            "two_keys",
+            {"dd": "3"},
+            "run two_keys: unknown option '--dd'. Did you mean '--d'? Known: '--d', '--samples', '--seed', '--device'.",
+        ),
+        (
+            "two_keys",
+            {"device": "warp"},
+            "run two_keys: --device 'warp' is not usable here; `attemper env` lists what is. Type --device cpu.",
+        ),
+    ],
+)
+def test_impossible_parameters(name, options, sentence):
+    with pytest.raises(InputError) as error:
+        experiment(name).settings(options)
+    assert str(error.value) == sentence
+
+
+def test_an_unknown_experiment_and_preset():
+    with pytest.raises(InputError, match=r"unknown experiment 'jacobain'. Did you mean 'jacobian'\?"):
+        experiment("jacobain")
+    with pytest.raises(InputError, match=r"run two_keys: unknown --preset 'full'. It has none: leave --preset out."):
+        experiment("two_keys").settings(preset="full")
+
+
+def test_measuring_needs_torch_alone():
+    code = (
+        "import sys\n"
+        "for name in ('joblib', 'altair', 'pyarrow', 'vl_convert', 'pandas', 'rich', 'typer'): sys.modules[name] = None\n"
+        "from attemper.lab import experiment\n"
+        "from attemper.lab.sweep import sweep\n"
+        "found = experiment('two_keys')\n"
+        "print(len(sweep(found, {**found.settings(), 'd': (2,), 'samples': (1000,)}).rows))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "1\n", done.stderr
+
+
+def test_closed_forms():
+    assert theory.critical_std(1024) == pytest.approx(3.7233, abs=1e-4)
+    assert theory.jacobian_square(0.5) == pytest.approx(1 / 12)
+    assert theory.two_key_slope(64) == pytest.approx(0.0353, abs=5e-5)
+    assert theory.top_weight_cap(1.0, 1024) == pytest.approx(0.007, abs=5e-4)
+    assert theory.bound_for(0.9, 1024) == pytest.approx(4.56, abs=5e-3)
+    assert theory.bound_for(0.9, 131072) == pytest.approx(6.99, abs=5e-3)
+    assert theory.jacobian_trace(3.0, 1024) is None
+    assert theory.entropy(8.0, 1024) > theory.entropy(32.0, 1024) > 0

@@ -1,0 +1,199 @@
+"""A sweep: resumed after a kill with the same rows, parallel, on a Dask cluster, and honest about workers that die."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attemper.errors import InputError
+from attemper.lab import experiment
+from attemper.lab.experiment import Experiment, Parameter
+from attemper.lab.store import Store
+from attemper.lab.sweep import sweep
+
+CELLS = "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16"
+RUN = [sys.executable, "-m", "attemper", "run", "two_keys", "--d", CELLS, "--samples", "200000", "--json"]
+
+
+def toy(measure, values=(1, 2, 3, 4)) -> Experiment:
+    """An experiment of one parameter; what it is made of travels to workers by value."""
+    return Experiment(
+        name="toy",
+        question="?",
+        claims=(),
+        parameters=(Parameter("x", values, "a number"),),
+        measure=measure,
+        expect=lambda rows: [],
+        finding=lambda rows: "",
+        chart="none",
+    )
+
+
+def rows_of(text: str) -> list[dict]:
+    return json.loads(text)["rows"]
+
+
+def test_a_killed_sweep_resumes_and_gives_the_same_rows(tmp_path):
+    whole = subprocess.run(RUN, capture_output=True, text=True, check=True, timeout=120)
+    kept = tmp_path / "two_keys.jsonl"
+    killed = subprocess.Popen([*RUN, "--results", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not (kept.exists() and kept.read_bytes().count(b"\n") >= 4):
+        assert killed.poll() is None, "it was done before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    finished = kept.read_bytes().count(b"\n") - 1
+    assert 3 <= finished < 16
+    with open(kept, "ab") as file:  # what a kill in the middle of a write leaves
+        file.write(b'{"cell": {"d": 16, "sam')
+    again = subprocess.run([*RUN, "--results", str(tmp_path)], capture_output=True, text=True, check=True, timeout=120)
+    assert f"{finished} of 16 cells were already measured" in again.stderr
+    assert rows_of(again.stdout) == rows_of(whole.stdout)
+    assert len(kept.read_bytes().splitlines()) == 17
+
+
+def test_finished_cells_are_not_measured_again(tmp_path):
+    seen = []
+    found = toy(lambda cell: seen.append(cell["x"]) or [{"y": cell["x"] * 10}])
+    sweep(found, {"x": (1, 2)}, results=tmp_path)
+    swept = sweep(found, {"x": (1, 2, 3)}, results=tmp_path)
+    assert seen == [1, 2, 3]
+    assert swept.resumed == 2
+    assert [row["y"] for row in swept.rows] == [10, 20, 30]
+
+
+def test_results_of_another_version_are_said_and_not_mixed(tmp_path):
+    with Store(tmp_path, "toy") as store:
+        store.add({"x": 1}, [{"y": 1}])
+    path = tmp_path / "toy.jsonl"
+    text = path.read_text(encoding="utf-8")
+    other = json.loads(text.splitlines()[0])
+    path.write_text(text.replace(other["torch"], "2.0.0"), encoding="utf-8")
+    before = path.read_bytes()
+    with pytest.raises(InputError) as error:
+        sweep(toy(lambda cell: [{}]), {"x": (1,)}, results=tmp_path)
+    assert "were made by torch 2.0.0; this is torch " in str(error.value)
+    assert "choose another --results" in str(error.value)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ["not json\n", "[]\n[1]\n", '{"format": 1}\n{"rows": []}\n'])
+def test_a_foreign_file_is_not_touched(tmp_path, content):
+    path = tmp_path / "toy.jsonl"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match="is not a results file of attemper"):
+        sweep(toy(lambda cell: [{}]), {"x": (1,)}, results=tmp_path)
+    assert path.read_text(encoding="utf-8") == content
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="cannot keep results in"):
+        Store(tmp_path, "toy")
+
+
+def test_a_results_path_that_is_a_file(tmp_path):
+    target = tmp_path / "file"
+    target.write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match=r"run: cannot keep results in .* Choose another --results"):
+        Store(target, "toy")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files are locked with fcntl")
+def test_two_runs_do_not_write_one_file(tmp_path):
+    with Store(tmp_path, "toy"), pytest.raises(InputError, match=r"another run is writing .* Wait for it"):
+        Store(tmp_path, "toy")
+    Store(tmp_path, "toy").close()
+
+
+def test_an_error_in_a_cell_is_reported_and_the_others_go_on():
+    def measure(cell):
+        if cell["x"] == 2:
+            raise ZeroDivisionError("one over nothing")
+        return [{"y": cell["x"]}]
+
+    swept = sweep(toy(measure), {"x": (1, 2, 3)})
+    assert [row["y"] for row in swept.rows] == [1, 3]
+    assert [str(failure) for failure in swept.failures] == ["x=2: ZeroDivisionError: one over nothing"]
+
+
+def test_two_processes_give_the_rows_of_one():
+    found = experiment("two_keys")
+    settings = {**found.settings(), "d": (2, 3, 4), "samples": (1000,)}
+    assert sweep(found, settings, jobs=2).rows == sweep(found, settings).rows
+
+
+@pytest.mark.filterwarnings("ignore:A worker stopped while some jobs were given")
+def test_a_worker_that_dies_once_is_retried_and_one_that_always_dies_is_reported(tmp_path):
+    folder = str(tmp_path)
+
+    def measure(cell):
+        import os
+        import signal
+        from pathlib import Path
+
+        with open(Path(folder) / f"tries-{cell['x']}", "a", encoding="utf-8") as file:
+            file.write("x")
+        tries = len((Path(folder) / f"tries-{cell['x']}").read_text(encoding="utf-8"))
+        if cell["x"] == 3 or (cell["x"] == 2 and tries == 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [{"y": cell["x"]}]
+
+    notes = []
+    swept = sweep(toy(measure), {"x": (1, 2, 3, 4)}, jobs=2, results=tmp_path / "results", note=notes.append)
+    assert [row["y"] for row in swept.rows] == [1, 2, 4]
+    assert len(swept.failures) == 1
+    assert str(swept.failures[0]).startswith("x=3: its worker died 2 times")
+    assert any("a worker died" in note for note in notes)
+    # alone it was tried once and retried once; before that the pool may have started it too
+    assert len((tmp_path / "tries-3").read_text(encoding="utf-8")) in (2, 3)
+    # the failed cell was not kept, so the next run tries it again
+    assert len((tmp_path / "results" / "toy.jsonl").read_text(encoding="utf-8").splitlines()) == 4
+
+
+def test_more_processes_need_joblib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "joblib", None)
+    found = toy(lambda cell: [{"y": cell["x"]}])
+    assert [row["y"] for row in sweep(found, {"x": (1, 2)}).rows] == [1, 2]
+    from attemper.errors import MissingExtra
+
+    with pytest.raises(MissingExtra, match=r"pip install 'attemper\[lab\]'"):
+        sweep(found, {"x": (1, 2)}, jobs=2)
+
+
+DASK = """
+import json, joblib, sys
+from distributed import Client, LocalCluster
+from attemper.lab import experiment
+from attemper.lab.sweep import sweep
+
+if __name__ == "__main__":
+    found = experiment("two_keys")
+    settings = {**found.settings(), "d": (2, 3, 4, 5), "samples": (1000,)}
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster):
+        with joblib.parallel_config(backend="dask"):
+            swept = sweep(found, settings)
+    print(json.dumps({"same": swept.rows == sweep(found, settings).rows, "rows": len(swept.rows)}))
+"""
+
+
+def test_a_dask_cluster_gives_the_rows_of_one_process(tmp_path):
+    pytest.importorskip("distributed")
+    script = tmp_path / "on_dask.py"
+    script.write_text(DASK, encoding="utf-8")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"same": True, "rows": 4}
+
+
+def test_the_dask_example_of_the_documents_is_the_one_tested():
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert 'with joblib.parallel_config(backend="dask"):' in page
