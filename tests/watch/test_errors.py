@@ -38,6 +38,21 @@ SENTENCES = {
         "'variance', 'peak', 'lse', 'entropy', 'p2', 'top_weight', 'effective_keys', 'evenness', 'jacobian_trace'.",
     ),
     "no sign": ({"signs": ()}, "watch(): `signs` must name at least one sign; got none. Leave it out for all."),
+    "start as text": (
+        {"start": "3"},
+        "watch(): `start` must be the number of a step, a whole number from 0 on; got '3'. Leave it out to begin at 0.",
+    ),
+    "start below 0": (
+        {"start": -1},
+        "watch(): `start` must be the number of a step, a whole number from 0 on; got -1. Leave it out to begin at 0.",
+    ),
+    "start half": (
+        {"start": 1.5},
+        "watch(): `start` must be the number of a step, a whole number from 0 on; got 1.5. Leave it out to begin at 0.",
+    ),
+    "gradients": ({"gradients": "yes"}, "watch(): `gradients` must be True or False; got 'yes'."),
+    "replace": ({"replace": 1}, "watch(): `replace` must be True or False; got 1."),
+    "path": ({"path": 3}, "watch(): `path` must be a string or a Path; got int 3."),
     "suffix": ({"path": "run.csv"}, "watch(): `path` must end in .jsonl; got 'run.csv'."),
     "folder": ({"path": "no/run.jsonl"}, "watch(): there is no folder 'no' for `path`. Make it first."),
 }

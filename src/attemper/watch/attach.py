@@ -7,7 +7,6 @@ is entered when a watched module begins its forward and left when that module en
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -22,10 +21,13 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import AttemperError
 from ..heads import HeadSummary
 from . import fused
-from .call import Call, aside, kept_by_mask
+from .call import Call, aside
 from .chain import Chain, shared
+from .eager import Eager
 from .interface import Interface
-from .running import QUIET, Frame, Pass, base, projects, running
+from .padding import leave_padding_out
+from .running import QUIET, Frame, Pass, named_attention, running
+from .stack import Site
 from .storages import Storages
 
 EINSUM = torch.ops.aten.einsum.default
@@ -40,9 +42,13 @@ class Listener(Protocol):
     kernel: str
     given_rows: Tensor | None
 
+    @property
+    def wants_gradients(self) -> bool: ...
+
     def began(self) -> None: ...
     def hear(self, name: str, call: Call, summary: HeadSummary | None) -> None: ...
     def unheard(self, name: str, reason: str) -> None: ...
+    def missed(self, name: str, reason: str) -> None: ...
 
 
 class Mode(TorchDispatchMode):
@@ -92,6 +98,7 @@ class Mode(TorchDispatchMode):
                 self.attachment.unheard(frames, f"a {func} call on nested, meta or wrapped tensors")
             else:
                 self.attachment.begin(call)(call.frames)
+                current.answers(call, out)
         return out
 
 
@@ -103,8 +110,8 @@ class Attachment:
         self.listeners: tuple[Listener, ...] = ()
         self.parameters: Storages[bool] = Storages()
         self.handles: list[RemovableHandle] = []
-        self.passes = 0
-        self.stance: Any = None
+        self.passes: dict[Pass, Site] = {}
+        self.eager = Eager()
         self.interface = Interface(self.begin, self.unheard)
 
     def add(self, listener: Listener) -> None:
@@ -117,14 +124,8 @@ class Attachment:
                     register_module_forward_pre_hook(self.enter),
                     register_module_forward_hook(self.leave, always_call=True),
                 ]
-            self._prepare()
-
-    def _prepare(self) -> None:
-        """What depends on libraries that may be loaded by now."""
-        if self.stance is None and "torch._dynamo" in sys.modules:
-            # a compiled graph hides its ops: while somebody listens the same code runs eagerly
-            self.stance = torch.compiler.set_stance("force_eager")
-        self.interface.install()
+            self.eager.on()
+            self.interface.install()
 
     def remove(self, listener: Listener) -> None:
         with self.lock:
@@ -133,27 +134,27 @@ class Attachment:
 
     def _release(self) -> None:
         """Take everything away once nobody listens; a forward still running in another thread keeps its way out."""
-        if self.listeners or self.passes:
+        if self.listeners:
+            return
+        self.passes = {one: site for one, site in self.passes.items() if site.is_running()}
+        if self.passes:
             return
         for handle in self.handles:
             handle.remove()
         self.handles, self.parameters = [], Storages()
         self.interface.uninstall()
-        if self.stance is not None:
-            self.stance.__exit__(None, None, None)
-            self.stance = None
+        self.eager.off()
 
     def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        if self.stance is None and "torch._dynamo" in sys.modules and not torch.compiler.is_compiling():
-            with self.lock:
-                self._prepare()  # compiled inside the block
+        if running.frames and running.frames[0].module is module:
+            self.forget_ended()
         names = [found for listener in self.listeners if (found := listener.names.get(id(module))) is not None]
         if not running.frames:
             if not names or torch.compiler.is_compiling():
                 return
+            running.current = Pass(Chain(self.parameters, self.begin, self.unheard, self.missed), Mode(self))
             with self.lock:
-                self.passes += 1
-            running.current = Pass(Chain(self.parameters, self.begin), Mode(self))
+                self.passes[running.current] = Site()
             running.current.listen()
         current = running.current
         if current is not None:
@@ -161,6 +162,9 @@ class Attachment:
                 self._count_pass(module, current)
             if type(module) in QUIET:
                 current.rest()
+        if named_attention(type(module).__name__):
+            for frame in running.frames:
+                frame.outer = True
         running.frames.append(Frame(module, names[0] if names else "", arguments))
 
     def _count_pass(self, module: nn.Module, current: Pass) -> None:
@@ -172,9 +176,7 @@ class Attachment:
     def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
         if running.current is not None and running.frames:
             running.current.listen()
-            if arguments and len(running.frames) > 1 and projects(module):
-                # remembered to tell later whether q and k come from one sequence
-                running.frames[-2].made[base(output)] = base(arguments[0])
+            running.current.left(running.frames, module, arguments, output)
         # a module that raised without an always-called hook may have left frames above this one
         for depth in range(len(running.frames) - 1, -1, -1):
             if running.frames[depth].module is module:
@@ -188,9 +190,21 @@ class Attachment:
         if depth == 0 and current is not None:
             running.current = None
             current.end()
+            for frames in current.doubtful:
+                if not frames[-1].heard:
+                    self.missed(frames, f"{type(frames[-1].module).__name__} ran, but no attention call was seen in it")
+            self.parameters.drop_freed()
             with self.lock:
-                self.passes -= 1
+                self.passes.pop(current, None)
                 self._release()
+
+    def forget_ended(self) -> None:
+        """Let go of a pass of this thread that a KeyboardInterrupt or a SystemExit ended: they pass hooks by."""
+        current = running.current
+        if current is not None:
+            site = self.passes.get(current)
+            if site is None or not site.is_running():
+                self.unwind(0)
 
     def begin(self, call: Call) -> Callable[[tuple[Frame, ...]], None]:
         """Measure a call; what is returned counts it, once it is certain to be attention."""
@@ -204,7 +218,7 @@ class Attachment:
         summaries: list[HeadSummary | None] = [None] * len(listeners)
         try:
             with aside(call.query.device.type):
-                self._leave_padding_out(call)
+                leave_padding_out(call)
                 if not again:
                     summaries = _summaries(call, listeners)
         except (AttemperError, NotImplementedError, torch.OutOfMemoryError) as error:
@@ -217,6 +231,7 @@ class Attachment:
             if call.counted:
                 return
             call.counted = True
+            self._remark(call, listeners)
             place = tuple(shared(frames, last)) if last is not frames else frames
             for listener, summary in zip(listeners, summaries, strict=True):
                 name = _name(listener, place)
@@ -225,27 +240,32 @@ class Attachment:
 
         return count
 
+    def _remark(self, call: Call, listeners: list[Listener]) -> None:
+        """Mark the modules around a call as heard, and say what is not certain about its numbers."""
+        for frame in call.frames:
+            frame.heard = True
+        if not call.heads_known:
+            self.missed(call.frames, "nothing says how many heads its folded dimension holds: all are one head here")
+        if call.one_tensor():
+            for listener in listeners:
+                name = _name(listener, call.frames)
+                if listener.wants_gradients and name is not None:
+                    listener.missed(name, "q and k are one tensor: |dq| and |dk| are both its whole gradient")
+
+    def missed(self, frames: tuple[Frame, ...], reason: str) -> None:
+        """Something that may be attention went by, or was not fully read: noted."""
+        for listener in self.listeners:
+            name = _name(listener, frames)
+            if name is not None:
+                listener.missed(name, reason)
+
     def unheard(self, frames: tuple[Frame, ...], reason: str) -> None:
+        for frame in frames:
+            frame.heard = True
         for listener in self.listeners:
             name = _name(listener, frames)
             if name is not None:
                 listener.unheard(name, reason)
-
-    def _leave_padding_out(self, call: Call) -> None:
-        """Which rows count: a self-attention's mask says it; a cross-attention has the queries of the one before it."""
-        current, facts = running.current, call.facts
-        if current is None:
-            return
-        place = (facts.batch, facts.queries)
-        if facts.kind == "cross":
-            call.rows = current.kept.get(place) if call.rows is None else call.rows
-            return
-        matrix = call.logits if call.logits is not None else call.mask
-        if call.rows is None and matrix is not None and facts.masked and facts.queries == facts.keys:
-            matrix = matrix.reshape((1,) * (4 - matrix.dim()) + tuple(matrix.shape)) if matrix.dim() < 4 else matrix
-            if matrix.dim() == 4 and matrix.shape[-1] == facts.keys:
-                call.rows = kept_by_mask(matrix)
-        current.kept[place] = call.rows
 
 
 def _summaries(call: Call, listeners: list[Listener]) -> list[HeadSummary | None]:

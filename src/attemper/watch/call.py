@@ -70,7 +70,17 @@ class Call:
     softcap: float | None = None
     vitals: Vitals | None = None  # where the kernel that ran has measured them
     rows: Tensor | None = None  # (B, Lq): False leaves a padded query out
+    product: bool = False  # whether q and k are the factors of a product
+    flipped: bool = False  # whether the product had the keys on its left: (..., Lk, E) and (..., E, Lq)
+    beside: tuple[int, int] = (0, 0)  # columns of the logits, before and after, that are no keys: sinks
+    heads_known: bool = True  # whether something said which dimension, or which part of one, is the heads
+    in_order: bool = True  # whether the logits' columns are the keys as the product had them
     counted: bool = False  # weights may meet values more than once
+
+    def one_tensor(self) -> bool:
+        """Whether a gradient of q is that of k too."""
+        query, key = self.query, self.key
+        return query is key or (query.requires_grad and key.requires_grad and query._is_view() and query._base is key)
 
     def fold(self, signs: tuple[str, ...], kernel: str, rows: Tensor | None) -> HeadSummary:
         """The vitals of this call, one line per head, on its device."""
@@ -97,13 +107,6 @@ class Call:
                 kernel=kernel,
             )
         return vitals.by_head(None if rows is None else rows[:, None, :])
-
-
-def kept_by_mask(mask: Tensor) -> Tensor:
-    """Which keys any query sees, ``(B or 1, Lk)``: in self-attention the others are padding, and so are their queries."""
-    first = mask[:, 0]  # padding is the same for every head
-    seen = first if mask.dtype == torch.bool else first > HIDDEN
-    return seen[:, 0] if seen.shape[1] == 1 else seen.any(1)
 
 
 @contextmanager

@@ -1,137 +1,233 @@
 """The route through hand-written attention: a product q·kᵀ, then scale, mask and bias, a softmax, and a product with values.
 
 A softmax over anything else (a router, a vocabulary) is not attention: only one whose input comes from a product of two
-activations, and whose output is multiplied with a third, is counted. Vitals are taken from the model's own logits when
-the softmax runs, and kept only if the last product follows.
+activations, and whose output meets a third in a product over the same dimension, is counted. Vitals are taken from the
+model's own logits when the softmax runs, and kept only if the last product follows. What looks like attention and was
+not traced is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from .call import Call, Facts
-from .running import Frame, heads_of, kind_of, projects, running
+from .layout import by_head, ordered
+from .matrices import Count, Scores, Weights, number
+from .opnames import (
+    CARRYING,
+    FOREIGN,
+    KEEPING,
+    LINEAR,
+    LOG_SOFTMAXES,
+    PRODUCTS,
+    RESHAPING,
+    SAFE,
+    SCALINGS,
+    SELECTING,
+    SOFTMAXES,
+    op_name,
+)
+from .running import Frame, kind_of, projects, running
+from .sequences import Sequences
 from .storages import Storages
 
-# by the name in the op's schema, without the underscore of the in-place form
-PRODUCTS = {"bmm": (0, 1), "mm": (0, 1), "matmul": (0, 1), "baddbmm": (1, 2)}
-SOFTMAXES = {"_softmax", "_safe_softmax", "softmax"}
-SCALINGS = {"mul", "div"}
-RESHAPING = {"_unsafe_view", "reshape"}  # where they copy; a view shares its storage and needs no following
-KEEPING = {  # entry by entry the same matrix: its logits stay logits, its weights stay weights
-    *SCALINGS,
-    *(
-        "add",
-        "sub",
-        "neg",
-        "tanh",
-        "masked_fill",
-        "where",
-        "clamp",
-        "clamp_min",
-        "maximum",
-        "minimum",
-        "max",
-        "nan_to_num",
-    ),
-    *("_to_copy", "to", "clone", "copy", "contiguous", "native_dropout", "dropout", "feature_dropout", "cat", "expand"),
-    *RESHAPING,
-}
-
-
-@dataclass(frozen=True)
-class Scores:
-    """A matrix that began as q·kᵀ, and what was done to it since."""
-
-    query: Tensor  # the left factor, (..., Lq, E)
-    key: Tensor  # the right factor, (..., E, Lk)
-    frames: tuple[Frame, ...]
-    scale: float | None = 1.0
-    capped: bool = False
-    cap: float | None = None
-    masked: bool = False
-
-
-Count = Callable[[tuple[Frame, ...]], None]
-"""Counts a call that waits for its values, once they come; it is given the modules around that product."""
+UNTRACED = "a softmax meets values, but the scores it was taken of could not be traced to queries and keys"
+Miss = Callable[[tuple[Frame, ...], str], None]
 
 
 class Chain:
     """Follows matrices through the ops of one pass, by storage."""
 
-    def __init__(self, parameters: Storages[bool], hear: Callable[[Call], Count]) -> None:
+    def __init__(
+        self,
+        parameters: Storages[bool],
+        hear: Callable[[Call], Count],
+        unheard: Miss,
+        missed: Miss,
+    ) -> None:
         self.parameters = parameters
-        self.hear = hear
+        self.hear, self.unheard, self.missed = hear, unheard, missed
+        self.sequences = Sequences()
         self.scores: Storages[Scores] = Storages()
-        self.weights: Storages[Count] = Storages()
-        self.cast: Storages[bool] = Storages()
+        self.weights: Storages[Weights] = Storages()
+        self.multiplied: Storages[float | None] = Storages()  # by which number, as the last thing done
+        self.triangles: Storages[bool] = Storages()  # lower triangles of ones, and masks made of them
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Look at one op that has just run."""
         name = op_name(func)
         if name in PRODUCTS:
             self._product(name, args, kwargs, out)
-        elif name == "_to_copy" and self._is_parameter(args[0]):
-            self.cast.put(out, True)  # autocast's copy of a weight is a weight
-        elif not self.scores and not self.weights:
-            return
-        elif name in SOFTMAXES:
-            self._softmax(args, out)
         elif name in KEEPING:
-            self._keep(name, args, out)
+            self._step(name, args, out)
+        elif name in SOFTMAXES or name in LOG_SOFTMAXES:
+            self._softmax(name, args, out)
+        elif name in CARRYING or name == LINEAR:
+            self.sequences.follow((part for part in args if isinstance(part, Tensor)), _first(out))
+        elif name == "tril" and len(args) == 1:
+            self.triangles.put(out, True)
+        elif name == FOREIGN and (running.current is None or running.current.interfaced is None):
+            self.unheard(tuple(running.frames), f"a {func} call: {FOREIGN}")
+
+    def carry(self, source: Tensor, made: Tensor) -> None:
+        """A layer in which no op is looked at made this of that; talking heads mix scores or weights by one."""
+        if self.scores and (scores := self.scores.get(source)) is not None:
+            self.scores.put(made, replace(scores, scale=None, strided=False))
+        elif self.weights and (weights := self.weights.get(source)) is not None:
+            self.weights.put(made, replace(weights, stride=None))
+        else:
+            self.sequences.put(made, self.sequences.of(source))
 
     def _product(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
         left, right = (args[place] for place in PRODUCTS[name])
-        if self.weights:
-            waiting = self.weights.get(left) or self.weights.get(right)
-            if waiting is not None:
-                waiting(tuple(running.frames))
-                self.weights.drop(left)
-                self.weights.drop(right)
-                return
+        if out.is_nested:
+            return
+        sides = ((left, right, -1), (right, left, -2 if right.dim() > 1 else 0))
+        if self.weights and any(self._weigh(*side, out) for side in sides):
+            return
+        if self.scores and any(self._mix(*side, out) for side in sides):
+            return
         # a factor that is a parameter makes it a linear layer; a learned query on the left is a query
         if self._is_parameter(right) or (running.frames and projects(running.frames[-1].module)):
+            self.sequences.put(out, self.sequences.of(left))
             return
-        if left.dim() < 2 or right.dim() < 2 or not out.is_floating_point():
+        if left.dim() < 2 or (name == "mv" and self._is_parameter(left)) or not out.is_floating_point():
             return
-        self.scores.drop_freed()
-        self.weights.drop_freed()
-        scale = float(kwargs.get("alpha", 1.0)) if name == "baddbmm" else 1.0
-        self.scores.put(out, Scores(left, right, tuple(running.frames), scale, masked=name == "baddbmm"))
+        for kept in (self.scores, self.weights, self.multiplied):
+            kept.drop_freed()
+        biased = name in ("baddbmm", "addmm")
+        scale = number(kwargs.get("alpha", 1.0)) if biased else 1.0
+        before = self.multiplied.get(left), self.multiplied.get(right)
+        root = before[0] if before[0] == before[1] else None
+        if self.multiplied.has(left) or self.multiplied.has(right):
+            scale = None  # q or k was multiplied on the way: by how much in all is not known
+        shape = (left.shape[-2], right.shape[-1] if right.dim() > 1 else 1)
+        self.scores.put(out, Scores(left, right, tuple(running.frames), shape, scale, root, masked=biased))
+
+    def _weigh(self, tensor: Tensor, other: Tensor, axis: int, out: Tensor) -> bool:
+        """A product with weights: with values, or with a parameter that mixes heads."""
+        weights = self.weights.get(tensor)
+        if weights is None:
+            return False
+        if weights.summed(tensor, axis):
+            self._meet(weights, other, out)
+        elif self._is_parameter(other):
+            self.weights.put(out, replace(weights, stride=None))
+        else:
+            return False
+        return True
+
+    def _meet(self, weights: Weights, other: Tensor, out: Tensor) -> None:
+        """Weights meet values."""
+        frames = tuple(running.frames)
+        for count in weights.calls:
+            count(frames)
+        if not weights.calls and not self._is_parameter(other):
+            self.missed(frames, UNTRACED)
+        if weights.sequence is not None:
+            self.sequences.put(out, weights.sequence)
+
+    def _mix(self, tensor: Tensor, other: Tensor, axis: int, out: Tensor) -> bool:
+        """A product with scores: a parameter mixes heads; without a softmax, values make it another attention."""
+        scores = self.scores.get(tensor)
+        if scores is None:
+            return False
+        if self._is_parameter(other):
+            self.scores.put(out, replace(scores, scale=None, strided=False))
+        elif scores.exponential:
+            self.missed(tuple(running.frames), f"scores meet values through {scores.exponential}(), not a softmax")
+        else:
+            return False
+        return True
 
     def _is_parameter(self, tensor: Tensor) -> bool:
-        return bool(self.parameters.get(tensor) or self.cast.get(tensor))
+        return bool(self.parameters.get(tensor))
 
-    def _keep(self, name: str, args: tuple[Any, ...], out: Any) -> None:
-        result = out[0] if isinstance(out, (tuple, list)) else out
+    def _step(self, name: str, args: tuple[Any, ...], out: Any) -> None:
+        result = _first(out)
         parts = args[0] if isinstance(args[0], (tuple, list)) else args
         tensors = [part for part in parts if isinstance(part, Tensor)]
         if name == "copy":
             tensors = tensors[1:]
-        for tensor in tensors:
-            weights = self.weights.get(tensor)
-            if weights is not None and (result.shape[-1] == tensor.shape[-1] or name in RESHAPING):
-                self.weights.put(result, weights)
-                return
-            scores = self.scores.get(tensor)
-            if scores is not None and result.shape[-2:].numel() >= tensor.shape[-2:].numel():
-                self.scores.put(result, _after(name, scores, args))
-                return
-
-    def _softmax(self, args: tuple[Any, ...], out: Tensor) -> None:
-        logits, dim = args[0], args[1]
-        scores = self.scores.get(logits)
-        if scores is None or dim % logits.dim() != logits.dim() - 1:
+        if not tensors:
             return
-        frames = tuple(shared(scores.frames, tuple(running.frames)))
-        call = _call(scores, logits, frames)
+        if (self.scores or self.weights) and self._keep(name, tensors, args, result):
+            return
+        if all(map(self._is_parameter, tensors)):
+            self.parameters.put(result, True)  # autocast's copy of a weight is a weight, and so is a weight normalised
+            return
+        if name in SCALINGS and len(args) > 1 and not (isinstance(args[1], Tensor) and args[1].dim()):
+            self.multiplied.put(result, number(args[1]) if name == "mul" else None)
+        elif name in ("clone", "_to_copy") and self.multiplied.has(tensors[0]):
+            self.multiplied.put(result, self.multiplied.get(tensors[0]))
+        elif name == "where" and self.triangles and self.triangles.get(tensors[0]):
+            self.triangles.put(result, True)
+        self.sequences.follow(tensors, result)
+
+    def _keep(self, name: str, tensors: list[Tensor], args: tuple[Any, ...], result: Tensor) -> bool:
+        """Follow weights or scores through one op; whether it was one of theirs."""
+        found = [(tensor, weights) for tensor in tensors if (weights := self.weights.get(tensor)) is not None]
+        if found:
+            tensor, weights = found[0]
+            if result.numel() > tensor.numel() and name == "mul":
+                if weights.calls:  # values by a sum of products; a router does the same with its experts
+                    self._meet(weights, result, result)
+            elif result.shape[-1] == tensor.shape[-1] or name in RESHAPING or name in SELECTING:
+                # a difference of two softmaxes: both wait for the values
+                calls = tuple(dict.fromkeys(call for _, each in found for call in each.calls))
+                self.weights.put(result, replace(weights.after(name, tensor, result), calls=calls))
+            return True
+        for tensor in tensors:
+            scores = self.scores.get(tensor)
+            if scores is not None and (
+                name in SELECTING or result.shape[-2:].numel() >= tensor.shape[-2:].numel() or tensor.dim() < 2
+            ):
+                after = scores.after(name, args, tensor, result)
+                if self.triangles and any(map(self.triangles.get, tensors)):
+                    after = replace(after, causal=True)
+                self.scores.put(result, after)
+                return True
+        return False
+
+    def _softmax(self, name: str, args: tuple[Any, ...], out: Tensor) -> None:
+        logits, dim = args[0], args[1]
+        if not isinstance(logits, Tensor) or not logits.dim() or self._is_parameter(logits):
+            return
+        frames = tuple(running.frames)
+        if logits.is_nested:
+            self.missed(frames, "a softmax of nested tensors, which are not followed")
+            return
+        scores = self.scores.get(logits)
+        call = None
+        if scores is not None and not scores.exponential:
+            call = _call(name, scores, logits, dim, tuple(shared(scores.frames, frames)))
+        calls: tuple[Count, ...] = ()
+        sequence = None
         if call is not None:
-            self.weights.put(out, self.hear(call))
+            calls = (_marking(self.hear(call), (*scores.frames, *frames) if scores else frames),)
+            sequence = self.sequences.known(call.query)
+        size, stride = out.shape[dim], out.stride(dim)
+        beside = 0 if call is None else sum(call.beside)
+        self.weights.put(out, Weights(calls, frames, sequence, size, stride, beside, name in LOG_SOFTMAXES))
+
+
+def _first(out: Any) -> Tensor:
+    return out[0] if isinstance(out, (tuple, list)) else out
+
+
+def _marking(count: Count, around: tuple[Frame, ...]) -> Count:
+    """Count, and mark the modules in which scores and weights were made as heard."""
+
+    def counting(last: tuple[Frame, ...]) -> None:
+        for frame in (*around, *last):
+            frame.heard = True
+        count(last)
+
+    return counting
 
 
 def shared(first: tuple[Frame, ...], second: tuple[Frame, ...]) -> list[Frame]:
@@ -139,59 +235,35 @@ def shared(first: tuple[Frame, ...], second: tuple[Frame, ...]) -> list[Frame]:
     return [a for a, b in zip(first, second, strict=False) if a is b]
 
 
-def _after(name: str, scores: Scores, args: tuple[Any, ...]) -> Scores:
-    """What is known of scores after one more step."""
-    if name == "tanh":
-        return replace(scores, capped=True)
-    if name not in SCALINGS:
-        masking = name in ("add", "sub", "masked_fill", "where", "cat")
-        return replace(scores, masked=scores.masked or masking)
-    factor = args[1] if len(args) > 1 else None
-    if isinstance(factor, Tensor):
-        # reading a number off another device would wait for it
-        factor = factor.item() if factor.dim() == 0 and factor.device.type == "cpu" else None
-    if not isinstance(factor, (int, float)) or scores.scale is None or factor == 0:
-        return replace(scores, scale=None)
-    factor = factor if name == "mul" else 1 / factor
-    cap = float(factor) if scores.capped and scores.cap is None else scores.cap
-    return replace(scores, scale=scores.scale * factor, cap=cap)
-
-
-def _call(scores: Scores, logits: Tensor, frames: tuple[Frame, ...]) -> Call | None:
-    if logits.dim() < 2 or not logits.numel() or logits.is_meta or type(logits) is not Tensor:
+def _call(name: str, scores: Scores, logits: Tensor, dim: int, frames: tuple[Frame, ...]) -> Call | None:
+    if not logits.numel() or logits.is_meta or type(logits) is not Tensor:
         return None
-    rows, keys = logits.shape[-2:]
-    if logits.dim() == 2:
-        batch, heads = 1, 1
-    elif logits.dim() == 3:
-        heads = heads_of(frames, logits.shape[0])
-        batch = logits.shape[0] // heads
+    logits = scores.hidden(logits)
+    if logits.dim() == 1:
+        matrix, flipped = logits[None], scores.shape[1] == 1
     else:
-        # (B, G, R, Lq, Lk) is grouped heads, (B, T, H, Lq, Lk) is not: only the module can tell
-        inner = logits.shape[1:-2].numel()
-        heads = inner if heads_of(frames, inner) == inner else logits.shape[-3]
-        batch = logits.shape[:-2].numel() // heads
-    matrix = logits.reshape(batch, heads, rows, keys)
+        matrix, flipped = ordered(logits, dim, *scores.shape, scores.strided)
+    matrix, known = by_head(matrix, frames)
+    batch, heads, rows, keys = matrix.shape
+    query, key = (scores.key, scores.query) if flipped else (scores.query, scores.key)
+    # SDPA's own math multiplies q and k by the root of the scale each
+    math = name == SAFE and scores.root is not None
     facts = Facts(
-        route="hand-written",
-        kind=kind_of(frames, scores.query, scores.key, (rows, keys)),
-        dtype=str(scores.query.dtype).removeprefix("torch."),
+        route="sdpa" if math else "hand-written",
+        kind=kind_of(frames, query, key, (rows, keys - sum(scores.beside))),
+        dtype=str(query.dtype).removeprefix("torch."),
         batch=batch,
         heads=heads,
         kv_heads=heads,
         head_dim=scores.query.shape[-1],
         queries=rows,
         keys=keys,
-        scale=scores.scale,
-        causal=False,
+        scale=scores.root**2 if math and scores.root is not None else scores.scale,
+        causal=math and scores.causal,
         masked=scores.masked,
         softcap=scores.cap if scores.capped else None,
     )
-    return Call(facts, frames, scores.query, scores.key, logits=matrix)
-
-
-@cache
-def op_name(func: Any) -> str:
-    """``aten::masked_fill_`` → ``masked_fill``."""
-    name: str = func._schema.name.removeprefix("aten::")
-    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    call = Call(facts, frames, query, key, logits=matrix)
+    call.product, call.flipped, call.heads_known = True, flipped, known
+    call.beside, call.in_order = scores.beside, scores.in_order
+    return call

@@ -14,7 +14,8 @@ from torch.nn import Parameter
 from torch.nn.functional import layer_norm, linear
 
 from .call import Call, Facts, aside
-from .running import Frame, heads_of, kind_of
+from .layout import heads_of
+from .running import Frame, kind_of, running
 
 SDPA = (
     "scaled_dot_product_attention",  # whole only in inference mode; elsewhere it arrives as one of these
@@ -57,11 +58,15 @@ def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tupl
     if type(query) not in PLAIN or query.is_nested or query.is_meta or query.dim() < 3 or not query.numel():
         return None
     mask = given.get("attn_mask") if "attn_mask" in given else given.get("attn_bias")
+    said: int | None = 1
     if query.dim() == 3:
-        heads = heads_of(frames, query.shape[0])
+        said = heads_of(frames, query.shape[0], query.shape[1])
+        heads = said or 1
         query, key = (tensor.unflatten(0, (-1, heads)) for tensor in (query, key))
         mask = mask if mask is None or mask.dim() < 3 else mask.unflatten(0, (-1, min(heads, mask.shape[0])))
-    return _call("sdpa", frames, query, key, mask, given["is_causal"], given["scale"], given["dropout_p"])
+    call = _call("sdpa", frames, query, key, mask, given["is_causal"], given["scale"], given["dropout_p"])
+    call.heads_known = said is not None
+    return call
 
 
 def _call(
@@ -133,6 +138,10 @@ def _projected(given: dict[str, Any], source: Tensor, heads: int, frames: tuple[
         mask = (
             keep[:, None, None, :] if keep is not None else _visible(given["mask"], given["mask_type"], batch, length)
         )
+        if running.current is not None:
+            # q and k are ours: they belong to the sequence that the op was given
+            sequences = running.current.sequences
+            sequences.put(both, sequences.of(given["src"] if "src" in given else given["query"]))
         call = _call("fused", frames, query, key, mask, False, None)
     call.rows = keep
     return call

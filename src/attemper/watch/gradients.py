@@ -28,9 +28,10 @@ class Gradients:
 
     def follow(self, call: Call) -> None:
         """Ask to be told when the gradients of this call's q and k are there."""
-        product = call.facts.route == "hand-written"
-        for place, tensor, flipped in ((0, call.query, False), (3, call.key, product)):
-            if not tensor.requires_grad:
+        # a product has its right factor as (..., E, L)
+        turned = call.product and not call.flipped
+        for place, tensor, flipped in ((0, call.query, call.flipped), (3, call.key, turned)):
+            if not tensor.requires_grad or tensor.dim() < 2:
                 continue
             rows = call.rows if place == 0 or call.facts.kind == "self" else None
             handle = tensor.register_hook(self._hook(place, call.facts.batch, flipped, rows))

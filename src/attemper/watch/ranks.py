@@ -10,6 +10,11 @@ from torch import Tensor, distributed, nn
 from ..heads import HeadSummary
 from .entry import Entry
 
+ALONE = (
+    "there are several ranks, but the model that is watched is no DistributedDataParallel: each rank keeps its own rows, "
+    "and a file has rank 0's. Watch the wrapped model to join them."
+)
+
 
 def are_many() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1

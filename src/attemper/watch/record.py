@@ -153,25 +153,27 @@ class Record:
         return to_arrow(self, _missing("to_arrow", "pyarrow"))
 
     def write(self, path: str | Path) -> None:
-        """Write the record to a new file, by suffix.
+        """Write the record to a new file, by suffix. A file that was there is replaced once the new one is whole.
 
         Args:
             path: ending in ``.jsonl``, or ``.parquet``, which needs ``pip install 'attemper[record]'``.
         """
-        from .store import write
+        from .store import to_path, write
 
-        write(self, Path(path))
+        write(self, to_path("Record.write", path))
 
     @classmethod
     def read(cls, path: str | Path) -> Record:
-        """Read a record; a last line that a kill cut short is left out, with a warning.
+        """Read a record. Lines that are cut short or damaged are left out, with a warning that names them.
+
+        Where a run was resumed and wrote a step again, the last rows are read, and ``notes`` says so.
 
         Args:
             path: a file that ``write()`` or ``watch(path=…)`` made.
         """
-        from .store import read
+        from .store import read, to_path
 
-        return read(Path(path))
+        return read(to_path("Record.read", path))
 
     def __len__(self) -> int:
         return sum(len(slot.heads) for slot in self._slots)

@@ -55,13 +55,11 @@ class Replacement:
             )
 
     def uninstall(self) -> None:
+        """The model is as it was. The name stays known, as a copy made in the meantime may carry it, but measures nothing."""
         for config, implementation in self.before:
             config._attn_implementation_internal = implementation
-        for table, entry in zip(self.tables, self.replaced, strict=True):
-            if entry is None:
-                table.pop(NAME, None)
-            else:
-                table[NAME] = entry
+        for table, entry, left in zip(self.tables, self.replaced, (unwatched, self.entries[1]), strict=True):
+            table[NAME] = left if entry is None else entry
 
 
 def attend_with(
@@ -112,6 +110,10 @@ def attend_with(
 
     attend.measures_itself = True  # type: ignore[attr-defined]
     return attend
+
+
+unwatched = attend_with(lambda: False, (), lambda call: None)
+"""What is left under our name: attention on our kernels, and nothing held of the watch that put it there."""
 
 
 def _facts(

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 import threading
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
+from .sequences import Sequences
+from .storages import address
+
 if TYPE_CHECKING:
+    from .call import Call
     from .chain import Chain
     from .interface import Interfaced
 
@@ -19,21 +24,33 @@ QUIET = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.GELU, nn.ReLU, nn
 """Modules inside which there is nothing to see; most of a model's ops are theirs, and each op seen costs its time."""
 
 SELF = re.compile(r"self", re.IGNORECASE)
+ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
+NORM = re.compile(r"norm|dropout", re.IGNORECASE)
 
 
 class Frame:
     """A module whose forward is running; `kind` where its arguments tell self- from cross-attention."""
 
-    __slots__ = ("kind", "made", "module", "name")
+    __slots__ = ("heard", "kind", "module", "name", "outer", "shape")
 
     def __init__(self, module: nn.Module, name: str, arguments: tuple[Any, ...]) -> None:
         self.module = module
         self.name = name
-        self.made: dict[int, int] = {}  # where a projection of it put its output → where its input is
+        first = arguments[0] if arguments else None
+        shown = isinstance(first, Tensor) and not first.is_nested and first.is_floating_point()
+        self.shape = tuple(first.shape) if shown and first is not None else None
+        self.heard = False  # whether a call was seen in it, or said to be missing
+        self.outer = False  # whether a module inside it is an attention module by its name
         self.kind: str | None = None
-        if isinstance(module, nn.MultiheadAttention) and len(arguments) > 1:
-            same = base(arguments[0]) == base(arguments[1])
+        if isinstance(module, nn.MultiheadAttention) and len(arguments) > 1 and isinstance(first, Tensor):
+            same = first is arguments[1] or address(first) == address(arguments[1])
             self.kind = "self" if same else "cross"
+
+
+@cache
+def named_attention(name: str) -> bool:
+    """Whether a module's class calls itself attention."""
+    return ATTENTION.search(name) is not None
 
 
 def projects(module: nn.Module) -> bool:
@@ -41,14 +58,17 @@ def projects(module: nn.Module) -> bool:
     return hasattr(module, "in_features") or hasattr(module, "nf")
 
 
-def base(tensor: object) -> int:
-    """Where a tensor's storage begins: the same for all its views; 0 where there is none (nested, wrapped by torch.func)."""
-    if not isinstance(tensor, Tensor):
-        return 0
-    try:
-        return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
-    except RuntimeError:
-        return 0
+def carries(module: nn.Module) -> bool:
+    """Whether a module's output belongs to the sequence of its input: projections, norms, activations and dropout."""
+    kind = type(module)
+    known = _carrying.get(kind)
+    if known is None:  # asked of every module that runs, so answered once for its class
+        known = kind in QUIET or projects(module) or NORM.search(kind.__name__) is not None
+        _carrying[kind] = known
+    return known
+
+
+_carrying: dict[type[nn.Module], bool] = {}
 
 
 class Pass:
@@ -59,7 +79,27 @@ class Pass:
         self.listening = False
         self.interfaced: Interfaced | None = None
         self.begun: list[object] = []  # the watches for which this pass is counted
-        self.kept: dict[tuple[int, int], Tensor | None] = {}  # (batch, length) → rows that are not padding
+        self.sequences: Sequences = chain.sequences
+        self.kept: dict[tuple[int, int, int], Tensor | None] = {}  # sequence, batch, length → rows that are no padding
+        self.doubtful: list[tuple[Frame, ...]] = []  # attention modules, by their name, in which no call was seen
+
+    def left(self, frames: list[Frame], module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
+        """A module has ended: where its output belongs, and whether it kept what its name promises."""
+        if arguments and isinstance(output, Tensor) and carries(module):
+            source = arguments[0]
+            if isinstance(source, Tensor) and source.is_floating_point():
+                self.chain.carry(source, output)
+        last = frames[-1]
+        if last.module is module and output is not None and named_attention(type(module).__name__):
+            if last.outer or last.heard:
+                return
+            self.doubtful.append(tuple(frames))  # the last product may still come
+
+    def answers(self, call: Call, out: Any) -> None:
+        """An attention's output belongs to the sequence of its queries."""
+        result = out[0] if isinstance(out, (tuple, list)) else out
+        if isinstance(result, Tensor):
+            self.sequences.put(result, self.sequences.of(call.query))
 
     def listen(self) -> None:
         if not self.listening:
@@ -97,26 +137,22 @@ running = Running()
 
 
 def kind_of(frames: tuple[Frame, ...], query: Tensor, key: Tensor, lengths: tuple[int, int]) -> str:
-    """Self- or cross-attention: by the module's arguments, by its name, by where q and k come from, then by lengths."""
+    """Self- or cross-attention: by the module's arguments, by its name, by the sequences of q and k, then by lengths."""
     frame = frames[-1]
     if frame.kind is not None:
         return frame.kind
-    labels = (".".join(frame.name.split(".")[-2:]), type(frame.module).__name__)
+    # BERT and its kin call the inner module of any attention "self"; that alone says nothing
+    parts = [part for part in frame.name.split(".") if part != "self"]
+    labels = (".".join(parts[-2:]), type(frame.module).__name__)
     if getattr(frame.module, "is_cross_attention", False) or any(CROSS.search(label) for label in labels):
         return "cross"
     if any(SELF.search(label) for label in labels):
         return "self"
-    sources = frame.made.get(base(query)), frame.made.get(base(key))
-    if None not in sources:
-        return "self" if sources[0] == sources[1] else "cross"
-    return "cross" if lengths[0] > lengths[1] else "self"
-
-
-def heads_of(frames: tuple[Frame, ...], folded: int) -> int:
-    """The heads in a folded (B·H) dimension, as the innermost module that says so has them; 1 when none does."""
-    for frame in reversed(frames):
-        for attribute in ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads"):
-            heads = getattr(frame.module, attribute, None)
-            if isinstance(heads, int) and heads > 0 and folded % heads == 0:
-                return heads
-    return 1
+    if address(query) == address(key) != 0:
+        return "self"
+    if running.current is not None:
+        sequences = running.current.sequences.known(query), running.current.sequences.known(key)
+        if None not in sequences:
+            return "self" if sequences[0] == sequences[1] else "cross"
+    # one query beside many keys is a cache being read
+    return "cross" if 1 < lengths[0] != lengths[1] else "self"

@@ -26,6 +26,10 @@ class Storages(Generic[Fact]):
         found = self._facts.get(address(tensor))
         return None if found is None else found[1]
 
+    def has(self, tensor: Tensor) -> bool:
+        """Whether anything was put for it, be it None."""
+        return bool(self._facts) and address(tensor) in self._facts
+
     def put(self, tensor: Tensor, fact: Fact) -> None:
         place = address(tensor)
         if place:
@@ -36,8 +40,9 @@ class Storages(Generic[Fact]):
 
     def drop_freed(self) -> None:
         """Forget the storages whose memory is gone, and with them what their facts held."""
-        for place in [place for place, (reference, _) in self._facts.items() if reference.expired()]:
-            del self._facts[place]
+        # as a list: another thread may add to it
+        for place in [place for place, (reference, _) in list(self._facts.items()) if reference.expired()]:
+            self._facts.pop(place, None)
 
     def __bool__(self) -> bool:
         return bool(self._facts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,21 @@ from ..kernels import KERNELS
 from . import ranks
 from .attach import attachment
 from .call import Call
+from .journal import Journal
 from .ledger import Ledger
+from .naming import names_of
 from .record import Record
 from .replace import Replacement, attend_with
 from .running import running
-from .store import Journal
+from .stack import in_compiled
+from .store import to_path
 
 FOLLOWS = (
     "it follows torch's scaled_dot_product_attention, nn.MultiheadAttention and nn.TransformerEncoderLayer, the Hugging Face "
     "attention interface, and a product, softmax, product written by hand"
 )
+
+COMPILED = "the model is compiled: watched steps run eagerly, the others as compiled."
 
 
 def watch(
@@ -50,11 +55,13 @@ def watch(
     self-attention those whose own key no query sees, in cross-attention those of the self-attention before it.
 
     Args:
-        model: any module; its layers are named as in ``model.named_modules()``.
+        model: any module; its layers are named as in ``model.named_modules()``, without the wrappers of ``torch.compile`` and
+            DistributedDataParallel. In a distributed run, watch the wrapped model, on every rank.
         every: listen on steps 0, every, 2·every, …; in between nothing is attached.
         optimizer: its ``step()`` ends a step of the watch; otherwise call ``watch.step()``.
         gradients: also measure the root mean square and the median of |dq| and |dk|, when the backward gets there.
-        path: a ``.jsonl`` file to append each watched step to, safe against a kill; rank 0 writes.
+        path: a ``.jsonl`` file to append each watched step to, safe against a kill and a full disk; rank 0 writes. The
+            record holds the steps in memory as well, 8 bytes for every step, head and sign.
         signs: as in ``attention()``.
         kernel: as in ``attention()``.
         replace: let attemper's kernels compute a Hugging Face model's attention, with the vitals from the same pass.
@@ -87,12 +94,20 @@ def watch(
             f"watch(): `optimizer` must be a torch.optim.Optimizer; got {type(optimizer).__name__}. "
             "Leave it out and call watch.step() after each step."
         )
+    for name, flag in (("gradients", gradients), ("replace", replace)):
+        if not isinstance(flag, bool):
+            raise InputError(f"watch(): `{name}` must be True or False; got {flag!r}.")
+    if isinstance(start, bool) or not isinstance(start, int) or start < 0:
+        raise InputError(
+            f"watch(): `start` must be the number of a step, a whole number from 0 on; got {start!r}. "
+            "Leave it out to begin at 0."
+        )
     names = check_signs("watch", signs)
     if not names:
         raise InputError("watch(): `signs` must name at least one sign; got none. Leave it out for all.")
     if kernel != "auto" and kernel not in KERNELS:
         raise InputError(f"watch(): unknown kernel {kernel!r}. {nearest(kernel, ('auto', *KERNELS))}")
-    journal = Journal(Path(path)) if path is not None and ranks.is_first() else None
+    journal = Journal(to_path("watch", path)) if path is not None else None
     return Watch(model, every, optimizer, gradients, journal, names, kernel, replace, start)
 
 
@@ -121,7 +136,7 @@ class Watch:
         self._step, self._steps_ended, self._passes = start, 0, 0
         self._open, self._listening = False, False
         self._depth = 0
-        self._filter: Any = None
+        self._unheard = 0  # calls that were seen and not measured
         self._optimizer_hook: Any = None
         self._replacement = None
         if replace:
@@ -151,6 +166,7 @@ class Watch:
             raise InputError(
                 "watch.step(): the watch is not open. Call it inside `with attemper.watch(model) as watch:`."
             )
+        attachment.forget_ended()
         if self._listening:
             self._close_step(join=ranks.shares(self.model))
         self._step += 1
@@ -164,9 +180,14 @@ class Watch:
     def __enter__(self) -> Watch:
         if self._open:
             raise InputError("watch(): this watch is open already. Make another with attemper.watch(model).")
-        # modules by id: the watch holds the model, so that no id can come to mean another module
-        self.names = {id(module): name for name, module in self.model.named_modules()}
+        attachment.forget_ended()
+        self.names = names_of(self.model)
         self._depth = len(running.frames)
+        self._passes = self._steps_ended = 0
+        if self._journal is not None and ranks.is_first():
+            self._journal.open(lambda sentence: self._note(sentence, aloud=True))
+        if ranks.are_many() and not ranks.shares(self.model):
+            self._note(ranks.ALONE, aloud=True)
         if self._replacement is not None:
             self._replacement.install()
         self._open = True
@@ -185,6 +206,7 @@ class Watch:
             join = kind is None and ranks.shares(self.model)
             if was_listening and (self._ledger.lines or join):
                 self._close_step(join)
+                self._step += 1  # the end of the block ends it
         finally:
             self._let_go()
         if kind is None:
@@ -203,30 +225,38 @@ class Watch:
         if self._replacement is not None:
             self._replacement.uninstall()
         self.names = {}
+        if self._journal is not None:
+            self._journal.close()
 
     def _listen(self) -> None:
         self._listening = True
         if _is_compiled(self.model):
-            self._note("the model is compiled: watched steps run eagerly, the others as compiled.", aloud=True)
-            # torch warns that a compiled module fires global hooks once more; that is expected here
-            warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
-            self._filter = warnings.filters[0]
+            self._note(COMPILED, aloud=True)
         attachment.add(self)
 
     def _rest(self) -> None:
         self._listening = False
         attachment.remove(self)
-        if self._filter in warnings.filters:
-            cast(list[Any], warnings.filters).remove(self._filter)
 
     def began(self) -> None:
         self._passes += 1
+        if in_compiled():
+            self._note(COMPILED, aloud=True)
 
     def hear(self, name: str, call: Call, summary: HeadSummary | None) -> None:
         self._ledger.add(name, call, summary)
 
     def unheard(self, name: str, reason: str) -> None:
+        self._unheard += 1
         self._note(f"{name or type(self.model).__name__}: not measured: {reason}.", aloud=True)
+
+    def missed(self, name: str, reason: str) -> None:
+        """What may be attention and was not seen, or not fully read: kept in the notes."""
+        self._note(f"{name or type(self.model).__name__}: {reason}.")
+
+    @property
+    def wants_gradients(self) -> bool:
+        return self._ledger.wants_gradients
 
     def _note(self, sentence: str, aloud: bool = False) -> None:
         if sentence not in self._record.notes:
@@ -241,16 +271,20 @@ class Watch:
             if whole is None:
                 self._note("ranks saw different layers, so each keeps its own rows.", aloud=True)
             entries = entries if whole is None else whole
-        if self._passes and not self._ledger.calls and not self._record.notes:
-            raise InputError(f"watch(): saw no attention call in {type(self.model).__name__}; {FOLLOWS}.")
+        self._check_seen()
         self._record._add(entries, facts)
-        if self._journal is not None:
+        if self._journal is not None and ranks.is_first():
             self._journal.append(entries, facts, self._record.notes)
+
+    def _check_seen(self) -> None:
+        if self._passes and not self._ledger.calls and not self._unheard:
+            model = getattr(self.model, "_orig_mod", self.model)
+            raise InputError(f"watch(): saw no attention call in {type(model).__name__}; {FOLLOWS}.")
 
     def _complain(self, was_listening: bool) -> None:
         """What went by in silence is said when the block ends well."""
-        if was_listening and self._passes and not self._ledger.calls and not self._record.notes:
-            raise InputError(f"watch(): saw no attention call in {type(self.model).__name__}; {FOLLOWS}.")
+        if was_listening:
+            self._check_seen()
         if not self._passes:
             raise InputError(
                 f"watch(): {type(self.model).__name__} was not called inside the block. Call model(…), which runs its hooks, "

@@ -1,0 +1,43 @@
+"""Op names: which ops of torch make, keep and use up a matrix of logits or of weights."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+# by the name in the op's schema, without the underscore of the in-place form
+PRODUCTS = {"bmm": (0, 1), "mm": (0, 1), "matmul": (0, 1), "mv": (0, 1), "baddbmm": (1, 2), "addmm": (1, 2)}
+LINEAR = "linear"  # whole only in inference mode
+SOFTMAXES = {"_softmax", "_safe_softmax", "softmax"}
+LOG_SOFTMAXES = {"_log_softmax", "log_softmax"}
+SAFE = "_safe_softmax"  # of SDPA's own math alone
+SCALINGS = {"mul", "div"}
+RESHAPING = {"_unsafe_view", "reshape"}  # where they copy; a view shares its storage and needs no following
+SELECTING = {"topk", "gather", "scatter", "index_select", "index", "constant_pad_nd"}  # some entries, or others beside
+EXPONENTIALS = {"exp", "exp2", "sigmoid"}
+KEEPING = {  # entry by entry the same matrix: its logits stay logits, its weights stay weights
+    *SCALINGS,
+    *("add", "sub", "neg", "tanh", "masked_fill", "where", "clamp", "clamp_min", "clamp_max", "leaky_relu"),
+    *("maximum", "minimum", "max", "nan_to_num", "_to_copy", "to", "clone", "copy", "contiguous"),
+    *("native_dropout", "dropout", "feature_dropout", "cat", "expand"),
+    *RESHAPING,
+    *SELECTING,
+    *EXPONENTIALS,
+}
+CARRYING = {"native_layer_norm", "layer_norm", "rms_norm", "gelu", "silu", "relu", "rsub", "repeat", "stack"}
+"""Beside those that keep: what is made belongs to the sequence it was made of."""
+
+FOREIGN = "an attention op that is not torch's"
+_ATTENTION = re.compile(r"attn|attention|^attemper::\w*forward")
+
+
+@cache
+def op_name(func: Any) -> str:
+    """``aten::masked_fill_`` → ``masked_fill``; one word for every attention op from outside torch."""
+    name: str = func._schema.name
+    if not name.startswith("aten::"):
+        attends = _ATTENTION.search(name) is not None and "backward" not in name
+        return FOREIGN if attends else name
+    name = name.removeprefix("aten::")
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name

@@ -1,0 +1,279 @@
+"""Attention as people write it: every form that is followed, in any layout of heads, and what only looks like it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import attemper
+
+BATCH, HEADS, LENGTH, EACH = 3, 4, 7, 8
+WIDTH = HEADS * EACH
+
+
+class Base(nn.Module):
+    """q, k and v as (B, H, L, E); what is done with them is for each form to say."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.mixing = nn.Linear(HEADS, HEADS)
+        self.experts = nn.Parameter(torch.randn(WIDTH, 16))
+        self.num_heads = HEADS
+
+    def parts(self, x):
+        return [part(x).unflatten(-1, (HEADS, EACH)).transpose(1, 2) for part in (self.q, self.k, self.v)]
+
+    def forward(self, x):
+        return self.meet(*self.parts(x))
+
+
+def form(meet, cls=Base):
+    torch.manual_seed(0)
+    return type("Form", (cls,), {"meet": meet})()
+
+
+def watched(net, x=None, **options):
+    x = torch.randn(BATCH, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1)) if x is None else x
+    with torch.no_grad():
+        expected = net(x)
+        with attemper.watch(net, **options) as watch:
+            output = net(x)
+    assert torch.equal(output, expected)
+    return watch.record, x
+
+
+def mixed(self, z):
+    return self.mixing(z.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def top_four(z):
+    best = z.topk(4, -1)
+    return torch.full_like(z, -1e9).scatter(-1, best.indices, best.values)
+
+
+def last(q, k, v):
+    return (part.transpose(1, 2) for part in (q, k, v))
+
+
+def bqhk(self, q, k, v):
+    q, k, v = last(q, k, v)
+    return torch.einsum("bqhk,bkhd->bqhd", torch.einsum("bqhd,bkhd->bqhk", q, k).softmax(-1), v)
+
+
+def bqkh(self, q, k, v):
+    q, k, v = last(q, k, v)
+    return torch.einsum("bqkh,bkhd->bqhd", torch.einsum("bqhd,bkhd->bqkh", q, k).softmax(2), v)
+
+
+def ijbn(self, q, k, v):
+    q, k, v = (part.permute(2, 0, 1, 3) for part in (q, k, v))
+    return torch.einsum("ijbn,jbnd->ibnd", torch.einsum("ibnd,jbnd->ijbn", q, k).softmax(1), v)
+
+
+def folded(self, q, k, v):
+    q, k, v = (part.flatten(0, 1) for part in (q, k, v))
+    return torch.bmm(torch.bmm(q, k.mT).softmax(-1), v)
+
+
+# how it is written, and what the logits are (None: q·kᵀ)
+FORMS = {
+    "heads mixed before": (
+        lambda self, q, k, v: mixed(self, q @ k.mT).softmax(-1) @ v,
+        lambda self, q, k: mixed(self, q @ k.mT),
+    ),
+    "heads mixed after": (lambda self, q, k, v: mixed(self, (q @ k.mT).softmax(-1)) @ v, None),
+    "heads mixed by an einsum": (
+        lambda self, q, k, v: torch.einsum("bhqk,hg->bgqk", (q @ k.mT).softmax(-1), self.mixing.weight) @ v,
+        None,
+    ),
+    "keys first": (lambda self, q, k, v: (k @ q.mT).softmax(-2).mT @ v, None),
+    "clamp_max": (
+        lambda self, q, k, v: torch.clamp_max(q @ k.mT, 0.2).softmax(-1) @ v,
+        lambda self, q, k: torch.clamp_max(q @ k.mT, 0.2),
+    ),
+    "leaky_relu": (
+        lambda self, q, k, v: F.leaky_relu(q @ k.mT).softmax(-1) @ v,
+        lambda self, q, k: F.leaky_relu(q @ k.mT),
+    ),
+    "a sink by padding": (
+        lambda self, q, k, v: F.pad(q @ k.mT, (0, 1)).softmax(-1)[..., :-1] @ v,
+        lambda self, q, k: F.pad(q @ k.mT, (0, 1)),
+    ),
+    "selected keys": (lambda self, q, k, v: (q @ k.mT).index_select(3, torch.arange(LENGTH)).softmax(-1) @ v, None),
+    "the four best": (
+        lambda self, q, k, v: top_four(q @ k.mT).softmax(-1) @ v,
+        lambda self, q, k: top_four(q @ k.mT),
+    ),
+    "a sum of products": (
+        lambda self, q, k, v: ((q @ k.mT).softmax(-1)[..., None] * v[..., None, :, :]).sum(-2),
+        None,
+    ),
+    "log_softmax and exp": (lambda self, q, k, v: F.log_softmax(q @ k.mT, -1).exp() @ v, None),
+    "heads before keys": (bqhk, None),
+    "heads last": (bqkh, None),
+    "sequence first": (ijbn, None),
+    "heads folded": (folded, None),
+}
+
+
+@pytest.mark.parametrize(("meet", "logits"), FORMS.values(), ids=FORMS)
+def test_every_form_is_measured_head_by_head(meet, logits):
+    net = form(meet)
+    record, x = watched(net)
+    q, k, _ = net.parts(x)
+    z = q @ k.mT if logits is None else logits(net, q, k)
+    p2 = z.softmax(-1).square().sum(-1).mean((0, 2))
+    assert [(entry.kind, len(entry.heads)) for entry in record.entries] == [("self", HEADS)]
+    assert [row["p2"] for row in record.to_dicts()] == pytest.approx(p2.tolist(), rel=1e-5)
+    assert [row["rows"] for row in record.to_dicts()] == [BATCH * LENGTH] * HEADS
+    assert record.notes == []
+
+
+@pytest.mark.parametrize(
+    ("meet", "rows"),
+    [
+        (lambda self, q, k, v: torch.addmm(torch.zeros(LENGTH, LENGTH), q[0, 0], k[0, 0].mT).softmax(-1) @ v[0, 0], 7),
+        (lambda self, q, k, v: (k[0, 0] @ q[0, 0, 0]).softmax(-1) @ v[0, 0], 1),
+    ],
+    ids=["addmm", "one query"],
+)
+def test_without_a_batch(meet, rows):
+    net = form(meet)
+    record, x = watched(net)
+    q, k, _ = net.parts(x)
+    p2 = (q[0, 0, :rows] @ k[0, 0].mT).softmax(-1).square().sum(-1).mean()
+    assert [(row["rows"], pytest.approx(row["p2"], rel=1e-5)) for row in record.to_dicts()] == [(rows, p2.item())]
+
+
+def test_gradients_of_a_product_with_the_keys_on_its_left():
+    net = form(lambda self, q, k, v: (k @ (q * 1.0).mT).softmax(-2).mT @ v)
+    x = torch.randn(BATCH, LENGTH, WIDTH)
+    with attemper.watch(net, gradients=True) as watch:
+        net(x).square().sum().backward()
+    q, k, v = (part.detach().requires_grad_() for part in net.parts(x))
+    ((q @ k.mT).softmax(-1) @ v).square().sum().backward()
+    for head, row in enumerate(watch.record.to_dicts()):
+        for name, part in (("q", q), ("k", k)):
+            assert row[f"grad_{name}_rms"] == pytest.approx(part.grad[:, head].square().mean().sqrt().item(), rel=1e-4)
+
+
+def test_heads_are_those_of_the_attention_and_not_of_what_is_around_it():
+    class Single(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            return (self.q(x) @ x.mT).softmax(-1) @ x
+
+    class Block(nn.Module):
+        num_heads = 3  # divides the batch
+
+        def __init__(self):
+            super().__init__()
+            self.pool = Single()
+
+        def forward(self, x):
+            return self.pool(x)
+
+    record, _ = watched(Block())
+    assert [(row["layer"], row["rows"]) for row in record.to_dicts()] == [("pool", BATCH * LENGTH)]
+
+
+def test_heads_that_nothing_names_are_told_by_the_batch():
+    net = form(folded)
+    del net.num_heads
+    record, _ = watched(net)
+    assert len(record.entries[0].heads) == HEADS
+    assert record.notes == []
+
+
+def test_heads_that_nothing_shows_are_said_to_be_one():
+    class Folded(nn.Module):
+        def forward(self, *, q):
+            return (q @ q.mT).softmax(-1) @ q
+
+    net = Folded()
+    with torch.no_grad(), attemper.watch(net) as watch:
+        net(q=torch.randn(12, 5, 8))
+    assert len(watch.record) == 1
+    assert watch.record.notes == [
+        "Folded: nothing says how many heads its folded dimension holds: all are one head here."
+    ]
+
+
+def test_weights_that_meet_values_twice_are_counted_once():
+    def meet(self, q, k, v):
+        p = (q @ k.mT).softmax(-1)
+        return (p * 0.5) @ v + p @ torch.ones(LENGTH, 1)
+
+    record, _ = watched(form(meet))
+    assert record.to_dicts()[0]["rows"] == BATCH * LENGTH
+
+
+def test_both_softmaxes_of_a_difference_are_counted():
+    def meet(self, q, k, v):
+        return ((q @ k.mT).softmax(-1) - 0.3 * (q.flip(-1) @ k.mT * 9).softmax(-1)) @ v
+
+    net = form(meet)
+    record, x = watched(net)
+    q, k, _ = net.parts(x)
+    assert record.to_dicts()[0]["rows"] == 2 * BATCH * LENGTH
+    assert record.to_dicts()[0]["peak"] == pytest.approx((q.flip(-1) @ k.mT * 9)[:, 0].max().item(), rel=1e-5)
+
+
+def router(self, x, weight):
+    gates = (x.flatten(0, 1) @ weight).softmax(-1)
+    return (gates.mT @ x.flatten(0, 1).to(gates.dtype)).sum()
+
+
+def capsules(self, x):
+    parts, logits = self.v(x).unflatten(-1, (HEADS, EACH)), torch.zeros(BATCH, LENGTH, HEADS)
+    for _ in range(3):
+        out = torch.einsum("blh,blhe->bhe", logits.softmax(-1), parts)
+        logits = logits + torch.einsum("blhe,bhe->blh", parts, out)
+    return out.sum()
+
+
+BESIDE = {
+    "a router": lambda self, x: router(self, x, self.experts),
+    "a router by cosines": lambda self, x: router(self, F.normalize(x, dim=-1), F.normalize(self.experts, dim=0)),
+    "a codebook": lambda self, x: ((x @ (self.experts * 2.0)).softmax(-1) @ self.experts.mT).sum(),
+    "capsules": capsules,
+}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("beside", BESIDE.values(), ids=BESIDE)
+def test_what_only_looks_like_attention_is_not_counted(beside, autocast):
+    class Beside(Base):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(*self.parts(x)) + beside(self, x)
+
+    net, x = Beside(), torch.randn(BATCH, LENGTH, WIDTH)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast), attemper.watch(net) as watch:
+        for _ in range(2):  # autocast keeps the copies it makes of weights
+            net(x)
+    assert [(entry.kind, len(entry.heads)) for entry in watch.record.entries] == [("self", HEADS)]
+    assert watch.record.to_dicts()[0]["rows"] == 2 * BATCH * LENGTH
+    assert watch.record.facts["", "self"].route == "sdpa"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_facts_of_sdpa_s_own_math(causal):
+    """With dropout, SDPA on the CPU is a product, a softmax and a product."""
+    net = form(
+        lambda self, q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.1, dropout_p=1e-9)
+    )
+    x = torch.randn(BATCH, LENGTH, WIDTH)
+    with attemper.watch(net) as watch:
+        net(x)
+    facts = watch.record.facts["", "self"]
+    assert (facts.route, facts.causal) == ("sdpa", causal)
+    assert facts.scale == pytest.approx(0.1)
+
+
+def test_a_query_multiplied_before_the_product_leaves_the_scale_unknown():
+    record, _ = watched(form(lambda self, q, k, v: ((q * 0.3) @ k.mT).softmax(-1) @ v))
+    assert record.facts["", "self"].scale is None

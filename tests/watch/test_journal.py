@@ -1,0 +1,230 @@
+"""Files that are appended to: whatever happens in mid-write, what is left can be read, and what is missing is said."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import attemper
+from attemper.errors import InputError
+from attemper.watch import journal
+from attemper.watch.lines import HEADER
+from watched import same
+
+X = torch.randn(1, 5, 16)
+OPENING = json.dumps(HEADER).encode() + b"\n"
+
+
+@pytest.fixture
+def model():
+    return nn.MultiheadAttention(16, 2, batch_first=True)
+
+
+def run(model, path, steps=2, **options):
+    with attemper.watch(model, path=path, **options) as watch:
+        for _ in range(steps):
+            model(X, X, X)
+            watch.step()
+    return watch.record
+
+
+def equal(found, expected):
+    for row, wanted in zip(found.to_dicts(), expected.to_dicts(), strict=True):
+        same(row, wanted, rel=1e-12)
+
+
+def test_short_writes_are_gone_on_with(model, tmp_path, monkeypatch):
+    path, write = tmp_path / "run.jsonl", os.write
+    monkeypatch.setattr(journal.os, "write", lambda file, text: write(file, text[:7]))
+    record = run(model, path)
+    equal(attemper.Record.read(path), record)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 400])
+def test_a_disk_that_fills_up_ends_nothing_and_the_rows_come_later(model, tmp_path, monkeypatch, taken):
+    path, write = tmp_path / "run.jsonl", os.write
+    room = []
+
+    def full(file, text):
+        if not room:
+            return write(file, text)
+        count = min(room.pop(), len(text))
+        room.append(0)
+        if not count:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, text[:count])
+
+    monkeypatch.setattr(journal.os, "write", full)
+    with attemper.watch(model, path=path) as watch:
+        model(X, X, X)
+        watch.step()
+        whole = path.read_bytes()
+        room.append(taken)
+        model(X, X, X)
+        with pytest.warns(
+            UserWarning, match=r"^watch\(\): 'run\.jsonl' could not be written: No space left on device\. The"
+        ):
+            watch.step()
+        assert path.read_bytes() == whole
+        assert attemper.Record.read(path).steps == [0]
+        model(X, X, X)
+        watch.step()  # said once
+        room.clear()
+        model(X, X, X)
+    found = attemper.Record.read(path)
+    equal(found, watch.record)
+    assert found.steps == [0, 1, 2, 3]
+    assert "could not be written" in found.notes[0]
+
+
+LIMITED = """
+import resource, sys, warnings, torch, attemper
+warnings.simplefilter("always")
+model, x = torch.nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(1, 5, 16)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
+with attemper.watch(model, path=sys.argv[1]) as watch:
+    for _ in range(9):
+        model(x, x, x)
+        watch.step()
+assert len(watch.record.steps) == 9
+"""
+
+
+def test_a_limit_on_the_size_of_files(tmp_path):
+    pytest.importorskip("resource")
+    path = tmp_path / "run.jsonl"
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "'run.jsonl' could not be written: File too large. The rows wait in memory" in done.stderr
+    assert "are not in 'run.jsonl': File too large. This watch's record has them: watch.record.write(…)" in done.stderr
+    steps = attemper.Record.read(path).steps  # with no warning: every line is whole
+    assert 1 <= len(steps) < 9
+    assert steps == list(range(len(steps)))
+
+
+@pytest.mark.parametrize("length", range(0, len(OPENING), 7))
+def test_a_header_that_was_cut_is_written_anew(model, tmp_path, length):
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(OPENING[:length])
+    run(model, path)
+    assert path.read_bytes().startswith(OPENING)
+    assert attemper.Record.read(path).steps == [0, 1]
+
+
+def test_a_kill_between_header_and_rows(model, tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(OPENING)
+    assert len(attemper.Record.read(path)) == 0
+    run(model, path)
+    assert path.read_bytes().count(b"schema") == 1
+    assert attemper.Record.read(path).steps == [0, 1]
+
+
+def test_a_cut_at_any_byte_can_be_read_and_resumed(model, tmp_path):
+    path = tmp_path / "run.jsonl"
+    run(model, path)
+    whole = path.read_bytes()
+    for length in range(len(OPENING), len(whole), 97):
+        path.write_bytes(whole[:length])
+        run(model, path, start=1, steps=1)
+        found = attemper.Record.read(path)  # with no warning: the cut line is gone
+        assert len(found.filter(steps=1)) == 2
+        assert len(found.filter(steps=0)) <= 2
+
+
+def test_what_is_not_ours_is_not_touched(model, tmp_path):
+    path = tmp_path / "notes.jsonl"
+    for text in ("my notes", "{}\n", "my notes\n" * 3, '{"schema": "x"'):
+        path.write_text(text)
+        with pytest.raises(InputError, match=r"^watch\(\): '.*notes\.jsonl' is not a record of attemper"):
+            attemper.watch(model, path=path)
+        watch = attemper.watch(model, path=tmp_path / "late.jsonl")
+        (tmp_path / "late.jsonl").write_text("my notes")  # put there in the meantime
+        with pytest.raises(InputError, match="is not a record of attemper"):
+            watch.__enter__()
+        assert path.read_text() == text
+        assert (tmp_path / "late.jsonl").read_text() == "my notes"
+        (tmp_path / "late.jsonl").unlink()
+
+
+def test_a_place_that_cannot_be_written_is_said_at_once(model, tmp_path, monkeypatch):
+    def refuse(*args):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    watch = attemper.watch(model, path=tmp_path / "run.jsonl")
+    monkeypatch.setattr(journal.os, "open", refuse)
+    with pytest.raises(
+        InputError, match=r"^watch\(\): `path` '.*run\.jsonl' cannot be written: Permission denied\. Choose"
+    ):
+        watch.__enter__()
+
+
+def test_a_file_that_is_taken_away_begins_anew(model, tmp_path):
+    path = tmp_path / "run.jsonl"
+    with attemper.watch(model, path=path) as watch:
+        model(X, X, X)
+        watch.step()
+        path.unlink()
+        model(X, X, X)
+        watch.step()
+    found = attemper.Record.read(path)
+    assert (found.steps, found.facts) == ([1], watch.record.facts)
+
+
+def test_a_resumed_run_that_overlaps_is_read_once(model, tmp_path):
+    path = tmp_path / "run.jsonl"
+    run(model, path, steps=4)
+    later = run(model, path, steps=2, start=2, signs=("entropy", "visible"))
+    found = attemper.Record.read(path)
+    assert found.steps == [0, 1, 2, 3]
+    assert len(found) == len(found.merge()) == 8
+    equal(found.filter(steps=[2, 3]), later)
+    assert found.notes == ["run.jsonl: 4 rows were written again later, by a run that was resumed or by two at once."]
+    found.write(tmp_path / "again.jsonl")
+    equal(attemper.Record.read(tmp_path / "again.jsonl"), found)
+
+
+def test_two_watches_at_once(model, tmp_path):
+    path = tmp_path / "run.jsonl"
+    with attemper.watch(model, path=path) as first:
+        model(X, X, X)
+        first.step()
+        with attemper.watch(model, path=path) as second:
+            model(X, X, X)
+            second.step()
+            with pytest.warns(
+                UserWarning, match=r"^watch\(\): another watch writes to 'run\.jsonl' too; where both wrote"
+            ):
+                first.step()
+    found = attemper.Record.read(path)
+    assert found.steps == [0, 1]
+    assert len(found) == 4
+    assert "written again later" in found.notes[0]
+
+
+WRITER = """
+import sys, warnings, torch, attemper
+warnings.simplefilter("ignore")
+model, x = torch.nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(1, 5, 16)
+with attemper.watch(model, path=sys.argv[1], start=int(sys.argv[2])) as watch:
+    for _ in range(200):
+        model(x, x, x)
+        watch.step()
+"""
+
+
+def test_two_processes_at_once(tmp_path):
+    path = tmp_path / "run.jsonl"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path), start], env=environment) for start in ("0", "1000")
+    ]
+    assert [process.wait(120) for process in started] == [0, 0]
+    found = attemper.Record.read(path)
+    assert sorted(found.steps) == [*range(200), *range(1000, 1200)]
+    assert len(found) == 800

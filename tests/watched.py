@@ -1,0 +1,76 @@
+"""Small models to watch, and everything global that a watch touches."""
+
+import sys
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+from torch.nn.modules import module as torch_modules
+from torch.utils import _python_dispatch
+from torch.utils.checkpoint import checkpoint
+
+from attemper.watch import attach
+from attemper.watch.running import running
+
+
+class Block(nn.Module):
+    """Self-attention on torch's SDPA."""
+
+    def __init__(self, width=16, heads=2):
+        super().__init__()
+        self.packed, self.heads = nn.Linear(width, 3 * width), heads
+
+    def forward(self, x):
+        q, k, v = self.packed(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+class Checkpointed(nn.Sequential):
+    """The same layers, each computed again in the backward."""
+
+    def __init__(self, reentrant, as_function, *layers):
+        super().__init__(*layers)
+        self.reentrant, self.as_function = reentrant, as_function
+
+    def forward(self, x):
+        for layer in self:
+            x = checkpoint(layer.forward if self.as_function else layer, x, use_reentrant=self.reentrant)
+        return x
+
+
+def stack():
+    return nn.Sequential(*(Block() for _ in range(2)))
+
+
+def state():
+    """Everything global that a watch touches."""
+    interface = transformers.modeling_utils.AttentionInterface
+    return (
+        dict(torch_modules._global_forward_hooks),
+        dict(torch_modules._global_forward_pre_hooks),
+        dict(torch_modules._global_forward_hooks_always_called),
+        torch._C._len_torch_dispatch_stack(),
+        _python_dispatch._is_in_torch_dispatch_mode,
+        _python_dispatch._is_in_non_infra_torch_dispatch_mode,
+        interface.get_interface,
+        dict(interface._global_mapping),
+        dict(transformers.AttentionMaskInterface._global_mapping),
+        list(running.frames),
+        running.current,
+        attach.attachment.listeners,
+        dict(attach.attachment.passes),
+        attach.attachment.eager.stance,
+        torch._dynamo.eval_frame._stance.stance if "torch._dynamo" in sys.modules else "default",
+        list(warnings.filters),
+    )
+
+
+def same(found, expected, rel):
+    """Equal dicts, numbers to a relative tolerance; NaN is NaN."""
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        wanted = pytest.approx(value, rel=rel, nan_ok=True) if isinstance(value, float) else value
+        assert found[name] == wanted, name
