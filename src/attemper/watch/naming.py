@@ -15,10 +15,11 @@ def names_of(model: nn.Module) -> dict[int, str]:
     """By id: whoever keeps this must hold the model, so that no id can come to mean another module."""
     found: dict[int, str] = {}
     shown = {"": ""}  # torch's name → ours; parents come before their children
-    for name, module in model.named_modules():
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
         if name:
             above, _, word = name.rpartition(".")
-            parent = model.get_submodule(above)
+            parent = modules[above]
             hidden = word in ALWAYS or (word == "module" and isinstance(parent, WRAPPERS))
             shown[name] = shown[above] if hidden else f"{shown[above]}.{word}".lstrip(".")
         found[id(module)] = shown[name]
