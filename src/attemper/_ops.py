@@ -41,23 +41,23 @@ torch.library.define(
 )
 
 
-def _without_autocast(problem: Problem) -> AbstractContextManager[Any]:
+def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Autocast has lowered the inputs already; the arithmetic inside is ours."""
-    device = problem.query.device.type
+    device = tensor.device.type
     return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
 
 
 @torch.library.impl("attemper::forward", "CompositeExplicitAutograd")
 def _forward(*args: Any) -> Measured:
     problem, (signs, kernel) = Problem(*args[:N_PROBLEM]), args[N_PROBLEM:]
-    with _without_autocast(problem):
+    with without_autocast(problem.query):
         return Measured(*kernels.load(kernel).forward(problem, signs))
 
 
 @torch.library.impl("attemper::backward", "CompositeExplicitAutograd")
 def _backward(*args: Any) -> Gradients:
     problem, saved, upstream, wants, kernel = _split_backward(args)
-    with _without_autocast(problem):
+    with without_autocast(problem.query):
         return Gradients(*kernels.load(kernel).backward(problem, saved, upstream, wants))
 
 
@@ -253,10 +253,7 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
     """Run a checked problem on a kernel; output (B, H, Lq, Ev), empty without values, and the signs named, (B, H, Lq) each."""
     if kernel == "reference":
         return _by_definition(problem, names)
-    signs = sum(BIT[name] for name in names)
-    if signs & (BIT["mean"] | BIT["variance"]):
-        signs |= BIT["visible"] | BIT["mean"]  # their gradients need these
-    signs = _with_argmax(problem, signs)
+    signs = _with_argmax(problem, bits(names))
     if torch.compiler.is_compiling():
         # Dynamo refuses one tensor in two places, which self-attention without projections has
         key, value = problem.key, problem.value
@@ -271,6 +268,14 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
     return measured.output, vitals
 
 
+def bits(names: tuple[str, ...]) -> int:
+    """The signs to measure, as a kernel is asked for them."""
+    signs = sum(BIT[name] for name in names)
+    if signs & (BIT["mean"] | BIT["variance"]):
+        signs |= BIT["visible"] | BIT["mean"]  # their gradients need these
+    return signs
+
+
 def _with_argmax(problem: Problem, signs: int) -> int:
     """Ask for the arg-max where a gradient of the peak may arrive; finding it costs as much as a product."""
     tracked = (problem.query, problem.key, problem.mask, problem.gain)
@@ -281,12 +286,12 @@ def _with_argmax(problem: Problem, signs: int) -> int:
 
 def matrix(problem: Problem) -> Tensor:
     """The weights of a checked problem, (B, H, Lq, Lk)."""
-    with _without_autocast(problem):
+    with without_autocast(problem.query):
         return reference.matrix(_widened(problem))
 
 
 def _by_definition(problem: Problem, names: tuple[str, ...]) -> tuple[Tensor, Vitals]:
-    with _without_autocast(problem):
+    with without_autocast(problem.query):
         definition = reference.define(_widened(problem))
     output = problem.query.new_empty(0) if definition.output is None else definition.output.to(problem.query.dtype)
     return output, Vitals(**{name: getattr(definition, name) for name in names})

@@ -58,12 +58,17 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 
+def check_name(where: str, kernel: object) -> None:
+    """Raise unless there is a kernel of this name, or it is ``"auto"``."""
+    if kernel != "auto" and (not isinstance(kernel, str) or kernel not in KERNELS):
+        raise InputError(f"{where}(): unknown kernel {kernel!r}. {nearest(kernel, ('auto', *KERNELS))}")
+
+
 def choose(where: str, call: Call, kernel: str) -> str:
     """The kernel that runs a call: the one named, or the fastest that serves it."""
     if kernel == "auto":
         return next(name for name, serves in KERNELS.items() if serves.refusal(call) is None)
-    if not isinstance(kernel, str) or kernel not in KERNELS:
-        raise InputError(f"{where}(): unknown kernel {kernel!r}. {nearest(kernel, ('auto', *KERNELS))}")
+    check_name(where, kernel)
     refusal = KERNELS[kernel].refusal(call)
     if refusal is not None:
         raise KernelUnavailable(f"{where}(): kernel={kernel!r} {refusal}. Change the inputs or use kernel='auto'.")

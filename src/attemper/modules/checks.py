@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..errors import InputError, nearest, nearest_divisors
-from ..kernels import KERNELS
+from ..errors import InputError, nearest_divisors
 
 NESTED = (
     "MultiHeadAttention(): a nested tensor is taken for self-attention alone, batch first and without masks. "
@@ -51,11 +50,6 @@ def check_heads(d_model: int, heads: int, kv_heads: int) -> None:
 
 def _either(number: int, wanted: int) -> str:
     return " or ".join(map(str, nearest_divisors(number, wanted)))
-
-
-def check_kernel(where: str, kernel: object) -> None:
-    if kernel != "auto" and kernel not in KERNELS:
-        raise InputError(f"{where}: unknown kernel {kernel!r}. {nearest(kernel, ('auto', *KERNELS))}")
 
 
 def check_torchs(module: object) -> None:

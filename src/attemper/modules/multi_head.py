@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
+from .. import kernels
 from .._checks import Signs, check_dropout
 from ..attention import attention, weights
 from ..errors import InputError
@@ -16,7 +17,7 @@ from ..scale import Rule
 from ..scale import rule as rule_named
 from ..scores.cosine import cosine_attention, direction
 from ..vitals import Attended, Vitals
-from .checks import NESTED, check_counts, check_heads, check_inputs, check_kernel, check_plain, check_torchs
+from .checks import NESTED, check_counts, check_heads, check_inputs, check_plain, check_torchs
 from .masks import WHERE, keeping, visible_keys
 from .measured import Measured
 from .misfit import misfit
@@ -96,7 +97,7 @@ class MultiHeadAttention(Measured):
         check_counts(WHERE, d_model=d_model, heads=heads, kv_heads=kv_heads, kdim=kdim, vdim=vdim)
         check_counts(WHERE, 0, layer=layer)
         check_heads(d_model, heads, kv_heads)
-        check_kernel(WHERE, kernel)
+        kernels.check_name("MultiHeadAttention", kernel)
         self.rule = rule_named(rule)
         self.rule.require(WHERE, {"layer": layer})
         # torch's names, which models that hold a MultiheadAttention read

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .._checks import Signs, prepare
+from .._ops import bits
 from ..errors import InputError
 from ..kernels.seam import ARGMAX_BIT, BIT, measuring_dtype
 from ..vitals import Attended, Vitals
@@ -49,9 +50,7 @@ def additive_attention(
     )  # fmt: skip
     weight = _check_weight(weight, problem.query)
 
-    wanted = sum(BIT[name] for name in names)
-    if wanted & (BIT["mean"] | BIT["variance"]):
-        wanted |= BIT["visible"] | BIT["mean"]  # their gradients need these
+    wanted = bits(names)
     if wanted & BIT["peak"]:
         wanted |= ARGMAX_BIT  # where its gradient lands
     inputs = (problem.query, problem.key, problem.value, weight, problem.mask, problem.seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from numbers import Real
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from .. import kernels
 from .._checks import LARGEST, Signs, prepare
-from .._ops import attend
+from .._ops import attend, without_autocast
 from ..errors import InputError
 from ..kernels.seam import measuring_dtype
 from ..vitals import Attended
@@ -58,8 +57,7 @@ def cosine_attention(
     # error: everything runs in the dtype of measuring, and only the output is rounded.
     asked, wide = problem.query.dtype, measuring_dtype(problem.query.dtype)
     assert problem.value is not None
-    device = problem.query.device.type
-    with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
+    with without_autocast(problem.query):
         problem = problem._replace(
             query=direction(problem.query.to(wide)),
             key=direction(problem.key.to(wide)),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._ops import without_autocast
 from ..errors import KernelUnavailable
 from ..kernels.seam import BIT, Measured, Problem, Upstream, room
 from . import blocks
@@ -40,11 +40,6 @@ def _problem(
     return Problem(query, key, value, mask, None, seed, 1.0, left, right, None, dropout)
 
 
-def _no_autocast(query: Tensor) -> AbstractContextManager[Any]:
-    """Autocast has lowered the inputs already; the arithmetic inside is ours."""
-    return nullcontext() if query.device.type == "meta" else torch.autocast(query.device.type, enabled=False)
-
-
 def _split(args: Any) -> tuple[Any, Measured, Upstream, Wants]:
     """The arguments of the backward op, by group."""
     a = N_INPUTS + len(Measured._fields)
@@ -53,14 +48,14 @@ def _split(args: Any) -> tuple[Any, Measured, Upstream, Wants]:
 
 @torch.library.impl("attemper::additive_forward", "CompositeExplicitAutograd")
 def _forward(*args: Any) -> Measured:
-    with _no_autocast(args[0]):
+    with without_autocast(args[0]):
         return blocks.forward(_problem(*args), args[3], args[-1])
 
 
 @torch.library.impl("attemper::additive_backward", "CompositeExplicitAutograd")
 def _backward(*args: Any) -> Gradients:
     inputs, saved, upstream, wants = _split(args)
-    with _no_autocast(inputs[0]):
+    with without_autocast(inputs[0]):
         return blocks.backward(_problem(*inputs), inputs[3], saved, upstream, wants)
 
 

@@ -16,9 +16,6 @@ from ..heads import HeadSummary
 from ..vitals import Vitals
 from .running import Frame
 
-HIDDEN = -1e4
-"""A logit or an additive mask value at or below this hides its key, as in ``attention()``."""
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -45,6 +42,37 @@ class Facts:
     window: int | None = None
     declared: float | None = None
     implementation: str | None = None  # of the Hugging Face interface
+
+    @classmethod
+    def of(
+        cls,
+        route: str,
+        kind: str,
+        query: Tensor,
+        key: Tensor,
+        *,
+        scale: float | None,
+        causal: bool,
+        mask: object,
+        **rest: Any,
+    ) -> Facts:
+        """Of a call on (..., H, Lq, E) and (..., G, Lk, E), where no scale is 1/√E."""
+        batch, (heads, rows, head_dim) = query.shape[:-3].numel(), query.shape[-3:]
+        return cls(
+            route=route,
+            kind=kind,
+            dtype=str(query.dtype).removeprefix("torch."),
+            batch=batch,
+            heads=heads,
+            kv_heads=key.shape[-3],
+            head_dim=head_dim,
+            queries=rows,
+            keys=key.shape[-2],
+            scale=float(head_dim**-0.5 if scale is None else scale),
+            causal=causal,
+            masked=mask is not None,
+            **rest,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

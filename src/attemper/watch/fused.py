@@ -79,22 +79,8 @@ def _call(
     scale: float | None,
     dropout: float = 0.0,
 ) -> Call:
-    batch, (heads, rows, head_dim) = query.shape[:-3].numel(), query.shape[-3:]
-    facts = Facts(
-        route=route,
-        kind=kind_of(frames, query, key, (rows, key.shape[-2])),
-        dtype=str(query.dtype).removeprefix("torch."),
-        batch=batch,
-        heads=heads,
-        kv_heads=key.shape[-3],
-        head_dim=head_dim,
-        queries=rows,
-        keys=key.shape[-2],
-        scale=float(head_dim**-0.5 if scale is None else scale),
-        causal=causal,
-        masked=mask is not None,
-        dropout=dropout,
-    )
+    kind = kind_of(frames, query, key, (query.shape[-2], key.shape[-2]))
+    facts = Facts.of(route, kind, query, key, scale=scale, causal=causal, mask=mask, dropout=dropout)
     return Call(facts, frames, query, key, mask=mask, causal=causal, scale=scale)
 
 

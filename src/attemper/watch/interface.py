@@ -113,20 +113,8 @@ class Interface:
             mask = dense(mask, query, key)
         mask = with_bias(mask, options.get("position_bias"))
         scale = _number(options.get("scaling"))
-        facts = Facts(
-            route="interface",
-            kind=kind_of(frames, query, key, (rows, keys)),
-            dtype=str(query.dtype).removeprefix("torch."),
-            batch=query.shape[0],
-            heads=query.shape[1],
-            kv_heads=key.shape[1],
-            head_dim=query.shape[-1],
-            queries=rows,
-            keys=keys,
-            scale=query.shape[-1] ** -0.5 if scale is None else scale,
-            causal=causal,
-            masked=mask is not None,
-        )
+        kind = kind_of(frames, query, key, (rows, keys))
+        facts = Facts.of("interface", kind, query, key, scale=scale, causal=causal, mask=mask)
         call = Call(facts, frames, query, key, mask=mask, causal="lower_right" if causal else False, scale=scale)
         call.softcap = _number(options.get("softcap"))
         if causal:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .call import HIDDEN, aside
+from ..kernels.seam import HIDDEN_BIAS
+from .call import aside
 from .opnames import EXPONENTIALS, RESHAPING, SCALINGS, SELECTING
 from .running import Frame
 
 FAR = -1e6
-"""Far enough below HIDDEN that no score added to it comes back above."""
+"""Far enough below HIDDEN_BIAS that no score added to it comes back above."""
 
 Count = Callable[[tuple[Frame, ...]], None]
 """Counts a call that waits for its values, once they come; it is given the modules around that product."""
@@ -33,9 +34,11 @@ class Added:
         """Which logits it hides, where the sum does not show it: a score above 0 lifts −1e4 over the bar."""
         mask = self.mask if self.sign > 0 else -self.mask
         # on another device reading its numbers would wait for them
-        if mask.device.type == "cpu" and (mask.amin() > HIDDEN or not ((mask <= HIDDEN) & (mask > FAR)).any()):
+        if mask.device.type == "cpu" and (
+            mask.amin() > HIDDEN_BIAS or not ((mask <= HIDDEN_BIAS) & (mask > FAR)).any()
+        ):
             return None
-        hidden = mask <= HIDDEN
+        hidden = mask <= HIDDEN_BIAS
         if logits.shape == self.shape and logits.stride() == self.stride:
             return hidden
         if logits.numel() == self.shape.numel() and logits.is_contiguous():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .call import HIDDEN, Call
+from ..kernels.seam import HIDDEN_BIAS
+from .call import Call
 from .running import running
 
 
@@ -39,7 +40,7 @@ def kept_by_mask(mask: Tensor) -> Tensor:
     the end that nobody else sees are padding too; a causal mask has one.
     """
     first = mask[:, 0]  # padding is the same for every head
-    seen = first if mask.dtype == torch.bool else first > HIDDEN
+    seen = first if mask.dtype == torch.bool else first > HIDDEN_BIAS
     if seen.shape[1] == 1:
         return seen[:, 0]
     any_query = seen.any(1)

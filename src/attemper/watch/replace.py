@@ -127,20 +127,14 @@ def _facts(
     dropout: float,
     options: dict[str, Any],
 ) -> Facts:
-    rows, keys = query.shape[2], key.shape[2]
-    return Facts(
-        route="replaced",
-        kind=kind_of(frames, query, key, (rows, keys)),
-        dtype=str(query.dtype).removeprefix("torch."),
-        batch=query.shape[0],
-        heads=query.shape[1],
-        kv_heads=key.shape[1],
-        head_dim=query.shape[-1],
-        queries=rows,
-        keys=keys,
-        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+    return Facts.of(
+        "replaced",
+        kind_of(frames, query, key, (query.shape[2], key.shape[2])),
+        query,
+        key,
+        scale=scaling,
         causal=causal,
-        masked=mask is not None,
+        mask=mask,
         dropout=dropout,
         softcap=softcap,
         window=options.get("sliding_window"),

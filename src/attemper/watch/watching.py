@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._checks import Signs, check_signs
-from ..errors import InputError, nearest
+from ..errors import InputError
 from ..heads import HeadSummary
-from ..kernels import KERNELS
+from ..kernels import check_name
 from . import ranks
 from .attach import attachment
 from .call import Call
@@ -105,8 +105,7 @@ def watch(
     names = check_signs("watch", signs)
     if not names:
         raise InputError("watch(): `signs` must name at least one sign; got none. Leave it out for all.")
-    if kernel != "auto" and kernel not in KERNELS:
-        raise InputError(f"watch(): unknown kernel {kernel!r}. {nearest(kernel, ('auto', *KERNELS))}")
+    check_name("watch", kernel)
     journal = Journal(to_path("watch", path)) if path is not None else None
     return Watch(model, every, optimizer, gradients, journal, names, kernel, replace, start)
 
