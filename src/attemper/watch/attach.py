@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import AttemperError
 from ..heads import HeadSummary
+from ..vitals import Vitals
 from . import fused
 from .call import Call, aside
 from .chain import Chain, shared
@@ -46,7 +47,8 @@ class Listener(Protocol):
     def wants_gradients(self) -> bool: ...
 
     def began(self) -> None: ...
-    def hear(self, name: str, call: Call, summary: HeadSummary | None) -> None: ...
+    def examine(self, call: Call, vitals: Vitals, rows: Tensor | None) -> Any: ...
+    def hear(self, name: str, call: Call, summary: HeadSummary | None, seen: Any) -> None: ...
     def unheard(self, name: str, reason: str) -> None: ...
     def missed(self, name: str, reason: str) -> None: ...
 
@@ -215,12 +217,12 @@ class Attachment:
             call.facts = current.interfaced.complete(call.facts)
         frames = call.frames
         listeners = [listener for listener in self.listeners if _name(listener, frames) is not None]
-        summaries: list[HeadSummary | None] = [None] * len(listeners)
+        found: list[tuple[HeadSummary | None, Any]] = [(None, None)] * len(listeners)
         try:
             with aside(call.query.device.type):
                 leave_padding_out(call)
                 if not again:
-                    summaries = _summaries(call, listeners)
+                    found = _measured(call, listeners)
         except (AttemperError, NotImplementedError, torch.OutOfMemoryError) as error:
             # the model runs on; that this call is missing from its record is said
             self.unheard(frames, str(error))
@@ -233,10 +235,10 @@ class Attachment:
             call.counted = True
             self._remark(call, listeners)
             place = tuple(shared(frames, last)) if last is not frames else frames
-            for listener, summary in zip(listeners, summaries, strict=True):
+            for listener, (summary, seen) in zip(listeners, found, strict=True):
                 name = _name(listener, place)
                 if name is not None:
-                    listener.hear(name, call, summary)
+                    listener.hear(name, call, summary, seen)
 
         return count
 
@@ -268,16 +270,18 @@ class Attachment:
                 listener.unheard(name, reason)
 
 
-def _summaries(call: Call, listeners: list[Listener]) -> list[HeadSummary | None]:
-    """What each listener asked for; the same wish is measured once."""
-    done: dict[tuple[Any, ...], HeadSummary] = {}
-    found: list[HeadSummary | None] = []
+def _measured(call: Call, listeners: list[Listener]) -> list[tuple[HeadSummary | None, Any]]:
+    """What each listener asked for, and what it saw; the same wish is measured once."""
+    done: dict[tuple[Any, ...], tuple[Vitals, HeadSummary]] = {}
+    found: list[tuple[HeadSummary | None, Any]] = []
     for listener in listeners:
         rows = _given(listener.given_rows, call)
         wish = (listener.signs, listener.kernel, id(rows))
         if wish not in done:
-            done[wish] = call.fold(listener.signs, listener.kernel, rows)
-        found.append(done[wish])
+            vitals = call.measured(listener.signs, listener.kernel)
+            done[wish] = vitals, vitals.by_head(None if rows is None else rows[:, None, :])
+        vitals, summary = done[wish]
+        found.append((summary, listener.examine(call, vitals, rows)))
     return found
 
 

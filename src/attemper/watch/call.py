@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from ..attention import measure
-from ..heads import HeadSummary
 from ..vitals import Vitals
 from .running import Frame
 
@@ -110,11 +109,11 @@ class Call:
         query, key = self.query, self.key
         return query is key or (query.requires_grad and key.requires_grad and query._is_view() and query._base is key)
 
-    def fold(self, signs: tuple[str, ...], kernel: str, rows: Tensor | None) -> HeadSummary:
-        """The vitals of this call, one line per head, on its device."""
+    def measured(self, signs: tuple[str, ...], kernel: str) -> Vitals:
+        """The vitals of this call, row by row, on its device."""
         if self.vitals is not None:
-            vitals = self.vitals
-        elif self.logits is not None:
+            return self.vitals
+        if self.logits is not None:
             # no head dimension: what measure() adds to nothing are the model's own logits
             query = self.logits.new_empty(*self.logits.shape[:-1], 0)
             key = self.logits.new_empty(*self.logits.shape[:-2], self.logits.shape[-1], 0)
@@ -122,19 +121,29 @@ class Call:
             if "visible" in signs and "lse" in signs:
                 # a NaN hides nothing: the row of a model that diverges has to count
                 vitals.visible = vitals.visible.masked_fill(vitals.lse.isnan(), self.logits.shape[-1])
-        else:
-            vitals = measure(
-                self.query,
-                self.key,
-                mask=self.mask,
-                causal=self.causal,
-                scale=self.scale,
-                window=self.window,
-                softcap=self.softcap,
-                signs=signs,
-                kernel=kernel,
-            )
-        return vitals.by_head(None if rows is None else rows[:, None, :])
+            return vitals
+        return measure(
+            self.query,
+            self.key,
+            mask=self.mask,
+            causal=self.causal,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            signs=signs,
+            kernel=kernel,
+        )
+
+
+class Examiner(Protocol):
+    """Looks closer at calls than a watch does: a scan's audit, its sinks, its pictures.
+
+    ``look`` runs while q, k and the logits of a call are there, beside the model (no graph, no mode); it should keep nothing
+    of the size of n × n. What it returns comes back in ``keep``, with the layer's name, once the call is certain to be attention.
+    """
+
+    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> Any: ...
+    def keep(self, name: str, call: Call, seen: Any) -> None: ...
 
 
 @contextmanager

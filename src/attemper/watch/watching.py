@@ -15,9 +15,10 @@ from .._checks import Signs, check_signs
 from ..errors import InputError
 from ..heads import HeadSummary
 from ..kernels import check_name
+from ..vitals import Vitals
 from . import ranks
 from .attach import attachment
-from .call import Call
+from .call import Call, Examiner
 from .journal import Journal
 from .ledger import Ledger
 from .naming import names_of
@@ -129,6 +130,7 @@ class Watch:
         self.signs, self.kernel = signs, kernel
         self.names: dict[int, str] = {}
         self.given_rows: Tensor | None = None
+        self.examiners: list[Examiner] = []  # who looks closer: a scan
         self._ledger = Ledger(gradients)
         self._record = Record()
         self._journal = journal
@@ -242,8 +244,13 @@ class Watch:
         if in_compiled():
             self._note(COMPILED, aloud=True)
 
-    def hear(self, name: str, call: Call, summary: HeadSummary | None) -> None:
+    def examine(self, call: Call, vitals: Vitals, rows: Tensor | None) -> list[Any]:
+        return [examiner.look(call, vitals, rows) for examiner in self.examiners]
+
+    def hear(self, name: str, call: Call, summary: HeadSummary | None, seen: list[Any] | None) -> None:
         self._ledger.add(name, call, summary)
+        for examiner, one in zip(self.examiners, seen or (), strict=False):
+            examiner.keep(name, call, one)
 
     def unheard(self, name: str, reason: str) -> None:
         self._unheard += 1
