@@ -1,1 +1,1 @@
-"""scan: what scale a real model applies, and whether its attention is healthy."""
+"""scan: what scale a real model really applies, and whether its attention is healthy."""

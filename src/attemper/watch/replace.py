@@ -105,7 +105,9 @@ def attend_with(
         if listening:
             frames = tuple(running.frames)
             facts = _facts(frames, query, key, mask, causal, scaling, softcap, dropout, options)
-            hear(Call(facts, frames, query, key, mask=mask, vitals=vitals))
+            call = Call(facts, frames, query, key, mask=mask, causal=causal, scale=scaling, softcap=softcap)
+            call.vitals = vitals
+            hear(call)
         return output.transpose(1, 2).contiguous(), None
 
     attend.measures_itself = True  # type: ignore[attr-defined]
