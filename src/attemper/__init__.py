@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .scale import RULES as RULES
     from .scale import Rule as Rule
     from .scale import rule as rule
+    from .scan import Scan as Scan
+    from .scan import scan as scan
     from .scores import additive_attention as additive_attention
     from .scores import cosine_attention as cosine_attention
     from .vitals import Attended as Attended
@@ -42,6 +44,7 @@ _HOMES = {
     "RULES": "scale",
     "Record": "watch",
     "Rule": "scale",
+    "Scan": "scan",
     "Vitals": "vitals",
     "additive_attention": "scores",
     "attention": "attention",
@@ -52,6 +55,7 @@ _HOMES = {
     "measure": "attention",
     "merge": "vitals",
     "rule": "scale",
+    "scan": "scan",
     "sdpa": "attention",
     "watch": "watch",
     "weights": "attention",

@@ -28,7 +28,7 @@ LAYERS = [
     {"_ops", "_checks"},
     {"kernels"},
     {"vitals"},
-    {"heads", "scale"},
+    {"heads", "scale", "_files"},
     {"errors"},
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}

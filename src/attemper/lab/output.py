@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, MissingExtra
+from .. import _files
+from .._files import save
+from ..errors import MissingExtra
 from .experiment import Experiment, Rows
 
 FIGURES = (".svg", ".png", ".pdf", ".html")
@@ -19,17 +21,8 @@ SUFFIXES = (".json", ".csv", ".parquet", *FIGURES)
 
 def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
     """Refuse a file that could not or should not be written, before the work and not after it."""
-    if path is None:
-        return
-    if path.suffix not in suffixes:
-        raise InputError(f"-o must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}; got {path.name!r}.")
-    if not path.parent.is_dir():
-        raise InputError(f"-o: there is no folder {str(path.parent)!r}. Make it first.")
-    if path.is_dir():
-        raise InputError(f"-o: {str(path)!r} is a folder. Choose another file.")
-    if path.exists() and not force:
-        raise InputError(f"-o: {str(path)!r} is there already. Add --force to overwrite it, or choose another file.")
-    for package in _needs(path.suffix):
+    _files.check(path, suffixes, force)
+    for package in _needs(path.suffix) if path is not None else ():
         _load(package, path.suffix)
 
 
@@ -37,13 +30,6 @@ def write(path: Path, experiment: Experiment, rows: Rows) -> None:
     """Write rows, or the figure made from them."""
     content = _FORMS[path.suffix](experiment, rows) if path.suffix in _FORMS else _figure(path.suffix, experiment, rows)
     save(path, content)
-
-
-def save(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise InputError(f"-o: cannot write {str(path)!r}: {error.strerror}. Choose another file.") from None
 
 
 def document(experiment: Experiment, rows: Rows) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""compared: the parts of a scan that were asked for beside it: another scale, one token, an older scan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .shown import COLOURS, number, safe, short_names
+from .what_if import WhatIf
+
+Document = dict[str, Any]
+HEADS, KEYS, CHANGES = 6, 3, 8
+"""How many are shown."""
+
+
+def compared(document: Document) -> Iterator[RenderableType]:
+    """The tables, each followed by an empty line."""
+    for name, part in (("what_if", _what_if), ("token", _token), ("baseline", _baseline)):
+        if name in document:
+            yield from part(document)
+            yield Text()
+
+
+def _grid(*titles: str) -> Table:
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for place, title in enumerate(titles):
+        grid.add_column(title, justify="right" if place else "left", no_wrap=bool(place))
+    return grid
+
+
+def _what_if(document: Document) -> Iterator[RenderableType]:
+    yield Text("What if the scale were another?", style="bold")
+    grid = _grid("scale", "logit std", "peak", "effective keys", "saturated heads")
+    heads = document["heads"]
+    rows = [WhatIf.of("as it is", heads).to_dict(), *document["what_if"]]
+    for row in rows:
+        frozen = f"{row['saturated_heads']} of {len(row['heads'])}"
+        numbers = (number(row["logit_std"], 2), number(row["peak"], 1), number(row["effective_keys"], 2))
+        grid.add_row(safe(row["rule"]), *numbers, frozen)
+    yield grid
+
+
+def _token(document: Document) -> Iterator[RenderableType]:
+    token = document["token"]
+    words = document["inputs"][token["input"]]["tokens"] or []
+    asked = safe(token["asked"])
+    best = token["best"]
+    if best is None:
+        yield Text(f"{asked!r} attends to nothing but itself and special tokens.")
+        return
+    names, _ = short_names([row["layer"] for row in document["heads"]])
+    where = f"layer {safe(names.get(best['layer'], best['layer']))} head {best['head']}"
+    yield Text.assemble(
+        (f"{asked} → {safe(best['token'])}  ", "bold"), f"{best['weight']:.2f} in {where}, the head that sees it best"
+    )
+    grid = _grid("layer", "head", "attends to")
+    grid.columns[2].justify, grid.columns[2].no_wrap = "left", False
+    special = document["inputs"][token["input"]]["special"] or []
+
+    def strongest(row: Document) -> list[tuple[float, int]]:
+        found = [
+            (weight, place)
+            for place, weight in enumerate(row["weights"])
+            if weight is not None and not (place < len(special) and special[place]) and place != token["position"]
+        ]
+        return sorted(found, reverse=True)[:KEYS]
+
+    def first(row: Document) -> float:
+        return max((weight for weight, _ in strongest(row)), default=0.0)
+
+    for row in sorted(token["heads"], key=first, reverse=True)[:HEADS]:
+        named = (f"{safe(words[place]) if place < len(words) else place} {weight:.2f}" for weight, place in strongest(row))
+        kind = " cross" if row["kind"] == "cross" else ""
+        grid.add_row(safe(names.get(row["layer"], row["layer"])) + kind, str(row["head"]), "  ".join(named))
+    yield grid
+
+
+def _baseline(document: Document) -> Iterator[RenderableType]:
+    found = document["baseline"]
+    yield Text.assemble(("Since ", "bold"), (safe(found["file"]), "bold"), f" ({safe(found['created'])})")
+    for line in found["says"]:
+        yield Text(f"but {safe(line)}", style=COLOURS["warn"])
+    if not (found["new"] or found["gone"] or found["scales"] or found["moved"]):
+        yield Text("Nothing changed: the same findings, the same scales, no sign moved.")
+        return
+    for word, part in (("new", found["new"]), ("gone", found["gone"])):
+        for one in part[:CHANGES]:
+            head = "" if one["head"] is None else f" head {one['head']}"
+            yield Text(f"{word}: {one['level']} {one['kind']}, {safe(one['layer'])}{head}: {safe(one['says'])}")
+        if len(part) > CHANGES:
+            yield Text(f"and {len(part) - CHANGES} more {word}", style="dim")
+    for one in found["scales"][:CHANGES]:
+        yield Text(f"scale: {safe(one['layer'])} applied {one['before']}, now {one['after']}")
+    for one in found["moved"][:CHANGES]:
+        was, now = number(one["before"], 2), number(one["after"], 2)
+        yield Text(f"moved: {safe(one['layer'])} head {one['head']} {one['sign']} {was} → {now} (× {one['times']:.2f})")
+    if len(found["moved"]) > CHANGES:
+        yield Text(f"and {len(found['moved']) - CHANGES} more signs moved by over {found['factor']} times", style="dim")

@@ -1,0 +1,134 @@
+"""folder: what a model's folder must hold before anything in it is read by anyone else, and a sentence for what it lacks.
+
+Weights are safetensors and nothing else. A pickle runs code when it is opened, and so does `auto_map`: both are refused unopened.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+INDEX = "model.safetensors.index.json"
+MAY_NAME_CODE = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer_config.json",
+    "video_preprocessor_config.json",
+)
+LARGEST_JSON = 64 * 2**20  # bytes; the configs that are read here have kilobytes
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """The config of a folder whose every file that will be read is one that may be.
+
+    Args:
+        folder: holds config.json and the weights as .safetensors, in one file or in several with an index.
+    """
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"scan: {str(folder)!r} has no config.json, so nobody can say which model it is. "
+            "Give the folder that save_pretrained() wrote."
+        )
+    config = read(folder / "config.json")
+    for name in MAY_NAME_CODE:
+        if (folder / name).is_file():
+            _refuse_code(folder / name)
+    weights(folder)
+    return config
+
+
+def weights(folder: Path) -> list[Path]:
+    """The weight files in the order of their names, each of them whole."""
+    found = sorted(folder.glob("*.safetensors"))
+    if not found:
+        _no_weights(folder)
+    if (folder / INDEX).is_file():
+        _check_index(folder)
+    for path in found:
+        _check_header(path)
+    return found
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A JSON object from a file that a stranger may have written."""
+    if path.stat().st_size > LARGEST_JSON:
+        raise InputError(f"scan: {str(path)!r} is larger than any {path.name} has reason to be. Check the file.")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"scan: {str(path)!r} is not JSON: {error}. Copy it again from where it came.") from None
+    if not isinstance(found, dict):
+        raise InputError(f"scan: {str(path)!r} must hold a JSON object; got {type(found).__name__}.")
+    return found
+
+
+def refuse_pickle(path: Path) -> None:
+    """Raise for a file that only a pickle reader could open; it stays closed."""
+    if path.suffix.lower() in PICKLES:
+        raise InputError(
+            f"scan: {path.name!r} is a pickle, which can run any code when it is opened, so it was not opened. "
+            "Use the model's .safetensors; where you trust the file, model.save_pretrained(folder) makes them."
+        )
+
+
+def _refuse_code(path: Path) -> None:
+    found = read(path)
+    if _mentions(found, "auto_map"):
+        raise InputError(
+            f"scan: {str(path)!r} has `auto_map`: the model brings code of its own, which attemper never runs. "
+            "Where transformers knows the model by itself, delete auto_map in a copy of the folder; else load the model "
+            "yourself and call attemper.scan(model, batch)."
+        )
+
+
+def _mentions(value: object, key: str) -> bool:
+    """Whether a key stands anywhere in JSON, in configs inside of configs too; json.loads bounds the depth."""
+    if isinstance(value, dict):
+        return bool(value.get(key)) or any(_mentions(inner, key) for inner in value.values())
+    return isinstance(value, list) and any(_mentions(inner, key) for inner in value)
+
+
+def _no_weights(folder: Path) -> None:
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in PICKLES:
+            refuse_pickle(path)
+    raise InputError(
+        f"scan: {str(folder)!r} has no .safetensors file, so there are no weights to scan. "
+        "Give the folder that save_pretrained() wrote."
+    )
+
+
+def _check_index(folder: Path) -> None:
+    parts = read(folder / INDEX).get("weight_map")
+    names = sorted(set(map(str, parts.values()))) if isinstance(parts, dict) else []
+    if not names:
+        raise InputError(f"scan: {str(folder / INDEX)!r} has no weight_map. Copy it again from where it came.")
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise InputError(
+                f"scan: {INDEX} names {name!r}, which is no .safetensors file of this folder, so it was not opened."
+            )
+        if not (folder / name).is_file():
+            raise InputError(
+                f"scan: {INDEX} names {name!r}, which is not in {str(folder)!r}. Copy it there: the model is incomplete."
+            )
+
+
+def _check_header(path: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            empty = not file.keys()
+    except (SafetensorError, OSError, ValueError) as error:
+        raise InputError(
+            f"scan: {str(path)!r} is no whole .safetensors file: {error}. Copy it again from where it came."
+        ) from None
+    if empty:
+        raise InputError(f"scan: {str(path)!r} holds no tensor. Copy it again from where it came.")

@@ -1,0 +1,241 @@
+"""load: a model to scan, from the embedded package, a local folder of safetensors, or the hub when downloading is allowed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import InputError, MissingExtra, nearest
+from . import demo, folder
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+HASHED = 2 * 2**30  # bytes of weights that are worth a sha256
+TASKS = {
+    "feature-extraction": ("AutoModel", ("Model",)),
+    "fill-mask": ("AutoModelForMaskedLM", ("ForMaskedLM",)),
+    "text-generation": ("AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
+    "text2text-generation": ("AutoModelForSeq2SeqLM", ("ForConditionalGeneration",)),
+    "text-classification": ("AutoModelForSequenceClassification", ("ForSequenceClassification",)),
+    "token-classification": ("AutoModelForTokenClassification", ("ForTokenClassification",)),
+    "question-answering": ("AutoModelForQuestionAnswering", ("ForQuestionAnswering",)),
+    "image-classification": ("AutoModelForImageClassification", ("ForImageClassification",)),
+    "audio-classification": ("AutoModelForAudioClassification", ("ForAudioClassification",)),
+    "speech-to-text": ("AutoModelForSpeechSeq2Seq", ("ForSpeechSeq2Seq",)),
+}
+"""Task → the Auto class of transformers that loads it, and how the classes are named that were saved for it."""
+
+
+@dataclass
+class Loaded:
+    """A model with what the document says of it; ``folder`` has its tokenizer and preprocessor, where it has one."""
+
+    model: nn.Module
+    name: str
+    source: str  # "demo", "folder", "hub" or "object"
+    folder: Path | None = None
+    tokenizer: Any = None  # of a model that was handed over; a folder's is loaded when a text comes
+    task: str | None = None
+    sha256: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        config = getattr(self.model, "config", None)
+        first = next((p for p in self.model.parameters() if p.is_floating_point()), None)
+        return {
+            "name": self.name,
+            "source": self.source,
+            "class": type(self.model).__name__,
+            "type": getattr(config, "model_type", None) or None,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "dtype": None if first is None else str(first.dtype).removeprefix("torch."),
+            "sha256": self.sha256,
+            "task": self.task,
+        }
+
+
+def load(
+    model: str | Path | None = None,
+    *,
+    task: str | None = None,
+    dtype: str | None = None,
+    device: str = "cpu",
+    allow_download: bool = False,
+) -> Loaded:
+    """A model in evaluation mode, loaded from safetensors, with no code but transformers' own.
+
+    Args:
+        model: a folder, or a hub id; None: the embedded MiniLM.
+        task: which head to load, a key of ``TASKS``; None: the class the checkpoint was saved as.
+        dtype: one of ``DTYPES``; None: as stored.
+        device: where it runs.
+        allow_download: fetch a hub id that is not in the local cache.
+    """
+    if task is not None and task not in TASKS:
+        raise InputError(f"scan: unknown --task {task!r}. {nearest(task, TASKS)}")
+    if dtype is not None and dtype not in DTYPES:
+        raise InputError(f"scan: unknown --dtype {dtype!r}. {nearest(dtype, DTYPES)}")
+    _check_device(device)
+    if model is None:
+        place, source, shown = demo.embedded_folder(), "demo", demo.NAME
+    else:
+        place, source = _place(model, allow_download)
+        shown = str(model) if source == "hub" else place.resolve().name
+    module, drawn = _read(place, shown, task, dtype)
+    digest = demo.SHA256 if source == "demo" else _digest(place)
+    task = task or _task_of(type(module).__name__)
+    notes = [_drawn(drawn)] if drawn else []
+    return Loaded(module.to(device).eval(), shown, source, place, task=task, sha256=digest, notes=notes)
+
+
+def transformers() -> Any:
+    """The package, or the line that installs it."""
+    try:
+        import_module("safetensors")
+        return import_module("transformers")
+    except ImportError:
+        raise MissingExtra("scan: loading a model needs transformers. Type pip install 'attemper[hf]'.") from None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Neither bars nor warnings of transformers: what matters of them is in the notes."""
+    logging = transformers().utils.logging
+    level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _place(model: str | Path, allow_download: bool) -> tuple[Path, str]:
+    """The folder that a name means, and whether it is the hub's."""
+    path = Path(model).expanduser()
+    try:
+        exists, is_folder = path.exists(), path.is_dir()
+    except (OSError, ValueError):  # a name too long, or with a NUL
+        exists = is_folder = False
+    if is_folder:
+        return path, "folder"
+    folder.refuse_pickle(path)
+    if exists:
+        raise InputError(
+            f"scan: MODEL must be a folder with config.json and .safetensors; {str(model)!r} is a file. "
+            f"Type its folder: {str(path.parent)!r}."
+        )
+    if not HUB_ID.fullmatch(str(model)):
+        raise InputError(
+            f"scan: there is no folder {str(model)!r}. Give a folder that save_pretrained() wrote, or leave MODEL out for "
+            "the embedded MiniLM."
+        )
+    return _hub(str(model), allow_download), "hub"
+
+
+def _hub(name: str, allow_download: bool) -> Path:
+    """A snapshot of a hub repository: safetensors, JSON and vocabularies, never code and never a pickle."""
+    transformers()
+    hub = import_module("huggingface_hub")
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+    try:
+        return Path(hub.snapshot_download(name, allow_patterns=wanted, local_files_only=True))
+    except Exception:  # not in the cache, which may say so in many ways
+        if not allow_download:
+            raise InputError(
+                f"scan: there is no folder {name!r}, and a model of the hub is fetched only with --allow-download. "
+                f"Type attemper scan {name} --allow-download, or give a local folder."
+            ) from None
+    try:
+        return Path(hub.snapshot_download(name, allow_patterns=wanted))
+    except Exception as error:  # unreachable, unknown, gated: the hub's client has a class for each
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no answer"
+        raise InputError(
+            f"scan: {name!r} could not be fetched from the hub ({type(error).__name__}: {reason[:200]}). Check the name and the "
+            "connection, or give a local folder."
+        ) from None
+
+
+def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple[nn.Module, list[str]]:
+    """The model, and the names of its weights that no file holds."""
+    package = transformers()
+    kind = folder.check(place).get("model_type")
+    known = package.CONFIG_MAPPING.keys()
+    if kind not in known:
+        near = nearest(kind, known).split(" Known:")[0] if isinstance(kind, str) else ""
+        near = near if near.startswith("Did") else ""
+        raise InputError(
+            f"scan: config.json of {shown!r} has model_type {kind!r}, which transformers {package.__version__} does not know. "
+            f"{near or 'A newer transformers may.'}"
+        )
+    with quiet():
+        try:
+            config = package.AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+            loader = getattr(package, TASKS[task][0]) if task else _saved_as(package, config)
+            model, info = loader.from_pretrained(
+                place,
+                config=config,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype="auto" if dtype is None else getattr(torch, dtype),
+                output_loading_info=True,
+            )
+        except Exception as error:  # of a file that anybody may have written: any kind
+            first = next(iter(str(error).strip().splitlines()), "")
+            raise InputError(
+                f"scan: {shown!r} could not be loaded{f' for {task}' if task else ''}: {type(error).__name__}: {first[:300]}"
+            ) from None
+    return model, sorted(map(str, info["missing_keys"]))
+
+
+def _saved_as(package: Any, config: Any) -> Any:
+    """The class that the checkpoint was saved as, where it is transformers' own for this config; else the bare model."""
+    for name in config.architectures or ():
+        found = getattr(package, str(name), None)
+        own = isinstance(found, type) and issubclass(found, package.PreTrainedModel)
+        if own and isinstance(config, getattr(found, "config_class", None) or ()):
+            return found
+    return package.AutoModel
+
+
+def _task_of(name: str) -> str | None:
+    return next((task for task, (_, ends) in reversed(TASKS.items()) if name.endswith(ends)), None)
+
+
+def _drawn(names: list[str]) -> str:
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"{len(names)} weights are not in the files and were drawn at random: {shown}."
+
+
+def _digest(place: Path) -> str | None:
+    """One sha256 over the weight files in the order of their names; None where reading them twice would take long."""
+    files = folder.weights(place)
+    if sum(path.stat().st_size for path in files) > HASHED:
+        return None
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while part := file.read(2**20):
+                digest.update(part)
+    return digest.hexdigest()
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise InputError(
+            f"scan: --device {device!r} is not usable here; `attemper env` lists what is. Type --device cpu."
+        ) from None

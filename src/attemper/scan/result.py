@@ -1,0 +1,94 @@
+"""Scan: what a scan found, as a document of plain data, a table to read, and files."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..watch import Record
+from .output import write as write_file
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SCHEMA = "attemper.scan/1"
+
+
+class Scan:
+    """What :func:`attemper.scan` found. ``print(scan)`` is the table; a notebook shows it as HTML.
+
+    ``record`` has the vitals per layer and head. ``layers``, ``heads`` and ``findings`` (the worst first) are lists of dicts,
+    ``verdict`` has a ``level`` and one ``line``, ``notes`` says what was not measured, and why. :meth:`to_dict` has all of it.
+    """
+
+    def __init__(self, document: dict[str, Any], record: Record, interrupted: bool = False) -> None:
+        self.document = plain(document)
+        self.record = record
+        self.interrupted = interrupted
+
+    @property
+    def verdict(self) -> dict[str, str]:
+        return dict(self.document["verdict"])
+
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        return list(self.document["layers"])
+
+    @property
+    def heads(self) -> list[dict[str, Any]]:
+        return list(self.document["heads"])
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        return list(self.document["findings"])
+
+    @property
+    def notes(self) -> list[str]:
+        return list(self.document["notes"])
+
+    def to_dict(self, attention: bool = False) -> dict[str, Any]:
+        """The whole document, as ``attemper scan --json`` prints it; its schema is ``attemper scan --schema``.
+
+        Args:
+            attention: with the attention weights that were kept, which are most of its size.
+        """
+        return {name: part for name, part in self.document.items() if attention or name != "attention"}
+
+    def write(self, path: str | Path) -> None:
+        """Write a file whose suffix says what: the report, the document, or a row per head.
+
+        Args:
+            path: ending in ``.html``, ``.json``, ``.csv``, or ``.parquet``, which needs ``pip install 'attemper[record]'``. A file
+                that was there is replaced once the new one is whole.
+        """
+        write_file(Path(path), self.document)
+
+    def __rich__(self) -> RenderableType:
+        from .table import table
+
+        return table(self.document)
+
+    def __str__(self) -> str:
+        from .table import text
+
+        return text(self.document)
+
+    def __repr__(self) -> str:
+        model, level = self.document["model"]["class"], self.document["verdict"]["level"]
+        return f"Scan({model}: {level}; layers {len(self.layers)}, heads {len(self.heads)}, findings {len(self.findings)})"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        told = escape(str(self)).rstrip()
+        return f'<pre style="line-height:1.25">{told}</pre>{self.record._repr_html_()}'
+
+
+def plain(value: Any) -> Any:
+    """Data that JSON takes: NaN and infinity, which it does not have, become None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
