@@ -99,6 +99,8 @@ class Mode(TorchDispatchMode):
             if call is None:
                 self.attachment.unheard(frames, f"a {func} call on nested, meta or wrapped tensors")
             else:
+                if current.place is not None:
+                    call.places = (current.place,)
                 self.attachment.begin(call)(call.frames)
                 current.answers(call, out)
         return out
@@ -154,7 +156,8 @@ class Attachment:
         if not running.frames:
             if not names or torch.compiler.is_compiling():
                 return
-            running.current = Pass(Chain(self.parameters, self.begin, self.unheard, self.missed), Mode(self))
+            mode = Mode(self) if running.mode is None else running.mode(self)
+            running.current = Pass(Chain(self.parameters, self.begin, self.unheard, self.missed), mode)
             with self.lock:
                 self.passes[running.current] = Site()
             running.current.listen()

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from ..attention import measure
 from ..vitals import Vitals
-from .running import Frame
+from .running import Frame, Place
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class Call:
     beside: tuple[int, int] = (0, 0)  # columns of the logits, before and after, that are no keys: sinks
     heads_known: bool = True  # whether something said which dimension, or which part of one, is the heads
     in_order: bool = True  # whether the logits' columns are the keys as the product had them
+    places: tuple[Place, ...] = ()  # the ops that made its scores, where somebody counts ops
     counted: bool = False  # weights may meet values more than once
 
     def one_tensor(self) -> bool:

@@ -106,7 +106,13 @@ class Chain:
         if self.multiplied.has(left) or self.multiplied.has(right):
             scale = None  # q or k was multiplied on the way: by how much in all is not known
         shape = (left.shape[-2], right.shape[-1] if right.dim() > 1 else 1)
-        self.scores.put(out, Scores(left, right, tuple(running.frames), shape, scale, root, masked=biased))
+        scores = Scores(left, right, tuple(running.frames), shape, scale, root, masked=biased)
+        current = running.current
+        if current is not None and current.place is not None:
+            scores = scores.made_at(current.place, current.ratio)
+            if biased and self.scores and (other := self.scores.get(args[0])) is not None:
+                scores = replace(scores, places=(*other.places, *scores.places))
+        self.scores.put(out, scores)
 
     def _weigh(self, tensor: Tensor, other: Tensor, axis: int, out: Tensor) -> bool:
         """A product with weights: with values, or with a parameter that mixes heads."""
@@ -189,6 +195,9 @@ class Chain:
                 after = scores.after(name, args, tensor, result)
                 if self.triangles and any(map(self.triangles.get, tensors)):
                     after = replace(after, causal=True)
+                if after.places and name not in SCALINGS:  # terms of one sum, or entries of one matrix
+                    made = [each.places for tensor in tensors if (each := self.scores.get(tensor)) is not None]
+                    after = replace(after, places=tuple(dict.fromkeys(sum(made, ()))))
                 self.scores.put(result, after)
                 return True
         return False
@@ -265,5 +274,5 @@ def _call(name: str, scores: Scores, logits: Tensor, dim: int, frames: tuple[Fra
     )
     call = Call(facts, frames, query, key, logits=matrix)
     call.product, call.flipped, call.heads_known = True, flipped, known
-    call.beside, call.in_order = scores.beside, scores.in_order
+    call.beside, call.in_order, call.places = scores.beside, scores.in_order, scores.places
     return call

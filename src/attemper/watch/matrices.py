@@ -12,7 +12,7 @@ from torch import Tensor
 from ..kernels.seam import HIDDEN_BIAS
 from .call import aside
 from .opnames import EXPONENTIALS, RESHAPING, SCALINGS, SELECTING
-from .running import Frame
+from .running import Frame, Place
 
 FAR = -1e6
 """Far enough below HIDDEN_BIAS that no score added to it comes back above."""
@@ -65,6 +65,7 @@ class Scores:
     exponential: str = ""  # what was taken of it in place of a softmax
     beside: tuple[int, int] = (0, 0)  # columns put before and after the keys
     added: tuple[Added, ...] = ()
+    places: tuple[Place, ...] = ()  # the products that made it, where somebody counts ops
 
     def after(self, name: str, args: tuple[Any, ...], tensor: Tensor, result: Tensor) -> Scores:
         """What is known of scores, here `tensor`, after one more step made `result` of them."""
@@ -92,6 +93,16 @@ class Scores:
         factor = factor if name == "mul" else 1 / factor
         cap = factor if kept.capped and kept.cap is None else kept.cap
         return replace(kept, scale=kept.scale * factor, cap=cap)
+
+    def made_at(self, place: Place, ratio: float) -> Scores:
+        """These scores, with the op that made them, and what else it multiplied them by."""
+        scale, root = self.scale, self.root
+        return replace(
+            self,
+            places=(place,),
+            scale=None if scale is None else scale * ratio,
+            root=None if root is None else root * ratio**0.5,
+        )
 
     def _widened(self, name: str, args: tuple[Any, ...], tensor: Tensor, result: Tensor) -> Scores:
         """Columns were put beside the keys: attention sinks."""

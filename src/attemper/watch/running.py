@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from .sequences import Sequences
 from .storages import address
 
 if TYPE_CHECKING:
+    from .attach import Attachment
     from .call import Call
     from .chain import Chain
     from .interface import Interfaced
@@ -26,6 +28,10 @@ QUIET = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.GELU, nn.ReLU, nn
 SELF = re.compile(r"self", re.IGNORECASE)
 ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 NORM = re.compile(r"norm|dropout", re.IGNORECASE)
+
+
+Place = tuple[int, int]
+"""An op in a run: the id of the module that it runs in, and which of the products and attention ops there it is."""
 
 
 class Frame:
@@ -81,6 +87,8 @@ class Pass:
         self.begun: list[object] = []  # the watches for which this pass is counted
         self.sequences: Sequences = chain.sequences
         self.kept: dict[tuple[int, int, int], Tensor | None] = {}  # sequence, batch, length → rows that are no padding
+        self.place: Place | None = None  # of the op under way, where somebody counts them (alter.py)
+        self.ratio = 1.0  # by which that op's output is then multiplied
         self.doubtful: list[tuple[Frame, ...]] = []  # attention modules, by their name, in which no call was seen
 
     def left(self, frames: list[Frame], module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
@@ -131,6 +139,9 @@ class Running(threading.local):
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.current: Pass | None = None
+        self.mode: Callable[[Attachment], TorchDispatchMode] | None = (
+            None  # makes the passes' mode, in place of the plain one
+        )
 
 
 running = Running()

@@ -149,6 +149,11 @@ class Watch:
         """What was measured up to the last step that ended."""
         return self._record
 
+    @property
+    def unmeasured(self) -> int:
+        """How many calls were seen that could not be measured; the notes of the record say why."""
+        return self._unheard
+
     def rows(self, keep: Tensor | None) -> None:
         """Say which queries are real in the coming passes, where no mask shows it.
 

@@ -1,0 +1,293 @@
+"""What if: the same model on the same inputs with the scale replaced while it runs, and the signs of its heads then.
+
+A first run notes the ops in which each layer's scores are made; in the next one those ops, and nothing else, work with another
+scale. The weights of the model are never touched. What cannot be reached, or takes another way the second time, is an error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError, nearest
+from ..scale import RULES, Rule
+from ..vitals import Vitals
+from ..watch.alter import Alteration, altered
+from ..watch.call import Call, Facts
+from ..watch.running import Place, running
+from ..watch.watching import watch
+
+MOSTLY = 0.5
+"""A head is called saturated when more than this share of its rows is (rows that see enough keys to be: heads.py)."""
+
+SIGNS = (
+    *("rows", "mean", "variance", "peak", "entropy", "p2", "top_weight", "effective_keys", "evenness"),
+    *("jacobian_trace", "saturated"),
+)
+NOT_ONE_NUMBER = {
+    "log_n": "its scale grows with the keys that each row sees",
+    "learned": "its scale is learned per head, and this model was not trained with it; 'sqrt_dk' is where it starts",
+    "qk_norm": "it changes q and k before they meet",
+    "softcap": "it bounds the logits after the scale; its scale is that of 'sqrt_dk'",
+}
+TIMES = re.compile(r"[x×](.+)")
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The signs of a model's heads under one rule, and a few numbers over all of them.
+
+    ``saturated_heads`` counts the heads most of whose rows give one key more than 0.99 of their weight. ``effective_keys`` is the
+    mean over heads, ``peak`` the largest logit, ``logit_std`` the root of the heads' mean variance.
+    """
+
+    rule: str
+    heads: list[dict[str, Any]]
+    saturated_heads: int
+    effective_keys: float
+    peak: float
+    logit_std: float
+
+    @classmethod
+    def of(cls, rule: str, heads: Sequence[Mapping[str, Any]]) -> WhatIf:
+        """Sum up rows of heads, a document's too."""
+        rows = [{name: row[name] for name in ("layer", "kind", "head", *SIGNS)} for row in heads]
+        return cls(
+            rule,
+            rows,
+            saturated_heads=sum((row["saturated"] or 0.0) > MOSTLY for row in rows),
+            effective_keys=_mean(rows, "effective_keys"),
+            peak=max((row["peak"] for row in rows if row["peak"] is not None), default=math.nan),
+            logit_std=math.sqrt(_mean(rows, "variance")),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One attention call of a run: whose it is, and the ops that made its scores."""
+
+    layer: str
+    kind: str
+    facts: Facts
+    places: tuple[Place, ...]
+
+
+class Hearing:
+    """The examiner that keeps what was heard, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[Heard] = []
+
+    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> None:
+        """Nothing to look at: the watch has the vitals."""
+
+    def keep(self, name: str, call: Call, seen: object) -> None:
+        self.calls.append(Heard(name, call.facts.kind, call.facts, call.places))
+
+
+def what_if(
+    model: nn.Module,
+    run: Callable[[], object],
+    rules: Sequence[str],
+    applied: Mapping[tuple[str, str], float | None] | None = None,
+    progress: Callable[[str], object] | None = None,
+) -> list[WhatIf]:
+    """Run a model once for each rule, with its scale replaced by the rule's, and read the signs of its heads.
+
+    Gradients are off, and each run draws the same random numbers. Another watch that is open meanwhile hears these runs too.
+
+    Args:
+        model: the model.
+        run: calls it on its inputs, the same each time; what it returns is dropped.
+        rules: names of rules whose scale is one number (``"none"``, ``"dk"``, ``"sqrt_dmodel"``, …), numbers (``"0.5"``: that
+            scale in every layer), or factors (``"x2"``: twice the scale that each layer has).
+        applied: the scale that each (layer, kind) applies now, in all; what is not in it is read from the call.
+        progress: told each rule before its run.
+
+    Returns:
+        one :class:`WhatIf` for each rule, in their order.
+    """
+    wanted = [_wanted(rule) for rule in rules]
+    if running.frames:
+        raise InputError("what_if(): it must be called outside of a model's forward, since it runs the model itself.")
+    applied = applied or {}
+    with _same_each_time(model) as again:
+        again()
+        alteration = Alteration()
+        heads, first = _listen(model, run, alteration)
+        _reachable(first, alteration)
+        found = []
+        for rule, scale in zip(rules, wanted, strict=True):
+            if progress is not None:
+                progress(rule)
+            again()
+            ratios = _ratios(first, scale, applied)
+            second = Alteration(ratios)
+            heads, calls = _listen(model, run, second)
+            _took_the_same_way(rule, first, alteration, calls, second)
+            found.append(WhatIf.of(rule, heads))
+    return found
+
+
+Wanted = Callable[[Facts, int, Callable[[], float]], float]
+"""The ratio of scales that a rule asks for, of a call's facts, its layer's number and the scale it has now."""
+
+
+def _wanted(rule: str) -> Wanted:
+    """What a rule's word asks for, or the sentence that says why it cannot be had."""
+    known = RULES.get(rule)
+    if known is None:
+        times = TIMES.fullmatch(rule)
+        number = _number(rule if times is None else times[1])
+        if number is None:
+            offered = [name for name in RULES if name not in NOT_ONE_NUMBER]
+            raise InputError(
+                f"what_if(): `rules` must be names of rules, scales like 0.5 or factors like x2; got {rule!r}. "
+                f"{nearest(rule, offered)}"
+            )
+        if times is not None:
+            return lambda facts, layer, now: number
+        return lambda facts, layer, now: number / now()
+    if rule in NOT_ONE_NUMBER:
+        raise InputError(
+            f"what_if(): rule {rule!r} is not one number that can be put in another's place: {NOT_ONE_NUMBER[rule]}. "
+            f"Use one of {', '.join(repr(name) for name in RULES if name not in NOT_ONE_NUMBER)}."
+        )
+    return lambda facts, layer, now: _scale(known, facts, layer) / now()
+
+
+def _scale(rule: Rule, facts: Facts, layer: int) -> float:
+    return float(rule.scale(head_dim=facts.head_dim, heads=facts.heads, layer=layer))
+
+
+def _number(word: str) -> float | None:
+    try:
+        number = float(word)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number > 0 else None
+
+
+def _listen(
+    model: nn.Module, run: Callable[[], object], alteration: Alteration
+) -> tuple[list[dict[str, Any]], list[Heard]]:
+    """One run: a row for each head, and the calls that were heard."""
+    hearing = Hearing()
+    listening = watch(model)
+    listening.examiners = [hearing]
+    with altered(alteration), listening:
+        run()
+    if listening.unmeasured:
+        raise InputError(
+            f"what_if(): part of this model's attention cannot be measured, so its scale cannot be replaced either: "
+            f"{listening.record.notes[0]} Load the model with attn_implementation='sdpa' or 'eager'."
+        )
+    return listening.record.to_dicts(), hearing.calls
+
+
+def _reachable(calls: Sequence[Heard], alteration: Alteration) -> None:
+    """Raise for a call whose scale is not an argument or a factor that can be replaced."""
+    for call in calls:
+        if call.places and all(alteration.found[place].can_be_altered for place in call.places):
+            continue
+        how = call.facts.implementation or call.facts.route
+        raise InputError(
+            f"what_if(): the scale of {call.layer!r} cannot be replaced while it runs, since {how!r} does not show the op that "
+            "applies it. Load the model with attn_implementation='sdpa' or 'eager', and watch it without replace=True."
+        )
+
+
+def _ratios(
+    calls: Sequence[Heard], wanted: Wanted, applied: Mapping[tuple[str, str], float | None]
+) -> dict[Place, float]:
+    numbers = layer_numbers([call.layer for call in calls])
+    ratios: dict[Place, float] = {}
+    for call in calls:
+        ratio = wanted(call.facts, numbers[call.layer], partial(_now, call, applied))
+        for place in call.places:
+            if ratios.setdefault(place, ratio) != ratio:
+                raise InputError(
+                    f"what_if(): {call.layer!r} shares a product with another layer that needs another scale. "
+                    "Ask for one factor for all, like x2."
+                )
+    return ratios
+
+
+def _now(call: Heard, applied: Mapping[tuple[str, str], float | None]) -> float:
+    """The scale that a call's layer applies in all."""
+    scale = applied.get((call.layer, call.kind))
+    scale = call.facts.scale if scale is None else scale
+    if not scale:
+        raise InputError(
+            f"what_if(): the scale that {call.layer!r} applies is not known, so another cannot be put in its place. "
+            "Give it in `applied`, or ask for a factor like x2."
+        )
+    return scale
+
+
+def layer_numbers(layers: Sequence[str]) -> dict[str, int]:
+    """Each layer's number in its stack, from 0: the stack are the layers whose names differ in their numbers alone."""
+    stacks: dict[str, dict[str, int]] = {}
+    for layer in layers:
+        stack = stacks.setdefault(re.sub(r"\d+", "#", layer), {})
+        stack.setdefault(layer, len(stack))
+    return {layer: number for stack in stacks.values() for layer, number in stack.items()}
+
+
+def _took_the_same_way(
+    rule: str, first: Sequence[Heard], before: Alteration, second: Sequence[Heard], after: Alteration
+) -> None:
+    """Raise unless the altered run made every score in the same op as the first, with the scale that was asked for."""
+    for one, other in zip(first, second, strict=False):
+        same = (one.layer, one.kind, one.places) == (other.layer, other.kind, other.places)
+        if not same or any(before.found[place] != after.found.get(place) for place in one.places):
+            break
+        if one.facts.scale is not None and other.facts.scale is not None:
+            expected = one.facts.scale * after.ratios[one.places[0]]
+            if not math.isclose(other.facts.scale, expected, rel_tol=1e-6):
+                break
+    else:
+        if len(first) == len(second):
+            return
+        one = max(first, second, key=len)[min(len(first), len(second))]
+    raise InputError(
+        f"what_if(): with rule {rule!r} the model took another way through {one.layer!r} than before, so its scale was not "
+        "replaced there and no sign is given. Call it with the same inputs, in eval(), with a cache that begins empty each time."
+    )
+
+
+@contextmanager
+def _same_each_time(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """No gradients, no fast path that hides the scale, and a function that draws the random numbers from the start again."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    devices = {tensor.device for tensor in model.parameters() if tensor.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices)), torch.no_grad():
+        states = [(device, torch.cuda.get_rng_state(device)) for device in devices]
+        state = torch.get_rng_state()
+
+        def again() -> None:
+            torch.set_rng_state(state)
+            for device, numbers in states:
+                torch.cuda.set_rng_state(numbers, device)
+
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield again
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    numbers = [row[name] for row in rows if row[name] is not None and not math.isnan(row[name])]
+    return sum(numbers) / len(numbers) if numbers else math.nan

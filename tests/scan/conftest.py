@@ -1,0 +1,12 @@
+"""Shared by the tests of the scan."""
+
+import pytest
+
+from watched import state
+
+
+@pytest.fixture
+def nothing_is_left_behind():
+    before = state()
+    yield
+    assert state() == before
