@@ -1,0 +1,107 @@
+"""report: a scan's document as one HTML file that needs nothing else: no network, no server, no other file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+
+SCHEMA = "attemper.scan/1"
+# In the order in which one needs the other. Each is an ES module on its own; a page may also serve them as they are.
+SCRIPTS = ("numbers.js", "weights.js", "dom.js", "map.js", "tokens.js", "sections.js", "heads.js")
+# what could end a script element or a line of JavaScript, written so that JSON still reads the same
+ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
+
+
+def html(document: Mapping[str, Any]) -> str:
+    """A scan's document as a page: the map of its heads, the audit, findings, what if, and the attention of any head.
+
+    ``document`` is what ``Scan.to_dict()`` gives and ``attemper scan --json`` prints. The page asks for nothing outside itself, and
+    its content security policy would not let it; text from the model or its tokenizer is only ever shown as text.
+    """
+    _check(document)
+    style, code = _text("report.css"), script() + _module("start.js")
+    model = document.get("model") or {}
+    parts = {
+        "policy": policy(code, style),
+        "title": escape(f"attemper scan: {model.get('name') or 'a model'}"),
+        "verdict": escape(str((document.get("verdict") or {}).get("line", ""))),
+        "style": style,
+        "script": code,
+        "document": encoded(document),
+    }
+    # in one pass: what is put in is not searched again, whatever it contains
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _text("page.html"))
+
+
+def write(document: Mapping[str, Any], path: str | Path) -> Path:
+    """The page of :func:`html` for ``document`` as a file at ``path``, which is replaced if it is there; returns the path."""
+    path = Path(path)
+    path.write_text(html(document), encoding="utf-8", newline="\n")
+    return path
+
+
+def script() -> str:
+    """The report's modules as one, which exports ``render(root, document)``: for a page, or a notebook widget's one file."""
+    return "".join(_module(name) for name in SCRIPTS)
+
+
+def style() -> str:
+    """The report's style sheet; it touches what is inside ``.attemper``."""
+    return _text("report.css")
+
+
+def policy(code: str, style: str) -> str:
+    """A content security policy that lets exactly ``code`` and ``style`` run, and nothing be fetched or sent."""
+    return (
+        f"default-src 'none'; script-src '{_digest(code)}'; style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
+    )
+
+
+def encoded(document: Mapping[str, Any]) -> str:
+    """``document`` as JSON that can stand in a script element: no tag in it, and null for NaN and infinity."""
+    return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(ESCAPES)
+
+
+def _check(document: Mapping[str, Any]) -> None:
+    if not isinstance(document, Mapping):
+        raise InputError(
+            f"report.html(): `document` must be a scan's document, a dict; got {type(document).__name__}. Use scan.to_dict()."
+        )
+    if document.get("schema") != SCHEMA:
+        raise InputError(
+            f"report.html(): `document` must have the schema {SCHEMA!r}; got {document.get('schema')!r}. "
+            "Use what attemper.scan(…).to_dict() gives or `attemper scan --json` prints."
+        )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return value
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _module(name: str) -> str:
+    """A module without its imports of the others: joined, they share one scope."""
+    return re.sub(r"^import \{[^}]*\} from \"\./\w+\.js\";\n", "", _text(name), flags=re.MULTILINE)
+
+
+def _text(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")

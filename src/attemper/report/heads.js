@@ -1,0 +1,130 @@
+// render(root, document): a scan's document as a page one can point at. No globals, no markup parsed, nothing fetched.
+
+import { LEVELS, SIGNS, measured } from "./numbers.js";
+import { album } from "./weights.js";
+import { maker } from "./dom.js";
+import { shortened } from "./numbers.js";
+import { mapView } from "./map.js";
+import { tokensView } from "./tokens.js";
+import { asked, audit, findings, headView, lanesView, notes, provenance, reading, signOf, verdict } from "./sections.js";
+
+let made = 0; // several reports may stand on one page: their ids must differ
+
+/** The document with what the views look up: rows of heads, findings by place, pictures, signs. */
+export function read(document) {
+  const lists = { inputs: [], layers: [], heads: [], findings: [], attention: [] };
+  const scan = { ...document, verdict: document.verdict ?? { level: "ok", line: "" }, model: document.model ?? {} };
+  for (const [name, empty] of Object.entries(lists)) scan[name] = document[name] ?? empty;
+  const names = new Map();
+  for (const one of [...scan.layers, ...scan.heads]) names.set(`${one.layer}|${one.kind}`, { layer: one.layer, kind: one.kind });
+  const rows = [...names.values()], kinds = new Set(rows.map((row) => row.kind));
+  const short = shortened(rows.map((row) => row.layer));
+  rows.forEach((row, index) => Object.assign(row, { index, heads: new Map(), name: `${row.layer} (${row.kind})`,
+    label: kinds.size > 1 && row.kind === "cross" ? `${short[index]} ×` : short[index] }));
+  const find = (one) => ({ layer: rows.findIndex((row) => row.layer === one.layer && row.kind === (one.layer_kind ?? one.kind)), head: one.head ?? 0 });
+  for (const head of scan.heads) rows[find(head).layer].heads.set(head.head, head);
+  const found = new Map();
+  for (const finding of scan.findings) {
+    const { layer } = find(finding), key = finding.head === null || finding.head === undefined ? `${layer}` : `${layer}.${finding.head}`;
+    found.set(key, [...(found.get(key) ?? []), finding].sort((a, b) => LEVELS.indexOf(b.level) - LEVELS.indexOf(a.level)));
+  }
+  const prefix = `attemper-${++made}-`;
+  return { document: scan, rows, find, findings: found, heads: scan.heads, album: album(scan.attention), id: (name) => prefix + name,
+    label: (one) => rows[find(one).layer]?.label ?? one.layer ?? "", columns: 1 + Math.max(0, ...scan.heads.map((head) => head.head)),
+    keys: Math.max(2, ...scan.layers.map((layer) => layer.keys ?? 0)), signs: measured(scan.heads, [...SIGNS, ...tokenSign(scan, find)]) };
+}
+
+/** With `--token`, a sign of its own: how much each head lets the token look at what it looks at most. */
+function tokenSign({ token }, find) {
+  if (!token?.best) return [];
+  const weights = new Map(token.heads.map((one) => [`${one.layer}|${one.kind}|${one.head}`, one.weights[token.best.position]]));
+  return [{ key: "token", label: `“${token.asked}” → “${token.best.token}”`, unit: "", digits: 2, range: () => [0, 1],
+    of: (head) => weights.get(`${head.layer}|${head.kind}|${head.head}`), says: `The weight that “${token.asked}” (position ${token.position}) gives to “${token.best.token}” (position ${token.best.position}).` }];
+}
+
+/** Where a reader starts: at the token asked for, else at the worst finding. */
+export function start(scan) {
+  const { token, findings: all } = scan.document;
+  const worst = all.find((finding) => finding.head !== null && finding.head !== undefined) ?? null;
+  const begin = token?.best ?? worst;
+  const place = begin && scan.find(begin).layer >= 0 ? scan.find(begin) : { layer: 0, head: scan.rows[0]?.heads.keys().next().value ?? 0 };
+  const wanted = [token?.best ? "token" : signOf(worst), "effective_keys", scan.signs[0]?.key].find((key) => scan.signs.some((sign) => sign.key === key));
+  return { sign: wanted, ...place, input: token?.input ?? 0, at: token ? { side: "query", at: token.position } : null, hide: false, view: null };
+}
+
+/** State → "sign=peak&head=3.5&token=7": what differs from the start, so that a link shows what its sender saw. */
+export function toHash(state) {
+  const parts = { sign: state.sign, head: `${state.layer}.${state.head}`, text: state.input, token: state.at ? `${state.at.side}.${state.at.at}` : "none", hide: Number(state.hide), view: state.view };
+  return new URLSearchParams(Object.entries(parts).filter(([, said]) => said !== null && said !== undefined)).toString();
+}
+
+/** The reverse; what does not exist in this scan is left at its start. */
+export function fromHash(scan, hash, otherwise) {
+  const said = new URLSearchParams(hash.replace(/^#/, "")), state = { ...otherwise };
+  if (scan.signs.some((sign) => sign.key === said.get("sign"))) state.sign = said.get("sign");
+  const [layer, head] = (said.get("head") ?? "").split(".").map(Number);
+  if (scan.rows[layer]?.heads.has(head)) Object.assign(state, { layer, head });
+  if (scan.document.inputs[said.get("text")]) state.input = Number(said.get("text"));
+  const [side, at] = (said.get("token") ?? "").split("."), row = scan.rows[state.layer], picture = row && scan.album(row.layer, row.kind, state.input);
+  if (said.get("token") === "none") state.at = null;
+  if ((side === "query" || side === "key") && Number(at) < (picture?.[side === "query" ? "queries" : "keys"] ?? 0)) state.at = { side, at: Number(at) };
+  if (["columns", "text"].includes(said.get("view"))) state.view = said.get("view");
+  if (said.has("hide")) state.hide = said.get("hide") === "1";
+  return state;
+}
+
+/** The choice between the reader's theme, light and dark. */
+function themes(make, root, redraw) {
+  const set = (name) => {
+    root.dataset.theme = name;
+    for (const one of group.children) one.setAttribute("aria-pressed", String(one.textContent === name));
+    redraw();
+  };
+  const group = make("span.tabs.themes", { role: "group", "aria-label": "Colours" },
+    ["auto", "light", "dark"].map((name) => make("button.tab", { type: "button", "aria-pressed": String(name === "auto"), onclick: () => set(name) }, name)));
+  return group;
+}
+
+/**
+ * Draw a scan's document into an element, which it takes over. `options.location` (an object with `hash` and `replace(hash)`)
+ * keeps what is chosen in an address. Returns a function that lets go of everything outside the element.
+ */
+export function render(root, document, options = {}) {
+  const page = root.ownerDocument, window = page.defaultView, make = maker(page), scan = read(document), first = start(scan);
+  const dark = window.matchMedia("(prefers-color-scheme: dark)"), calm = window.matchMedia("(prefers-reduced-motion: reduce)");
+  let state = fromHash(scan, options.location?.hash ?? "", first);
+  const theme = () => (root.dataset.theme === "dark" || (root.dataset.theme !== "light" && dark.matches) ? "dark" : "light");
+  const show = () => views.forEach((view) => view.show(state, theme()));
+  const set = (patch) => {
+    state = { ...state, ...patch };
+    options.location?.replace(toHash(state));
+    show();
+  };
+  const choose = (layer, head) => set({ layer, head });
+  const act = { set, choose, state: () => state,
+    lock: (side, at) => set({ at: state.at?.side === side && state.at.at === at ? null : { side, at } }),
+    find(finding) {
+      const place = scan.find(finding), sign = scan.signs.some((one) => one.key === signOf(finding)) ? signOf(finding) : state.sign;
+      if (place.layer >= 0 && scan.rows[place.layer].heads.has(place.head)) set({ ...place, sign });
+      work.scrollIntoView({ behavior: calm.matches ? "auto" : "smooth", block: "start" });
+      root.querySelector('button.cell[aria-pressed="true"]')?.focus({ preventScroll: true });
+    } };
+  const views = scan.signs.length ? [mapView(make, scan, act), headView(make, scan, act), tokensView(make, scan, act), lanesView(make, scan)].filter(Boolean) : [];
+  const [map, head, tokens, lanes] = views.map((view) => view.node);
+  const work = make("div.work", {}, make("div", {}, map, head), make("div", {}, asked(make, scan, act), tokens));
+  const { model, attemper, created } = scan.document, said = [model.class, model.dtype, attemper && `attemper ${attemper}`, created?.slice(0, 10)];
+  const heading = make("div.top", {}, make("span.brand", {}, "attemper scan"), make("bdi.model", {}, model.name ?? ""),
+    make("span.facts", {}, said.filter(Boolean).join(" · ")), themes(make, root, show));
+  root.classList.add("attemper");
+  root.replaceChildren(make("header", {}, heading, verdict(make, scan, act), reading(make, scan)),
+    ...(views.length ? [work] : [make("p", {}, "No head was measured.")]), ...[findings(make, scan, act), lanes, audit(make, scan), notes(make, scan), provenance(make, scan)].filter(Boolean));
+  const escape = (event) => event.key === "Escape" && state.at && set({ at: null });
+  const moved = () => { state = fromHash(scan, options.location?.hash ?? "", state); show(); };
+  const listeners = [[page, "keydown", escape], [dark, "change", show], [window, "hashchange", moved]];
+  for (const [target, kind, listener] of listeners) target.addEventListener(kind, listener);
+  show();
+  return () => listeners.forEach(([target, kind, listener]) => target.removeEventListener(kind, listener));
+}
+
+/** As a notebook widget: the document is the trait `document`. */
+export default { render: ({ model, el }) => render(el, model.get("document")) };

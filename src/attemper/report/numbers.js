@@ -1,0 +1,116 @@
+// Signs, numbers and colours: how a scan's numbers are read, written and shaded. No page is needed here.
+
+/**
+ * What can be mapped. `of` reads a head; `range` is the scale's ends for all heads (null: from the numbers themselves);
+ * `marks` are the thresholds of attemper.health, drawn on the legend.
+ */
+export const SIGNS = [
+  { key: "peak", label: "peak logit", unit: "", digits: 1, marks: [[30, "note"], [50, "warn"], [100, "act"], [1e3, "critical"], [1e4, "diverging"]],
+    says: "The largest logit of any row. Softmax sees differences, so a peak that grows means weights that freeze." },
+  { key: "variance", label: "logit std", unit: "", digits: 2, of: (head) => root(head.variance),
+    says: "How far the logits of a row spread. About 1 for unit normal q and k under 1/√d_k." },
+  { key: "entropy", label: "entropy", unit: "nats", digits: 2, range: (keys) => [0, Math.log(keys)],
+    says: "Of the weights of a row: 0 when one key has all of it, ln(keys) when all are equal." },
+  { key: "effective_keys", label: "effective keys", unit: "keys", digits: 1, range: (keys) => [1, keys],
+    says: "exp(entropy): how many keys share the weight." },
+  { key: "evenness", label: "evenness", unit: "", digits: 2, range: () => [0, 1], marks: [[0.05, "collapsed"], [0.99, "flat"]],
+    says: "Entropy over ln(keys seen), so that rows of different length can be compared." },
+  { key: "top_weight", label: "top weight", unit: "", digits: 2, range: () => [0, 1], marks: [[0.99, "saturated"]],
+    says: "The largest weight of a row, averaged over rows." },
+  { key: "saturated", label: "saturated rows", unit: "share", digits: 2, range: () => [0, 1],
+    says: "The share of rows that give more than 0.99 of their weight to one key." },
+  { key: "p2", label: "Σp²", unit: "", digits: 2, range: () => [0, 1], says: "1 when one key has all the weight, 1/keys when all are equal." },
+  { key: "jacobian_trace", label: "1 − Σp²", unit: "", digits: 2, range: () => [0, 1],
+    says: "The trace of the softmax's Jacobian: near 0 the row is saturated." },
+  { key: "mean", label: "mean logit", unit: "", digits: 2, says: "No effect by itself: softmax ignores a shift." },
+  { key: "sink_weight", label: "weight on sinks", unit: "share", digits: 2, range: () => [0, 1],
+    says: "The weight that rests on the first and the special tokens. A head with nothing to add parks it there; that is healthy." },
+  { key: "evenness_without_sinks", label: "evenness without sinks", unit: "", digits: 2, range: () => [0, 1],
+    says: "Evenness of what is left when the sinks are taken out." },
+  { key: "text_distance", label: "distance between texts", unit: "", digits: 2, range: () => [0, 1],
+    says: "How much the weights change with the text. Near 0: the head does the same whatever it reads." },
+];
+
+/** Which sign shows a finding of this kind. */
+export const SIGN_OF = { peak: "peak", overflow: "peak", saturated: "saturated", flat: "evenness", collapsed: "evenness",
+  sink: "sink_weight", dead: "text_distance", nan: "peak", scale: "variance" };
+
+export const LEVELS = ["healthy", "ok", "note", "warn", "act", "critical", "diverging"];
+/** A shape for every level, so that no one needs the colour. */
+export const SHAPES = { healthy: "◇", ok: "✓", note: "●", warn: "▲", act: "▲", critical: "■", diverging: "✕" };
+export const KINDS = { peak: "Large logits", saturated: "Saturated rows", flat: "Flat", collapsed: "Collapsed", sink: "Attention sink",
+  overflow: "Near overflow", dead: "The same for every text", nan: "Not a number", scale: "Scale" };
+export const RULES = { none: "no scale", sqrt_dk: "1/√d_k", dk: "1/d_k", sqrt_dmodel: "1/√d_model", layer: "1/((layer+1)√d_k)",
+  log_n: "s ln n/√d_k", learned: "g/√d_k", qk_norm: "QK-norm", softcap: "1/√d_k, capped" };
+
+const root = (value) => (value === null || value === undefined ? null : Math.sqrt(value));
+
+/** The number of a head that a sign names; null where it was not measured. */
+export function value(sign, head) {
+  const found = sign.of ? sign.of(head) : head[sign.key];
+  return Number.isFinite(found) ? found : null;
+}
+
+/** The signs that at least one head has. */
+export const measured = (heads, signs = SIGNS) => signs.filter((sign) => heads.some((head) => value(sign, head) !== null));
+
+/** One scale for all the heads given: its ends, and whether it is logarithmic. */
+export function scale(sign, heads, keys) {
+  const values = heads.map((head) => value(sign, head)).filter((number) => number !== null);
+  // the first threshold is always on the scale: it shows how far away it is
+  const [low, high] = sign.range ? sign.range(Math.max(2, keys)) : [Math.min(0, ...values), Math.max(0, sign.marks?.[0][0] ?? 0, ...values)];
+  const middle = [...values].sort((a, b) => a - b)[values.length >> 1];
+  if (!sign.range && low >= 0 && middle > 0 && high > 50 * middle) return { low: Math.min(...values.filter((v) => v > 0)), high, log: true };
+  return { low, high: high > low ? high : low + 1, log: false };
+}
+
+/** Where a number lies on a scale, from 0 to 1. */
+export function place({ low, high, log }, number) {
+  const share = log ? Math.log(Math.max(number, low) / low) / Math.log(high / low) : (number - low) / (high - low);
+  return Math.min(1, Math.max(0, share));
+}
+
+/** A number as people read it: fixed digits where digits are given, else three or four that count. */
+export function written(number, digits) {
+  if (number === null || number === undefined || !Number.isFinite(number)) return "–";
+  const size = Math.abs(number);
+  if (size >= 1e5 || (size > 0 && size < 1e-4 && digits === undefined)) return number.toExponential(1);
+  if (digits === undefined) digits = size >= 100 ? 1 : size >= 10 ? 2 : size >= 1 ? 3 : 4;
+  return number.toFixed(size >= 100 ? Math.min(1, digits) : digits).replace("-", "−");
+}
+
+export const percent = (share) => (share > 0 && share < 0.005 ? "< 1 %" : `${Math.round(100 * share)} %`);
+export const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+
+// Lightness alone carries the number, so the scales read the same with any colour vision, and on paper.
+const STOPS = {
+  light: [[244, 247, 250], [190, 215, 232], [107, 168, 208], [41, 108, 168], [10, 42, 92]],
+  dark: [[27, 34, 48], [36, 74, 112], [58, 124, 165], [136, 187, 196], [250, 236, 178]],
+};
+
+/** The colour of a place between 0 and 1, and black or white, whichever reads better on it. */
+export function shade(theme, share) {
+  const stops = STOPS[theme], at = share * (stops.length - 1), from = Math.min(Math.floor(at), stops.length - 2);
+  const rgb = stops[from].map((channel, i) => Math.round(channel + (at - from) * (stops[from + 1][i] - channel)));
+  return { rgb, css: `rgb(${rgb.join(" ")})`, ink: luminance(rgb) > 0.179 ? "#000" : "#fff" };
+}
+
+/** Relative luminance, as WCAG defines it. */
+export function luminance(rgb) {
+  const [r, g, b] = rgb.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+
+/** Custom properties for a shaded cell: the style sheet picks the theme's pair. */
+export function shading(share) {
+  const light = shade("light", share), dark = shade("dark", share);
+  return { "--light": light.css, "--light-ink": light.ink, "--dark": dark.css, "--dark-ink": dark.ink };
+}
+
+/** Layer names without the parts that all of them share; the whole name where nothing would be left. */
+export function shortened(names) {
+  const split = names.map((name) => String(name).split("."));
+  if (names.length < 2) return names.map(String);
+  const same = (i) => split.every((parts) => parts.length === split[0].length && parts[i] === split[0][i]);
+  return split.map((parts) => parts.filter((_, i) => !same(i)).join(".") || parts.join("."));
+}

@@ -1,0 +1,11 @@
+// The report's last lines: its document into its page, and what is chosen into its address.
+
+import { render } from "./heads.js";
+
+const address = {
+  get hash() { return window.location.hash; },
+  replace(hash) {
+    try { window.history.replaceState(null, "", `#${hash}`); } catch { /* a frame without an address of its own */ }
+  },
+};
+render(document.getElementById("report"), JSON.parse(document.getElementById("document").textContent), { location: address });
