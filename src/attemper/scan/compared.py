@@ -73,7 +73,9 @@ def _token(document: Document) -> Iterator[RenderableType]:
         return max((weight for weight, _ in strongest(row)), default=0.0)
 
     for row in sorted(token["heads"], key=first, reverse=True)[:HEADS]:
-        named = (f"{safe(words[place]) if place < len(words) else place} {weight:.2f}" for weight, place in strongest(row))
+        named = (
+            f"{safe(words[place]) if place < len(words) else place} {weight:.2f}" for weight, place in strongest(row)
+        )
         kind = " cross" if row["kind"] == "cross" else ""
         grid.add_row(safe(names.get(row["layer"], row["layer"])) + kind, str(row["head"]), "  ".join(named))
     yield grid

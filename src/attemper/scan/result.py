@@ -59,8 +59,8 @@ class Scan:
         """Write a file whose suffix says what: the report, the document, or a row per head.
 
         Args:
-            path: ending in ``.html``, ``.json``, ``.csv``, or ``.parquet``, which needs ``pip install 'attemper[record]'``. A file
-                that was there is replaced once the new one is whole.
+            path: ending in ``.html``, ``.json``, ``.csv``, or ``.parquet``, which needs ``pip install 'attemper[record]'``. A
+                file that was there is replaced once the new one is whole.
         """
         write_file(Path(path), self.document)
 
@@ -76,7 +76,9 @@ class Scan:
 
     def __repr__(self) -> str:
         model, level = self.document["model"]["class"], self.document["verdict"]["level"]
-        return f"Scan({model}: {level}; layers {len(self.layers)}, heads {len(self.heads)}, findings {len(self.findings)})"
+        return (
+            f"Scan({model}: {level}; layers {len(self.layers)}, heads {len(self.heads)}, findings {len(self.findings)})"
+        )
 
     def _repr_html_(self) -> str:
         from html import escape

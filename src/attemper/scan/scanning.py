@@ -106,7 +106,9 @@ def run(
             interrupted = True
         notes = [*loaded.notes, *_notes_of(inputs), *watching.record.notes]
         if interrupted:
-            notes.insert(0, f"stopped by Ctrl-C after {done} of {len(inputs)} inputs: what follows is what was measured.")
+            notes.insert(
+                0, f"stopped by Ctrl-C after {done} of {len(inputs)} inputs: what follows is what was measured."
+            )
         document = assemble(loaded, inputs, watching.record, examiners, notes)
         if token is not None and not interrupted:
             document["token"] = attends_to(document, token)
@@ -163,7 +165,9 @@ def _layer(place: tuple[str, str], record: Record, scale: LayerScale | None) -> 
 
 
 UNAUDITED: dict[str, Any] = {
-    **dict.fromkeys(("declared", "declared_by", "applied", "measured_by", "rule", "formula", "qk_norm", "after_softmax")),
+    **dict.fromkeys(
+        ("declared", "declared_by", "applied", "measured_by", "rule", "formula", "qk_norm", "after_softmax")
+    ),
     **dict.fromkeys(("predicted_std", "logit_std")),
     "factors": [],
     "verdict": "ok",

@@ -29,7 +29,11 @@ def table(document: Document) -> RenderableType:
         parts += [*_scales(document["layers"]), Text()]
     parts += _findings(document["findings"])
     if document["heads"]:
-        parts += [_layers(document), Text("heads: ▁ one key has all the weight … █ all keys alike", style="dim"), Text()]
+        parts += [
+            _layers(document),
+            Text("heads: ▁ one key has all the weight … █ all keys alike", style="dim"),
+            Text(),
+        ]
     parts += compared(document)
     parts += _notes(document["notes"])
     return Group(*parts)
@@ -54,7 +58,11 @@ def _head(document: Document) -> Iterator[Text]:
         told = safe(what if len(what) <= 60 else f"{what[:59]}…")
         length = f" · {one['length']} tokens" if one["length"] is not None else ""
         cut = ", cut" if one["truncated"] else ""
-        kind = f" · {one['kind']}" + (", generated" if one["generated"] else "") if one["kind"] in ("image", "audio") else ""
+        kind = (
+            f" · {one['kind']}" + (", generated" if one["generated"] else "")
+            if one["kind"] in ("image", "audio")
+            else ""
+        )
         yield Text(f"{told!r}{kind}{length}{cut}" if one["text"] else f"{told}{kind}{length}", overflow="fold")
     more = len(document["inputs"]) - TEXTS
     if more > 0:

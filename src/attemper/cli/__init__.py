@@ -1,0 +1,20 @@
+"""The command `attemper`: parse, call, print.
+
+Data goes to stdout, progress to stderr. Exit 0: fine; 1: findings, or a failure; 2: wrong use; 130: Ctrl-C. What needs torch is
+imported inside a command, so that `--help` is quick.
+"""
+
+from .app import app as app
+from .app import main as main
+from .bench import bench, env
+from .explain import explain
+from .lab import cards, claims, run
+from .scan import scan
+
+OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}  # an experiment's, which `run` hands on
+
+for command in (scan, explain, claims, cards):  # --help lists them in this order
+    app.command()(command)
+app.command(context_settings=OWN_OPTIONS)(run)
+for command in (bench, env):
+    app.command()(command)

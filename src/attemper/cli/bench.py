@@ -1,0 +1,90 @@
+"""attemper bench and attemper env: what the operation costs here, and what is here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import InputError
+from .app import AsJson, console, note
+
+
+def bench(
+    part: Annotated[
+        str | None, typer.Argument(help="speed, memory, cpu or watch; the first two when left out.", metavar="PART")
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="B,H,L,E", help="Shape to time; repeat for more.", show_default="1,8,2048,64 and 1,4,4096,128"
+        ),
+    ] = None,
+    causal: Annotated[bool | None, typer.Option("--causal/--full", help="One mask only.", show_default="both")] = None,
+    dtype: Annotated[str, typer.Option(help="float16, bfloat16, float32 or float64.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
+    kernel: Annotated[str, typer.Option(help="The kernel of ours to time; `attemper env` lists them.")] = "auto",
+    rounds: Annotated[int | None, typer.Option(min=1, help="Times each candidate runs.", show_default="15")] = None,
+    length: Annotated[
+        list[int] | None,
+        typer.Option(min=1, metavar="L", help="Length for memory; repeat for more.", show_default="8192, 16384, 32768"),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small shapes, few rounds: under a minute.")] = False,
+    as_json: AsJson = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="Write the JSON document here too.")
+    ] = None,
+) -> None:
+    """What the operation costs in time and memory, beside torch SDPA and eager attention; what watching a model costs."""
+    _check_output(output, (".json",))
+    from ..bench import render
+    from ..bench import run as runner
+
+    settings = runner.settings(
+        quick,
+        parts=None if part is None else (part,),
+        shapes=tuple(runner.parse_shape(text) for text in shape or ()),
+        masks=None if causal is None else (causal,),
+        dtype=dtype,
+        device=device,
+        kernel=kernel,
+        rounds=rounds,
+        lengths=tuple(length or ()),
+    )
+    document = runner.run(settings, note=note)
+    if as_json:
+        print(json.dumps(document))
+    else:
+        render.show(document, console())
+    if output is not None:
+        _write(output, json.dumps(document, indent=1) + "\n")
+
+
+def env(as_json: AsJson = False) -> None:
+    """The versions, processors, kernels and extras found here."""
+    from .. import env as environment
+
+    found = environment.describe()
+    if as_json:
+        print(json.dumps(found))
+    else:
+        console().print(environment.table(found))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"-o: cannot write {str(path)!r}: {error.strerror}. Choose another file.") from None
+
+
+def _check_output(path: Path | None, suffixes: tuple[str, ...]) -> None:
+    """Refuse a file that could not be written before the work, not after it."""
+    if path is None:
+        return
+    if path.suffix not in suffixes:
+        raise InputError(f"-o must end in {' or '.join(suffixes)}; got {path.name!r}.")
+    if not path.parent.is_dir():
+        raise InputError(f"-o: there is no folder {str(path.parent)!r}. Make it first.")

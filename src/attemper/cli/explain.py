@@ -1,0 +1,50 @@
+"""attemper explain: attention on a sentence, step by step."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Annotated
+
+import typer
+
+from ..scale import RULES
+from .app import AsJson, console
+
+
+def explain(
+    text: Annotated[
+        list[str],
+        typer.Argument(help="A sentence, in quotes or not; its words are what white space separates.", metavar="TEXT"),
+    ],
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            help=f"How the scores are scaled: {', '.join(RULES)}.", show_default="sqrt_dk; qk_norm for cosine"
+        ),
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Share d_model among this many heads.", show_default="one head is shown")
+    ] = None,
+    score: Annotated[str, typer.Option(help="dot, additive or cosine.")] = "dot",
+    d_model: Annotated[int, typer.Option(help="The width of an embedding.")] = 512,
+    d_k: Annotated[
+        int | None, typer.Option(help="The width of a query and a key.", show_default="64, or d_model / heads")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws other vectors and matrices.")] = 0,
+    layer: Annotated[int | None, typer.Option(help="The layer's place, from 0; rule layer needs it.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attention on a sentence, step by step, with every shape and number; the chosen scale beside none."""
+    from ..explain import explain as told
+    from ..explain.text import plain
+
+    found = told(" ".join(text), rule=rule, heads=heads, score=score, d_model=d_model, d_k=d_k, seed=seed, layer=layer)
+    if as_json:
+        print(json.dumps(found.to_dict()))
+        return
+    screen = console()
+    if screen.is_terminal:
+        screen.print(found)
+    else:
+        print(plain(found, shutil.get_terminal_size().columns))  # 80, or COLUMNS

@@ -1,0 +1,124 @@
+"""attemper run, claims and cards: what is said about the scale, measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from .app import AsJson, Force, console, note
+
+
+def run(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="The experiment; --list shows them.", metavar="NAME")] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="Every experiment, its question and its options.")] = False,
+    preset: Annotated[str | None, typer.Option(help="Other settings by name: full.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Processes that measure at the same time.", show_default="one per core where it trains"
+        ),
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keep finished cells here, and go on from those that are here."),
+    ] = None,
+    as_json: AsJson = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Rows (.json .csv .parquet) or figure (.svg .png .pdf .html)."
+        ),
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Measure one question about the scale. An experiment's own options: --d 16,64 --rule none …"""
+    from ..lab import experiment, render
+    from ..lab import output as files
+    from ..lab.command import measure, options
+
+    if show_list or name is None:
+        render.listing(console())
+        raise typer.Exit(0 if show_list else 2)
+    found = experiment(name)
+    settings = found.settings(options(found, context.args), preset)
+    files.check(output, files.SUFFIXES, force)
+    swept = measure(found, settings, results, jobs, note)
+    if not swept.rows:
+        fail(swept.failures)
+    if as_json:
+        print(json.dumps(files.document(found, swept.rows), ensure_ascii=False))
+    else:
+        render.show(found, swept.rows, console())
+    if output is not None:
+        files.write(output, found, swept.rows)
+    if swept.failures:
+        fail(swept.failures)
+
+
+def claims(
+    train: Annotated[bool, typer.Option("--train", help="Run the claims about training too: minutes.")] = False,
+    as_json: AsJson = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the claims here: .html or .json.")
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Every claim about √d_k in the notes, measured: holds, holds with a condition, false, or not run."""
+    from ..lab import claims as lab_claims
+    from ..lab import output as files
+    from ..lab import render
+
+    files.check(output, (".html", ".json"), force)
+    judged = lab_claims.run(train=train, note=note)
+    document = lab_claims.document(judged)
+    if as_json:
+        print(json.dumps(document, ensure_ascii=False))
+    else:
+        render.claims(judged, console())
+    if output is not None:
+        text = (
+            lab_claims.page(document)
+            if output.suffix == ".html"
+            else json.dumps(document, indent=1, ensure_ascii=False)
+        )
+        files.save(output, f"{text}\n".encode())
+
+
+def cards(
+    as_json: AsJson = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="For Anki to import: .tsv; or .json.")
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Revision cards: a question, its answer, and the number just measured."""
+    from ..lab import cards as lab_cards
+    from ..lab import output as files
+    from ..lab import render
+
+    files.check(output, (".tsv", ".json"), force)
+    deck = lab_cards.deck(note)
+    document = [vars(card) for card in deck]
+    if as_json:
+        print(json.dumps(document, ensure_ascii=False))
+    else:
+        render.cards(deck, console())
+    if output is not None:
+        text = (
+            lab_cards.anki(deck)
+            if output.suffix == ".tsv"
+            else json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+        )
+        files.save(output, text.encode())
+
+
+def fail(failures: Sequence[object]) -> NoReturn:
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    raise typer.Exit(1)

@@ -1,0 +1,112 @@
+"""attemper scan: which scale a model applies, and whether its attention is healthy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .app import AsJson, Force, console, note
+
+if TYPE_CHECKING:
+    from ..scan import Scan
+
+
+def scan(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A folder of safetensors, or a hub id; left out: the embedded MiniLM.", metavar="MODEL"),
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="A text to run it on; repeat for more.", show_default=False)
+    ] = None,
+    file: Annotated[list[str] | None, typer.Option(help="A text from a file; - is what is piped in.")] = None,
+    image: Annotated[list[str] | None, typer.Option(help="An image, for a model that sees.")] = None,
+    audio: Annotated[list[str] | None, typer.Option(help="A WAV file, for a model that hears.")] = None,
+    task: Annotated[str | None, typer.Option(help="The head to load.", show_default="as it was saved")] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")] = False,
+    token: Annotated[str | None, typer.Option(help="A word of the text: what it attends to, per head.")] = None,
+    what_if: Annotated[
+        str | None, typer.Option(metavar="RULES", help="The same with other scales: none,dk,sqrt_dmodel, 0.5, x2.")
+    ] = None,
+    as_json: AsJson = False,
+    attention: Annotated[bool, typer.Option("--attention", help="With --json: the weights too.")] = False,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="OLD.json", help="What changed since an older scan's JSON.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The report (.html), document (.json), heads (.csv .parquet)."
+        ),
+    ] = None,
+    force: Force = False,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(metavar="LEVEL", help="Exit 1 from this level on: note, warn, act, critical, diverging."),
+    ] = None,
+    allow_download: Annotated[
+        bool, typer.Option("--allow-download", help="Fetch MODEL from the hub; otherwise nothing is fetched.")
+    ] = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="float16, bfloat16, float32 or float64.", show_default="as stored")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of --json and leave.")] = False,
+) -> None:
+    """Which scale every layer of a model really applies, and whether its attention is healthy."""
+    if schema:
+        from ..scan.schema import schema as published
+
+        print(json.dumps(published(), indent=1, ensure_ascii=False))
+        return
+    try:
+        from ..scan import command
+
+        asked = command.Asked(
+            model,
+            *(tuple(given or ()) for given in (text, file, image, audio)),
+            *(
+                task,
+                truncate,
+                token,
+                what_if,
+                attention,
+                baseline,
+                output,
+                force,
+                fail_on,
+                allow_download,
+                dtype,
+                device,
+            ),
+        )
+        found = command.answer(asked)
+    except KeyboardInterrupt:
+        note("Stopped before anything was measured.")
+        raise typer.Exit(130) from None
+    _show_scan(found, as_json, attention)
+    if output is not None:
+        found.write(output)
+        note(f"{output} written")
+    if found.interrupted:
+        raise typer.Exit(130)
+    if command.fails(found.document, fail_on):
+        note(f"a finding is at {fail_on!r} or above")
+        raise typer.Exit(1)
+
+
+def _show_scan(found: Scan, as_json: bool, attention: bool) -> None:
+    if as_json:
+        print(json.dumps(found.to_dict(attention), ensure_ascii=False))
+        return
+    screen = console()
+    if screen.is_terminal:
+        screen.print(found)
+    else:
+        from ..scan.table import text
+
+        print(text(found.document, shutil.get_terminal_size().columns))
