@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import errors as errors
+    from . import health as health
     from . import kernels as kernels
     from .attention import attention as attention
     from .attention import measure as measure
@@ -51,6 +52,7 @@ _HOMES = {
     "cosine_attention": "scores",
     "errors": "errors",
     "explain": "explain",
+    "health": "health",
     "kernels": "kernels",
     "measure": "attention",
     "merge": "vitals",
@@ -61,7 +63,7 @@ _HOMES = {
     "weights": "attention",
 }
 
-_MODULES = {"errors", "kernels"}
+_MODULES = {"errors", "health", "kernels"}
 
 __all__ = sorted(_HOMES)
 

@@ -1,0 +1,187 @@
+"""findings() of the rows of a scan, check() of a record, and verdict(): the worst of them in one line."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from ..errors import InputError
+from .finding import Finding, Row, count, listed
+from .logits import coarse, high
+from .patterns import TELL, patterns
+from .thresholds import CROWD, FAULTS, KINDS, LEVELS
+
+if TYPE_CHECKING:
+    from ..watch import Record
+
+
+class Audited(Protocol):
+    """What a scale audit says of a layer."""
+
+    @property
+    def layer(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def fault(self) -> str | None: ...
+    @property
+    def says(self) -> str: ...
+    @property
+    def todo(self) -> str: ...
+    @property
+    def applied(self) -> float | None: ...
+
+
+def findings(
+    heads: Iterable[Row],
+    layers: Iterable[Row] = (),
+    audit: Iterable[Audited] = (),
+    order: Sequence[tuple[str, str]] | None = None,
+) -> list[Finding]:
+    """What is to be said about the heads of a model, the worst first, then in the order they run.
+
+    Args:
+        heads: a row per layer and head, as a scan's document or ``Record.to_dicts()`` has them. What is missing or None was not
+            measured, and nothing is said of it.
+        layers: a row per layer: ``layer``, ``kind``, ``route``, ``dtype``, ``softcap``, ``scale``, as a scan's document has them.
+        audit: what the scale audit says of each layer.
+        order: (layer, kind) in the order they ran; None: as the rows come.
+    """
+    facts = {(row["layer"], row["kind"]): row for row in layers}
+    grouped: dict[tuple[str, str], list[Row]] = {place: [] for place in order or ()}
+    for row in heads:
+        grouped.setdefault((row["layer"], row["kind"]), []).append(row)
+    grouped = {place: rows for place, rows in grouped.items() if rows}
+    found = _not_a_number(grouped)
+    for place, rows in grouped.items():
+        sound = [row for row in rows if not _broken(row)]
+        about = [(row, patterns(row)) for row in sound]
+        counts = Counter(kind for _, kinds in about for kind in kinds)
+        for row, kinds in about:
+            crowd = {kind for kind in kinds if counts[kind] >= CROWD.value * len(rows)}
+            found += _of_head(row, facts.get(place, {}), kinds, crowd)
+    found += [_of_scale(one) for one in audit if one.fault is not None]
+    places = {place: number for number, place in enumerate(grouped)}
+
+    def rank(one: Finding) -> tuple[int, int, int, int]:
+        place = places.get((one.layer, one.layer_kind), -1)
+        return -LEVELS.index(one.level), KINDS.index(one.kind), place, -1 if one.head is None else one.head
+
+    return sorted(found, key=rank)
+
+
+def verdict(findings: Sequence[Finding]) -> tuple[str, str]:
+    """The level of the worst finding, and one line that says it to somebody who is new to this.
+
+    Args:
+        findings: the worst first, as :func:`findings` gives them.
+    """
+    worst = [one for one in findings if one.level == findings[0].level]
+    if not worst or worst[0].level == "healthy":
+        return "ok", f"Healthy: nothing to worry about was found.{_calm(findings)}"
+    first, level = worst[0], worst[0].level
+    if level == "note":
+        kinds = ", ".join(count(times, _NAMES[kind]) for kind, times in Counter(one.kind for one in worst).items())
+        return level, f"Healthy, with remarks ({kinds}).{_calm(findings)}"
+    same = sum(one.kind == first.kind and one.fault == first.fault for one in worst)
+    serious = sum(LEVELS.index(one.level) >= LEVELS.index("warn") for one in findings)
+    where = _where(first) + (f" and {same - 1} more like it" if same > 1 else "")
+    more = f" ({count(serious - same, 'other finding')} to look at.)" if serious > same else ""
+    return level, f"{_OPENINGS[level]}, {where}: {first.says}{more}"
+
+
+def check(record: Record, step: int | None = None) -> list[Finding]:
+    """Findings from the record of a watch alone, the worst first.
+
+    A record knows no tokens, so it cannot tell a sink or a positional head from a collapsed one: it says less than a scan.
+    A NaN is told where it first appears, in whichever step.
+
+    Args:
+        record: ``watch.record``, or one that was read from a file.
+        step: the step to judge; None is the last one watched.
+
+    Example:
+        >>> model = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+        >>> x = torch.randn(1, 9, 16)
+        >>> with attemper.watch(model) as watch:
+        ...     _ = model(x * 40, x * 40, x * 40)
+        >>> attemper.health.check(watch.record)[0].level
+        'critical'
+    """
+    steps = record.steps
+    if step is not None and step not in steps:
+        raise InputError(f"check(): `step` must be one that was watched; got {step!r}. There are: {listed(steps)}.")
+    rows = record.to_dicts()
+    last = max(steps, default=0) if step is None else step
+    layers = [{"layer": layer, **facts.to_dict()} for (layer, _), facts in record.facts.items()]
+    found = findings([row for row in rows if row["step"] == last], layers)
+    broken = [row["step"] for row in rows if row["step"] <= last and _broken(row)]
+    if broken:
+        first = findings(row for row in rows if row["step"] == min(broken))
+        found = [one for one in first if one.kind == "nan"] + [one for one in found if one.kind != "nan"]
+    return found
+
+
+_NAMES = {
+    "peak": "high logit",
+    "overflow": "coarse score",
+    "collapsed": "collapsed head",
+    "saturated": "saturated head",
+    "flat": "flat head",
+    "dead": "text-blind head",
+}
+_OPENINGS = {"warn": "Worth a look", "act": "Needs work", "critical": "In danger", "diverging": "Broken"}
+
+
+def _of_head(row: Row, facts: Row, kinds: set[str], crowd: set[str]) -> list[Finding]:
+    sizes = (high(row, facts, kinds), coarse(row, facts, kinds))
+    return [one for one in sizes if one is not None] + [TELL[kind](row, kind in crowd) for kind in kinds]
+
+
+def _of_scale(one: Audited) -> Finding:
+    fault = FAULTS[str(one.fault)]
+    return Finding(
+        "scale", fault.level, one.layer, one.kind, None, one.applied, None, fault.source, one.says, one.todo, one.fault
+    )
+
+
+def _not_a_number(grouped: Mapping[tuple[str, str], list[Row]]) -> list[Finding]:
+    """One finding for the first layer whose numbers are not finite: those after it have them from there."""
+    broken = {place: [row for row in rows if _broken(row)] for place, rows in grouped.items()}
+    spoiled = [place for place, rows in broken.items() if rows]
+    if not spoiled:
+        return []
+    first, rows = spoiled[0], broken[spoiled[0]]
+    heads = [row["head"] for row in rows]
+    who = (
+        "All heads" if len(rows) == len(grouped[first]) else f"{'Head' if len(heads) == 1 else 'Heads'} {listed(heads)}"
+    )
+    step = f" at step {rows[0]['step']}" if rows[0].get("step") is not None else ""
+    after = f" The {count(len(spoiled) - 1, 'layer')} after it may have them from here." if len(spoiled) > 1 else ""
+    says = f"{who} give NaN or infinity{step}, the first in the model to do so.{after}"
+    todo = "Look at this layer's weights and at what runs just before it; in float16 or bfloat16, try float32."
+    head = heads[0] if len(heads) == 1 and len(grouped[first]) > 1 else None
+    return [Finding("nan", "diverging", *first, head, None, None, "IEEE 754", says, todo)]
+
+
+def _broken(row: Row) -> bool:
+    """Whether a head that has rows has a sign that is no number."""
+    if not row.get("rows"):
+        return False
+    signs = [row[name] for name in ("peak", "mean", "variance", "entropy") if name in row]
+    return any(sign is None or not math.isfinite(sign) for sign in signs)
+
+
+def _where(one: Finding) -> str:
+    return f"{one.layer or 'the model'}" + ("" if one.head is None else f" head {one.head}")
+
+
+def _calm(findings: Sequence[Finding]) -> str:
+    sinks, near = (sum(one.kind == kind for one in findings) for kind in ("sink", "positional"))
+    if not sinks and not near:
+        return ""
+    parts = [f"{count(sinks, 'head')} {'rests' if sinks == 1 else 'rest'} on a first or special token"] if sinks else []
+    parts += [f"{count(near, 'head')} {'looks' if near == 1 else 'look'} at a neighbour"] if near else []
+    return f" {' and '.join(parts)}, as in most trained models."

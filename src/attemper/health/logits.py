@@ -1,0 +1,63 @@
+"""Findings about the size of logits: the ladder of the peak, and scores that a model stores in half precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from .finding import Finding, Row, made, number, past
+from .thresholds import OVERFLOW, PEAK, ROUNDING, STORED, Threshold
+
+PEAK_TODO = {
+    "note": "Nothing to do; keep an eye on it while the model trains.",
+    "warn": "While training: lower the learning rate or add QK-norm. Compute scores in float32.",
+    "act": "Clip this head (QK-Clip multiplies its W_q and W_k by √(100/peak)), or add QK-norm; lower the learning rate.",
+    "critical": "Stop, go back to an earlier checkpoint, and add QK-norm or QK-Clip before training on.",
+    "diverging": "Go back to a checkpoint from before the logits grew; add QK-norm or QK-Clip; lower the learning rate.",
+}
+
+PEAK_WHY = {
+    "note": "sharp, and fine in float32",
+    "warn": "its weights are near all-or-nothing, and half-precision scores are too coarse for it",
+    "act": "logits that large keep growing while training, until the loss spikes",
+    "critical": "at this size the loss of other models spiked",
+    "diverging": "every published run with logits this large diverged",
+}
+WIDEN = "Use torch's scaled_dot_product_attention, which keeps scores in float32, or compute q·kᵀ in float32."
+
+
+def high(row: Row, facts: Row, kinds: set[str]) -> Finding | None:
+    peak = number(row, "peak")
+    rung = past(PEAK, peak)
+    if rung is None or peak is None:
+        return None
+    level, says, todo = rung.level, f"The largest logit is {peak:.4g}, above {rung.value:g}", PEAK_TODO[rung.level]
+    cap = number(facts, "softcap")
+    if cap is not None and peak <= cap:  # some kernels ignore a cap that is declared
+        return made(row, "peak", "note", peak, rung, f"{says}; it is held under the cap of {cap:g}.", PEAK_TODO["note"])
+    if "positional" in kinds and level == "warn":
+        level, todo = "note", PEAK_TODO["note"]
+        says += ", in a head that looks at a neighbour, which is sharp on purpose"
+    return made(row, "peak", level, peak, rung, f"{says}: {PEAK_WHY[level]}.", todo)
+
+
+def coarse(row: Row, facts: Row, kinds: set[str]) -> Finding | None:
+    """Scores that a model stores in half precision: do they fit, and are they fine enough? Fused kernels keep float32."""
+    peak, dtype = number(row, "peak"), str(facts.get("dtype", ""))
+    if facts.get("route") != "hand-written" or dtype not in STORED or peak is None or peak <= 0:
+        return None
+    most, bits = STORED[dtype]
+    scale = facts.get("scale")
+    factor = number(scale, "applied") if isinstance(scale, Mapping) else scale
+    raw = peak / factor if factor and 0 < factor < 1 else peak  # the product is stored before it is scaled
+    near = past(OVERFLOW, raw / most)
+    if near is not None:
+        says = f"Scores reach {raw:.4g}, and {dtype} ends at {most:g}: a little more is infinity, and then NaN."
+        return made(row, "overflow", near.level, raw, Threshold(near.value * most, "", near.source), says, WIDEN)
+    moved = math.expm1(2.0 ** (math.floor(math.log2(peak)) - bits))
+    rung = past(ROUNDING, moved)
+    if rung is None:
+        return None
+    level = "note" if "positional" in kinds else rung.level
+    says = f"Scores up to {peak:.4g} are stored in {dtype}, whose rounding alone moves a weight by {moved:.0%}."
+    return made(row, "overflow", level, moved, rung, says, WIDEN)
