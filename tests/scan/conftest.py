@@ -1,12 +1,31 @@
-"""Shared by the tests of the scan."""
+"""Folders to load, made once; and the command in this process."""
 
 import pytest
 
-from watched import state
+from attemper import cli
+from folders import save
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """The folder of a model of the zoo, by name."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            made[name] = save(tmp_path_factory.mktemp(name) / f"tiny-{name}", name)
+        return made[name]
+
+    return of
 
 
 @pytest.fixture
-def nothing_is_left_behind():
-    before = state()
-    yield
-    assert state() == before
+def attemper_command(capsys):
+    """Runs the command in this process; gives exit code, stdout and stderr."""
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(word) for word in arguments])
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return call

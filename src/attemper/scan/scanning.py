@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__, health
+from ..errors import AttemperError, InputError
 from ..vitals import Vitals
 from ..watch import Record, watch
 from ..watch.call import Call, Examiner
 from .audit import Audit, LayerScale
 from .inputs import Input
 from .load import Loaded
+from .neighbours import Neighbours
 from .pictures import Pictures
 from .reading import Reading
 from .result import SCHEMA, Scan
@@ -51,12 +53,13 @@ class Examiners:
     """Everybody who looks closer, and what they saw."""
 
     def __init__(self, pictures: bool, progress: Progress) -> None:
-        self.audit, self.sinks, self.texts = Audit(), Sinks(), Texts()
+        self.audit, self.passing = Audit(), Passing(progress)
+        self.closer = (Sinks(), Neighbours(), Texts())
         self.pictures = Pictures() if pictures else None
-        self.passing = Passing(progress)
 
     def all(self) -> list[Examiner]:
-        found: list[Examiner] = [self.audit, self.sinks, self.texts, self.passing]
+        """In the order in which they look."""
+        found: list[Examiner] = [self.audit, *self.closer, self.passing]
         return found if self.pictures is None else [*found, self.pictures]
 
     def begin(self, number: int, count: int, one: Input) -> None:
@@ -66,9 +69,10 @@ class Examiners:
             tokens=None if one.tokens is None else (tuple(one.tokens),),
             special=None if one.special is None else (tuple(one.special),),
         )
-        for examiner in (self.sinks, self.texts, self.pictures):
-            if examiner is not None:
-                examiner.reading = reading
+        for examiner in self.closer:
+            examiner.reading = reading
+        if self.pictures is not None:
+            self.pictures.reading = reading
         self.passing.doing = f"input {number + 1} of {count}:"
 
 
@@ -100,7 +104,7 @@ def run(
             with _unheard(), watching:
                 for number, one in enumerate(inputs):
                     examiners.begin(number, len(inputs), one)
-                    call(loaded.model, one.batch)
+                    _call(loaded, one)
                     done += 1
         except KeyboardInterrupt:
             interrupted = True
@@ -122,6 +126,20 @@ def call(model: nn.Module, batch: Any) -> object:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+def _call(loaded: Loaded, one: Input) -> None:
+    """Run it; a model that was loaded here and fails on its input gets a sentence, one's own its own error."""
+    try:
+        call(loaded.model, one.batch)
+    except (RuntimeError, ValueError, TypeError, LookupError, NotImplementedError) as error:
+        if loaded.source == "object" or isinstance(error, AttemperError):
+            raise
+        first = next(iter(str(error).strip().splitlines()), "")
+        raise InputError(
+            f"scan: {type(loaded.model).__name__} failed on its input: {type(error).__name__}: {first[:300]}. Try another --task, "
+            "--dtype or --device, or call attemper.scan(model, batch) with a batch of your own."
+        ) from error
 
 
 def assemble(
@@ -176,7 +194,7 @@ UNAUDITED: dict[str, Any] = {
 
 
 def _heads(record: Record, examiners: Examiners) -> list[dict[str, Any]]:
-    closer = [examiners.sinks.table(), examiners.texts.table()]
+    closer = [examiner.table() for examiner in examiners.closer]
     found = []
     for row in record.to_dicts():
         place, head = (row["layer"], row["kind"]), row["head"]
@@ -191,8 +209,8 @@ def _heads(record: Record, examiners: Examiners) -> list[dict[str, Any]]:
 
 
 CLOSER = (
-    *("sink_weight", "sink_token", "sink_position", "evenness_without_sinks", "neighbour_weight"),
-    "text_distance",
+    *("sink_weight", "sink_token", "sink_position", "evenness_without_sinks"),
+    *("neighbour_weight", "neighbour_offset", "text_distance"),
 )
 
 

@@ -29,11 +29,7 @@ def table(document: Document) -> RenderableType:
         parts += [*_scales(document["layers"]), Text()]
     parts += _findings(document["findings"])
     if document["heads"]:
-        parts += [
-            _layers(document),
-            Text("heads: ▁ one key has all the weight … █ all keys alike", style="dim"),
-            Text(),
-        ]
+        parts += [*_layers(document), Text()]
     parts += compared(document)
     parts += _notes(document["notes"])
     return Group(*parts)
@@ -140,14 +136,14 @@ def _where(finding: Document) -> str:
     return layer if finding["head"] is None else f"{layer} head {finding['head']}"
 
 
-def _layers(document: Document) -> RenderableType:
+def _layers(document: Document) -> Iterator[RenderableType]:
     """A line per layer with its heads as blocks; the worst layers where there are too many."""
     places = list(dict.fromkeys((row["layer"], row["kind"]) for row in document["heads"]))
     worst = list(dict.fromkeys((one["layer"], one["layer_kind"]) for one in document["findings"]))
     chosen = set([*[place for place in worst if place in places], *places][:LAYERS] if len(places) > LAYERS else places)
     names, pattern = short_names([layer for layer, _ in places])
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    grid.add_column(pattern, overflow="fold", min_width=5)
+    grid.add_column("layer", overflow="fold", min_width=5)
     for title in ("logit std", "peak", "effective keys", "saturated"):
         grid.add_column(title, justify="right", no_wrap=True)
     grid.add_column("heads", overflow="fold")
@@ -161,10 +157,12 @@ def _layers(document: Document) -> RenderableType:
         frozen = mean(row["saturated"] for row in rows)
         share = "–" if frozen is None else f"{frozen:.0%}"
         grid.add_row(safe(name), number(std, 2), number(peak, 1), number(keys, 1), share, heads)
+    yield grid
     left = len(places) - len(chosen)
     if left:
-        return Group(grid, Text(f"and {left} more layers, none of them worse; --json has them", style="dim"))
-    return grid
+        yield Text(f"and {left} more layers, none of them worse; --json has them", style="dim")
+    named = f"layer 0 is {pattern.replace('*', '0')}; " if "*" in pattern and "0" in names.values() else ""
+    yield Text(f"{named}heads: ▁ one key has all the weight … █ all keys alike", style="dim")
 
 
 def _notes(notes: Sequence[str]) -> Iterator[RenderableType]:

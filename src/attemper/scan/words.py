@@ -85,7 +85,10 @@ class Words:
         return _tokenizer(place, self.loaded.name)
 
     def _check_ids(self, ids: list[int]) -> None:
-        table = getattr(self.loaded.model, "get_input_embeddings", lambda: None)()
+        try:
+            table = getattr(self.loaded.model, "get_input_embeddings", lambda: None)()
+        except NotImplementedError:  # two towers have two tables
+            table = None
         known = getattr(table, "num_embeddings", None)
         if known is not None and ids and max(ids) >= known:
             raise InputError(

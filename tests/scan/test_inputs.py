@@ -1,0 +1,281 @@
+"""Inputs: texts, images and sounds as batches, with tokens that people can read, and a sentence for what cannot be used."""
+
+import struct
+import sys
+import wave
+
+import numpy
+import pytest
+import torch
+import transformers
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from attemper.errors import InputError, MissingExtra
+from attemper.scan import load
+from attemper.scan.inputs import make
+from attemper.scan.words import Words, limit_of
+from folders import WORDS, save, tokenizer
+
+SENTENCE = "the dog chased the ball ."
+
+
+@pytest.fixture
+def loaded(folder):
+    def of(name):
+        return load.load(folder(name))
+
+    return of
+
+
+def refused(*arguments, **options):
+    with pytest.raises(InputError) as raised:
+        make(*arguments, **options)
+    return str(raised.value)
+
+
+def test_a_text_becomes_tokens_that_people_can_read(loaded):
+    (found,) = make(loaded("bert"), texts=[SENTENCE])
+    assert found.to_dict() == {
+        "kind": "text",
+        "text": SENTENCE,
+        "tokens": ["[CLS]", *SENTENCE.split(), "[SEP]"],
+        "special": [True, *[False] * 6, True],
+        "length": 8,
+        "generated": False,
+        "truncated": False,
+    }
+    assert found.batch["input_ids"].tolist() == [[1, 5, 6, 7, 5, 8, 13, 2]]
+    assert found.batch["use_cache"] is False
+    assert found.notes == []
+
+
+def test_each_text_is_an_input_of_its_own(loaded):
+    found = make(loaded("gpt2"), texts=["the dog", "a cat sat on the mat"])
+    assert [one.length for one in found] == [2, 6]
+    assert [one.batch["input_ids"].shape for one in found] == [(1, 2), (1, 6)]
+
+
+def test_without_a_text_it_is_the_dog(loaded):
+    assert make(loaded("bert"))[0].text == "The dog chased the ball because it was fast."
+
+
+def test_unknown_words_are_said(loaded):
+    (found,) = make(loaded("bert"), texts=["the xylophone chased a xylophone and <b>"])
+    assert found.notes == ["'xylophone', '<', 'b', '>' are not in the vocabulary and became [UNK]."]
+    assert found.tokens[2] == "[UNK]"
+    assert found.special[2] is False
+    assert make(loaded("bert"), texts=["the xylophone"])[0].notes == [
+        "'xylophone' is not in the vocabulary and became [UNK]."
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_an_empty_text_is_refused(loaded, text):
+    assert "must hold at least one word" in refused(loaded("bert"), texts=[text])
+
+
+def test_a_text_that_is_too_long_says_the_limit(loaded):
+    model = loaded("bert")
+    text = " ".join(WORDS * 5)
+    sentence = refused(model, texts=[text])
+    assert f"the text has {len(WORDS) * 5 + 2} tokens and BertModel has positions for 64" in sentence
+    assert "--truncate" in sentence
+    (found,) = make(model, texts=[text], truncate=True)
+    assert (found.length, found.truncated) == (64, True)
+    assert found.tokens[-1] == "[SEP]"
+    assert found.special[-1]
+    assert "to the first 64" in found.notes[0]
+    model.model(**found.batch)
+
+
+def test_the_longest_text_that_fits_is_not_refused(loaded):
+    (found,) = make(loaded("bert"), texts=[" ".join((WORDS * 4)[:62])])
+    assert (found.length, found.truncated) == (64, False)
+
+
+def test_roberta_counts_its_positions_after_padding():
+    config = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "pad_token_id": 1}
+    model = transformers.RobertaModel(transformers.RobertaConfig(**config, max_position_embeddings=34)).eval()
+    assert limit_of(model) == 32
+    model(torch.full((1, 32), 5))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(torch.full((1, 33), 5))
+
+
+def test_t5_has_no_limit_and_its_decoder_reads_the_text_behind_its_start(loaded):
+    model = loaded("t5")
+    assert limit_of(model.model) is None
+    (found,) = make(model, texts=[SENTENCE])
+    ids = found.batch["input_ids"]
+    assert found.batch["decoder_input_ids"].tolist() == [[0, *ids[0].tolist()]]
+    model.model(**found.batch)
+
+
+def test_a_folder_without_a_tokenizer_says_what_to_do(tmp_path):
+    bare = load.load(save(tmp_path / "bare", "bert", with_tokenizer=False))
+    sentence = refused(bare, texts=["the dog"])
+    assert "has no tokenizer" in sentence
+    assert "input_ids" in sentence
+
+
+def test_a_broken_tokenizer_is_said(tmp_path):
+    broken = save(tmp_path / "broken", "bert")
+    (broken / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Evil"}}')
+    assert "the tokenizer of 'broken' could not be loaded" in refused(load.load(broken), texts=["the dog"])
+
+
+def test_a_tokenizer_of_another_model_is_said(loaded):
+    model = loaded("bert")
+    other = tokenizer()
+    other.add_tokens([f"w{number}" for number in range(100)])
+    model.tokenizer = other
+    assert "the model has embeddings for 99" in refused(model, texts=["the w99"])
+
+
+def test_tokens_of_bytes_are_read_as_words():
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {word: place for place, word in enumerate([*letters, "Ġdog", "ca", "fé", "cafÃ©", "<s>"])}
+    inner = Tokenizer(models.BPE(words, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>")
+    model = transformers.GPT2Model(
+        transformers.GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=len(words), n_positions=64)
+    )
+    words_of = Words(load.Loaded(model, "x", "object", tokenizer=fast))
+    found = words_of.encode("a é\n\t b")
+    assert found.tokens == ["a", "␣", "Ã", "©", "↵", "⇥", "␣", "b"]  # é is two tokens, and neither is a letter
+    assert found.special == [False] * 8
+
+
+def test_a_model_that_sees_gets_a_picture_and_says_so(loaded):
+    model = loaded("vit")
+    (found,) = make(model)
+    assert found.to_dict() | {"tokens": None} == {
+        "kind": "image",
+        "text": None,
+        "tokens": None,
+        "special": None,
+        "length": None,
+        "generated": True,
+        "truncated": False,
+    }
+    assert "generated" in found.notes[0]
+    assert found.batch["pixel_values"].shape == (1, 3, 16, 16)
+    model.model(**found.batch)
+
+
+def test_an_image_is_resized_and_normalised_as_the_folder_says(folder, tmp_path):
+    model = load.load(folder("vit"))
+    pixels = numpy.zeros((40, 20, 3), dtype=numpy.uint8)
+    pixels[:] = (255, 0, 51)
+    Image.fromarray(pixels).save(tmp_path / "flat.png")
+    (found,) = make(model, images=[str(tmp_path / "flat.png")])
+    assert not found.generated
+    assert found.notes == ["'flat.png' was resized to 16 × 16 pixels."]
+    expected = torch.tensor([1.0, -1.0, -0.6]).view(1, 3, 1, 1).expand(1, 3, 16, 16)
+    torch.testing.assert_close(found.batch["pixel_values"], expected)
+    (model.folder / "preprocessor_config.json").write_text('{"image_mean": [0.0, 0.0, 0.1], "image_std": [1, 2, 0.1]}')
+    try:
+        (found,) = make(model, images=[str(tmp_path / "flat.png")])
+    finally:
+        (model.folder / "preprocessor_config.json").unlink()
+    torch.testing.assert_close(found.batch["pixel_values"][0, :, 0, 0], torch.tensor([1.0, 0.0, 1.0]))
+
+
+def test_files_that_are_no_image_or_sound_are_refused(loaded, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("no picture")
+    assert "could not be read as an image" in refused(loaded("vit"), images=[str(text)])
+    assert "could not be read as an image" in refused(loaded("vit"), images=[str(tmp_path / "none.png")])
+    assert "could not be read as WAV" in refused(loaded("whisper"), sounds=[str(text)])
+    assert "could not be read as WAV" in refused(loaded("whisper"), sounds=[str(tmp_path / "none.wav")])
+    sound(tmp_path / "empty.wav", b"", 2, 1)
+    assert "holds no sound" in refused(loaded("whisper"), sounds=[str(tmp_path / "empty.wav")])
+
+
+def test_pillow_is_asked_for_where_it_is_missing(loaded, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingExtra, match=r"Type pip install 'attemper\[hf\]'"):
+        make(loaded("vit"), images=["any.png"])
+
+
+def sound(path, raw, width, channels, rate=16_000):
+    with wave.open(str(path), "wb") as file:
+        file.setsampwidth(width)
+        file.setnchannels(channels)
+        file.setframerate(rate)
+        file.writeframes(raw)
+
+
+@pytest.mark.parametrize(
+    ("width", "raw"),
+    [
+        (1, bytes([128, 192, 64, 0])),
+        (2, struct.pack("<4h", 0, 2**14, -(2**14), -(2**15))),
+        (3, b"".join((number % 2**24).to_bytes(3, "little") for number in (0, 2**22, -(2**22), -(2**23)))),
+        (4, struct.pack("<4i", 0, 2**30, -(2**30), -(2**31))),
+    ],
+)
+def test_wave_files_are_read_at_every_width(tmp_path, width, raw):
+    from attemper.scan.samples import _read_wave
+
+    sound(tmp_path / "a.wav", raw, width, 1)
+    assert _read_wave(tmp_path / "a.wav", 16_000).tolist() == [0.0, 0.5, -0.5, -1.0]
+    sound(tmp_path / "b.wav", raw, width, 2)
+    assert _read_wave(tmp_path / "b.wav", 16_000).tolist() == [0.25, -0.75]
+    sound(tmp_path / "c.wav", raw, width, 1, rate=8_000)
+    assert len(_read_wave(tmp_path / "c.wav", 16_000)) == 8
+
+
+def test_a_model_that_hears_gets_a_tone_and_its_decoder_a_text(loaded, tmp_path):
+    model = loaded("whisper")
+    (found,) = make(model, texts=["the dog sat"])
+    assert found.generated
+    assert found.kind == "audio"
+    assert found.batch["input_features"].shape == (1, 8, 24)
+    assert found.batch["decoder_input_ids"].tolist() == [[1, 5, 6, 16]]
+    assert any("rising tone was generated" in note for note in found.notes)
+    assert any("the decoder was given the text 'the dog sat'" in note for note in found.notes)
+    model.model(**found.batch)
+    sound(tmp_path / "a.wav", struct.pack("<8000h", *range(8000)), 2, 1)
+    (heard,) = make(model, sounds=[str(tmp_path / "a.wav")])
+    assert not heard.generated
+    assert not torch.equal(heard.batch["input_features"], found.batch["input_features"])
+
+
+def test_a_decoder_without_a_tokenizer_gets_its_start(tmp_path):
+    bare = load.load(save(tmp_path / "bare", "whisper", with_tokenizer=False))
+    (found,) = make(bare)
+    assert found.batch["decoder_input_ids"].tolist() == [[1] * 8]
+    assert any("has no tokenizer" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("bert", {"images": ["a.png"]}, "BertModel takes text, so --image is not for it"),
+        ("bert", {"sounds": ["a.wav"]}, "BertModel takes text, so --audio is not for it"),
+        ("vit", {"texts": ["the dog"]}, "ViTForImageClassification takes image, so --text is not for it"),
+        ("whisper", {"images": ["a.png"]}, "takes audio and text, so --image is not for it"),
+        ("whisper", {"texts": ["the dog", "a cat"]}, "takes one text beside each audio; got 2"),
+    ],
+)
+def test_what_a_model_does_not_take_is_refused(loaded, name, options, words):
+    assert words in refused(loaded(name), **options)
+
+
+def test_a_model_of_text_and_images_gets_both():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.CLIPConfig(
+        text_config={**sizes, "vocab_size": 99, "max_position_embeddings": 20, "eos_token_id": 2},
+        vision_config={**sizes, "image_size": 16, "patch_size": 4},
+        projection_dim=8,
+    )
+    model = load.Loaded(transformers.CLIPModel(config).eval(), "clip", "object", tokenizer=tokenizer())
+    (found,) = make(model, texts=[SENTENCE])
+    assert found.batch["pixel_values"].shape == (1, 3, 16, 16)
+    assert found.batch["input_ids"].shape == (1, 8)
+    model.model(**found.batch)
+    assert f"the text encoder was given {SENTENCE!r}." in found.notes

