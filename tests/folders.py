@@ -11,7 +11,8 @@ from torch import nn
 
 import zoo
 
-WORDS = [
+SENTENCES = "the dog chased the ball because it was fast . a cat sat on the mat and looked at one two three four"
+WORDS = list(dict.fromkeys(SENTENCES.split()))
     "the",
     "dog",
     "chased",

@@ -13,8 +13,11 @@ from .scan import scan
 
 OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}  # an experiment's, which `run` hands on
 
-for command in (scan, explain, claims, cards):  # --help lists them in this order
-    app.command()(command)
+# --help lists them in this order
+app.command()(scan)
+app.command()(explain)
+app.command()(claims)
+app.command()(cards)
 app.command(context_settings=OWN_OPTIONS)(run)
-for command in (bench, env):
-    app.command()(command)
+app.command()(bench)
+app.command()(env)

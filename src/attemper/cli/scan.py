@@ -67,22 +67,23 @@ def scan(
         from ..scan import command
 
         asked = command.Asked(
-            model,
-            *(tuple(given or ()) for given in (text, file, image, audio)),
-            *(
-                task,
-                truncate,
-                token,
-                what_if,
-                attention,
-                baseline,
-                output,
-                force,
-                fail_on,
-                allow_download,
-                dtype,
-                device,
-            ),
+            model=model,
+            texts=text or (),
+            files=file or (),
+            images=image or (),
+            sounds=audio or (),
+            task=task,
+            truncate=truncate,
+            token=token,
+            what_if=what_if,
+            attention=attention,
+            baseline=baseline,
+            output=output,
+            force=force,
+            fail_on=fail_on,
+            allow_download=allow_download,
+            dtype=dtype,
+            device=device,
         )
         found = command.answer(asked)
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _files
-from .._files import save
+from .._files import save as save
 from ..errors import MissingExtra
 from .experiment import Experiment, Rows
 
@@ -22,8 +22,9 @@ SUFFIXES = (".json", ".csv", ".parquet", *FIGURES)
 def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
     """Refuse a file that could not or should not be written, before the work and not after it."""
     _files.check(path, suffixes, force)
-    for package in _needs(path.suffix) if path is not None else ():
-        _load(package, path.suffix)
+    if path is not None:
+        for package in _needs(path.suffix):
+            _load(package, path.suffix)
 
 
 def write(path: Path, experiment: Experiment, rows: Rows) -> None:

@@ -24,7 +24,7 @@ STARTS = 8  # tokens for a decoder when no tokenizer can make any
 class Input:
     """One batch for the model, run by itself, and how it came to be."""
 
-    batch: Mapping[str, Any] | Tensor
+    batch: Mapping[str, Any] | tuple[Any, ...] | Tensor
     kind: str = "batch"  # "text", "image", "audio" or "batch"
     text: str | None = None
     tokens: list[str] | None = None  # of the first sequence, as people read them

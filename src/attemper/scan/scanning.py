@@ -25,7 +25,7 @@ from .reading import Reading
 from .result import SCHEMA, Scan
 from .sinks import Sinks
 from .texts import Texts
-from .tokens import attends_to
+from .tokens import TokenWeights
 from .what_if import SIGNS, what_if
 
 FACTS = (
@@ -95,15 +95,17 @@ def run(
         pictures: keep weights, which the report shows.
         progress: told what is being done.
     """
-    examiners = Examiners(pictures or token is not None, progress)
+    examiners = Examiners(pictures, progress)
+    about = None if token is None else _about(token, inputs)
     watching = watch(loaded.model)
-    watching.examiners = examiners.all()
     done, interrupted = 0, False
     with _as_in_use(loaded.model):
         try:
             with _unheard(), watching:
                 for number, one in enumerate(inputs):
                     examiners.begin(number, len(inputs), one)
+                    here = about is not None and about.input == number
+                    watching.examiners = [*examiners.all(), about] if here else examiners.all()
                     _call(loaded, one)
                     done += 1
         except KeyboardInterrupt:
@@ -114,11 +116,26 @@ def run(
                 0, f"stopped by Ctrl-C after {done} of {len(inputs)} inputs: what follows is what was measured."
             )
         document = assemble(loaded, inputs, watching.record, examiners, notes)
-        if token is not None and not interrupted:
-            document["token"] = attends_to(document, token)
+        if about is not None:
+            document["token"] = about.to_dict()
         if rules and not interrupted:
             document["what_if"], interrupted = _what_if(loaded.model, inputs, rules, document, progress)
     return Scan(document, watching.record, interrupted)
+
+
+def _about(token: str, inputs: Sequence[Input]) -> TokenWeights:
+    """Who looks at a token, in the first input that has it."""
+    known = [(number, one) for number, one in enumerate(inputs) if one.tokens is not None]
+    if not known:
+        raise InputError("scan: `token` needs the tokens of a text, and none is known. Give a text, with its tokenizer.")
+    first: InputError | None = None
+    for number, one in known:
+        try:
+            return TokenWeights(token, one.tokens or (), one.special, number)
+        except InputError as error:
+            first = first or error
+    assert first is not None
+    raise first
 
 
 def call(model: nn.Module, batch: Any) -> object:
@@ -137,8 +154,8 @@ def _call(loaded: Loaded, one: Input) -> None:
             raise
         first = next(iter(str(error).strip().splitlines()), "")
         raise InputError(
-            f"scan: {type(loaded.model).__name__} failed on its input: {type(error).__name__}: {first[:300]}. Try another --task, "
-            "--dtype or --device, or call attemper.scan(model, batch) with a batch of your own."
+            f"scan: {type(loaded.model).__name__} failed on its input: {type(error).__name__}: {first[:300]}. Try another "
+            "--task, --dtype or --device, or call attemper.scan(model, batch) with a batch of your own."
         ) from error
 
 
@@ -169,6 +186,7 @@ def assemble(
     }
     if examiners.pictures is not None:
         document["attention"] = examiners.pictures.attention()
+        document["notes"] += [f"{note}." for note in examiners.pictures.notes]
     return document
 
 
