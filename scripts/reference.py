@@ -9,6 +9,7 @@ from pathlib import Path
 
 import attemper
 from attemper import errors
+from attemper.health.thresholds import FAULTS, TABLE
 
 TARGET = Path(__file__).parents[1] / "docs" / "reference.md"
 HEAD = """# API reference
@@ -29,7 +30,7 @@ def render() -> str:
     sections = [HEAD]
     sections += [function_section(name, thing) for name, thing in public.items() if inspect.isfunction(thing)]
     sections += [class_section(name, thing) for name, thing in public.items() if inspect.isclass(thing)]
-    return "\n".join([*sections, rules_section(), kernels_section(), errors_section()])
+    return "\n".join([*sections, rules_section(), health_section(), kernels_section(), errors_section()])
 
 
 def function_section(name: str, function: object) -> str:
@@ -72,6 +73,20 @@ def kernels_section() -> str:
     table = "\n".join(lines)
     why = function_section("kernels.why", kernels.why)
     return f"## kernels\n\n{KERNELS_HEAD}\n{table}\n\n#{why}"
+
+
+def health_section() -> str:
+    health = attemper.health
+    lines = ["| finding | what is compared | with | level | source |", "|---|---|---|---|---|"]
+    for kind, (words, rungs) in TABLE.items():
+        lines += [f"| {kind} | {words} | {rung.value:g} | {rung.level} | {rung.source} |" for rung in rungs]
+    lines += [f"| scale | fault `{fault}` | | {level} | {source} |" for fault, (level, source) in FAULTS.items()]
+    summary = inspect.cleandoc(health.__doc__ or "").split("\n\n", 1)
+    parts = [f"## health\n\n{summary[0].removeprefix('health: ').capitalize()}\n\n{summary[1]}\n", "\n".join(lines) + "\n"]
+    for name in ("check", "findings", "verdict"):
+        parts.append("#" + function_section(f"health.{name}", getattr(health, name)))
+    parts.append("#" + class_section("Finding", health.Finding).replace("## Finding", "## health.Finding"))
+    return "\n".join(parts)
 
 
 def errors_section() -> str:

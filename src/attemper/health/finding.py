@@ -38,9 +38,7 @@ class Finding:
 
 def made(row: Row, kind: str, level: str, value: float | None, threshold: Threshold, says: str, todo: str) -> Finding:
     head = row.get("head")
-    return Finding(
-        kind, level, row["layer"], row["kind"], head, value, threshold.value or None, threshold.source, says, todo
-    )
+    return Finding(kind, level, row["layer"], row["kind"], head, value, threshold.value, threshold.source, says, todo)
 
 
 def number(row: Row, name: str) -> float | None:

@@ -141,10 +141,8 @@ def _of_head(row: Row, facts: Row, kinds: set[str], crowd: set[str]) -> list[Fin
 
 
 def _of_scale(one: Audited) -> Finding:
-    fault = FAULTS[str(one.fault)]
-    return Finding(
-        "scale", fault.level, one.layer, one.kind, None, one.applied, None, fault.source, one.says, one.todo, one.fault
-    )
+    level, source = FAULTS[str(one.fault)]
+    return Finding("scale", level, one.layer, one.kind, None, one.applied, None, source, one.says, one.todo, one.fault)
 
 
 def _not_a_number(grouped: Mapping[tuple[str, str], list[Row]]) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 LEVELS = ("healthy", "ok", "note", "warn", "act", "critical", "diverging")
 """From nothing to worry about to lost. ``ok`` is a verdict's word for no finding above ``healthy``."""
@@ -11,8 +11,7 @@ KINDS = ("nan", "scale", "peak", "overflow", "collapsed", "saturated", "flat", "
 """What a finding can be about; of two with the same level the earlier is told first."""
 
 
-@dataclass(frozen=True)
-class Threshold:
+class Threshold(NamedTuple):
     """A number, the level past it, and who says so."""
 
     value: float
@@ -20,51 +19,55 @@ class Threshold:
     source: str
 
 
-OURS = "attemper, no published number"
+OURS = "attemper's own, no published number"
+ULP = "half a unit in the last place of the largest logit, through exp"
 
 PEAK = (
-    Threshold(1e4, "diverging", "Wortsman et al. 2023, 2309.14322: every run with logits above 1e4 diverged"),
-    Threshold(
-        1e3, "critical", "Kimi K2, 2507.20534: loss spikes above 1000; Wortsman et al. 2023, fig. 10: loss decays there"
-    ),
-    Threshold(100, "act", "Kimi K2, 2507.20534: QK-Clip acts at 100; Swin v2 caps its scale at 100"),
+    Threshold(1e4, "diverging", "Wortsman et al. 2023, arXiv 2309.14322: every run with logits above 1e4 diverged"),
+    Threshold(1e3, "critical", "Kimi K2, arXiv 2507.20534: the loss spikes with logits above 1000"),
+    Threshold(100, "act", "Kimi K2, arXiv 2507.20534: QK-Clip acts at 100; Swin v2 holds its scale under 100"),
     Threshold(50, "warn", "Gemma 2 caps its logits at 50"),
-    Threshold(30, "note", "Grok-1 caps its logits at 30; Kimi K2, 2507.20534: a clip at 30 cost nothing"),
+    Threshold(30, "note", "Grok-1 caps its logits at 30; Kimi K2, arXiv 2507.20534: a clip at 30 cost nothing"),
 )
-"""The ladder of the largest logit, the steepest rung first."""
-
-SATURATED = Threshold(0.5, "note", f"{OURS}: over half of its rows with 8 keys or more put 0.99 on one")
-FLAT = Threshold(0.99, "note", f"{OURS}: entropy over 0.99 of its maximum; Noci et al. 2022 on why flat stops learning")
-COLLAPSED = Threshold(
-    0.05, "note", f"{OURS}: entropy under 0.05 of its maximum without sinks; ViT-22B, 2302.05442, app. B"
-)
-SINK = Threshold(0.3, "healthy", "Gu et al. 2024, 2410.10781: a mean weight above 0.3 on one key is a sink")
-POSITIONAL = Threshold(
-    0.5, "healthy", "Clark et al. 2019, 1906.04341, §3.1: BERT has heads for the token before and after"
-)
-DEAD = Threshold(0.02, "note", f"{OURS}: total variation between texts, on the positions they share")
-CROWD = Threshold(0.5, "warn", f"{OURS}: half of the heads of a layer or more")
-"""One sharp or flat head is a specialist. When half of a layer is so, the layer has lost the choice between keys."""
+"""The ladder of the largest logit, the highest rung first."""
 
 OVERFLOW = (
     Threshold(1 / 2, "critical", "IEEE 754: a float16 ends at 65504, and what is larger is stored as infinity"),
-    Threshold(1 / 8, "warn", f"{OURS}: an eighth of the largest number of the dtype"),
+    Threshold(1 / 8, "warn", OURS),
 )
-ROUNDING = (
-    Threshold(0.5, "act", "half a unit in the last place of the largest logit, through exp"),
-    Threshold(0.25, "warn", "half a unit in the last place of the largest logit, through exp"),
-    Threshold(0.1, "note", "half a unit in the last place of the largest logit, through exp"),
-)
+ROUNDING = (Threshold(0.5, "act", ULP), Threshold(0.25, "warn", ULP), Threshold(0.1, "note", ULP))
 STORED = {"float16": (65504.0, 11), "bfloat16": (3.39e38, 8)}
 """Largest number and bits of precision of the dtypes in which stored scores can hurt."""
 
-FAULTS = {
-    "sqrt_dmodel": Threshold(0, "warn", "Vaswani et al. 2017, §3.2.1: √d_k, the width of one head"),
-    "twice": Threshold(0, "act", "Vaswani et al. 2017, §3.2.1: one factor 1/√d_k"),
-    "after_softmax": Threshold(0, "act", "Vaswani et al. 2017, eq. 1: the scale stands inside the softmax"),
-    "ignored": Threshold(0, "act", "the model's own configuration"),
-    "uncontrolled": Threshold(
-        0, "act", "Giorlandino & Goldt 2025, 2505.24333: softmax freezes at a logit std of √(2 ln n)"
-    ),
-}
+COLLAPSED = Threshold(0.05, "note", f"{OURS}; near-zero entropy before divergence: ViT-22B, arXiv 2302.05442")
+SATURATED = Threshold(0.5, "note", OURS)
+FLAT = Threshold(0.99, "note", f"{OURS}; why flat attention stops learning: Noci et al. 2022, arXiv 2206.03126")
+DEAD = Threshold(0.02, "note", OURS)
+SINK = Threshold(0.3, "healthy", "Gu et al. 2024, arXiv 2410.10781: a mean weight above 0.3 on one key")
+POSITIONAL = Threshold(0.5, "healthy", f"{OURS}; such heads: Clark et al. 2019, arXiv 1906.04341, §3.1")
+CROWD = Threshold(0.5, "warn", OURS)
+"""One sharp or flat head is a specialist. Where half of a layer is so, the layer has lost the choice between keys."""
 FEW_KEYS = 4  # fewer share a row's weight evenly by chance
+
+TABLE = {
+    "peak": ("the largest logit, above", PEAK),
+    "overflow": ("stored scores, as a share of the largest number of their dtype, above", OVERFLOW),
+    "overflow, by rounding": ("how far rounding of stored scores moves a weight, above", ROUNDING),
+    "collapsed": ("evenness without first and special tokens, below", (COLLAPSED,)),
+    "saturated": ("share of rows with 0.99 of their weight on one of 8 keys or more, above", (SATURATED,)),
+    "flat": ("evenness, above", (FLAT,)),
+    "collapsed, saturated, flat": ("share of a layer's heads that are so, from", (CROWD,)),
+    "dead": ("total variation between the weights for different texts, below", (DEAD,)),
+    "sink": ("mean weight on a first or special token, above", (SINK,)),
+    "positional": ("mean weight on the token before, itself or after, above", (POSITIONAL,)),
+}
+"""All of them, for the documentation: finding → what is compared, and its thresholds."""
+
+FAULTS = {
+    "sqrt_dmodel": ("warn", "Vaswani et al. 2017, §3.2.1: √d_k, the width of one head"),
+    "twice": ("act", "Vaswani et al. 2017, §3.2.1: one factor of 1/√d_k"),
+    "after_softmax": ("act", "Vaswani et al. 2017, eq. 1: the scale stands inside the softmax"),
+    "ignored": ("act", "the model's own configuration"),
+    "uncontrolled": ("act", "Giorlandino & Goldt 2025, arXiv 2505.24333: softmax freezes at a logit std of √(2 ln n)"),
+}
+"""What can be wrong with a scale: its level, and by whose word."""

@@ -17,15 +17,16 @@ from ..watch.call import Call
 BUDGET = 2**22  # weights in memory at a time: 16 MiB of float32
 
 
-def weights_of_rows(call: Call, vitals: Vitals, rows: Tensor) -> Tensor:
+def weights_of_rows(call: Call, vitals: Vitals, rows: Tensor, place: int | None = None) -> Tensor:
     """The weights of some query rows on all keys, (B, H, R, Lk), float32; a row that sees no key is zero.
 
     Args:
         call: the call under way, with q and k or the model's own logits.
         vitals: its vitals, on whose device the weights come.
         rows: the query numbers, (R,), integers, in any order. The result takes B·H·R·Lk numbers: see ``chunks``.
+        place: one item of the batch, for which B is 1; None: all.
     """
-    logits = logits_of_rows(call, rows.to(vitals.lse.device))
+    logits = logits_of_rows(call, rows.to(vitals.lse.device), place)
     if not logits.shape[-1]:
         return logits.float()
     # not exp(logit - lse): far from zero that difference is rounding, and the row is whole anyway
@@ -33,17 +34,16 @@ def weights_of_rows(call: Call, vitals: Vitals, rows: Tensor) -> Tensor:
     return logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0).float()
 
 
-def chunks(call: Call, rows: Tensor, budget: int = BUDGET) -> Iterator[Tensor]:
-    """The rows in parts whose weights fit the budget, so that n × n is never in memory."""
-    facts = call.facts
-    yield from rows.split(max(1, budget // max(1, facts.batch * facts.heads * facts.keys)))
+def chunks(call: Call, rows: Tensor) -> Iterator[Tensor]:
+    """The rows in parts whose weights, for one item of the batch, fit the budget: n × n is never in memory."""
+    yield from rows.split(max(1, BUDGET // max(1, call.facts.heads * call.facts.keys)))
 
 
-def logits_of_rows(call: Call, rows: Tensor) -> Tensor:
+def logits_of_rows(call: Call, rows: Tensor, place: int | None = None) -> Tensor:
     """The logits of some query rows, (B, H, R, Lk), in the dtype of vitals; -inf where the row may not look."""
     if call.logits is not None:
-        return call.logits[:, :, rows].to(measuring_dtype(call.logits.dtype))
-    problem = _problem(call)
+        return call.logits[_one(place)][:, :, rows].to(measuring_dtype(call.logits.dtype))
+    problem = _problem(call, place)
     mask = problem.mask
     if mask is not None and mask.shape[2] > 1:
         mask = mask[:, :, rows]
@@ -55,13 +55,11 @@ def logits_of_keys(call: Call, place: int, keys: Tensor) -> Tensor:
     """The logits of all rows of one item of the batch on some keys, (H, Lq, K), as above. O(n·E) for each key."""
     if call.logits is not None:
         return call.logits[place][..., keys].to(measuring_dtype(call.logits.dtype))
-    problem = _problem(call)
+    problem = _problem(call, place)
     mask = problem.mask
-    if mask is not None:
-        mask = mask[place : place + 1] if mask.shape[0] > 1 else mask
-        mask = mask[..., keys] if mask.shape[-1] > 1 else mask
-    one = slice(place, place + 1)
-    chosen = problem._replace(query=problem.query[one], key=problem.key[one, :, keys], mask=mask)
+    if mask is not None and mask.shape[-1] > 1:
+        mask = mask[..., keys]
+    chosen = problem._replace(key=problem.key[:, :, keys], mask=mask)
     return _banded(chosen, torch.arange(problem.query.shape[2], device=keys.device), keys)[0]
 
 
@@ -93,12 +91,18 @@ def logits_of_offset(call: Call, offset: int) -> Tensor:
     return torch.nn.functional.pad(z, (max(0, -offset), max(0, offset)), value=NEG_INF)
 
 
-def _problem(call: Call) -> Problem:
-    """The call as kernels are given it, in the dtype of vitals."""
+def _problem(call: Call, place: int | None = None) -> Problem:
+    """The call, or one item of it, as kernels are given it, in the dtype of vitals."""
     options: dict[str, Any] = {name: getattr(call, name) for name in ("mask", "causal", "scale", "window", "softcap")}
     problem = prepare("weights", call.query, call.key, None, signs=(), **options).problem
-    wide = measuring_dtype(problem.query.dtype)
-    return problem._replace(query=problem.query.to(wide), key=problem.key.to(wide))
+    wide, one, mask = measuring_dtype(problem.query.dtype), _one(place), problem.mask
+    if mask is not None and mask.shape[0] > 1:
+        mask = mask[one]
+    return problem._replace(query=problem.query[one].to(wide), key=problem.key[one].to(wide), mask=mask)
+
+
+def _one(place: int | None) -> slice:
+    return slice(None) if place is None else slice(place, place + 1)
 
 
 def _banded(chosen: Problem, rows: Tensor, keys: Tensor) -> Tensor:

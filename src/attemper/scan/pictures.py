@@ -1,0 +1,153 @@
+"""Pictures: the attention weights that a report shows, as small as they can be drawn from.
+
+A short text is kept whole, in 8 or 16 bits a weight. Of a long one the eight largest weights of up to 512 rows are kept, and
+when all layers are in, fewer rows if need be, so that a report stays within a few megabytes however long the text.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..vitals import Vitals
+from ..watch.call import Call
+from .reading import Item, Reading, items
+from .weights import chunks, weights_of_rows
+
+WHOLE = 128  # tokens; a longer text is kept by its largest weights
+FINE, COARSE = 2**18, 2**20  # weights in all up to which 16 and 8 bits are kept of each
+TOP, ROWS = 8, 512
+BYTES = 3 * 2**19  # of largest weights and their places, in all; base64 makes 2 MiB of them
+TEXTS = 4  # inputs that are drawn
+MOST = 2**16 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """One layer reading one input: the weights of some rows, whole or the largest."""
+
+    layer: str
+    kind: str
+    number: int  # of the input
+    queries: int
+    keys: int
+    rows: Tensor  # (R,), int64
+    weights: Tensor  # (H, R, keys or TOP), 16-bit numbers in int32
+    places: Tensor | None  # (H, R, TOP), the keys of the largest weights; None: whole
+
+
+class Pictures:
+    """Examiner: set ``reading`` before each pass, read ``attention()`` after the last. ``notes`` says what is not drawn."""
+
+    def __init__(self) -> None:
+        self.reading = Reading()
+        self.notes: list[str] = []
+        self._pictures: dict[tuple[str, str, int], Picture] = {}
+
+    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> list[tuple[Item, Tensor, Tensor, Tensor | None]]:
+        chosen = [item for item in items(call, rows, self.reading) if item.number < TEXTS]
+        return [(item, *_drawn(call, vitals, item)) for item in chosen if item.rows[1] > item.rows[0]]
+
+    def keep(self, name: str, call: Call, seen: list[tuple[Item, Tensor, Tensor, Tensor | None]]) -> None:
+        kind = call.facts.kind
+        numbers = self.reading.inputs or (0,)
+        if max(numbers) >= TEXTS:
+            self._note(
+                f"the attention of the first {TEXTS} inputs is drawn, of the others only their numbers are there"
+            )
+        elif not seen:
+            self._note(f"{name or 'the model'}: its attention is not drawn: its rows are not the tokens of one input")
+        for item, rows, weights, places in seen:
+            place = (name, kind, item.number)
+            if place in self._pictures:  # weights shared by several layers
+                self._note(f"{name or 'the model'}: runs more than once in a pass; its first attention is drawn")
+                continue
+            queries, keys = item.rows[1] - item.rows[0], item.keys[1] - item.keys[0]
+            self._pictures[place] = Picture(name, kind, item.number, queries, keys, rows, weights, places)
+
+    def attention(self) -> list[dict[str, Any]]:
+        """The pictures in the document's format: ``dense`` where the weights of all are few enough, else ``top``."""
+        found = list(self._pictures.values())
+        whole = [picture for picture in found if picture.places is None]
+        count = sum(picture.weights.numel() for picture in whole)
+        bits = 16 if count <= FINE else 8
+        dense = whole if count <= COARSE else []
+        tops = [picture for picture in found if picture not in dense]
+        left = max(BYTES // 4, BYTES - (count * bits // 8 if dense else 0))
+        rows = left // max(1, sum(picture.weights.shape[0] * TOP * _width(picture) for picture in tops))
+        return [_dense(picture, bits) if picture in dense else _top(picture, max(1, rows)) for picture in found]
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+
+def _drawn(call: Call, vitals: Vitals, item: Item) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The rows of one item, their weights as 16-bit numbers, and the keys they lie on where only the largest are kept."""
+    (start, stop), (first, last) = item.rows, item.keys
+    whole = max(stop - start, last - first) <= WHOLE
+    count = stop - start
+    rows = torch.arange(count) if count <= ROWS else torch.linspace(0, count - 1, ROWS).round().long()
+    kept, places = [], []
+    for part in chunks(call, (rows + start).to(vitals.lse.device)):
+        weights = weights_of_rows(call, vitals, part, item.place)[0, ..., first:last]
+        if not whole:
+            weights, where = weights.topk(min(TOP, last - first), -1)
+            places.append(where.cpu())
+        kept.append((weights.nan_to_num(0.0) * MOST).round().int().cpu())
+    return rows, torch.cat(kept, 1), None if whole else torch.cat(places, 1)
+
+
+def _dense(picture: Picture, bits: int) -> dict[str, Any]:
+    weights = picture.weights.numpy()
+    if bits == 8:
+        weights = np.rint(weights * (255 / MOST))
+    return {**_facts(picture), "format": "dense", "bits": bits, "data": _base64(weights, bits // 8)}
+
+
+def _top(picture: Picture, most: int) -> dict[str, Any]:
+    """The largest weights of at most so many rows."""
+    weights, places = picture.weights, picture.places
+    if places is None:
+        top, places = weights.topk(min(TOP, picture.keys), -1)
+        weights = top
+    rows = picture.rows
+    if len(rows) > most:
+        chosen = torch.linspace(0, len(rows) - 1, most).round().long()
+        rows, weights, places = rows[chosen], weights[:, chosen], places[:, chosen]
+    return {
+        **_facts(picture),
+        "format": "top",
+        "k": weights.shape[-1],
+        "rows": rows.tolist(),
+        "indices": _base64(places.numpy(), 2 if picture.keys <= MOST else 4),
+        "weights": _base64(weights.numpy(), 2),
+    }
+
+
+def _facts(picture: Picture) -> dict[str, Any]:
+    return {
+        "layer": picture.layer,
+        "kind": picture.kind,
+        "input": picture.number,
+        "heads": picture.weights.shape[0],
+        "queries": picture.queries,
+        "keys": picture.keys,
+    }
+
+
+def _width(picture: Picture) -> int:
+    """Bytes of a weight and its place."""
+    return 4 if picture.keys <= MOST else 6
+
+
+def _base64(numbers: npt.NDArray[Any], size: int) -> str:
+    whole = numbers.astype({1: np.uint8, 2: np.uint16, 4: np.uint32}[size])
+    return base64.b64encode((whole if sys.byteorder == "little" else whole.byteswap()).tobytes()).decode()
