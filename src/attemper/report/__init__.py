@@ -17,7 +17,10 @@ from ..errors import InputError
 
 SCHEMA = "attemper.scan/1"
 # In the order in which one needs the other. Each is an ES module on its own; a page may also serve them as they are.
-SCRIPTS = ("numbers.js", "weights.js", "dom.js", "map.js", "tokens.js", "sections.js", "heads.js")
+SCRIPTS = (
+    *("numbers.js", "weights.js", "dom.js", "map.js", "columns.js", "running.js", "matrix.js", "tokens.js"),
+    *("findings.js", "lanes.js", "sections.js", "heads.js"),
+)
 # what could end a script element or a line of JavaScript, written so that JSON still reads the same
 ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 

@@ -1,12 +1,13 @@
 // render(root, document): a scan's document as a page one can point at. No globals, no markup parsed, nothing fetched.
 
-import { LEVELS, SIGNS, measured } from "./numbers.js";
-import { album } from "./weights.js";
+import { LEVELS, SIGNS, SIGN_OF, measured, shortened } from "./numbers.js";
+import { album, visible } from "./weights.js";
 import { maker } from "./dom.js";
-import { shortened } from "./numbers.js";
 import { mapView } from "./map.js";
 import { tokensView } from "./tokens.js";
-import { asked, audit, findings, headView, lanesView, notes, provenance, reading, signOf, verdict } from "./sections.js";
+import { findings, since, verdict } from "./findings.js";
+import { lanesView } from "./lanes.js";
+import { asked, audit, headView, notes, provenance, reading } from "./sections.js";
 
 let made = 0; // several reports may stand on one page: their ids must differ
 
@@ -21,25 +22,30 @@ export function read(document) {
   const short = shortened(rows.map((row) => row.layer));
   rows.forEach((row, index) => Object.assign(row, { index, heads: new Map(), name: `${row.layer} (${row.kind})`,
     label: kinds.size > 1 && row.kind === "cross" ? `${short[index]} ×` : short[index] }));
-  const find = (one) => ({ layer: rows.findIndex((row) => row.layer === one.layer && row.kind === (one.layer_kind ?? one.kind)), head: one.head ?? 0 });
+  const at = (one) => rows.findIndex((row) => row.layer === one.layer && row.kind === (one.layer_kind ?? one.kind));
+  const find = (one) => ({ layer: at(one), head: one.head ?? 0 });
   for (const head of scan.heads) rows[find(head).layer].heads.set(head.head, head);
   const found = new Map();
   for (const finding of scan.findings) {
-    const { layer } = find(finding), key = finding.head === null || finding.head === undefined ? `${layer}` : `${layer}.${finding.head}`;
-    found.set(key, [...(found.get(key) ?? []), finding].sort((a, b) => LEVELS.indexOf(b.level) - LEVELS.indexOf(a.level)));
+    const key = Number.isInteger(finding.head) ? `${at(finding)}.${finding.head}` : `${at(finding)}`;
+    const all = [...(found.get(key) ?? []), finding];
+    found.set(key, all.sort((a, b) => LEVELS.indexOf(b.level) - LEVELS.indexOf(a.level)));
   }
   const prefix = `attemper-${++made}-`;
   return { document: scan, rows, find, findings: found, heads: scan.heads, album: album(scan.attention), id: (name) => prefix + name,
-    label: (one) => rows[find(one).layer]?.label ?? one.layer ?? "", columns: 1 + Math.max(0, ...scan.heads.map((head) => head.head)),
-    keys: Math.max(2, ...scan.layers.map((layer) => layer.keys ?? 0)), signs: measured(scan.heads, [...SIGNS, ...tokenSign(scan, find)]) };
+    label: (one) => rows[at(one)]?.label ?? one.layer ?? "", columns: 1 + Math.max(0, ...scan.heads.map((head) => head.head)),
+    keys: Math.max(2, ...scan.layers.map((layer) => layer.keys ?? 0)), signs: measured(scan.heads, [...SIGNS, ...tokenSign(scan)]) };
 }
 
 /** With `--token`, a sign of its own: how much each head lets the token look at what it looks at most. */
-function tokenSign({ token }, find) {
+function tokenSign({ token }) {
   if (!token?.best) return [];
-  const weights = new Map(token.heads.map((one) => [`${one.layer}|${one.kind}|${one.head}`, one.weights[token.best.position]]));
-  return [{ key: "token", label: `“${token.asked}” → “${token.best.token}”`, unit: "", digits: 2, range: () => [0, 1],
-    of: (head) => weights.get(`${head.layer}|${head.kind}|${head.head}`), says: `The weight that “${token.asked}” (position ${token.position}) gives to “${token.best.token}” (position ${token.best.position}).` }];
+  const key = (one) => `${one.layer}|${one.kind}|${one.head}`;
+  const weights = new Map(token.heads.map((one) => [key(one), one.weights[token.best.position]]));
+  const asked = visible(token.asked), best = visible(token.best.token);
+  return [{ key: "token", label: `“${asked}” → “${best}”`, digits: 2, range: () => [0, 1],
+    of: (head) => weights.get(key(head)),
+    says: `The weight that “${asked}” (position ${token.position}) gives to “${best}” (position ${token.best.position}).` }];
 }
 
 /** Where a reader starts: at the token asked for, else at the worst finding. */
@@ -47,14 +53,19 @@ export function start(scan) {
   const { token, findings: all } = scan.document;
   const worst = all.find((finding) => finding.head !== null && finding.head !== undefined) ?? null;
   const begin = token?.best ?? worst;
-  const place = begin && scan.find(begin).layer >= 0 ? scan.find(begin) : { layer: 0, head: scan.rows[0]?.heads.keys().next().value ?? 0 };
-  const wanted = [token?.best ? "token" : signOf(worst), "effective_keys", scan.signs[0]?.key].find((key) => scan.signs.some((sign) => sign.key === key));
-  return { sign: wanted, ...place, input: token?.input ?? 0, at: token ? { side: "query", at: token.position } : null, hide: false, view: null };
+  const first = { layer: 0, head: scan.rows[0]?.heads.keys().next().value ?? 0 };
+  const place = begin && scan.find(begin).layer >= 0 ? scan.find(begin) : first;
+  const wishes = [token?.best ? "token" : SIGN_OF[worst?.kind], "effective_keys", scan.signs[0]?.key];
+  const wanted = wishes.find((key) => scan.signs.some((sign) => sign.key === key));
+  const at = token ? { side: "query", at: token.position } : null;
+  return { sign: wanted, ...place, input: token?.input ?? 0, at, hide: false, view: null };
 }
 
-/** State → "sign=peak&head=3.5&token=7": what differs from the start, so that a link shows what its sender saw. */
+/** State → "sign=peak&head=3.5&token=query.7": a link shows what its sender saw. */
 export function toHash(state) {
-  const parts = { sign: state.sign, head: `${state.layer}.${state.head}`, text: state.input, token: state.at ? `${state.at.side}.${state.at.at}` : "none", hide: Number(state.hide), view: state.view };
+  const token = state.at ? `${state.at.side}.${state.at.at}` : "none";
+  const { sign, layer, head, input, hide, view } = state;
+  const parts = { sign, head: `${layer}.${head}`, text: input, token, hide: Number(hide), view };
   return new URLSearchParams(Object.entries(parts).filter(([, said]) => said !== null && said !== undefined)).toString();
 }
 
@@ -65,9 +76,10 @@ export function fromHash(scan, hash, otherwise) {
   const [layer, head] = (said.get("head") ?? "").split(".").map(Number);
   if (scan.rows[layer]?.heads.has(head)) Object.assign(state, { layer, head });
   if (scan.document.inputs[said.get("text")]) state.input = Number(said.get("text"));
-  const [side, at] = (said.get("token") ?? "").split("."), row = scan.rows[state.layer], picture = row && scan.album(row.layer, row.kind, state.input);
-  if (said.get("token") === "none") state.at = null;
-  if ((side === "query" || side === "key") && Number(at) < (picture?.[side === "query" ? "queries" : "keys"] ?? 0)) state.at = { side, at: Number(at) };
+  const [side, at] = (said.get("token") ?? "").split("."), row = scan.rows[state.layer];
+  const picture = row && scan.album(row.layer, row.kind, state.input), count = { query: picture?.queries, key: picture?.keys }[side];
+  if (side === "none") state.at = null;
+  if (/^\d+$/.test(at) && Number(at) < count) state.at = { side, at: Number(at) };
   if (["columns", "text"].includes(said.get("view"))) state.view = said.get("view");
   if (said.has("hide")) state.hide = said.get("hide") === "1";
   return state;
@@ -81,7 +93,8 @@ function themes(make, root, redraw) {
     redraw();
   };
   const group = make("span.tabs.themes", { role: "group", "aria-label": "Colours" },
-    ["auto", "light", "dark"].map((name) => make("button.tab", { type: "button", "aria-pressed": String(name === "auto"), onclick: () => set(name) }, name)));
+    ["auto", "light", "dark"].map((name) => make("button.tab", { type: "button", "aria-pressed": String(name === "auto"),
+      onclick: () => set(name) }, name)));
   return group;
 }
 
@@ -104,20 +117,23 @@ export function render(root, document, options = {}) {
   const act = { set, choose, state: () => state,
     lock: (side, at) => set({ at: state.at?.side === side && state.at.at === at ? null : { side, at } }),
     find(finding) {
-      const place = scan.find(finding), sign = scan.signs.some((one) => one.key === signOf(finding)) ? signOf(finding) : state.sign;
-      if (place.layer >= 0 && scan.rows[place.layer].heads.has(place.head)) set({ ...place, sign });
+      const place = scan.find(finding), sign = scan.signs.find((one) => one.key === (finding.sign ?? SIGN_OF[finding.kind]));
+      if (scan.rows[place.layer]?.heads.has(place.head)) set({ ...place, sign: sign?.key ?? state.sign });
       work.scrollIntoView({ behavior: calm.matches ? "auto" : "smooth", block: "start" });
       root.querySelector('button.cell[aria-pressed="true"]')?.focus({ preventScroll: true });
     } };
-  const views = scan.signs.length ? [mapView(make, scan, act), headView(make, scan, act), tokensView(make, scan, act), lanesView(make, scan)].filter(Boolean) : [];
-  const [map, head, tokens, lanes] = views.map((view) => view.node);
-  const work = make("div.work", {}, make("div", {}, map, head), make("div", {}, asked(make, scan, act), tokens));
-  const { model, attemper, created } = scan.document, said = [model.class, model.dtype, attemper && `attemper ${attemper}`, created?.slice(0, 10)];
+  const shown = scan.signs.length ? { map: mapView, head: headView, tokens: tokensView, lanes: lanesView } : {};
+  const views = new Map(Object.entries(shown).map(([name, view]) => [name, view(make, scan, act)]).filter(([, view]) => view));
+  const node = (name) => views.get(name)?.node ?? null;
+  const work = make("div.work", {}, node("map"), make("div.looks", {}, asked(make, scan, act), node("tokens")), node("head"));
+  const { model, attemper, created } = scan.document;
+  const said = [model.class, model.dtype, attemper && `attemper ${attemper}`, created?.slice(0, 10)];
   const heading = make("div.top", {}, make("span.brand", {}, "attemper scan"), make("bdi.model", {}, model.name ?? ""),
     make("span.facts", {}, said.filter(Boolean).join(" · ")), themes(make, root, show));
   root.classList.add("attemper");
   root.replaceChildren(make("header", {}, heading, verdict(make, scan, act), reading(make, scan)),
-    ...(views.length ? [work] : [make("p", {}, "No head was measured.")]), ...[findings(make, scan, act), lanes, audit(make, scan), notes(make, scan), provenance(make, scan)].filter(Boolean));
+    views.size ? work : make("p", {}, "No head was measured."),
+    ...[findings, since, () => node("lanes"), audit, notes, provenance].map((part) => part(make, scan, act)).filter(Boolean));
   const escape = (event) => event.key === "Escape" && state.at && set({ at: null });
   const moved = () => { state = fromHash(scan, options.location?.hash ?? "", state); show(); };
   const listeners = [[page, "keydown", escape], [dark, "change", show], [window, "hashchange", moved]];

@@ -20,10 +20,12 @@ export function legend(make, sign, ends, axis = false) {
   const marks = (sign.marks ?? []).filter(([at]) => at >= ends.low && at <= ends.high).map(([at, name]) => {
     const share = place(ends, at), crowded = share - last < 0.2 || (axis && (share < 0.1 || share > 0.85));
     if (!crowded) last = share;
-    return make(`span.mark${share > 0.8 ? ".late" : ""}`, { "--at": share, title: `${at}: ${name}` }, crowded ? "" : `${at} ${name}`);
+    const late = share > 0.75 ? ".late" : "";
+    return make(`span.mark${late}`, { "--at": share, title: `${at}: ${name}` }, crowded ? "" : make("span", {}, `${at} ${name}`));
   });
   const unit = sign.unit ? ` ${sign.unit}` : "";
-  return make(axis ? "div.legend.axis" : "div.legend", { role: "img", "aria-label": `Scale from ${written(ends.low)} to ${written(ends.high)}${unit}` },
+  const words = `Scale from ${written(ends.low)} to ${written(ends.high)}${unit}`;
+  return make(axis ? "div.legend.axis" : "div.legend", { role: "img", "aria-label": words },
     make("span.end", {}, written(ends.low, sign.digits)), make("div.bar", {}, bar, marks),
     make("span.end.high", {}, written(ends.high, sign.digits), unit, ends.log ? " (log)" : ""));
 }
@@ -40,8 +42,8 @@ function shape(make, found, sign) {
 /** What the shapes on this map mean: one entry for each level and kind that is marked. */
 function shapes(make, scan, sign) {
   const marked = scan.document.findings.filter((finding) => worthMarking(finding, sign));
-  const seen = new Map(marked.map((finding) => [`${finding.level}: ${finding.kind}`, finding]));
-  return make("ul.shapes", {}, [...seen].slice(0, 8).map(([words, finding]) => make("li", {}, shape(make, [finding], sign), ` ${words}`)));
+  const seen = [...new Map(marked.map((finding) => [`${finding.level}: ${finding.kind}`, finding]))];
+  return make("ul.shapes", {}, seen.slice(0, 8).map(([words, one]) => make("li", {}, shape(make, [one], sign), ` ${words}`)));
 }
 
 function cell(make, scan, row, head, sign, ends, act) {
@@ -63,12 +65,13 @@ function table(make, scan, sign, ends, act) {
       buttons.push(button);
       return make("td", {}, button);
     });
-    const name = make("th", { scope: "row", title: row.name }, make("bdi", {}, row.label), shape(make, scan.findings.get(`${row.index}`), sign));
-    return make("tr", {}, name, cells);
+    const found = shape(make, scan.findings.get(`${row.index}`), sign);
+    return make("tr", {}, make("th", { scope: "row", title: row.name }, make("bdi", {}, row.label), found), cells);
   });
   const names = Array.from({ length: scan.columns }, (_, column) => make("th", { scope: "col" }, String(column)));
   const widest = Math.max(...scan.rows.map((row) => row.label.length));
-  const node = make(`table.map${scan.columns > 16 ? ".dense" : ""}`, { "--label": `${Math.min(24, Math.max(11, widest + 1))}ch` },
+  const width = `${Math.min(24, Math.max(11, widest + 1))}ch`;
+  const node = make(scan.columns > 16 ? "table.map.dense" : "table.map", { "--label": width },
     make("caption.unseen", {}, `${sign.label} of every head; rows are layers, columns are heads`),
     make("thead", {}, make("tr", {}, make("th.corner", { scope: "col" }, "layer \\ head"), names)), make("tbody", {}, body));
   return { node, buttons, stop: roving(node, buttons, grid(scan.columns, buttons.length)) };
@@ -78,9 +81,11 @@ function table(make, scan, sign, ends, act) {
 export function mapView(make, scan, act) {
   const choice = make("select", { id: scan.id("sign"), onchange: (event) => act.set({ sign: event.target.value }) },
     scan.signs.map((sign) => make("option", { value: sign.key }, sign.label)));
-  const says = make("p.says"), box = make("div.scroll"), foot = make("div"), pointed = make("p.pointed", { "aria-hidden": "true" });
+  const says = make("p.says"), box = make("div.scroll"), foot = make("div");
+  const pointed = make("p.pointed", { "aria-hidden": "true" }); // the buttons themselves say it to a screen reader
   const node = make("section.panel", { "aria-label": "Map of all heads" },
-    make("div.bar-of-controls", {}, make("h2", {}, "Every head"), make("label", { for: scan.id("sign") }, "shaded by "), choice),
+    make("div.bar-of-controls", {}, make("h2", {}, "Every head"),
+      make("label", { for: scan.id("sign") }, "shaded by "), choice),
     says, box, pointed, foot);
   let drawn = null, current = null, chosen = "";
   const point = (event) => {

@@ -1,49 +1,59 @@
 // Signs, numbers and colours: how a scan's numbers are read, written and shaded. No page is needed here.
 
+const SHARE = () => [0, 1];
+
 /**
  * What can be mapped. `of` reads a head; `range` is the scale's ends for all heads (null: from the numbers themselves);
  * `marks` are the thresholds of attemper.health, drawn on the legend.
  */
 export const SIGNS = [
-  { key: "peak", label: "peak logit", unit: "", digits: 1, marks: [[30, "note"], [50, "warn"], [100, "act"], [1e3, "critical"], [1e4, "diverging"]],
+  { key: "peak", label: "peak logit", digits: 1,
+    marks: [[30, "note"], [50, "warn"], [100, "act"], [1000, "critical"], [10000, "diverging"]],
     says: "The largest logit of any row. Softmax sees differences, so a peak that grows means weights that freeze." },
-  { key: "variance", label: "logit std", unit: "", digits: 2, of: (head) => root(head.variance),
+  { key: "variance", label: "logit std", digits: 2, of: (head) => root(head.variance),
     says: "How far the logits of a row spread. About 1 for unit normal q and k under 1/√d_k." },
   { key: "entropy", label: "entropy", unit: "nats", digits: 2, range: (keys) => [0, Math.log(keys)],
     says: "Of the weights of a row: 0 when one key has all of it, ln(keys) when all are equal." },
   { key: "effective_keys", label: "effective keys", unit: "keys", digits: 1, range: (keys) => [1, keys],
     says: "exp(entropy): how many keys share the weight." },
-  { key: "evenness", label: "evenness", unit: "", digits: 2, range: () => [0, 1], marks: [[0.05, "collapsed"], [0.99, "flat"]],
+  { key: "evenness", label: "evenness", digits: 2, range: SHARE, marks: [[0.99, "flat"]],
     says: "Entropy over ln(keys seen), so that rows of different length can be compared." },
-  { key: "top_weight", label: "top weight", unit: "", digits: 2, range: () => [0, 1], marks: [[0.99, "saturated"]],
-    says: "The largest weight of a row, averaged over rows." },
-  { key: "saturated", label: "saturated rows", unit: "share", digits: 2, range: () => [0, 1],
+  { key: "top_weight", label: "top weight", digits: 2, range: SHARE, says: "The largest weight of a row, averaged over rows." },
+  { key: "saturated", label: "saturated rows", unit: "share", digits: 2, range: SHARE, marks: [[0.5, "saturated"]],
     says: "The share of rows that give more than 0.99 of their weight to one key." },
-  { key: "p2", label: "Σp²", unit: "", digits: 2, range: () => [0, 1], says: "1 when one key has all the weight, 1/keys when all are equal." },
-  { key: "jacobian_trace", label: "1 − Σp²", unit: "", digits: 2, range: () => [0, 1],
-    says: "The trace of the softmax's Jacobian: near 0 the row is saturated." },
-  { key: "mean", label: "mean logit", unit: "", digits: 2, says: "No effect by itself: softmax ignores a shift." },
-  { key: "sink_weight", label: "weight on sinks", unit: "share", digits: 2, range: () => [0, 1],
-    says: "The weight that rests on the first and the special tokens. A head with nothing to add parks it there; that is healthy." },
-  { key: "evenness_without_sinks", label: "evenness without sinks", unit: "", digits: 2, range: () => [0, 1],
-    says: "Evenness of what is left when the sinks are taken out." },
-  { key: "text_distance", label: "distance between texts", unit: "", digits: 2, range: () => [0, 1],
+  { key: "sink_weight", label: "weight on a sink", unit: "share", digits: 2, range: SHARE, marks: [[0.3, "sink"]],
+    says: "The weight that rests on the first or a special token. A head with nothing to add parks it there; that is healthy." },
+  { key: "evenness_without_sinks", label: "evenness without sinks", digits: 2, range: SHARE, marks: [[0.05, "collapsed"]],
+    says: "Evenness of what is left when the first and the special tokens are taken out." },
+  { key: "neighbour_weight", label: "weight on a neighbour", unit: "share", digits: 2, range: SHARE, marks: [[0.5, "positional"]],
+    says: "The weight on the token before, the token itself or the one after, whichever has most." },
+  { key: "text_distance", label: "distance between texts", digits: 2, range: SHARE, marks: [[0.02, "dead"]],
     says: "How much the weights change with the text. Near 0: the head does the same whatever it reads." },
+  { key: "p2", label: "Σp²", digits: 2, range: SHARE, says: "1 when one key has all the weight, 1/keys when all are equal." },
+  { key: "jacobian_trace", label: "1 − Σp²", digits: 2, range: SHARE,
+    says: "The trace of the softmax's Jacobian: near 0 the row is saturated." },
+  { key: "mean", label: "mean logit", digits: 2, says: "No effect by itself: softmax ignores a shift." },
 ];
 
 /** Which sign shows a finding of this kind. */
-export const SIGN_OF = { peak: "peak", overflow: "peak", saturated: "saturated", flat: "evenness", collapsed: "evenness",
-  sink: "sink_weight", dead: "text_distance", nan: "peak", scale: "variance" };
-
+export const SIGN_OF = {
+  peak: "peak", overflow: "peak", nan: "peak", saturated: "saturated", flat: "evenness", collapsed: "evenness_without_sinks",
+  sink: "sink_weight", positional: "neighbour_weight", dead: "text_distance", scale: "variance",
+};
+/** From nothing to worry about to lost. */
 export const LEVELS = ["healthy", "ok", "note", "warn", "act", "critical", "diverging"];
 /** A shape for every level, so that no one needs the colour. */
-export const SHAPES = { healthy: "◇", ok: "✓", note: "●", warn: "▲", act: "▲", critical: "■", diverging: "✕" };
-export const KINDS = { peak: "Large logits", saturated: "Saturated rows", flat: "Flat", collapsed: "Collapsed", sink: "Attention sink",
-  overflow: "Near overflow", dead: "The same for every text", nan: "Not a number", scale: "Scale" };
-export const RULES = { none: "no scale", sqrt_dk: "1/√d_k", dk: "1/d_k", sqrt_dmodel: "1/√d_model", layer: "1/((layer+1)√d_k)",
-  log_n: "s ln n/√d_k", learned: "g/√d_k", qk_norm: "QK-norm", softcap: "1/√d_k, capped" };
+export const SHAPES = { healthy: "◇", ok: "✓", note: "●", warn: "▲", act: "◆", critical: "■", diverging: "✕" };
+export const KINDS = {
+  nan: "Not a number", scale: "Scale", peak: "Large logits", overflow: "Coarse or near overflow", collapsed: "Collapsed",
+  saturated: "Saturated", flat: "Flat", dead: "The same for every text", sink: "Attention sink", positional: "Looks at a neighbour",
+};
+export const RULES = {
+  none: "no scale", sqrt_dk: "1/√d_k", dk: "1/d_k", sqrt_dmodel: "1/√d_model", layer: "1/((layer+1)√d_k)", log_n: "s ln n/√d_k",
+  learned: "g/√d_k", qk_norm: "QK-norm", softcap: "1/√d_k, capped",
+};
 
-const root = (value) => (value === null || value === undefined ? null : Math.sqrt(value));
+const root = (number) => (given(number) ? Math.sqrt(number) : null);
 
 /** The number of a head that a sign names; null where it was not measured. */
 export function value(sign, head) {
@@ -58,9 +68,11 @@ export const measured = (heads, signs = SIGNS) => signs.filter((sign) => heads.s
 export function scale(sign, heads, keys) {
   const values = heads.map((head) => value(sign, head)).filter((number) => number !== null);
   // the first threshold is always on the scale: it shows how far away it is
-  const [low, high] = sign.range ? sign.range(Math.max(2, keys)) : [Math.min(0, ...values), Math.max(0, sign.marks?.[0][0] ?? 0, ...values)];
+  const free = () => [Math.min(0, ...values), Math.max(0, sign.marks?.[0][0] ?? 0, ...values)];
+  const [low, high] = sign.range ? sign.range(Math.max(2, keys)) : free();
   const middle = [...values].sort((a, b) => a - b)[values.length >> 1];
-  if (!sign.range && low >= 0 && middle > 0 && high > 50 * middle) return { low: Math.min(...values.filter((v) => v > 0)), high, log: true };
+  const wide = !sign.range && low >= 0 && middle > 0 && high > 50 * middle;
+  if (wide) return { low: Math.min(...values.filter((number) => number > 0)), high, log: true };
   return { low, high: high > low ? high : low + 1, log: false };
 }
 
@@ -72,13 +84,16 @@ export function place({ low, high, log }, number) {
 
 /** A number as people read it: fixed digits where digits are given, else three or four that count. */
 export function written(number, digits) {
-  if (number === null || number === undefined || !Number.isFinite(number)) return "–";
+  if (!Number.isFinite(number)) return "–";
   const size = Math.abs(number);
   if (size >= 1e5 || (size > 0 && size < 1e-4 && digits === undefined)) return number.toExponential(1);
   if (digits === undefined) digits = size >= 100 ? 1 : size >= 10 ? 2 : size >= 1 ? 3 : 4;
   return number.toFixed(size >= 100 ? Math.min(1, digits) : digits).replace("-", "−");
 }
 
+export const given = (said) => said !== null && said !== undefined;
+/** A threshold without digits that say nothing. */
+export const plain = (number) => String(Number(number.toPrecision(4)));
 export const percent = (share) => (share > 0 && share < 0.005 ? "< 1 %" : `${Math.round(100 * share)} %`);
 export const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 

@@ -28,7 +28,8 @@ export function unpacked(entry) {
   return { ...entry, digits: 3, pairs(head, query) {
     if (!line.has(query)) return null;
     const from = (head * rows.length + line.get(query)) * k;
-    return Array.from({ length: k }, (_, i) => [indices[from + i], weights[from + i] / 65535]).filter(([key, w]) => w > 0 && key < keys);
+    const pairs = Array.from({ length: k }, (_, i) => [indices[from + i], weights[from + i] / 65535]);
+    return pairs.filter(([key, weight]) => weight > 0 && key < keys);
   } };
 }
 

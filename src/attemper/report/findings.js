@@ -1,0 +1,79 @@
+// Findings in words: the verdict, the list worst first, and what changed since an older scan.
+
+import { KINDS, SHAPES, given, plain, plural, written } from "./numbers.js";
+
+/** Findings that say the same of several heads, as one: {first, all}. The order, worst first, is kept. */
+export function grouped(findings) {
+  const groups = new Map();
+  for (const finding of findings) {
+    const key = JSON.stringify([finding.kind, finding.fault, finding.level]);
+    if (!groups.has(key)) groups.set(key, { first: finding, all: [] });
+    groups.get(key).all.push(finding);
+  }
+  return [...groups.values()];
+}
+
+export const badge = (make, level) => make(`span.badge.${level}`, {}, `${SHAPES[level] ?? "●"} ${level}`);
+
+/** A group in a few words: "Saturated rows in 3 heads". */
+function heading({ first, all }) {
+  const where = plural(all.length, given(first.head) ? "head" : "layer");
+  return `${KINDS[first.kind] ?? first.kind}${first.fault ? ` (${first.fault})` : ""} in ${where}`;
+}
+
+/** The verdict in one line, with the worst findings under it. */
+export function verdict(make, scan, act) {
+  const { verdict: said, findings: all } = scan.document;
+  const worst = grouped(all.filter((finding) => finding.level !== "healthy")).slice(0, 3);
+  const line = (group) => make("li", {}, make("button.link", { type: "button", onclick: () => act.find(group.first) }, heading(group)),
+    make("span.dim", {}, group.first.says));
+  return make("div.verdict", {}, make("div.line", {}, make("h1", {}, said.line), badge(make, said.level)),
+    worst.length ? make("ul.worst", {}, worst.map(line)) : null);
+}
+
+/** A head, or a layer, as a button that goes there. */
+function chip(make, scan, one, act) {
+  const number = given(one.value) ? make("span.num", {}, written(one.value, one.value < 10 ? 2 : 1)) : null;
+  return make("button.chip", { type: "button", title: one.says, onclick: () => act.find(one) },
+    make("bdi", {}, scan.label(one)), given(one.head) ? ` · ${one.head}` : "", number);
+}
+
+/** Findings that say the same of several heads: once, with a button for each. */
+function group(make, scan, found, act) {
+  const { first, all } = found;
+  const facts = [given(first.threshold) ? `threshold ${plain(first.threshold)}` : null, first.source].filter(Boolean).join(" · ");
+  const chips = all.map((one) => chip(make, scan, one, act));
+  return make("li", {}, make("h3", {}, badge(make, first.level), heading(found)), make("p", {}, first.says),
+    first.todo ? make("p", {}, make("b", {}, "To do: "), first.todo) : null, make("p.dim", {}, facts),
+    make("div.chips", {}, all.length > 1 ? make("span.dim", {}, "layer · head, value") : null, chips));
+}
+
+/** All findings, worst first; the healthy ones behind a line of their own. */
+export function findings(make, scan, act) {
+  const groups = grouped(scan.document.findings), isHealthy = (one) => one.first.level === "healthy";
+  const healthy = groups.filter(isHealthy), open = groups.filter((one) => !isHealthy(one));
+  const list = (some) => make("ol.findings", {}, some.map((one) => group(make, scan, one, act)));
+  const count = healthy.reduce((sum, one) => sum + one.all.length, 0);
+  return make("section.wide", { "aria-label": "Findings" }, make("h2", {}, "Findings"),
+    open.length ? list(open) : make("p", {}, "Nothing needs attention."),
+    count ? make("details", {}, make("summary", {}, `Healthy, and good to know (${count})`), list(healthy)) : null);
+}
+
+const MOST = 12; // moved heads that are shown
+
+/** What changed since an older scan. */
+export function since(make, scan, act) {
+  const { baseline } = scan.document;
+  if (!baseline) return null;
+  const { created, file, says = [], gone = [], scales = [], moved = [] } = baseline, fresh = baseline.new ?? [];
+  const where = (one) => [make("bdi", {}, scan.label(one)), given(one.head) ? ` · ${one.head}` : ""];
+  const step = (one) => ` ${one.sign ?? "scale"} ${written(one.before)} → ${written(one.after)}`;
+  const changed = (one) => make("li", {}, chip(make, scan, one, act), step(one));
+  const lost = (one) => make("li", {}, "gone: ", where(one), ` ${one.kind}`);
+  const lines = [...says.map((line) => make("li", {}, line)), ...gone.map(lost), ...scales.map(changed), ...moved.slice(0, MOST).map(changed)];
+  const more = moved.length > MOST ? ` ${moved.length} heads moved; the first ${MOST} are shown.` : "";
+  return make("section.wide", { "aria-label": "What changed" }, make("h2", {}, "What changed since ", make("bdi", {}, file)),
+    make("p.says", {}, `The older scan was made ${created}.${more}`),
+    fresh.length ? make("ol.findings", {}, grouped(fresh).map((one) => group(make, scan, one, act))) : null,
+    lines.length ? make("ul.changes", {}, lines) : null, fresh.length + lines.length ? null : make("p", {}, "Nothing."));
+}
