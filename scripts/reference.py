@@ -82,7 +82,10 @@ def health_section() -> str:
         lines += [f"| {kind} | {words} | {rung.value:g} | {rung.level} | {rung.source} |" for rung in rungs]
     lines += [f"| scale | fault `{fault}` | | {level} | {source} |" for fault, (level, source) in FAULTS.items()]
     summary = inspect.cleandoc(health.__doc__ or "").split("\n\n", 1)
-    parts = [f"## health\n\n{summary[0].removeprefix('health: ').capitalize()}\n\n{summary[1]}\n", "\n".join(lines) + "\n"]
+    parts = [
+        f"## health\n\n{summary[0].removeprefix('health: ').capitalize()}\n\n{summary[1]}\n",
+        "\n".join(lines) + "\n",
+    ]
     for name in ("check", "findings", "verdict"):
         parts.append("#" + function_section(f"health.{name}", getattr(health, name)))
     parts.append("#" + class_section("Finding", health.Finding).replace("## Finding", "## health.Finding"))

@@ -13,28 +13,6 @@ import zoo
 
 SENTENCES = "the dog chased the ball because it was fast . a cat sat on the mat and looked at one two three four"
 WORDS = list(dict.fromkeys(SENTENCES.split()))
-    "the",
-    "dog",
-    "chased",
-    "ball",
-    "because",
-    "it",
-    "was",
-    "fast",
-    ".",
-    "a",
-    "cat",
-    "sat",
-    "on",
-    "mat",
-    "and",
-    "looked",
-    "at",
-    "one",
-    "two",
-    "three",
-    "four",
-]
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 CLASSES = {
     "bert": transformers.BertModel,

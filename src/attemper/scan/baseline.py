@@ -25,6 +25,7 @@ def read(path: Path, schema: str) -> Document:
         path: what ``attemper scan --json`` or ``-o scan.json`` wrote.
         schema: the schema that it must name.
     """
+    found: Document
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -41,7 +42,7 @@ def read(path: Path, schema: str) -> Document:
         )
     if not _is_whole(found):
         raise InputError(f"--baseline: {str(path)!r} is damaged: parts of the scan are missing. Make it again.")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def compare(old: Document, new: Document, name: str) -> Document:

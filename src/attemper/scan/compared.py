@@ -47,35 +47,33 @@ def _what_if(document: Document) -> Iterator[RenderableType]:
 def _token(document: Document) -> Iterator[RenderableType]:
     token = document["token"]
     words = document["inputs"][token["input"]]["tokens"] or []
-    asked = safe(token["asked"])
     best = token["best"]
     if best is None:
-        yield Text(f"{asked!r} attends to nothing but itself and special tokens.")
+        yield Text(f"{safe(token['asked'])!r}: no layer was seen over this text, or nothing but neighbours is there.")
         return
     names, _ = short_names([row["layer"] for row in document["heads"]])
     where = f"layer {safe(names.get(best['layer'], best['layer']))} head {best['head']}"
     yield Text.assemble(
-        (f"{asked} → {safe(best['token'])}  ", "bold"), f"{best['weight']:.2f} in {where}, the head that sees it best"
+        (f"{safe(token['token'])} → {safe(best['token'])}  ", "bold"), f"{best['weight']:.2f} in {where}, its best head"
     )
     grid = _grid("layer", "head", "attends to")
     grid.columns[2].justify, grid.columns[2].no_wrap = "left", False
-    special = document["inputs"][token["input"]]["special"] or []
+    special = document["inputs"][token["input"]]["special"] or [False] * len(words)
 
-    def strongest(row: Document) -> list[tuple[float, int]]:
+    def keys(row: Document, near: bool) -> list[tuple[float, int]]:
+        """Its largest weights, without special tokens and itself; without the neighbours too where a head is ranked."""
         found = [
             (weight, place)
             for place, weight in enumerate(row["weights"])
-            if weight is not None and not (place < len(special) and special[place]) and place != token["position"]
+            if weight is not None and not special[place] and abs(place - token["position"]) > (0 if near else 1)
         ]
         return sorted(found, reverse=True)[:KEYS]
 
-    def first(row: Document) -> float:
-        return max((weight for weight, _ in strongest(row)), default=0.0)
+    def rank(row: Document) -> float:
+        return max((weight for weight, _ in keys(row, near=False)), default=0.0)
 
-    for row in sorted(token["heads"], key=first, reverse=True)[:HEADS]:
-        named = (
-            f"{safe(words[place]) if place < len(words) else place} {weight:.2f}" for weight, place in strongest(row)
-        )
+    for row in sorted(token["heads"], key=rank, reverse=True)[:HEADS]:
+        named = (f"{safe(words[place])} {weight:.2f}" for weight, place in keys(row, near=True))
         kind = " cross" if row["kind"] == "cross" else ""
         grid.add_row(safe(names.get(row["layer"], row["layer"])) + kind, str(row["head"]), "  ".join(named))
     yield grid

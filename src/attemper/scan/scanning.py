@@ -104,8 +104,9 @@ def run(
             with _unheard(), watching:
                 for number, one in enumerate(inputs):
                     examiners.begin(number, len(inputs), one)
-                    here = about is not None and about.input == number
-                    watching.examiners = [*examiners.all(), about] if here else examiners.all()
+                    watching.examiners = examiners.all()
+                    if about is not None and about.input == number:
+                        watching.examiners.append(about)
                     _call(loaded, one)
                     done += 1
         except KeyboardInterrupt:
@@ -127,7 +128,9 @@ def _about(token: str, inputs: Sequence[Input]) -> TokenWeights:
     """Who looks at a token, in the first input that has it."""
     known = [(number, one) for number, one in enumerate(inputs) if one.tokens is not None]
     if not known:
-        raise InputError("scan: `token` needs the tokens of a text, and none is known. Give a text, with its tokenizer.")
+        raise InputError(
+            "scan: `token` needs the tokens of a text, and none is known. Give a text, with its tokenizer."
+        )
     first: InputError | None = None
     for number, one in known:
         try:
