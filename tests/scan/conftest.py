@@ -2,6 +2,7 @@
 
 import pytest
 
+from attemper.scan.demo import embedded
 from watched import state
 
 
@@ -10,3 +11,9 @@ def nothing_is_left_behind():
     before = state()
     yield
     assert state() == before
+
+
+@pytest.fixture(scope="session")
+def minilm():
+    """The embedded model and its tokenizer; it is part of what the tests install."""
+    return embedded()
