@@ -1,9 +1,24 @@
-"""Folders to load, made once; and the command in this process."""
+"""Shared by the tests of the scan: folders to load, the embedded model, the command in this process."""
 
 import pytest
 
 from attemper import cli
+from attemper.scan.demo import embedded
 from folders import save
+from watched import state
+
+
+@pytest.fixture
+def nothing_is_left_behind():
+    before = state()
+    yield
+    assert state() == before
+
+
+@pytest.fixture(scope="session")
+def minilm():
+    """The embedded model and its tokenizer; it is part of what the tests install."""
+    return embedded()
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from .result import SCHEMA, Scan
 from .sinks import Sinks
 from .texts import Texts
 from .tokens import TokenWeights
-from .what_if import SIGNS, what_if
+from .what_if import SIGNS, check_rules, what_if
 
 FACTS = (
     *("route", "dtype", "heads", "kv_heads", "head_dim", "queries", "keys", "causal", "masked", "softcap", "window"),
@@ -95,6 +95,7 @@ def run(
         pictures: keep weights, which the report shows.
         progress: told what is being done.
     """
+    check_rules(rules)
     examiners = Examiners(pictures, progress)
     about = None if token is None else _about(token, inputs)
     watching = watch(loaded.model)

@@ -1,0 +1,148 @@
+"""What changed since an older scan: found where something did, nothing where nothing did, and any file is survived."""
+
+import copy
+import json
+
+import pytest
+
+import attemper
+from attemper.errors import InputError
+from attemper.scan import baseline
+from attemper.scan.result import SCHEMA
+
+
+@pytest.fixture(scope="module")
+def document(folder):
+    found = attemper.scan(folder("bert"), "the dog chased the ball because it was fast .")
+    return json.loads(json.dumps(found.to_dict()))
+
+
+@pytest.fixture
+def changed(document):
+    return copy.deepcopy(document)
+
+
+def test_the_same_scan_has_not_changed(document):
+    found = baseline.compare(document, copy.deepcopy(document), "old.json")
+    assert found == {
+        "file": "old.json",
+        "created": document["created"],
+        "says": [],
+        "new": [],
+        "gone": [],
+        "scales": [],
+        "factor": 1.5,
+        "moved": [],
+    }
+
+
+def test_findings_are_new_or_gone(document, changed):
+    one = {
+        **dict.fromkeys(("fault", "head", "value", "threshold")),
+        "kind": "peak",
+        "level": "warn",
+        "layer": "a",
+        "layer_kind": "self",
+        "source": "",
+        "says": "",
+        "todo": "",
+    }
+    changed["findings"].insert(0, one)
+    assert baseline.compare(document, changed, "old")["new"] == [one]
+    assert baseline.compare(changed, document, "old")["gone"] == [one]
+    worse = {**one, "level": "act"}
+    found = baseline.compare(changed, {**changed, "findings": [worse, *changed["findings"][1:]]}, "old")
+    assert (found["new"], found["gone"]) == ([worse], [one])
+
+
+def test_signs_that_moved_past_the_factor_are_told_largest_first(document, changed):
+    first, second, third = changed["heads"][:3]
+    first["peak"] = document["heads"][0]["peak"] * 2
+    second["effective_keys"] = document["heads"][1]["effective_keys"] / 4
+    third["peak"] = document["heads"][2]["peak"] * 1.4
+    moved = baseline.compare(document, changed, "old")["moved"]
+    assert [(one["head"], one["sign"], one["times"]) for one in moved] == [
+        (1, "effective_keys", pytest.approx(0.25)),
+        (0, "peak", pytest.approx(2.0)),
+    ]
+
+
+def test_nearly_nothing_that_doubles_has_not_moved(document, changed):
+    document = copy.deepcopy(document)
+    document["heads"][0]["peak"], changed["heads"][0]["peak"] = 0.01, 0.1
+    document["heads"][1]["peak"], changed["heads"][1]["peak"] = None, 5.0
+    document["heads"][2]["peak"], changed["heads"][2]["peak"] = -1.0, 5.0
+    assert baseline.compare(document, changed, "old")["moved"] == []
+
+
+def test_a_scale_that_changed_is_told(document, changed):
+    changed["layers"][1]["scale"]["applied"] = 1.0
+    (found,) = baseline.compare(document, changed, "old")["scales"]
+    assert found == {
+        "layer": document["layers"][1]["layer"],
+        "kind": "self",
+        "before": document["layers"][1]["scale"]["applied"],
+        "after": 1.0,
+    }
+
+
+def test_why_two_scans_may_differ_is_said(document, changed):
+    changed["model"] |= {"sha256": "0" * 64, "dtype": "float16"}
+    changed["inputs"][0]["text"] = "a cat"
+    changed["torch"] = "9.9"
+    says = baseline.compare(document, changed, "old")["says"]
+    assert says == [
+        "the weights are others than then.",
+        "the older scan ran in float32, this one in float16.",
+        "the older scan is of other texts.",
+        f"the older scan was made with torch {document['torch']}, this one with 9.9.",
+    ]
+    changed["model"]["name"] = "another"
+    assert "is of another model: tiny-bert (BertModel)." in baseline.compare(document, changed, "old")["says"][0]
+
+
+def test_through_the_command(attemper_command, folder, tmp_path):
+    old = tmp_path / "old.json"
+    text = ["--text", "the dog chased the ball because it was fast ."]
+    assert attemper_command("scan", folder("bert"), *text, "-o", old)[0] == 0
+    code, out, _ = attemper_command("scan", folder("bert"), *text, "--baseline", old)
+    assert code == 0
+    assert "Since old.json" in out
+    assert "Nothing changed" in out
+    code, out, _ = attemper_command("scan", folder("bert"), "--text", "a cat sat on it", "--baseline", old, "--json")
+    assert code == 0
+    assert "the older scan is of other texts." in json.loads(out)["baseline"]["says"]
+    code, out, _ = attemper_command("scan", folder("gpt2"), *text, "--baseline", old)
+    assert code == 0
+    assert "another model" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"[1, 2]", f"must be a scan with schema {SCHEMA!r}; it has None"),
+        (b'{"schema": "attemper.scan/9"}', "it has 'attemper.scan/9'"),
+        (b'{"schema": "attemper.scan/1"}', "is damaged"),
+    ],
+)
+def test_any_file_is_survived(tmp_path, content, words):
+    path = tmp_path / "old.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="--baseline: ") as raised:
+        baseline.read(path, SCHEMA)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("part", ["model", "findings", "heads", "layers", "inputs", "attemper", "torch", "created"])
+@pytest.mark.parametrize("value", [None, 3, "x", [3], {"a": []}, [{"layer": []}]])
+def test_every_damaged_part_is_noticed(tmp_path, changed, part, value):
+    if part in ("attemper", "torch", "created") and value == "x":
+        return  # a text it may be
+    changed[part] = value
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(changed))
+    with pytest.raises(InputError, match="is damaged"):
+        baseline.read(path, SCHEMA)

