@@ -66,7 +66,7 @@ def test_it_is_the_dog_and_without_the_scale_heads_freeze(embedded, tmp_path):
     assert none["effective_keys"] < 2 < dk["effective_keys"]
     assert len(document["attention"]) == 6
     assert SENTENCE in report.read_text(encoding="utf-8")
-    assert err == f"{report} written\n"
+    assert err == f"{report} written; open it in a browser\n"
 
 
 def test_the_table_of_a_token_and_of_other_scales(attemper_command, folder):
@@ -174,7 +174,7 @@ def test_an_output_that_is_there_needs_force(attemper_command, folder, tmp_path)
 def test_hostile_names_stay_text(attemper_command, folder, tmp_path):
     place = tmp_path / "a\x1b[31m <img onerror> \u202e$(reboot)"
     place.symlink_to(folder("bert"))
-    code, out, err = attemper_command("scan", place, "--json")
+    code, out, _ = attemper_command("scan", place, "--json")
     assert code == 0
     assert json.loads(out)["model"]["name"] == "tiny-bert"
     code, out, err = attemper_command("scan", tmp_path / "no\x1b[31m")
@@ -204,7 +204,7 @@ def test_ctrl_c_keeps_what_was_measured(
     monkeypatch.setattr(command, "load", lambda *given, **options: loaded)
     target = tmp_path / "part.json"
     texts = ["--text", "the dog sat", "--text", "a cat sat"]
-    code, out, err = attemper_command("scan", *texts, "--what-if", "none", "-o", target)
+    code, out, _ = attemper_command("scan", *texts, "--what-if", "none", "-o", target)
     assert code == 130
     assert f"stopped by Ctrl-C after {on - 1} of 2 inputs" in out
     document = json.loads(target.read_text(encoding="utf-8"))
@@ -229,7 +229,7 @@ def test_ctrl_c_in_the_first_layer_leaves_an_empty_scan(attemper_command, folder
     loaded = command.load(folder("bert"))
     Interrupting(loaded.model, 0, 1)
     monkeypatch.setattr(command, "load", lambda *given, **options: loaded)
-    code, out, err = attemper_command("scan")
+    code, out, _ = attemper_command("scan")
     assert code == 130
     assert "Nothing was measured." in out
 

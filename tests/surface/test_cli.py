@@ -23,6 +23,28 @@ REPO = Path(__file__).parents[2]
 # adding an option is a decision: write it here too
 OPTIONS = {
     "": ["--version"],
+    "scan": [
+        "MODEL",
+        "--text",
+        "--file",
+        "--image",
+        "--audio",
+        "--task",
+        "--truncate",
+        "--token",
+        "--what-if",
+        "--json",
+        "--attention",
+        "--baseline",
+        "--output",
+        "-o",
+        "--force",
+        "--fail-on",
+        "--allow-download",
+        "--dtype",
+        "--device",
+        "--schema",
+    ],
     "env": ["--json"],
     "bench": [
         "PART",
@@ -108,7 +130,7 @@ def test_help_is_quick_and_loads_no_torch():
         "print(json.dumps({'heavy': heavy, 'seconds': time.process_time(), 'code': code}))"
     )
     seconds = []
-    for arguments in (["--help"], ["bench", "--help"], ["explain", "--help"]):
+    for arguments in (["--help"], ["scan", "--help"], ["bench", "--help"], ["explain", "--help"]):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
         last = json.loads(done.stdout.splitlines()[-1])
         assert last["heavy"] == []
@@ -136,6 +158,8 @@ def test_the_installed_command_is_ours():
         (["bench", "--shap", "1,2,3,4"], "--shape"),
         (["bench", "--rounds", "0"], "--rounds"),
         (["explane", "Love"], "explain"),
+        (["scna"], "scan"),
+        (["scan", "--what_if", "none"], "--what-if"),
         (["explain", "Love", "--rul", "dk"], "--rule"),
     ],
 )

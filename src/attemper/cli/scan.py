@@ -14,48 +14,57 @@ from .app import AsJson, Force, console, note
 if TYPE_CHECKING:
     from ..scan import Scan
 
+Model = Annotated[
+    str | None,
+    typer.Argument(help="A folder of safetensors, or a hub id; left out: the embedded MiniLM.", metavar="MODEL"),
+]
+Texts = Annotated[list[str] | None, typer.Option("--text", help="A text to run it on; repeat for more.")]
+Files = Annotated[list[str] | None, typer.Option("--file", help="A text from a file; - is what is piped in.")]
+Images = Annotated[list[str] | None, typer.Option("--image", help="An image, for a model that sees.")]
+Sounds = Annotated[list[str] | None, typer.Option("--audio", help="A WAV file, for a model that hears.")]
+Task = Annotated[str | None, typer.Option(help="The head to load: fill-mask, …", show_default="as it was saved")]
+Truncate = Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")]
+Token = Annotated[str | None, typer.Option(help="A word of the text: what it attends to, per head.")]
+WhatIf = Annotated[
+    str | None, typer.Option(metavar="RULES", help="The same with other scales: none,dk,sqrt_dmodel, 0.5, x2.")
+]
+Attention = Annotated[bool, typer.Option("--attention", help="With --json: the weights too.")]
+Baseline = Annotated[Path | None, typer.Option(metavar="OLD.json", help="What changed since an older scan's JSON.")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="The report (.html), document (.json), heads (.csv .parquet)."),
+]
+FailOn = Annotated[
+    str | None, typer.Option(metavar="LEVEL", help="Exit 1 from this level on: note, warn, act, critical, diverging.")
+]
+Download = Annotated[
+    bool, typer.Option("--allow-download", help="Fetch MODEL from the hub; otherwise nothing is fetched.")
+]
+Dtype = Annotated[str | None, typer.Option(help="float16, bfloat16, float32 or float64.", show_default="as stored")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
+Schema = Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of --json and leave.")]
+
 
 def scan(
-    model: Annotated[
-        str | None,
-        typer.Argument(help="A folder of safetensors, or a hub id; left out: the embedded MiniLM.", metavar="MODEL"),
-    ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(help="A text to run it on; repeat for more.", show_default=False)
-    ] = None,
-    file: Annotated[list[str] | None, typer.Option(help="A text from a file; - is what is piped in.")] = None,
-    image: Annotated[list[str] | None, typer.Option(help="An image, for a model that sees.")] = None,
-    audio: Annotated[list[str] | None, typer.Option(help="A WAV file, for a model that hears.")] = None,
-    task: Annotated[str | None, typer.Option(help="The head to load.", show_default="as it was saved")] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")] = False,
-    token: Annotated[str | None, typer.Option(help="A word of the text: what it attends to, per head.")] = None,
-    what_if: Annotated[
-        str | None, typer.Option(metavar="RULES", help="The same with other scales: none,dk,sqrt_dmodel, 0.5, x2.")
-    ] = None,
+    model: Model = None,
+    text: Texts = None,
+    file: Files = None,
+    image: Images = None,
+    audio: Sounds = None,
+    task: Task = None,
+    truncate: Truncate = False,
+    token: Token = None,
+    what_if: WhatIf = None,
     as_json: AsJson = False,
-    attention: Annotated[bool, typer.Option("--attention", help="With --json: the weights too.")] = False,
-    baseline: Annotated[
-        Path | None, typer.Option(metavar="OLD.json", help="What changed since an older scan's JSON.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="The report (.html), document (.json), heads (.csv .parquet)."
-        ),
-    ] = None,
+    attention: Attention = False,
+    baseline: Baseline = None,
+    output: Output = None,
     force: Force = False,
-    fail_on: Annotated[
-        str | None,
-        typer.Option(metavar="LEVEL", help="Exit 1 from this level on: note, warn, act, critical, diverging."),
-    ] = None,
-    allow_download: Annotated[
-        bool, typer.Option("--allow-download", help="Fetch MODEL from the hub; otherwise nothing is fetched.")
-    ] = False,
-    dtype: Annotated[
-        str | None, typer.Option(help="float16, bfloat16, float32 or float64.", show_default="as stored")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of --json and leave.")] = False,
+    fail_on: FailOn = None,
+    allow_download: Download = False,
+    dtype: Dtype = None,
+    device: Device = "cpu",
+    schema: Schema = False,
 ) -> None:
     """Which scale every layer of a model really applies, and whether its attention is healthy."""
     if schema:
@@ -89,10 +98,10 @@ def scan(
     except KeyboardInterrupt:
         note("Stopped before anything was measured.")
         raise typer.Exit(130) from None
-    _show_scan(found, as_json, attention)
+    _show(found, as_json, attention)
     if output is not None:
         found.write(output)
-        note(f"{output} written")
+        note(f"{output} written" + ("; open it in a browser" if output.suffix == ".html" else ""))
     if found.interrupted:
         raise typer.Exit(130)
     if command.fails(found.document, fail_on):
@@ -100,7 +109,7 @@ def scan(
         raise typer.Exit(1)
 
 
-def _show_scan(found: Scan, as_json: bool, attention: bool) -> None:
+def _show(found: Scan, as_json: bool, attention: bool) -> None:
     if as_json:
         print(json.dumps(found.to_dict(attention), ensure_ascii=False))
         return

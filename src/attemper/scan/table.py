@@ -45,8 +45,7 @@ def text(document: Document, width: int = 80) -> str:
 
 def _head(document: Document) -> Iterator[Text]:
     model = document["model"]
-    size = f"{count(model['parameters'])} parameters"
-    facts = ", ".join(filter(None, [size, model["dtype"], model["task"]]))
+    facts = ", ".join(filter(None, [f"{count(model['parameters'])} parameters", model["dtype"]]))
     name = "" if model["name"] == model["class"] else f" · {model['class']}"
     yield Text.assemble((safe(model["name"]), "bold"), f"{safe(name)} · {facts}", overflow="fold")
     for one in document["inputs"][:TEXTS]:
@@ -81,7 +80,9 @@ def _scales(layers: Sequence[Document]) -> Iterator[Text]:
     runs = [list(run) for _, run in itertools.groupby(layers, same)]
     if len(runs) == 1:
         number = f"{len(layers)} layers" if len(layers) > 1 else "1 layer"
-        yield _scale(f"{number}, {layers[0]['heads']} heads of {layers[0]['head_dim']}: all apply ", layers[0]["scale"])
+        yield _scale(
+            f"{number}, {layers[0]['heads']} heads of {layers[0]['head_dim']}: ", layers[0]["scale"], "all apply "
+        )
         return
     for run in runs[:GROUPS]:
         first, last = safe(run[0]["layer"]), safe(run[-1]["layer"])
@@ -91,7 +92,8 @@ def _scales(layers: Sequence[Document]) -> Iterator[Text]:
         yield Text(f"and {len(runs) - GROUPS} more; --json has them", style="dim")
 
 
-def _scale(start: str, scale: Document) -> Text:
+def _scale(start: str, scale: Document, verb: str = "") -> Text:
+    start += "" if scale["applied"] is None else verb
     words = Text.assemble(("Scale  ", "bold"), start, _number_of(scale), overflow="fold")
     if scale["verdict"] == "fault":
         words.append(f"  {safe(scale['says'])}", style=COLOURS["act"])
@@ -161,8 +163,9 @@ def _layers(document: Document) -> Iterator[RenderableType]:
     left = len(places) - len(chosen)
     if left:
         yield Text(f"and {left} more layers, none of them worse; --json has them", style="dim")
-    named = f"layer 0 is {pattern.replace('*', '0')}; " if "*" in pattern and "0" in names.values() else ""
-    yield Text(f"{named}heads: ▁ one key has all the weight … █ all keys alike", style="dim")
+    if "*" in pattern and "0" in names.values():
+        yield Text(f"layer 0 is {pattern.replace('*', '0')}", style="dim")
+    yield Text("heads: ▁ one key has all the weight … █ all keys share it evenly", style="dim")
 
 
 def _notes(notes: Sequence[str]) -> Iterator[RenderableType]:
