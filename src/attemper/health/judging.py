@@ -153,15 +153,13 @@ def _not_a_number(grouped: Mapping[tuple[str, str], list[Row]]) -> list[Finding]
         return []
     first, rows = spoiled[0], broken[spoiled[0]]
     heads = [row["head"] for row in rows]
-    who = (
-        "All heads" if len(rows) == len(grouped[first]) else f"{'Head' if len(heads) == 1 else 'Heads'} {listed(heads)}"
-    )
+    alone = len(heads) == 1 and len(grouped[first]) > 1
+    who = f"head {heads[0]}" if alone else f"heads {listed(heads)}" if len(rows) < len(grouped[first]) else "all heads"
     step = f" at step {rows[0]['step']}" if rows[0].get("step") is not None else ""
     after = f" The {count(len(spoiled) - 1, 'layer')} after it may have them from here." if len(spoiled) > 1 else ""
-    says = f"{who} give NaN or infinity{step}, the first in the model to do so.{after}"
+    says = f"NaN or infinity appears here first{step}, in {who}.{after}"
     todo = "Look at this layer's weights and at what runs just before it; in float16 or bfloat16, try float32."
-    head = heads[0] if len(heads) == 1 and len(grouped[first]) > 1 else None
-    return [Finding("nan", "diverging", *first, head, None, None, "IEEE 754", says, todo)]
+    return [Finding("nan", "diverging", *first, heads[0] if alone else None, None, None, "IEEE 754", says, todo)]
 
 
 def _broken(row: Row) -> bool:

@@ -52,8 +52,11 @@ class Pictures:
         self._pictures: dict[tuple[str, str, int], Picture] = {}
 
     def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> list[tuple[Item, Tensor, Tensor, Tensor | None]]:
-        chosen = [item for item in items(call, rows, self.reading) if item.number < TEXTS]
-        return [(item, *_drawn(call, vitals, item)) for item in chosen if item.rows[1] > item.rows[0]]
+        first: dict[int, Item] = {}
+        for item in items(call, rows, self.reading):
+            if item.number < TEXTS and item.rows[1] > item.rows[0]:
+                first.setdefault(item.number, item)  # of an input that is a batch, the first item
+        return [(item, *_drawn(call, vitals, item)) for item in first.values()]
 
     def keep(self, name: str, call: Call, seen: list[tuple[Item, Tensor, Tensor, Tensor | None]]) -> None:
         kind = call.facts.kind
@@ -63,7 +66,7 @@ class Pictures:
                 f"the attention of the first {TEXTS} inputs is drawn, of the others only their numbers are there"
             )
         elif not seen:
-            self._note(f"{name or 'the model'}: its attention is not drawn: its rows are not the tokens of one input")
+            self._note(f"{name or 'the model'}: its attention is not drawn: its columns are not the keys in order")
         for item, rows, weights, places in seen:
             place = (name, kind, item.number)
             if place in self._pictures:  # weights shared by several layers

@@ -16,7 +16,8 @@ T = TypeVar("T")
 class Reading:
     """What the coming pass reads: an entry per item of the batch, without its padding. None: not known.
 
-    Every examiner of this folder has a ``reading``, to be set before each pass.
+    Every examiner of this folder has a ``reading``, to be set before each pass. One input may be a batch of several items:
+    tokens are then those of the first.
     """
 
     inputs: tuple[int, ...] | None = None  # the numbers of the inputs in the document; None: 0, 1, …
@@ -43,9 +44,11 @@ class Item:
 
 
 def items(call: Call, rows: Tensor | None, reading: Reading) -> list[Item]:
-    """The items of a call; none where its rows and columns are not those of the inputs (windows, hashed buckets)."""
+    """The items of a call; none where its columns are not the keys in order (hashed buckets), or its items are not the inputs."""
     facts, (before, after) = call.facts, call.beside
     numbers = reading.inputs if reading.inputs is not None else tuple(range(facts.batch))
+    if len(numbers) == 1:
+        numbers *= facts.batch
     if not call.in_order or len(numbers) != facts.batch:
         return []
     last = facts.keys - after
@@ -70,5 +73,5 @@ def _span(rows: Tensor | None, place: int, length: int) -> tuple[int, int]:
 
 def _of(entries: tuple[tuple[T, ...], ...] | None, place: int, length: int) -> tuple[T, ...] | None:
     """An item's entry, where it speaks of as many keys as there are: a decoder reads something else than its encoder."""
-    found = entries[place] if entries is not None else ()
+    found = entries[place] if entries is not None and place < len(entries) else ()
     return found if len(found) == length else None

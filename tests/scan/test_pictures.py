@@ -1,0 +1,196 @@
+"""Pictures: unpacked, they are the weights of the whole matrix; long texts and large models stay small; n × n is never there."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import attemper
+import zoo
+from attemper.scan import pictures, weights
+from attemper.scan.neighbours import Neighbours
+from attemper.scan.pictures import Pictures
+from attemper.scan.reading import Reading
+from attemper.scan.sinks import Sinks
+from attemper.scan.texts import Texts
+from attemper.watch.call import Call, Facts
+from examined import examine, reading_of, rounding
+
+
+def numbers(text, kind, *shape):
+    return torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype=f"<{kind}").astype(np.int64)).reshape(shape)
+
+
+def unpacked(picture):
+    """The weights of a picture, (H, queries, keys), NaN where a row was not kept, written as the contract says."""
+    heads, queries, keys = picture["heads"], picture["queries"], picture["keys"]
+    if picture["format"] == "dense":
+        bits = picture["bits"]
+        return numbers(picture["data"], f"u{bits // 8}", heads, queries, keys).double() / (2**bits - 1)
+    rows, k = picture["rows"], picture["k"]
+    places = numbers(picture["indices"], "u2" if keys <= 65535 else "u4", heads, len(rows), k)
+    found = torch.full((heads, queries, keys), torch.nan, dtype=torch.float64)
+    found[:, rows] = 0.0
+    largest = numbers(picture["weights"], "u2", heads, len(rows), k).double() / 65535
+    found[:, rows] = found[:, rows].scatter(-1, places, largest)
+    return found
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "gpt_neo", "by_hand", "vit"])
+def test_a_picture_is_the_whole_matrix_without_padding(name):
+    subject, examiner = zoo.make(name), Pictures()
+    if subject.keep is not None:
+        examiner.reading = reading_of(subject)
+    matrices = examine(subject, examiner)
+    found = {(one["layer"], one["kind"], one["input"]): one for one in examiner.attention()}
+    assert len(found) == 2 * len(matrices)
+    assert examiner.notes == []
+    for matrix in matrices:
+        for item in range(2):
+            picture = found[matrix.layer, matrix.kind, item]
+            start, stop = matrix.span(item)
+            first, last = (start, stop) if matrix.kind == "self" else (0, matrix.logits.shape[-1])
+            expected = matrix.weights[item, :, start:stop, first:last]
+            assert (picture["format"], picture["bits"]) == ("dense", 16)
+            assert unpacked(picture).shape == expected.shape
+            assert (unpacked(picture) - expected).abs().max() <= rounding(matrix) + 0.5 / 65535
+
+
+class Layers(nn.Module):
+    """Self-attention on random q and k, so many layers and heads."""
+
+    def __init__(self, layers, heads, width=16):
+        super().__init__()
+        self.layers = nn.ModuleList(Drawn(heads, width) for _ in range(layers))
+
+    def forward(self, x):
+        return sum(layer(x) for layer in self.layers)
+
+
+class Drawn(nn.Module):
+    def __init__(self, heads, width):
+        super().__init__()
+        self.heads, self.width = heads, width
+
+    def forward(self, x):
+        self.q, self.k = torch.randn(2, 1, self.heads, x.shape[1], self.width)
+        return F.scaled_dot_product_attention(self.q, self.k, self.k)
+
+
+def drawn(model, lengths):
+    examiner = Pictures()
+    watch = attemper.watch(model)
+    watch.examiners = [examiner]
+    with torch.no_grad(), watch:
+        for number, length in enumerate(lengths):
+            examiner.reading = Reading((number,))
+            model(torch.zeros(1, length, 1))
+    return examiner
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "length", "form"),
+    [(2, 4, 100, ("dense", 16)), (3, 12, 128, ("dense", 8)), (6, 12, 128, ("top", None)), (2, 4, 129, ("top", None))],
+)
+def test_the_format_follows_the_size(layers, heads, length, form):
+    model = Layers(layers, heads)
+    found = drawn(model, [length]).attention()
+    assert [(one["format"], one.get("bits")) for one in found] == [form] * layers
+    last = found[-1]
+    layer = model.layers[-1]
+    whole = attemper.weights(layer.q.double(), layer.k.double())[0]
+    if form[0] == "dense":
+        assert (unpacked(last) - whole).abs().max() <= 1e-6 + 0.5 / (2 ** form[1] - 1)
+        return
+    assert last["rows"] == list(range(length))
+    shown, limit = unpacked(last), 1e-6 + 0.5 / 65535
+    assert (shown.topk(8, -1).values - whole.topk(8, -1).values).abs().max() <= limit
+    assert (shown - whole).where(shown > 0, 0).abs().max() <= limit
+    assert ((shown > 0).sum(-1) <= 8).all()
+
+
+def test_a_long_text_keeps_rows_from_the_first_to_the_last():
+    found = drawn(Layers(1, 2), [1500]).attention()[0]
+    assert len(found["rows"]) == pictures.ROWS
+    assert (found["rows"][0], found["rows"][-1]) == (0, 1499)
+    assert found["rows"] == sorted(set(found["rows"]))
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "lengths"),
+    [(6, 12, [512]), (6, 12, [300, 300]), (24, 16, [200]), (6, 12, [100, 100, 512]), (6, 12, [128] * 4)],
+)
+def test_a_report_stays_small(layers, heads, lengths):
+    found = drawn(Layers(layers, heads, width=4), lengths).attention()
+    assert len(found) == layers * len(lengths)
+    assert len(json.dumps(found)) < 3_000_000
+    assert all(len(one.get("rows", [0])) > 0 for one in found)
+
+
+def test_only_the_first_texts_are_drawn_and_it_is_said():
+    examiner = drawn(Layers(1, 2), [10] * 6)
+    assert [one["input"] for one in examiner.attention()] == list(range(pictures.TEXTS))
+    assert examiner.notes == [
+        "the attention of the first 4 inputs is drawn, of the others only their numbers are there"
+    ]
+
+
+def test_weights_shared_by_layers_are_drawn_once_and_it_is_said():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Drawn(2, 8)
+
+        def forward(self, x):
+            return self.inner(x) + self.inner(x)
+
+    examiner = drawn(Twice(), [10])
+    assert len(examiner.attention()) == 1
+    assert examiner.notes == ["inner: runs more than once in a pass; its first attention is drawn"]
+
+
+def test_of_a_batch_the_first_item_is_drawn():
+    subject, examiner = zoo.make("bert"), Pictures()
+    examiner.reading = Reading((0,))
+    (first, _) = examine(subject, examiner)
+    found = examiner.attention()[0]
+    assert (found["input"], found["queries"]) == (0, zoo.LENGTH)
+    assert (unpacked(found) - first.weights[0]).abs().max() <= rounding(first) + 0.5 / 65535
+
+
+class Largest(TorchDispatchMode):
+    """The most memory that any one result holds; a view holds that of its base."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.bytes = max(self.bytes, out.untyped_storage().nbytes())
+        return out
+
+
+@pytest.mark.parametrize("examiner", [Sinks, Neighbours, Texts, Pictures])
+@pytest.mark.parametrize("hand_written", [False, True])
+def test_a_text_of_8192_tokens_fits(examiner, hand_written):
+    """One layer of 8 heads: n × n would be 2 GiB of float32; an examiner makes nothing larger than q, k and its budget."""
+    length, heads = 8192, 8
+    q, k = torch.randn(1, heads, length, 16), torch.randn(1, heads // 2, length, 16)
+    facts = Facts.of("sdpa", "self", q, k, scale=None, causal=True, mask=None)
+    call = Call(facts, (), q, k, causal=True)
+    vitals = call.measured(attemper.vitals.SIGNS, "auto")
+    if hand_written:  # the model's own matrix; a view stands for it, so that the test needs no n × n either
+        call.logits = torch.zeros(1, 1, 1, 1).expand(1, heads, length, length)
+    looking = examiner()
+    looking.reading = Reading(special=((True, *[False] * (length - 1)),))
+    with Largest() as largest:
+        seen = looking.look(call, vitals, None)
+    assert 0 < largest.bytes <= 4 * max(weights.BUDGET, q.numel())
+    looking.keep("layer", call, seen)

@@ -1,0 +1,161 @@
+"""Dead heads: the same weights whatever the text, against whole matrices in float64, and heads made so by construction."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import attemper
+import zoo
+from attemper.scan import texts
+from attemper.scan.reading import Reading
+from attemper.scan.texts import Texts
+from examined import examine, reading_of, rounding
+
+MODELS = ["bert", "gpt2", "llama", "gpt_neo", "t5", "by_hand", "torch_encoder", "vit"]
+
+
+def variation(first, second, heads):
+    """The mean total variation between two texts, per head, row by row: (weights, visible, ending special tokens) of each."""
+    found = []
+    for head in range(heads):
+        rows = []
+        for row in texts.ROWS:
+            lines = []
+            for weights, visible, tail in (first, second):
+                ends = weights.shape[-1] - tail if weights.shape[1] == weights.shape[2] else weights.shape[1]
+                if row >= min(ends, weights.shape[1]) or visible[head, row] < 2:
+                    break
+                lines.append(weights[head, row])
+            if len(lines) < 2:
+                continue
+            keys = min(len(line) - text[2] for line, text in zip(lines, (first, second), strict=True))
+            tail = min(first[2], second[2])
+            lines = [torch.cat([line[:keys], line[len(line) - tail :]]) for line in lines]
+            if all(line.sum() > texts.LEAST for line in lines):
+                rows.append((lines[0] / lines[0].sum() - lines[1] / lines[1].sum()).abs().sum() / 2)
+        found.append(torch.stack(rows).mean() if len(rows) >= texts.FEW_ROWS else torch.tensor(math.nan))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
+@pytest.mark.parametrize("name", MODELS)
+def test_distances_are_those_of_the_whole_matrix(name):
+    subject, examiner = zoo.make(name), Texts()
+    if subject.keep is not None:
+        examiner.reading = reading_of(subject)
+    matrices = examine(subject, examiner)
+    table = examiner.table()
+    compared = 0
+    for matrix in matrices:
+        heads, square = matrix.logits.shape[1], matrix.kind == "self"
+        parts = []
+        for item in range(2):
+            start, stop = matrix.span(item)
+            first, last = (start, stop) if square else (0, matrix.logits.shape[-1])
+            known = subject.keep is not None and len(examiner.reading.tokens[item]) == last - first
+            parts.append(
+                (
+                    matrix.weights[item, :, start:stop, first:last],
+                    matrix.visible[item, :, start:stop],
+                    1 if known else 0,
+                )
+            )
+        for head, expected in enumerate(variation(*parts, heads)):
+            found = table[matrix.layer, matrix.kind][head]["text_distance"]
+            assert (found is None) == bool(expected.isnan())
+            if found is not None:
+                compared += 1
+                # rows are kept in half precision: each weight is off by half a unit of its eleventh bit
+                assert abs(found - expected) <= rounding(matrix) + 2**-11, f"{matrix.layer} {head}"
+    assert compared
+
+
+class ByPlace(nn.Module):
+    """Heads by hand: one goes by position alone, two places back; one is flat; one looks at equal words."""
+
+    def forward(self, x):
+        length, places = x.shape[1], torch.eye(x.shape[1])
+        back = places[[max(0, i - 2) for i in range(length)]]
+        words = F.normalize(x[0], dim=-1)
+        q = torch.stack([back * 30, places * 0, F.pad(words, (0, length - words.shape[1])) * 30])
+        k = torch.stack([places, places, F.pad(words, (0, length - words.shape[1]))])
+        return F.scaled_dot_product_attention(q[None], k[None], k[None], scale=1.0)
+
+
+def read(model, examiner, *batches):
+    watch = attemper.watch(model)
+    watch.examiners = [examiner]
+    with torch.no_grad(), watch:
+        for number, batch in enumerate(batches):
+            examiner.reading = Reading((number,))
+            model(batch)
+    return [row["text_distance"] for row in examiner.table()["", "self"]]
+
+
+def test_heads_made_blind_to_the_text_are_at_distance_zero():
+    vocabulary = torch.randn(50, 8)
+    batches = [vocabulary[torch.randint(0, 50, (length,))][None] for length in (20, 33, 26)]
+    back, flat, words = read(ByPlace(), Texts(), *batches)
+    assert back < 1e-3
+    assert flat < 1e-3
+    assert words > 0.3
+
+
+def test_one_text_or_the_same_text_twice_tells_nothing():
+    x = torch.randn(1, 20, 8)
+    assert read(ByPlace(), Texts(), x) == [None] * 3
+    examiner = Texts()
+    watch = attemper.watch(ByPlace())
+    watch.examiners = [examiner]
+    with watch:
+        for number in range(2):
+            examiner.reading = Reading((number,), (("w",) * 20,), ((False,) * 20,))
+            watch.model(x)
+    assert [row["text_distance"] for row in examiner.table()["", "self"]] == [None] * 3
+
+
+def test_a_layer_that_runs_twice_in_a_pass_is_not_two_texts():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = ByPlace()
+
+        def forward(self, x):
+            self.inner(x)
+            return self.inner(x)
+
+    examiner = Texts()
+    watch = attemper.watch(Twice())
+    watch.examiners = [examiner]
+    with watch:
+        watch.model(torch.randn(1, 20, 8))
+    assert examiner.table()["inner", "self"][0]["text_distance"] is None
+
+
+def test_the_text_that_differs_most_speaks_for_the_head():
+    torch.manual_seed(3)
+    x, other = torch.randn(2, 1, 20, 8)
+    nearly = x + 0.02 * torch.randn_like(x)
+    near = read(ByPlace(), Texts(), x, nearly)[2]
+    far = read(ByPlace(), Texts(), x, other)[2]
+    assert near < far
+    assert read(ByPlace(), Texts(), x, nearly, other)[2] == pytest.approx(far)
+    assert read(ByPlace(), Texts(), x, other, nearly)[2] == pytest.approx(far)
+
+
+def test_what_is_kept_does_not_grow_with_the_text():
+    assert max(texts.ROWS) < texts.REACH
+    assert len(texts.ROWS) <= 32
+    examiner = Texts()
+    read(Long(), examiner, torch.zeros(1, 3000, 1))
+    (sample,) = examiner._first.values()
+    assert sample.body.shape == (1, len(texts.ROWS), texts.REACH)
+
+
+class Long(nn.Module):
+    def forward(self, x):
+        q = torch.ones(1, 1, x.shape[1], 4)
+        return F.scaled_dot_product_attention(q, q, q)
