@@ -65,9 +65,7 @@ def style() -> str:
 
 def policy(code: str, style: str) -> str:
     """A content security policy that lets exactly ``code`` and ``style`` run, and nothing be fetched or sent."""
-    return (
-        f"default-src 'none'; script-src '{_digest(code)}'; style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
-    )
+    return f"default-src 'none'; script-src '{_digest(code)}'; style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
 
 
 def encoded(document: Mapping[str, Any]) -> str:
