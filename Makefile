@@ -6,16 +6,19 @@ READY := .venv/ready
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES)
 
-.PHONY: run test test-all check format native fuzz sanitize bench docs figures clean
+.PHONY: run test test-all browser check format native fuzz sanitize bench docs figures clean
 
 run: $(READY)  ## the operation on a small example, with its vital signs
 	$(BIN)/python examples/vitals.py
 
-test: $(READY)  ## everything but the exhaustive grids
+test: $(READY) browser  ## everything but the exhaustive grids
 	$(PYTEST) -m "not exhaustive"
 
-test-all: $(READY)  ## with the exhaustive grids
+test-all: $(READY) browser  ## with the exhaustive grids
 	$(PYTEST)
+
+browser:  ## a Chromium for the tests of the report, where one can be had; never fails
+	@scripts/browser.sh
 
 check: $(READY)  ## lint, format and types
 	$(BIN)/ruff check .

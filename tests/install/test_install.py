@@ -14,7 +14,7 @@ NEEDED = ["src", "setup.py", "pyproject.toml", "README.md", "LICENSE"]
 
 TRY = """
 import json, pathlib, torch, attemper
-from attemper import env
+from attemper import env, report
 q = torch.randn(1, 2, 9, 8)
 output = attemper.attention(q, q, q).output
 expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
@@ -23,6 +23,7 @@ print(json.dumps({
     "cpu": env.describe()["kernels"]["cpu"],
     "taken": [v.kernel for v in attemper.kernels.why(q, q, q) if v.taken],
     "from": str(pathlib.Path(attemper.__file__).parent.parent),
+    "report": report.html({"schema": "attemper.scan/1"}).count("</script>"),
     "sources": [p.name for p in pathlib.Path(attemper.__file__).parent.rglob("*.[ch]")],
 }))
 """
@@ -55,6 +56,7 @@ def install(folder: Path, compiler: str | None) -> dict:
     found = json.loads(ran.stdout)
     assert found["from"] == str(target)
     assert found["right"]
+    assert found["report"] == 2  # the page, its style and its scripts came along
     return found
 
 

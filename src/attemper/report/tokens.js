@@ -32,8 +32,9 @@ export function sentence(make, picture, view, focus, weights, locked) {
   const name = make("b", {}, make("bdi", {}, view.names[focus.side][focus.at]));
   if (!weights) return [name, ": the weights of this row were not kept."];
   const seen = [...weights].filter(([i, weight]) => !hidden.has(i) && weight >= 0.5 * 10 ** -picture.digits);
-  const list = seen.sort((a, b) => b[1] - a[1]).slice(0, TOP).map(([i, weight]) =>
-    make("span.pair", {}, make("bdi", {}, view.names[other][i]), " ", make("span.num", {}, written(weight, picture.digits))));
+  const names = view.names[other], twice = (i) => names.indexOf(names[i]) !== names.lastIndexOf(names[i]);
+  const list = seen.sort((a, b) => b[1] - a[1]).slice(0, TOP).map(([i, weight]) => make("span.pair", {}, make("bdi", {}, names[i]),
+    twice(i) ? make("sub.dim", { title: "its position" }, String(i)) : null, " ", make("span.num", {}, written(weight, picture.digits))));
   const share = shares(weights, hidden), query = focus.side === "query";
   if (query && hidden.size) rest.push(`${percent(share.hidden)} is on ${plural(hidden.size, "hidden special token")}.`);
   const beyond = query && picture.format === "top" && share.rest > 0.0005;

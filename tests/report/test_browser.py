@@ -1,0 +1,521 @@
+"""The report in a real Chromium: alone, silent, right to the digit, by mouse and by keyboard, in light and dark, wide and narrow."""
+
+import json
+import re
+import time
+
+import pytest
+from report.documents import TOKENS, asked, dense, finding, lane, made, top
+from report.opened import opened
+from report.test_report import HOSTILE, hostile
+
+from attemper import report
+
+LIGHTNESS = """
+(selectors) => {
+  // through a canvas: whatever a colour is written in, it comes out as numbers
+  const pen = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const over = (colours) => { pen.clearRect(0, 0, 1, 1); for (const c of colours) { pen.fillStyle = c; pen.fillRect(0, 0, 1, 1); } return [...pen.getImageData(0, 0, 1, 1).data]; };
+  const backs = (node) => { const found = []; for (let at = node; at; at = at.parentElement) found.unshift(getComputedStyle(at).backgroundColor); return found; };
+  const seen = (node) => node.checkVisibility({ visibilityProperty: true }) && [...node.childNodes].some((c) => c.nodeType === 3 && c.textContent.trim());
+  return [...document.querySelectorAll(".attemper *")].filter((node) => seen(node) && !node.closest("option, .unseen, svg")).map((node) => {
+    const back = backs(node), ink = getComputedStyle(node).color;
+    return { what: node.tagName + "." + node.className, text: node.textContent.slice(0, 30), back: over(back), ink: over([...back, ink]) };
+  });
+}
+"""
+
+
+def contrast(a, b):
+    def luminance(colour):
+        r, g, b = (c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour[:3])
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def cell(page, layer, head):
+    return page.locator(f'button.cell[data-head="{layer}.{head}"]')
+
+
+def token(page, side, at):
+    return page.locator(f'button.token[data-side="{side}"][data-at="{at}"]')
+
+
+def shown_weights(page, side):
+    return [float(text) for text in page.locator(f"button.token.{side} .weight").all_text_contents()]
+
+
+def test_the_map_shows_the_document_whatever_the_sign(browser, tmp_path):
+    document, _ = made()
+    with opened(browser, document, tmp_path) as page:
+        offered = page.locator("section[aria-label='Map of all heads'] option").evaluate_all(
+            "all => all.map((one) => one.value)"
+        )
+        assert {
+            "peak",
+            "entropy",
+            "effective_keys",
+            "evenness",
+            "top_weight",
+            "saturated",
+            "variance",
+            "sink_weight",
+        } <= set(offered)
+        assert "text_distance" not in offered  # nobody measured it
+        for sign in offered:
+            page.get_by_label("shaded by").select_option(sign)
+            for row in document["heads"]:
+                layer = int(row["layer"].split(".")[2])
+                label = cell(page, layer, row["head"]).get_attribute("aria-label")
+                number = float(re.search(r": [^:]+? (−?[\d.]+(?:e[+-]\d+)?)(?: nats)?$", label)[1].replace("−", "-"))
+                expected = row[sign] ** 0.5 if sign == "variance" else row[sign]
+                assert number == pytest.approx(expected, rel=6e-4, abs=6e-5), label
+        assert page.locator("button.cell").count() == len(document["heads"])
+
+
+def test_a_cell_says_its_number_to_pointer_and_keyboard(browser, tmp_path):
+    document, _ = made()
+    with opened(browser, document, tmp_path, hash="#sign=peak&head=0.0") as page:
+        pointed = page.locator(".pointed")
+        cell(page, 2, 3).hover()
+        assert pointed.text_content() == f"layer 2, head 3: peak logit {document['heads'][11]['peak']:.2f}"
+        page.mouse.move(0, 0)
+        cell(page, 0, 0).focus()
+        for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
+            page.keyboard.press(key)
+        assert pointed.text_content().startswith("layer 1, head 2: peak logit ")
+        page.keyboard.press("Enter")
+        assert cell(page, 1, 2).get_attribute("aria-pressed") == "true"
+        assert page.get_by_role("heading", name="Layer 1, head 2").is_visible()
+        assert "head=1.2" in page.url
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_hover_shows_where_a_token_looks(browser, tmp_path, bits):
+    document, kept = made()
+    for entry, weights in zip(document["attention"], kept.values(), strict=True):
+        entry.update(dense(weights, bits))
+    digits = 3 if bits == 16 else 2
+    with opened(browser, document, tmp_path, hash="#head=1.2") as page:
+        rest = [round(float(w), digits) for w in kept[1, 0][2].mean(0)]
+        assert shown_weights(page, "key") == pytest.approx(rest, abs=1.01 * 10**-digits)
+        token(page, "query", 7).hover()
+        row = [float(weight) for weight in kept[1, 0][2, 7]]
+        assert shown_weights(page, "key") == pytest.approx(row, abs=0.51 * 10**-digits + 0.5 / (2**bits - 1))
+        best = max(range(len(row)), key=row.__getitem__)
+        words = page.locator(".reading").text_content()
+        assert words.startswith(f"it looks at {TOKENS[best]}")
+        assert f"{row[best]:.2f}" in words
+        assert page.locator(".ribbons path").count() == sum(weight >= 0.002 for weight in row)
+        token(page, "key", 3).hover()  # and back: who looks at this one
+        column = [float(weight) for weight in kept[1, 0][2, :, 3]]
+        assert shown_weights(page, "query") == pytest.approx(column, abs=0.51 * 10**-digits + 0.5 / (2**bits - 1))
+
+
+def test_a_click_locks_and_escape_lets_go(browser, tmp_path):
+    document, _ = made()
+    with opened(browser, document, tmp_path) as page:
+        reading = page.locator(".reading")
+        token(page, "query", 7).click()
+        assert token(page, "query", 7).get_attribute("aria-pressed") == "true"
+        locked = reading.text_content()
+        assert locked.endswith("Locked; Esc lets go.")
+        token(page, "query", 2).hover()
+        assert reading.text_content() == locked
+        assert "token=query.7" in page.url
+        page.keyboard.press("Escape")
+        assert "token=none" in page.url
+        assert reading.text_content().startswith("dog looks at")
+        token(page, "query", 2).click()
+        token(page, "query", 3).click()  # the lock moves
+        assert reading.text_content().startswith("chased looks at")
+        token(page, "query", 3).click()  # and a second click opens it
+        assert "Locked" not in reading.text_content()
+
+
+def test_tokens_by_keyboard_alone(browser, tmp_path):
+    document, _ = made()
+    with opened(browser, document, tmp_path) as page:
+        reading = page.locator(".reading")
+        token(page, "query", 0).focus()
+        assert reading.text_content().startswith("[CLS] looks at")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("ArrowDown")
+        assert reading.text_content().startswith("dog looks at")
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")  # one stop per column
+        assert page.evaluate("document.activeElement.dataset.side") == "key"
+        assert reading.text_content().endswith("Locked; Esc lets go.")
+        page.keyboard.press("Escape")
+        assert reading.text_content().startswith("[CLS] is looked at by")
+
+
+def test_everything_can_be_reached_with_tab(browser, tmp_path):
+    document, kept = made()
+    finding(document, 1, 2)
+    lane(document, "none", 4)
+    asked(document, kept, 7)
+    with opened(browser, document, tmp_path) as page:
+        seen = set()
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            seen.add(page.evaluate("document.activeElement.className || document.activeElement.tagName"))
+        assert {"tab", "link", "SELECT", "cell shaded", "token query", "token key", "INPUT", "chip", "scroll"} <= {
+            name.replace(" special", "").replace(" focus", "") for name in seen
+        }
+
+
+def test_special_tokens_can_be_hidden_and_their_share_is_said(browser, tmp_path):
+    document, kept = made()
+    with opened(browser, document, tmp_path, hash="#head=0.1") as page:
+        page.get_by_label("hide 2 special tokens").check()
+        assert page.locator("button.token").count() == 2 * (len(TOKENS) - 2)
+        token(page, "query", 7).hover()
+        row = kept[0, 0][1, 7]
+        share = round(100 * float(row[0] + row[11]))
+        assert f"{share} % is on 2 hidden special tokens." in page.locator(".reading").text_content()
+        # what is left keeps its weight: nothing is renormalised
+        assert shown_weights(page, "key") == pytest.approx([float(w) for w in row[1:11]], abs=6e-4)
+        assert "hide=1" in page.url
+
+
+def test_an_address_brings_back_what_was_chosen(browser, tmp_path):
+    document, _ = made(texts=2)
+    with opened(browser, document, tmp_path, hash="#sign=entropy&head=2.3&text=1&token=key.4&hide=1&view=text") as page:
+        assert page.get_by_label("shaded by").input_value() == "entropy"
+        assert cell(page, 2, 3).get_attribute("aria-pressed") == "true"
+        assert page.get_by_label("Which text").input_value() == "1"
+        assert page.get_by_label("hide 2 special tokens").is_checked()
+        assert page.locator(".running button.token").count() == len(TOKENS) - 2
+        assert page.locator(".reading").text_content().startswith("the is looked at by")
+    for nonsense in (
+        "#sign=%3Cimg%3E&head=99.1&text=7&token=query.999&view=x",
+        "#head=__proto__.1&token=constructor.1",
+        "#%%%&&==",
+    ):
+        with opened(browser, document, tmp_path, hash=nonsense) as page:
+            assert page.locator('button.cell[aria-pressed="true"]').count() == 1
+            assert page.locator("button.token").count() == 2 * len(TOKENS)
+
+
+def test_texts_can_be_chosen(browser, tmp_path):
+    document, kept = made(texts=2)
+    with opened(browser, document, tmp_path, hash="#head=1.0") as page:
+        page.get_by_label("Which text").select_option("1")
+        token(page, "query", 5).hover()
+        assert shown_weights(page, "key") == pytest.approx([float(w) for w in kept[1, 1][0, 5]], abs=6e-4)
+
+
+def test_hostile_text_stays_text(browser, tmp_path):
+    document = hostile()
+    with opened(browser, document, tmp_path) as page:
+        assert page.locator("img, iframe, object").count() == 0
+        assert page.locator("script").count() == 2
+        shown = page.locator("button.token.query").evaluate_all("all => all.map((one) => one.title)")
+        assert shown[:4] == HOSTILE[:4]
+        assert shown[4] == "⏎line⏎paragraph"
+        assert shown[5:] == HOSTILE[5:]
+        assert page.locator(".worst").text_content().endswith(HOSTILE[1])
+        assert page.locator("section[aria-label=Notes] li").all_text_contents() == HOSTILE
+        for at in range(len(HOSTILE)):
+            token(page, "query", at).hover()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+        assert page.title() == f"attemper scan: {HOSTILE[1]}"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read(browser, tmp_path, scheme):
+    document, kept = made()
+    for level in ("diverging", "critical", "act", "warn", "note", "healthy"):
+        finding(document, 1, 2, "sink" if level == "healthy" else "peak", level)
+    lane(document, "none", 4)
+    asked(document, kept, 7)
+    with opened(browser, document, tmp_path, color_scheme=scheme) as page:
+        page.locator("summary").click()
+        for sign in ("peak", "evenness"):
+            page.get_by_label("shaded by").select_option(sign)
+            page.wait_for_timeout(200)
+            found = page.evaluate(LIGHTNESS)
+            assert len(found) > 150
+            poor = [(one["what"], one["text"]) for one in found if contrast(one["ink"], one["back"]) < 4.5]
+            assert poor == []
+        page.get_by_role("button", name="text", exact=True).click()
+        page.wait_for_timeout(200)
+        assert [one for one in page.evaluate(LIGHTNESS) if contrast(one["ink"], one["back"]) < 4.5] == []
+
+
+def test_light_and_dark_differ_and_can_be_switched(browser, tmp_path):
+    def colours(page):
+        page.wait_for_timeout(150)
+        return page.evaluate(
+            "() => [document.documentElement, document.querySelector('h1'), document.querySelector('.cell.shaded')]"
+            ".map((node, i) => getComputedStyle(node)[i === 1 ? 'color' : 'backgroundColor'])"
+        )
+
+    document, _ = made()
+    with opened(browser, document, tmp_path, color_scheme="light") as page:
+        light = colours(page)
+        page.get_by_role("button", name="dark").click()
+        dark = colours(page)
+        assert all(a != b for a, b in zip(light, dark, strict=True))
+        page.emulate_media(color_scheme="dark")
+        page.get_by_role("button", name="light").click()
+        assert colours(page) == light
+        page.get_by_role("button", name="auto").click()
+        assert colours(page) == dark
+        page.emulate_media(media="print")
+        assert colours(page)[1] == light[1]
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_nothing_is_wider_than_the_window(browser, tmp_path, width):
+    document, kept = made(layers=4, heads=12)
+    for head in range(12):
+        finding(document, 1, head)
+    lane(document, "none", 4)
+    lane(document, "dk", 0.1)
+    asked(document, kept, 7)
+    document["layers"][2]["scale"] |= {"says": "Another sentence, " * 12, "verdict": "fault"}
+    with opened(browser, document, tmp_path, viewport={"width": width, "height": 800}) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        page.get_by_role("button", name="text", exact=True).click()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_long_inputs_are_quick(browser, tmp_path):
+    words = ["[CLS]", *(f"word{number}" for number in range(510)), "[SEP]"]
+    document, kept = made(words, layers=2, heads=12, form="top")
+    began = time.perf_counter()
+    with opened(browser, document, tmp_path, hash="#head=1.3") as page:
+        page.locator("button.token").last.wait_for()
+        assert time.perf_counter() - began < 2
+        assert page.locator(".running button.token").count() == 512
+        began = time.perf_counter()
+        for at in (5, 6, 7, 8):
+            token(page, "query", at).hover()
+        assert time.perf_counter() - began < 2
+        row = kept[1, 0][3, 8]
+        best = int(row.argmax())
+        words_said = page.locator(".reading").text_content()
+        assert words_said.startswith(f"word7 looks at {words[best]} {float(row[best]):.3f}")
+        rest = 1 - float(row.topk(8).values.sum())
+        assert f"{round(100 * rest)} % is on keys beyond the 8 that were kept." in words_said
+        assert page.locator(".running button.shaded").count() == 8
+        page.get_by_role("button", name="columns", exact=True).click()
+        assert page.locator(".columns button.token").count() == 1024
+
+
+def test_rows_that_were_not_kept_say_so(browser, tmp_path):
+    document, kept = made(layers=1, heads=2)
+    document["attention"][0] = {
+        **{name: document["attention"][0][name] for name in ("layer", "kind", "input", "heads", "queries", "keys")},
+        **top(kept[0, 0], k=3, rows=[0, 5, 11], kind="<u4"),
+    }
+    with opened(browser, document, tmp_path, hash="#head=0.1") as page:
+        token(page, "query", 4).hover()
+        assert page.locator(".reading").text_content() == "the: the weights of this row were not kept."
+        token(page, "query", 5).hover()
+        values, indices = kept[0, 0][1, 5].topk(3)
+        expected = {int(key): float(value) for key, value in zip(indices, values, strict=True)}
+        texts = page.locator("button.token.key .weight").all_text_contents()
+        assert {at: float(text) for at, text in enumerate(texts) if text} == pytest.approx(expected, abs=6e-4)
+
+
+def test_findings_are_grouped_marked_and_lead_to_their_head(browser, tmp_path):
+    document, _ = made()
+    for head in (3, 1):
+        finding(document, 2, head, level="warn")
+    finding(document, 1, None, "scale", "act")
+    finding(document, 0, 0, "sink", "healthy")
+    with opened(browser, document, tmp_path, hash="#head=0.0&sign=entropy") as page:
+        groups = page.locator("section[aria-label=Findings] > ol > li")
+        assert groups.count() == 2
+        assert groups.first.locator("h3").text_content() == "▲ warnLarge logits in 2 heads"
+        assert groups.first.locator("button").all_text_contents() == [
+            f"2 · {head}{document['heads'][8 + head]['peak']:.1f}" for head in (3, 1)
+        ]
+        assert cell(page, 2, 3).locator(".shape").text_content() == "▲"
+        assert cell(page, 0, 0).locator(".shape").count() == 0  # healthy, and not about this sign
+        assert page.locator("table.map tbody tr").nth(1).locator("th .shape").text_content() == "◆"
+        assert "warn: peak" in cell(page, 2, 1).get_attribute("aria-label")
+        groups.first.locator("button").nth(1).click()
+        assert cell(page, 2, 1).get_attribute("aria-pressed") == "true"
+        assert page.get_by_label("shaded by").input_value() == "peak"
+        assert page.evaluate("document.activeElement.dataset.head") == "2.1"
+        assert page.locator(".head .found").all_text_contents() == [f"▲ warn {document['findings'][1]['says']}"]
+
+
+def test_what_if_lanes_share_their_axis(browser, tmp_path):
+    document, _ = made()
+    lane(document, "none", 4)
+    lane(document, "dk", 0.25)
+    with opened(browser, document, tmp_path, hash="#sign=peak") as page:
+        rows = page.locator("table.lanes tbody tr")
+        assert rows.locator("th").all_text_contents() == ["as it is", "no scalenone", "1/d_kdk"]
+        highest = max(row["peak"] for row in document["what_if"][0]["heads"])
+        assert rows.nth(1).locator("td.num").all_text_contents() == ["7 / 12", "1.3", f"{highest:.1f}", "9.50"]
+        own = [row["peak"] for row in document["heads"]]
+        assert rows.nth(0).locator("td.num").nth(2).text_content() == f"{max(own):.1f}"
+        for place, lane_rows in enumerate([document["heads"], *(one["heads"] for one in document["what_if"])]):
+            strokes = (
+                rows.nth(place)
+                .locator("line.tick")
+                .evaluate_all("all => all.map((one) => Number(one.getAttribute('x1')))")
+            )
+            assert strokes == pytest.approx([1 + 298 * row["peak"] / highest for row in lane_rows], abs=0.01)
+        page.get_by_label("shaded by").select_option("sink_weight")  # lanes have no sinks: they fall back
+        assert page.locator("table.lanes thead th").nth(2).text_content() == "effective keys"
+
+
+def test_the_token_asked_for_is_shown_first(browser, tmp_path):
+    document, kept = made()
+    token_asked = asked(document, kept, 7)
+    best = token_asked["best"]
+    layer = int(best["layer"].split(".")[2])
+    with opened(browser, document, tmp_path) as page:
+        assert page.locator(".asked").text_content() == (
+            f"“it” looks most at “{best['token']}”, weight {best['weight']:.2f}, in layer {layer}, head {best['head']}."
+        )
+        assert cell(page, layer, best["head"]).get_attribute("aria-pressed") == "true"
+        assert token(page, "query", 7).get_attribute("aria-pressed") == "true"
+        assert page.get_by_label("shaded by").input_value() == "token"
+        for row in token_asked["heads"]:
+            label = cell(page, int(row["layer"].split(".")[2]), row["head"]).get_attribute("aria-label")
+            shown = float(re.search(r"” ([\d.e+-]+)$", label)[1])
+            assert shown == pytest.approx(row["weights"][best["position"]], rel=0.06, abs=6e-5)
+        cell(page, 0, 0).click()
+        page.locator(".asked button").click()
+        assert cell(page, layer, best["head"]).get_attribute("aria-pressed") == "true"
+
+
+def test_the_audit_says_what_is_declared_and_applied(browser, tmp_path):
+    document, _ = made()
+    document["layers"][1]["scale"] |= {
+        **{"applied": 0.03125, "rule": None, "verdict": "fault", "predicted_std": None},
+        "says": "It applies 1/d_k where it declares 1/√d_k.",
+    }
+    document["layers"][1]["kv_heads"] = 2
+    with opened(browser, document, tmp_path) as page:
+        rows = page.locator("table.audit tbody tr")
+        std = f"{document['layers'][1]['scale']['logit_std']:.2f}"
+        assert rows.nth(1).locator("th, td").all_text_contents() == [
+            *("◆ 1", "4 / 2", "16", "0.2500", "0.0313", "none by name", "–", std),
+            "It applies 1/d_k where it declares 1/√d_k.",
+        ]
+        assert rows.nth(0).locator("td").nth(4).text_content() == "1/√d_k"
+
+
+def test_what_changed_since_a_baseline(browser, tmp_path):
+    document, _ = made()
+    finding(document, 1, 2)
+    moved = {
+        "layer": "encoder.layer.2.attention",
+        "kind": "self",
+        "head": 1,
+        "sign": "peak",
+        "before": 3.5,
+        "after": 7.0,
+        "times": 2.0,
+    }
+    document["baseline"] = {"file": HOSTILE[0], "created": "2026-01-01", "says": ["the weights are others than then."]}
+    document["baseline"] |= {"new": document["findings"], "gone": [], "scales": [], "factor": 1.5, "moved": [moved]}
+    with opened(browser, document, tmp_path) as page:
+        section = page.locator("section[aria-label='What changed']")
+        assert section.locator("h2").text_content() == f"What changed since {HOSTILE[0]}"
+        assert section.locator(".changes li").all_text_contents() == [
+            "the weights are others than then.",
+            "2 · 1 peak 3.500 → 7.000",
+        ]
+        section.locator(".changes button").click()
+        assert cell(page, 2, 1).get_attribute("aria-pressed") == "true"
+
+
+EMPTY = {"inputs": [], "layers": [], "heads": [], "findings": [], "notes": []}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        EMPTY,
+        {"attention": []},
+        {"inputs": [], "attention": []},
+        {"layers": []},
+        {"verdict": None, "model": None},
+        {"token": {"asked": "it", "input": 0, "position": 7, "heads": [], "best": None}},
+        {"what_if": []},
+    ],
+    ids=lambda change: ",".join(change),
+)
+def test_what_is_missing_is_missing_quietly(browser, tmp_path, change):
+    document, _ = made(layers=1, heads=1)
+    with opened(browser, document | change, tmp_path) as page:
+        assert page.locator("h1").count() == 1
+        text = page.locator("body").inner_text()
+        assert not re.search(r"\b(undefined|null|NaN|Infinity|object Object)\b", text), text
+
+
+def test_nulls_are_dashes(browser, tmp_path):
+    document, _ = made(layers=2, heads=2)
+    for name in ("peak", "entropy", "variance", "mean"):
+        document["heads"][0][name] = None
+    scale = document["layers"][0]["scale"]
+    document["layers"][0]["scale"] = {name: None for name in scale} | {
+        "factors": [],
+        "verdict": "ok",
+        "says": "Not known.",
+    }
+    with opened(browser, document, tmp_path, hash="#sign=peak&head=0.0") as page:
+        assert cell(page, 0, 0).get_attribute("aria-label") == "layer 0, head 0: peak logit –"
+        assert "none" in cell(page, 0, 0).get_attribute("class")
+        text = page.locator("body").inner_text()
+        assert not re.search(r"\b(undefined|null|NaN|Infinity)\b", text)
+
+
+def test_a_cross_attention_has_other_queries(browser, tmp_path):
+    document, kept = made(layers=2, heads=2)
+    for row in (document["heads"][2], document["heads"][3], document["attention"][1], document["layers"][1]):
+        row["kind"] = "cross"
+    weights = kept[1, 0][:, :5]
+    document["attention"][1] |= {"queries": 5, **dense(weights)}
+    with opened(browser, document, tmp_path, hash="#head=1.1") as page:
+        assert page.locator("button.token.query bdi").all_text_contents() == ["#0", "#1", "#2", "#3", "#4"]
+        assert page.locator("button.token.key bdi").all_text_contents() == TOKENS
+        token(page, "query", 4).hover()
+        assert shown_weights(page, "key") == pytest.approx([float(w) for w in weights[1, 4]], abs=6e-4)
+        page.get_by_role("button", name="text", exact=True).click()
+        token(page, "query", 2).hover()
+        assert page.locator(".running.key button.shaded").count() == int((weights[1, 2] > 0.0005).sum())
+
+
+TWICE = """<!doctype html><meta charset="utf-8"><style>{style}</style><div id="a"></div><div id="b"></div><script type="module">{script}
+const same = JSON.parse({data});
+window.stop = ["a", "b"].map((id) => render(document.getElementById(id), same));
+</script>"""
+
+
+def test_two_reports_on_one_page_keep_to_themselves(browser, tmp_path):
+    """What a notebook does: the module renders into elements it is given, writes no address, and lets go when asked."""
+    document, _ = made(layers=1, heads=2)
+    data = json.dumps(report.encoded(document)).replace("</", "<\\/")
+    path = tmp_path / "twice.html"
+    path.write_text(TWICE.format(style=report.style(), script=report.script(), data=data), encoding="utf-8")
+    page = browser.new_page()
+    said = []
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(path.as_uri())
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+    assert len(ids) == 4
+    assert len(set(ids)) == 4
+    chosen = 'button.cell[aria-pressed="true"]'
+    page.locator("#a button.cell").nth(1).click()
+    assert page.locator(f"#a {chosen}").get_attribute("data-head") == "0.1"
+    assert page.locator(f"#b {chosen}").get_attribute("data-head") == "0.0"
+    assert "#" not in page.url
+    page.locator("#a button.token").nth(2).click()
+    page.evaluate("window.stop[0]()")
+    page.keyboard.press("Escape")  # nobody listens any more
+    assert page.locator('#a button.token[aria-pressed="true"]').count() == 1
+    assert said == []
+    page.close()

@@ -1,0 +1,173 @@
+"""The file: its document comes back whole, nothing breaks out of its script element, and its policy fits its content."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from report.documents import asked, finding, lane, made
+
+from attemper import errors, report
+
+HOSTILE = [
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(1)</script>",
+    "<!--<script>",
+    "]]>&amp;&lt;",
+    "\u2028line\u2029paragraph",
+    "\u202eright to left\u202c",
+    "{{script}} {{document}}",
+    "a" * 5000,
+    "e\u0301\u0327 👩‍👩‍👧‍👦",
+    "\x00\x1b[31m",
+    "'\"`${1}\\",
+]
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the text of its scripts and styles, as an HTML parser sees them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, str] = {}
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self._inside = f"{tag} {dict(attributes).get('type', '')}".strip()
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, text):
+        self.texts[self._inside] = self.texts.get(self._inside, "") + text
+
+
+def hostile() -> dict:
+    """Every text that comes from outside, hostile."""
+    document, kept = made(HOSTILE)
+    asked(document, kept, 0)
+    finding(document, 0, 1)
+    wicked = HOSTILE[1]
+    document["model"] = {name: wicked if isinstance(value, str) else value for name, value in document["model"].items()}
+    document["verdict"]["line"] = document["inputs"][0]["text"] = document["findings"][0]["says"] = wicked
+    document["notes"] = HOSTILE
+    for row in (
+        *document["heads"],
+        *document["attention"],
+        *document["findings"],
+        *document["layers"],
+        *document["token"]["heads"],
+    ):
+        row["layer"] = row["layer"].replace("attention", HOSTILE[0])
+    document["token"]["best"]["layer"] = document["token"]["best"]["layer"].replace("attention", HOSTILE[0])
+    return document
+
+
+@pytest.mark.parametrize("make", [lambda: made()[0], hostile], ids=["plain", "hostile"])
+def test_the_document_comes_back(make):
+    document = make()
+    page = Elements(report.html(document))
+    assert json.loads(page.texts["script application/json"]) == document
+
+
+def test_nothing_breaks_out():
+    tame, wild = Elements(report.html(made()[0])), Elements(report.html(hostile()))
+    assert [tag for tag, _ in wild.tags] == [tag for tag, _ in tame.tags]
+    data = wild.texts["script application/json"]
+    assert not set(data) & set("<>&\u2028\u2029")
+
+
+def test_the_policy_is_that_of_the_content():
+    page = Elements(report.html(hostile()))
+    policy = next(
+        a["content"] for tag, a in page.tags if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+    )
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules == {
+        "default-src": "'none'",
+        "script-src": f"'sha256-{digest(page.texts['script module'])}'",
+        "style-src": f"'sha256-{digest(page.texts['style'])}'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+
+
+def digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def test_it_names_no_place_outside():
+    page = report.html(made()[0])
+    assert set(re.findall(r"https?://[^\s\"'`)]+", page)) == {"http://www.w3.org/2000/svg"}  # a name, not a place
+    assert not re.search(
+        r"\b(fetch|XMLHttpRequest|WebSocket|EventSource|sendBeacon|importScripts)\b|url\(|@import", page
+    )
+
+
+def test_no_markup_is_made_from_text():
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|srcdoc|setHTML",
+        report.script(),
+    )
+
+
+def test_the_modules_can_be_joined():
+    joined = report.script()
+    assert not re.search(r"^\s*import\b", joined, flags=re.MULTILINE)
+    names = re.findall(r"^(?:export )?(?:const|let|function|class) (\w+)", joined, flags=re.MULTILINE)
+    assert len(names) > 50
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_every_module_is_there_and_imports_what_stands_before_it():
+    folder = report.files("attemper.report")
+    on_disk = {path.name for path in folder.iterdir() if path.name.endswith(".js")}
+    assert on_disk == {*report.SCRIPTS, "start.js"}
+    for place, name in enumerate(report.SCRIPTS):
+        text = folder.joinpath(name).read_text(encoding="utf-8")
+        assert text.startswith("// "), "open the file by saying what it is"
+        assert len(text.splitlines()) <= 400
+        assert set(re.findall(r'from "\./([\w.]+)"', text)) <= set(report.SCRIPTS[:place])
+
+
+def test_size():
+    document, kept = made(layers=6, heads=12, width=32)  # MiniLM's, on its sentence
+    asked(document, kept, 7)
+    assert len(report.html(document).encode()) < 300_000
+    assert len(report.script().encode()) + len(report.style().encode()) < 100_000
+
+
+def test_not_a_number_is_null():
+    document, _ = made(layers=1, heads=1)
+    document["heads"][0]["peak"] = float("nan")
+    document["layers"][0]["scale"]["logit_std"] = float("inf")
+    read = json.loads(Elements(report.html(document)).texts["script application/json"])
+    assert read["heads"][0]["peak"] is None
+    assert read["layers"][0]["scale"]["logit_std"] is None
+
+
+def test_write(tmp_path):
+    document, kept = made()
+    lane(document, "none", 4)
+    asked(document, kept, 7)
+    path = report.write(document, tmp_path / "a.html")
+    assert path.read_text(encoding="utf-8") == report.html(document)
+    assert b"\r" not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"schema": "attemper.scan/2"}, "must have the schema 'attemper.scan/1'; got 'attemper.scan/2'. Use what"),
+        ({}, "must have the schema 'attemper.scan/1'; got None."),
+        ([1], "must be a scan's document, a dict; got list. Use scan.to_dict()."),
+    ],
+)
+def test_what_is_no_scan_is_refused(document, words):
+    with pytest.raises(errors.InputError, match=re.escape(words)):
+        report.html(document)
