@@ -16,6 +16,7 @@ LAYERS = [
     {"cli"},
     {"web"},
     {"report", "lab"},
+    {"scan"},
     {"bench"},
     {"env"},
     {"figures"},

@@ -1,0 +1,1 @@
+"""The scan: what scale a real model really applies, and whether its attention is healthy."""
