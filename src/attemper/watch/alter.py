@@ -15,12 +15,15 @@ from typing import Any
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ..kernels.seam import Problem
+from . import own
 from .attach import Attachment, Mode
 from .fused import ENCODER, MHA
 from .opnames import PRODUCTS, op_name
 from .running import Place, running
 
 BIASED = ("baddbmm", "addmm")  # what they add is no score: the ratio goes to their alpha
+SCALE = Problem._fields.index("scale")  # in the arguments of attemper's own op
 UNSCALED = (ENCODER, MHA)  # they take no scale
 
 
@@ -75,7 +78,9 @@ class Altering(Mode):
         place, ratio = self.alteration.meet(id(running.frames[-1].module), Op.of(func, factors))
         kwargs = dict(kwargs or {})
         after = 1.0
-        if ratio != 1 and reads:
+        if ratio != 1 and func is own.FORWARD:
+            args = (*args[:SCALE], ratio * args[SCALE], *args[SCALE + 1 :])
+        elif ratio != 1 and reads:
             scale = kwargs.get("scale")
             kwargs["scale"] = ratio * (factors[0].shape[-1] ** -0.5 if scale is None else scale)
         elif ratio != 1 and name in BIASED:

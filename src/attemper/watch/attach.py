@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import AttemperError
 from ..heads import HeadSummary
 from ..vitals import Vitals
-from . import fused
+from . import fused, own
 from .call import Call, aside
 from .chain import Chain, shared
 from .eager import Eager
@@ -30,6 +30,7 @@ from .padding import leave_padding_out
 from .running import QUIET, Frame, Pass, named_attention, running
 from .stack import Site
 from .storages import Storages
+from .trace import Trace
 
 EINSUM = torch.ops.aten.einsum.default
 
@@ -45,6 +46,9 @@ class Listener(Protocol):
 
     @property
     def wants_gradients(self) -> bool: ...
+
+    @property
+    def wants_traces(self) -> bool: ...
 
     def began(self) -> None: ...
     def examine(self, call: Call, vitals: Vitals, rows: Tensor | None) -> Any: ...
@@ -69,7 +73,7 @@ class Mode(TorchDispatchMode):
     def __init__(self, attachment: Attachment) -> None:
         super().__init__()
         self.attachment = attachment
-        self.readers = fused.readers()
+        self.readers = {**fused.readers(), own.FORWARD: own.read}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -103,6 +107,24 @@ class Mode(TorchDispatchMode):
                     call.places = (current.place,)
                 self.attachment.begin(call)(call.frames)
                 current.answers(call, out)
+        return out
+
+
+class TracingMode(Mode):
+    """The same where somebody asks what q and k were multiplied by; a class of its own, so that nobody else pays for it."""
+
+    def __init__(self, attachment: Attachment, trace: Trace) -> None:
+        super().__init__(attachment)
+        self.trace = trace
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is EINSUM or isinstance(func, HigherOrderOperator):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        self.trace.before(func, args)
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        self.trace.see(func, args, kwargs or {}, out)
         return out
 
 
@@ -156,8 +178,7 @@ class Attachment:
         if not running.frames:
             if not names or torch.compiler.is_compiling():
                 return
-            mode = Mode(self) if running.mode is None else running.mode(self)
-            running.current = Pass(Chain(self.parameters, self.begin, self.unheard, self.missed), mode)
+            running.current = self._pass()
             with self.lock:
                 self.passes[running.current] = Site()
             running.current.listen()
@@ -171,6 +192,15 @@ class Attachment:
             for frame in running.frames:
                 frame.outer = True
         running.frames.append(Frame(module, names[0] if names else "", arguments))
+
+    def _pass(self) -> Pass:
+        chain = Chain(self.parameters, self.begin, self.unheard, self.missed)
+        if running.mode is not None:  # somebody alters ops, and nobody traces them meanwhile
+            return Pass(chain, running.mode(self))
+        if not any(listener.wants_traces for listener in self.listeners):
+            return Pass(chain, Mode(self))
+        trace = Trace(chain)
+        return Pass(chain, TracingMode(self, trace), trace)
 
     def _count_pass(self, module: nn.Module, current: Pass) -> None:
         for listener in self.listeners:
@@ -224,6 +254,8 @@ class Attachment:
         try:
             with aside(call.query.device.type):
                 leave_padding_out(call)
+                if current is not None and current.trace is not None:
+                    call.traced = current.trace.read(call)
                 if not again:
                     found = _measured(call, listeners)
         except (AttemperError, NotImplementedError, torch.OutOfMemoryError) as error:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from ..attention import measure
 from ..vitals import Vitals
+from .paths import Traced
 from .running import Frame, Place
 
 
@@ -24,7 +25,7 @@ class Facts:
     numbers between the product and the softmax; None: unknown. ``declared`` is what the Hugging Face interface was told.
     """
 
-    route: str  # "sdpa", "fused", "hand-written", "interface" or "replaced"
+    route: str  # "sdpa", "fused", "hand-written", "interface", "attemper" or "replaced"
     kind: str  # "self" or "cross"
     dtype: str
     batch: int
@@ -92,7 +93,7 @@ class Call:
     logits: Tensor | None = None  # (B, H, Lq, Lk)
     mask: Tensor | None = None
     causal: bool | str = False
-    scale: float | None = None
+    scale: float | Tensor | None = None  # a tensor, (B, H, Lq, 1), from attemper's own operation alone
     window: int | None = None
     softcap: float | None = None
     vitals: Vitals | None = None  # where the kernel that ran has measured them
@@ -104,6 +105,8 @@ class Call:
     in_order: bool = True  # whether the logits' columns are the keys as the product had them
     places: tuple[Place, ...] = ()  # the ops that made its scores, where somebody counts ops
     counted: bool = False  # weights may meet values more than once
+    traced: Traced | None = None  # what q and k were multiplied by, where an examiner asked
+    as_product: bool = False  # whether the logits lie in memory as the product left them
 
     def one_tensor(self) -> bool:
         """Whether a gradient of q is that of k too."""

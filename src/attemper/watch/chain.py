@@ -33,7 +33,7 @@ from .opnames import (
 )
 from .running import Frame, kind_of, projects, running
 from .sequences import Sequences
-from .storages import Storages
+from .storages import Storages, address
 
 UNTRACED = "a softmax meets values, but the scores it was taken of could not be traced to queries and keys"
 Miss = Callable[[tuple[Frame, ...], str], None]
@@ -275,4 +275,5 @@ def _call(name: str, scores: Scores, logits: Tensor, dim: int, frames: tuple[Fra
     call = Call(facts, frames, query, key, logits=matrix)
     call.product, call.flipped, call.heads_known = True, flipped, known
     call.beside, call.in_order, call.places = scores.beside, scores.in_order, scores.places
+    call.as_product = scores.strided and address(matrix) == address(logits)
     return call

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .call import Call
     from .chain import Chain
     from .interface import Interfaced
+    from .trace import Trace
 
 CROSS = re.compile(r"cross|encoder_attn|enc_?dec|multihead_attn", re.IGNORECASE)
 QUIET = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.GELU, nn.ReLU, nn.SiLU, nn.Conv1d, nn.Conv2d)
@@ -80,8 +81,8 @@ _carrying: dict[type[nn.Module], bool] = {}
 class Pass:
     """One call of the outermost watched module: its mode, and what is tracked on the way, all forgotten at its end."""
 
-    def __init__(self, chain: Chain, mode: TorchDispatchMode) -> None:
-        self.chain, self.mode = chain, mode
+    def __init__(self, chain: Chain, mode: TorchDispatchMode, trace: Trace | None = None) -> None:
+        self.chain, self.mode, self.trace = chain, mode, trace
         self.listening = False
         self.interfaced: Interfaced | None = None
         self.begun: list[object] = []  # the watches for which this pass is counted
@@ -97,6 +98,8 @@ class Pass:
             source = arguments[0]
             if isinstance(source, Tensor) and source.is_floating_point():
                 self.chain.carry(source, output)
+        if self.trace is not None:
+            self.trace.left(module, arguments, output)
         last = frames[-1]
         if last.module is module and output is not None and named_attention(type(module).__name__):
             if last.outer or last.heard:

@@ -269,6 +269,10 @@ class Watch:
     def wants_gradients(self) -> bool:
         return self._ledger.wants_gradients
 
+    @property
+    def wants_traces(self) -> bool:
+        return any(getattr(examiner, "traces", False) for examiner in self.examiners)
+
     def _note(self, sentence: str, aloud: bool = False) -> None:
         if sentence not in self._record.notes:
             self._record.notes.append(sentence)

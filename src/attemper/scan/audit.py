@@ -1,0 +1,199 @@
+"""The scale audit: for every layer the scale declared and the scale applied, the rule it is, and what is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from ..scale import RULES
+from ..vitals import Vitals
+from ..watch.call import Call
+from ..watch.paths import Factor, Traced
+from .applied import Applied, applied, logit_std, predicted_std
+from .declared import declared, hinted, is_of_transformers, layer_index, width
+from .verdict import Evidence, close, judge
+
+
+@dataclass(frozen=True)
+class LayerScale:
+    """The scale of one layer. ``applied`` is measured; ``fault`` is one of ``verdict.FAULTS`` or None."""
+
+    layer: str
+    kind: str  # "self" or "cross"
+    head_dim: int
+    heads: int
+    kv_heads: int
+    declared: float | None
+    declared_by: str | None
+    applied: float | None
+    measured_by: str
+    factors: tuple[Factor, ...]
+    rule: str | None
+    formula: str | None
+    qk_norm: bool
+    after_softmax: float | None
+    predicted_std: float | None
+    logit_std: float | None
+    keys: float | None  # that a row sees, on average
+    fault: str | None
+    says: str
+    todo: str
+
+    @property
+    def verdict(self) -> str:
+        return "ok" if self.fault is None else "fault"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ``scale`` object of a scan's document."""
+        return {
+            "declared": self.declared,
+            "declared_by": self.declared_by,
+            "applied": self.applied,
+            "measured_by": self.measured_by,
+            "factors": [{"what": factor.what, "number": factor.number} for factor in self.factors],
+            "rule": self.rule,
+            "formula": self.formula,
+            "qk_norm": self.qk_norm,
+            "after_softmax": self.after_softmax,
+            "predicted_std": self.predicted_std,
+            "logit_std": self.logit_std,
+            "verdict": self.verdict,
+            "says": self.says,
+        }
+
+
+@dataclass
+class Seen:
+    """One call, in numbers; what tracing learns after it arrives in `traced`."""
+
+    evidence: Evidence
+    applied: Applied
+    predicted: float | None
+    sums: tuple[float, float, float]  # rows, variances, keys
+    traced: Traced | None
+    kv_heads: int
+
+
+@dataclass
+class Line:
+    """A layer: its best call, and the sums over all of them."""
+
+    seen: Seen
+    rows: float = 0.0
+    variance: float = 0.0
+    keys: float = 0.0
+
+
+@dataclass
+class Audit:
+    """An examiner: attach it to a watch, run the model, read ``layers()``."""
+
+    traces: bool = True
+    lines: dict[tuple[str, str], Line] = field(default_factory=dict)
+
+    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> Seen:
+        found = applied(call)
+        facts, number = call.facts, found.number
+        stated = declared(call, vitals.visible)
+        if stated is None and number is not None:
+            stated = hinted(call, number / found.turn, found.counted)
+        evidence = Evidence(
+            head_dim=facts.head_dim,
+            heads=facts.heads,
+            applied=number,
+            factors=tuple(found.counted),
+            varies=found.varies,
+            learned=found.learned,
+            turn=found.turn,
+            log_n=_grows(call, vitals),
+            norms=found.norms,
+            softcap=facts.softcap if facts.softcap is not None else call.softcap,
+            width=width(call),
+            layer=layer_index(call),
+            declared=stated,
+            told=facts.declared,
+            argument=found.call,
+            by_design=is_of_transformers(call.frames[-1].module) or (stated is not None and stated.firm),
+            followed=found.followed,
+        )
+        return Seen(
+            evidence, found, predicted_std(call, found.at_product), logit_std(vitals, rows), call.traced, facts.kv_heads
+        )
+
+    def keep(self, name: str, call: Call, seen: Seen | None) -> None:
+        if seen is None:
+            return
+        line = self.lines.setdefault((name, call.facts.kind), Line(seen))
+        if seen.applied.followed and not line.seen.applied.followed:
+            line.seen = seen  # keys that come from a cache have no path; another call had them fresh
+        rows, variance, keys = seen.sums
+        line.rows, line.variance, line.keys = line.rows + rows, line.variance + variance, line.keys + keys
+
+    def layers(self) -> list[LayerScale]:
+        """Every layer that was seen, in the order of the model."""
+        evidence = {place: _complete(line) for place, line in self.lines.items()}
+        if _follow_layers(list(evidence.values())):
+            evidence = {place: replace(one, layered=True) for place, one in evidence.items()}
+        return [_layer(place, self.lines[place], one) for place, one in evidence.items()]
+
+
+def _complete(line: Line) -> Evidence:
+    seen = line.seen
+    std = (line.variance / line.rows) ** 0.5 if line.rows else None
+    traced = seen.traced
+    return replace(
+        seen.evidence,
+        logit_std=std,
+        keys=line.keys / line.rows if line.rows else None,
+        row_sums=traced.sums if traced is not None else None,
+        output_factors=tuple(factor.number for factor in traced.after) if traced is not None else (),
+    )
+
+
+def _follow_layers(found: list[Evidence]) -> bool:
+    """Whether two layers or more are as cold as their place says: in one layer 1/((layer + 1) √d_k) may be chance."""
+    at = [one for one in found if one.layer is not None and one.applied is not None]
+    cold = [one for one in at if one.applied and close(one.applied, one.head_dim**-0.5 / ((one.layer or 0) + 1))]
+    return len({one.layer for one in cold}) > 1 and len(cold) == len(at)
+
+
+def _layer(place: tuple[str, str], line: Line, evidence: Evidence) -> LayerScale:
+    judged = judge(evidence)
+    stated, seen = evidence.declared, line.seen
+    return LayerScale(
+        layer=place[0],
+        kind=place[1],
+        head_dim=evidence.head_dim,
+        heads=evidence.heads,
+        kv_heads=seen.kv_heads,
+        declared=stated.number if stated is not None else None,
+        declared_by=stated.by if stated is not None else None,
+        applied=evidence.applied,
+        measured_by=seen.applied.measured_by,
+        factors=seen.applied.factors,
+        rule=judged.rule,
+        formula=RULES[judged.rule].formula if judged.rule is not None else None,
+        qk_norm=evidence.norms is not None,
+        after_softmax=judged.after_softmax,
+        predicted_std=seen.predicted,
+        logit_std=evidence.logit_std,
+        keys=evidence.keys,
+        fault=judged.fault,
+        says=judged.says,
+        todo=judged.todo,
+    )
+
+
+def _grows(call: Call, vitals: Vitals) -> bool:
+    """Whether a scale per row is one number times the logarithm of the keys that the row sees."""
+    if not isinstance(call.scale, Tensor) or call.scale.dim() < 4 or call.scale.shape[-2] == 1:
+        return False
+    logs = vitals.visible.double().clamp(min=1).log()
+    scale = call.scale.detach().double().expand(*logs.shape, 1)[..., 0]
+    used = logs > 0
+    ratio = (scale / logs.where(used, 1.0)).where(used, 0.0)
+    mean = ratio.sum(-1, keepdim=True) / used.sum(-1, keepdim=True).clamp(min=1)
+    differ = bool((logs[used] != logs[used][:1]).any())  # where all rows see as many keys, nothing shows it
+    return differ and bool(((ratio - mean).abs() <= 1e-3 * mean.abs()).where(used, True).all())

@@ -1,0 +1,47 @@
+"""The route through attemper's own operation: its arguments say everything, also a scale per head or row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..kernels.seam import Problem
+from .call import Call, Facts
+from .running import Frame, kind_of
+
+FORWARD = torch.ops.attemper.forward.default
+
+
+def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | None:
+    """A call of ``attention()`` and its kin; None for one that measures alone."""
+    problem = Problem(*args[: len(Problem._fields)])
+    query, key = problem.query, problem.key
+    if problem.value is None or query.is_meta or not query.numel():
+        return None
+    rows, keys = query.shape[2], key.shape[2]
+    causal, window = band(problem.left, problem.right, keys - rows)
+    facts = Facts.of(
+        "attemper",
+        kind_of(frames, query, key, (rows, keys)),
+        query,
+        key,
+        scale=problem.scale if problem.gain is None else problem.scale * float(problem.gain.double().mean()),
+        causal=causal is not False,
+        mask=problem.mask,
+        dropout=problem.dropout,
+        softcap=problem.softcap,
+        window=window,
+    )
+    call = Call(facts, frames, query, key, mask=problem.mask, causal=causal, window=window, softcap=problem.softcap)
+    call.scale = problem.scale if problem.gain is None else (problem.scale * problem.gain.detach()).unsqueeze(-1)
+    return call
+
+
+def band(left: int | None, right: int | None, behind: int) -> tuple[bool | str, int | None]:
+    """Which keys a query sees, i − left … i + right, as ``causal`` and ``window``; `behind` more keys than queries."""
+    if left is not None and left == right:
+        return False, left + 1
+    causal: bool | str = False if right is None else True if right == 0 else "lower_right"
+    offset = right or 0
+    return causal, None if left is None else left + 1 + offset

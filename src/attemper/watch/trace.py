@@ -1,0 +1,335 @@
+"""Trace: follows q and k from the output of a projection to the attention call, and notes what multiplies them on the way.
+
+It runs only where somebody asks (a scan). Copies, splits, caches, repeated heads and added positions leave a tensor what it is;
+a number multiplies it; a cosine and a sine turn it; its own length, divided out, is a norm. Anything else ends the trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .call import Call, aside
+from .opnames import LINEAR, PRODUCTS, SOFTMAXES, op_name
+from .paths import Factor, Path, Traced, joined, rms, same
+from .running import NORM, QUIET, projects
+from .storages import Storages, address
+
+if TYPE_CHECKING:
+    from .chain import Chain
+    from .matrices import Count
+
+COPIES = {
+    *(
+        "clone",
+        "_to_copy",
+        "to",
+        "contiguous",
+        "reshape",
+        "_unsafe_view",
+        "repeat",
+        "repeat_interleave",
+        "expand",
+        "flip",
+    ),
+    *("roll", "neg", "index_select", "index", "gather", "masked_fill", "where", "native_dropout", "dropout", "stack"),
+    *("constant_pad_nd", "slice_scatter", "select_scatter", "as_strided_copy", "view_copy", "nan_to_num", "lift_fresh"),
+    *(
+        "tanh",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "maximum",
+        "minimum",
+        "tril",
+        "triu",
+        "alias",
+        "detach",
+        "feature_dropout",
+    ),
+}
+"""The numbers stay what they are, or are moved, hidden or bounded."""
+
+WRITES = {"copy": 1, "index_copy": 3, "index_put": 2, "scatter": 3}
+"""Op → the place of what it writes into its first argument: a cache."""
+
+NORMS = {"native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm", "native_group_norm", "group_norm"}
+LENGTHS = {"linalg_vector_norm", "norm", "amax", "sum", "mean", "std", "var", "var_mean", "std_mean"}
+SIZES = {"pow", "square", "abs", "rsqrt", "sqrt", "reciprocal", "exp", "log", *COPIES}
+"""What may be done to the lengths of vectors before they are divided out."""
+
+
+class Trace:
+    """Paths of one pass, by storage."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.paths: Storages[Path] = Storages()
+        self.parts: Storages[dict[int, Path]] = (
+            Storages()
+        )  # by offset: parts of a storage that were multiplied in place
+        self.products: Storages[tuple[Path | None, Path | None]] = Storages()  # scores → the paths of their factors
+        self.lengths: Storages[bool] = Storages()  # made of the entries' sizes: what a norm divides by
+        self.outputs: Storages[Traced] = Storages()
+        self.waiting: dict[Count, Traced] = {}  # softmaxed scores that wait for their values
+        self.asked: Tensor | None = None  # what the softmax under way was given
+        self.last: Traced | None = None
+
+    def path(self, tensor: Tensor) -> Path | None:
+        if self.parts and (parts := self.parts.get(tensor)) is not None and int(tensor.storage_offset()) in parts:
+            return parts[int(tensor.storage_offset())]
+        return self.paths.get(tensor)
+
+    def before(self, func: Any, args: tuple[Any, ...]) -> None:
+        """An op is about to run: a softmax, or a product with weights, whose rows can still be summed."""
+        name = op_name(func)
+        self.asked = self.last = None
+        if name in SOFTMAXES and isinstance(args[0], Tensor):
+            self.asked = args[0]
+        elif name in PRODUCTS and self.waiting:
+            left, right = (args[place] for place in PRODUCTS[name])
+            for tensor, axis in ((left, -1), (right, -2 if right.dim() > 1 else 0)):
+                weights = self.chain.weights.get(tensor)
+                if weights is not None and weights.summed(tensor, axis):
+                    self._sum_rows(tensor, axis, weights.calls)
+
+    def read(self, call: Call) -> Traced:
+        """What is known of a call that is being measured."""
+        query, key = call.query, call.key
+        if not call.product:
+            self.last = Traced(self._ended(query), self._ended(key))
+        else:
+            left, right = (self.products.get(self.asked) if self.asked is not None else None) or (None, None)
+            scores = self.paths.get(self.asked) if self.asked is not None else None
+            self.last = Traced(*((right, left) if call.flipped else (left, right)), scores)
+        return self.last
+
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Look at one op that has just run, after the chain has."""
+        result = out[0] if isinstance(out, (tuple, list)) and out else out
+        if not isinstance(result, Tensor) or not args:
+            return
+        name = op_name(func)
+        with aside(result.device.type):
+            if self.last is not None:
+                self._answered(name, result)
+            elif name in PRODUCTS or name == LINEAR:
+                self._product(name, args, kwargs, result)
+            elif name in ("mul", "div"):
+                self._scaled(name, args, result, func)
+            elif name in ("add", "sub"):
+                self._added(args, result)
+            elif name in NORMS:
+                self.paths.put(result, Path().normed(rms(result)))
+            elif name in ("cat", "concat", "concatenate"):
+                self._side_by_side(args, kwargs, result)
+            elif name in WRITES and len(args) > WRITES[name]:
+                self._written(args[0], args[WRITES[name]])
+            elif name in LENGTHS:
+                self._measured(args, out)
+            elif name in SIZES:
+                self._copied(name, args, result)
+        self.asked = self.last = None
+
+    def left(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
+        """A module has ended: a projection begins a path, a norm begins it anew."""
+        if not isinstance(output, Tensor) or not arguments or not isinstance(arguments[0], Tensor):
+            return
+        kind = type(module)
+        if projects(module) or (kind in QUIET and not NORM.search(kind.__name__)):
+            self.paths.put(output, Path())
+        elif _is_norm(module) and output.shape == arguments[0].shape and output is not arguments[0]:
+            with aside(output.device.type):
+                self.paths.put(output, Path().normed(rms(output)))
+
+    def _ended(self, tensor: Tensor) -> Path | None:
+        path = self.path(tensor)
+        return None if path is None else path.turned()
+
+    def _answered(self, name: str, result: Tensor) -> None:
+        """An attention call was read while this op ran: its weights wait for values, or this is its output."""
+        assert self.last is not None
+        weights = self.chain.weights.get(result) if name in SOFTMAXES else None
+        if weights is None:
+            self.outputs.put(result, self.last)
+        for count in weights.calls if weights is not None else ():
+            self.waiting[count] = self.last
+
+    def _sum_rows(self, weights: Tensor, axis: int, counts: tuple[Count, ...]) -> None:
+        with aside(weights.device.type):
+            matrix = weights.detach().movedim(axis, -1).flatten(0, -2) if weights.dim() > 1 else weights.detach()[None]
+            step = max(1, len(matrix) // 512)
+            sums = matrix[::step].double().sum(-1)
+            sums = sums[sums != 0]  # a row that sees no key
+        for count in counts:
+            traced = self.waiting.get(count)
+            if traced is not None and len(sums):
+                traced.sums = (float(sums.min()), float(sums.max()))
+
+    def _product(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+        left, right = (args[place] for place in PRODUCTS.get(name, (0, 1)))
+        weights = self.chain.weights
+        for tensor in (left, right):
+            found = weights.get(tensor) if weights else None
+            if found is not None:
+                for count in found.calls:
+                    if count in self.waiting:
+                        self.outputs.put(result, self.waiting[count])
+                return
+        if name == LINEAR or any(map(self.chain._is_parameter, (left, right))):
+            self.paths.put(result, Path())
+            return
+        sides = tuple(self._ended(tensor) for tensor in (left, right))
+        self.products.put(result, (sides[0], sides[1]))
+        alpha = kwargs.get("alpha", 1.0) if name in ("baddbmm", "addmm") else 1.0
+        self.paths.put(result, Path().times(Factor("by the product itself (alpha)", float(alpha))))
+
+    def _scaled(self, name: str, args: tuple[Any, ...], result: Tensor, func: Any) -> None:
+        first, second = args[0], args[1]
+        if self._is_length(first) and not (isinstance(second, Tensor) and self.path(second)):
+            self.lengths.put(result, True)
+            return
+        if not isinstance(first, Tensor) or (isinstance(second, Tensor) and self.path(first) is None):
+            first, second = second, first  # a number, or a table of cosines, times q
+        path = self.path(first) if isinstance(first, Tensor) else None
+        output = self.outputs.get(first) if isinstance(first, Tensor) and self.outputs else None
+        if path is None and output is None:
+            return
+        if self._is_length(second):
+            if path is not None:
+                self.paths.put(result, path.normed(rms(result)))
+            return
+        if isinstance(second, Tensor) and self.path(second) is not None:
+            if second is first or address(second) == address(first):
+                self.lengths.put(result, True)  # x · x, on the way to a norm
+            return
+        multiplier = self._multiplier(name, second)
+        if multiplier is None:
+            return
+        if output is not None:
+            if isinstance(multiplier, Factor) and not multiplier.varies and multiplier.counts:
+                output.after.append(multiplier)
+                self.outputs.put(result, output)
+            return
+        assert path is not None
+        turned = path.turned()
+        made = path.times(multiplier) if isinstance(multiplier, Factor) else replace(turned, turn=multiplier)
+        in_place = func._schema.name.endswith("_") and first.untyped_storage().nbytes() > first.nbytes
+        self._put(result, made, in_place)
+        self._keep_product(first, result)
+
+    def _multiplier(self, name: str, value: object) -> Factor | float | None:
+        """A factor; or, of a table of cosines or sines, its mean square."""
+        invert = name == "div"
+        if isinstance(value, (int, float)):
+            number = float(value)
+            return None if not number else Factor("multiplied by a number", 1 / number if invert else number)
+        if not isinstance(value, Tensor) or not value.numel() or value.dtype == torch.bool:
+            return None
+        learned = self.chain._is_parameter(value)
+        if value.is_complex():
+            return rms(value) ** 2
+        used = value.detach().double().flatten()
+        used = used[used != 0]  # zeros hide padding
+        if not len(used):
+            return None
+        low, high = (1 / float(used.max()), 1 / float(used.min())) if invert else (float(used.min()), float(used.max()))
+        if same(low, high, 1e-6):
+            what = "multiplied by a learned number" if learned else "multiplied by a number"
+            return Factor(what, low, learned=learned)
+        if value.shape[-1] == 1 or not value.dim():
+            number = float(used.reciprocal().mean() if invert else used.mean())
+            what = (
+                "multiplied by learned numbers, one per head" if learned else "multiplied by a number per head or row"
+            )
+            return Factor(what, number, low, high, learned=learned)
+        if learned:
+            return Factor(
+                "multiplied by learned weights per channel", rms(value), low, high, counts=False, learned=True
+            )
+        return rms(value) ** 2
+
+    def _added(self, args: tuple[Any, ...], result: Tensor) -> None:
+        tensors = [part for part in args[:2] if isinstance(part, Tensor)]
+        if self._is_length(tensors[0]):
+            if len(tensors) == 1:
+                self.lengths.put(result, True)
+            return
+        known = [(tensor, path) for tensor in tensors if (path := self.path(tensor)) is not None]
+        if not known:
+            return
+        first, path = known[0]
+        turns = [path.turn for _, path in known]
+        if len(known) == 2 and turns[0] is not None and turns[1] is not None:
+            path = Path(path.factors, path.norm, turns[0] + turns[1])
+        elif path.turn is not None:
+            path = path.turned()
+        self._put(result, path, False)
+        self._keep_product(first, result)
+
+    def _side_by_side(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+        parts = [part for part in args[0] if isinstance(part, Tensor)]
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        known = [(part, path) for part in parts if (path := self.path(part)) is not None]
+        if not known:
+            return
+        beside = dim in (-1, result.dim() - 1)  # otherwise keys behind a cache: this pass has followed the last
+        self.paths.put(result, joined([(path, part.shape[-1]) for part, path in known]) if beside else known[-1][1])
+        self._keep_product(known[0][0], result)
+
+    def _written(self, into: Any, source: Any) -> None:
+        if isinstance(into, Tensor) and isinstance(source, Tensor):
+            path = self.path(source)
+            if path is not None and (self.paths.get(into) is None or into.untyped_storage().nbytes() == into.nbytes):
+                self.paths.put(into, path)
+
+    def _measured(self, args: tuple[Any, ...], out: Any) -> None:
+        """A reduction of what is followed: the lengths of its vectors."""
+        if isinstance(args[0], Tensor) and (self.path(args[0]) is not None or self._is_length(args[0])):
+            for part in out if isinstance(out, (tuple, list)) else (out,):
+                self.lengths.put(part, True)
+
+    def _copied(self, name: str, args: tuple[Any, ...], result: Tensor) -> None:
+        parts = args[0] if isinstance(args[0], (tuple, list)) else args
+        for part in parts:
+            if not isinstance(part, Tensor) or part.dtype == torch.bool:
+                continue
+            if address(part) == address(result):
+                return  # a view knows what its storage knows
+            if self._is_length(part):
+                self.lengths.put(result, True)
+                return
+            path = self.path(part)
+            if path is not None:
+                if name in COPIES:
+                    self.paths.put(result, path)
+                    self._keep_product(part, result)
+                else:
+                    self.lengths.put(result, True)  # its squares, or its sizes
+                return
+            if name in COPIES and self.outputs and (output := self.outputs.get(part)) is not None:
+                self.outputs.put(result, output)
+                return
+
+    def _put(self, result: Tensor, path: Path, in_place: bool) -> None:
+        if in_place:
+            self.parts.put(result, {**(self.parts.get(result) or {}), int(result.storage_offset()): path})
+        else:
+            self.paths.put(result, path)
+
+    def _keep_product(self, tensor: Tensor, result: Tensor) -> None:
+        """Scores stay scores of the same q and k."""
+        if self.products and (product := self.products.get(tensor)) is not None:
+            self.products.put(result, product)
+
+    def _is_length(self, value: object) -> bool:
+        return isinstance(value, Tensor) and bool(self.lengths) and bool(self.lengths.get(value))
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """A norm of each vector by itself; one over the batch is a projection's affair."""
+    name = type(module).__name__.lower()
+    return "norm" in name and "batch" not in name and next(module.children(), None) is None

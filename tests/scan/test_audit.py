@@ -1,0 +1,86 @@
+"""The scale audit: every fault is named, every innocent model passes, and the scale applied is the one computed independently."""
+
+import pytest
+import torch
+
+import attemper
+import zoo
+from attemper.scan.audit import Audit
+from scan import faults, innocents
+
+
+def audited(model, run, **context):
+    audit = Audit()
+    watch = attemper.watch(model)
+    watch.examiners = [audit]
+    with torch.no_grad(), watch:
+        run()
+    layers = audit.layers()
+    assert [(layer.layer, layer.kind) for layer in layers] == list(watch.record.facts)
+    return layers
+
+
+def made(case):
+    torch.manual_seed(0)
+    case = case()
+    case.model.eval()
+    return case
+
+
+@pytest.mark.parametrize("name", faults.FAULTY)
+def test_every_fault_is_named(name):
+    case = made(faults.FAULTY[name])
+    layers = audited(case.model, case.run)
+    found = [layer.fault for layer in layers]
+    assert found == [None] * case.innocent + [case.fault] * (len(layers) - case.innocent)
+    assert len(found) > case.innocent
+    for layer in layers:
+        if case.applied is not None:
+            assert layer.applied == pytest.approx(case.applied, rel=1e-5)
+        assert layer.verdict == ("fault" if layer.fault else "ok")
+        assert layer.says.endswith(".")
+        assert bool(layer.todo) == bool(layer.fault)
+
+
+@pytest.mark.parametrize("name", innocents.INNOCENT)
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
+def test_every_innocent_model_passes(name):
+    case = made(innocents.INNOCENT[name])
+    for place, layer in enumerate(audited(case.model, case.run)):
+        assert layer.fault is None, layer.says
+        expected = case.applied(place) if callable(case.applied) else case.applied
+        assert layer.applied == pytest.approx(expected, rel=1e-3)
+        assert layer.rule == (case.rule(place) if callable(case.rule) else case.rule)
+
+
+def declared_by_paper(name, layer):
+    """The scale of each model of the zoo, from its paper or its config, by hand."""
+    special = {"t5": 1.0, "gpt_neo": 1.0, "gemma2": 256**-0.5, "gemma3": 1.0, "deberta": (3 * layer.head_dim) ** -0.5}
+    return special.get(name, layer.head_dim**-0.5)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_the_zoo_has_no_fault(name):
+    subject = zoo.make(name)
+    rules = {"t5": "none", "gpt_neo": "none", "gemma2": None, "gemma3": "qk_norm", "deberta": None}
+    matrices = iter(subject.full(subject))
+    for layer in audited(subject.model, subject.run):
+        assert layer.fault is None, layer.says
+        assert layer.applied == pytest.approx(declared_by_paper(name, layer), rel=1e-5)
+        assert layer.rule == rules.get(name, "sqrt_dk")
+        assert layer.qk_norm == (name == "gemma3")
+        assert layer.logit_std == pytest.approx(spread(next(matrices), subject), rel=1e-4)
+        assert 0.5 < layer.predicted_std / layer.logit_std < 2 or name == "gemma2"  # q and k are random; Gemma 2 caps
+
+
+def spread(logits, subject):
+    """√mean variance over the real rows that have a choice, by definition."""
+    z = logits.double()
+    seen = z > -1e4
+    count = seen.sum(-1)
+    mean = z.where(seen, 0).sum(-1, keepdim=True) / count.clamp(min=1).unsqueeze(-1)
+    variance = (z - mean).where(seen, 0).square().sum(-1) / count.clamp(min=1)
+    keep = {zoo.LENGTH: subject.keep, zoo.TARGETS: subject.targets}.get(z.shape[2])
+    keep = torch.ones(z.shape[0], z.shape[2], dtype=torch.bool) if keep is None else keep
+    return variance[(count > 1) & keep[:, None, :].expand_as(count)].mean().sqrt().item()
