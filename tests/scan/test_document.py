@@ -180,6 +180,19 @@ def test_nan_is_found_and_becomes_null():
     assert "NaN" in str(found)
 
 
+def test_what_if_reaches_attempers_own_module():
+    ours = attemper.MultiHeadAttention(64, 4, rule="sqrt_dmodel", batch_first=True)
+    other = attemper.MultiHeadAttention(64, 4, rule="dk", batch_first=True)
+    other.load_state_dict(ours.state_dict())
+    x = torch.randn(1, 20, 64)
+    found = attemper.scan(ours, (x, x, x), what_if=["dk"])
+    check(found.to_dict())
+    assert found.layers[0]["scale"]["rule"] == "sqrt_dmodel"
+    wanted = attemper.scan(other, (x, x, x)).heads
+    for row, head in zip(found.document["what_if"][0]["heads"], wanted, strict=True):
+        assert row["entropy"] == pytest.approx(head["entropy"], rel=1e-5)
+
+
 def test_a_bare_layer_is_called_the_model():
     found = attemper.scan(Block(), torch.randn(1, 9, 16) * 30)
     check(found.to_dict())

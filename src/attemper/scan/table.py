@@ -19,6 +19,11 @@ Document = dict[str, Any]
 BLOCKS = "▁▂▃▄▅▆▇█"
 GROUPS, LAYERS, NOTES, TEXTS = 6, 16, 6, 3
 """How many of each are shown; what is left out is counted."""
+LEGEND = (
+    "effective keys: how many tokens share a token's attention, on average",
+    "saturated: tokens that give one other over 99 % of it",
+    "heads: ▁ one token has it all … █ all tokens share it evenly",
+)
 
 
 def table(document: Document) -> RenderableType:
@@ -104,10 +109,11 @@ def _number_of(scale: Document) -> str:
     if scale["applied"] is None:
         return safe(scale["says"])
     formula = scale["formula"] or ""
-    short = "1" + formula.removeprefix("q·k").replace(" ", "") if formula.startswith("q·k") else formula
-    equal = f" = {short}" if short and short != f"{scale['applied']:.4g}" else ""
-    norm = ", after QK-norm" if scale["qk_norm"] else ""
-    return f"{scale['applied']:.4g}{equal}" + (f" ({scale['rule']})" if scale["rule"] else " (no rule by name)") + norm
+    short = "1" + formula.removeprefix("q·k").replace(" ", "") if formula.startswith("q·k") else ""
+    equal = f" = {short}" if short not in ("", "1") else ""
+    norm = ", after QK-norm" if scale["qk_norm"] and scale["rule"] != "qk_norm" else ""
+    why = scale["rule"] or (safe(f"as {scale['declared_by']} says") if scale["declared_by"] else "no rule by name")
+    return f"{scale['applied']:.4g}{equal} ({why}){norm}"
 
 
 def _findings(findings: Sequence[Document]) -> Iterator[RenderableType]:
@@ -165,7 +171,8 @@ def _layers(document: Document) -> Iterator[RenderableType]:
         yield Text(f"and {left} more layers, none of them worse; --json has them", style="dim")
     if "*" in pattern and "0" in names.values():
         yield Text(f"layer 0 is {pattern.replace('*', '0')}", style="dim")
-    yield Text("heads: ▁ one key has all the weight … █ all keys share it evenly", style="dim")
+    for line in LEGEND:
+        yield Text(line, style="dim")
 
 
 def _notes(notes: Sequence[str]) -> Iterator[RenderableType]:
