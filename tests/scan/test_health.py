@@ -114,6 +114,9 @@ def test_half_of_a_layer_is_a_crowd():
     assert kinds(few) == [("flat", "note")] * 3
     assert kinds(many) == [("flat", "warn")] * 4
     assert "half of this layer" in many[0].says
+    sharp = [head(0, saturated=1.0), head(1, saturated=1.0), *(head(n, evenness_without_sinks=0.0) for n in (2, 3))]
+    both = health.findings([*sharp, *(head(n) for n in range(4, 8))])
+    assert kinds(both) == [("collapsed", "warn")] * 2 + [("saturated", "warn")] * 2
 
 
 def test_a_sentence_says_that_a_head_is_the_same_whatever_the_text():
@@ -163,6 +166,15 @@ def test_the_largest_number_of_a_dtype_is_torchs():
         info = torch.finfo(getattr(torch, name))
         assert most == pytest.approx(info.max, rel=1e-3)
         assert bits == 1 - math.log2(info.eps)
+
+
+def test_what_all_logits_share_is_no_spread():
+    """A bias on the keys adds one number to a whole row, and softmax ignores it."""
+    (shared,) = health.findings(among(head(peak=300.0, mean=275.0)))
+    (spread,) = health.findings(among(head(peak=300.0, mean=265.0)))
+    (large,) = health.findings(among(head(peak=3000.0, mean=2990.0)))
+    assert [shared.level, spread.level, large.level] == ["note", "act", "critical"]
+    assert "softmax ignores" in shared.says
 
 
 def test_a_cap_holds_a_peak():
@@ -301,7 +313,7 @@ class Made(nn.Module):
         chosen = F.pad(F.normalize(words[0], dim=-1), (0, 40 - words.shape[2]))
         turned = chosen[torch.randperm(length, generator=torch.Generator().manual_seed(length))]
         asked = [part.flip(0) for part in mixed]  # or a word would find itself
-        q = torch.stack([place[:1].expand(length, -1) * 40, place * 0, back * 40, turned * 50, far * 40, *asked])
+        q = torch.stack([place[:1].expand(length, -1) * 40, place * 0, back * 40, turned * 50, far * 20, *asked])
         k = torch.stack([place, place, place, chosen, place, *mixed])
         return F.scaled_dot_product_attention(q[None], k[None], k[None], scale=0.5)
 

@@ -58,9 +58,9 @@ def findings(
     for place, rows in grouped.items():
         sound = [row for row in rows if not _broken(row)]
         about = [(row, patterns(row)) for row in sound]
-        counts = Counter(kind for _, kinds in about for kind in kinds)
+        counts = Counter(_ALIKE.get(kind, kind) for _, kinds in about for kind in kinds)
         for row, kinds in about:
-            crowd = {kind for kind in kinds if counts[kind] >= CROWD.value * len(rows)}
+            crowd = {kind for kind in kinds if counts[_ALIKE.get(kind, kind)] >= CROWD.value * len(rows)}
             found += _of_head(row, facts.get(place, {}), kinds, crowd)
     found += [_of_scale(one) for one in audit if one.fault is not None]
     places = {place: number for number, place in enumerate(grouped)}
@@ -132,6 +132,7 @@ _NAMES = {
     "flat": "flat head",
     "dead": "text-blind head",
 }
+_ALIKE = {"collapsed": "sharp", "saturated": "sharp"}  # together they make a crowd
 _OPENINGS = {"warn": "Worth a look", "act": "Needs work", "critical": "In danger", "diverging": "Broken"}
 
 

@@ -27,18 +27,20 @@ WIDEN = "Use torch's scaled_dot_product_attention, which keeps scores in float32
 
 
 def high(row: Row, facts: Row, kinds: set[str]) -> Finding | None:
-    peak = number(row, "peak")
+    """The largest logit on the ladder; milder where something explains it."""
+    peak, mean, cap = number(row, "peak"), number(row, "mean"), number(facts, "softcap")
     rung = past(PEAK, peak)
     if rung is None or peak is None:
         return None
-    level, says, todo = rung.level, f"The largest logit is {peak:.4g}, above {rung.value:g}", PEAK_TODO[rung.level]
-    cap = number(facts, "softcap")
+    says, why = f"The largest logit is {peak:.4g}, above {rung.value:g}", None
     if cap is not None and peak <= cap:  # some kernels ignore a cap that is declared
-        return made(row, "peak", "note", peak, rung, f"{says}; it is held under the cap of {cap:g}.", PEAK_TODO["note"])
-    if "positional" in kinds and level == "warn":
-        level, todo = "note", PEAK_TODO["note"]
-        says += ", in a head that looks at a neighbour, which is sharp on purpose"
-    return made(row, "peak", level, peak, rung, f"{says}: {PEAK_WHY[level]}.", todo)
+        why = f"it is held under the cap of {cap:g}"
+    elif rung.level == "warn" and "positional" in kinds:
+        why = "this head looks at a neighbour, and is sharp on purpose"
+    elif rung.level in ("warn", "act") and mean is not None and peak - mean <= PEAK[-1].value:
+        why = f"all its logits are large ({mean:.4g} on average), and softmax ignores what they share"
+    level = rung.level if why is None else "note"
+    return made(row, "peak", level, peak, rung, f"{says}: {why or PEAK_WHY[level]}.", PEAK_TODO[level])
 
 
 def coarse(row: Row, facts: Row, kinds: set[str]) -> Finding | None:
