@@ -8,10 +8,11 @@ import pytest
 
 NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "google-chrome-stable")
 # nothing that the browser does for itself: no updates, no sync, no reports
-QUIET = (
-    "--disable-background-networking --disable-component-update --disable-sync --disable-default-apps --no-first-run "
-    "--metrics-recording-only --disable-client-side-phishing-detection --disable-domain-reliability --no-pings"
-).split()
+QUIET = [
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps"),
+    *("--no-first-run", "--metrics-recording-only", "--disable-client-side-phishing-detection", "--no-pings"),
+    "--disable-domain-reliability",
+]
 
 
 def found() -> str | None:

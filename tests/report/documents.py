@@ -11,7 +11,8 @@ import torch
 import attemper
 
 TOKENS = ["[CLS]", "the", "dog", "chased", "the", "ball", "because", "it", "was", "fast", ".", "[SEP]"]
-SIGNS = "rows mean variance peak entropy p2 top_weight effective_keys evenness jacobian_trace saturated".split()
+SIGNS = ("rows", "mean", "variance", "peak", "entropy", "p2", "top_weight", "effective_keys", "evenness")
+SIGNS += ("jacobian_trace", "saturated")
 
 
 def packed(numbers: torch.Tensor, kind: str) -> str:

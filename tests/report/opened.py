@@ -12,12 +12,12 @@ from attemper import report
 # what a page must not let happen, counted before any of its own scripts run
 WATCH = """
 window.violations = [];
-document.addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective + " " + event.blockedURI));
+document.addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective));
 """
 
 
 @contextlib.contextmanager
-def opened(browser: Any, document: dict[str, Any], folder: Path, *, hash: str = "", **options: Any) -> Iterator[Any]:
+def opened(browser: Any, document: dict[str, Any], folder: Path, *, at: str = "", **options: Any) -> Iterator[Any]:
     """The page of a report; afterwards: no console message, no error, no request but the file, no violation."""
     path = report.write(document, folder / "report.html")
     settings = {"viewport": {"width": 1280, "height": 720}, "reduced_motion": "reduce", **options}
@@ -30,7 +30,7 @@ def opened(browser: Any, document: dict[str, Any], folder: Path, *, hash: str = 
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))
     page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
-    page.goto(path.as_uri() + hash)
+    page.goto(path.as_uri() + at)
     try:
         yield page
         assert page.evaluate("window.violations") == []
@@ -38,3 +38,11 @@ def opened(browser: Any, document: dict[str, Any], folder: Path, *, hash: str = 
         assert {url.partition("#")[0] for url in asked} == {path.as_uri()}
     finally:
         context.close()
+
+
+def cell(page, layer, head):
+    return page.locator(f'button.cell[data-head="{layer}.{head}"]')
+
+
+def token(page, side, at):
+    return page.locator(f'button.token[data-side="{side}"][data-at="{at}"]')

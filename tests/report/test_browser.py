@@ -1,46 +1,15 @@
-"""The report in a real Chromium: alone, silent, right to the digit, by mouse and by keyboard, in light and dark, wide and narrow."""
+"""The report in a real Chromium: alone, silent, right to the digit, by mouse and by keyboard."""
 
 import json
 import re
-import time
+import statistics
 
 import pytest
-from report.documents import TOKENS, asked, dense, finding, lane, made, top
-from report.opened import opened
-from report.test_report import HOSTILE, hostile
 
 from attemper import report
-
-LIGHTNESS = """
-(selectors) => {
-  // through a canvas: whatever a colour is written in, it comes out as numbers
-  const pen = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-  const over = (colours) => { pen.clearRect(0, 0, 1, 1); for (const c of colours) { pen.fillStyle = c; pen.fillRect(0, 0, 1, 1); } return [...pen.getImageData(0, 0, 1, 1).data]; };
-  const backs = (node) => { const found = []; for (let at = node; at; at = at.parentElement) found.unshift(getComputedStyle(at).backgroundColor); return found; };
-  const seen = (node) => node.checkVisibility({ visibilityProperty: true }) && [...node.childNodes].some((c) => c.nodeType === 3 && c.textContent.trim());
-  return [...document.querySelectorAll(".attemper *")].filter((node) => seen(node) && !node.closest("option, .unseen, svg")).map((node) => {
-    const back = backs(node), ink = getComputedStyle(node).color;
-    return { what: node.tagName + "." + node.className, text: node.textContent.slice(0, 30), back: over(back), ink: over([...back, ink]) };
-  });
-}
-"""
-
-
-def contrast(a, b):
-    def luminance(colour):
-        r, g, b = (c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour[:3])
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b
-
-    low, high = sorted((luminance(a), luminance(b)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def cell(page, layer, head):
-    return page.locator(f'button.cell[data-head="{layer}.{head}"]')
-
-
-def token(page, side, at):
-    return page.locator(f'button.token[data-side="{side}"][data-at="{at}"]')
+from report.documents import TOKENS, asked, dense, finding, lane, made, top
+from report.opened import cell, opened, token
+from report.test_report import HOSTILE
 
 
 def shown_weights(page, side):
@@ -77,7 +46,7 @@ def test_the_map_shows_the_document_whatever_the_sign(browser, tmp_path):
 
 def test_a_cell_says_its_number_to_pointer_and_keyboard(browser, tmp_path):
     document, _ = made()
-    with opened(browser, document, tmp_path, hash="#sign=peak&head=0.0") as page:
+    with opened(browser, document, tmp_path, at="#sign=peak&head=0.0") as page:
         pointed = page.locator(".pointed")
         cell(page, 2, 3).hover()
         assert pointed.text_content() == f"layer 2, head 3: peak logit {document['heads'][11]['peak']:.2f}"
@@ -98,7 +67,7 @@ def test_hover_shows_where_a_token_looks(browser, tmp_path, bits):
     for entry, weights in zip(document["attention"], kept.values(), strict=True):
         entry.update(dense(weights, bits))
     digits = 3 if bits == 16 else 2
-    with opened(browser, document, tmp_path, hash="#head=1.2") as page:
+    with opened(browser, document, tmp_path, at="#head=1.2") as page:
         rest = [round(float(w), digits) for w in kept[1, 0][2].mean(0)]
         assert shown_weights(page, "key") == pytest.approx(rest, abs=1.01 * 10**-digits)
         token(page, "query", 7).hover()
@@ -169,7 +138,7 @@ def test_everything_can_be_reached_with_tab(browser, tmp_path):
 
 def test_special_tokens_can_be_hidden_and_their_share_is_said(browser, tmp_path):
     document, kept = made()
-    with opened(browser, document, tmp_path, hash="#head=0.1") as page:
+    with opened(browser, document, tmp_path, at="#head=0.1") as page:
         page.get_by_label("hide 2 special tokens").check()
         assert page.locator("button.token").count() == 2 * (len(TOKENS) - 2)
         token(page, "query", 7).hover()
@@ -183,7 +152,7 @@ def test_special_tokens_can_be_hidden_and_their_share_is_said(browser, tmp_path)
 
 def test_an_address_brings_back_what_was_chosen(browser, tmp_path):
     document, _ = made(texts=2)
-    with opened(browser, document, tmp_path, hash="#sign=entropy&head=2.3&text=1&token=key.4&hide=1&view=text") as page:
+    with opened(browser, document, tmp_path, at="#sign=entropy&head=2.3&text=1&token=key.4&hide=1&view=text") as page:
         assert page.get_by_label("shaded by").input_value() == "entropy"
         assert cell(page, 2, 3).get_attribute("aria-pressed") == "true"
         assert page.get_by_label("Which text").input_value() == "1"
@@ -195,107 +164,39 @@ def test_an_address_brings_back_what_was_chosen(browser, tmp_path):
         "#head=__proto__.1&token=constructor.1",
         "#%%%&&==",
     ):
-        with opened(browser, document, tmp_path, hash=nonsense) as page:
+        with opened(browser, document, tmp_path, at=nonsense) as page:
             assert page.locator('button.cell[aria-pressed="true"]').count() == 1
             assert page.locator("button.token").count() == 2 * len(TOKENS)
 
 
 def test_texts_can_be_chosen(browser, tmp_path):
     document, kept = made(texts=2)
-    with opened(browser, document, tmp_path, hash="#head=1.0") as page:
+    with opened(browser, document, tmp_path, at="#head=1.0") as page:
         page.get_by_label("Which text").select_option("1")
         token(page, "query", 5).hover()
         assert shown_weights(page, "key") == pytest.approx([float(w) for w in kept[1, 1][0, 5]], abs=6e-4)
 
 
-def test_hostile_text_stays_text(browser, tmp_path):
-    document = hostile()
-    with opened(browser, document, tmp_path) as page:
-        assert page.locator("img, iframe, object").count() == 0
-        assert page.locator("script").count() == 2
-        shown = page.locator("button.token.query").evaluate_all("all => all.map((one) => one.title)")
-        assert shown[:4] == HOSTILE[:4]
-        assert shown[4] == "⏎line⏎paragraph"
-        assert shown[5:] == HOSTILE[5:]
-        assert page.locator(".worst").text_content().endswith(HOSTILE[1])
-        assert page.locator("section[aria-label=Notes] li").all_text_contents() == HOSTILE
-        for at in range(len(HOSTILE)):
-            token(page, "query", at).hover()
-        assert page.evaluate("document.documentElement.scrollWidth") <= 1280
-        assert page.title() == f"attemper scan: {HOSTILE[1]}"
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read(browser, tmp_path, scheme):
-    document, kept = made()
-    for level in ("diverging", "critical", "act", "warn", "note", "healthy"):
-        finding(document, 1, 2, "sink" if level == "healthy" else "peak", level)
-    lane(document, "none", 4)
-    asked(document, kept, 7)
-    with opened(browser, document, tmp_path, color_scheme=scheme) as page:
-        page.locator("summary").click()
-        for sign in ("peak", "evenness"):
-            page.get_by_label("shaded by").select_option(sign)
-            page.wait_for_timeout(200)
-            found = page.evaluate(LIGHTNESS)
-            assert len(found) > 150
-            poor = [(one["what"], one["text"]) for one in found if contrast(one["ink"], one["back"]) < 4.5]
-            assert poor == []
-        page.get_by_role("button", name="text", exact=True).click()
-        page.wait_for_timeout(200)
-        assert [one for one in page.evaluate(LIGHTNESS) if contrast(one["ink"], one["back"]) < 4.5] == []
-
-
-def test_light_and_dark_differ_and_can_be_switched(browser, tmp_path):
-    def colours(page):
-        page.wait_for_timeout(150)
-        return page.evaluate(
-            "() => [document.documentElement, document.querySelector('h1'), document.querySelector('.cell.shaded')]"
-            ".map((node, i) => getComputedStyle(node)[i === 1 ? 'color' : 'backgroundColor'])"
-        )
-
-    document, _ = made()
-    with opened(browser, document, tmp_path, color_scheme="light") as page:
-        light = colours(page)
-        page.get_by_role("button", name="dark").click()
-        dark = colours(page)
-        assert all(a != b for a, b in zip(light, dark, strict=True))
-        page.emulate_media(color_scheme="dark")
-        page.get_by_role("button", name="light").click()
-        assert colours(page) == light
-        page.get_by_role("button", name="auto").click()
-        assert colours(page) == dark
-        page.emulate_media(media="print")
-        assert colours(page)[1] == light[1]
-
-
-@pytest.mark.parametrize("width", [390, 768, 1280])
-def test_nothing_is_wider_than_the_window(browser, tmp_path, width):
-    document, kept = made(layers=4, heads=12)
-    for head in range(12):
-        finding(document, 1, head)
-    lane(document, "none", 4)
-    lane(document, "dk", 0.1)
-    asked(document, kept, 7)
-    document["layers"][2]["scale"] |= {"says": "Another sentence, " * 12, "verdict": "fault"}
-    with opened(browser, document, tmp_path, viewport={"width": width, "height": 800}) as page:
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        page.get_by_role("button", name="text", exact=True).click()
-        assert page.evaluate("document.documentElement.scrollWidth") == width
+POINT = """
+() => [...document.querySelectorAll("button.token")].slice(0, 20).map((one) => {
+  const began = performance.now();
+  one.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+  document.body.getBoundingClientRect();
+  return performance.now() - began;
+})
+"""
 
 
 def test_long_inputs_are_quick(browser, tmp_path):
     words = ["[CLS]", *(f"word{number}" for number in range(510)), "[SEP]"]
     document, kept = made(words, layers=2, heads=12, form="top")
-    began = time.perf_counter()
-    with opened(browser, document, tmp_path, hash="#head=1.3") as page:
+    with opened(browser, document, tmp_path, at="#head=1.3") as page:
         page.locator("button.token").last.wait_for()
-        assert time.perf_counter() - began < 2
+        # until the page stands, its script included; then from pointing at a token to its weights, and drawn
+        assert page.evaluate("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd") < 2000
         assert page.locator(".running button.token").count() == 512
-        began = time.perf_counter()
-        for at in (5, 6, 7, 8):
-            token(page, "query", at).hover()
-        assert time.perf_counter() - began < 2
+        assert statistics.median(page.evaluate(POINT)) < 100
+        token(page, "query", 8).hover()
         row = kept[1, 0][3, 8]
         best = int(row.argmax())
         words_said = page.locator(".reading").text_content()
@@ -313,7 +214,7 @@ def test_rows_that_were_not_kept_say_so(browser, tmp_path):
         **{name: document["attention"][0][name] for name in ("layer", "kind", "input", "heads", "queries", "keys")},
         **top(kept[0, 0], k=3, rows=[0, 5, 11], kind="<u4"),
     }
-    with opened(browser, document, tmp_path, hash="#head=0.1") as page:
+    with opened(browser, document, tmp_path, at="#head=0.1") as page:
         token(page, "query", 4).hover()
         assert page.locator(".reading").text_content() == "the: the weights of this row were not kept."
         token(page, "query", 5).hover()
@@ -329,7 +230,7 @@ def test_findings_are_grouped_marked_and_lead_to_their_head(browser, tmp_path):
         finding(document, 2, head, level="warn")
     finding(document, 1, None, "scale", "act")
     finding(document, 0, 0, "sink", "healthy")
-    with opened(browser, document, tmp_path, hash="#head=0.0&sign=entropy") as page:
+    with opened(browser, document, tmp_path, at="#head=0.0&sign=entropy") as page:
         groups = page.locator("section[aria-label=Findings] > ol > li")
         assert groups.count() == 2
         assert groups.first.locator("h3").text_content() == "▲ warnLarge logits in 2 heads"
@@ -351,7 +252,7 @@ def test_what_if_lanes_share_their_axis(browser, tmp_path):
     document, _ = made()
     lane(document, "none", 4)
     lane(document, "dk", 0.25)
-    with opened(browser, document, tmp_path, hash="#sign=peak") as page:
+    with opened(browser, document, tmp_path, at="#sign=peak") as page:
         rows = page.locator("table.lanes tbody tr")
         assert rows.locator("th").all_text_contents() == ["as it is", "no scalenone", "1/d_kdk"]
         highest = max(row["peak"] for row in document["what_if"][0]["heads"])
@@ -393,7 +294,10 @@ def test_the_token_asked_for_is_shown_first(browser, tmp_path):
 def test_the_audit_says_what_is_declared_and_applied(browser, tmp_path):
     document, _ = made()
     document["layers"][1]["scale"] |= {
-        **{"applied": 0.03125, "rule": None, "verdict": "fault", "predicted_std": None},
+        "applied": 0.03125,
+        "rule": None,
+        "verdict": "fault",
+        "predicted_std": None,
         "says": "It applies 1/d_k where it declares 1/√d_k.",
     }
     document["layers"][1]["kv_heads"] = 2
@@ -432,54 +336,13 @@ def test_what_changed_since_a_baseline(browser, tmp_path):
         assert cell(page, 2, 1).get_attribute("aria-pressed") == "true"
 
 
-EMPTY = {"inputs": [], "layers": [], "heads": [], "findings": [], "notes": []}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        EMPTY,
-        {"attention": []},
-        {"inputs": [], "attention": []},
-        {"layers": []},
-        {"verdict": None, "model": None},
-        {"token": {"asked": "it", "input": 0, "position": 7, "heads": [], "best": None}},
-        {"what_if": []},
-    ],
-    ids=lambda change: ",".join(change),
-)
-def test_what_is_missing_is_missing_quietly(browser, tmp_path, change):
-    document, _ = made(layers=1, heads=1)
-    with opened(browser, document | change, tmp_path) as page:
-        assert page.locator("h1").count() == 1
-        text = page.locator("body").inner_text()
-        assert not re.search(r"\b(undefined|null|NaN|Infinity|object Object)\b", text), text
-
-
-def test_nulls_are_dashes(browser, tmp_path):
-    document, _ = made(layers=2, heads=2)
-    for name in ("peak", "entropy", "variance", "mean"):
-        document["heads"][0][name] = None
-    scale = document["layers"][0]["scale"]
-    document["layers"][0]["scale"] = {name: None for name in scale} | {
-        "factors": [],
-        "verdict": "ok",
-        "says": "Not known.",
-    }
-    with opened(browser, document, tmp_path, hash="#sign=peak&head=0.0") as page:
-        assert cell(page, 0, 0).get_attribute("aria-label") == "layer 0, head 0: peak logit –"
-        assert "none" in cell(page, 0, 0).get_attribute("class")
-        text = page.locator("body").inner_text()
-        assert not re.search(r"\b(undefined|null|NaN|Infinity)\b", text)
-
-
 def test_a_cross_attention_has_other_queries(browser, tmp_path):
     document, kept = made(layers=2, heads=2)
     for row in (document["heads"][2], document["heads"][3], document["attention"][1], document["layers"][1]):
         row["kind"] = "cross"
     weights = kept[1, 0][:, :5]
     document["attention"][1] |= {"queries": 5, **dense(weights)}
-    with opened(browser, document, tmp_path, hash="#head=1.1") as page:
+    with opened(browser, document, tmp_path, at="#head=1.1") as page:
         assert page.locator("button.token.query bdi").all_text_contents() == ["#0", "#1", "#2", "#3", "#4"]
         assert page.locator("button.token.key bdi").all_text_contents() == TOKENS
         token(page, "query", 4).hover()
@@ -489,7 +352,8 @@ def test_a_cross_attention_has_other_queries(browser, tmp_path):
         assert page.locator(".running.key button.shaded").count() == int((weights[1, 2] > 0.0005).sum())
 
 
-TWICE = """<!doctype html><meta charset="utf-8"><style>{style}</style><div id="a"></div><div id="b"></div><script type="module">{script}
+TWICE = """<!doctype html><meta charset="utf-8"><style>{style}</style>
+<div id="a"></div><div id="b"></div><script type="module">{script}
 const same = JSON.parse({data});
 window.stop = ["a", "b"].map((id) => render(document.getElementById(id), same));
 </script>"""

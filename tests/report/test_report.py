@@ -7,9 +7,9 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from report.documents import asked, finding, lane, made
 
 from attemper import errors, report
+from report.documents import asked, finding, lane, made
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",

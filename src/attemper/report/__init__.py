@@ -28,8 +28,8 @@ ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 def html(document: Mapping[str, Any]) -> str:
     """A scan's document as a page: the map of its heads, the audit, findings, what if, and the attention of any head.
 
-    ``document`` is what ``Scan.to_dict()`` gives and ``attemper scan --json`` prints. The page asks for nothing outside itself, and
-    its content security policy would not let it; text from the model or its tokenizer is only ever shown as text.
+    ``document`` is what ``Scan.to_dict()`` gives and ``attemper scan --json`` prints. The page asks for nothing outside itself,
+    and its content security policy would not let it; text from the model or its tokenizer is only ever shown as text.
     """
     _check(document)
     style, code = _text("report.css"), script() + _module("start.js")
