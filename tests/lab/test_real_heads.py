@@ -1,0 +1,140 @@
+"""The claims about a real model's heads: their measures on cases worked out by hand, their verdicts, the missing extra."""
+
+import math
+
+import pytest
+import torch
+
+from attemper import cli
+from attemper.lab import claims, experiment, real_verdicts
+from attemper.lab.real_heads import ALMOST_ALL, almost_all
+from attemper.lab.real_model import PAIRS, batch, chosen, loaded
+from attemper.lab.subspaces import apart, distance, others, overlaps
+from attemper.lab.verdicts import CONDITION, FALSE, HOLDS, NOT_RUN
+from attemper.scan import demo
+
+
+def test_both_sentences_of_a_pair_have_as_many_tokens():
+    for pair in PAIRS:
+        found = batch(pair, "cpu")
+        assert found["attention_mask"].all()
+        assert (found["input_ids"][0] != found["input_ids"][1]).sum() >= 3
+
+
+def test_the_overlap_of_subspaces():
+    """Heads that read the same directions in another basis, orthogonal ones, and two that share one of two directions."""
+    same = torch.eye(4)[:2]
+    turned = torch.tensor([[3.0, 1.0, 0, 0], [1.0, -2.0, 0, 0]])
+    apart_from_it = 5 * torch.eye(4)[2:]
+    half = torch.eye(4)[1:3]
+    found = overlaps(torch.cat([same, turned, apart_from_it, half]), 4)
+    expected = torch.tensor([[1, 1, 0, 0.5], [1, 1, 0, 0.5], [0, 0, 1, 0.5], [0.5, 0.5, 0.5, 1]], dtype=torch.float64)
+    torch.testing.assert_close(found, expected)
+    assert others(found).tolist() == pytest.approx([0.5, 0.5, 1 / 6, 0.5])
+
+
+def test_the_distance_of_weights():
+    one, other = torch.eye(3), torch.eye(3).roll(1, 0)
+    even = torch.full((3, 3), 1 / 3)
+    assert distance(one, other) == 1.0
+    assert distance(one, one) == 0.0
+    assert distance(one, even).item() == pytest.approx(2 / 3)
+    matrix = apart(torch.stack([one, other, even]))
+    assert matrix.tolist() == [pytest.approx(row) for row in ([0, 1, 2 / 3], [1, 0, 2 / 3], [2 / 3, 2 / 3, 0])]
+
+
+def test_the_weights_are_those_the_model_shows():
+    """The distance between heads again, from the model's own eager attention."""
+    model, _ = loaded("cpu")
+    rows = experiment("subspaces").run(pairs=(1,))
+    (pair,) = chosen({"pairs": 1, "seed": 0})
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            shown = model(**batch(pair, "cpu"), output_attentions=True).attentions
+    finally:
+        model.set_attn_implementation(before)
+    for row, weights in zip(rows, shown, strict=True):
+        heads = weights.shape[1]
+        apart_by = sum(
+            (text[a] - text[b]).abs().sum(-1).mean() / 2 for text in weights for a in range(heads) for b in range(heads)
+        )
+        assert row["distance"] == pytest.approx(float(apart_by) / 2 / heads / (heads - 1), rel=1e-4)
+        own = float((weights[0] - weights[1]).abs().sum(-1).mean() / 2)
+        assert row["own_distance"] == pytest.approx(own, rel=1e-4)
+
+
+def heads(bare, scaled):
+    """Rows of ten heads, so many of which give one token almost all under each rule."""
+    return [
+        {"rule": rule, "d": 32, "top_weight": ALMOST_ALL + 0.05 if place < count else 0.5}
+        for rule, count in (("none", bare), ("sqrt_dk", scaled))
+        for place in range(10)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bare", "scaled", "verdict"),
+    [(10, 0, HOLDS), (9, 0, CONDITION), (6, 1, CONDITION), (5, 0, FALSE), (0, 0, FALSE), (10, 10, FALSE)],
+)
+def test_one_token_gets_all(bare, scaled, verdict):
+    rows = heads(bare, scaled)
+    assert almost_all(rows, "none") == (bare, 10)
+    found = real_verdicts.one_token_gets_all({"real_heads": rows})
+    assert found.verdict == verdict
+    assert all(math.isfinite(value) for value in found.numbers.values())
+
+
+@pytest.mark.parametrize(
+    ("different", "overlap", "verdict"),
+    [
+        (1.0, 0.08, HOLDS),
+        (1.0, 0.2, CONDITION),
+        (0.8, 0.08, CONDITION),
+        (0.4, 0.08, FALSE),
+        (1.0, 0.6, FALSE),
+    ],
+)
+def test_heads_differ(different, overlap, verdict):
+    row = {"different": different, "overlap": overlap, "overlap_low": overlap - 0.005, "overlap_high": overlap + 0.005}
+    row |= {"chance": 1 / 12, "distance": 0.4, "own_distance": 0.1, "largest_overlap": 0.6}
+    assert real_verdicts.heads_differ({"subspaces": [row]}).verdict == verdict
+
+
+def test_the_seed_draws_the_sentences():
+    found = experiment("real_heads")
+    one, same, other = (found.run(rule=("none",), pairs=(2,), seed=(seed,)) for seed in (0, 0, 1))
+    assert one == same
+    assert [row["top_weight"] for row in one] != [row["top_weight"] for row in other]
+
+
+@pytest.fixture
+def without_demo(monkeypatch):
+    loaded.cache_clear()
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    yield
+    loaded.cache_clear()
+
+
+def test_without_the_demo_package_they_are_not_run(without_demo, monkeypatch):
+    wanted = {name: claims.EVIDENCE[name] for name in ("worked", "real_heads", "subspaces")}
+    monkeypatch.setattr(claims, "EVIDENCE", wanted)
+    told = []
+    evidence = claims.gather(False, told.append)
+    assert set(evidence) == {"worked"}
+    assert sum("pip install 'attemper[demo]'" in line for line in told) == 2
+    judged = {one.claim.id: one for one in claims.judge(evidence)}
+    for name in ("C14", "C18"):
+        assert judged[name].verdict == NOT_RUN
+        assert "pip install 'attemper[demo]'" in judged[name].condition
+    assert "--train" in judged["C9"].condition
+
+
+def test_without_the_demo_package_run_says_the_pip_line(without_demo, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "real_heads"])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2
+    assert "Type pip install 'attemper[demo]'." in " ".join(err.split())
+    assert not out
