@@ -8,8 +8,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES)
 
 .PHONY: run test test-all browser check format native fuzz sanitize bench docs figures clean
 
-run: $(READY)  ## the operation on a small example, with its vital signs
-	$(BIN)/python examples/vitals.py
+run: $(READY)  ## a scan of the embedded model, with and without its scale, and the report
+	$(BIN)/attemper scan --token it --what-if none -o attemper-report.html --force
 
 test: $(READY) browser  ## everything but the exhaustive grids
 	$(PYTEST) -m "not exhaustive"
