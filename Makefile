@@ -2,13 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+RUNS := .venv/runs
 # two test processes of one thread each beat one process of two threads
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES)
 
 .PHONY: run test test-all browser check format native fuzz sanitize bench docs figures clean
 
-run: $(READY)  ## a scan of the embedded model, with and without its scale, and the report
+run: $(RUNS)  ## a scan of the embedded model, with and without its scale, and the report
 	$(BIN)/attemper scan --token it --what-if none -o attemper-report.html --force
 
 test: $(READY) browser  ## everything but the exhaustive grids
@@ -51,8 +52,13 @@ figures: $(READY)  ## what docs/ shows of the lab: figures, numbers.md, the clai
 clean:
 	rm -rf .venv build src/*.egg-info src/attemper/kernels/cpu/c/*.so
 
-$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/attemper/kernels/cpu/c/*.[ch])
+# a scan needs a fraction of what developing does, and is the first thing that people run
+$(RUNS): pyproject.toml constraints.txt setup.py $(wildcard src/attemper/kernels/cpu/c/*.[ch])
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "attemper needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Run make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	touch $@
+
+$(READY): $(RUNS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
