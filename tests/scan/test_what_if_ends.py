@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 import attemper
 import zoo
@@ -161,10 +162,27 @@ def test_kernels_that_show_no_op(foreign):
         what_if(subject.model, subject.run, ["none"])
 
 
+def test_a_fast_path_called_by_hand_takes_no_scale():
+    inner = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+
+    class Fast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            weights = (inner.in_proj_weight, inner.in_proj_bias, inner.out_proj.weight, inner.out_proj.bias)
+            return torch._native_multi_head_attention(x, x, x, 16, 2, *weights)[0]
+
+    model = Fast()
+    with pytest.raises(InputError, match="cannot be replaced while it runs, since 'fused'"):
+        what_if(model, twice(model), ["none"])
+
+
 def test_attention_that_cannot_be_measured():
     class Hidden(nn.Module):
         def forward(self, x):
-            return attemper.attention(x, x, x).output
+            return flex_attention(x[:, None], x[:, None], x[:, None])[:, 0]
 
     model = nn.Sequential(Block(), Hidden())
     with warnings.catch_warnings():
