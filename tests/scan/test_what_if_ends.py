@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import attemper
 import zoo
 from attemper.errors import InputError
-from attemper.scan.what_if import WhatIf, layer_numbers, what_if
+from attemper.scan.what_if import WhatIf, check_rules, layer_numbers, what_if
 from attemper.watch.running import running
 from watched import Block, stack
 
@@ -45,6 +45,9 @@ def test_a_rule_that_cannot_be_put_in_its_place(rule, words):
         what_if(stack(), lambda: ran.append(1), ["none", rule])
     assert words in str(caught.value)
     assert not ran  # said before anything runs
+    with pytest.raises(InputError) as again:
+        check_rules(["none", rule])
+    assert str(again.value) == str(caught.value)
 
 
 def test_factors_and_scales():

@@ -145,6 +145,16 @@ Wanted = Callable[[Facts, int, Callable[[], float]], float]
 """The ratio of scales that a rule asks for, of a call's facts, its layer's number and the scale it has now."""
 
 
+def check_rules(rules: Sequence[str]) -> None:
+    """Raise for a word that no run can try, before anything runs.
+
+    Args:
+        rules: as :func:`what_if` takes them.
+    """
+    for rule in rules:
+        _wanted(rule)
+
+
 def _wanted(rule: str) -> Wanted:
     """What a rule's word asks for, or the sentence that says why it cannot be had."""
     known = RULES.get(rule)
@@ -231,7 +241,7 @@ def _now(call: Heard, applied: Mapping[tuple[str, str], float | None]) -> float:
     if not scale:
         raise InputError(
             f"what_if(): the scale that {call.layer!r} applies is not known, so another cannot be put in its place. "
-            "Give it in `applied`, or ask for a factor like x2."
+            "Ask for a factor like x2, or give the scale in `applied`."
         )
     return scale
 
