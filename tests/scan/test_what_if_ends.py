@@ -182,6 +182,18 @@ def test_a_fast_path_called_by_hand_takes_no_scale():
         what_if(model, twice(model), ["none"])
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
+def test_a_product_of_nested_tensors_beside_it():
+    class Packed(nn.Module):
+        def forward(self, x):
+            packed = torch.nested.nested_tensor([x[0], x[0, :3]])
+            return x + torch.matmul(packed, packed.transpose(1, 2)).to_padded_tensor(0.0).sum()
+
+    model = nn.Sequential(Block(), Packed())
+    (found,) = what_if(model, twice(model), ["x2"])
+    assert len(found.heads) == 2
+
+
 def test_attention_that_cannot_be_measured():
     class Hidden(nn.Module):
         def forward(self, x):

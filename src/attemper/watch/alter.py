@@ -32,7 +32,8 @@ class Op:
 
     @classmethod
     def of(cls, func: Any, factors: tuple[Tensor, ...]) -> Op:
-        return cls(func, tuple(tuple(factor.shape) for factor in factors))
+        # a nested tensor has no shape, and its product is not followed
+        return cls(func, tuple(() if factor.is_nested else tuple(factor.shape) for factor in factors))
 
     @property
     def can_be_altered(self) -> bool:
