@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 import attemper
 import zoo
 from attemper.errors import InputError
-from attemper.scan.what_if import WhatIf, layer_numbers, what_if
+from attemper.scan.what_if import WhatIf, check_rules, layer_numbers, what_if
 from attemper.watch.running import running
 from watched import Block, stack
 
@@ -44,6 +45,9 @@ def test_a_rule_that_cannot_be_put_in_its_place(rule, words):
         what_if(stack(), lambda: ran.append(1), ["none", rule])
     assert words in str(caught.value)
     assert not ran  # said before anything runs
+    with pytest.raises(InputError) as again:
+        check_rules(["none", rule])
+    assert str(again.value) == str(caught.value)
 
 
 def test_factors_and_scales():
@@ -161,10 +165,39 @@ def test_kernels_that_show_no_op(foreign):
         what_if(subject.model, subject.run, ["none"])
 
 
+def test_a_fast_path_called_by_hand_takes_no_scale():
+    inner = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+
+    class Fast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            weights = (inner.in_proj_weight, inner.in_proj_bias, inner.out_proj.weight, inner.out_proj.bias)
+            return torch._native_multi_head_attention(x, x, x, 16, 2, *weights)[0]
+
+    model = Fast()
+    with pytest.raises(InputError, match="cannot be replaced while it runs, since 'fused'"):
+        what_if(model, twice(model), ["none"])
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
+def test_a_product_of_nested_tensors_beside_it():
+    class Packed(nn.Module):
+        def forward(self, x):
+            packed = torch.nested.nested_tensor([x[0], x[0, :3]])
+            return x + torch.matmul(packed, packed.transpose(1, 2)).to_padded_tensor(0.0).sum()
+
+    model = nn.Sequential(Block(), Packed())
+    (found,) = what_if(model, twice(model), ["x2"])
+    assert len(found.heads) == 2
+
+
 def test_attention_that_cannot_be_measured():
     class Hidden(nn.Module):
         def forward(self, x):
-            return attemper.attention(x, x, x).output
+            return flex_attention(x[:, None], x[:, None], x[:, None])[:, 0]
 
     model = nn.Sequential(Block(), Hidden())
     with warnings.catch_warnings():

@@ -1,6 +1,7 @@
 """The contract: an experiment is a question, a sweep, a measure that gives rows, expectations with their source, a verdict.
 
-Measuring needs torch alone. Rows are plain dicts that JSON takes; charts, tables and verdicts are made from rows.
+Measuring needs torch alone, but for the experiments on the embedded model. Rows are plain dicts that JSON takes; charts, tables
+and verdicts are made from rows.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def measured(experiment: Experiment, cell: Cell) -> tuple[Cell, list[Row] | str]
     """What a worker does; a Python error becomes the reason why this cell has no rows, and the sweep goes on."""
     try:
         return cell, experiment.rows(cell)
-    except InputError:
+    except (InputError, MissingExtra):  # true of every cell
         raise
     except AttemperError as error:
         return cell, str(error)

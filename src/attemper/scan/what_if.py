@@ -112,7 +112,8 @@ def what_if(
         run: calls it on its inputs, the same each time; what it returns is dropped.
         rules: names of rules whose scale is one number (``"none"``, ``"dk"``, ``"sqrt_dmodel"``, …), numbers (``"0.5"``: that
             scale in every layer), or factors (``"x2"``: twice the scale that each layer has).
-        applied: the scale that each (layer, kind) applies now, in all; what is not in it is read from the call.
+        applied: the scale that each (layer, kind) applies now, in all, as the audit measures it; None: not known. Of what is
+            not in it the call's own argument is taken, which does not show what q and k were multiplied by before.
         progress: told each rule before its run.
 
     Returns:
@@ -236,12 +237,11 @@ def _ratios(
 
 def _now(call: Heard, applied: Mapping[tuple[str, str], float | None]) -> float:
     """The scale that a call's layer applies in all."""
-    scale = applied.get((call.layer, call.kind))
-    scale = call.facts.scale if scale is None else scale
+    scale = applied.get((call.layer, call.kind), call.facts.scale)
     if not scale:
         raise InputError(
             f"what_if(): the scale that {call.layer!r} applies is not known, so another cannot be put in its place. "
-            "Give it in `applied`, or ask for a factor like x2."
+            "Ask for a factor like x2, or give the scale in `applied`."
         )
     return scale
 

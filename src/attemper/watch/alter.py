@@ -10,21 +10,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ..kernels.seam import Problem
-from . import own
 from .attach import Attachment, Mode
-from .fused import ENCODER, MHA
 from .opnames import PRODUCTS, op_name
 from .running import Place, running
 
 BIASED = ("baddbmm", "addmm")  # what they add is no score: the ratio goes to their alpha
-SCALE = Problem._fields.index("scale")  # in the arguments of attemper's own op
-UNSCALED = (ENCODER, MHA)  # they take no scale
 
 
 @dataclass(frozen=True)
@@ -36,11 +32,13 @@ class Op:
 
     @classmethod
     def of(cls, func: Any, factors: tuple[Tensor, ...]) -> Op:
-        return cls(func, tuple(tuple(factor.shape) for factor in factors))
+        # a nested tensor has no shape, and its product is not followed
+        return cls(func, tuple(() if factor.is_nested else tuple(factor.shape) for factor in factors))
 
     @property
     def can_be_altered(self) -> bool:
-        return op_name(self.func) not in UNSCALED
+        """A product's output can be multiplied; an attention op must take a scale, which the fast paths' do not."""
+        return op_name(self.func) in PRODUCTS or scale_argument(self.func) is not None
 
 
 @dataclass
@@ -78,11 +76,8 @@ class Altering(Mode):
         place, ratio = self.alteration.meet(id(running.frames[-1].module), Op.of(func, factors))
         kwargs = dict(kwargs or {})
         after = 1.0
-        if ratio != 1 and func is own.FORWARD:
-            args = (*args[:SCALE], ratio * args[SCALE], *args[SCALE + 1 :])
-        elif ratio != 1 and reads:
-            scale = kwargs.get("scale")
-            kwargs["scale"] = ratio * (factors[0].shape[-1] ** -0.5 if scale is None else scale)
+        if ratio != 1 and reads:
+            args, kwargs = scaled(func, args, kwargs, ratio)
         elif ratio != 1 and name in BIASED:
             kwargs["alpha"] = kwargs.get("alpha", 1) * ratio
         elif ratio != 1:
@@ -93,6 +88,26 @@ class Altering(Mode):
         finally:
             current.place, current.ratio = None, 1.0
         return out if after == 1 else out.mul_(after)
+
+
+@cache
+def scale_argument(func: Any) -> int | None:
+    """The place of an op's scale among its arguments; None where it takes none."""
+    names = [argument.name for argument in func._schema.arguments]
+    return names.index("scale") if "scale" in names else None
+
+
+def scaled(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ratio: float
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an attention op on (query, key, …), with its scale multiplied."""
+    place = scale_argument(func)
+    assert place is not None
+    scale = args[place] if place < len(args) else kwargs.get("scale")
+    scale = ratio * (args[0].shape[-1] ** -0.5 if scale is None else scale)
+    if place < len(args):
+        return (*args[:place], scale, *args[place + 1 :]), kwargs
+    return args, {**kwargs, "scale": scale}
 
 
 @contextmanager
