@@ -208,6 +208,84 @@ def test_ways_to_write_it_by_hand(meet, measured_by):
         assert layer.fault is None
 
 
+def angles(length=LENGTH):
+    return torch.outer(torch.arange(length) + 1.0, 10.0 ** -torch.arange(EACH // 2))  # (L, E / 2)
+
+
+def by_halves(x):
+    cos, sin = (torch.cat([table, table], -1) for table in (angles().cos(), angles().sin()))
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def by_pairs(x):
+    first, second = x[..., ::2], x[..., 1::2]
+    cos, sin = angles().cos(), angles().sin()
+    return torch.stack([first * cos - second * sin, first * sin + second * cos], -1).flatten(-2)
+
+
+def by_complex_numbers(x):
+    turned = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous()) * torch.polar(torch.ones(1), angles())
+    return torch.view_as_real(turned).flatten(-2).type_as(x)
+
+
+def in_a_buffer(x):
+    out = torch.empty_like(x)
+    cos, sin = angles().cos(), angles().sin()
+    first, second = x[..., : EACH // 2], x[..., EACH // 2 :]
+    out[..., : EACH // 2] = first * cos - second * sin
+    out[..., EACH // 2 :] = second * cos + first * sin
+    return out
+
+
+def a_third(x):
+    part = EACH // 3
+    cos, sin = angles().cos()[:, :2].repeat(1, 2), angles().sin()[:, :2].repeat(1, 2)
+    turning, passing = x[..., :part], x[..., part:]
+    first, second = turning.chunk(2, -1)
+    return torch.cat([turning * cos + torch.cat([-second, first], -1) * sin, passing], -1)
+
+
+ROTATIONS = (by_halves, by_pairs, by_complex_numbers, in_a_buffer, a_third)
+
+
+@pytest.mark.parametrize("stretch", [1.0, 1.2])
+@pytest.mark.parametrize("turn", ROTATIONS, ids=lambda turn: turn.__name__)
+def test_a_rotation_is_no_factor_but_its_stretch_is(turn, stretch):
+    """The lengths themselves are the judge: of q and k before and behind."""
+    lengths = {}
+
+    def meet(q, k, v):
+        turned = [turn(part) * stretch for part in (q, k)]
+        lengths["all"] = turned[0].norm() * turned[1].norm() / (q.norm() * k.norm())
+        return F.scaled_dot_product_attention(*turned, v)
+
+    case = stack(meet, ROOT, None)
+    with torch.no_grad():
+        layers = audited(case.model, case.run)
+    for layer in layers:
+        assert layer.applied == pytest.approx(ROOT * stretch**2, rel=1e-5)
+        assert layer.applied == pytest.approx(ROOT * lengths["all"].item(), rel=1e-3)
+        assert layer.fault is None
+        assert "could not be followed" not in layer.says
+
+
+def test_scores_of_heads_that_talk_have_no_one_scale():
+    class Talking(Layer):
+        def __init__(self):
+            super().__init__(self.mixed)
+            self.mix = nn.Linear(HEADS, HEADS, bias=False)
+
+        def mixed(self, q, k, v):
+            scores = self.mix((q @ k.mT * ROOT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            return scores.softmax(-1) @ v
+
+    model = Talking()
+    (layer,) = audited(model, lambda: model(numbers()))
+    assert (layer.applied, layer.rule, layer.fault) == (None, None, None)
+    assert "could not be read" in layer.says
+
+
 def test_the_numbers_of_a_document():
     case = FAULTY["twice: q, then SDPA"]()
     with torch.no_grad():

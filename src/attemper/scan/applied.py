@@ -145,8 +145,8 @@ def _by_hand(call: Call) -> tuple[tuple[Factor, ...] | None, str]:
     """Of hand-written attention: the regression where it is clean, else the numbers that were read on the way."""
     traced, facts = call.traced, call.facts
     scores = traced.scores if traced is not None else None
-    if scores is not None and scores.norm is not None:
-        return None, "numbers"  # scores that are divided by their own spread have no scale
+    if scores is not None and (scores.norm is not None or scores.mixed):
+        return None, "numbers"  # divided by their own spread, or heads that talk to one another
     read = None if scores is None else scores.number
     found = slope(call, facts.softcap)
     if found is not None and found.clean:

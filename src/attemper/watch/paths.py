@@ -59,6 +59,7 @@ class Path:
     factors: tuple[Factor, ...] = ()
     norm: float | None = None
     turn: Turn | None = None
+    mixed: bool = False  # scores of several heads added up: no one number is theirs
 
     def times(self, factor: Factor) -> Path:
         return (

@@ -55,8 +55,19 @@ COPIES = {
 """The numbers stay what they are, or are moved, hidden or bounded."""
 
 WEIGHING = SOFTMAXES | LOG_SOFTMAXES
-WRITES = {"copy": 1, "index_copy": 3, "index_put": 2, "scatter": 3}
-"""Op → the place of what it writes into its first argument: a cache."""
+WRITES = {
+    "copy": 1,
+    "index_copy": 3,
+    "index_put": 2,
+    "scatter": 3,
+    "index_add": 3,
+    "scatter_add": 3,
+    "slice_scatter": 1,
+}
+"""Op → the place of what it writes into its first argument: a cache, or the rows of several experts."""
+
+AFFINE = {"native_batch_norm", "_native_batch_norm_legit_no_training", "batch_norm", "cudnn_batch_norm"}
+"""Fixed numbers per channel: part of the projection before it."""
 
 NORMS = {"native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm", "native_group_norm", "group_norm"}
 LENGTHS = {"linalg_vector_norm", "norm", "amax", "sum", "mean", "std", "var", "var_mean", "std_mean"}
@@ -122,12 +133,14 @@ class Trace:
                 self._scaled(name, args, result, func)
             elif name in ("add", "sub"):
                 self._added(args, result)
+            elif name in AFFINE:
+                self.paths.put(result, Path())
             elif name in NORMS:
                 self.paths.put(result, Path().normed(rms(result)))
             elif name in ("cat", "concat", "concatenate"):
                 self._side_by_side(args, kwargs, result)
             elif name in WRITES and len(args) > WRITES[name]:
-                self._written(args[0], args[WRITES[name]])
+                self._written(args[0], args[WRITES[name]], result)
             elif name in LENGTHS:
                 self._measured(args, out)
             elif name in SIZES:
@@ -140,7 +153,7 @@ class Trace:
             return
         kind = type(module)
         if projects(module) or (kind in QUIET and not NORM.search(kind.__name__)):
-            self.paths.put(output, Path())
+            self._projected(arguments[0], output)
         elif _is_norm(module) and output.shape == arguments[0].shape and output is not arguments[0]:
             with aside(output.device.type):
                 self.paths.put(output, Path().normed(rms(output)))
@@ -179,12 +192,17 @@ class Trace:
                         self.outputs.put(result, traced)
                 return
         if name == LINEAR or any(map(self.chain._is_parameter, (left, right))):
-            self.paths.put(result, Path())
+            self._projected(left if self.products.has(left) else right, result)
             return
         sides = tuple(self._ended(tensor) for tensor in (left, right))
         self.products.put(result, (sides[0], sides[1]))
         alpha = kwargs.get("alpha", 1.0) if name in ("baddbmm", "addmm") else 1.0
         self.paths.put(result, Path().times(Factor("by the product itself (alpha)", float(alpha))))
+
+    def _projected(self, source: Tensor, result: Tensor) -> None:
+        """A path begins; but heads that talk to one another mix their scores by a projection too."""
+        self.paths.put(result, Path(mixed=self.products.has(source)))
+        self._keep_product(source, result)
 
     def _scaled(self, name: str, args: tuple[Any, ...], result: Tensor, func: Any) -> None:
         first, second = args[0], args[1]
@@ -252,11 +270,13 @@ class Trace:
         self.paths.put(result, joined([(path, part.shape[-1]) for part, path in known]) if beside else known[-1][1])
         self._keep_product(known[0][0], result)
 
-    def _written(self, into: Any, source: Any) -> None:
-        if isinstance(into, Tensor) and isinstance(source, Tensor):
-            path = self.path(source)
-            if path is not None and (self.paths.get(into) is None or into.untyped_storage().nbytes() == into.nbytes):
-                self.paths.put(into, path)
+    def _written(self, into: Any, source: Any, result: Tensor) -> None:
+        path = self.path(source) if isinstance(source, Tensor) else None
+        part_of_it = result.untyped_storage().nbytes() > result.nbytes and self.paths.get(result) is not None
+        if path is None and isinstance(into, Tensor) and into is not result:
+            path = self.path(into)
+        if path is not None and not part_of_it:
+            self.paths.put(result, path)
 
     def _measured(self, args: tuple[Any, ...], out: Any) -> None:
         """A reduction of what is followed: the lengths of its vectors."""
