@@ -90,10 +90,15 @@ def applied(call: Call) -> Applied:
 
 
 def predicted_std(call: Call, scale: float | None) -> float | None:
-    """The spread of logits that the lengths of q and k alone foretell: ``scale · rms|q| · rms|k − k̄| / √E``.
+    """The spread of logits that the lengths of q and k alone foretell: ``scale · |q| · |k − k̄| / √E``, as a root mean square.
 
     This is exact for directions that have nothing to do with one another; k̄ is the mean key of a sequence and head, which moves
-    all logits of a row and spreads none. What is measured beyond it is alignment.
+    all logits of a row and spreads none. What is measured beyond it is alignment. The mean over rows and keys is taken within
+    each sequence and head, then over those, by their rows.
+
+    Args:
+        call: while its q and k are there.
+        scale: what multiplies their product.
     """
     if scale is None:
         return None
@@ -102,13 +107,14 @@ def predicted_std(call: Call, scale: float | None) -> float | None:
         query, key = (query.mT, key) if call.flipped else (query, key.mT)
     if query.dim() < 2 or key.dim() < 2 or query.shape[-1] != key.shape[-1]:
         return None
-    rows, keys = _fitting(call.rows, query), _fitting(_seen(call), key)
-    lengths = query.square().sum(-1)
+    rows, keys = (_fitting(keep, part) for keep, part in ((call.rows, query), (_seen(call), key)))
     centre = (key * keys).sum(-2, keepdim=True) / keys.sum(-2, keepdim=True).clamp(min=1)
-    apart = ((key - centre) * keys).square().sum(-1)
-    q2 = (lengths * rows[..., 0]).sum() / rows.expand(*lengths.shape, 1).sum().clamp(min=1)
-    k2 = apart.sum() / keys.expand(*apart.shape, 1).sum().clamp(min=1)
-    return abs(scale) * float((q2 * k2 / query.shape[-1]).sqrt())
+    lengths = (query.square() * rows).sum((-2, -1))
+    apart = ((key - centre).square() * keys).sum((-2, -1)) / keys.sum((-2, -1)).clamp(min=1)
+    if lengths.dim() == apart.dim() == 2 and apart.shape[1] not in (1, lengths.shape[1]):
+        apart = apart.repeat_interleave(lengths.shape[1] // apart.shape[1], 1)  # a key head for several query heads
+    counted = rows.sum((-2, -1)).expand_as(lengths).sum().clamp(min=1)
+    return abs(scale) * float(((lengths * apart).sum() / counted / query.shape[-1]).sqrt())
 
 
 def logit_std(vitals: Vitals, rows: Tensor | None) -> tuple[float, float, float]:
@@ -121,10 +127,6 @@ def logit_std(vitals: Vitals, rows: Tensor | None) -> tuple[float, float, float]
 
 
 def _argument(call: Call) -> tuple[Factor, ...] | None:
-    if call.facts.scale is None:
-        return None
-    if call.facts.route == "fused":
-        return (Factor("the fused layer's own 1/√d_k", call.facts.scale),)
     if isinstance(call.scale, Tensor):
         values = call.scale.detach().double()
         low, high = float(values.min()), float(values.max())
@@ -132,6 +134,10 @@ def _argument(call: Call) -> tuple[Factor, ...] | None:
         what = "scale, as given to attemper, per row" if per_row else "scale, as given to attemper, per head"
         one = same(low, high, 1e-6)
         return (Factor(what, float(values.mean()), None if one else low, None if one else high, learned=not per_row),)
+    if call.facts.scale is None:
+        return None
+    if call.facts.route == "fused":
+        return (Factor("the fused layer's own 1/√d_k", call.facts.scale),)
     return (Factor(DEFAULT if call.scale is None and call.facts.route == "sdpa" else ARGUMENT, call.facts.scale),)
 
 
@@ -139,6 +145,8 @@ def _by_hand(call: Call) -> tuple[tuple[Factor, ...] | None, str]:
     """Of hand-written attention: the regression where it is clean, else the numbers that were read on the way."""
     traced, facts = call.traced, call.facts
     scores = traced.scores if traced is not None else None
+    if scores is not None and (scores.norm is not None or scores.mixed):
+        return None, "numbers"  # divided by their own spread, or heads that talk to one another
     read = None if scores is None else scores.number
     found = slope(call, facts.softcap)
     if found is not None and found.clean:

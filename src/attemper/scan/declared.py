@@ -66,7 +66,14 @@ def declared(call: Call, keys: Tensor | None = None) -> Declared | None:
 
 
 def hinted(call: Call, applied: float, factors: list[float]) -> Declared | None:
-    """An attribute of the attention module that is what was applied, or a part of it; else what the interface was told."""
+    """What is less than a setting: an attribute of the attention module that is what was applied or a part of it, else what the
+    attention interface was told, else the argument of the call.
+
+    Args:
+        call: the call, with the modules around it.
+        applied: the scale measured.
+        factors: what it is made of.
+    """
     module = call.frames[-1].module
     for name in ATTRIBUTES:
         value = getattr(module, name, None)
@@ -76,10 +83,17 @@ def hinted(call: Call, applied: float, factors: list[float]) -> Declared | None:
             parts = (applied,) if number == 1.0 else (applied, *factors)  # a 1 may mean: done before
             if any(abs(number - other) <= 1e-2 * abs(other) for other in parts):
                 return Declared(number, f"{type(module).__name__}.{name}", firm=False)
-    told = call.facts.declared
+    told, by = call.facts.declared, "scaling, as the attention interface was told"
+    if told is None and not call.product:
+        told = call.facts.scale
+        by = (
+            "scale, the call's argument"
+            if call.scale is not None
+            else "the call, which leaves the scale to its default"
+        )
     if told is None or (told == 1.0 and abs(applied - told) > 1e-2):
         return None
-    return Declared(told, "scaling, as the attention interface was told", firm=False)
+    return Declared(told, by, firm=False)
 
 
 def layer_index(call: Call) -> int | None:

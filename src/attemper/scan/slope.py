@@ -71,7 +71,12 @@ def slope(call: Call, cap: float | None = None) -> Slope | None:
 def _sample(logits: Tensor, rows: Tensor | None) -> tuple[Tensor, ...] | None:
     """Indices of entries, broadcastable to (H, rows, keys): the same for every run, and no draw from the model's own stream."""
     batch, heads, queries, keys = logits.shape
-    real = torch.ones(batch, queries, dtype=torch.bool) if rows is None else rows.cpu().expand(batch, queries)
+    named = rows is not None and rows.shape[-1] == queries and len(rows) in (1, batch)
+    real = (
+        rows.cpu().expand(batch, queries)
+        if named and rows is not None
+        else torch.ones(batch, queries, dtype=torch.bool)
+    )
     places = real.nonzero()
     if not len(places) or keys < 2:
         return None

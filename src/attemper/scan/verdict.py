@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..heads import SATURABLE_KEYS
 from ..scale import RULES
 from .declared import Declared
 
 CLOSE = 5e-3
 """Within this a scale is a rule's: wider than bfloat16 rounds a regression, narrower than any two rules at real sizes."""
+
+WEIGHTS_CLOSE = 2e-2
+"""The same for the sum of a row of weights, each of which bfloat16 rounds by itself."""
 
 FAULTS = {
     "after_softmax": "scaled after the softmax",
@@ -65,8 +69,8 @@ class Judged:
     todo: str
 
 
-def close(a: float, b: float) -> bool:
-    return abs(a - b) <= CLOSE * max(abs(a), abs(b))
+def close(a: float, b: float, within: float = CLOSE) -> bool:
+    return abs(a - b) <= within * max(abs(a), abs(b))
 
 
 def rule_of(seen: Evidence) -> str | None:
@@ -106,7 +110,8 @@ def _fault(seen: Evidence, rule: str | None, after: float | None) -> str | None:
     number, root = seen.scale, seen.head_dim**-0.5
     if after is not None and seen.head_dim > 1:
         named = [root, 1 / seen.head_dim, *(width**-0.5 for width in _widths(seen))]
-        if any(close(after, one) for one in named):
+        averaged = rule in ("sqrt_dk", "softcap", "qk_norm") and close(after, 1 / seen.heads)
+        if any(close(after, one, WEIGHTS_CLOSE) for one in named) and not averaged:
             return "after_softmax"
     if number is None or seen.head_dim == 1:
         return None
@@ -122,8 +127,8 @@ def _fault(seen: Evidence, rule: str | None, after: float | None) -> str | None:
     if _unheard(seen):
         return "ignored"
     unscaled = number > 1 - CLOSE and seen.norms is None and seen.softcap is None
-    if unscaled and not seen.by_design and seen.logit_std is not None and seen.keys is not None and seen.keys > 1:
-        return "uncontrolled" if seen.logit_std > limit(seen.keys) else None
+    if unscaled and not seen.by_design and seen.logit_std is not None and (seen.keys or 0) >= SATURABLE_KEYS:
+        return "uncontrolled" if seen.logit_std > limit(seen.keys or 0) else None
     return None
 
 
@@ -150,7 +155,7 @@ def _after_softmax(seen: Evidence) -> float | None:
     """What all weights of a row add up to, where it is one number and not 1; or what the output was multiplied by."""
     if seen.row_sums is not None:
         low, high = seen.row_sums
-        if close(low, high) and not close(low, 1.0):
+        if close(low, high, WEIGHTS_CLOSE) and not close((low + high) / 2, 1.0, WEIGHTS_CLOSE):
             return (low + high) / 2
     bare = seen.applied is not None and close(seen.applied, 1.0) and seen.norms is None
     wanted = [seen.head_dim**-0.5, *(width**-0.5 for width in _widths(seen))]
@@ -182,7 +187,7 @@ def _fine(seen: Evidence, rule: str | None, after: float | None) -> str:
         words += f": {RULES[rule].formula}"
     else:
         words += ", which is no rule by name"
-    if seen.declared is not None:
+    if seen.declared is not None and (seen.declared.firm or "." in seen.declared.by):
         formula = f" ({seen.declared.says})" if seen.declared.says and seen.declared.says != "1/√d_k" else ""
         words += f", as {seen.declared.by} says{formula}" if close(number / seen.turn, seen.declared.number) else ""
     if seen.turn != 1.0:

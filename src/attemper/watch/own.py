@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,13 +21,13 @@ def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple
     if problem.value is None or query.is_meta or not query.numel():
         return None
     rows, keys = query.shape[2], key.shape[2]
-    causal, window = band(problem.left, problem.right, keys - rows)
+    causal, window = band(problem.left, problem.right)
     facts = Facts.of(
         "attemper",
         kind_of(frames, query, key, (rows, keys)),
         query,
         key,
-        scale=problem.scale if problem.gain is None else problem.scale * float(problem.gain.double().mean()),
+        scale=problem.scale,
         causal=causal is not False,
         mask=problem.mask,
         dropout=problem.dropout,
@@ -34,12 +35,15 @@ def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple
         window=window,
     )
     call = Call(facts, frames, query, key, mask=problem.mask, causal=causal, window=window, softcap=problem.softcap)
-    call.scale = problem.scale if problem.gain is None else (problem.scale * problem.gain.detach()).unsqueeze(-1)
+    call.scale = problem.scale
+    if problem.gain is not None:
+        call.scale = (problem.scale * problem.gain.detach()).unsqueeze(-1)
+        call.facts = replace(facts, scale=None)  # many numbers; on another device reading them would wait for them
     return call
 
 
-def band(left: int | None, right: int | None, behind: int) -> tuple[bool | str, int | None]:
-    """Which keys a query sees, i − left … i + right, as ``causal`` and ``window``; `behind` more keys than queries."""
+def band(left: int | None, right: int | None) -> tuple[bool | str, int | None]:
+    """Which keys a query sees, i − left … i + right, as ``causal`` and ``window``."""
     if left is not None and left == right:
         return False, left + 1
     causal: bool | str = False if right is None else True if right == 0 else "lower_right"

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-
 SAME = 3e-3
 """Two numbers this close are one: bfloat16 keeps 8 bits, and a cos² + sin² taken from it is off by less than this."""
 
@@ -36,16 +34,32 @@ class Factor:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """A rotation under way: the mean square of the cosines, then of cosines and sines together, when it is `whole`.
+
+    What is multiplied by a table and gets no second part was no rotation: the table is a factor like any other.
+    """
+
+    square: float
+    whole: bool = False
+
+    def factor(self) -> Factor:
+        what = "turned by its position: the length of cos and sin" if self.whole else "multiplied by a tensor"
+        return Factor(what, self.square**0.5, turn=self.whole)
+
+
+@dataclass(frozen=True)
 class Path:
     """The way of q or k from its projection, or of the scores from their product.
 
     ``norm`` is the root mean square of the entries behind the last norm on the way (None: there was none); a norm undoes every
-    factor before it. ``turn`` is a rotation under way: the mean square of cos, then of cos and sin together.
+    factor before it.
     """
 
     factors: tuple[Factor, ...] = ()
     norm: float | None = None
-    turn: float | None = None
+    turn: Turn | None = None
+    mixed: bool = False  # scores of several heads added up: no one number is theirs
 
     def times(self, factor: Factor) -> Path:
         return (
@@ -54,10 +68,7 @@ class Path:
 
     def turned(self) -> Path:
         """The same with its rotation ended: nothing, unless its cos and sin were scaled (YaRN)."""
-        if self.turn is None:
-            return self
-        factor = Factor("turned by its position: the length of cos and sin", self.turn**0.5, turn=True)
-        return replace(self, turn=None).times(factor)
+        return self if self.turn is None else replace(self, turn=None).times(self.turn.factor())
 
     def normed(self, rms: float) -> Path:
         return Path((), rms)
@@ -86,12 +97,6 @@ def same(a: float, b: float, within: float = SAME) -> bool:
     return abs(a - b) <= within * max(abs(a), abs(b))
 
 
-def rms(tensor: Tensor) -> float:
-    """The root mean square of all entries."""
-    wide = tensor.detach().abs().double() if tensor.is_complex() else tensor.detach().double()
-    return math.sqrt(float(wide.square().mean())) if wide.numel() else 0.0
-
-
 def joined(parts: Sequence[tuple[Path, int]]) -> Path:
     """Parts side by side in one head, each so many numbers wide: a rotated part and one that passes."""
     first = parts[0][0]
@@ -101,13 +106,17 @@ def joined(parts: Sequence[tuple[Path, int]]) -> Path:
     first = ended[0][0]
     if all(_alike(path, first) for path, _ in ended):
         return first
-    widths = sum(width for _, width in ended)
     numbers = [path.number for path, _ in ended]
+    if same(min(numbers), max(numbers)):
+        return replace(first, norm=None)  # a part is normed, and another is not
+    widths = sum(width for _, width in ended)
     mean = math.sqrt(sum(path.number**2 * width for path, width in ended) / widths)
     factor = Factor("multiplied by other numbers in its parts", mean, min(numbers), max(numbers))
     return Path((factor,), first.norm)
 
 
 def _alike(a: Path, b: Path) -> bool:
-    turns = a.turn is b.turn is None or (a.turn is not None and b.turn is not None and same(a.turn, b.turn))
+    turns = a.turn is b.turn is None or (
+        a.turn is not None and b.turn is not None and same(a.turn.square, b.turn.square)
+    )
     return turns and (a.norm is None) == (b.norm is None) and same(a.number, b.number)

@@ -7,14 +7,16 @@ a number multiplies it; a cosine and a sine turn it; its own length, divided out
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from .call import Call, aside
-from .opnames import LINEAR, PRODUCTS, SOFTMAXES, op_name
-from .paths import Factor, Path, Traced, joined, rms, same
+from .factors import few, multiplied, rms
+from .fused import PLAIN
+from .opnames import LINEAR, LOG_SOFTMAXES, PRODUCTS, SOFTMAXES, op_name
+from .paths import Factor, Path, Traced, Turn, joined
 from .running import NORM, QUIET, projects
 from .storages import Storages, address
 
@@ -29,32 +31,43 @@ COPIES = {
         "to",
         "contiguous",
         "reshape",
+        "flatten",
         "_unsafe_view",
+        "view_copy",
         "repeat",
+        "flip",
+        "roll",
+    ),
+    *(
         "repeat_interleave",
         "expand",
-        "flip",
+        "index_select",
+        "index",
+        "gather",
+        "stack",
+        "slice_scatter",
+        "select_scatter",
+        "neg",
     ),
-    *("roll", "neg", "index_select", "index", "gather", "masked_fill", "where", "native_dropout", "dropout", "stack"),
-    *("constant_pad_nd", "slice_scatter", "select_scatter", "as_strided_copy", "view_copy", "nan_to_num", "lift_fresh"),
-    *(
-        "tanh",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "maximum",
-        "minimum",
-        "tril",
-        "triu",
-        "alias",
-        "detach",
-        "feature_dropout",
-    ),
+    *("masked_fill", "where", "native_dropout", "dropout", "constant_pad_nd", "nan_to_num", "tril", "triu"),
+    *("tanh", "clamp", "clamp_min", "clamp_max", "maximum", "minimum"),
 }
 """The numbers stay what they are, or are moved, hidden or bounded."""
 
-WRITES = {"copy": 1, "index_copy": 3, "index_put": 2, "scatter": 3}
-"""Op → the place of what it writes into its first argument: a cache."""
+WEIGHING = SOFTMAXES | LOG_SOFTMAXES
+WRITES = {
+    "copy": 1,
+    "index_copy": 3,
+    "index_put": 2,
+    "scatter": 3,
+    "index_add": 3,
+    "scatter_add": 3,
+    "slice_scatter": 1,
+}
+"""Op → the place of what it writes into its first argument: a cache, or the rows of several experts."""
+
+AFFINE = {"native_batch_norm", "_native_batch_norm_legit_no_training", "batch_norm", "cudnn_batch_norm"}
+"""Fixed numbers per channel: part of the projection before it."""
 
 NORMS = {"native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm", "native_group_norm", "group_norm"}
 LENGTHS = {"linalg_vector_norm", "norm", "amax", "sum", "mean", "std", "var", "var_mean", "std_mean"}
@@ -68,9 +81,7 @@ class Trace:
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.paths: Storages[Path] = Storages()
-        self.parts: Storages[dict[int, Path]] = (
-            Storages()
-        )  # by offset: parts of a storage that were multiplied in place
+        self.parts: Storages[dict[int, Path]] = Storages()  # by offset: parts that were multiplied in place
         self.products: Storages[tuple[Path | None, Path | None]] = Storages()  # scores → the paths of their factors
         self.lengths: Storages[bool] = Storages()  # made of the entries' sizes: what a norm divides by
         self.outputs: Storages[Traced] = Storages()
@@ -87,7 +98,7 @@ class Trace:
         """An op is about to run: a softmax, or a product with weights, whose rows can still be summed."""
         name = op_name(func)
         self.asked = self.last = None
-        if name in SOFTMAXES and isinstance(args[0], Tensor):
+        if name in WEIGHING and isinstance(args[0], Tensor):
             self.asked = args[0]
         elif name in PRODUCTS and self.waiting:
             left, right = (args[place] for place in PRODUCTS[name])
@@ -103,14 +114,14 @@ class Trace:
             self.last = Traced(self._ended(query), self._ended(key))
         else:
             left, right = (self.products.get(self.asked) if self.asked is not None else None) or (None, None)
-            scores = self.paths.get(self.asked) if self.asked is not None else None
+            scores = self._ended(self.asked) if self.asked is not None else None
             self.last = Traced(*((right, left) if call.flipped else (left, right)), scores)
         return self.last
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Look at one op that has just run, after the chain has."""
         result = out[0] if isinstance(out, (tuple, list)) and out else out
-        if not isinstance(result, Tensor) or not args:
+        if not _is_plain(result) or not args:
             return
         name = op_name(func)
         with aside(result.device.type):
@@ -122,12 +133,14 @@ class Trace:
                 self._scaled(name, args, result, func)
             elif name in ("add", "sub"):
                 self._added(args, result)
+            elif name in AFFINE:
+                self.paths.put(result, Path())
             elif name in NORMS:
                 self.paths.put(result, Path().normed(rms(result)))
             elif name in ("cat", "concat", "concatenate"):
                 self._side_by_side(args, kwargs, result)
             elif name in WRITES and len(args) > WRITES[name]:
-                self._written(args[0], args[WRITES[name]])
+                self._written(args[0], args[WRITES[name]], result)
             elif name in LENGTHS:
                 self._measured(args, out)
             elif name in SIZES:
@@ -136,11 +149,11 @@ class Trace:
 
     def left(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
         """A module has ended: a projection begins a path, a norm begins it anew."""
-        if not isinstance(output, Tensor) or not arguments or not isinstance(arguments[0], Tensor):
+        if not _is_plain(output) or not arguments or not isinstance(arguments[0], Tensor):
             return
         kind = type(module)
         if projects(module) or (kind in QUIET and not NORM.search(kind.__name__)):
-            self.paths.put(output, Path())
+            self._projected(arguments[0], output)
         elif _is_norm(module) and output.shape == arguments[0].shape and output is not arguments[0]:
             with aside(output.device.type):
                 self.paths.put(output, Path().normed(rms(output)))
@@ -152,7 +165,7 @@ class Trace:
     def _answered(self, name: str, result: Tensor) -> None:
         """An attention call was read while this op ran: its weights wait for values, or this is its output."""
         assert self.last is not None
-        weights = self.chain.weights.get(result) if name in SOFTMAXES else None
+        weights = self.chain.weights.get(result) if name in WEIGHING else None
         if weights is None:
             self.outputs.put(result, self.last)
         for count in weights.calls if weights is not None else ():
@@ -160,9 +173,7 @@ class Trace:
 
     def _sum_rows(self, weights: Tensor, axis: int, counts: tuple[Count, ...]) -> None:
         with aside(weights.device.type):
-            matrix = weights.detach().movedim(axis, -1).flatten(0, -2) if weights.dim() > 1 else weights.detach()[None]
-            step = max(1, len(matrix) // 512)
-            sums = matrix[::step].double().sum(-1)
+            sums = few(weights.detach().movedim(axis, -1), 512, keep=1).double().sum(-1)
             sums = sums[sums != 0]  # a row that sees no key
         for count in counts:
             traced = self.waiting.get(count)
@@ -176,23 +187,29 @@ class Trace:
             found = weights.get(tensor) if weights else None
             if found is not None:
                 for count in found.calls:
-                    if count in self.waiting:
-                        self.outputs.put(result, self.waiting[count])
+                    traced = self.waiting.pop(count, None)  # it holds q and k
+                    if traced is not None:
+                        self.outputs.put(result, traced)
                 return
         if name == LINEAR or any(map(self.chain._is_parameter, (left, right))):
-            self.paths.put(result, Path())
+            self._projected(left if self.products.has(left) else right, result)
             return
         sides = tuple(self._ended(tensor) for tensor in (left, right))
         self.products.put(result, (sides[0], sides[1]))
         alpha = kwargs.get("alpha", 1.0) if name in ("baddbmm", "addmm") else 1.0
         self.paths.put(result, Path().times(Factor("by the product itself (alpha)", float(alpha))))
 
+    def _projected(self, source: Tensor, result: Tensor) -> None:
+        """A path begins; but heads that talk to one another mix their scores by a projection too."""
+        self.paths.put(result, Path(mixed=self.products.has(source)))
+        self._keep_product(source, result)
+
     def _scaled(self, name: str, args: tuple[Any, ...], result: Tensor, func: Any) -> None:
         first, second = args[0], args[1]
         if self._is_length(first) and not (isinstance(second, Tensor) and self.path(second)):
             self.lengths.put(result, True)
             return
-        if not isinstance(first, Tensor) or (isinstance(second, Tensor) and self.path(first) is None):
+        if name == "mul" and isinstance(second, Tensor) and (not isinstance(first, Tensor) or self.path(first) is None):
             first, second = second, first  # a number, or a table of cosines, times q
         path = self.path(first) if isinstance(first, Tensor) else None
         output = self.outputs.get(first) if isinstance(first, Tensor) and self.outputs else None
@@ -206,7 +223,7 @@ class Trace:
             if second is first or address(second) == address(first):
                 self.lengths.put(result, True)  # x · x, on the way to a norm
             return
-        multiplier = self._multiplier(name, second)
+        multiplier = multiplied(name, second, isinstance(second, Tensor) and self.chain._is_parameter(second))
         if multiplier is None:
             return
         if output is not None:
@@ -218,39 +235,11 @@ class Trace:
         turned = path.turned()
         made = path.times(multiplier) if isinstance(multiplier, Factor) else replace(turned, turn=multiplier)
         in_place = func._schema.name.endswith("_") and first.untyped_storage().nbytes() > first.nbytes
-        self._put(result, made, in_place)
+        if in_place:
+            self.parts.put(result, {**(self.parts.get(result) or {}), int(result.storage_offset()): made})
+        else:
+            self.paths.put(result, made)
         self._keep_product(first, result)
-
-    def _multiplier(self, name: str, value: object) -> Factor | float | None:
-        """A factor; or, of a table of cosines or sines, its mean square."""
-        invert = name == "div"
-        if isinstance(value, (int, float)):
-            number = float(value)
-            return None if not number else Factor("multiplied by a number", 1 / number if invert else number)
-        if not isinstance(value, Tensor) or not value.numel() or value.dtype == torch.bool:
-            return None
-        learned = self.chain._is_parameter(value)
-        if value.is_complex():
-            return rms(value) ** 2
-        used = value.detach().double().flatten()
-        used = used[used != 0]  # zeros hide padding
-        if not len(used):
-            return None
-        low, high = (1 / float(used.max()), 1 / float(used.min())) if invert else (float(used.min()), float(used.max()))
-        if same(low, high, 1e-6):
-            what = "multiplied by a learned number" if learned else "multiplied by a number"
-            return Factor(what, low, learned=learned)
-        if value.shape[-1] == 1 or not value.dim():
-            number = float(used.reciprocal().mean() if invert else used.mean())
-            what = (
-                "multiplied by learned numbers, one per head" if learned else "multiplied by a number per head or row"
-            )
-            return Factor(what, number, low, high, learned=learned)
-        if learned:
-            return Factor(
-                "multiplied by learned weights per channel", rms(value), low, high, counts=False, learned=True
-            )
-        return rms(value) ** 2
 
     def _added(self, args: tuple[Any, ...], result: Tensor) -> None:
         tensors = [part for part in args[:2] if isinstance(part, Tensor)]
@@ -261,13 +250,14 @@ class Trace:
         known = [(tensor, path) for tensor in tensors if (path := self.path(tensor)) is not None]
         if not known:
             return
-        first, path = known[0]
-        turns = [path.turn for _, path in known]
+        # scores stay scores when a bias is added, be it from a layer that is followed too
+        first, path = next((one for one in known if self.products.has(one[0])), known[0])
+        turns = [other.turn for _, other in known]
         if len(known) == 2 and turns[0] is not None and turns[1] is not None:
-            path = Path(path.factors, path.norm, turns[0] + turns[1])
-        elif path.turn is not None:
+            path = Path(path.factors, path.norm, Turn(turns[0].square + turns[1].square, whole=True))
+        else:
             path = path.turned()
-        self._put(result, path, False)
+        self.paths.put(result, path)
         self._keep_product(first, result)
 
     def _side_by_side(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
@@ -280,11 +270,13 @@ class Trace:
         self.paths.put(result, joined([(path, part.shape[-1]) for part, path in known]) if beside else known[-1][1])
         self._keep_product(known[0][0], result)
 
-    def _written(self, into: Any, source: Any) -> None:
-        if isinstance(into, Tensor) and isinstance(source, Tensor):
-            path = self.path(source)
-            if path is not None and (self.paths.get(into) is None or into.untyped_storage().nbytes() == into.nbytes):
-                self.paths.put(into, path)
+    def _written(self, into: Any, source: Any, result: Tensor) -> None:
+        path = self.path(source) if isinstance(source, Tensor) else None
+        part_of_it = result.untyped_storage().nbytes() > result.nbytes and self.paths.get(result) is not None
+        if path is None and isinstance(into, Tensor) and into is not result:
+            path = self.path(into)
+        if path is not None and not part_of_it:
+            self.paths.put(result, path)
 
     def _measured(self, args: tuple[Any, ...], out: Any) -> None:
         """A reduction of what is followed: the lengths of its vectors."""
@@ -314,12 +306,6 @@ class Trace:
                 self.outputs.put(result, output)
                 return
 
-    def _put(self, result: Tensor, path: Path, in_place: bool) -> None:
-        if in_place:
-            self.parts.put(result, {**(self.parts.get(result) or {}), int(result.storage_offset()): path})
-        else:
-            self.paths.put(result, path)
-
     def _keep_product(self, tensor: Tensor, result: Tensor) -> None:
         """Scores stay scores of the same q and k."""
         if self.products and (product := self.products.get(tensor)) is not None:
@@ -327,6 +313,13 @@ class Trace:
 
     def _is_length(self, value: object) -> bool:
         return isinstance(value, Tensor) and bool(self.lengths) and bool(self.lengths.get(value))
+
+
+def _is_plain(value: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor with numbers in a storage: not nested, sparse, meta or wrapped."""
+    if not isinstance(value, Tensor) or type(value) not in PLAIN:
+        return False
+    return value.layout is torch.strided and not (value.is_nested or value.is_meta)
 
 
 def _is_norm(module: nn.Module) -> bool:

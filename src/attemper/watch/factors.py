@@ -1,0 +1,60 @@
+"""Factors: what a number or a tensor does to the vectors that are multiplied by it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .paths import Factor, Turn, same
+
+
+def multiplied(name: str, value: object, learned: bool) -> Factor | Turn | None:
+    """What a `mul` or `div` by this does: a factor; or, by a table, a turn begins; None: nothing.
+
+    `learned` says whether the value is a parameter, or made of parameters alone.
+    """
+    invert = name == "div"
+    if isinstance(value, (int, float)):
+        number = float(value)
+        return None if not number else Factor("multiplied by a number", 1 / number if invert else number)
+    if not isinstance(value, Tensor) or not value.numel() or value.dtype == torch.bool:
+        return None
+    if value.is_complex():
+        return Turn(rms(value) ** 2, whole=True)
+    used = few(value.detach()).double().flatten()
+    used = used[used != 0]  # zeros hide padding
+    if not len(used):
+        return None
+    low, high = (1 / float(used.max()), 1 / float(used.min())) if invert else (float(used.min()), float(used.max()))
+    table = value.dim() > 0 and value.shape[-1] > 1
+    if same(low, high, 1e-6) and (learned or not table or same(low, 1.0)):
+        what = "multiplied by a learned number" if learned else "multiplied by a number"
+        return Factor(what, low, learned=learned)
+    if not table:
+        number = float(used.reciprocal().mean() if invert else used.mean())
+        what = "multiplied by learned numbers, one per head" if learned else "multiplied by a number per head or row"
+        return Factor(what, number, low, high, learned=learned)
+    if learned:
+        return Factor("multiplied by learned weights per channel", rms(value), low, high, counts=False, learned=True)
+    return Turn(rms(few(value)) ** (-2 if invert else 2))
+
+
+def rms(tensor: Tensor) -> float:
+    """The root mean square of all entries."""
+    wide = tensor.detach().abs().double() if tensor.is_complex() else tensor.detach().double()
+    return math.sqrt(float(wide.square().mean())) if wide.numel() else 0.0
+
+
+def few(tensor: Tensor, count: int = 1 << 20, keep: int = 0) -> Tensor:
+    """About so many entries, evenly spread, for numbers that need no more; the last `keep` dimensions stay whole."""
+    lead = tensor.dim() - keep
+    for axis in range(lead):
+        if tensor.stride(axis) == 0:
+            tensor = tensor.narrow(axis, 0, 1)  # an expanded dimension repeats itself
+    for axis in sorted(range(lead), key=lambda axis: -tensor.shape[axis]):
+        excess = math.prod(tensor.shape[:lead]) // count
+        if excess > 1:
+            tensor = tensor[(slice(None),) * axis + (slice(None, None, min(excess, tensor.shape[axis])),)]
+    return tensor
