@@ -159,3 +159,27 @@ class Long(nn.Module):
     def forward(self, x):
         q = torch.ones(1, 1, x.shape[1], 4)
         return F.scaled_dot_product_attention(q, q, q)
+
+
+class AtTheEnd(nn.Module):
+    """Every word looks at the last token of its text, and what ends the text looks at the first."""
+
+    def forward(self, x):
+        length, places = x.shape[1], torch.eye(x.shape[1])
+        words = length - int(x.sum())
+        q = places[[length - 1 if i < words else 0 for i in range(length)]][None, None]
+        return F.scaled_dot_product_attention(q * 30, places[None, None], places[None, None], scale=1.0)
+
+
+@pytest.mark.parametrize("endings", [(1, 1), (1, 2), (2, 1)])
+def test_what_ends_a_text_is_counted_from_its_end(endings):
+    model, examiner = AtTheEnd(), Texts()
+    watch = attemper.watch(model)
+    watch.examiners = [examiner]
+    with watch:
+        for number, (length, ending) in enumerate(zip((9, 21), endings, strict=True)):
+            special = (False,) * (length - ending) + (True,) * ending
+            examiner.reading = Reading((number,), ((f"w{number}",) * length,), (special,))
+            model(torch.tensor(special).float()[None, :, None])
+    ((row,),) = examiner.table().values()
+    assert row["text_distance"] < 1e-3
