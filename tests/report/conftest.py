@@ -1,12 +1,13 @@
 """A real Chromium for the report's tests; where there is none they are skipped, and one line says so."""
 
 import os
-import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "google-chrome-stable")
+FIND = Path(__file__).parents[2] / "scripts" / "browser.sh"
 # nothing that the browser does for itself: no updates, no sync, no reports
 QUIET = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps"),
@@ -16,7 +17,11 @@ QUIET = [
 
 
 def found() -> str | None:
-    return shutil.which(os.environ.get("ATTEMPER_BROWSER", "")) or next(filter(None, map(shutil.which, NAMES)), None)
+    """Where a Chromium is; None where there is none, or no shell to look with."""
+    try:
+        return subprocess.run([FIND, "--path"], capture_output=True, text=True, check=False).stdout.strip() or None
+    except OSError:
+        return None
 
 
 @pytest.fixture(scope="session")

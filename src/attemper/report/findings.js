@@ -27,7 +27,7 @@ export function verdict(make, scan, act) {
   const worst = grouped(all.filter((finding) => finding.level !== "healthy")).slice(0, 3);
   const line = (group) => make("li", {}, make("button.link", { type: "button", onclick: () => act.find(group.first) }, heading(group)),
     make("span.dim", {}, group.first.says));
-  return make("div.verdict", {}, make("div.line", {}, make("h1", {}, said.line), badge(make, said.level)),
+  return make("div.verdict", {}, make("div.line", {}, badge(make, said.level), make("h1", {}, said.line)),
     worst.length ? make("ul.worst", {}, worst.map(line)) : null);
 }
 
@@ -42,8 +42,9 @@ function chip(make, scan, one, act) {
 function group(make, scan, found, act) {
   const { first, all } = found;
   const facts = [given(first.threshold) ? `threshold ${plain(first.threshold)}` : null, first.source].filter(Boolean).join(" · ");
-  const chips = all.map((one) => chip(make, scan, one, act));
-  return make("li", {}, make("h3", {}, badge(make, first.level), heading(found)), make("p", {}, first.says),
+  const chips = all.map((one) => chip(make, scan, one, act)), place = given(first.head) ? `, head ${first.head}` : "";
+  const example = all.length > 1 ? make("span.dim", {}, "For one, layer ", make("bdi", {}, scan.label(first)), `${place}: `) : null;
+  return make("li", {}, make("h3", {}, badge(make, first.level), heading(found)), make("p", {}, example, first.says),
     first.todo ? make("p", {}, make("b", {}, "To do: "), first.todo) : null, make("p.dim", {}, facts),
     make("div.chips", {}, all.length > 1 ? make("span.dim", {}, "layer · head, value") : null, chips));
 }

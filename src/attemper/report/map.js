@@ -81,10 +81,10 @@ function table(make, scan, sign, ends, act) {
 export function mapView(make, scan, act) {
   const choice = make("select", { id: scan.id("sign"), onchange: (event) => act.set({ sign: event.target.value }) },
     scan.signs.map((sign) => make("option", { value: sign.key }, sign.label)));
-  const says = make("p.says"), box = make("div.scroll"), foot = make("div");
+  const title = make("h2", {}, "Every head"), says = make("p.says"), box = make("div.scroll"), foot = make("div");
   const pointed = make("p.pointed", { "aria-hidden": "true" }); // the buttons themselves say it to a screen reader
   const node = make("section.panel", { "aria-label": "Map of all heads" },
-    make("div.bar-of-controls", {}, make("h2", {}, "Every head"),
+    make("div.bar-of-controls", {}, title,
       make("label", { for: scan.id("sign") }, "shaded by "), choice),
     says, box, pointed, foot);
   let drawn = null, current = null, chosen = "";
@@ -101,6 +101,7 @@ export function mapView(make, scan, act) {
       box.replaceChildren(current.node);
       foot.replaceChildren(legend(make, sign, ends), shapes(make, scan, sign));
       says.textContent = sign.says;
+      title.dataset.sign = sign.label; // paper has no menu that shows it
       choice.value = sign.key;
       drawn = sign;
     }
