@@ -116,6 +116,9 @@ def test_tokens_by_keyboard_alone(browser, tmp_path):
         page.keyboard.press("Enter")
         page.keyboard.press("Tab")  # one stop per column
         assert page.evaluate("document.activeElement.dataset.side") == "key"
+        page.keyboard.press("Shift+Tab")  # back to where one was
+        assert page.evaluate("document.activeElement.dataset.at") == "2"
+        page.keyboard.press("Tab")
         assert reading.text_content().endswith("Locked; Esc lets go.")
         page.keyboard.press("Escape")
         assert reading.text_content().startswith("[CLS] is looked at by")
@@ -385,6 +388,7 @@ def test_two_reports_on_one_page_keep_to_themselves(browser, tmp_path):
     page.on("pageerror", lambda error: said.append(str(error)))
     page.goto(path.as_uri())
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+    assert page.evaluate("getComputedStyle(document.body).margin") == "8px"  # a guest changes nothing around it
     assert len(ids) == 4
     assert len(set(ids)) == 4
     chosen = 'button.cell[aria-pressed="true"]'
