@@ -1,9 +1,12 @@
-"""Makes docs/images/*.svg, the README's pictures of the terminal, from what the command prints. Needs no browser."""
+"""Makes docs/images/: the README's pictures of the terminal, and of the report where there is a browser to open it in."""
 
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
+import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +14,7 @@ from rich.console import Console
 import attemper
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
+BROWSER = Path(__file__).with_name("browser.sh")
 WIDTH = 120
 
 
@@ -32,6 +36,29 @@ def offline(svg: str) -> str:
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
 
 
+def report(target: Path) -> str:
+    """The report of `attemper scan --token it` on the embedded model, as a reader first sees it, as PNG; says what it did."""
+    browser = subprocess.run([BROWSER, "--path"], capture_output=True, text=True, check=False).stdout.strip()
+    if not browser:
+        return f"{target.name} is left as it was: there is no browser here. Type make browser."
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        page_file = Path(folder) / "report.html"
+        attemper.scan(token="it").write(page_file)
+        sandbox = [] if os.geteuid() else ["--no-sandbox"]
+        chromium = playwright.chromium.launch(
+            executable_path=browser, args=["--disable-background-networking", *sandbox]
+        )
+        page = chromium.new_page(viewport={"width": 1280, "height": 720})
+        page.goto(page_file.as_uri())
+        page.locator("button.cell").first.wait_for()
+        page.screenshot(path=target)
+        chromium.close()
+    return f"{target.name} written"
+
+
 if __name__ == "__main__":
     IMAGES.mkdir(parents=True, exist_ok=True)
     (IMAGES / "explain.svg").write_text(explain(), encoding="utf-8")
+    print(report(IMAGES / "report.png"))

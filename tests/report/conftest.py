@@ -1,12 +1,13 @@
 """A real Chromium for the report's tests; where there is none they are skipped, and one line says so."""
 
+import importlib.util
 import os
-import shutil
-import sys
+import subprocess
+from pathlib import Path
 
 import pytest
 
-NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "google-chrome-stable")
+FIND = Path(__file__).parents[2] / "scripts" / "browser.sh"
 # nothing that the browser does for itself: no updates, no sync, no reports
 QUIET = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps"),
@@ -16,19 +17,36 @@ QUIET = [
 
 
 def found() -> str | None:
-    return shutil.which(os.environ.get("ATTEMPER_BROWSER", "")) or next(filter(None, map(shutil.which, NAMES)), None)
+    """Where a Chromium is; None where there is none, or no shell to look with."""
+    try:
+        return subprocess.run([FIND, "--path"], capture_output=True, text=True, check=False).stdout.strip() or None
+    except OSError:
+        return None
+
+
+def missing() -> str | None:
+    """Why there is no browser to test in; None where there is one."""
+    if found() is None:
+        return "browser tests did not run: there is no Chromium here. Type make browser, or set ATTEMPER_BROWSER to one"
+    if importlib.util.find_spec("playwright") is None:
+        return "browser tests did not run: playwright is not installed. Type pip install playwright"
+    return None
+
+
+def pytest_collection_modifyitems(items):
+    """As a mark, so that the summary says it in a line per file and not once per test."""
+    concerned = [item for item in items if "browser" in getattr(item, "fixturenames", ())]
+    reason = missing() if concerned else None
+    for item in concerned if reason else ():
+        item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")
 def browser():
-    path = found()
-    if path is None:
-        pytest.skip(
-            "browser tests did not run: there is no Chromium here. Type make browser, or set ATTEMPER_BROWSER to one"
-        )
-    api = pytest.importorskip("playwright.sync_api", reason="browser tests did not run: type pip install playwright")
-    as_root = ["--no-sandbox"] if sys.platform != "win32" and os.geteuid() == 0 else []
-    with api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=path, args=[*QUIET, *as_root])
+    from playwright.sync_api import sync_playwright
+
+    as_root = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=found(), args=[*QUIET, *as_root])
         yield launched
         launched.close()

@@ -116,6 +116,9 @@ def test_tokens_by_keyboard_alone(browser, tmp_path):
         page.keyboard.press("Enter")
         page.keyboard.press("Tab")  # one stop per column
         assert page.evaluate("document.activeElement.dataset.side") == "key"
+        page.keyboard.press("Shift+Tab")  # back to where one was
+        assert page.evaluate("document.activeElement.dataset.at") == "2"
+        page.keyboard.press("Tab")
         assert reading.text_content().endswith("Locked; Esc lets go.")
         page.keyboard.press("Escape")
         assert reading.text_content().startswith("[CLS] is looked at by")
@@ -215,6 +218,7 @@ def test_rows_that_were_not_kept_say_so(browser, tmp_path):
         **top(kept[0, 0], k=3, rows=[0, 5, 11], kind="<u4"),
     }
     with opened(browser, document, tmp_path, at="#head=0.1") as page:
+        assert page.locator("button.token.unkept").count() == 9
         token(page, "query", 4).hover()
         assert page.locator(".reading").text_content() == "the: the weights of this row were not kept."
         token(page, "query", 5).hover()
@@ -222,6 +226,20 @@ def test_rows_that_were_not_kept_say_so(browser, tmp_path):
         expected = {int(key): float(value) for key, value in zip(indices, values, strict=True)}
         texts = page.locator("button.token.key .weight").all_text_contents()
         assert {at: float(text) for at, text in enumerate(texts) if text} == pytest.approx(expected, abs=6e-4)
+
+
+def test_a_crowd_of_findings_is_folded(browser, tmp_path):
+    document, _ = made(layers=3, heads=24)
+    for layer in range(3):
+        for head in range(24):
+            finding(document, layer, head)
+    with opened(browser, document, tmp_path) as page:
+        chips = page.locator("section[aria-label=Findings] button.chip")
+        assert chips.count() == 60
+        page.get_by_role("button", name="and 12 more").click()
+        assert chips.count() == 72
+        # every head has its number, for those who hear the page too
+        assert page.locator("table.map thead th").all_text_contents()[1:] == [str(head) for head in range(24)]
 
 
 def test_findings_are_grouped_marked_and_lead_to_their_head(browser, tmp_path):
@@ -370,6 +388,7 @@ def test_two_reports_on_one_page_keep_to_themselves(browser, tmp_path):
     page.on("pageerror", lambda error: said.append(str(error)))
     page.goto(path.as_uri())
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+    assert page.evaluate("getComputedStyle(document.body).margin") == "8px"  # a guest changes nothing around it
     assert len(ids) == 4
     assert len(set(ids)) == 4
     chosen = 'button.cell[aria-pressed="true"]'

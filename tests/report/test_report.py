@@ -171,3 +171,24 @@ def test_write(tmp_path):
 def test_what_is_no_scan_is_refused(document, words):
     with pytest.raises(errors.InputError, match=re.escape(words)):
         report.html(document)
+
+
+def test_the_thresholds_drawn_are_those_of_health():
+    thresholds = pytest.importorskip("attemper.health.thresholds")
+    source = report.files("attemper.report").joinpath("numbers.js").read_text(encoding="utf-8")
+    entries = re.findall(r'key: "(\w+)"((?:(?!key: ").)*)', source, flags=re.DOTALL)
+    found = {key: re.search(r"marks: (\[\[.*?\]\])", rest) for key, rest in entries}
+    drawn = {key: json.loads(marks[1]) for key, marks in found.items() if marks}
+    assert drawn == {
+        "peak": [[rung.value, rung.level] for rung in reversed(thresholds.PEAK)],
+        "evenness": [[thresholds.FLAT.value, "flat"]],
+        "saturated": [[thresholds.SATURATED.value, "saturated"]],
+        "sink_weight": [[thresholds.SINK.value, "sink"]],
+        "evenness_without_sinks": [[thresholds.COLLAPSED.value, "collapsed"]],
+        "neighbour_weight": [[thresholds.POSITIONAL.value, "positional"]],
+        "text_distance": [[thresholds.DEAD.value, "dead"]],
+    }
+    for name, words in (("LEVELS", thresholds.LEVELS), ("KINDS", thresholds.KINDS)):
+        block = re.search(rf"export const {name} = (.*?);\n", source, flags=re.DOTALL)[1]
+        listed = re.findall(r'"(\w+)"' if name == "LEVELS" else r"(\w+): \"", block)
+        assert sorted(listed) == sorted(words)

@@ -59,7 +59,7 @@ def script() -> str:
 
 
 def style() -> str:
-    """The report's style sheet; it touches what is inside ``.attemper``."""
+    """The report's style sheet; in another page than its own it styles only what is inside ``.attemper``."""
     return _text("report.css")
 
 

@@ -8,7 +8,8 @@ const LEAST = 0.002; // and otherwise these
 
 /** A token as a button; its weight goes into the last child. */
 export function tokenButton(make, view, side, at) {
-  const kind = `button.token.${side}${view.special[side][at] ? ".special" : ""}`, name = view.names[side][at];
+  const name = view.names[side][at], unkept = side === "query" && !view.kept.has(at);
+  const kind = `button.token.${side}${view.special[side][at] ? ".special" : ""}${unkept ? ".unkept" : ""}`;
   return make(kind, { type: "button", "data-side": side, "data-at": at, title: name, "aria-pressed": "false" },
     make("bdi", {}, name), make("i.gauge"), make("span.weight"));
 }

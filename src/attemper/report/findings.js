@@ -26,10 +26,13 @@ export function verdict(make, scan, act) {
   const { verdict: said, findings: all } = scan.document;
   const worst = grouped(all.filter((finding) => finding.level !== "healthy")).slice(0, 3);
   const line = (group) => make("li", {}, make("button.link", { type: "button", onclick: () => act.find(group.first) }, heading(group)),
-    make("span.dim", {}, group.first.says));
-  return make("div.verdict", {}, make("div.line", {}, make("h1", {}, said.line), badge(make, said.level)),
+    said.line.includes(group.first.says) ? null : make("span.dim", {}, group.first.says));
+  const title = make(said.line.length > 110 ? "h1.long" : "h1", {}, said.line);
+  return make("div.verdict", {}, make("div.line", {}, badge(make, said.level), title),
     worst.length ? make("ul.worst", {}, worst.map(line)) : null);
 }
+
+const CHIPS = 60; // a group shows no more at first
 
 /** A head, or a layer, as a button that goes there. */
 function chip(make, scan, one, act) {
@@ -42,10 +45,14 @@ function chip(make, scan, one, act) {
 function group(make, scan, found, act) {
   const { first, all } = found;
   const facts = [given(first.threshold) ? `threshold ${plain(first.threshold)}` : null, first.source].filter(Boolean).join(" · ");
-  const chips = all.map((one) => chip(make, scan, one, act));
-  return make("li", {}, make("h3", {}, badge(make, first.level), heading(found)), make("p", {}, first.says),
+  const chips = all.slice(0, CHIPS).map((one) => chip(make, scan, one, act));
+  const rest = () => more.replaceWith(...all.slice(CHIPS).map((one) => chip(make, scan, one, act)));
+  const more = all.length > CHIPS ? make("button.link", { type: "button", onclick: rest }, `and ${all.length - CHIPS} more`) : null;
+  const place = given(first.head) ? `, head ${first.head}` : "";
+  const example = all.length > 1 ? make("span.dim", {}, "For one, layer ", make("bdi", {}, scan.label(first)), `${place}: `) : null;
+  return make("li", {}, make("h3", {}, badge(make, first.level), heading(found)), make("p", {}, example, first.says),
     first.todo ? make("p", {}, make("b", {}, "To do: "), first.todo) : null, make("p.dim", {}, facts),
-    make("div.chips", {}, all.length > 1 ? make("span.dim", {}, "layer · head, value") : null, chips));
+    make("div.chips", {}, all.length > 1 ? make("span.dim", {}, "layer · head, value") : null, chips, more));
 }
 
 /** All findings, worst first; the healthy ones behind a line of their own. */
@@ -70,7 +77,8 @@ export function since(make, scan, act) {
   const step = (one) => ` ${one.sign ?? "scale"} ${written(one.before)} → ${written(one.after)}`;
   const changed = (one) => make("li", {}, chip(make, scan, one, act), step(one));
   const lost = (one) => make("li", {}, "gone: ", where(one), ` ${one.kind}`);
-  const lines = [...says.map((line) => make("li", {}, line)), ...gone.map(lost), ...scales.map(changed), ...moved.slice(0, MOST).map(changed)];
+  const words = says.map((line) => make("li", {}, line));
+  const lines = [...words, ...gone.map(lost), ...scales.map(changed), ...moved.slice(0, MOST).map(changed)];
   const more = moved.length > MOST ? ` ${moved.length} heads moved; the first ${MOST} are shown.` : "";
   return make("section.wide", { "aria-label": "What changed" }, make("h2", {}, "What changed since ", make("bdi", {}, file)),
     make("p.says", {}, `The older scan was made ${created}.${more}`),

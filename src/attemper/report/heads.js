@@ -104,9 +104,10 @@ function themes(make, root, redraw) {
  */
 export function render(root, document, options = {}) {
   const page = root.ownerDocument, window = page.defaultView, make = maker(page), scan = read(document), first = start(scan);
-  const dark = window.matchMedia("(prefers-color-scheme: dark)"), calm = window.matchMedia("(prefers-reduced-motion: reduce)");
+  const media = (query) => window.matchMedia(query), dark = media("(prefers-color-scheme: dark)"), paper = media("print");
   let state = fromHash(scan, options.location?.hash ?? "", first);
-  const theme = () => (root.dataset.theme === "dark" || (root.dataset.theme !== "light" && dark.matches) ? "dark" : "light");
+  const wantsDark = () => root.dataset.theme === "dark" || (root.dataset.theme !== "light" && dark.matches);
+  const theme = () => (wantsDark() && !paper.matches ? "dark" : "light");
   const show = () => views.forEach((view) => view.show(state, theme()));
   const set = (patch) => {
     state = { ...state, ...patch };
@@ -119,7 +120,7 @@ export function render(root, document, options = {}) {
     find(finding) {
       const place = scan.find(finding), sign = scan.signs.find((one) => one.key === (finding.sign ?? SIGN_OF[finding.kind]));
       if (scan.rows[place.layer]?.heads.has(place.head)) set({ ...place, sign: sign?.key ?? state.sign });
-      work.scrollIntoView({ behavior: calm.matches ? "auto" : "smooth", block: "start" });
+      work.scrollIntoView({ behavior: media("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth", block: "start" });
       root.querySelector('button.cell[aria-pressed="true"]')?.focus({ preventScroll: true });
     } };
   const shown = scan.signs.length ? { map: mapView, head: headView, tokens: tokensView, lanes: lanesView } : {};
@@ -136,7 +137,7 @@ export function render(root, document, options = {}) {
     ...[findings, since, () => node("lanes"), audit, notes, provenance].map((part) => part(make, scan, act)).filter(Boolean));
   const escape = (event) => event.key === "Escape" && state.at && set({ at: null });
   const moved = () => { state = fromHash(scan, options.location?.hash ?? "", state); show(); };
-  const listeners = [[page, "keydown", escape], [dark, "change", show], [window, "hashchange", moved]];
+  const listeners = [[page, "keydown", escape], [dark, "change", show], [paper, "change", show], [window, "hashchange", moved]];
   for (const [target, kind, listener] of listeners) target.addEventListener(kind, listener);
   show();
   return () => listeners.forEach(([target, kind, listener]) => target.removeEventListener(kind, listener));

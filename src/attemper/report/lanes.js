@@ -5,7 +5,7 @@ import { legend } from "./map.js";
 
 const COLUMNS = ["saturated heads", "effective keys", "peak logit", "logit std"];
 
-const SAME = "The same model on the same text, with another scale while it runs.";
+const SAME = "The same model on the same input, with another scale while it runs.";
 
 /** The same heads under other rules: one lane each, on one axis and one scale. */
 export function lanesView(make, scan) {

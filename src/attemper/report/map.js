@@ -68,10 +68,12 @@ function table(make, scan, sign, ends, act) {
     const found = shape(make, scan.findings.get(`${row.index}`), sign);
     return make("tr", {}, make("th", { scope: "row", title: row.name }, make("bdi", {}, row.label), found), cells);
   });
-  const names = Array.from({ length: scan.columns }, (_, column) => make("th", { scope: "col" }, String(column)));
+  const many = scan.columns > 16; // then there is room for every fourth number
+  const name = (_, column) => make("th", { scope: "col" }, make(many && column % 4 ? "span.unseen" : "span", {}, String(column)));
+  const names = Array.from({ length: scan.columns }, name);
   const widest = Math.max(...scan.rows.map((row) => row.label.length));
   const width = `${Math.min(24, Math.max(11, widest + 1))}ch`;
-  const node = make(scan.columns > 16 ? "table.map.dense" : "table.map", { "--label": width },
+  const node = make(many ? "table.map.dense" : "table.map", { "--label": width },
     make("caption.unseen", {}, `${sign.label} of every head; rows are layers, columns are heads`),
     make("thead", {}, make("tr", {}, make("th.corner", { scope: "col" }, "layer \\ head"), names)), make("tbody", {}, body));
   return { node, buttons, stop: roving(node, buttons, grid(scan.columns, buttons.length)) };
@@ -81,10 +83,10 @@ function table(make, scan, sign, ends, act) {
 export function mapView(make, scan, act) {
   const choice = make("select", { id: scan.id("sign"), onchange: (event) => act.set({ sign: event.target.value }) },
     scan.signs.map((sign) => make("option", { value: sign.key }, sign.label)));
-  const says = make("p.says"), box = make("div.scroll"), foot = make("div");
+  const title = make("h2", {}, "Every head"), says = make("p.says"), box = make("div.scroll"), foot = make("div");
   const pointed = make("p.pointed", { "aria-hidden": "true" }); // the buttons themselves say it to a screen reader
   const node = make("section.panel", { "aria-label": "Map of all heads" },
-    make("div.bar-of-controls", {}, make("h2", {}, "Every head"),
+    make("div.bar-of-controls", {}, title,
       make("label", { for: scan.id("sign") }, "shaded by "), choice),
     says, box, pointed, foot);
   let drawn = null, current = null, chosen = "";
@@ -101,6 +103,7 @@ export function mapView(make, scan, act) {
       box.replaceChildren(current.node);
       foot.replaceChildren(legend(make, sign, ends), shapes(make, scan, sign));
       says.textContent = sign.says;
+      title.dataset.sign = sign.label; // paper has no menu that shows it
       choice.value = sign.key;
       drawn = sign;
     }

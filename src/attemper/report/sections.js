@@ -4,14 +4,15 @@ import { RULES, SHAPES, SIGNS, given, measured, plural, value, written } from ".
 import { visible } from "./weights.js";
 import { badge } from "./findings.js";
 
-const shown = (input) => input.text ?? `${input.kind}${input.generated ? ", generated" : ""}`;
+const NAMES = { image: "an image", audio: "a sound", batch: "a batch of tensors" };
+const shown = (make, input) => (given(input.text) ? make("q", {}, make("bdi", {}, input.text)) : `${NAMES[input.kind] ?? input.kind} `);
 const size = (input) => (given(input.length) ? plural(input.length, "token") : "");
 
 /** What was read, in one line. */
 export function reading(make, { document: { inputs } }) {
   if (!inputs.length) return null;
   const more = inputs.length > 1 ? ` and ${inputs.length - 1} more` : "";
-  return make("p.input", {}, make("q", {}, make("bdi", {}, shown(inputs[0]))), make("span.dim", {}, `${size(inputs[0])}${more}`));
+  return make("p.input", {}, shown(make, inputs[0]), make("span.dim", {}, `${size(inputs[0])}${more}`));
 }
 
 /** Model, class, version, date and texts: what a reader needs to do it again. */
@@ -21,7 +22,7 @@ export function provenance(make, { document: scan }) {
     ["parameters", model.parameters?.toLocaleString("en")], ["dtype", model.dtype], ["task", model.task], ["sha256", model.sha256],
     ["made", String(scan.created ?? "")], ["with", `attemper ${scan.attemper}, torch ${scan.torch}`]];
   const line = (name, said) => make("div", {}, make("dt", {}, name), make("dd", {}, said));
-  const text = (input) => make("li", {}, make("q", {}, make("bdi", {}, shown(input))),
+  const text = (input) => make("li", {}, shown(make, input),
     make("span.dim", {}, ` ${size(input)}${input.truncated ? ", cut" : ""}${input.generated ? ", a generated sample" : ""}`));
   return make("section.wide.provenance", { "aria-label": "Where this comes from" }, make("h2", {}, "Where this comes from"),
     make("dl", {}, facts.filter(([, said]) => said).map(([name, said]) => line(name, make("bdi", {}, said))),
@@ -65,7 +66,8 @@ export function audit(make, scan) {
   const names = ["layer", "heads", "d_k", "declared", "applied", "rule", "std predicted", "std measured", same ? null : "what it means"];
   const says = same ? `${layers.length > 1 ? `All ${layers.length} layers: ` : ""}${layers[0].scale.says}`
     : "What every layer says it multiplies q·k by, and what it really does.";
-  const head = names.filter(Boolean).map((name) => make(/heads|d_k|declared|applied|std/.test(name) ? "th.num" : "th", { scope: "col" }, name));
+  const numeric = /heads|d_k|declared|applied|std/;
+  const head = names.filter(Boolean).map((name) => make(numeric.test(name) ? "th.num" : "th", { scope: "col" }, name));
   return make("section.wide", { "aria-label": "Scale audit" }, make("h2", {}, "Scale audit"), make("p.says", {}, says),
     make("div.scroll", { tabindex: "0", role: "region", "aria-label": "Scale audit, table" }, make("table.audit", {},
       make("thead", {}, make("tr", {}, head)), make("tbody", {}, layers.map((layer) => auditRow(make, scan, layer, same))))));

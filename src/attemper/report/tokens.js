@@ -7,8 +7,9 @@ import { running } from "./running.js";
 import { paint } from "./matrix.js";
 
 const COLUMNS_UP_TO = 40; // more tokens than this read better as running text
+const COLUMNS_MOST = 600; // and more than this only so
 const TOP = 5; // how many weights the sentence names
-const AT_REST = "Mean over all rows. Point at a token to see where it looks, or use the arrow keys; a click or Enter locks it.";
+const AT_REST = "The mean over all rows. Point at a token to see where it looks, or use the arrow keys; a click or Enter locks it.";
 const NOTHING = "No weights were kept for this layer and text, so there is nothing to draw; its signs were measured all the same.";
 
 /** What is shown of a picture: names, which tokens are hidden, and which are left on each side. */
@@ -16,13 +17,14 @@ export function scene(picture, input, hide) {
   const names = labels(picture, input), hidden = { query: new Set(), key: new Set() };
   for (const side of ["query", "key"]) names.special[side].forEach((yes, i) => hide && yes && hidden[side].add(i));
   const left = (side, count) => Array.from({ length: count }, (_, i) => i).filter((i) => !hidden[side].has(i));
-  return { names: { query: names.queries, key: names.keys }, special: names.special, hidden,
-    left: { query: left("query", picture.queries), key: left("key", picture.keys) } };
+  const queries = left("query", picture.queries), rows = queries.filter((query) => picture.pairs(0, query));
+  return { names: { query: names.queries, key: names.keys }, special: names.special, hidden, rows, kept: new Set(rows),
+    left: { query: queries, key: left("key", picture.keys) } };
 }
 
 const asText = (state, picture) => {
-  const usual = Math.max(picture.queries, picture.keys) > COLUMNS_UP_TO ? "text" : "columns";
-  return (state.view ?? usual) === "text";
+  const size = Math.max(picture.queries, picture.keys);
+  return size > COLUMNS_MOST || (state.view ?? (size > COLUMNS_UP_TO ? "text" : "columns")) === "text";
 };
 
 /** What a token looks at, in words and numbers; what is hidden or was not kept is said. */
@@ -55,7 +57,8 @@ function chooser(make, scan, state, view, picture, act) {
   const box = make("input", { type: "checkbox", checked: state.hide, onchange: () => act.set({ hide: box.checked, at: null }) });
   return [
     inputs.length > 1 ? make("select", { "aria-label": "Which text", onchange: pick }, inputs.map(option)) : null,
-    make("span.tabs", { role: "group", "aria-label": "View" }, tab("columns", !text), tab("text", text)),
+    Math.max(picture.queries, picture.keys) > COLUMNS_MOST ? null
+      : make("span.tabs", { role: "group", "aria-label": "View" }, tab("columns", !text), tab("text", text)),
     special ? make("label.check", {}, box, ` hide ${plural(special, "special token")}`) : null,
   ].filter(Boolean);
 }
@@ -107,9 +110,9 @@ export function tokensView(make, scan, act) {
     mark(now, state, focus, weights);
     now.drawn.draw(focus, weights ?? new Map());
     reading.replaceChildren(...sentence(make, picture, view, focus, weights, state.at !== null));
-    const line = focus?.side === "query" ? view.left.query.indexOf(focus.at) : -1;
+    const line = focus?.side === "query" ? view.rows.indexOf(focus.at) : -1;
     cursor.hidden = line < 0;
-    cursor.style.setProperty("--top", (line + 0.5) / Math.max(1, view.left.query.length));
+    cursor.style.setProperty("--top", (line + 0.5) / Math.max(1, view.rows.length));
   };
   const build = (state, theme) => {
     const row = scan.rows[state.layer], picture = row ? scan.album(row.layer, row.kind, state.input) : null;
@@ -123,13 +126,14 @@ export function tokensView(make, scan, act) {
     const view = scene(picture, scan.document.inputs[state.input], state.hide);
     controls.append(...chooser(make, scan, state, view, picture, act));
     now = { picture, view, drawn: (asText(state, picture) ? running : columns)(make, picture, state.head, view, place) };
-    const largest = written(paint(canvas, picture, state.head, view.left, theme), picture.digits);
-    caption.textContent = `The whole head: queries × keys, shaded by √weight; the largest is ${largest}.`;
+    const largest = written(paint(canvas, picture, state.head, view.rows, view.left.key, theme), picture.digits);
+    const part = view.rows.length < view.left.query.length ? `${view.rows.length} rows that were kept` : "The whole head";
+    caption.textContent = `${part}: queries × keys, shaded by √weight; the largest is ${largest}.`;
   };
   const rowAt = (event) => {
-    const box = canvas.getBoundingClientRect(), left = now.view.left.query;
-    const line = Math.floor(((event.clientY - box.top) / box.height) * left.length);
-    return { side: "query", at: left[Math.min(left.length - 1, Math.max(0, line))] };
+    const box = canvas.getBoundingClientRect(), { rows } = now.view;
+    const line = Math.floor(((event.clientY - box.top) / box.height) * rows.length);
+    return { side: "query", at: rows[Math.min(rows.length - 1, Math.max(0, line))] };
   };
   const point = (next) => {
     if (next?.at === hover?.at && next?.side === hover?.side) return;
