@@ -16,10 +16,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         split = (self.heads, x.shape[-1] // self.heads)
-        q, k, v = (
-            part(x).unflatten(-1, split).transpose(1, 2)
-            for part in (self.q, self.k, self.v)
-        )
+        q, k, v = (part(x).unflatten(-1, split).transpose(1, 2) for part in (self.q, self.k, self.v))
         width = q.shape[-1] if self.right else x.shape[-1]  # the mistake
         weights = torch.softmax(q @ k.mT / math.sqrt(width), dim=-1)
         return x + (weights @ v).transpose(1, 2).flatten(2)

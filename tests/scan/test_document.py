@@ -213,6 +213,8 @@ def test_files_by_suffix(folder, tmp_path):
     for suffix in (".html", ".json", ".csv", ".parquet"):
         found.write(tmp_path / f"scan{suffix}")
     assert json.loads((tmp_path / "scan.json").read_text(encoding="utf-8")) == found.to_dict()
+    found.write(tmp_path / "whole.json", attention=True)
+    assert json.loads((tmp_path / "whole.json").read_text(encoding="utf-8")) == found.to_dict(attention=True)
     lines = (tmp_path / "scan.csv").read_text().splitlines()
     assert len(lines) == 1 + len(found.heads)
     assert lines[0].split(",") == list(found.heads[0])

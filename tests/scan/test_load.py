@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import shutil
+import socket
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ import transformers
 
 from attemper.errors import InputError, MissingExtra
 from attemper.scan import demo, load
+from attemper.scan.inputs import make
 from folders import save
 
 
@@ -150,6 +152,7 @@ def test_remote_code_is_found_inside_of_inner_configs(copy):
     ("damage", "words"),
     [
         (lambda p: (p / "config.json").unlink(), "has no config.json"),
+        (lambda p: (p / "adapter_config.json").write_text("{}"), "holds an adapter"),
         (lambda p: (p / "config.json").write_text("{"), "is not JSON"),
         (lambda p: (p / "config.json").write_text("[" * 100_000), "is not JSON"),
         (lambda p: (p / "config.json").write_text("[]"), "must hold a JSON object; got list"),
@@ -209,6 +212,24 @@ def test_a_hub_that_cannot_be_reached_is_said(monkeypatch, tmp_path):
     sentence = refused("org/model", allow_download=True)
     assert "'org/model' could not be fetched from the hub" in sentence
     assert "give a local folder" in sentence
+
+
+def test_nobody_is_called(folder, monkeypatch):
+    called = []
+
+    def refuse(*given, **options):
+        called.append(given)
+        raise OSError("no network in this test")
+
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    for given in (None, folder("bert"), folder("llama"), folder("whisper")):
+        make(load.load(given))
+    refused("org/model")
+    assert called == []
+    refused("org/model", allow_download=True)
+    assert called  # so it would have been seen
 
 
 @pytest.mark.parametrize(

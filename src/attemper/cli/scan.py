@@ -28,7 +28,7 @@ Token = Annotated[str | None, typer.Option(help="A word of the text: what it att
 WhatIf = Annotated[
     str | None, typer.Option(metavar="RULES", help="The same with other scales: none,dk,sqrt_dmodel, 0.5, x2.")
 ]
-Attention = Annotated[bool, typer.Option("--attention", help="With --json: the weights too.")]
+Attention = Annotated[bool, typer.Option("--attention", help="Into the JSON the weights too.")]
 Baseline = Annotated[Path | None, typer.Option(metavar="OLD.json", help="What changed since an older scan's JSON.")]
 Output = Annotated[
     Path | None,
@@ -100,7 +100,7 @@ def scan(
         raise typer.Exit(130) from None
     _show(found, as_json, attention)
     if output is not None:
-        found.write(output)
+        found.write(output, attention)
         note(f"{output} written" + ("; open it in a browser" if output.suffix == ".html" else ""))
     if found.interrupted:
         raise typer.Exit(130)

@@ -35,6 +35,11 @@ def check(folder: Path) -> dict[str, Any]:
             f"scan: {str(folder)!r} has no config.json, so nobody can say which model it is. "
             "Give the folder that save_pretrained() wrote."
         )
+    if (folder / "adapter_config.json").is_file():
+        raise InputError(
+            f"scan: {str(folder)!r} holds an adapter, which names a model elsewhere. Merge it into its model first "
+            "(merge_and_unload() of peft), and give the folder of that."
+        )
     config = read(folder / "config.json")
     for name in MAY_NAME_CODE:
         if (folder / name).is_file():

@@ -38,8 +38,7 @@ def _html(document: Document) -> bytes:
 
 
 def _json(document: Document) -> bytes:
-    shown = {name: part for name, part in document.items() if name != "attention"}
-    return (json.dumps(shown, indent=1, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def _csv(document: Document) -> bytes:

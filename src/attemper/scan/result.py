@@ -29,22 +29,27 @@ class Scan:
 
     @property
     def verdict(self) -> dict[str, str]:
+        """The level of the worst finding, and one line that says it."""
         return dict(self.document["verdict"])
 
     @property
     def layers(self) -> list[dict[str, Any]]:
+        """One dict per layer, in the order they ran, with its scale."""
         return list(self.document["layers"])
 
     @property
     def heads(self) -> list[dict[str, Any]]:
+        """One dict per layer and head, with its signs."""
         return list(self.document["heads"])
 
     @property
     def findings(self) -> list[dict[str, Any]]:
+        """One dict per finding, the worst first."""
         return list(self.document["findings"])
 
     @property
     def notes(self) -> list[str]:
+        """What was not measured, and why."""
         return list(self.document["notes"])
 
     def to_dict(self, attention: bool = False) -> dict[str, Any]:
@@ -55,14 +60,16 @@ class Scan:
         """
         return {name: part for name, part in self.document.items() if attention or name != "attention"}
 
-    def write(self, path: str | Path) -> None:
+    def write(self, path: str | Path, attention: bool = False) -> None:
         """Write a file whose suffix says what: the report, the document, or a row per head.
 
         Args:
             path: ending in ``.html``, ``.json``, ``.csv``, or ``.parquet``, which needs ``pip install 'attemper[record]'``. A
                 file that was there is replaced once the new one is whole.
+            attention: into ``.json`` too the attention weights that were kept, which the report always has.
         """
-        write_file(Path(path), self.document)
+        path = Path(path)
+        write_file(path, self.to_dict(attention or path.suffix == ".html"))
 
     def __rich__(self) -> RenderableType:
         from .table import table
