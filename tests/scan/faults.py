@@ -168,6 +168,14 @@ def flag_by_hand() -> Case:
     return Case(nn.Sequential(Flagged(1), Flagged(2)), ROOT, "ignored")
 
 
+class FusedAttention(Layer):
+    """Its scale is a setting, which the fused path forgets to pass on."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(lambda q, k, v: F.scaled_dot_product_attention(q, k, v))
+        self.scale = scale
+
+
 def cvt() -> Case:
     """CvT as published: its attention divides by the root of the stage's width."""
     config = transformers.CvtConfig(embed_dim=[16, 32, 48], num_heads=[1, 2, 4], depth=[1, 2, 3])
@@ -203,6 +211,7 @@ FAULTY: dict[str, Callable[[], Case]] = {
     "ignored: GPT-2's flag": gpt2_flag,
     "ignored: Granite's multiplier": granite_ignored,
     "ignored: a flag, by hand": flag_by_hand,
+    "ignored: an attribute": lambda: Case(nn.Sequential(FusedAttention(0.05), FusedAttention(0.05)), ROOT, "ignored"),
     "uncontrolled by hand": lambda: stack(by_hand(1.0), 1.0, "uncontrolled", gain=2.0),
     "uncontrolled with SDPA": lambda: stack(
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=1.0), 1.0, "uncontrolled", gain=2.0

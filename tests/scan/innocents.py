@@ -130,6 +130,12 @@ def heads_by_layer() -> Case:
     return gpt2(scale_attn_by_inverse_layer_idx=True)
 
 
+def colder_by_layer() -> Case:
+    """The same without a config: only the layers together show it."""
+    model = nn.Sequential(*(Layer(by_hand(ROOT / (layer + 1))) for layer in range(3)))
+    return Case(model, lambda layer: ROOT / (layer + 1), lambda layer: "layer" if layer else "sqrt_dk")
+
+
 def yarn() -> Case:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4}
     stretch = 0.1 * math.log(4.0) + 1
@@ -186,6 +192,7 @@ INNOCENT: dict[str, Callable[[], Case]] = {
     "GPT-2 without scale, by its flag": lambda: text(
         "GPT2", 1.0, "none", scale_attn_weights=False, initializer_range=0.5
     ),
+    "colder by layer, by hand": colder_by_layer,
     "Llama": lambda: Case(llama(), ROOT, "sqrt_dk", tokens()),
     "Llama, eager": lambda: Case(llama(attn_implementation="eager"), ROOT, "sqrt_dk", tokens()),
     "Llama with YaRN": yarn,

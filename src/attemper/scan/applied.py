@@ -20,12 +20,14 @@ DEFAULT = "scaled_dot_product_attention's own 1/√d_k"
 
 @dataclass(frozen=True)
 class Applied:
-    """The number in front of q·k, and where it comes from. q and k are as their projections left them, or as a norm did."""
+    """The number in front of q·k, and where it comes from. q and k are as their projections left them, or as a norm did.
+
+    ``measured_by`` says how the call's own part was found: its "argument"; a "regression" of the softmax's input on q·k; or the
+    "numbers" that were read between product and softmax.
+    """
 
     number: float | None
-    measured_by: (
-        str  # "argument", "regression" (of the softmax input on q·k) or "numbers" (read between product and softmax)
-    )
+    measured_by: str
     factors: tuple[Factor, ...]  # everything, in order: q, k, then the scores
     call: float | None  # the part that the call itself applies
     at_product: float | None  # the part that comes after the product: what multiplies q·k, of q and k as they met

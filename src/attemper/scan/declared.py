@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..modules import MultiHeadAttention
 from ..watch.call import Call
+from ..watch.running import named_attention
 
 UNSCALED = {
     "gpt_neo": "GPT-Neo divides by nothing",
@@ -24,8 +25,20 @@ UNSCALED = {
 }
 """Model types without a divisor, by design, and why."""
 
-ATTRIBUTES = ("scaling", "scale", "softmax_scale", "attn_scale", "inv_norm_factor", "norm_factor", "scale_attn")
+ATTRIBUTES = (
+    "scaling",
+    "scale",
+    "softmax_scale",
+    "qk_scale",
+    "attn_scale",
+    "inv_norm_factor",
+    "norm_factor",
+    "scale_attn",
+)
 """What attention modules call their scale, or its inverse."""
+
+MEANT = ("scaling", "scale", "softmax_scale", "qk_scale")
+"""Of those, the names that mean nothing else in a module named attention: below 1 and applied nowhere, it is ignored."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,7 @@ class Declared:
     says: str = ""  # the formula, where there is one
     firm: bool = True
     rule: str | None = None  # the name of the rule, where it was named
+    heeded: bool = True  # whether the path that ran has anything to do with it
 
 
 def declared(call: Call, keys: Tensor | None = None) -> Declared | None:
@@ -75,14 +89,20 @@ def hinted(call: Call, applied: float, factors: list[float]) -> Declared | None:
         factors: what it is made of.
     """
     module = call.frames[-1].module
+    unheeded = None
     for name in ATTRIBUTES:
         value = getattr(module, name, None)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
             continue
+        by = f"{type(module).__name__}.{name}"
         for number in (float(value), 1 / float(value)):
             parts = (applied,) if number == 1.0 else (applied, *factors)  # a 1 may mean: done before
             if any(abs(number - other) <= 1e-2 * abs(other) for other in parts):
-                return Declared(number, f"{type(module).__name__}.{name}", firm=False)
+                return Declared(number, by, firm=False)
+        if name in MEANT and value < 1 and named_attention(type(module).__name__):
+            unheeded = Declared(float(value), by, firm=False, heeded=False)
+    if unheeded is not None:
+        return unheeded
     told, by = call.facts.declared, "scaling, as the attention interface was told"
     if told is None and not call.product:
         told = call.facts.scale

@@ -91,7 +91,7 @@ def rule_of(seen: Evidence) -> str | None:
     for name in ("sqrt_dk", "none", "dk"):
         if close(number, _rule(name, seen)):
             return "softcap" if name == "sqrt_dk" and seen.softcap else name
-    if seen.heads > 1 and any(close(number, width**-0.5) for width in _widths(seen)):
+    if any(close(number, width**-0.5) for width in _widths(seen)):
         return "sqrt_dmodel"
     return None
 
@@ -122,9 +122,7 @@ def _fault(seen: Evidence, rule: str | None, after: float | None) -> str | None:
         return "twice"
     if rule == "sqrt_dmodel":
         return "sqrt_dmodel"
-    if seen.declared is not None and seen.declared.firm and seen.followed and seen.varies is None:
-        return "ignored"
-    if _unheard(seen):
+    if _disregarded(seen) or _unheard(seen):
         return "ignored"
     unscaled = number > 1 - CLOSE and seen.norms is None and seen.softcap is None
     if unscaled and not seen.by_design and seen.logit_std is not None and (seen.keys or 0) >= SATURABLE_KEYS:
@@ -142,6 +140,13 @@ def _twice(seen: Evidence, root: float) -> bool:
     whole = [number for number in seen.factors if close(number, root)]
     roots = [number for number in seen.factors if close(number, math.sqrt(root))]
     return seen.head_dim > 1 and len(whole) + len(roots) // 2 >= 2
+
+
+def _disregarded(seen: Evidence) -> bool:
+    """Whether a scale that was declared has no part in what was applied; told only where all of it is known."""
+    if seen.declared is None or not seen.followed or seen.varies is not None:
+        return False
+    return seen.declared.firm or not (seen.declared.heeded or seen.norms)
 
 
 def _unheard(seen: Evidence) -> bool:
@@ -222,7 +227,7 @@ def _says_sqrt_dmodel(seen: Evidence, after: float | None) -> tuple[str, str]:
 
 
 def _says_ignored(seen: Evidence, after: float | None) -> tuple[str, str]:
-    if seen.declared is not None and seen.declared.firm:
+    if seen.declared is not None and (seen.declared.firm or not seen.declared.heeded):
         formula = f"{seen.declared.says} = " if seen.declared.says else ""
         source, wanted = seen.declared.by, f"{formula}{seen.declared.number:.4g}"
     else:
