@@ -101,7 +101,7 @@ def _scale(start: str, scale: Document, verb: str = "") -> Text:
     start += "" if scale["applied"] is None else verb
     words = Text.assemble(("Scale  ", "bold"), start, _number_of(scale), overflow="fold")
     if scale["verdict"] == "fault":
-        words.append(f"  {safe(scale['says'])}", style=COLOURS["act"])
+        words.append(": a fault, told below", style=COLOURS["act"])
     return words
 
 
