@@ -4,6 +4,8 @@
 `python scripts/figures.py training`  figures of the experiments that train, docs/training.md and their claims; minutes,
                                       resumed from attemper-results/ or the folder named after it
 `python scripts/figures.py variance`  that figure alone
+
+What ran on another machine comes from docs/data/, by scripts/full_size.py.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from full_size import FULL, TIMINGS, kept
 
 from attemper.lab import NAMES, charlm, claims, depth, experiment, fold, numbers, output, recall, render, transplant
 from attemper.lab.command import RESULTS
@@ -51,7 +55,9 @@ def exact() -> None:
         if not experiment(name).trains:
             draw(name)
     print("docs/numbers.md, docs/why-sqrt-dk.md", file=sys.stderr)
-    (DOCS / "numbers.md").write_text(numbers.page(numbers.measured()), encoding="utf-8")
+    page = DOCS / "numbers.md"
+    timings = kept(page, TIMINGS)
+    page.write_text(numbers.page(numbers.measured()) + ("\n" + timings if timings else ""), encoding="utf-8")
     write_claims(claims.run())
 
 
@@ -101,7 +107,8 @@ def training(results: Path) -> None:
             table(summary(rows)),
             "",
         ]
-    (DOCS / "training.md").write_text("\n".join(lines), encoding="utf-8")
+    page = DOCS / "training.md"
+    page.write_text("\n".join([*lines, kept(page, FULL)]), encoding="utf-8")
     write_claims(claims.judge(evidence))
 
 
