@@ -32,7 +32,7 @@ def pack(folder: Path) -> None:
         name = path.name.split(".")[0]
         rows = json.loads(path.read_text())["rows"] if path.suffix == ".json" else _stored(path)
         columns = output.columns(rows)
-        fixed = {one: rows[0][one] for one in columns if all(row.get(one) == rows[0][one] for row in rows)}
+        fixed = {one: _short(rows[0][one]) for one in columns if all(row.get(one) == rows[0][one] for row in rows)}
         moving = [one for one in columns if one not in fixed]
         table = [[_short(row.get(one)) for one in moving] for row in rows]
         text = json.dumps({"fixed": fixed, "columns": moving}, ensure_ascii=False)[:-1]
@@ -129,6 +129,7 @@ def timings() -> None:
     lines += ["`OMP_NUM_THREADS=2 taskset -c 0,2 attemper run NAME`; medians, the factor with its 95 % interval.", ""]
     for name in TIMED:
         rows = unpack(name)
+        output.write(DOCS / "figures" / f"{name}.svg", experiment(name), rows)
         wanted = [one for one in rows[0] if one in ("n", "d") or one.endswith(("_ms", "_mib")) or "factor" in one]
         lines += [f"`{name}`, torch {rows[0]['torch']}: {experiment(name).finding(rows)}.", ""]
         lines += [table([{one: row[one] for one in wanted} for row in rows]), ""]

@@ -31,6 +31,23 @@ def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
         raise InputError(f"-o: {str(path)!r} is there already. Add --force to overwrite it, or choose another file.")
     for package in _needs(path.suffix):
         _load(package, path.suffix)
+    _try(path)
+
+
+def _try(path: Path) -> None:
+    """Open it for writing, and leave no trace: rights, full names and special folders show in no other way."""
+    new = not path.exists()
+    try:
+        with open(path, "ab"):
+            pass
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"-o: cannot write {str(path)!r}: {error.strerror}. Choose another file.")
 
 
 def write(path: Path, experiment: Experiment, rows: Rows) -> None:
@@ -43,7 +60,7 @@ def save(path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
-        raise InputError(f"-o: cannot write {str(path)!r}: {error.strerror}. Choose another file.") from None
+        raise _unwritable(path, error) from None
 
 
 def document(experiment: Experiment, rows: Rows) -> dict[str, Any]:
