@@ -78,16 +78,17 @@ SUMMARIES: dict[str, Callable[[Rows], list[Row]]] = {
 
 
 NOTES = {
-    "fold": "Adam's steps do not depend on the size of a weight: a W_q drawn √d_k times smaller moves √d_k times as far, measured "
-    "against itself.",
-    "transplant": "Wortsman et al. saw the loss deteriorate near κ = 1000, this run sees it a decade earlier, and training longer moves "
-    "it down, not up: with `--steps 1000` κ = 1 reaches 1.91 nats, 10 stays at 2.20, 100 at 2.32 and 1000 at 2.44. From the start "
-    "logits have a spread of κ, and beyond √(2 ln 48) = 2.8 the softmax is frozen (`attemper run saturation`), so few rows pass a "
-    "gradient on in one step. They averaged over 131,072 tokens in each of 100,000 steps; here it is 768 in each of 200. That the "
-    "number of tokens explains the decade is likely (twice the batch is what the bare dot product needed on recall, below) and not "
-    "shown. The end is theirs: at 10,000 attention is worth nothing, and the loss is that of counting pairs.",
-    "scores": "The signs of additive attention are those that its layer notes of itself: `watch` follows products of q and k, and these "
-    "scores are none.",
+    "fold": "Adam's steps do not depend on the size of a weight: a W_q drawn √d_k times smaller moves √d_k times as far, "
+    "measured against itself.",
+    "transplant": "Wortsman et al. saw the loss deteriorate near κ = 1000, this run sees it a decade earlier, and more training "
+    "moves it down, not up: with `--steps 1000` κ = 1 reaches 1.91 nats, 10 stays at 2.20, 100 at 2.32 and 1000 at "
+    "2.44. From the start logits have a spread of κ, and beyond √(2 ln 48) = 2.8 the softmax is frozen (`attemper run "
+    "saturation`), so few rows pass a gradient on in one step. They averaged over 131,072 tokens in each of 100,000 "
+    "steps; here it is 768 in each of 200. That the number of tokens explains the decade is likely (twice the batch "
+    "is what the bare dot product needed on recall, below) and not shown. The end is theirs: at 10,000 attention is "
+    "worth nothing, and the loss is that of counting pairs.",
+    "scores": "The signs of additive attention are those that its layer notes of itself: `watch` follows products of q and k, "
+    "and these scores are none.",
 }
 """What the numbers alone do not say."""
 

@@ -16,12 +16,13 @@ HEIGHT, GAP = 82, 70
 
 
 class Panel(NamedTuple):
-    """A column of the rows over time; ``dashed`` is another one in the same panel."""
+    """A column of the rows over time; ``dashed`` is another one in the same panel, ``after`` the part of the steps left out."""
 
     column: str
     title: str
     log: bool = False
     dashed: str | None = None
+    after: float = 0.0
 
 
 ENTROPY = Panel("entropy", "entropy, nats")
@@ -29,7 +30,8 @@ PEAK = Panel("peak", "largest logit", log=True)
 GRADIENT = Panel("grad_q_rms", "|dL/dq|", log=True, dashed="grad_q_median")
 TRAINING = (Panel("loss", "loss, nats"), ENTROPY, PEAK, GRADIENT)
 RECALL = (Panel("accuracy", "accuracy"), *TRAINING)
-LANGUAGE = (Panel("held_out", "held-out loss"), ENTROPY, PEAK, GRADIENT)
+# the first fall of the loss is the same for all, and would flatten what comes after
+LANGUAGE = (Panel("held_out", "held-out loss", after=0.25), ENTROPY, PEAK, GRADIENT)
 
 NOTE = "Lines: median over seeds; bands: from the least to the most. |dL/dq|: RMS over entries, dashed their median."
 
@@ -49,7 +51,9 @@ def draw(columns: Mapping[str, theme.Rows], colour: alt.Color, field: str, panel
 
 def _panel(rows: theme.Rows, panel: Panel, colour: alt.Color, field: str, width: int, titled: bool, last: bool) -> Any:
     lines = [(panel.column, [1, 0])] + ([(panel.dashed, [4, 3])] if panel.dashed else [])
-    shown = {column: _over_seeds(rows, field, column, panel.log) for column, _ in lines}
+    first = panel.after * max(row["step"] for row in rows)
+    late = [row for row in rows if row["step"] >= first]
+    shown = {column: _over_seeds(late, field, column, panel.log) for column, _ in lines}
     values = [row[end] for part in shown.values() for row in part for end in ("low", "high")]
     y = alt.Y(
         "middle:Q",
