@@ -25,9 +25,13 @@ def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
         raise InputError(f"-o must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}; got {path.name!r}.")
     if not path.parent.is_dir():
         raise InputError(f"-o: there is no folder {str(path.parent)!r}. Make it first.")
-    if path.is_dir():
+    try:
+        folder, there = path.is_dir(), path.exists()
+    except OSError as error:  # a name too long for the disk
+        raise _unwritable(path, error) from None
+    if folder:
         raise InputError(f"-o: {str(path)!r} is a folder. Choose another file.")
-    if path.exists() and not force:
+    if there and not force:
         raise InputError(f"-o: {str(path)!r} is there already. Add --force to overwrite it, or choose another file.")
     for package in _needs(path.suffix):
         _load(package, path.suffix)
