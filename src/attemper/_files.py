@@ -16,20 +16,35 @@ def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
         raise InputError(f"-o must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}; got {path.name!r}.")
     if not path.parent.is_dir():
         raise InputError(f"-o: there is no folder {str(path.parent)!r}. Make it first.")
-    if path.is_dir():
+    try:
+        folder, there = path.is_dir(), path.exists()
+    except OSError as error:  # a name too long for the disk
+        raise _unwritable(path, error) from None
+    if folder:
         raise InputError(f"-o: {str(path)!r} is a folder. Choose another file.")
-    if path.exists() and not force:
+    if there and not force:
         raise InputError(f"-o: {str(path)!r} is there already. Add --force to overwrite it, or choose another file.")
+    _beside(path, b"", keep=False)  # rights, full names and special folders show in no other way
 
 
 def save(path: Path, content: bytes) -> None:
     """Write beside, then move into place: a file that was there stays until the new one is whole."""
+    _beside(path, content, keep=True)
+
+
+def _beside(path: Path, content: bytes, keep: bool) -> None:
     target = path.resolve()
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         part.write_bytes(content)
-        os.replace(part, target)
+        if keep:
+            os.replace(part, target)
+        else:
+            part.unlink()
     except OSError as error:
-        raise InputError(f"-o: cannot write {str(path)!r}: {error.strerror}. Choose another file.") from None
-    finally:
         part.unlink(missing_ok=True)
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"-o: cannot write {str(path)!r}: {error.strerror}. Choose another file.")

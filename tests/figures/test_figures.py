@@ -124,3 +124,13 @@ def test_what_cannot_be_written_is_said(tmp_path):
         output.check(tmp_path / "a.xls", output.SUFFIXES, force=False)
     with pytest.raises(InputError, match="there is no folder"):
         output.check(tmp_path / "no" / "a.csv", output.SUFFIXES, force=False)
+    with pytest.raises(InputError, match=r"-o: cannot write '.*': File name too long. Choose another file."):
+        output.check(tmp_path / ("a" * 300 + ".csv"), output.SUFFIXES, force=False)
+
+
+def test_looking_whether_a_file_can_be_written_leaves_no_trace(tmp_path):
+    there = tmp_path / "there.csv"
+    there.write_text("mine", encoding="utf-8")
+    output.check(there, output.SUFFIXES, force=True)
+    output.check(tmp_path / "new.csv", output.SUFFIXES, force=False)
+    assert [(path.name, path.read_text(encoding="utf-8")) for path in tmp_path.iterdir()] == [("there.csv", "mine")]

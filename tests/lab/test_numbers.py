@@ -16,7 +16,8 @@ def measured():
 
 
 def table_rows(text: str) -> dict[str, list[str]]:
-    """quantity → the other cells, of every row of the page."""
+    """quantity → the other cells, of every row of the page but its timings, which are one machine's."""
+    text = text.partition("## Timings")[0]
     lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| ")]
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines if cells[0].strip() != "quantity"}
 

@@ -1,5 +1,6 @@
 """docs/why-sqrt-dk.md and docs/training.md: their commands exist, their figures are there, their claims are all the claims."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -34,3 +35,48 @@ def test_the_table_has_every_claim_with_a_verdict():
 def test_the_training_page_has_every_experiment_that_trains():
     text = (DOCS / "training.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (\w+)", text, flags=re.MULTILINE) == [n for n in NAMES if experiment(n).trains]
+
+
+@pytest.fixture(scope="module")
+def full_size():
+    """scripts/full_size.py, which makes what is said of other machines from the rows in docs/data/."""
+    path = DOCS.parent / "scripts" / "full_size.py"
+    spec = importlib.util.spec_from_file_location("full_size", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_is_said_at_full_size_follows_from_the_rows_in_the_docs(full_size):
+    page = full_size.kept(DOCS / "training.md", full_size.FULL)
+    names = re.findall(r"^### (\w+)", page, flags=re.MULTILINE)
+    assert {"recall", "charlm"} <= set(names)
+    for name in names:
+        rows = full_size.unpack(name)
+        assert f"{experiment(name).finding(rows)}." in page
+        assert {row["device"] for row in rows} == {"cuda"}
+        assert len({row["seed"] for row in rows}) >= 3
+        assert {"entropy", "peak", "grad_q_rms", "grad_q_median"} <= set(rows[0])
+
+
+def test_timings_follow_from_the_rows_in_the_docs(full_size):
+    page = full_size.kept(DOCS / "numbers.md", full_size.TIMINGS)
+    for name in full_size.TIMED:
+        assert experiment(name).finding(full_size.unpack(name)) in page
+
+
+def test_packed_rows_come_back(full_size, tmp_path, monkeypatch):
+    from attemper.lab.store import Store
+
+    rows = [{"rule": "none", "seed": seed, "x": 1 / 3, "y": float("nan"), "step": 2} for seed in (0, 1)]
+    cell = {"rule": "none", "d": 4, "lr": 0.1, "steps": 1, "batch": 1, "pairs": 2, "device": "cpu"}
+    with Store(tmp_path, "recall") as store:
+        for seed in (1, 0):
+            store.add({**cell, "seed": seed}, [rows[seed]])
+        store.add({**cell, "seed": 0, "lr": 0.2}, [rows[0]])  # its other seed is missing
+    monkeypatch.setattr(full_size, "DATA", tmp_path / "data")
+    full_size.pack(tmp_path)
+    found = full_size.unpack("recall")
+    assert [row["seed"] for row in found] == [0, 1]
+    assert found[0]["x"] == 0.3333
+    assert found[0]["y"] != found[0]["y"]

@@ -1,12 +1,14 @@
 """The experiments that train: their contract on tiny settings, fairness between rules, and verdicts that follow their rows."""
 
 import copy
+import json
 import math
 
 import pytest
 import torch
 
-from attemper.lab import NAMES, charlm, claims, experiment, recall, training, training_verdicts
+import attemper
+from attemper.lab import NAMES, charlm, claims, experiment, layers, recall, seen, training_verdicts
 from attemper.lab.experiment import pick
 from attemper.lab.training import best_lr, first_step
 from attemper.lab.verdicts import CONDITION, FALSE, HOLDS
@@ -33,7 +35,7 @@ TINY = {
     },
     "scores": {"steps": (3,), "seed": (0,), "batch": (4,), "d": (16, 32)},
 }
-LOGGED = {"step", "loss", "entropy", "logit_std", "top_weight", "peak"}
+LOGGED = {"step", "loss", "entropy", "effective_keys", "logit_std", "top_weight", "peak", "grad_q_rms", "grad_q_median"}
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,14 @@ def test_a_run_logs_loss_and_vital_signs_and_has_a_figure(name, rows):
     assert " ".join(chart.to_dict()["title"]["text"]) == found.finding(rows[name])
     assert output.render(chart.to_json(), ".svg").startswith(b"<svg")
     assert isinstance(found.verdict(rows[name]).agrees, bool)
+    drawn = json.dumps(chart.to_dict())
+    for axis in (
+        "entropy, nats",
+        "largest logit",
+        "|dL/dq|",
+        "held-out loss" if "held_out" in rows[name][0] else "loss, nats",
+    ):
+        assert f'"title": "{axis}"' in drawn
 
 
 def test_every_training_experiment_is_here():
@@ -92,7 +102,7 @@ def test_projected_tables_are_projected_tokens():
     tokens = (model.key[keys] + model.value[values]) / math.sqrt(2)  # (B, pairs, d)
     p = torch.softmax((model.key[asked] @ model.w_q)[:, None] @ (tokens @ model.w_k).transpose(1, 2), -1)
     expected = (p @ (tokens @ model.w_v))[:, 0] @ model.read
-    torch.testing.assert_close(model(keys, values, asked)[0], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model(keys, values, asked), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_sequences_ask_for_a_key_that_is_there():
@@ -188,5 +198,84 @@ def test_claims_about_training_are_not_run_unless_asked():
 
 def test_scores_cover_every_way_to_compare():
     q = torch.randn(1, 2, 3, 4)
-    for name in (*recall.RULES, *training.OTHERS, "sqrt_dmodel", "layer"):
-        assert training.Scores(name, 2, 4)(q, q, q).output.shape == q.shape
+    for name in (*recall.RULES, *layers.OTHERS, "sqrt_dmodel", "layer"):
+        assert layers.Scores(name, 2, 4)(q, q, q).shape == q.shape
+
+
+def judged(name, scores, q, k, v, causal):
+    """The same attention by attemper's own functions: what the layer must compute, and what must be seen of it."""
+    if name == "additive":
+        return attemper.additive_attention(q, k, v, scores.gain, causal=causal)
+    if name == "cosine":
+        return attemper.cosine_attention(q, k, v, scale=scores.gain, causal=causal)
+    if name == "kappa":  # q and k at an RMS of √κ, divided by √d
+        q, k = (math.sqrt(3.0) * x / x.square().mean(-1, keepdim=True).sqrt() for x in (q, k))
+        return attemper.attention(q, k, v, causal=causal)
+    rule = attemper.rule(name)
+    scale = rule.scale(head_dim=q.shape[-1], heads=q.shape[1], layer=0, keys=k.shape[-2], gain=scores.gain)
+    if rule.unit:
+        return attemper.cosine_attention(q, k, v, scale=scale, causal=causal)
+    return attemper.attention(q, k, v, scale=scale, softcap=rule.softcap, causal=causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", [*recall.RULES, *layers.OTHERS])
+def test_what_is_seen_of_a_layer_is_what_it_computes(name, causal):
+    """Through `watch`, or for additive scores by the layer itself: signs and gradients against a direct computation."""
+    stream = torch.Generator().manual_seed(0)
+    q, k, v, upstream = torch.randn(4, 3, 2, 9, 8, generator=stream)
+    scores = layers.Scores(name, 2, 8, kappa=3.0)
+    q.requires_grad_()
+    with seen.looking(scores) as heads:
+        output = scores(q, k, v, causal)
+        (output * upstream).sum().backward()
+    expected, vitals = judged(name, scores, q, k, v, causal)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+    found = seen.folded(heads)
+    assert len(heads) == 2
+    assert found["entropy"] == pytest.approx(vitals.entropy.mean().item(), rel=1e-4)
+    assert found["effective_keys"] == pytest.approx(vitals.effective_keys.mean().item(), rel=1e-4)
+    assert found["top_weight"] == pytest.approx(vitals.top_weight.mean().item(), rel=1e-4)
+    assert found["peak"] == pytest.approx(vitals.peak.max().item(), rel=1e-4)
+    assert found["logit_std"] == pytest.approx(vitals.variance.mean().sqrt().item(), rel=1e-4)
+    if name in (
+        "sqrt_dk",
+        "none",
+        "dk",
+        "softcap",
+        "additive",
+    ):  # where the query that was given is the one that enters
+        size = q.grad.abs().movedim(1, 0).flatten(1)
+        assert found["grad_q_rms"] == pytest.approx(size.square().mean().sqrt().item(), rel=1e-4)
+        assert found["grad_q_median"] == pytest.approx(size.median(-1).values.mean().item(), rel=1e-4)
+    assert found["grad_q_rms"] > 0
+
+
+def test_a_layer_that_looked_at_itself_looks_no_longer():
+    scores = layers.Scores("additive", 1, 4)
+    q = torch.randn(1, 1, 3, 4, requires_grad=True)
+    with pytest.raises(RuntimeError, match="stop"), seen.looking(scores):
+        raise RuntimeError("stop")
+    assert scores.own is None
+    assert not scores(q, q, q)._backward_hooks
+
+
+def test_evaluation_is_not_in_the_signs(rows):
+    """Recall's batch has 4 sequences and its evaluation 256: a peak over both would be the evaluation's."""
+    first = pick(rows["recall"], rule="sqrt_dk", seed=0, step=0)[0]
+    model = recall.Recall(16, "sqrt_dk", recall.generator("cpu", "recall", 16, 32, 0))
+    keys, values, asked, _ = recall._sequences(4, 32, recall.generator("cpu", "recall data", 32, 0))
+    with attemper.watch(model) as watch:
+        model(keys, values, asked)
+    assert first["peak"] == pytest.approx(watch.record.to_dicts()[0]["peak"], rel=1e-5)
+
+
+def test_of_equal_learning_rates_the_better_on_the_way_is_taken():
+    def run(lr, middle):
+        steps = ((0, 0.0), (5, middle), (9, 1.0))
+        return [{"rule": "a", "lr": lr, "seed": 0, "step": s, "accuracy": a, "loss": 1.0} for s, a in steps]
+
+    rows = run(0.1, 0.2) + run(0.2, 0.9)
+    assert best_lr(rows, "accuracy", True, rule="a") == 0.2
+    theme = pytest.importorskip("attemper.figures.theme")
+    assert theme.best_rates(rows, "rule", "accuracy") == {"a": 0.2}

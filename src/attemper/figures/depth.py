@@ -1,4 +1,4 @@
-"""What leaving the scale out costs, against the number of layers."""
+"""What leaving the scale out costs, against the number of layers; and the shallowest and deepest model while they train."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 import altair as alt
 
-from . import marks, theme
+from . import marks, panels, theme
 
 
 def draw(rows: theme.Rows, finding: str) -> Any:
-    last = max(row["step"] for row in rows)
-    ends = [row for row in rows if row["step"] == last]
-    shown = []
-    for layers in sorted({row["layers"] for row in ends}):
-        for name in dict.fromkeys(row["rule"] for row in ends):
-            part = [row for row in ends if row["layers"] == layers and row["rule"] == name]
-            rate = theme.best_rates(part, "rule", "held_out", larger=False)[name]
-            values = [row["held_out"] for row in part if row["lr"] == rate]
+    shown, series = [], {}
+    for layers in sorted({row["layers"] for row in rows}):
+        part = [row for row in rows if row["layers"] == layers]
+        best = theme.best_rates(part, "rule", "held_out", larger=False)
+        series[layers] = theme.labelled([row for row in part if row["lr"] == best[row["rule"]]])
+        last = max(row["step"] for row in part)
+        for name in best:
+            values = [row["held_out"] for row in series[layers] if row["rule"] == name and row["step"] == last]
             shown.append({"layers": layers, "rule": name, **theme.spread("loss", values)})
     shown = theme.labelled(shown)
     colour = theme.by_rule(shown)
@@ -25,5 +25,12 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     points = marks.joined(shown, x, "loss", colour) + marks.measured(
         shown, x, "loss", "held-out loss, nats", colour, zero=False
     )
-    note = "Language model on Python's standard library, unit-variance q and k; median and range over seeds."
-    return theme.finish(alt.layer(points).properties(width=theme.WIDTH, height=300), finding, note)
+    ends = {f"depth {layers}": series[layers] for layers in dict.fromkeys((min(series), max(series)))}
+    below = panels.draw(ends, colour, "rule_label", panels.LANGUAGE)
+    note = (
+        "Language model on Python's standard library, unit-variance q and k; each rule at its best learning rate. "
+        f"Top: median and range over seeds. {panels.NOTE}"
+    )
+    return theme.finish(
+        alt.vconcat(alt.layer(points).properties(width=theme.WIDTH, height=200), below, spacing=24), finding, note
+    )

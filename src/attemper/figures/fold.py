@@ -1,4 +1,4 @@
-"""Accuracy on recall against the learning rate: the scale divided, folded into W_q, or left out; one panel per optimizer."""
+"""Recall against the learning rate with the scale divided, folded into W_q, or left out; and the same while it trains."""
 
 from __future__ import annotations
 
@@ -6,32 +6,40 @@ from typing import Any
 
 import altair as alt
 
-from . import marks, theme
+from . import marks, panels, theme
 
 NAMES = {"scaled": "divide by √d_k", "folded": "fold into W_q", "none": "neither"}
 
 
 def draw(rows: theme.Rows, finding: str) -> Any:
+    named = [{**row, "name": NAMES[row["how"]]} for row in rows]
     last = {
-        (row["optimizer"], row["how"], row["lr"], row["seed"]): row for row in rows
-    }  # rows come in the order of steps
+        (row["optimizer"], row["name"], row["lr"], row["seed"]): row for row in named
+    }  # rows come in order of steps
     grouped: dict[tuple[str, str, float], list[float]] = {}
-    for (optimizer, how, lr, _), row in last.items():
-        grouped.setdefault((optimizer, how, lr), []).append(row["accuracy"])
-    shown = [
-        {"optimizer": optimizer, "name": NAMES[how], "lr": lr, **theme.spread("accuracy", values)}
-        for (optimizer, how, lr), values in grouped.items()
+    for (optimizer, name, lr, _), row in last.items():
+        grouped.setdefault((optimizer, name, lr), []).append(row["accuracy"])
+    shown: theme.Rows = [
+        {"optimizer": optimizer, "name": name, "lr": lr, **theme.spread("accuracy", values)}
+        for (optimizer, name, lr), values in grouped.items()
     ]
     colour = theme.series("name", "the scale", list(NAMES.values()))
-    panels = []
-    rates = sorted({float(row["lr"]) for row in rows})
-    names = list(dict.fromkeys(row["optimizer"] for row in shown))
-    for optimizer in names:
+    optimizers = list(dict.fromkeys(row["optimizer"] for row in named))
+    tops, series = [], {}
+    for optimizer in optimizers:
         part = [row for row in shown if row["optimizer"] == optimizer]
-        x = theme.powers("lr", "learning rate", rates)
+        x = theme.powers("lr", "learning rate", [row["lr"] for row in part])
         panel = marks.joined(part, x, "accuracy", colour) + marks.measured(part, x, "accuracy", "accuracy", colour)
-        panels.append(
-            panel.properties(width=(theme.WIDTH - 40 * len(names)) // len(names), height=280, title=optimizer)
-        )
-    note = f"Recall, d = {max(row['d'] for row in rows)}; median and range over seeds."
-    return theme.finish(alt.hconcat(*panels), finding, note)
+        width = (theme.WIDTH - panels.GAP * (len(optimizers) - 1)) // len(optimizers)
+        tops.append(panel.properties(width=width, height=180, title=optimizer))
+        runs = [row for row in named if row["optimizer"] == optimizer]
+        best = theme.best_rates(runs, "name", "accuracy")
+        series[optimizer] = [row for row in runs if row["lr"] == best[row["name"]]]
+    chart = alt.vconcat(
+        alt.hconcat(*tops, spacing=18), panels.draw(series, colour, "name", panels.TRAINING), spacing=24
+    )
+    note = (
+        f"Recall, d = {max(row['d'] for row in rows)}. Top: median and range over seeds. "
+        f"Below: each way at its best learning rate. {panels.NOTE}"
+    )
+    return theme.finish(chart, finding, note)

@@ -72,23 +72,34 @@ def decades(low: float, high: float) -> alt.Axis:
 
 def powers(field: str, title: str, values: Sequence[float]) -> alt.X:
     """A logarithmic axis that names the values that were measured, and no others."""
-    axis = alt.Axis(values=sorted(set(values)), format="~g" if min(values) < 1 else "d", labelOverlap=True, grid=False)
+    axis = alt.Axis(
+        values=sorted(set(values)),
+        format="~g" if min(values) < 1 else "d",
+        labelOverlap="greedy",
+        labelSeparation=4,
+        grid=False,
+    )
     return alt.X(f"{field}:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=24), axis=axis)
 
 
 def best_rates(rows: Rows, which: str, column: str, larger: bool = True) -> dict[Any, float]:
-    """The learning rate at which each rule's last values have the best median over seeds."""
-    last: dict[tuple[Any, float], dict[Any, tuple[int, float]]] = {}
-    for row in rows:
-        seeds = last.setdefault((row[which], row["lr"]), {})
-        if row["step"] >= seeds.get(row["seed"], (-1, 0.0))[0]:
-            seeds[row["seed"]] = (row["step"], row[column])
+    """The learning rate at which each rule's last values have the best median over seeds; of equals, the better on the way."""
+    runs: dict[tuple[Any, float], dict[Any, list[float]]] = {}
+    for row in sorted(rows, key=lambda one: one["step"]):
+        value = row[column] if math.isfinite(row["loss"]) else (-math.inf if larger else math.inf)  # it diverged
+        runs.setdefault((row[which], row["lr"]), {}).setdefault(row["seed"], []).append(value)
+    order = max if larger else min
     found: dict[Any, float] = {}
     for name in dict.fromkeys(row[which] for row in rows):
-        medians = {
-            lr: statistics.median(v for _, v in seeds.values()) for (one, lr), seeds in last.items() if one == name
+        ends = {
+            lr: (
+                statistics.median(run[-1] for run in seeds.values()),
+                statistics.median(statistics.fmean(run) for run in seeds.values()),
+            )
+            for (one, lr), seeds in runs.items()
+            if one == name
         }
-        found[name] = (max if larger else min)(medians, key=lambda lr: medians[lr])
+        found[name] = order(ends, key=lambda lr: ends[lr])
     return found
 
 
@@ -112,7 +123,7 @@ def finish(chart: Any, finding: str, note: str) -> Any:
     return (
         chart.properties(title=title, background="white")
         .configure_axis(labelFontSize=12, titleFontSize=13, titleFontWeight="normal", gridColor="#e8e8e8")
-        .configure_legend(labelFontSize=12, titleFontSize=12, symbolSize=90)
+        .configure_legend(labelFontSize=12, titleFontSize=12, symbolSize=90, symbolOpacity=1)
         .configure_view(strokeWidth=0)
         .configure_header(labelFontSize=13, titleFontSize=13)
     )

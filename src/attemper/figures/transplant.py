@@ -1,4 +1,4 @@
-"""Held-out loss against the forced scale κ of the logits."""
+"""Held-out loss against the forced scale κ of the logits; and some of them while they train."""
 
 from __future__ import annotations
 
@@ -6,25 +6,32 @@ from typing import Any
 
 import altair as alt
 
-from . import marks, theme
+from . import marks, panels, theme
 
 
 def draw(rows: theme.Rows, finding: str) -> Any:
     last = {(row["kappa"], row["seed"]): row["held_out"] for row in rows}  # rows come in the order of steps
+    kappas = sorted({row["kappa"] for row in rows})
     shown = []
-    for kappa in sorted({row["kappa"] for row in rows}):
+    for kappa in kappas:
         values = [value for (one, _), value in last.items() if one == kappa]
         shown.append({"kappa": kappa, "name": "measured", **theme.spread("loss", values)})
-    x = theme.powers("kappa", "κ, the forced scale of the logits", [row["kappa"] for row in shown])
+    x = theme.powers("kappa", "κ, the forced scale of the logits", kappas)
     colour = theme.series("name", "", ["measured"]).legend(None)
-    chart = (
+    top = (
         marks.labelled_line(1e3, "Wortsman", axis="x")
         + marks.labelled_line(rows[0]["bigram"], "counting pairs of characters")
         + marks.joined(shown, x, "loss", colour)
         + marks.measured(shown, x, "loss", "held-out loss, nats", colour, zero=False)
     )
-    note = (
-        "Language model on Python's standard library; q and k at an RMS of √κ each, divided by √d_k; range over seeds. "
-        "Dashed, at 1000: where Wortsman et al. 2023 saw the loss deteriorate."
+    decades = [kappa for kappa in kappas if kappa >= 1][:: max(1, len(kappas) // 5)][-5:]
+    series = [{**row, "name": f"{row['kappa']:g}"} for row in rows if row["kappa"] in decades]
+    below = panels.draw(
+        {"": series}, theme.series("name", "κ", [f"{kappa:g}" for kappa in decades]), "name", panels.LANGUAGE
     )
-    return theme.finish(alt.layer(chart).properties(width=theme.WIDTH, height=300), finding, note)
+    note = (
+        "Language model on Python's standard library; q and k at an RMS of √κ each, divided by √d_k, so that logits reach κ√d_k. "
+        f"Dashed, at 1000: where Wortsman et al. 2023 saw the loss deteriorate. {panels.NOTE}"
+    )
+    chart = alt.vconcat(alt.layer(top).properties(width=theme.WIDTH, height=200), below, spacing=24)
+    return theme.finish(chart.resolve_scale(color="independent"), finding, note)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import InputError
-from ..vitals import Attended
 from .experiment import DEVICE, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
-from .training import Scores, best_lr, fit, runs
+from .layers import Scores
+from .training import best_lr, fit, runs
 
 VOCABULARY = 128
 TEXT = 1_000_000  # characters; the last tenth is held out
@@ -59,13 +59,13 @@ class Block(nn.Module):
         self.out = draw(width, width, width**-0.5)
         self.up, self.down = draw(width, 4 * width, width**-0.5), draw(4 * width, width, 0.5 * width**-0.5)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Attended]:
+    def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         split = (F.layer_norm(x, (width,)) @ self.qkv).view(batch, length, 3, self.heads, -1)
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each (B, H, L, d)
         attended = self.scores(query, key, value, causal=True)
-        x = x + attended.output.transpose(1, 2).reshape(batch, length, width) @ self.out
-        return x + F.gelu(F.layer_norm(x, (width,)) @ self.up) @ self.down, attended
+        x = x + attended.transpose(1, 2).reshape(batch, length, width) @ self.out
+        return x + F.gelu(F.layer_norm(x, (width,)) @ self.up) @ self.down
 
 
 class Model(nn.Module):
@@ -88,13 +88,11 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads, one, std, stream) for one in scores).to(stream.device)
         self.read = draw(width, VOCABULARY, 0.02)
 
-    def forward(self, tokens: Tensor) -> tuple[Tensor, list[Attended]]:
+    def forward(self, tokens: Tensor) -> Tensor:
         x = F.embedding(tokens, self.token) + self.place
-        seen = []
         for block in self.blocks:
-            x, attended = block(x)
-            seen.append(attended)
-        return F.layer_norm(x, x.shape[-1:]) @ self.read, seen
+            x = block(x)
+        return F.layer_norm(x, x.shape[-1:]) @ self.read
 
 
 def measure(cell: Cell) -> list[Row]:
@@ -110,16 +108,15 @@ def train(cell: Cell, score: str, kappa: float = 1.0) -> list[Row]:
     data = generator("cpu", "charlm data", length, batch, seed)
     held = _windows(text[cut:], UNSEEN, length, generator("cpu", "charlm test", length)).to(str(cell["device"]))
 
-    def loss_on(windows: Tensor) -> tuple[Tensor, list[Attended]]:
-        found, seen = model(windows[:, :-1])
-        return F.cross_entropy(found.flatten(0, 1), windows[:, 1:].flatten()), seen
+    def loss_on(windows: Tensor) -> Tensor:
+        return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
 
-    def loss_of(step: int) -> tuple[Tensor, list[Attended]]:
+    def loss_of(step: int) -> Tensor:
         return loss_on(_windows(text[:cut], batch, length, data).to(str(cell["device"])))
 
     @torch.no_grad()
     def evaluate() -> dict[str, float]:
-        return {"held_out": float(loss_on(held)[0])}
+        return {"held_out": float(loss_on(held))}
 
     first = model.blocks[0]
     assert isinstance(first, Block)
@@ -264,12 +261,12 @@ EXPERIMENT = Experiment(
     presets={
         "full": {
             "rule": ("sqrt_dk", "none", "dk", "qk_norm"),
-            "lr": (3e-4, 1e-3, 3e-3, 1e-2),
-            "steps": (1500,),
-            "batch": (64,),
+            "lr": (3e-4, 1e-3, 3e-3),
+            "steps": (800,),
+            "batch": (32,),
             "length": (128,),
             "d_model": (256,),
-            "heads": (8,),
+            "heads": (4,),
             "layers": (4,),
         }
     },

@@ -63,9 +63,9 @@ EXPERIMENT = Experiment(
     chart="depth",
     presets={
         "full": {
-            "lr": (3e-4, 1e-3, 3e-3),
-            "steps": (1000,),
-            "batch": (64,),
+            "lr": (1e-3, 3e-3),
+            "steps": (600,),
+            "batch": (32,),
             "length": (128,),
             "d_model": (256,),
             "heads": (4,),

@@ -60,11 +60,15 @@ def finding(rows: Rows) -> str:
     for optimizer in dict.fromkeys(row["optimizer"] for row in rows):
         of_how: dict[str, list[float]] = {}
         for row in pick(table(rows), optimizer=optimizer):
-            of_how.setdefault(row["how"], []).append(row["accuracy"])
-        said = ", ".join(f"{how} {'/'.join(f'{value:.0%}' for value in values)}" for how, values in of_how.items())
+            of_how.setdefault(row["how"], []).extend([row["lr"]] if row["accuracy"] >= recall.LEARNED else [])
+        said = ", ".join(f"{how} {_range(rates)}" for how, rates in of_how.items())
         parts.append(f"{optimizer}: {said}")
-    rates = "/".join(f"{lr:g}" for lr in sorted({row["lr"] for row in rows}))
-    return f"The same function at step 0, another training; accuracy at lr {rates}: {'; '.join(parts)}"
+    return f"The same function at step 0, another training; learning rates that reach 90 %: {'; '.join(parts)}"
+
+
+def _range(rates: list[float]) -> str:
+    """The learning rates from the least to the most; those between are in the table."""
+    return "never" if not rates else " to ".join(f"{lr:g}" for lr in dict.fromkeys((min(rates), max(rates))))
 
 
 EXPERIMENT = Experiment(

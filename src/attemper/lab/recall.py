@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..vitals import Attended
 from .experiment import DEVICE, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
-from .training import Scores, best_lr, first_step, fit, runs
+from .layers import Scores
+from .training import best_lr, first_step, fit, runs
 
 KEYS, VALUES = 256, 32
 UNSEEN = 256
 LEARNED = 0.9
+PILOT = 400  # steps
 RULES = ("sqrt_dk", "none", "dk", "qk_norm", "learned", "softcap")
 
 
@@ -40,15 +41,15 @@ class Recall(nn.Module):
             self.w_q.data /= math.sqrt(d)
         self.scores = Scores(score, 1, d).to(stream.device)
 
-    def forward(self, keys: Tensor, values: Tensor, asked: Tensor) -> tuple[Tensor, Attended]:
+    def forward(self, keys: Tensor, values: Tensor, asked: Tensor) -> Tensor:
         """keys, values (B, pairs), asked (B,) → logits of the answer (B, VALUES)."""
         query = F.embedding(asked, self.key @ self.w_q)[:, None, None]  # (B, 1, 1, d)
         key, value = (
             (F.embedding(keys, self.key @ weight) + F.embedding(values, self.value @ weight))[:, None] / math.sqrt(2)
             for weight in (self.w_k, self.w_v)
         )  # (B, 1, pairs, d), unit variance
-        attended = self.scores(query, key, value)
-        return attended.output[:, 0, 0] @ self.read, attended
+        attended: Tensor = self.scores(query, key, value)
+        return attended[:, 0, 0] @ self.read
 
 
 def measure(cell: Cell) -> list[Row]:
@@ -62,15 +63,14 @@ def train(cell: Cell, score: str, fold: bool = False, optimizer: str = "adam") -
     data = generator(cell["device"], "recall data", pairs, cell["seed"])
     unseen = _sequences(UNSEEN, pairs, generator(cell["device"], "recall test", pairs))
 
-    def loss_of(step: int) -> tuple[Tensor, list[Attended]]:
+    def loss_of(step: int) -> Tensor:
         *inputs, answer = _sequences(batch, pairs, data)
-        found, attended = model(*inputs)
-        return F.cross_entropy(found, answer), [attended]
+        return F.cross_entropy(model(*inputs), answer)
 
     @torch.no_grad()
     def evaluate() -> dict[str, float]:
         *inputs, answer = unseen
-        return {"accuracy": float((model(*inputs)[0].argmax(-1) == answer).double().mean())}
+        return {"accuracy": float((model(*inputs).argmax(-1) == answer).double().mean())}
 
     watched = {"w_q": model.w_q, "w_v": model.w_v}
     return fit(model, float(cell["lr"]), int(cell["steps"]), loss_of, evaluate, watched, optimizer)
@@ -116,7 +116,7 @@ def expect(rows: Rows) -> list[Expectation]:
     best = {row["rule"]: row for row in pick(summary(rows), d=256)}
     if not {"sqrt_dk", "none"} <= set(best):
         return []
-    return [
+    found = [
         Expectation(
             "accuracy with 1/√d_k, d = 256, at its best learning rate",
             1.0,
@@ -124,7 +124,12 @@ def expect(rows: Rows) -> list[Expectation]:
             0.1,
             "pilot of this project: 1.00",
             "nine in ten count as learned",
-        ),
+        )
+    ]
+    if max(row["step"] for row in rows) > PILOT:
+        return found  # given time, it is learned without a scale too: what is left is how long that takes
+    return [
+        *found,
         Expectation(
             "accuracy without a scale over accuracy with 1/√d_k, d = 256",
             0.36,

@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import InputError
 from .experiment import Cell, Row, key, origin
 
-FORMAT = 1
+FORMAT = 2  # raised when the columns of rows change too
 
 
 class Store:

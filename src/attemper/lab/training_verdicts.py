@@ -34,7 +34,9 @@ def falls_apart(evidence: Evidence) -> Judgement:
         return Judgement(FALSE, numbers, "each rule at its own best learning rate, it is learned without a scale too")
     if most > RUIN and not unseen:
         return Judgement(HOLDS, numbers, "")
-    words = "on recall; a language model trains without it"
+    words = (
+        f"on recall, within {max(row['step'] for row in evidence['recall'])} steps; a language model trains without it"
+    )
     return Judgement(
         CONDITION, numbers, words + (", and there is a cell where it makes no difference" if unseen else "")
     )

@@ -72,13 +72,14 @@ EXPERIMENT = Experiment(
     presets={
         "full": {
             "kappa": (0.1, 1.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4),
-            "steps": (1500,),
-            "batch": (64,),
+            "steps": (1200,),
+            "batch": (32,),
             "length": (128,),
             "d_model": (256,),
             "heads": (4,),
             "layers": (4,),
             "lr": (1e-3,),
+            "seed": (0, 1, 2),
         }
     },
     trains=True,

@@ -1,0 +1,147 @@
+"""Makes what docs/ shows of runs on another machine, from the rows in docs/data/.
+
+`python scripts/full_size.py`          figures full-*.svg, the end of docs/training.md, the timings in docs/numbers.md
+`python scripts/full_size.py FOLDER`   first packs the results that `attemper run --results` kept in FOLDER, and the documents
+                                       that `attemper run -o` wrote there, into docs/data/
+
+`make figures` and `python scripts/figures.py training` write the pages that this one adds to, and keep what it added.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from attemper.lab import charlm, experiment, output
+from attemper.lab.experiment import Row, Rows, key
+
+DOCS = Path(__file__).parents[1] / "docs"
+DATA = DOCS / "data"
+TIMED = ("additive_cost", "parallel")
+FULL = ("<!-- full size -->", "<!-- /full size -->")
+TIMINGS = ("<!-- timings -->", "<!-- /timings -->")
+
+
+def pack(folder: Path) -> None:
+    """Rows as columns, what never changes once, four digits: a few hundred kB that say all that the figures need."""
+    DATA.mkdir(exist_ok=True)
+    for path in sorted(folder.glob("*.json*")):
+        name = path.name.split(".")[0]
+        rows = json.loads(path.read_text())["rows"] if path.suffix == ".json" else _stored(path)
+        columns = output.columns(rows)
+        fixed = {one: _short(rows[0][one]) for one in columns if all(row.get(one) == rows[0][one] for row in rows)}
+        moving = [one for one in columns if one not in fixed]
+        table = [[_short(row.get(one)) for one in moving] for row in rows]
+        text = json.dumps({"fixed": fixed, "columns": moving}, ensure_ascii=False)[:-1]
+        lines = ",\n".join(json.dumps(line, separators=(",", ":")) for line in table)
+        (DATA / f"{name}.json").write_text(f'{text}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+def _stored(path: Path) -> Rows:
+    """The rows of a results file in the order of the cells; settings that did not get all of their seeds are left out."""
+    found = experiment(path.stem)
+    cells = {key(one["cell"]): one for one in map(json.loads, path.read_text(encoding="utf-8").splitlines()[1:])}
+    asked = {p.name: tuple(dict.fromkeys(one["cell"][p.name] for one in cells.values())) for p in found.parameters}
+    asked |= {
+        name: tuple(sorted(values)) for name, values in asked.items() if name in ("d", "lr", "seed", "kappa", "layers")
+    }
+    whole = [
+        cell
+        for cell in found.cells(asked)
+        if all(key({**cell, "seed": seed}) in cells for seed in asked["seed"])
+    ]  # fmt: skip
+    return [row for cell in whole for row in cells[key(cell)]["rows"]]
+
+
+def _short(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def unpack(name: str) -> list[Row]:
+    content = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
+    return [
+        {**content["fixed"], **{c: math.nan if v is None else v for c, v in zip(content["columns"], line, strict=True)}}
+        for line in content["rows"]
+    ]
+
+
+def insert(page: Path, marks: tuple[str, str], lines: list[str]) -> None:
+    """Lines between two marks of a page, at its end where it has none yet."""
+    text = page.read_text(encoding="utf-8")
+    head, _, rest = text.partition(marks[0])
+    tail = rest.partition(marks[1])[2]
+    page.write_text(f"{head.rstrip()}\n\n" + "\n".join([marks[0], *lines, marks[1]]) + (tail or "\n"), encoding="utf-8")
+
+
+def kept(page: Path, marks: tuple[str, str]) -> str:
+    """What stands between two marks of a page, with them: whoever writes the page anew appends it."""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    inside = text.partition(marks[0])[2].partition(marks[1])[0]
+    return f"{marks[0]}{inside}{marks[1]}\n" if inside else ""
+
+
+def full_size() -> None:
+    from figures import SUMMARIES, table
+
+    lines = ["", "# Full size", "", (DATA / "README.md").read_text(encoding="utf-8").strip(), ""]
+    for name, summary in SUMMARIES.items():
+        if not (DATA / f"{name}.json").exists():
+            continue
+        found, rows = experiment(name), unpack(name)
+        print(f"docs/figures/full-{name}.svg", file=sys.stderr)
+        output.write(DOCS / "figures" / f"full-{name}.svg", found, rows)
+        first, runs = rows[0], len({tuple(row[p.name] for p in found.parameters) for row in rows})
+        fixed = [p.name for p in found.parameters if len({row[p.name] for row in rows}) == 1]
+        lines += [f"### {name}", "", f"{found.finding(rows)}.", "", f"![{name}](figures/full-{name}.svg)", ""]
+        lines += [
+            f"{runs} runs; " + ", ".join(f"{one} {first[one]}" for one in fixed) + f"; torch {first['torch']}.",
+            "",
+        ]
+        left = [
+            f"{one} {', '.join(map(str, gone))}"
+            for one, values in found.settings(preset="full").items()
+            if one != "device" and (gone := [value for value in values if value not in {row[one] for row in rows}])
+        ]
+        lines += [f"Of the preset, not run yet: {'; '.join(left)}.", ""] if left else []
+        lines += [table(summary(rows)), ""]
+        if name == "charlm":
+            lines += [table(charlm.summary(rows)), ""]
+    waiting = [name for name in SUMMARIES if not (DATA / f"{name}.json").exists()]
+    if waiting:
+        lines += [f"Not run at this size yet: {', '.join(waiting)}.", ""]
+    insert(DOCS / "training.md", FULL, lines)
+
+
+def timings() -> None:
+    from figures import table
+
+    lines = [
+        "",
+        "## Timings",
+        "",
+        "These depend on the machine: no test holds them. Two quiet cores of a Xeon with AVX-512,",
+    ]
+    lines += ["`OMP_NUM_THREADS=2 taskset -c 0,2 attemper run NAME`; medians, the factor with its 95 % interval.", ""]
+    for name in TIMED:
+        rows = unpack(name)
+        output.write(DOCS / "figures" / f"{name}.svg", experiment(name), rows)
+        wanted = [one for one in rows[0] if one in ("n", "d") or one.endswith(("_ms", "_mib")) or "factor" in one]
+        lines += [f"`{name}`, torch {rows[0]['torch']}: {experiment(name).finding(rows)}.", ""]
+        lines += [table([{one: row[one] for one in wanted} for row in rows]), ""]
+    insert(DOCS / "numbers.md", TIMINGS, lines)
+
+
+def main(words: list[str]) -> None:
+    if words:
+        pack(Path(words[0]))
+    full_size()
+    timings()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,105 @@
+"""panels: what training shows, under one time axis: loss, entropy, the largest logit and the gradient, rules side by side."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import altair as alt
+
+from . import theme
+
+LEAST = 1e-10  # what a logarithmic axis shows of less: a median gradient of exactly 0 exists
+HEIGHT, GAP = 82, 70
+
+
+class Panel(NamedTuple):
+    """A column of the rows over time; ``dashed`` is another one in the same panel, ``after`` the part of the steps left out."""
+
+    column: str
+    title: str
+    log: bool = False
+    dashed: str | None = None
+    after: float = 0.0
+
+
+ENTROPY = Panel("entropy", "entropy, nats")
+PEAK = Panel("peak", "largest logit", log=True)
+GRADIENT = Panel("grad_q_rms", "|dL/dq|", log=True, dashed="grad_q_median")
+TRAINING = (Panel("loss", "loss, nats"), ENTROPY, PEAK, GRADIENT)
+RECALL = (Panel("accuracy", "accuracy"), *TRAINING)
+# the first fall of the loss is the same for all, and would flatten what comes after
+LANGUAGE = (Panel("held_out", "held-out loss", after=0.25), ENTROPY, PEAK, GRADIENT)
+
+NOTE = "Lines: median over seeds; bands: from the least to the most. |dL/dq|: RMS over entries, dashed their median."
+
+
+def draw(columns: Mapping[str, theme.Rows], colour: alt.Color, field: str, panels: Sequence[Panel] = TRAINING) -> Any:
+    """One column of panels for each set of rows, under its name; ``field`` is what ``colour`` reads."""
+    width = (theme.WIDTH - GAP * (len(columns) - 1)) // len(columns)
+    found = []
+    for place, (name, rows) in enumerate(columns.items()):
+        stack = [
+            _panel(rows, panel, colour, field, width, titled=place == 0, last=panel is panels[-1]) for panel in panels
+        ]
+        heading = alt.TitleParams(name, fontSize=13, fontWeight="normal", anchor="start", frame="group", offset=4)
+        found.append(alt.vconcat(*stack, spacing=8, title=heading).resolve_scale(x="shared"))
+    return alt.hconcat(*found, spacing=18)
+
+
+def _panel(rows: theme.Rows, panel: Panel, colour: alt.Color, field: str, width: int, titled: bool, last: bool) -> Any:
+    lines = [(panel.column, [1, 0])] + ([(panel.dashed, [4, 3])] if panel.dashed else [])
+    first = panel.after * max(row["step"] for row in rows)
+    late = [row for row in rows if row["step"] >= first]
+    shown = {column: _over_seeds(late, field, column, panel.log) for column, _ in lines}
+    values = [row[end] for part in shown.values() for row in part for end in ("low", "high")]
+    y = alt.Y(
+        "middle:Q",
+        title=panel.title if titled else None,
+        scale=alt.Scale(type="log", nice=False) if panel.log else alt.Scale(zero=False),
+        axis=_few_decades(min(values), max(values)) if panel.log else alt.Axis(tickCount=3),
+    )
+    axis = alt.Axis(tickCount=5, labels=last, ticks=last, title="step" if last else None)
+    encoding: dict[str, Any] = {"x": alt.X("step:Q", scale=alt.Scale(nice=False), axis=axis), "color": colour}
+    layers = []
+    for column, dash in lines:
+        base = alt.Chart(theme.data(shown[column])).encode(**encoding)
+        layers.append(base.mark_area(opacity=0.16).encode(y=alt.Y("low:Q"), y2="high:Q"))
+        layers.append(base.mark_line(strokeDash=dash).encode(y=y, strokeWidth=alt.StrokeWidth("width:Q", scale=None)))
+    return alt.layer(*layers).properties(width=width, height=HEIGHT)
+
+
+def _widths(rows: theme.Rows, field: str) -> dict[Any, float]:
+    """Lines that lie on one another show all the same: each is thinner than the one drawn before it."""
+    names = sorted({row[field] for row in rows})  # the order in which they are drawn
+    return {name: 1.4 + 1.8 * (len(names) - 1 - place) / max(1, len(names) - 1) for place, name in enumerate(names)}
+
+
+def _over_seeds(rows: theme.Rows, field: str, column: str, log: bool) -> list[dict[str, Any]]:
+    """Per name and step: the median over seeds, the least and the most; what is not finite is left out."""
+    found: dict[tuple[Any, int], list[float]] = {}
+    for row in rows:
+        if math.isfinite(row[column]):
+            found.setdefault((row[field], row["step"]), []).append(max(row[column], LEAST) if log else row[column])
+    widths = _widths(rows, field)
+    return [
+        {
+            field: name,
+            "width": widths[name],
+            "step": step,
+            "middle": statistics.median(values),
+            "low": min(values),
+            "high": max(values),
+        }
+        for (name, step), values in found.items()
+    ]
+
+
+def _few_decades(low: float, high: float, most: int = 4) -> alt.Axis:
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    step = max(1, math.ceil((last - first) / most))
+    return alt.Axis(
+        values=[10.0**power for power in range(first, last + 1, step)], format="~g" if low > 1e-3 else ".0e"
+    )
