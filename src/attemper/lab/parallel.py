@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..attention import attention
-from ..bench.timing import interleave, median_interval
+from ..bench.timing import interleave
 from .experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
 
 
@@ -39,17 +39,16 @@ def measure(cell: Cell) -> list[Row]:
         difference = float((once() - token_by_token()).abs().max())
     finally:
         torch.set_num_threads(before)
-    rounds = zip(*(times.seconds[name] for name in ("pass", "loop", "calls")), strict=True)
-    ratios = {"factor": times.speed("pass", than="loop")}
-    ratios["work_factor"] = median_interval([(loop - calls) / one for one, loop, calls in rounds])
+    faster = times.speed("pass", than="loop")
+    # a difference of two times: from the fastest round of each, which other programs disturb least
+    best = {name: min(times.seconds[name]) for name in ("pass", "loop", "calls")}
     return [
         {
             **{f"{name}_ms": times.spread(name).median * 1e3 for name in ("pass", "loop", "calls")},
-            **{
-                f"{name}{end}": number
-                for name, ratio in ratios.items()
-                for end, number in (("", ratio.median), ("_low", ratio.low), ("_high", ratio.high))
-            },
+            "factor": faster.median,
+            "factor_low": faster.low,
+            "factor_high": faster.high,
+            "work_factor": (best["loop"] - best["calls"]) / best["pass"],
             "difference": difference,
         }
     ]
