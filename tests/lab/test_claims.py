@@ -100,7 +100,7 @@ FLIPS = {
             FALSE,
         ),
         "RMS, none over √d_k, n = 1024": (
-            [("gradient", NONE, times(1e-4, "median")), ("gradient_long", NONE, times(1e-4, "median"))],
+            [("gradient", NONE, times(1e-4, "rms", "median")), ("gradient_long", NONE, times(1e-4, "median"))],
             [("gradient_long", NONE, times(1e-3, "rms"))],
             HOLDS,
         ),

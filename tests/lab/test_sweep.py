@@ -72,15 +72,15 @@ def test_finished_cells_are_not_measured_again(tmp_path):
 
 
 def test_results_of_another_version_are_said_and_not_mixed(tmp_path):
-    with Store(tmp_path, "toy") as store:
-        store.add({"x": 1}, [{"y": 1}])
+    found = toy(lambda cell: [{"y": 1}])
+    sweep(found, {"x": (1,)}, results=tmp_path)
     path = tmp_path / "toy.jsonl"
     text = path.read_text(encoding="utf-8")
     other = json.loads(text.splitlines()[0])
     path.write_text(text.replace(other["torch"], "2.0.0"), encoding="utf-8")
     before = path.read_bytes()
     with pytest.raises(InputError) as error:
-        sweep(toy(lambda cell: [{}]), {"x": (1,)}, results=tmp_path)
+        sweep(found, {"x": (1,)}, results=tmp_path)
     assert "were made by torch 2.0.0; this is torch " in str(error.value)
     assert "choose another --results" in str(error.value)
     assert path.read_bytes() == before

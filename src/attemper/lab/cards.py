@@ -70,8 +70,8 @@ def _softmax(evidence: Evidence) -> list[Card]:
         ),
         Card(
             "Do gradients vanish or explode without the scale?",
-            "On average they grow at every d_k. For the median query too at the head dims that models use; beyond a d_k that grows "
-            "with the number of keys it gets almost nothing.",
+            "On average they grow at every d_k. For the median query too, at the head dims that models use; beyond a d_k that "
+            "grows with the number of keys it gets almost nothing.",
             f"with {n} keys: RMS × {mean[64]:.0f} at d_k = 64 and × {mean[1024]:.0f} at 1024; median × {typical[64]:.2g} and "
             f"× {typical[1024]:.2g}, turning at d_k ≈ {crossing(rows, n):.0f}",
         ),
@@ -107,8 +107,8 @@ def _divisors(evidence: Evidence) -> list[Card]:
     return [
         Card(
             "What does dividing by d_k instead do before training?",
-            "It makes attention nearly uniform: even a key equal to the query gets next to nothing. W_q and W_k can learn the factor, "
-            "and µP divides by d_k on purpose, so that a learned logit does not depend on d_k.",
+            "It makes attention nearly uniform: even a key equal to the query gets next to nothing. W_q and W_k can learn the "
+            "factor, and µP divides by d_k on purpose, so that a learned logit does not depend on d_k.",
             f"a key equal to q gets {divisors['dk']['aligned_weight']:.2%} among {divisors['dk']['n']} others, with √d_k "
             f"{divisors['sqrt_dk']['aligned_weight']:.0%}",
         ),
@@ -143,7 +143,7 @@ def _practice(evidence: Evidence) -> list[Card]:
         Card(
             "Why compute attention in one pass and not token by token?",
             "The rows do not depend on one another, so one product does them all.",
-            f"{loop['factor']:.0f} times as fast at {loop['n']} tokens, {loop['work_factor']:.1f} times without the cost of the calls",
+            f"{loop['factor']:.0f} times as fast at {loop['n']} tokens; {loop['work_factor']:.1f} times without its calls",
         ),
     ]
 
