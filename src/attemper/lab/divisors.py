@@ -82,7 +82,8 @@ def finding(rows: Rows) -> str:
         f"{row['effective_keys']:.{0 if row['effective_keys'] > 100 else 1}f} {WORDS[row['rule']]}" for row in shown
     ]
     found = [f"{row['aligned_weight']:.2g}" for row in shown]
-    return f"At d_k = {d} a query looks at {', '.join(keys)}, of {n} keys; one more key, equal to it, gets a weight of {', '.join(found)}"
+    words = f"At d_k = {d} a query looks at {', '.join(keys)}, of {n} keys"
+    return f"{words}; one more key, equal to it, gets a weight of {', '.join(found)}"
 
 
 EXPERIMENT = Experiment(
