@@ -245,7 +245,7 @@ def test_the_dask_example_of_the_documents_runs(tmp_path):
 
 
 DYING = """
-import os, signal, sys
+import os, signal, time
 import dask, joblib
 from distributed import Client, LocalCluster
 from attemper.lab.experiment import Experiment, Parameter
@@ -253,7 +253,8 @@ from attemper.lab.sweep import sweep
 
 
 def measure(cell):
-    if cell["x"] == 3:
+    if cell["x"] == 4:
+        time.sleep(2)  # a worker takes with it what nobody has fetched yet: the other cells are fetched first
         os.kill(os.getpid(), signal.SIGKILL)
     return [{"y": cell["x"]}]
 
@@ -261,7 +262,7 @@ def measure(cell):
 if __name__ == "__main__":
     x = Parameter("x", (1, 2, 3, 4), "a number")
     toy = Experiment("toy", "?", (), (x,), measure, lambda rows: [], lambda rows: "", "none")
-    dask.config.set({"distributed.scheduler.allowed-failures": 1})
+    dask.config.set({"distributed.scheduler.allowed-failures": 0})
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster):
         with joblib.parallel_config(backend="dask"):
             swept = sweep(toy, {"x": (1, 2, 3, 4)}, note=lambda line: print("note:", line))
@@ -275,4 +276,4 @@ def test_a_worker_that_dies_on_dask_is_reported_and_the_others_go_on(tmp_path):
     script.write_text(DYING, encoding="utf-8")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[1, 2, 4] ['x=3: its worker died 2 times (KilledWorker)']"
+    assert done.stdout.splitlines()[-1] == "[1, 2, 3] ['x=4: its worker died 2 times (KilledWorker)']"
