@@ -41,10 +41,12 @@ def write_claims(judged: list[claims.Judged]) -> None:
     head, rest = page.read_text(encoding="utf-8").split(TABLE[0])
     old, tail = rest.split(TABLE[1])
     kept = {line.split(" | ")[0]: line for line in old.splitlines()}
-    lines = ["| | claim | verdict | numbers of this run |", "|---|---|---|---|"]
+    lines = ["| | claim | verdict | numbers; *context* |", "|---|---|---|---|"]
     for one in judged:
         verdict = f"**{one.verdict}**" + (f": {one.condition}" if one.condition else "")
         shown = "; ".join(f"{name} {render.number(value)}" for name, value in one.numbers.items())
+        beside = "; ".join(f"{name} {render.number(value)}" for name, value in one.context.items())
+        shown += f"; *{beside}*" if beside else ""
         line = f"| {' | '.join(map(numbers.cell, (one.claim.id, one.claim.sentence, verdict, shown)))} |"
         lines.append(kept.get(f"| {one.claim.id}", line) if one.verdict == NOT_RUN else line)
     page.write_text("\n".join([f"{head}{TABLE[0]}", *lines, f"{TABLE[1]}{tail}"]), encoding="utf-8")
@@ -127,7 +129,8 @@ def training(results: Path) -> None:
         ]
     page = DOCS / "training.md"
     page.write_text("\n".join([*lines, kept(page, FULL)]), encoding="utf-8")
-    write_claims(claims.judge(evidence))
+    home, settings = claims.EVIDENCE["divisors"]  # C10 is judged before training and after it
+    write_claims(claims.judge({**evidence, "divisors": experiment(home).run(**settings)}))
 
 
 def table(rows: list[Row]) -> str:

@@ -12,7 +12,7 @@ def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
     """Refuse a file that could not or should not be written, before the work and not after it."""
     if path is None:
         return
-    if path.suffix not in suffixes:
+    if path.suffix.lower() not in suffixes:
         raise InputError(f"-o must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}; got {path.name!r}.")
     if not path.parent.is_dir():
         raise InputError(f"-o: there is no folder {str(path.parent)!r}. Make it first.")

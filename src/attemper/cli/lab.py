@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,7 +51,7 @@ def run(
     if not swept.rows:
         fail(swept.failures)
     if as_json:
-        print(json.dumps(files.document(found, swept.rows), ensure_ascii=False))
+        print(files.text(files.document(found, swept.rows)))
     else:
         render.show(found, swept.rows, console())
     if output is not None:
@@ -78,15 +77,11 @@ def claims(
     judged = lab_claims.run(train=train, note=note)
     document = lab_claims.document(judged)
     if as_json:
-        print(json.dumps(document, ensure_ascii=False))
+        print(files.text(document))
     else:
         render.claims(judged, console())
     if output is not None:
-        text = (
-            lab_claims.page(document)
-            if output.suffix == ".html"
-            else json.dumps(document, indent=1, ensure_ascii=False)
-        )
+        text = lab_claims.page(document) if output.suffix.lower() == ".html" else files.text(document, indent=1)
         files.save(output, f"{text}\n".encode())
 
 
@@ -106,15 +101,11 @@ def cards(
     deck = lab_cards.deck(note)
     document = [vars(card) for card in deck]
     if as_json:
-        print(json.dumps(document, ensure_ascii=False))
+        print(files.text(document))
     else:
         render.cards(deck, console())
     if output is not None:
-        text = (
-            lab_cards.anki(deck)
-            if output.suffix == ".tsv"
-            else json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-        )
+        text = lab_cards.anki(deck) if output.suffix.lower() == ".tsv" else files.text(document, indent=1) + "\n"
         files.save(output, text.encode())
 
 

@@ -6,7 +6,8 @@ import csv
 import importlib
 import io
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,34 @@ def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
     """Refuse a file that could not or should not be written, before the work and not after it."""
     _files.check(path, suffixes, force)
     if path is not None:
-        for package in _needs(path.suffix):
-            _load(package, path.suffix)
+        for package in _needs(path.suffix.lower()):
+            _load(package, path.suffix.lower())
 
 
 def write(path: Path, experiment: Experiment, rows: Rows) -> None:
     """Write rows, or the figure made from them."""
-    content = _FORMS[path.suffix](experiment, rows) if path.suffix in _FORMS else _figure(path.suffix, experiment, rows)
-    save(path, content)
+    suffix = path.suffix.lower()
+    save(path, _FORMS[suffix](experiment, rows) if suffix in _FORMS else _figure(suffix, experiment, rows))
+
+
+def plain(value: Any) -> Any:
+    """The same data with null for NaN and the infinities, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: plain(part) for name, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def text(found: Any, indent: int | None = None) -> str:
+    """One strict JSON document."""
+    return json.dumps(plain(found), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def document(experiment: Experiment, rows: Rows) -> dict[str, Any]:
     """The rows with the question and what they say, as plain data that JSON takes."""
     verdict = experiment.verdict(rows)
-    return {
+    found = {
         "experiment": experiment.name,
         "question": experiment.question,
         "finding": verdict.sentence,
@@ -44,6 +59,7 @@ def document(experiment: Experiment, rows: Rows) -> dict[str, Any]:
         "expectations": [{**vars(one), "agrees": one.agrees} for one in verdict.expectations],
         "rows": list(rows),
     }
+    return dict(plain(found))
 
 
 def columns(rows: Rows) -> list[str]:
@@ -52,15 +68,15 @@ def columns(rows: Rows) -> list[str]:
 
 
 def _json(experiment: Experiment, rows: Rows) -> bytes:
-    return (json.dumps(document(experiment, rows), indent=1, ensure_ascii=False) + "\n").encode()
+    return (text(document(experiment, rows), indent=1) + "\n").encode()
 
 
 def _csv(experiment: Experiment, rows: Rows) -> bytes:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns(rows), lineterminator="\n")
+    sheet = io.StringIO()
+    writer = csv.DictWriter(sheet, columns(rows), lineterminator="\n")
     writer.writeheader()
     writer.writerows(dict(row) for row in rows)
-    return text.getvalue().encode()
+    return sheet.getvalue().encode()
 
 
 def _parquet(experiment: Experiment, rows: Rows) -> bytes:
@@ -90,12 +106,12 @@ def render(specification: str, suffix: str) -> bytes:
         return found
     if suffix == ".pdf":
         return bytes(convert.vegalite_to_pdf(specification))
-    text = (
+    drawn = (
         convert.vegalite_to_svg(specification)
         if suffix == ".svg"
         else convert.vegalite_to_html(specification, bundle=True)
     )
-    return str(text).encode()
+    return str(drawn).encode()
 
 
 def _needs(suffix: str) -> tuple[str, ...]:

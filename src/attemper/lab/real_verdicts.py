@@ -6,7 +6,6 @@ from statistics import fmean, median
 
 from .experiment import pick
 from .real_heads import ALMOST_ALL, almost_all
-from .stats import reach
 from .verdicts import CONDITION, FALSE, HOLDS, Evidence, Judgement
 
 NEARLY_ALL, MOST = 0.9, 0.5  # of the heads, or of the pairs of heads
@@ -20,19 +19,22 @@ def one_token_gets_all(evidence: Evidence) -> Judgement:
     numbers = {
         f"of {heads} heads, those with a mean top weight above {ALMOST_ALL:g}: none": float(bare),
         "with √d_k": float(scaled),
+    }
+    context = {
         "median head's top weight, none": median(row["top_weight"] for row in without),
         "with √d_k, median": median(row["top_weight"] for row in pick(rows, rule="sqrt_dk")),
         "least of all heads, none": min(row["top_weight"] for row in without),
     }
     if bare <= MOST * heads or bare <= scaled:
-        return Judgement(FALSE, numbers, "most heads still spread their attention, or did not before")
+        return Judgement(FALSE, numbers, "most heads still spread their attention, or did not before", context)
     if bare > NEARLY_ALL * heads:
-        return Judgement(HOLDS, numbers, "")
+        return Judgement(HOLDS, numbers, "", context)
     return Judgement(
         CONDITION,
         numbers,
         f"in {bare / heads:.0%} of the heads of a model that was trained with the scale (d_k = {without[0]['d']}); "
         "the others still spread it",
+        context,
     )
 
 
@@ -41,19 +43,22 @@ def heads_differ(evidence: Evidence) -> Judgement:
     different, overlap = (fmean(row[name] for row in rows) for name in ("different", "overlap"))
     numbers = {
         "pairs of heads further apart than one head on other words": different,
-        "distance of two heads": fmean(row["distance"] for row in rows),
-        "of one head, other words": fmean(row["own_distance"] for row in rows),
         "overlap of two heads' query subspaces": overlap,
         "of random ones": rows[0]["chance"],
+    }
+    context = {
+        "distance of two heads": fmean(row["distance"] for row in rows),
+        "of one head, other words": fmean(row["own_distance"] for row in rows),
         "largest overlap in the model": max(row["largest_overlap"] for row in rows),
     }
     if different <= MOST or overlap >= ONE_SPACE:
-        return Judgement(FALSE, numbers, "most pairs of heads look alike, or read one subspace")
-    by_chance = all(row["overlap"] <= row["chance"] + reach(row["overlap_low"], row["overlap_high"]) for row in rows)
+        return Judgement(FALSE, numbers, "most pairs of heads look alike, or read one subspace", context)
+    by_chance = all(row["overlap"] <= row["chance"] + row["overlap_reach"] for row in rows)
     if different > NEARLY_ALL and by_chance:
-        return Judgement(HOLDS, numbers, "")
+        return Judgement(HOLDS, numbers, "", context)
     return Judgement(
         CONDITION,
         numbers,
         f"they look at different tokens, but their subspaces share {overlap / rows[0]['chance']:.1f} times what random ones do",
+        context,
     )

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import AttemperError, InputError, MissingExtra
+from ..errors import AttemperError, MissingExtra
 from .experiment import Cell, Experiment, Row, Value, key
+from .fingerprint import fingerprint
 from .store import Store
 
 TRIES = 2  # of a cell whose worker died while nothing else ran
@@ -61,7 +62,7 @@ def sweep(
         note: told what a person should know meanwhile.
     """
     cells = experiment.cells(settings)
-    store = Store(results, experiment.name) if results is not None else None
+    store = Store(results, experiment.name, fingerprint(experiment.measure)) if results is not None else None
     found = dict(store.rows) if store else {}
     waiting = [cell for cell in cells if key(cell) not in found]
     resumed = len(cells) - len(waiting)
@@ -99,7 +100,13 @@ def _outcomes(
             yield cell, measured(experiment, cell)[1]
         return
 
+    client = getattr(
+        joblib.parallel.get_active_backend()[0], "client", None
+    )  # of a Dask cluster, if that is configured
+
     def parallel(some: Sequence[Cell]) -> Iterator[tuple[Cell, list[Row] | str]]:
+        if client is not None:
+            return _on_dask(client, experiment, some)
         # batches of one: a finished cell is handed over at once, and none waits unsaved behind another
         pool = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
         return pool(joblib.delayed(measured)(experiment, cell) for cell in some)
@@ -117,6 +124,21 @@ def _outcomes(
     # A pool that lost a worker cannot say whose cell it was, so each runs alone from here on and answers for itself.
     for cell in left.values():
         yield cell, _alone(cell, parallel)
+
+
+def _on_dask(client: Any, experiment: Experiment, cells: Sequence[Cell]) -> Iterator[tuple[Cell, list[Row] | str]]:
+    """Asked through joblib, a Dask cluster does not say that a worker died, and one waits for ever; asked itself, it says so."""
+    futures = [client.submit(measured, experiment, cell, pure=False) for cell in cells]
+    death: Exception | None = None
+    for future in importlib.import_module("distributed").as_completed(futures):
+        try:
+            yield future.result()
+        except Exception as error:
+            if not _is_death(error):
+                raise
+            death = error  # the other cells first
+    if death is not None:
+        raise death
 
 
 def _alone(cell: Cell, parallel: Callable[[Sequence[Cell]], Iterator[tuple[Cell, list[Row] | str]]]) -> list[Row] | str:
@@ -140,7 +162,7 @@ def measured(experiment: Experiment, cell: Cell) -> tuple[Cell, list[Row] | str]
     """What a worker does; a Python error becomes the reason why this cell has no rows, and the sweep goes on."""
     try:
         return cell, experiment.rows(cell)
-    except (InputError, MissingExtra):  # true of every cell
+    except MissingExtra:  # true of every cell
         raise
     except AttemperError as error:
         return cell, str(error)
