@@ -20,7 +20,7 @@ typedef struct {
 } Course;
 
 typedef struct {
-    REAL *keys, *values, *key_rows, *dk, *dv, *dq, *query, *gained, *g_out, *p, *dz, *bias, *keep, *cap, *scratch;
+    REAL *keys, *values, *key_rows, *dk, *dv, *dq, *query, *g_out, *p, *dz, *bias, *keep, *cap, *scratch;
 } Differ;
 
 static Differ take_differ(Space *space, const Call *call, const Course *c) {
@@ -34,7 +34,6 @@ static Differ take_differ(Space *space, const Call *call, const Course *c) {
         .dv = TAKE(space, REAL, keys * c->dv_step),
         .dq = c->dq ? NULL : TAKE(space, REAL, (repeat * call->rows + MAX_ROWS) * c->dq_step),
         .query = TAKE(space, REAL, rows * c->query_step),
-        .gained = call->gain.at ? TAKE(space, REAL, rows * c->query_step) : NULL,
         .g_out = TAKE(space, REAL, rows * c->value_step),
         .p = TAKE(space, REAL, rows * TILE_STEP),
         .dz = TAKE(space, REAL, rows * TILE_STEP),
@@ -88,8 +87,7 @@ static void find_slopes(const Job *job, void *memory, int64_t item) {
 // z and dP of one row become p and dz
 INLINE void slope_row(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, const int kind, const int rich) {
     for (int64_t j = 0; j < n; j += LANES) {
-        Vec x = load(z + j), t = at_least_lowest(x - s.lse), p = exp_of(t);
-        if (kind != OPEN) p = keep_where(~(x - s.lse < (REAL)LOWEST_EXP), p);
+        Vec x = load(z + j), t = bounded(x - s.lse), p = exp_of(t, x - s.lse, kind == OPEN);
         Vec d = load(dp + j) + s.constant;
         if (rich) d += p * s.p2 - t * s.entropy;
         d *= p;
@@ -171,16 +169,11 @@ static void differ_strip(const Call *call, const Course *course, Differ *own, Me
                          REAL *dq) {
     REAL *p = own->p + m.at * TILE_STEP, *dz = own->dz + m.at * TILE_STEP;
     int64_t offset = m.key - key, n = up_to(m.width, PANEL), panels = n / PANEL, rows = tile_rows(m.rows);
-    REAL factor[MAX_ROWS], one[MAX_ROWS];
-    for (int r = 0; r < MAX_ROWS; r++) {
-        factor[r] = r < m.rows ? row_factor(call, m.b, m.h, m.row + r) : 0;
-        one[r] = 1;
-    }
     scores((int)m.rows, own->query + m.at * course->query_step, course->query_step, call->dim,
-           own->keys + offset * call->dim, panels, factor, p + offset);
+           own->keys + offset * call->dim, panels, p + offset);
     if (call->g_output.at)
         scores((int)m.rows, own->g_out + m.at * course->value_step, course->value_step, call->value_dim,
-               own->values + offset * call->value_dim, panels, one, dz + offset);
+               own->values + offset * call->value_dim, panels, dz + offset);
     for (int64_t r = 0; r < m.rows; r++) {
         REAL *z = p + r * TILE_STEP + offset, *d = dz + r * TILE_STEP + offset;
         if (!call->g_output.at) memset(d, 0, n * sizeof(REAL));
@@ -201,14 +194,7 @@ static void differ_strip(const Call *call, const Course *course, Differ *own, Me
 static void fetch_block(const Call *call, const Course *course, Differ *own, int64_t b, int64_t h, int64_t first,
                         int64_t last) {
     int64_t rows = last - first, padding = up_to(rows, MAX_ROWS) - rows;
-    pack_rows(own->query, course->query_step, &call->query, (int)call->dtype, b, h, first, last, call->dim);
-    memset(own->query + rows * course->query_step, 0, padding * course->query_step * sizeof(REAL));
-    if (own->gained)
-        for (int64_t r = 0; r < rows; r++) {
-            REAL gain = *(const REAL *)place(&call->gain, REAL_IS_FLOAT ? F32 : F64, b, h, first + r);
-            for (int64_t e = 0; e < course->dq_step; e++)
-                own->gained[r * course->query_step + e] = own->query[r * course->query_step + e] * gain;
-        }
+    pack_queries(own->query, course->query_step, call, b, h, first, last);
     if (!call->g_output.at) return;
     pack_rows(own->g_out, course->value_step, &call->g_output, (int)call->dtype, b, h, first, last, call->value_dim);
     memset(own->g_out + rows * course->value_step, 0, padding * course->value_step * sizeof(REAL));
@@ -236,7 +222,6 @@ static void differ_block(const Call *call, const Course *course, Differ *own, in
             memset(own->dz + at * TILE_STEP, 0, m.rows * TILE_STEP * sizeof(REAL));
         }
     }
-    const REAL *query = own->gained ? own->gained : own->query;
     for (int64_t j = 0; j < width; j += MAX_ROWS) {
         int64_t from = key + j - call->right - first, to = key + j + MAX_ROWS + call->left - first;
         if (from < 0) from = 0;
@@ -248,7 +233,7 @@ static void differ_block(const Call *call, const Course *course, Differ *own, in
                    own->dv + j * course->dv_step, course->dv_step);
         if (call->wants & WANT_KEY)
             gather(own->dz + from * TILE_STEP + j, to - from,
-                   (Panels){query + from * course->query_step, course->query_step, PANEL}, course->dq_step / PANEL,
+                   (Panels){own->query + from * course->query_step, course->query_step, PANEL}, course->dq_step / PANEL,
                    own->dk + j * course->dq_step, course->dq_step);
     }
 }
@@ -272,9 +257,8 @@ static void write_keys(const Call *call, const Course *course, Differ *own, int6
                        int64_t width) {
     for (int64_t j = 0; j < width; j++) {
         int64_t at = (b * call->groups + g) * call->keys + key + j;
-        REAL *dk = own->dk + j * course->dq_step;
-        for (int64_t e = 0; e < call->dim; e++) dk[e] *= (REAL)call->scale;
-        if (call->wants & WANT_KEY) put(call->d_key, (int)call->dtype, at * call->dim, dk, call->dim);
+        if (call->wants & WANT_KEY)
+            put(call->d_key, (int)call->dtype, at * call->dim, own->dk + j * course->dq_step, call->dim);
         if (call->wants & WANT_VALUE)
             put(call->d_value, (int)call->dtype, at * call->value_dim, own->dv + j * course->dv_step, call->value_dim);
     }

@@ -35,7 +35,7 @@ static Attend take_attend(Space *space, const Call *call, const Plan *plan) {
         .query = TAKE(space, REAL, (plan->block + MAX_ROWS) * plan->query_step),
         .out = TAKE(space, REAL, (plan->block + MAX_ROWS) * plan->out_step),
         .z = TAKE(space, REAL, MAX_ROWS * TILE_STEP),
-        .bias = TAKE(space, REAL, TILE_STEP),
+        .bias = call->mask_dtype == NONE ? NULL : TAKE(space, REAL, MAX_ROWS * TILE_STEP),
         .keep = TAKE(space, REAL, TILE_STEP),
         .sums = TAKE(space, Vec, plan->block * SUMS),
         .rows = TAKE(space, Row, plan->block),
@@ -56,25 +56,30 @@ typedef struct {  // a strip of rows meets a tile of keys
 
 static void meet(const Call *call, const Plan *plan, Attend *own, const Head *head, Panels value, Meeting m) {
     int64_t panels = up_to(m.width, PANEL) / PANEL;
-    REAL factor[MAX_ROWS], *out = own->out + m.at * plan->out_step;
-    for (int r = 0; r < MAX_ROWS; r++) factor[r] = r < m.rows ? row_factor(call, m.b, m.h, m.row + r) : 0;
+    REAL *out = own->out + m.at * plan->out_step;
+    Row *rows = own->rows + m.at;
+    Vec *sums = own->sums + m.at * SUMS;
+    Sight sight[MAX_ROWS];
     scores((int)m.rows, own->query + m.at * plan->query_step, plan->query_step, call->dim,
-           head->keys + m.key * call->dim, panels, factor, own->z);
+           head->keys + m.key * call->dim, panels, own->z);
+    // two rounds: the largest of one row is found while that of another is still on its way through the processor
     for (int64_t r = 0; r < m.rows; r++) {
-        int64_t i = m.row + r, index = (m.b * call->heads + m.h) * call->rows + i;
-        REAL *z = own->z + r * TILE_STEP;
-        const REAL *bias = NULL;
+        int64_t i = m.row + r, last = last_key(call, i) - m.key;
+        sight[r] = (Sight){own->z + r * TILE_STEP, panels * PANEL, m.key, first_key(call, i) - m.key,
+                           last < m.width ? last : m.width, NULL};
         if (call->mask_dtype != NONE)
-            bias = r && !call->mask.step[2] ? own->bias : bias_of(call, m.b, m.h, i, m.key, m.width, own->bias);
-        int64_t last = last_key(call, i) - m.key;
-        see_row(call, plan->needs, own->rows + m.at + r, own->sums + (m.at + r) * SUMS, z, panels * PANEL, m.key,
-                first_key(call, i) - m.key, last < m.width ? last : m.width, bias, out + r * plan->out_step,
-                call->output ? plan->out_step : 0);
-        if (call->dropout > 0 && call->output) {
-            coins(own->keep, call, index, m.key, m.width);
+            sight[r].bias = r && !call->mask.step[2] ? own->bias : bias_of(call, m.b, m.h, i, m.key, m.width,
+                                                                         own->bias + r * TILE_STEP);
+        look(call, plan->needs, rows + r, sums + r * SUMS, sight[r], out + r * plan->out_step,
+             call->output ? plan->out_step : 0);
+    }
+    for (int64_t r = 0; r < m.rows; r++) count_in(plan->needs, rows + r, sums + r * SUMS, sight[r]);
+    if (call->dropout > 0 && call->output)
+        for (int64_t r = 0; r < m.rows; r++) {
+            REAL *z = sight[r].z;
+            coins(own->keep, call, (m.b * call->heads + m.h) * call->rows + m.row + r, m.key, m.width);
             for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
         }
-    }
     if (call->output)
         weigh((int)m.rows, own->z, m.width, (Panels){value.at + m.key * value.step, value.step, value.next},
               up_to(call->value_dim, PANEL) / PANEL, out, plan->out_step);
@@ -86,8 +91,7 @@ static void attend_block(const Call *call, const Plan *plan, Attend *own, const 
     Panels value = {head->values, up_to(call->value_dim, PANEL), PANEL};
     if (plan->values_in_place)
         value = (Panels){(const REAL *)place(&call->value, (int)call->dtype, b, g, 0), call->value.step[2], PANEL};
-    pack_rows(own->query, plan->query_step, &call->query, (int)call->dtype, b, h, first, last, call->dim);
-    memset(own->query + rows * plan->query_step, 0, (up_to(rows, MAX_ROWS) - rows) * plan->query_step * sizeof(REAL));
+    pack_queries(own->query, plan->query_step, call, b, h, first, last);
     if (call->output) memset(own->out, 0, up_to(rows, MAX_ROWS) * plan->out_step * sizeof(REAL));
     for (int64_t r = 0; r < rows; r++) begin_row(own->rows + r, own->sums + r * SUMS);
 

@@ -93,6 +93,17 @@ INLINE void close_outside(REAL *z, int64_t from, int64_t to, int64_t n) {
     for (int64_t j = to < 0 ? 0 : to; j < n; j++) z[j] = -INFINITY;
 }
 
+// Rows [first, last) of the queries, each times its factor, and zeros to a whole strip: their products are logits.
+static void pack_queries(REAL *to, int64_t step, const Call *call, int64_t b, int64_t h, int64_t first, int64_t last) {
+    int64_t padded = up_to(call->dim, PANEL), rows = last - first;
+    pack_rows(to, step, &call->query, (int)call->dtype, b, h, first, last, call->dim);
+    for (int64_t r = 0; r < rows; r++) {
+        REAL factor = row_factor(call, b, h, first + r), *row = to + r * step;
+        for (int64_t e = 0; e < padded; e += LANES) store(row + e, load(row + e) * factor);
+    }
+    memset(to + rows * step, 0, (up_to(rows, MAX_ROWS) - rows) * step * sizeof(REAL));
+}
+
 INLINE REAL row_peak(const REAL *z, int64_t n) {
     Vec one = splat(-INFINITY), two = one;
     for (int64_t j = 0; j < n; j += PANEL) {
@@ -108,8 +119,9 @@ INLINE REAL few_logits(const REAL *z, const REAL *bias, int64_t from, int64_t to
     REAL total = 0;
     int count = 0;
     if (!bias && to - from >= FEW) {
+        const REAL *x = z + from;
         int64_t step = (to - from - 1) / (FEW - 1);
-        UNROLL for (int j = 0; j < FEW; j++) total += z[from + j * step];
+        total = ((x[0] + x[step]) + (x[2 * step] + x[3 * step])) + ((x[4 * step] + x[5 * step]) + (x[6 * step] + x[7 * step]));
         count = FEW;
     } else {
         for (int64_t j = from; j < to && count < FEW; j++)
@@ -173,8 +185,7 @@ INLINE void weigh_row(REAL *z, int64_t n, const REAL *bias, REAL reference, REAL
         int64_t stop = start + CHUNK < n ? start + CHUNK : n;
         Vec l = splat(0), a = l, s = l, first = l, second = l;
         for (int64_t j = start; j < stop; j += LANES) {
-            Vec x = load(z + j), t = at_least_lowest(x - reference), e = exp_of(t);
-            if (kind != OPEN) e = keep_where(~(x - reference < (REAL)LOWEST_EXP), e);
+            Vec x = load(z + j), t = bounded(x - reference), e = exp_of(t, x - reference, kind == OPEN);
             store(z + j, e);
             l += e;
             if (weights) {
@@ -218,26 +229,35 @@ INLINE int64_t count_seen(const REAL *bias, int64_t from, int64_t to) {
     return count;
 }
 
-// Take a row of a tile in: n scores of keys key, key + 1, ...; those outside of [from, to) are not the row's.
-INLINE void see_row(const Call *call, Needs needs, Row *row, Vec *sums, REAL *z, int64_t n, int64_t key, int64_t from,
-                    int64_t to, const REAL *bias, REAL *out, int64_t out_dim) {
-    int kind = bias ? BIASED : from > 0 || to < n ? CLOSED : OPEN;
-    if (call->softcap) cap_row(z, n, (REAL)call->softcap);
-    if (from < 0) from = 0;
-    if (bias) add_bias(z, bias, n, call->mask_dtype == BOOL);
-    int64_t count = !bias ? (to > from ? to - from : 0) : needs.counting ? count_seen(bias, from, to) : 0;
-    close_outside(z, from, to, n);
-    REAL peak = row_peak(z, n);
+typedef struct {  // a row of a tile: n scores of keys key, key + 1, ...; those outside of [from, to) are not the row's
+    REAL *z;
+    int64_t n, key, from, to;
+    const REAL *bias;  // NULL where there is no mask
+} Sight;
+
+// Scores become logits, and the row's peak and reference know them.
+INLINE void look(const Call *call, Needs needs, Row *row, Vec *sums, Sight s, REAL *out, int64_t out_dim) {
+    if (call->softcap) cap_row(s.z, s.n, (REAL)call->softcap);
+    if (s.bias) add_bias(s.z, s.bias, s.n, call->mask_dtype == BOOL);
+    close_outside(s.z, s.from, s.to, s.n);
+    REAL peak = row_peak(s.z, s.n);
     if (needs.argmax && peak > row->peak) {
         int64_t j = 0;
-        while (z[j] != peak) j++;
-        row->argmax = key + j;
+        while (s.z[j] != peak) j++;
+        row->argmax = s.key + j;
     }
     row->peak = peak > row->peak ? peak : row->peak;
     if (peak > row->reference + SLACK) raise_reference(row, sums, peak, out, out_dim);
+}
+
+// Logits become weights, and the row's sums know them.
+INLINE void count_in(Needs needs, Row *row, Vec *sums, Sight s) {
+    int kind = s.bias ? BIASED : s.from > 0 || s.to < s.n ? CLOSED : OPEN;
+    int64_t from = s.from > 0 ? s.from : 0;
+    int64_t count = !s.bias ? (s.to > from ? s.to - from : 0) : needs.counting ? count_seen(s.bias, from, s.to) : 0;
     REAL reference = row->reference == -INFINITY ? 0 : row->reference, shift = 0, moment[2] = {0};
-    if (needs.moments) moment[0] = shift = few_logits(z, bias, from, to);
-    weigh_row_by_kind(z, n, bias, reference, moment, sums, kind, needs);
+    if (needs.moments) moment[0] = shift = few_logits(s.z, s.bias, from, s.to);
+    weigh_row_by_kind(s.z, s.n, s.bias, reference, moment, sums, kind, needs);
     if (needs.moments && count) {
         double mean = (double)moment[0] / (double)count;
         join_moments(row, count, shift + mean, moment[1] - moment[0] * mean);
