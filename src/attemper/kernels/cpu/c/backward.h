@@ -6,7 +6,7 @@
 // then the softcap's slope. A worker takes a key/value head and a part of its keys, so dK and dV have one writer; each part
 // has its own dQ, and the parts are added in order at the end: the result does not depend on who was quick.
 
-enum { BLOCK_ROWS = 96, BACK_KEYS = 256 };  // rows and keys that are differentiated together
+enum { BLOCK_ROWS = 96, BACK_KEYS = 384 };  // rows and keys that are differentiated together
 
 typedef struct {  // a row's coefficients
     REAL lse, constant, entropy, p2, level, slope, peak, rest;
@@ -29,7 +29,7 @@ static Differ take_differ(Space *space, const Call *call, const Course *c) {
     return (Differ){
         .keys = TAKE(space, REAL, BACK_KEYS * call->dim),
         .values = TAKE(space, REAL, BACK_KEYS * call->value_dim),
-        .key_rows = TAKE(space, REAL, BACK_KEYS * c->query_step),
+        .key_rows = TAKE(space, REAL, BACK_KEYS * c->dq_step),
         .dk = TAKE(space, REAL, keys * c->dq_step),
         .dv = TAKE(space, REAL, keys * c->dv_step),
         .dq = c->dq ? NULL : TAKE(space, REAL, (repeat * call->rows + MAX_ROWS) * c->dq_step),
@@ -187,7 +187,7 @@ static void differ_strip(const Call *call, const Course *course, Differ *own, Me
     memset(dz + m.rows * TILE_STEP, 0, (rows - m.rows) * TILE_STEP * sizeof(REAL));
     if (call->wants & (WANT_QUERY | WANT_GAIN))
         weigh((int)m.rows, dz + offset, m.width,
-              (Panels){own->key_rows + offset * course->query_step, course->query_step, PANEL},
+              (Panels){own->key_rows + offset * course->dq_step, course->dq_step, PANEL},
               course->dq_step / PANEL, dq + m.at * course->dq_step, course->dq_step);
 }
 
@@ -272,7 +272,7 @@ static void differ_head(const Call *call, const Course *course, Differ *own, int
     for (int64_t tile = part; tile < course->tiles; tile += call->parts) {
         int64_t key = tile * BACK_KEYS, width = call->keys - key < BACK_KEYS ? call->keys - key : BACK_KEYS;
         pack_across(own->keys, &call->key, (int)call->dtype, b, g, key, key + width, call->dim, own->scratch);
-        pack_rows(own->key_rows, course->query_step, &call->key, (int)call->dtype, b, g, key, key + width, call->dim);
+        pack_rows(own->key_rows, course->dq_step, &call->key, (int)call->dtype, b, g, key, key + width, call->dim);
         if (call->g_output.at)
             pack_across(own->values, &call->value, (int)call->dtype, b, g, key, key + width, call->value_dim, own->scratch);
         memset(own->dk, 0, (width + MAX_ROWS) * course->dq_step * sizeof(REAL));

@@ -170,7 +170,8 @@ static void decode_finish(const Call *call, const Split *split, int64_t pair) {
                       part[p].out + r * split->out_step, out_dim);
         int64_t h = g * (call->heads / call->groups) + r / call->rows;
         int64_t at = (b * call->heads + h) * call->rows + r % call->rows;
-        REAL share = finish_row(call, split->needs, part->rows + r, part->sums + r * SUMS, at);
+        REAL share;
+        finish_rows(call, split->needs, part->rows + r, part->sums + r * SUMS, at, 1, &share);
         if (!call->output) continue;
         for (int64_t e = 0; e < call->value_dim; e++) out[e] *= share;
         put(call->output, (int)call->dtype, at * call->value_dim, out, call->value_dim);

@@ -8,7 +8,7 @@ typedef struct {  // the packed keys and values of one key/value head
 
 typedef struct {  // what one worker writes to
     Head head;
-    REAL *query, *out, *z, *bias, *keep;
+    REAL *query, *out, *z, *bias, *keep, *share;
     Vec *sums;
     Row *rows;
 } Attend;
@@ -37,6 +37,7 @@ static Attend take_attend(Space *space, const Call *call, const Plan *plan) {
         .z = TAKE(space, REAL, MAX_ROWS * TILE_STEP),
         .bias = call->mask_dtype == NONE ? NULL : TAKE(space, REAL, MAX_ROWS * TILE_STEP),
         .keep = TAKE(space, REAL, TILE_STEP),
+        .share = TAKE(space, REAL, plan->block),
         .sums = TAKE(space, Vec, plan->block * SUMS),
         .rows = TAKE(space, Row, plan->block),
     };
@@ -105,13 +106,12 @@ static void attend_block(const Call *call, const Plan *plan, Attend *own, const 
             m.width = to - m.key;
             if (m.width > 0) meet(call, plan, own, head, value, m);
         }
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t at = (b * call->heads + h) * call->rows + first + r;
-        REAL share = finish_row(call, plan->needs, own->rows + r, own->sums + r * SUMS, at);
-        if (!call->output) continue;
-        REAL *out = own->out + r * plan->out_step;
+    int64_t at = (b * call->heads + h) * call->rows + first;
+    finish_rows(call, plan->needs, own->rows, own->sums, at, rows, own->share);
+    for (int64_t r = 0; call->output && r < rows; r++) {
+        REAL *out = own->out + r * plan->out_step, share = own->share[r];
         for (int64_t e = 0; e < plan->out_step; e += LANES) store(out + e, load(out + e) * share);
-        put(call->output, (int)call->dtype, at * call->value_dim, out, call->value_dim);
+        put(call->output, (int)call->dtype, (at + r) * call->value_dim, out, call->value_dim);
     }
 }
 

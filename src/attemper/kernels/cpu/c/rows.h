@@ -266,33 +266,50 @@ INLINE void count_in(Needs needs, Row *row, Vec *sums, Sight s) {
 }
 
 // What rounding took from a + b (Knuth)
-INLINE REAL lost(REAL a, REAL b) {
-    REAL total = a + b, part = total - a;
+INLINE Vec lost(Vec a, Vec b) {
+    Vec total = a + b, part = total - a;
     return (a - (total - part)) + (b - part);
 }
 
-// Write a row's signs; returns what its output is to be multiplied by.
-static REAL finish_row(const Call *call, Needs needs, const Row *row, const Vec *sums, int64_t at) {
+INLINE void write_some(void *to, int64_t at, Vec values, int64_t n) {
+    REAL all[LANES];
+    store(all, values);
+    if (to) memcpy((REAL *)to + at, all, n * sizeof(REAL));
+}
+
+// Write the signs of n rows, the first of them row `at` of all; `share` gets what their output is to be multiplied by.
+static void finish_rows(const Call *call, Needs needs, const Row *rows, const Vec *sums, int64_t at, int64_t n, REAL *share) {
     const Rows *to = &call->measured;
-    REAL l = sum(sums[SUM]);
-    int empty = row->peak == -INFINITY && l == 0;
-    if (empty) l = 1;
-    REAL log_l = LOG(l), share = 1 / l, reference = row->reference == -INFINITY ? 0 : row->reference;
-#define WRITE(SIGN, VALUE) \
-    if (to->SIGN) ((REAL *)to->SIGN)[at] = (VALUE)
-    WRITE(lse, empty ? -INFINITY : reference + log_l);
-    WRITE(lse_low, reference - reference == 0 ? lost(reference, log_l) : 0);
-    WRITE(peak, l != l ? l : row->peak);
-    WRITE(entropy, empty ? 0 : log_l - sum(sums[TILTED]) * share);
-    WRITE(p2, empty ? 0 : sum(sums[SQUARES]) * share * share);
-    if (to->argmax) to->argmax[at] = empty ? -1 : row->argmax;
-    int64_t seen = row->count;
-    if (to->visible) to->visible[at] = (int32_t)seen;
-    if (needs.moments) {
-        double variance = seen ? row->spread / (double)seen : 0;
-        WRITE(mean, (REAL)row->mean);
-        WRITE(variance, variance < 0 ? 0 : (REAL)variance);
+    for (; n > 0; n -= LANES, rows += LANES, sums += LANES * SUMS, at += LANES, share += LANES) {
+        int64_t some = n < LANES ? n : LANES;
+        REAL all[SUMS][LANES] = {{0}}, reference[LANES] = {0}, peak[LANES] = {0}, mean[LANES], variance[LANES];
+        for (int64_t r = 0; r < some; r++) {
+            for (int i = 0; i < (needs.weights ? SUMS : 1); i++) all[i][r] = sum(sums[r * SUMS + i]);
+            reference[r] = rows[r].reference == -INFINITY ? 0 : rows[r].reference;
+            peak[r] = rows[r].peak;
+            if (!needs.moments) continue;
+            double spread = rows[r].count ? rows[r].spread / (double)rows[r].count : 0;
+            mean[r] = (REAL)rows[r].mean;
+            variance[r] = spread < 0 ? 0 : (REAL)spread;
+        }
+        Vec l = load(all[SUM]), m = load(reference), top = load(peak);
+        IntVec empty = (top == (REAL)-INFINITY) & (l == 0);
+        l = choose(empty, splat(1), l);
+        Vec log_l = log_of(l), part = 1 / l;
+        write_some(to->lse, at, choose(empty, splat(-INFINITY), m + log_l), some);
+        write_some(to->lse_low, at, keep_where(m - m == 0, lost(m, log_l)), some);
+        write_some(to->peak, at, choose(l != l, l, top), some);
+        write_some(to->entropy, at, keep_where(~empty, log_l - load(all[TILTED]) * part), some);
+        write_some(to->p2, at, keep_where(~empty, load(all[SQUARES]) * part * part), some);
+        if (needs.moments) {
+            write_some(to->mean, at, load(mean), some);
+            write_some(to->variance, at, load(variance), some);
+        }
+        part = keep_where(~empty, part);
+        for (int64_t r = 0; r < some; r++) {
+            share[r] = part[r];
+            if (to->argmax) to->argmax[at + r] = empty[r] ? -1 : rows[r].argmax;
+            if (to->visible) to->visible[at + r] = (int32_t)rows[r].count;
+        }
     }
-#undef WRITE
-    return empty ? 0 : share;
 }

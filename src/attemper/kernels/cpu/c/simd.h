@@ -118,6 +118,25 @@ INLINE Vec exp_of(Vec t, Vec x, const int near) {
 }
 INLINE Vec exp_or_zero(Vec x) { return exp_of(bounded(x), x, 0); }
 
+// log of a normal number above 0 (NaN and inf stay), to 2 units in the last place: x = m 2^n with m near 1, a polynomial of m - 1
+INLINE Vec log_of(Vec x) {
+#if REAL_IS_FLOAT
+    IntVec bits = (IntVec)x, n = (bits - 0x3f3504f3) >> MANTISSA;  // the bits of sqrt(1/2)
+    Vec f = (Vec)(bits - (n << MANTISSA)) - 1, size = __builtin_convertvector(n, Vec);
+    Vec p = splat(0.06747413f);
+    static const float coefficient[] = {-0.11676971f, 0.1188854f,   -0.12405413f, 0.14219482f,
+                                        -0.16668002f, 0.20002122f, -0.25000009f, 0.33333313f};
+    UNROLL for (int i = 0; i < 8; i++) p = p * f + coefficient[i];
+    Vec square = f * f;
+    p = p * f * square + size * -2.1219444e-4f;  // ln 2 in two parts, the first short enough for an exact product
+    Vec found = (f + (p - square * 0.5f)) + size * 0.69335938f;
+    return choose(x < INFINITY, found, x);
+#else
+    UNROLL for (int i = 0; i < LANES; i++) x[i] = LOG(x[i]);
+    return x;
+#endif
+}
+
 INLINE REAL dot(const REAL *a, const REAL *b, int64_t n) {
     Vec all = splat(0);
     int64_t e = 0;
