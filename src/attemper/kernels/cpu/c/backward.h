@@ -14,7 +14,7 @@ typedef struct {  // a row's coefficients
 
 typedef struct {
     int64_t tiles, query_step, value_step, dq_step, dv_step;
-    int rich;
+    int weights, moments;  // whether gradients of entropy or Σp², of mean or variance arrive
     Slopes *slopes;  // (B, H, Lq)
     REAL *dq;        // (parts, B, H, Lq, dq_step), where there are several parts; else NULL
 } Course;
@@ -85,31 +85,35 @@ static void find_slopes(const Job *job, void *memory, int64_t item) {
 }
 
 // z and dP of one row become p and dz
-INLINE void slope_row(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, const int kind, const int rich) {
+INLINE void slope_row(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, const int kind, const int weights,
+                      const int moments) {
     for (int64_t j = 0; j < n; j += LANES) {
         Vec x = load(z + j), t = bounded(x - s.lse), p = exp_of(t, x - s.lse, kind == OPEN);
         Vec d = load(dp + j) + s.constant;
-        if (rich) d += p * s.p2 - t * s.entropy;
+        if (weights) d += p * s.p2 - t * s.entropy;
         d *= p;
-        if (rich) {
-            Vec moments = x * s.slope + s.level;
+        if (moments) {
+            Vec level = x * s.slope + s.level;
             if (kind != OPEN) {
                 IntVec seen = x != (REAL)-INFINITY;
                 if (kind == BIASED) seen &= load(bias + j) > HIDDEN_BIAS;
-                moments = keep_where(seen, moments);
+                level = keep_where(seen, level);
             }
-            d += moments;
+            d += level;
         }
         store(z + j, p);
         store(dp + j, d);
     }
 }
 
-static void slope_row_by_kind(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, int kind, int rich) {
-#define CASE(KIND, RICH) \
-    case KIND * 2 + RICH: slope_row(z, dp, n, bias, s, KIND, RICH); break;
-    switch (kind * 2 + rich) {
-        CASE(OPEN, 0) CASE(OPEN, 1) CASE(CLOSED, 0) CASE(CLOSED, 1) CASE(BIASED, 0) CASE(BIASED, 1)
+static void slope_row_by_kind(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, int kind, int weights,
+                              int moments) {
+#define CASE(KIND, WEIGHTS, MOMENTS) \
+    case KIND * 4 + WEIGHTS * 2 + MOMENTS: slope_row(z, dp, n, bias, s, KIND, WEIGHTS, MOMENTS); break;
+    switch (kind * 4 + weights * 2 + moments) {
+        CASE(OPEN, 0, 0) CASE(OPEN, 0, 1) CASE(OPEN, 1, 0) CASE(OPEN, 1, 1)
+        CASE(CLOSED, 0, 0) CASE(CLOSED, 0, 1) CASE(CLOSED, 1, 0) CASE(CLOSED, 1, 1)
+        CASE(BIASED, 0, 0) CASE(BIASED, 0, 1) CASE(BIASED, 1, 0) CASE(BIASED, 1, 1)
     }
 #undef CASE
 }
@@ -149,7 +153,7 @@ static void differ_row(const Call *call, const Course *course, Differ *own, Meet
         coins(own->keep, call, index, m.key, m.width);
         for (int64_t j = 0; j < m.width; j++) dz[j] *= own->keep[j];
     }
-    slope_row_by_kind(z, dz, n, bias, s, kind, course->rich);
+    slope_row_by_kind(z, dz, n, bias, s, kind, course->weights, course->moments);
     if (dropping)
         for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
     if (call->upstream.peak) {
@@ -170,10 +174,10 @@ static void differ_strip(const Call *call, const Course *course, Differ *own, Me
     REAL *p = own->p + m.at * TILE_STEP, *dz = own->dz + m.at * TILE_STEP;
     int64_t offset = m.key - key, n = up_to(m.width, PANEL), panels = n / PANEL, rows = tile_rows(m.rows);
     scores((int)m.rows, own->query + m.at * course->query_step, course->query_step, call->dim,
-           own->keys + offset * call->dim, panels, p + offset);
+           own->keys + offset * call->dim, panels, p + offset, NULL);
     if (call->g_output.at)
         scores((int)m.rows, own->g_out + m.at * course->value_step, course->value_step, call->value_dim,
-               own->values + offset * call->value_dim, panels, dz + offset);
+               own->values + offset * call->value_dim, panels, dz + offset, NULL);
     for (int64_t r = 0; r < m.rows; r++) {
         REAL *z = p + r * TILE_STEP + offset, *d = dz + r * TILE_STEP + offset;
         if (!call->g_output.at) memset(d, 0, n * sizeof(REAL));
@@ -320,7 +324,8 @@ static int backward(const Call *call) {
         .value_step = row_step(call->value_dim),
         .dq_step = up_to(call->dim, PANEL),
         .dv_step = up_to(call->value_dim, PANEL),
-        .rich = g->entropy || g->p2 || g->mean || g->variance,
+        .weights = g->entropy || g->p2,
+        .moments = g->mean || g->variance,
         .slopes = attemper_take((size_t)(pairs * call->rows) * sizeof(Slopes), (int)call->poison),
     };
     if (call->parts > 1)  // the last rows of a strip may write zeros beyond the last row

@@ -109,7 +109,7 @@ static void decode_tile(const Call *call, const Split *split, Decode *own, Part 
         for (int64_t j = width; j < n; j++) z[j] = 0;
         const REAL *bias = NULL;
         if (call->mask_dtype != NONE) bias = bias_of(call, b, h, i, key, width, own->bias);
-        Sight sight = {z, n, key, first_key(call, i) - key, last < width ? last : width, bias};
+        Sight sight = {z, n, key, first_key(call, i) - key, last < width ? last : width, bias, NULL};
         look(call, split->needs, part->rows + r, part->sums + r * SUMS, sight, part->out + r * split->out_step,
              call->output ? split->out_step : 0);
         count_in(split->needs, part->rows + r, part->sums + r * SUMS, sight);

@@ -61,13 +61,17 @@ static void meet(const Call *call, const Plan *plan, Attend *own, const Head *he
     Row *rows = own->rows + m.at;
     Vec *sums = own->sums + m.at * SUMS;
     Sight sight[MAX_ROWS];
+    Vec tops[MAX_ROWS];
+    int plain = call->mask_dtype == NONE && !call->softcap;
+    for (int r = 0; r < MAX_ROWS; r++) tops[r] = splat(-INFINITY);
     scores((int)m.rows, own->query + m.at * plan->query_step, plan->query_step, call->dim,
-           head->keys + m.key * call->dim, panels, own->z);
+           head->keys + m.key * call->dim, panels, own->z, plain ? tops : NULL);
     // two rounds: the largest of one row is found while that of another is still on its way through the processor
     for (int64_t r = 0; r < m.rows; r++) {
         int64_t i = m.row + r, last = last_key(call, i) - m.key;
         sight[r] = (Sight){own->z + r * TILE_STEP, panels * PANEL, m.key, first_key(call, i) - m.key,
-                           last < m.width ? last : m.width, NULL};
+                           last < m.width ? last : m.width, NULL, NULL};
+        if (plain && sight[r].from <= 0 && sight[r].to == sight[r].n) sight[r].top = tops + r;
         if (call->mask_dtype != NONE)
             sight[r].bias = r && !call->mask.step[2] ? own->bias : bias_of(call, m.b, m.h, i, m.key, m.width,
                                                                          own->bias + r * TILE_STEP);

@@ -173,48 +173,64 @@ static void join_rows(Row *row, Vec *sums, REAL *out, Row *more, Vec *more_sums,
     for (int64_t e = 0; e < out_dim; e++) out[e] += more_out[e];
 }
 
+typedef struct {  // what a chunk of a row adds: Σ e, Σ e t, Σ e², Σ d, Σ d²
+    Vec l, a, s, first, second;
+} Chunk;
 
-// One row of a tile: z becomes e, and the sums grow.
-INLINE void weigh_row(REAL *z, int64_t n, const REAL *bias, REAL reference, REAL *moment, Vec *sums, const int kind,
-                      const int weights, const int moments) {
+// z[start .. stop) become e
+INLINE Chunk weigh_chunk(REAL *z, int64_t start, int64_t stop, const REAL *bias, REAL reference, REAL shift, const int kind,
+                         const int weights, const int moments) {
+    Chunk c = {splat(0), splat(0), splat(0), splat(0), splat(0)};
+    for (int64_t j = start; j < stop; j += LANES) {
+        Vec x = load(z + j), t = bounded(x - reference), e = exp_of(t, x - reference, kind == OPEN);
+        store(z + j, e);
+        c.l += e;
+        if (weights) {
+            c.a += e * t;
+            c.s += e * e;
+        }
+        if (moments) {
+            Vec d = x - shift;
+            if (kind != OPEN) {
+                IntVec seen = x != (REAL)-INFINITY;
+                if (kind == BIASED) seen &= load(bias + j) > HIDDEN_BIAS;
+                d = keep_where(seen, d);
+            }
+            c.first += d;
+            c.second += d * d;
+        }
+    }
+    return c;
+}
+
+// One row of a tile: z becomes e, and the sums grow. Of a CLOSED row, every key before `open` is seen.
+INLINE void weigh_row(REAL *z, int64_t n, int64_t open, const REAL *bias, REAL reference, REAL *moment, Vec *sums,
+                      const int kind, const int weights, const int moments) {
     // sums of sums: a chunk at a time, so that no sum has more than a few dozen terms
     enum { CHUNK = 16 * LANES };
     REAL shift = moment[0];
     Vec firsts = splat(0), seconds = splat(0);
     for (int64_t start = 0; start < n; start += CHUNK) {
         int64_t stop = start + CHUNK < n ? start + CHUNK : n;
-        Vec l = splat(0), a = l, s = l, first = l, second = l;
-        for (int64_t j = start; j < stop; j += LANES) {
-            Vec x = load(z + j), t = bounded(x - reference), e = exp_of(t, x - reference, kind == OPEN);
-            store(z + j, e);
-            l += e;
-            if (weights) {
-                a += e * t;
-                s += e * e;
-            }
-            if (moments) {
-                Vec d = x - shift;
-                if (kind != OPEN) {
-                    IntVec seen = x != (REAL)-INFINITY;
-                    if (kind == BIASED) seen &= load(bias + j) > HIDDEN_BIAS;
-                    d = keep_where(seen, d);
-                }
-                first += d;
-                second += d * d;
-            }
-        }
-        sums[SUM] += l;
-        if (weights) sums[TILTED] += a, sums[SQUARES] += s;
-        if (moments) firsts += first, seconds += second;
+        Chunk c;
+        if (kind == CLOSED && stop <= open)
+            c = weigh_chunk(z, start, stop, bias, reference, shift, OPEN, weights, moments);
+        else
+            c = weigh_chunk(z, start, stop, bias, reference, shift, kind, weights, moments);
+        sums[SUM] += c.l;
+        if (weights) sums[TILTED] += c.a, sums[SQUARES] += c.s;
+        if (moments) firsts += c.first, seconds += c.second;
     }
     if (moments) moment[0] = sum(firsts), moment[1] = sum(seconds);
 }
 
 // `moment` holds the shift, and then Σ d and Σ d²
-static void weigh_row_by_kind(REAL *z, int64_t n, const REAL *bias, REAL reference, REAL moment[2], Vec *sums, int kind,
-                              Needs needs) {
-#define CASE(KIND, WEIGHTS, MOMENTS) \
-    case KIND * 4 + WEIGHTS * 2 + MOMENTS: weigh_row(z, n, bias, reference, moment, sums, KIND, WEIGHTS, MOMENTS); break;
+static void weigh_row_by_kind(REAL *z, int64_t n, int64_t open, const REAL *bias, REAL reference, REAL moment[2],
+                              Vec *sums, int kind, Needs needs) {
+#define CASE(KIND, WEIGHTS, MOMENTS)                                                             \
+    case KIND * 4 + WEIGHTS * 2 + MOMENTS:                                                       \
+        weigh_row(z, n, open, bias, reference, moment, sums, KIND, WEIGHTS, MOMENTS);            \
+        break;
     switch (kind * 4 + needs.weights * 2 + needs.moments) {
         CASE(OPEN, 0, 0) CASE(OPEN, 0, 1) CASE(OPEN, 1, 0) CASE(OPEN, 1, 1)
         CASE(CLOSED, 0, 0) CASE(CLOSED, 0, 1) CASE(CLOSED, 1, 0) CASE(CLOSED, 1, 1)
@@ -233,6 +249,7 @@ typedef struct {  // a row of a tile: n scores of keys key, key + 1, ...; those 
     REAL *z;
     int64_t n, key, from, to;
     const REAL *bias;  // NULL where there is no mask
+    const Vec *top;    // the largest scores, where all of them are seen as they are; else NULL
 } Sight;
 
 // Scores become logits, and the row's peak and reference know them.
@@ -240,7 +257,7 @@ INLINE void look(const Call *call, Needs needs, Row *row, Vec *sums, Sight s, RE
     if (call->softcap) cap_row(s.z, s.n, (REAL)call->softcap);
     if (s.bias) add_bias(s.z, s.bias, s.n, call->mask_dtype == BOOL);
     close_outside(s.z, s.from, s.to, s.n);
-    REAL peak = row_peak(s.z, s.n);
+    REAL peak = s.top ? largest(*s.top) : row_peak(s.z, s.n);
     if (needs.argmax && peak > row->peak) {
         int64_t j = 0;
         while (s.z[j] != peak) j++;
@@ -257,59 +274,10 @@ INLINE void count_in(Needs needs, Row *row, Vec *sums, Sight s) {
     int64_t count = !s.bias ? (s.to > from ? s.to - from : 0) : needs.counting ? count_seen(s.bias, from, s.to) : 0;
     REAL reference = row->reference == -INFINITY ? 0 : row->reference, shift = 0, moment[2] = {0};
     if (needs.moments) moment[0] = shift = few_logits(s.z, s.bias, from, s.to);
-    weigh_row_by_kind(s.z, s.n, s.bias, reference, moment, sums, kind, needs);
+    weigh_row_by_kind(s.z, s.n, from ? 0 : s.to, s.bias, reference, moment, sums, kind, needs);
     if (needs.moments && count) {
         double mean = (double)moment[0] / (double)count;
         join_moments(row, count, shift + mean, moment[1] - moment[0] * mean);
     } else
         row->count += count;
-}
-
-// What rounding took from a + b (Knuth)
-INLINE Vec lost(Vec a, Vec b) {
-    Vec total = a + b, part = total - a;
-    return (a - (total - part)) + (b - part);
-}
-
-INLINE void write_some(void *to, int64_t at, Vec values, int64_t n) {
-    REAL all[LANES];
-    store(all, values);
-    if (to) memcpy((REAL *)to + at, all, n * sizeof(REAL));
-}
-
-// Write the signs of n rows, the first of them row `at` of all; `share` gets what their output is to be multiplied by.
-static void finish_rows(const Call *call, Needs needs, const Row *rows, const Vec *sums, int64_t at, int64_t n, REAL *share) {
-    const Rows *to = &call->measured;
-    for (; n > 0; n -= LANES, rows += LANES, sums += LANES * SUMS, at += LANES, share += LANES) {
-        int64_t some = n < LANES ? n : LANES;
-        REAL all[SUMS][LANES] = {{0}}, reference[LANES] = {0}, peak[LANES] = {0}, mean[LANES], variance[LANES];
-        for (int64_t r = 0; r < some; r++) {
-            for (int i = 0; i < (needs.weights ? SUMS : 1); i++) all[i][r] = sum(sums[r * SUMS + i]);
-            reference[r] = rows[r].reference == -INFINITY ? 0 : rows[r].reference;
-            peak[r] = rows[r].peak;
-            if (!needs.moments) continue;
-            double spread = rows[r].count ? rows[r].spread / (double)rows[r].count : 0;
-            mean[r] = (REAL)rows[r].mean;
-            variance[r] = spread < 0 ? 0 : (REAL)spread;
-        }
-        Vec l = load(all[SUM]), m = load(reference), top = load(peak);
-        IntVec empty = (top == (REAL)-INFINITY) & (l == 0);
-        l = choose(empty, splat(1), l);
-        Vec log_l = log_of(l), part = 1 / l;
-        write_some(to->lse, at, choose(empty, splat(-INFINITY), m + log_l), some);
-        write_some(to->lse_low, at, keep_where(m - m == 0, lost(m, log_l)), some);
-        write_some(to->peak, at, choose(l != l, l, top), some);
-        write_some(to->entropy, at, keep_where(~empty, log_l - load(all[TILTED]) * part), some);
-        write_some(to->p2, at, keep_where(~empty, load(all[SQUARES]) * part * part), some);
-        if (needs.moments) {
-            write_some(to->mean, at, load(mean), some);
-            write_some(to->variance, at, load(variance), some);
-        }
-        part = keep_where(~empty, part);
-        for (int64_t r = 0; r < some; r++) {
-            share[r] = part[r];
-            if (to->argmax) to->argmax[at + r] = empty[r] ? -1 : rows[r].argmax;
-            if (to->visible) to->visible[at + r] = (int32_t)rows[r].count;
-        }
-    }
 }
