@@ -10,12 +10,19 @@ from attemper.bench.candidates import CANDIDATES, Case
 from attemper.bench.timing import Times, interleave, median_interval
 
 
-def test_every_round_runs_each_candidate_once_and_the_order_turns():
-    calls = []
-    times = interleave({name: lambda name=name: calls.append(name) for name in "abc"}, rounds=3, warmup=1)
-    assert "".join(calls) == "abc" + "abc" + "bca" + "cab"
-    assert times.rounds == 3
-    assert all(len(seconds) == 3 for seconds in times.seconds.values())
+def test_every_round_runs_each_candidate_once_and_each_follows_each():
+    def run():
+        calls = []
+        times = interleave({name: lambda name=name: calls.append(name) for name in "abc"}, rounds=9, warmup=1)
+        assert times.rounds == 9
+        assert all(len(seconds) == 9 for seconds in times.seconds.values())
+        return "".join(calls)
+
+    calls = run()
+    rounds = [calls[at : at + 3] for at in range(0, len(calls), 3)]
+    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    assert {pair for one in rounds[1:] for pair in (one[:2], one[1:])} == {"ab", "ac", "ba", "bc", "ca", "cb"}
+    assert run() == calls
 
 
 def test_a_slower_call_is_seen_to_be_slower():

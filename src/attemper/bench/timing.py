@@ -73,7 +73,8 @@ def interleave(
 
     Args:
         candidates: name → a call to time. What it returns is dropped outside the timed span.
-        rounds: how often each is timed. The order turns by one each round, so no candidate always follows the same one.
+        rounds: how often each is timed. Each round draws its order, the same in every run, so no candidate always follows
+            the same one: what runs before leaves caches and freed memory behind.
         warmup: untimed calls of each before the first round; at least one, then while a quarter of the budget lasts.
         budget: seconds after which no new round starts, once there are three.
         device: ``"cuda"`` times with events on the device, others with the wall clock.
@@ -87,12 +88,12 @@ def interleave(
         for name in names:
             candidates[name]()
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    draw = random.Random(0)
     started = time.perf_counter()
     for turn in range(rounds):
         if turn >= FEWEST_ROUNDS and time.perf_counter() - started > budget:
             break
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+        for name in draw.sample(names, len(names)):
             seconds[name].append(clock(candidates[name]))
     return Times(seconds)
 
