@@ -1,6 +1,8 @@
 """The interleaved timer: every round runs everyone, ratios are paired, time is bounded."""
 
 import time
+from collections import Counter
+from itertools import pairwise, permutations
 
 import pytest
 import torch
@@ -10,19 +12,17 @@ from attemper.bench.candidates import CANDIDATES, Case
 from attemper.bench.timing import Times, interleave, median_interval
 
 
-def test_every_round_runs_each_candidate_once_and_each_follows_each():
-    def run():
-        calls = []
-        times = interleave({name: lambda name=name: calls.append(name) for name in "abc"}, rounds=9, warmup=1)
-        assert times.rounds == 9
-        assert all(len(seconds) == 9 for seconds in times.seconds.values())
-        return "".join(calls)
-
-    calls = run()
-    rounds = [calls[at : at + 3] for at in range(0, len(calls), 3)]
-    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
-    assert {pair for one in rounds[1:] for pair in (one[:2], one[1:])} == {"ab", "ac", "ba", "bc", "ca", "cb"}
-    assert run() == calls
+@pytest.mark.parametrize("names", ["ab", "abc", "abcd", "abcde"])
+def test_every_round_runs_each_candidate_once_and_each_follows_each_as_often(names):
+    calls, count = [], len(names)
+    times = interleave({name: lambda name=name: calls.append(name) for name in names}, rounds=2 * count, warmup=1)
+    assert times.rounds == 2 * count
+    assert all(len(seconds) == 2 * count for seconds in times.seconds.values())
+    rounds = ["".join(calls[at : at + count]) for at in range(count, len(calls), count)]
+    assert all(sorted(one) == sorted(names) for one in rounds)
+    followed = Counter(pair for one in rounds for pair in pairwise(one))
+    assert set(followed) == set(permutations(names, 2))
+    assert set(followed.values()) == {2}
 
 
 def test_a_slower_call_is_seen_to_be_slower():
