@@ -262,7 +262,7 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
         measured = Measured(*_Attention.apply(*problem, signs, kernel))
     elif not torch.is_grad_enabled() and forward_ad._current_level < 0:
         # nothing is differentiated: a Function's apply, or the bare op's rule of autograd, costs as much as a small call
-        with torch._C._AutoDispatchBelowAutograd():  # type: ignore[attr-defined]
+        with torch._C._AutoDispatchBelowAutograd():
             measured = Measured(*torch.ops.attemper.forward(*problem, signs, kernel))
     else:
         measured = Measured(*_EagerAttention.apply(*problem, signs, kernel))
