@@ -44,7 +44,8 @@ torch.library.define(
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Autocast has lowered the inputs already; the arithmetic inside is ours."""
     device = tensor.device.type
-    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
+    off = device == "meta" or not torch.is_autocast_enabled(device)  # meta tensors know no autocast
+    return nullcontext() if off else torch.autocast(device, enabled=False)
 
 
 @torch.library.impl("attemper::forward", "CompositeExplicitAutograd")
@@ -260,8 +261,9 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
         problem = problem._replace(key=key.view_as(key), value=None if value is None else value.view_as(value))
         measured = Measured(*_Attention.apply(*problem, signs, kernel))
     elif not torch.is_grad_enabled() and forward_ad._current_level < 0:
-        # nothing is differentiated: a Function's apply costs as much as a small call
-        measured = Measured(*torch.ops.attemper.forward(*problem, signs, kernel))
+        # nothing is differentiated: a Function's apply, or the bare op's rule of autograd, costs as much as a small call
+        with torch._C._AutoDispatchBelowAutograd():
+            measured = Measured(*torch.ops.attemper.forward(*problem, signs, kernel))
     else:
         measured = Measured(*_EagerAttention.apply(*problem, signs, kernel))
     vitals = Vitals(**{name: getattr(measured, name) for name in names})

@@ -149,5 +149,7 @@ def _run(
     """Check, choose, run, and give the caller back the shape they came with."""
     problem, call, names, shape = prepare(where, query, key, value, signs=signs, **options)
     output, vitals = attend(problem, names, kernels.choose(where, call, kernel))
+    if query.dim() == 4:
+        return Attended(output, vitals)
     vitals = vitals.each(lambda sign: sign.reshape(shape))
     return Attended(output.reshape(*shape, output.shape[-1]) if value is not None else output, vitals)

@@ -1,6 +1,8 @@
 """The interleaved timer: every round runs everyone, ratios are paired, time is bounded."""
 
 import time
+from collections import Counter
+from itertools import pairwise, permutations
 
 import pytest
 import torch
@@ -10,12 +12,17 @@ from attemper.bench.candidates import CANDIDATES, Case
 from attemper.bench.timing import Times, interleave, median_interval
 
 
-def test_every_round_runs_each_candidate_once_and_the_order_turns():
-    calls = []
-    times = interleave({name: lambda name=name: calls.append(name) for name in "abc"}, rounds=3, warmup=1)
-    assert "".join(calls) == "abc" + "abc" + "bca" + "cab"
-    assert times.rounds == 3
-    assert all(len(seconds) == 3 for seconds in times.seconds.values())
+@pytest.mark.parametrize("names", ["ab", "abc", "abcd", "abcde"])
+def test_every_round_runs_each_candidate_once_and_each_follows_each_as_often(names):
+    calls, count = [], len(names)
+    times = interleave({name: lambda name=name: calls.append(name) for name in names}, rounds=2 * count, warmup=1)
+    assert times.rounds == 2 * count
+    assert all(len(seconds) == 2 * count for seconds in times.seconds.values())
+    rounds = ["".join(calls[at : at + count]) for at in range(count, len(calls), count)]
+    assert all(sorted(one) == sorted(names) for one in rounds)
+    followed = Counter(pair for one in rounds for pair in pairwise(one))
+    assert set(followed) == set(permutations(names, 2))
+    assert set(followed.values()) == {2}
 
 
 def test_a_slower_call_is_seen_to_be_slower():

@@ -31,7 +31,7 @@ SHAPES = (
 BACKWARD = ((8, 12, 128, 64), (4, 12, 512, 64), (1, 8, 1024, 64), (1, 8, 2048, 64), (1, 4, 2048, 128))
 DECODE = ((1, 32, 4096, 128), (8, 12, 2048, 64), (1, 3, 32768, 64))
 QUICK = ((2, 12, 128, 64), (1, 4, 1024, 64))
-ROUNDS, BUDGET = 9, 5.0
+ROUNDS, BUDGET = 20, 5.0
 EAGER_MATRIX = 300 << 20
 """Eager attention is measured where one n × n matrix is at most this large: it holds several, and takes its time."""
 

@@ -73,7 +73,7 @@ def interleave(
 
     Args:
         candidates: name → a call to time. What it returns is dropped outside the timed span.
-        rounds: how often each is timed. The order turns by one each round, so no candidate always follows the same one.
+        rounds: how often each is timed, in orders in which each follows each other as often.
         warmup: untimed calls of each before the first round; at least one, then while a quarter of the budget lasts.
         budget: seconds after which no new round starts, once there are three.
         device: ``"cuda"`` times with events on the device, others with the wall clock.
@@ -91,10 +91,21 @@ def interleave(
     for turn in range(rounds):
         if turn >= FEWEST_ROUNDS and time.perf_counter() - started > budget:
             break
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+        for name in in_turn(names, turn):
             seconds[name].append(clock(candidates[name]))
     return Times(seconds)
+
+
+def in_turn(names: Sequence[str], turn: int) -> list[str]:
+    """The order of one round. Over 2n rounds each of n candidates follows each other equally often (a Williams square).
+
+    What ran before leaves caches and freed memory behind, a large candidate most of all: were the order only to turn, each
+    would always inherit from the same neighbour.
+    """
+    count = len(names)
+    ends = [place for pair in zip(range(count), reversed(range(count)), strict=True) for place in pair][:count]
+    order = [names[(place + turn) % count] for place in ends]
+    return order[::-1] if turn // count % 2 else order
 
 
 def _on_wall(call: Callable[[], object]) -> float:

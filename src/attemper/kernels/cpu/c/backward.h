@@ -6,7 +6,7 @@
 // then the softcap's slope. A worker takes a key/value head and a part of its keys, so dK and dV have one writer; each part
 // has its own dQ, and the parts are added in order at the end: the result does not depend on who was quick.
 
-enum { BLOCK_ROWS = 96, BACK_KEYS = 256 };  // rows and keys that are differentiated together
+enum { BLOCK_ROWS = 96, BACK_KEYS = 384 };  // rows and keys that are differentiated together
 
 typedef struct {  // a row's coefficients
     REAL lse, constant, entropy, p2, level, slope, peak, rest;
@@ -14,13 +14,13 @@ typedef struct {  // a row's coefficients
 
 typedef struct {
     int64_t tiles, query_step, value_step, dq_step, dv_step;
-    int rich;
+    int weights, moments;  // whether gradients of entropy or Σp², of mean or variance arrive
     Slopes *slopes;  // (B, H, Lq)
     REAL *dq;        // (parts, B, H, Lq, dq_step), where there are several parts; else NULL
 } Course;
 
 typedef struct {
-    REAL *keys, *values, *key_rows, *dk, *dv, *dq, *query, *gained, *g_out, *p, *dz, *bias, *keep, *cap, *scratch;
+    REAL *keys, *values, *key_rows, *dk, *dv, *dq, *query, *g_out, *p, *dz, *bias, *keep, *cap, *scratch;
 } Differ;
 
 static Differ take_differ(Space *space, const Call *call, const Course *c) {
@@ -29,12 +29,11 @@ static Differ take_differ(Space *space, const Call *call, const Course *c) {
     return (Differ){
         .keys = TAKE(space, REAL, BACK_KEYS * call->dim),
         .values = TAKE(space, REAL, BACK_KEYS * call->value_dim),
-        .key_rows = TAKE(space, REAL, BACK_KEYS * c->query_step),
+        .key_rows = TAKE(space, REAL, BACK_KEYS * c->dq_step),
         .dk = TAKE(space, REAL, keys * c->dq_step),
         .dv = TAKE(space, REAL, keys * c->dv_step),
         .dq = c->dq ? NULL : TAKE(space, REAL, (repeat * call->rows + MAX_ROWS) * c->dq_step),
         .query = TAKE(space, REAL, rows * c->query_step),
-        .gained = call->gain.at ? TAKE(space, REAL, rows * c->query_step) : NULL,
         .g_out = TAKE(space, REAL, rows * c->value_step),
         .p = TAKE(space, REAL, rows * TILE_STEP),
         .dz = TAKE(space, REAL, rows * TILE_STEP),
@@ -86,32 +85,35 @@ static void find_slopes(const Job *job, void *memory, int64_t item) {
 }
 
 // z and dP of one row become p and dz
-INLINE void slope_row(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, const int kind, const int rich) {
+INLINE void slope_row(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, const int kind, const int weights,
+                      const int moments) {
     for (int64_t j = 0; j < n; j += LANES) {
-        Vec x = load(z + j), t = at_least_lowest(x - s.lse), p = exp_of(t);
-        if (kind != OPEN) p = keep_where(~(x - s.lse < (REAL)LOWEST_EXP), p);
+        Vec x = load(z + j), t = bounded(x - s.lse), p = exp_of(t, x - s.lse, kind == OPEN);
         Vec d = load(dp + j) + s.constant;
-        if (rich) d += p * s.p2 - t * s.entropy;
+        if (weights) d += p * s.p2 - t * s.entropy;
         d *= p;
-        if (rich) {
-            Vec moments = x * s.slope + s.level;
+        if (moments) {
+            Vec level = x * s.slope + s.level;
             if (kind != OPEN) {
                 IntVec seen = x != (REAL)-INFINITY;
                 if (kind == BIASED) seen &= load(bias + j) > HIDDEN_BIAS;
-                moments = keep_where(seen, moments);
+                level = keep_where(seen, level);
             }
-            d += moments;
+            d += level;
         }
         store(z + j, p);
         store(dp + j, d);
     }
 }
 
-static void slope_row_by_kind(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, int kind, int rich) {
-#define CASE(KIND, RICH) \
-    case KIND * 2 + RICH: slope_row(z, dp, n, bias, s, KIND, RICH); break;
-    switch (kind * 2 + rich) {
-        CASE(OPEN, 0) CASE(OPEN, 1) CASE(CLOSED, 0) CASE(CLOSED, 1) CASE(BIASED, 0) CASE(BIASED, 1)
+static void slope_row_by_kind(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, int kind, int weights,
+                              int moments) {
+#define CASE(KIND, WEIGHTS, MOMENTS) \
+    case KIND * 4 + WEIGHTS * 2 + MOMENTS: slope_row(z, dp, n, bias, s, KIND, WEIGHTS, MOMENTS); break;
+    switch (kind * 4 + weights * 2 + moments) {
+        CASE(OPEN, 0, 0) CASE(OPEN, 0, 1) CASE(OPEN, 1, 0) CASE(OPEN, 1, 1)
+        CASE(CLOSED, 0, 0) CASE(CLOSED, 0, 1) CASE(CLOSED, 1, 0) CASE(CLOSED, 1, 1)
+        CASE(BIASED, 0, 0) CASE(BIASED, 0, 1) CASE(BIASED, 1, 0) CASE(BIASED, 1, 1)
     }
 #undef CASE
 }
@@ -151,7 +153,7 @@ static void differ_row(const Call *call, const Course *course, Differ *own, Meet
         coins(own->keep, call, index, m.key, m.width);
         for (int64_t j = 0; j < m.width; j++) dz[j] *= own->keep[j];
     }
-    slope_row_by_kind(z, dz, n, bias, s, kind, course->rich);
+    slope_row_by_kind(z, dz, n, bias, s, kind, course->weights, course->moments);
     if (dropping)
         for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
     if (call->upstream.peak) {
@@ -171,16 +173,11 @@ static void differ_strip(const Call *call, const Course *course, Differ *own, Me
                          REAL *dq) {
     REAL *p = own->p + m.at * TILE_STEP, *dz = own->dz + m.at * TILE_STEP;
     int64_t offset = m.key - key, n = up_to(m.width, PANEL), panels = n / PANEL, rows = tile_rows(m.rows);
-    REAL factor[MAX_ROWS], one[MAX_ROWS];
-    for (int r = 0; r < MAX_ROWS; r++) {
-        factor[r] = r < m.rows ? row_factor(call, m.b, m.h, m.row + r) : 0;
-        one[r] = 1;
-    }
     scores((int)m.rows, own->query + m.at * course->query_step, course->query_step, call->dim,
-           own->keys + offset * call->dim, panels, factor, p + offset);
+           own->keys + offset * call->dim, panels, p + offset, NULL);
     if (call->g_output.at)
         scores((int)m.rows, own->g_out + m.at * course->value_step, course->value_step, call->value_dim,
-               own->values + offset * call->value_dim, panels, one, dz + offset);
+               own->values + offset * call->value_dim, panels, dz + offset, NULL);
     for (int64_t r = 0; r < m.rows; r++) {
         REAL *z = p + r * TILE_STEP + offset, *d = dz + r * TILE_STEP + offset;
         if (!call->g_output.at) memset(d, 0, n * sizeof(REAL));
@@ -194,21 +191,14 @@ static void differ_strip(const Call *call, const Course *course, Differ *own, Me
     memset(dz + m.rows * TILE_STEP, 0, (rows - m.rows) * TILE_STEP * sizeof(REAL));
     if (call->wants & (WANT_QUERY | WANT_GAIN))
         weigh((int)m.rows, dz + offset, m.width,
-              (Panels){own->key_rows + offset * course->query_step, course->query_step, PANEL},
+              (Panels){own->key_rows + offset * course->dq_step, course->dq_step, PANEL},
               course->dq_step / PANEL, dq + m.at * course->dq_step, course->dq_step);
 }
 
 static void fetch_block(const Call *call, const Course *course, Differ *own, int64_t b, int64_t h, int64_t first,
                         int64_t last) {
     int64_t rows = last - first, padding = up_to(rows, MAX_ROWS) - rows;
-    pack_rows(own->query, course->query_step, &call->query, (int)call->dtype, b, h, first, last, call->dim);
-    memset(own->query + rows * course->query_step, 0, padding * course->query_step * sizeof(REAL));
-    if (own->gained)
-        for (int64_t r = 0; r < rows; r++) {
-            REAL gain = *(const REAL *)place(&call->gain, REAL_IS_FLOAT ? F32 : F64, b, h, first + r);
-            for (int64_t e = 0; e < course->dq_step; e++)
-                own->gained[r * course->query_step + e] = own->query[r * course->query_step + e] * gain;
-        }
+    pack_queries(own->query, course->query_step, call, b, h, first, last);
     if (!call->g_output.at) return;
     pack_rows(own->g_out, course->value_step, &call->g_output, (int)call->dtype, b, h, first, last, call->value_dim);
     memset(own->g_out + rows * course->value_step, 0, padding * course->value_step * sizeof(REAL));
@@ -236,7 +226,6 @@ static void differ_block(const Call *call, const Course *course, Differ *own, in
             memset(own->dz + at * TILE_STEP, 0, m.rows * TILE_STEP * sizeof(REAL));
         }
     }
-    const REAL *query = own->gained ? own->gained : own->query;
     for (int64_t j = 0; j < width; j += MAX_ROWS) {
         int64_t from = key + j - call->right - first, to = key + j + MAX_ROWS + call->left - first;
         if (from < 0) from = 0;
@@ -248,7 +237,7 @@ static void differ_block(const Call *call, const Course *course, Differ *own, in
                    own->dv + j * course->dv_step, course->dv_step);
         if (call->wants & WANT_KEY)
             gather(own->dz + from * TILE_STEP + j, to - from,
-                   (Panels){query + from * course->query_step, course->query_step, PANEL}, course->dq_step / PANEL,
+                   (Panels){own->query + from * course->query_step, course->query_step, PANEL}, course->dq_step / PANEL,
                    own->dk + j * course->dq_step, course->dq_step);
     }
 }
@@ -272,9 +261,8 @@ static void write_keys(const Call *call, const Course *course, Differ *own, int6
                        int64_t width) {
     for (int64_t j = 0; j < width; j++) {
         int64_t at = (b * call->groups + g) * call->keys + key + j;
-        REAL *dk = own->dk + j * course->dq_step;
-        for (int64_t e = 0; e < call->dim; e++) dk[e] *= (REAL)call->scale;
-        if (call->wants & WANT_KEY) put(call->d_key, (int)call->dtype, at * call->dim, dk, call->dim);
+        if (call->wants & WANT_KEY)
+            put(call->d_key, (int)call->dtype, at * call->dim, own->dk + j * course->dq_step, call->dim);
         if (call->wants & WANT_VALUE)
             put(call->d_value, (int)call->dtype, at * call->value_dim, own->dv + j * course->dv_step, call->value_dim);
     }
@@ -288,7 +276,7 @@ static void differ_head(const Call *call, const Course *course, Differ *own, int
     for (int64_t tile = part; tile < course->tiles; tile += call->parts) {
         int64_t key = tile * BACK_KEYS, width = call->keys - key < BACK_KEYS ? call->keys - key : BACK_KEYS;
         pack_across(own->keys, &call->key, (int)call->dtype, b, g, key, key + width, call->dim, own->scratch);
-        pack_rows(own->key_rows, course->query_step, &call->key, (int)call->dtype, b, g, key, key + width, call->dim);
+        pack_rows(own->key_rows, course->dq_step, &call->key, (int)call->dtype, b, g, key, key + width, call->dim);
         if (call->g_output.at)
             pack_across(own->values, &call->value, (int)call->dtype, b, g, key, key + width, call->value_dim, own->scratch);
         memset(own->dk, 0, (width + MAX_ROWS) * course->dq_step * sizeof(REAL));
@@ -336,7 +324,8 @@ static int backward(const Call *call) {
         .value_step = row_step(call->value_dim),
         .dq_step = up_to(call->dim, PANEL),
         .dv_step = up_to(call->value_dim, PANEL),
-        .rich = g->entropy || g->p2 || g->mean || g->variance,
+        .weights = g->entropy || g->p2,
+        .moments = g->mean || g->variance,
         .slopes = attemper_take((size_t)(pairs * call->rows) * sizeof(Slopes), (int)call->poison),
     };
     if (call->parts > 1)  // the last rows of a strip may write zeros beyond the last row

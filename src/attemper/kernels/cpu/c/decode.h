@@ -109,8 +109,10 @@ static void decode_tile(const Call *call, const Split *split, Decode *own, Part 
         for (int64_t j = width; j < n; j++) z[j] = 0;
         const REAL *bias = NULL;
         if (call->mask_dtype != NONE) bias = bias_of(call, b, h, i, key, width, own->bias);
-        see_row(call, split->needs, part->rows + r, part->sums + r * SUMS, z, n, key, first_key(call, i) - key,
-                last < width ? last : width, bias, part->out + r * split->out_step, call->output ? split->out_step : 0);
+        Sight sight = {z, n, key, first_key(call, i) - key, last < width ? last : width, bias, NULL};
+        look(call, split->needs, part->rows + r, part->sums + r * SUMS, sight, part->out + r * split->out_step,
+             call->output ? split->out_step : 0);
+        count_in(split->needs, part->rows + r, part->sums + r * SUMS, sight);
         if (call->dropout > 0 && call->output) {
             coins(own->keep, call, (b * call->heads + h) * call->rows + i, key, width);
             for (int64_t j = 0; j < width; j++) z[j] *= own->keep[j];
@@ -168,7 +170,8 @@ static void decode_finish(const Call *call, const Split *split, int64_t pair) {
                       part[p].out + r * split->out_step, out_dim);
         int64_t h = g * (call->heads / call->groups) + r / call->rows;
         int64_t at = (b * call->heads + h) * call->rows + r % call->rows;
-        REAL share = finish_row(call, split->needs, part->rows + r, part->sums + r * SUMS, at);
+        REAL share;
+        finish_rows(call, split->needs, part->rows + r, part->sums + r * SUMS, at, 1, &share);
         if (!call->output) continue;
         for (int64_t e = 0; e < call->value_dim; e++) out[e] *= share;
         put(call->output, (int)call->dtype, at * call->value_dim, out, call->value_dim);

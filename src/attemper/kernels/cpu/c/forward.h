@@ -8,7 +8,7 @@ typedef struct {  // the packed keys and values of one key/value head
 
 typedef struct {  // what one worker writes to
     Head head;
-    REAL *query, *out, *z, *bias, *keep;
+    REAL *query, *out, *z, *bias, *keep, *share;
     Vec *sums;
     Row *rows;
 } Attend;
@@ -35,8 +35,9 @@ static Attend take_attend(Space *space, const Call *call, const Plan *plan) {
         .query = TAKE(space, REAL, (plan->block + MAX_ROWS) * plan->query_step),
         .out = TAKE(space, REAL, (plan->block + MAX_ROWS) * plan->out_step),
         .z = TAKE(space, REAL, MAX_ROWS * TILE_STEP),
-        .bias = TAKE(space, REAL, TILE_STEP),
+        .bias = call->mask_dtype == NONE ? NULL : TAKE(space, REAL, MAX_ROWS * TILE_STEP),
         .keep = TAKE(space, REAL, TILE_STEP),
+        .share = TAKE(space, REAL, plan->block),
         .sums = TAKE(space, Vec, plan->block * SUMS),
         .rows = TAKE(space, Row, plan->block),
     };
@@ -56,25 +57,34 @@ typedef struct {  // a strip of rows meets a tile of keys
 
 static void meet(const Call *call, const Plan *plan, Attend *own, const Head *head, Panels value, Meeting m) {
     int64_t panels = up_to(m.width, PANEL) / PANEL;
-    REAL factor[MAX_ROWS], *out = own->out + m.at * plan->out_step;
-    for (int r = 0; r < MAX_ROWS; r++) factor[r] = r < m.rows ? row_factor(call, m.b, m.h, m.row + r) : 0;
+    REAL *out = own->out + m.at * plan->out_step;
+    Row *rows = own->rows + m.at;
+    Vec *sums = own->sums + m.at * SUMS;
+    Sight sight[MAX_ROWS];
+    Vec tops[MAX_ROWS];
+    int plain = call->mask_dtype == NONE && !call->softcap;
+    for (int r = 0; r < MAX_ROWS; r++) tops[r] = splat(-INFINITY);
     scores((int)m.rows, own->query + m.at * plan->query_step, plan->query_step, call->dim,
-           head->keys + m.key * call->dim, panels, factor, own->z);
+           head->keys + m.key * call->dim, panels, own->z, plain ? tops : NULL);
+    // two rounds: the largest of one row is found while that of another is still on its way through the processor
     for (int64_t r = 0; r < m.rows; r++) {
-        int64_t i = m.row + r, index = (m.b * call->heads + m.h) * call->rows + i;
-        REAL *z = own->z + r * TILE_STEP;
-        const REAL *bias = NULL;
+        int64_t i = m.row + r, last = last_key(call, i) - m.key;
+        sight[r] = (Sight){own->z + r * TILE_STEP, panels * PANEL, m.key, first_key(call, i) - m.key,
+                           last < m.width ? last : m.width, NULL, NULL};
+        if (plain && sight[r].from <= 0 && sight[r].to == sight[r].n) sight[r].top = tops + r;
         if (call->mask_dtype != NONE)
-            bias = r && !call->mask.step[2] ? own->bias : bias_of(call, m.b, m.h, i, m.key, m.width, own->bias);
-        int64_t last = last_key(call, i) - m.key;
-        see_row(call, plan->needs, own->rows + m.at + r, own->sums + (m.at + r) * SUMS, z, panels * PANEL, m.key,
-                first_key(call, i) - m.key, last < m.width ? last : m.width, bias, out + r * plan->out_step,
-                call->output ? plan->out_step : 0);
-        if (call->dropout > 0 && call->output) {
-            coins(own->keep, call, index, m.key, m.width);
+            sight[r].bias = r && !call->mask.step[2] ? own->bias : bias_of(call, m.b, m.h, i, m.key, m.width,
+                                                                         own->bias + r * TILE_STEP);
+        look(call, plan->needs, rows + r, sums + r * SUMS, sight[r], out + r * plan->out_step,
+             call->output ? plan->out_step : 0);
+    }
+    for (int64_t r = 0; r < m.rows; r++) count_in(plan->needs, rows + r, sums + r * SUMS, sight[r]);
+    if (call->dropout > 0 && call->output)
+        for (int64_t r = 0; r < m.rows; r++) {
+            REAL *z = sight[r].z;
+            coins(own->keep, call, (m.b * call->heads + m.h) * call->rows + m.row + r, m.key, m.width);
             for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
         }
-    }
     if (call->output)
         weigh((int)m.rows, own->z, m.width, (Panels){value.at + m.key * value.step, value.step, value.next},
               up_to(call->value_dim, PANEL) / PANEL, out, plan->out_step);
@@ -86,8 +96,7 @@ static void attend_block(const Call *call, const Plan *plan, Attend *own, const 
     Panels value = {head->values, up_to(call->value_dim, PANEL), PANEL};
     if (plan->values_in_place)
         value = (Panels){(const REAL *)place(&call->value, (int)call->dtype, b, g, 0), call->value.step[2], PANEL};
-    pack_rows(own->query, plan->query_step, &call->query, (int)call->dtype, b, h, first, last, call->dim);
-    memset(own->query + rows * plan->query_step, 0, (up_to(rows, MAX_ROWS) - rows) * plan->query_step * sizeof(REAL));
+    pack_queries(own->query, plan->query_step, call, b, h, first, last);
     if (call->output) memset(own->out, 0, up_to(rows, MAX_ROWS) * plan->out_step * sizeof(REAL));
     for (int64_t r = 0; r < rows; r++) begin_row(own->rows + r, own->sums + r * SUMS);
 
@@ -101,13 +110,12 @@ static void attend_block(const Call *call, const Plan *plan, Attend *own, const 
             m.width = to - m.key;
             if (m.width > 0) meet(call, plan, own, head, value, m);
         }
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t at = (b * call->heads + h) * call->rows + first + r;
-        REAL share = finish_row(call, plan->needs, own->rows + r, own->sums + r * SUMS, at);
-        if (!call->output) continue;
-        REAL *out = own->out + r * plan->out_step;
+    int64_t at = (b * call->heads + h) * call->rows + first;
+    finish_rows(call, plan->needs, own->rows, own->sums, at, rows, own->share);
+    for (int64_t r = 0; call->output && r < rows; r++) {
+        REAL *out = own->out + r * plan->out_step, share = own->share[r];
         for (int64_t e = 0; e < plan->out_step; e += LANES) store(out + e, load(out + e) * share);
-        put(call->output, (int)call->dtype, at * call->value_dim, out, call->value_dim);
+        put(call->output, (int)call->dtype, (at + r) * call->value_dim, out, call->value_dim);
     }
 }
 

@@ -4,6 +4,7 @@
 #include "product.h"
 #include "pack.h"
 #include "rows.h"
+#include "finish.h"
 #include "workers.h"
 #include "decode.h"
 #include "forward.h"

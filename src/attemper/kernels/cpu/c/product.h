@@ -1,8 +1,8 @@
 // product.h: the matrix products, from one register tile: `rows` × PANEL sums of a[row] · b[PANEL], added up over `depth`.
 //
-//   scores   Z = (Q Kᵀ) · factor    a: queries, row by row      b: keys, packed so that PANEL keys lie side by side
-//   weigh    O += P V               a: weights, row by row      b: values, row by row
-//   gather   dV += Pᵀ dO            a: weights, key by key      b: rows
+//   scores   Z = Q Kᵀ       a: queries, row by row      b: keys, packed so that PANEL keys lie side by side
+//   weigh    O += P V       a: weights, row by row      b: values, row by row
+//   gather   dV += Pᵀ dO    a: weights, key by key      b: rows
 
 enum {
     TILE_KEYS = 512,             // keys of a tile
@@ -36,12 +36,14 @@ INLINE void product(const int rows, int64_t depth, const REAL *a, const int64_t 
 }
 
 INLINE void scores_of(const int rows, const REAL *query, const int64_t query_step, int64_t dim, const REAL *keys,
-                      int64_t panels, const REAL *factor, REAL *z) {
+                      int64_t panels, REAL *z, Vec *tops) {
     for (int64_t c = 0; c < panels; c++) {
         Vec sums[MAX_ROWS][WIDE];
         product(rows, dim, query, query_step, 1, keys + c * dim * PANEL, PANEL, sums);
         UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < WIDE; v++)
-            store(z + r * TILE_STEP + c * PANEL + v * LANES, sums[r][v] * factor[r]);
+            store(z + r * TILE_STEP + c * PANEL + v * LANES, sums[r][v]);
+        if (tops) UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < WIDE; v++)
+            tops[r] = larger(sums[r][v], tops[r]);
     }
 }
 
@@ -79,11 +81,11 @@ INLINE int tile_rows(int64_t rows) {
 #define NAMED(NAME, N) NAMED_(NAME, N)
 #define INSTANCE(N)                                                                                                   \
     static void NAMED(scores, N)(const REAL *query, int64_t step, int64_t dim, const REAL *keys, int64_t panels,      \
-                                 const REAL *factor, REAL *z) {                                                       \
+                                 REAL *z, Vec *tops) {                                                                \
         if (step == SMALL_STEP)                                                                                       \
-            scores_of(N, query, SMALL_STEP, dim, keys, panels, factor, z);                                            \
+            scores_of(N, query, SMALL_STEP, dim, keys, panels, z, tops);                                              \
         else                                                                                                          \
-            scores_of(N, query, step, dim, keys, panels, factor, z);                                                  \
+            scores_of(N, query, step, dim, keys, panels, z, tops);                                                    \
     }                                                                                                                 \
     static void NAMED(weigh, N)(const REAL *weights, int64_t keys, Panels value, int64_t panels, REAL *out,           \
                                 int64_t out_step) {                                                                   \
@@ -92,11 +94,12 @@ INLINE int tile_rows(int64_t rows) {
 EACH_SIZE(INSTANCE)
 #undef INSTANCE
 
-static void scores(int rows, const REAL *query, int64_t step, int64_t dim, const REAL *keys, int64_t panels,
-                   const REAL *factor, REAL *z) {
+// `tops`, where it is asked for, holds what was the largest of each row, lane by lane, and learns of what is larger
+static void scores(int rows, const REAL *query, int64_t step, int64_t dim, const REAL *keys, int64_t panels, REAL *z,
+                   Vec *tops) {
     switch (tile_rows(rows)) {
 #define CASE(N) \
-    case N: NAMED(scores, N)(query, step, dim, keys, panels, factor, z); break;
+    case N: NAMED(scores, N)(query, step, dim, keys, panels, z, tops); break;
         EACH_SIZE(CASE)
 #undef CASE
     }

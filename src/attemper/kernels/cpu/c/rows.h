@@ -93,6 +93,17 @@ INLINE void close_outside(REAL *z, int64_t from, int64_t to, int64_t n) {
     for (int64_t j = to < 0 ? 0 : to; j < n; j++) z[j] = -INFINITY;
 }
 
+// Rows [first, last) of the queries, each times its factor, and zeros to a whole strip: their products are logits.
+static void pack_queries(REAL *to, int64_t step, const Call *call, int64_t b, int64_t h, int64_t first, int64_t last) {
+    int64_t padded = up_to(call->dim, PANEL), rows = last - first;
+    pack_rows(to, step, &call->query, (int)call->dtype, b, h, first, last, call->dim);
+    for (int64_t r = 0; r < rows; r++) {
+        REAL factor = row_factor(call, b, h, first + r), *row = to + r * step;
+        for (int64_t e = 0; e < padded; e += LANES) store(row + e, load(row + e) * factor);
+    }
+    memset(to + rows * step, 0, (up_to(rows, MAX_ROWS) - rows) * step * sizeof(REAL));
+}
+
 INLINE REAL row_peak(const REAL *z, int64_t n) {
     Vec one = splat(-INFINITY), two = one;
     for (int64_t j = 0; j < n; j += PANEL) {
@@ -108,8 +119,9 @@ INLINE REAL few_logits(const REAL *z, const REAL *bias, int64_t from, int64_t to
     REAL total = 0;
     int count = 0;
     if (!bias && to - from >= FEW) {
+        const REAL *x = z + from;
         int64_t step = (to - from - 1) / (FEW - 1);
-        UNROLL for (int j = 0; j < FEW; j++) total += z[from + j * step];
+        total = ((x[0] + x[step]) + (x[2 * step] + x[3 * step])) + ((x[4 * step] + x[5 * step]) + (x[6 * step] + x[7 * step]));
         count = FEW;
     } else {
         for (int64_t j = from; j < to && count < FEW; j++)
@@ -161,49 +173,64 @@ static void join_rows(Row *row, Vec *sums, REAL *out, Row *more, Vec *more_sums,
     for (int64_t e = 0; e < out_dim; e++) out[e] += more_out[e];
 }
 
+typedef struct {  // what a chunk of a row adds: Σ e, Σ e t, Σ e², Σ d, Σ d²
+    Vec l, a, s, first, second;
+} Chunk;
 
-// One row of a tile: z becomes e, and the sums grow.
-INLINE void weigh_row(REAL *z, int64_t n, const REAL *bias, REAL reference, REAL *moment, Vec *sums, const int kind,
-                      const int weights, const int moments) {
+// z[start .. stop) become e
+INLINE Chunk weigh_chunk(REAL *z, int64_t start, int64_t stop, const REAL *bias, REAL reference, REAL shift, const int kind,
+                         const int weights, const int moments) {
+    Chunk c = {splat(0), splat(0), splat(0), splat(0), splat(0)};
+    for (int64_t j = start; j < stop; j += LANES) {
+        Vec x = load(z + j), t = bounded(x - reference), e = exp_of(t, x - reference, kind == OPEN);
+        store(z + j, e);
+        c.l += e;
+        if (weights) {
+            c.a += e * t;
+            c.s += e * e;
+        }
+        if (moments) {
+            Vec d = x - shift;
+            if (kind != OPEN) {
+                IntVec seen = x != (REAL)-INFINITY;
+                if (kind == BIASED) seen &= load(bias + j) > HIDDEN_BIAS;
+                d = keep_where(seen, d);
+            }
+            c.first += d;
+            c.second += d * d;
+        }
+    }
+    return c;
+}
+
+// One row of a tile: z becomes e, and the sums grow. Of a CLOSED row, every key before `open` is seen.
+INLINE void weigh_row(REAL *z, int64_t n, int64_t open, const REAL *bias, REAL reference, REAL *moment, Vec *sums,
+                      const int kind, const int weights, const int moments) {
     // sums of sums: a chunk at a time, so that no sum has more than a few dozen terms
     enum { CHUNK = 16 * LANES };
     REAL shift = moment[0];
     Vec firsts = splat(0), seconds = splat(0);
     for (int64_t start = 0; start < n; start += CHUNK) {
         int64_t stop = start + CHUNK < n ? start + CHUNK : n;
-        Vec l = splat(0), a = l, s = l, first = l, second = l;
-        for (int64_t j = start; j < stop; j += LANES) {
-            Vec x = load(z + j), t = at_least_lowest(x - reference), e = exp_of(t);
-            if (kind != OPEN) e = keep_where(~(x - reference < (REAL)LOWEST_EXP), e);
-            store(z + j, e);
-            l += e;
-            if (weights) {
-                a += e * t;
-                s += e * e;
-            }
-            if (moments) {
-                Vec d = x - shift;
-                if (kind != OPEN) {
-                    IntVec seen = x != (REAL)-INFINITY;
-                    if (kind == BIASED) seen &= load(bias + j) > HIDDEN_BIAS;
-                    d = keep_where(seen, d);
-                }
-                first += d;
-                second += d * d;
-            }
-        }
-        sums[SUM] += l;
-        if (weights) sums[TILTED] += a, sums[SQUARES] += s;
-        if (moments) firsts += first, seconds += second;
+        Chunk c;
+        if (kind == CLOSED && stop <= open)
+            c = weigh_chunk(z, start, stop, bias, reference, shift, OPEN, weights, moments);
+        else
+            c = weigh_chunk(z, start, stop, bias, reference, shift, kind, weights, moments);
+        sums[SUM] += c.l;
+        if (weights) sums[TILTED] += c.a, sums[SQUARES] += c.s;
+        if (moments) firsts += c.first, seconds += c.second;
     }
     if (moments) moment[0] = sum(firsts), moment[1] = sum(seconds);
 }
 
 // `moment` holds the shift, and then Σ d and Σ d²
-static void weigh_row_by_kind(REAL *z, int64_t n, const REAL *bias, REAL reference, REAL moment[2], Vec *sums, int kind,
-                              Needs needs) {
-#define CASE(KIND, WEIGHTS, MOMENTS) \
-    case KIND * 4 + WEIGHTS * 2 + MOMENTS: weigh_row(z, n, bias, reference, moment, sums, KIND, WEIGHTS, MOMENTS); break;
+static void weigh_row_by_kind(REAL *z, int64_t n, int64_t open, const REAL *bias, REAL reference, REAL moment[2],
+                              Vec *sums, int kind, Needs needs) {
+#define CASE(KIND, WEIGHTS, MOMENTS)                                                             \
+    case KIND * 4 + WEIGHTS * 2 + MOMENTS:                                                       \
+        weigh_row(z, n, open, bias, reference, moment, sums, KIND, WEIGHTS, MOMENTS);            \
+        break;
     switch (kind * 4 + needs.weights * 2 + needs.moments) {
         CASE(OPEN, 0, 0) CASE(OPEN, 0, 1) CASE(OPEN, 1, 0) CASE(OPEN, 1, 1)
         CASE(CLOSED, 0, 0) CASE(CLOSED, 0, 1) CASE(CLOSED, 1, 0) CASE(CLOSED, 1, 1)
@@ -218,61 +245,39 @@ INLINE int64_t count_seen(const REAL *bias, int64_t from, int64_t to) {
     return count;
 }
 
-// Take a row of a tile in: n scores of keys key, key + 1, ...; those outside of [from, to) are not the row's.
-INLINE void see_row(const Call *call, Needs needs, Row *row, Vec *sums, REAL *z, int64_t n, int64_t key, int64_t from,
-                    int64_t to, const REAL *bias, REAL *out, int64_t out_dim) {
-    int kind = bias ? BIASED : from > 0 || to < n ? CLOSED : OPEN;
-    if (call->softcap) cap_row(z, n, (REAL)call->softcap);
-    if (from < 0) from = 0;
-    if (bias) add_bias(z, bias, n, call->mask_dtype == BOOL);
-    int64_t count = !bias ? (to > from ? to - from : 0) : needs.counting ? count_seen(bias, from, to) : 0;
-    close_outside(z, from, to, n);
-    REAL peak = row_peak(z, n);
+typedef struct {  // a row of a tile: n scores of keys key, key + 1, ...; those outside of [from, to) are not the row's
+    REAL *z;
+    int64_t n, key, from, to;
+    const REAL *bias;  // NULL where there is no mask
+    const Vec *top;    // the largest scores, where all of them are seen as they are; else NULL
+} Sight;
+
+// Scores become logits, and the row's peak and reference know them.
+INLINE void look(const Call *call, Needs needs, Row *row, Vec *sums, Sight s, REAL *out, int64_t out_dim) {
+    if (call->softcap) cap_row(s.z, s.n, (REAL)call->softcap);
+    if (s.bias) add_bias(s.z, s.bias, s.n, call->mask_dtype == BOOL);
+    close_outside(s.z, s.from, s.to, s.n);
+    REAL peak = s.top ? largest(*s.top) : row_peak(s.z, s.n);
     if (needs.argmax && peak > row->peak) {
         int64_t j = 0;
-        while (z[j] != peak) j++;
-        row->argmax = key + j;
+        while (s.z[j] != peak) j++;
+        row->argmax = s.key + j;
     }
     row->peak = peak > row->peak ? peak : row->peak;
     if (peak > row->reference + SLACK) raise_reference(row, sums, peak, out, out_dim);
+}
+
+// Logits become weights, and the row's sums know them.
+INLINE void count_in(Needs needs, Row *row, Vec *sums, Sight s) {
+    int kind = s.bias ? BIASED : s.from > 0 || s.to < s.n ? CLOSED : OPEN;
+    int64_t from = s.from > 0 ? s.from : 0;
+    int64_t count = !s.bias ? (s.to > from ? s.to - from : 0) : needs.counting ? count_seen(s.bias, from, s.to) : 0;
     REAL reference = row->reference == -INFINITY ? 0 : row->reference, shift = 0, moment[2] = {0};
-    if (needs.moments) moment[0] = shift = few_logits(z, bias, from, to);
-    weigh_row_by_kind(z, n, bias, reference, moment, sums, kind, needs);
+    if (needs.moments) moment[0] = shift = few_logits(s.z, s.bias, from, s.to);
+    weigh_row_by_kind(s.z, s.n, from ? 0 : s.to, s.bias, reference, moment, sums, kind, needs);
     if (needs.moments && count) {
         double mean = (double)moment[0] / (double)count;
         join_moments(row, count, shift + mean, moment[1] - moment[0] * mean);
     } else
         row->count += count;
-}
-
-// What rounding took from a + b (Knuth)
-INLINE REAL lost(REAL a, REAL b) {
-    REAL total = a + b, part = total - a;
-    return (a - (total - part)) + (b - part);
-}
-
-// Write a row's signs; returns what its output is to be multiplied by.
-static REAL finish_row(const Call *call, Needs needs, const Row *row, const Vec *sums, int64_t at) {
-    const Rows *to = &call->measured;
-    REAL l = sum(sums[SUM]);
-    int empty = row->peak == -INFINITY && l == 0;
-    if (empty) l = 1;
-    REAL log_l = LOG(l), share = 1 / l, reference = row->reference == -INFINITY ? 0 : row->reference;
-#define WRITE(SIGN, VALUE) \
-    if (to->SIGN) ((REAL *)to->SIGN)[at] = (VALUE)
-    WRITE(lse, empty ? -INFINITY : reference + log_l);
-    WRITE(lse_low, reference - reference == 0 ? lost(reference, log_l) : 0);
-    WRITE(peak, l != l ? l : row->peak);
-    WRITE(entropy, empty ? 0 : log_l - sum(sums[TILTED]) * share);
-    WRITE(p2, empty ? 0 : sum(sums[SQUARES]) * share * share);
-    if (to->argmax) to->argmax[at] = empty ? -1 : row->argmax;
-    int64_t seen = row->count;
-    if (to->visible) to->visible[at] = (int32_t)seen;
-    if (needs.moments) {
-        double variance = seen ? row->spread / (double)seen : 0;
-        WRITE(mean, (REAL)row->mean);
-        WRITE(variance, variance < 0 ? 0 : (REAL)variance);
-    }
-#undef WRITE
-    return empty ? 0 : share;
 }

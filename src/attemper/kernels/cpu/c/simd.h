@@ -16,6 +16,7 @@ typedef int32_t Int;
 #define MANTISSA 23
 #define MAGIC 12583039.0f  // 1.5 · 2^23 + 127: adding it rounds to a whole number n; the low bits hold n + 127, the exponent of 2^n
 #define LOWEST_EXP -87.0f  // exp of less is not a normal number
+#define NO_EXP -150.0f     // exp of this is 0, and of less
 #define LOG logf
 #define EXP expf
 #define SQRT sqrtf
@@ -25,6 +26,7 @@ typedef int64_t Int;
 #define MANTISSA 52
 #define MAGIC 6755399441056767.0  // 1.5 · 2^52 + 1023
 #define LOWEST_EXP -708.0
+#define NO_EXP -1100.0
 #define LOG log
 #define EXP exp
 #define SQRT sqrt
@@ -72,17 +74,26 @@ INLINE REAL largest(Vec v) {
 }
 #endif
 
-// exp of what is at least LOWEST_EXP, to 1.5 units in the last place: t = n ln 2 + r, a polynomial of r, times 2^n. NaN stays NaN.
-INLINE Vec exp_of(Vec t) {
+// p · 2^n, where n is also in the low bits of `shifted`
+#if VECTOR_BYTES == 64 && REAL_IS_FLOAT
+INLINE Vec times_two_to(Vec p, Vec n, Vec shifted) { return (void)shifted, (Vec)_mm512_scalef_ps((__m512)p, (__m512)n); }
+#elif VECTOR_BYTES == 64
+INLINE Vec times_two_to(Vec p, Vec n, Vec shifted) { return (void)shifted, (Vec)_mm512_scalef_pd((__m512d)p, (__m512d)n); }
+#else
+INLINE Vec times_two_to(Vec p, Vec n, Vec shifted) { return (void)n, p * (Vec)((IntVec)shifted << MANTISSA); }
+#endif
+
+// exp of what is at least LOWEST_EXP, to 2 units in the last place: t = n ln 2 + r, a polynomial of r, times 2^n. NaN stays NaN.
+INLINE Vec exp_above(Vec t) {
     Vec shifted = t * (REAL)1.44269504088896340736 + MAGIC;
     Vec n = shifted - MAGIC;
     Vec r = t - n * (REAL)0.69314718055994530942;
 #if REAL_IS_FLOAT
-    Vec p = splat(0.0013814467f);
-    p = p * r + 0.008368781f;
-    p = p * r + 0.041668393f;
-    p = p * r + 0.1666652f;
-    p = p * r + 0.49999994f;
+    Vec p = splat(0.008290272f);
+    p = p * r + 0.04189816f;
+    p = p * r + 0.16667639f;
+    p = p * r + 0.49999148f;
+    p = p * r + 0.9999997f;
 #else
     r = r - n * 2.3190468138462996e-17;  // ln 2 is not a double; 1000 times what it misses would show
     Vec p = splat(1.0 / 6227020800.0);
@@ -90,16 +101,41 @@ INLINE Vec exp_of(Vec t) {
                                          1.0 / 5040,      1.0 / 720,      1.0 / 120,     1.0 / 24,     1.0 / 6,
                                          1.0 / 2};
     UNROLL for (int i = 0; i < 11; i++) p = p * r + coefficient[i];
+    p = p * r + 1.0;
 #endif
     p = p * r + (REAL)1;
-    p = p * r + (REAL)1;
-    return p * (Vec)((IntVec)shifted << MANTISSA);
+    return times_two_to(p, n, shifted);
 }
 
-INLINE Vec at_least_lowest(Vec t) { return larger(splat(LOWEST_EXP), t); }  // NaN stays NaN
+// t where exp sees a difference, else a number whose exp is as good as 0; NaN stays NaN
+INLINE Vec bounded(Vec t) { return larger(splat(VECTOR_BYTES == 64 ? NO_EXP : LOWEST_EXP), t); }
 
-// exp of anything below 88, exactly 0 below LOWEST_EXP
-INLINE Vec exp_or_zero(Vec t) { return keep_where(~(t < (REAL)LOWEST_EXP), exp_of(at_least_lowest(t))); }
+// exp of t = bounded(x): exactly 0 where x is far below; with `near` nothing is, and 1e-38 will do
+INLINE Vec exp_of(Vec t, Vec x, const int near) {
+    Vec e = exp_above(t);
+    if (VECTOR_BYTES == 64 || near) return e;  // scalef reaches 0 by itself
+    return keep_where(~(x < (REAL)LOWEST_EXP), e);
+}
+INLINE Vec exp_or_zero(Vec x) { return exp_of(bounded(x), x, 0); }
+
+// log of a normal number above 0 (NaN and inf stay), to 2 units in the last place: x = m 2^n with m near 1, a polynomial of m - 1
+INLINE Vec log_of(Vec x) {
+#if REAL_IS_FLOAT
+    IntVec bits = (IntVec)x, n = (bits - 0x3f3504f3) >> MANTISSA;  // the bits of sqrt(1/2)
+    Vec f = (Vec)(bits - (n << MANTISSA)) - 1, size = __builtin_convertvector(n, Vec);
+    Vec p = splat(0.06747413f);
+    static const float coefficient[] = {-0.11676971f, 0.1188854f,   -0.12405413f, 0.14219482f,
+                                        -0.16668002f, 0.20002122f, -0.25000009f, 0.33333313f};
+    UNROLL for (int i = 0; i < 8; i++) p = p * f + coefficient[i];
+    Vec square = f * f;
+    p = p * f * square + size * -2.1219444e-4f;  // ln 2 in two parts, the first short enough for an exact product
+    Vec found = (f + (p - square * 0.5f)) + size * 0.69335938f;
+    return choose(x < INFINITY, found, x);
+#else
+    UNROLL for (int i = 0; i < LANES; i++) x[i] = LOG(x[i]);
+    return x;
+#endif
+}
 
 INLINE REAL dot(const REAL *a, const REAL *b, int64_t n) {
     Vec all = splat(0);

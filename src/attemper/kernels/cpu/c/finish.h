@@ -1,0 +1,50 @@
+// finish.h: the signs of rows that have seen all their keys, many rows at a time.
+
+// What rounding took from a + b (Knuth)
+INLINE Vec lost(Vec a, Vec b) {
+    Vec total = a + b, part = total - a;
+    return (a - (total - part)) + (b - part);
+}
+
+INLINE void write_some(void *to, int64_t at, Vec values, int64_t n) {
+    REAL all[LANES];
+    store(all, values);
+    if (to) memcpy((REAL *)to + at, all, n * sizeof(REAL));
+}
+
+// Write the signs of n rows, the first of them row `at` of all; `share` gets what their output is to be multiplied by.
+static void finish_rows(const Call *call, Needs needs, const Row *rows, const Vec *sums, int64_t at, int64_t n, REAL *share) {
+    const Rows *to = &call->measured;
+    for (; n > 0; n -= LANES, rows += LANES, sums += LANES * SUMS, at += LANES, share += LANES) {
+        int64_t some = n < LANES ? n : LANES;
+        REAL all[SUMS][LANES] = {{0}}, reference[LANES] = {0}, peak[LANES] = {0}, mean[LANES] = {0}, variance[LANES] = {0};
+        for (int64_t r = 0; r < some; r++) {
+            for (int i = 0; i < (needs.weights ? SUMS : 1); i++) all[i][r] = sum(sums[r * SUMS + i]);
+            reference[r] = rows[r].reference == -INFINITY ? 0 : rows[r].reference;
+            peak[r] = rows[r].peak;
+            if (!needs.moments) continue;
+            double spread = rows[r].count ? rows[r].spread / (double)rows[r].count : 0;
+            mean[r] = (REAL)rows[r].mean;
+            variance[r] = spread < 0 ? 0 : (REAL)spread;
+        }
+        Vec l = load(all[SUM]), m = load(reference), top = load(peak);
+        IntVec empty = (top == (REAL)-INFINITY) & (l == 0);
+        l = choose(empty, splat(1), l);
+        Vec log_l = log_of(l), part = 1 / l;
+        write_some(to->lse, at, choose(empty, splat(-INFINITY), m + log_l), some);
+        write_some(to->lse_low, at, keep_where(m - m == 0, lost(m, log_l)), some);
+        write_some(to->peak, at, choose(l != l, l, top), some);
+        write_some(to->entropy, at, keep_where(~empty, log_l - load(all[TILTED]) * part), some);
+        write_some(to->p2, at, keep_where(~empty, load(all[SQUARES]) * part * part), some);
+        if (needs.moments) {
+            write_some(to->mean, at, load(mean), some);
+            write_some(to->variance, at, load(variance), some);
+        }
+        part = keep_where(~empty, part);
+        for (int64_t r = 0; r < some; r++) {
+            share[r] = part[r];
+            if (to->argmax) to->argmax[at + r] = empty[r] ? -1 : rows[r].argmax;
+            if (to->visible) to->visible[at + r] = (int32_t)rows[r].count;
+        }
+    }
+}
