@@ -214,7 +214,7 @@ def run(
     if not swept.rows:
         _fail(swept.failures)
     if as_json:
-        print(json.dumps(files.document(found, swept.rows), ensure_ascii=False))
+        print(files.text(files.document(found, swept.rows)))
     else:
         render.show(found, swept.rows, _console())
     if output is not None:
@@ -241,15 +241,11 @@ def claims(
     judged = lab_claims.run(train=train, note=_note)
     document = lab_claims.document(judged)
     if as_json:
-        print(json.dumps(document, ensure_ascii=False))
+        print(files.text(document))
     else:
         render.claims(judged, _console())
     if output is not None:
-        text = (
-            lab_claims.page(document)
-            if output.suffix == ".html"
-            else json.dumps(document, indent=1, ensure_ascii=False)
-        )
+        text = lab_claims.page(document) if output.suffix.lower() == ".html" else files.text(document, indent=1)
         files.save(output, f"{text}\n".encode())
 
 
@@ -270,15 +266,11 @@ def cards(
     deck = lab_cards.deck(_note)
     document = [vars(card) for card in deck]
     if as_json:
-        print(json.dumps(document, ensure_ascii=False))
+        print(files.text(document))
     else:
         render.cards(deck, _console())
     if output is not None:
-        text = (
-            lab_cards.anki(deck)
-            if output.suffix == ".tsv"
-            else json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-        )
+        text = lab_cards.anki(deck) if output.suffix.lower() == ".tsv" else files.text(document, indent=1) + "\n"
         files.save(output, text.encode())
 
 

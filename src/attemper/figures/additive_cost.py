@@ -24,7 +24,9 @@ def draw(rows: theme.Rows, finding: str) -> Any:
         shown, x, "factor", "times as long as the dot product", lengths
     )
     spreads = [
-        {"d": row["d"], "score": name, "variance": row[column]} for row in rows for column, name in SPREADS.items()
+        {"d": row["d"], "score": name, **{f"variance{end}": row[f"{column}{end}"] for end in ("", "_low", "_high")}}
+        for row in rows
+        for column, name in SPREADS.items()
     ]
     kinds = alt.Color("score:N", title=None,
         legend=alt.Legend(orient="bottom", columns=1), sort=list(SPREADS.values()),

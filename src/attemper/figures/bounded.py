@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import altair as alt
 
 from . import marks, theme
+
+POINTS = 120  # of a theory line, however far it goes
 
 
 def draw(rows: theme.Rows, finding: str) -> Any:
@@ -14,10 +17,11 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     names = [f"{n} keys" for n in sorted({row["n"] for row in rows})]
     colour = theme.series("keys", "keys", names)
     x = alt.X("bound:Q", title="bound on the logit: cosine's scale, the softcap, or Σ|w|", axis=alt.Axis(tickCount=10))
+    last = max(row["bound"] for row in rows)
     grid = [
-        {"bound": i / 10, "keys": f"{n} keys", "form": 1 / (1 + (n - 1) * 2.718281828459045 ** (-i / 5))}
+        {"bound": last * i / POINTS, "keys": f"{n} keys", "form": 1 / (1 + (n - 1) * math.exp(-2 * last * i / POINTS))}
         for n in sorted({row["n"] for row in rows})
-        for i in range(5, int(10 * max(row["bound"] for row in rows)) + 1)
+        for i in range(POINTS + 1)
     ]
     shape = alt.Shape("score:N", title="score")
     points = alt.Chart(theme.data(shown)).mark_point(size=90, strokeWidth=2).encode(

@@ -1,8 +1,10 @@
-"""How many keys share a query's weight, against d_k, under each divisor."""
+"""How many keys share a query's weight, and what a key equal to the query gets, against d_k, under each divisor."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import altair as alt
 
 from . import marks, theme
 
@@ -13,13 +15,15 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     colour = theme.by_rule(shown)
     n = max(row["n"] for row in shown)
     x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
-    chart = (
+    many = (
         marks.labelled_line(n, f"all {n} keys alike")
         + marks.joined(shown, x, "effective_keys", colour)
         + marks.measured(shown, x, "effective_keys", "effective keys, exp(entropy)", colour, log=True)
     )
-    note = (
-        f"n = {n}, {heads} heads (d_model = {heads} d_k), unit-variance q and k, before training. "
-        "1/d_k and 1/√d_model lie on one another, at the top."
+    found = marks.joined(shown, x, "aligned_weight", colour) + marks.measured(
+        shown, x, "aligned_weight", f"weight of a key equal to the query, beside {n} others", colour, log=True
     )
-    return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
+    half = theme.WIDTH // 2 - 20
+    chart = alt.hconcat(many.properties(width=half, height=300), found.properties(width=half, height=300))
+    note = f"n = {n}, {heads} heads (d_model = {heads} d_k), unit-variance q and k, before training; 95 % intervals."
+    return theme.finish(chart, finding, note)

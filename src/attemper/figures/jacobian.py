@@ -18,11 +18,14 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     grid = [{"d": d, "form": m * (1 - m) / 3} for d in _between(shown) if (m := (2 * math.log(n) / d) ** 0.5) < 1]
     chart = (
         marks.labelled_line(1 / 12, "1/12")
-        + marks.theory(grid, x, "form")
-        + marks.joined(shown, x, "square", colour)
+        + marks.theory(grid, x, "form", dash=(5, 3))
+        + marks.theory(shown, x, "square_theory", colour)
         + marks.measured(shown, x, "square", "mean ‖J‖_F²", colour, axis=alt.Axis(format=".2f"))
     )
-    note = f"n = {n} keys. Grey line: m(1−m)/3 with m = √(2 ln n / d_k), for large n. Points: measured, with 95 % intervals."
+    note = (
+        f"n = {n} keys. Points: measured, with 95 % intervals. Coloured lines: exact means for {n} keys. Grey line: their limit "
+        "for many keys without a scale, m(1−m)/3 with m = √(2 ln n / d_k), which is reached slowly where m is near 1."
+    )
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 

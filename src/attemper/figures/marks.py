@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import altair as alt
@@ -15,8 +16,8 @@ def measured(
     """Points, and bars from ``{y}_low`` to ``{y}_high`` where the rows have them."""
     scale = alt.Scale(type="log") if log else alt.Scale(zero=more.pop("zero", True))
     if log:
-        numbers = [row[name] for row in rows for name in (y, f"{y}_low", f"{y}_high") if row.get(name, 0) > 0]
-        more.setdefault("axis", decades(min(numbers), max(numbers)))
+        numbers = [row[name] for row in rows for name in (y, f"{y}_low", f"{y}_high") if 0 < (row.get(name) or 0) < inf]
+        more.setdefault("axis", decades(min(numbers, default=0), max(numbers, default=0)))
     encoding: dict[str, Any] = {"x": x, **({"color": colour} if colour is not None else {})}
     points = alt.Chart(data(rows)).mark_point(filled=True, size=70, opacity=1).encode(
         y=alt.Y(f"{y}:Q", title=title, scale=scale, **more), **encoding
@@ -30,7 +31,7 @@ def measured(
 def theory(rows: Rows, x: alt.X, y: str, colour: alt.Color | None = None, dash: tuple[int, ...] = (1, 0)) -> Any:
     """A line through the rows' closed form."""
     encoding: dict[str, Any] = {"x": x, "y": f"{y}:Q", **({"color": colour} if colour is not None else {})}
-    style: dict[str, Any] = {"strokeDash": list(dash), "strokeWidth": 1.6}
+    style: dict[str, Any] = {"strokeDash": list(dash), "strokeWidth": 1.6, "interpolate": "monotone"}
     if colour is None:
         style["color"] = THEORY
     shown = [row for row in rows if row.get(y) is not None]

@@ -8,14 +8,23 @@ from . import marks, theme
 
 
 def draw(rows: theme.Rows, finding: str) -> Any:
+    few = min(row["threads"] for row in rows)
+    kinds = [("loop", few, "token by token"), ("calls", few, "its calls alone")]
+    kinds += [
+        ("pass", threads, f"one pass, {threads} thread(s)") for threads in sorted({row["threads"] for row in rows})
+    ]
     parts = [
         {"n": row["n"], "how": how, "ms": row[f"{name}_ms"]}
+        for name, threads, how in kinds
         for row in rows
-        for name, how in (("pass", "one pass"), ("loop", "token by token"))
+        if row["threads"] == threads
     ]
     x = theme.powers("n", "tokens", [row["n"] for row in rows])
-    colour = theme.series("how", "computed", ["one pass", "token by token"])
+    colour = theme.series("how", "computed", [how for _, _, how in kinds])
     chart = marks.joined(parts, x, "ms", colour) + marks.measured(parts, x, "ms", "milliseconds", colour, log=True)
     first = rows[0]
-    note = f"Causal attention, d_k = {first['d']}, {first['heads']} heads, {first['threads']} CPU thread(s), float32; both agree."
+    note = (
+        f"Causal attention, d_k = {first['d']}, {first['heads']} heads, float32, CPU; the loop on {few} thread(s). "
+        "Its calls alone: as many calls, each with one query and one key."
+    )
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)

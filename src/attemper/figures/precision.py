@@ -8,10 +8,13 @@ from . import marks, theme
 
 
 def draw(rows: theme.Rows, finding: str) -> Any:
-    shown = [row for row in rows if 1e-7 < row["weight_moves_theory"] < 1e4 and row["stored_finite"]]
+    shown = [row for row in rows if row["weight_moves_theory"] < 1e4 and row["stored_finite"]] or rows[:1]
     names = [name for name in ("float32", "float16", "bfloat16") if any(row["dtype"] == name for row in shown)]
     colour = theme.series("dtype", "scores stored in", names)
-    x = theme.powers("size", "size of the logit", [row["size"] for row in shown])
+    sizes = [row["size"] for row in shown]
+    x = theme.powers("size", "size of the logit", sizes)
+    if min(sizes) >= 1:
+        x = x.axis(values=sorted(set(sizes)), format="~s", labelOverlap="greedy", grid=False)
     chart = (
         marks.labelled_line(1.0, "the weight doubles")
         + marks.theory(shown, x, "weight_moves_theory", colour)

@@ -26,10 +26,16 @@ def draw(rows: theme.Rows, finding: str) -> Any:
         + marks.joined(shown, x, "top_weight", colour)
         + marks.measured(shown, x, "top_weight", "mean top weight", colour)
     )
-    trace = threshold + marks.theory(frozen, x, "form") + marks.measured(
-        shown, x, "jacobian_trace", "tr J = 1 − Σp²", colour
-    )  # fmt: skip
+    trace = (
+        threshold
+        + marks.theory(frozen, x, "form", dash=(5, 3))
+        + marks.theory(shown, x, "jacobian_trace_theory", colour)
+        + marks.measured(shown, x, "jacobian_trace", "tr J = 1 − Σp²", colour)
+    )
     half = theme.WIDTH // 2 - 30
     chart = alt.hconcat(top.properties(width=half, height=300), trace.properties(width=half, height=300))
-    note = "Points: measured, with 95 % intervals. Right, grey line: √(2 ln n)/s, the random energy model for large n."
+    note = (
+        "Points: measured, with 95 % intervals. Right, coloured lines: exact means; grey line: their limit for many keys, "
+        "√(2 ln n)/s (random energy model)."
+    )
     return theme.finish(chart, finding, note)

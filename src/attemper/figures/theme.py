@@ -39,8 +39,12 @@ LABELS = {
 
 
 def data(rows: Rows) -> alt.Data:
-    """Rows as inline data; no data frame is needed."""
-    return alt.Data(values=[dict(row) for row in rows])
+    """Rows as inline data; no data frame is needed. What is not finite has no place in a chart, nor in JSON: it is left empty."""
+    return alt.Data(values=[{name: _finite(value) for name, value in row.items()} for row in rows])
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def by_rule(rows: Rows, field: str = "rule") -> alt.Color:
@@ -66,6 +70,8 @@ def series(field: str, title: str, names: Sequence[Any]) -> alt.Color:
 
 def decades(low: float, high: float) -> alt.Axis:
     """Ticks at powers of ten and nothing between: a logarithmic axis that stays quiet."""
+    if not 0 < low <= high < math.inf:  # nothing that a logarithmic axis could show, or not a number
+        return alt.Axis(format="~g")
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     return alt.Axis(values=[10.0**power for power in range(first, last + 1)], format="~g")
 

@@ -6,12 +6,13 @@ from typing import Any
 
 from . import marks, theme
 
-NAMES = {"unit": "unit entries", "xavier": "xavier", "linear": "nn.Linear", "gpt2": "GPT-2 (0.02)", "t5": "T5 (folded)",
-         "gpt3_width": "0.02 at width 12288"}  # fmt: skip
+NAMES = {"unit": "unit entries", "fan_in": "1/fan-in", "xavier": "xavier", "linear": "nn.Linear", "gpt2": "GPT-2 (0.02)",
+         "t5": "T5 (folded)", "gpt3_width": "0.02 at width 12288"}  # fmt: skip
 
 
 def draw(rows: theme.Rows, finding: str) -> Any:
-    shown = [{**row, "name": NAMES[str(row["init"])]} for row in rows if row["a"] == 1]
+    a = 1 if any(row["a"] == 1 for row in rows) else rows[0]["a"]
+    shown = [{**row, "name": NAMES[str(row["init"])]} for row in rows if row["a"] == a]
     present = [name for name in NAMES.values() if any(row["name"] == name for row in shown)]
     x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
     colour = theme.series("name", "initialisation", present)
@@ -19,4 +20,5 @@ def draw(rows: theme.Rows, finding: str) -> Any:
         shown, x, "variance", "variance of q·k, unscaled", colour, log=True
     )
     note = "Lines: closed form, d_k × the variances of the entries. Points: measured, with 95 % intervals."
+    note += f" q's entries × √{a:g}." if a != 1 else ""
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import InputError
-from .experiment import DEVICE, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from .experiment import DEVICE, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, heads_divide, pick
 from .layers import Scores
 from .training import best_lr, fit, runs
 
@@ -74,10 +74,6 @@ class Model(nn.Module):
     def __init__(self, cell: Cell, score: str, stream: torch.Generator, kappa: float = 1.0) -> None:
         super().__init__()
         width, heads, length = int(cell["d_model"]), int(cell["heads"]), int(cell["length"])
-        if width % heads:
-            raise InputError(
-                f"run charlm: --d_model must be a multiple of --heads; got {width} and {heads}. Type --heads 2."
-            )
         std = width**-0.5 if cell["init"] == "unit" else 0.02
 
         def draw(rows: int, columns: int, spread: float) -> nn.Parameter:
@@ -258,6 +254,7 @@ EXPERIMENT = Experiment(
     expect=expect,
     finding=finding,
     chart="charlm",
+    check=heads_divide,
     presets={
         "full": {
             "rule": ("sqrt_dk", "none", "dk", "qk_norm"),

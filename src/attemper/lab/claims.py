@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import env
 from . import experiment, training_verdicts, verdicts
 from .experiment import Row, Rows, Value
+from .output import plain
 from .page import page as page
 from .verdicts import NOT_RUN, Evidence, Judgement
 
@@ -19,19 +20,23 @@ Settings = dict[str, tuple[Value, ...]]
 EVIDENCE: dict[str, tuple[str, Settings]] = {
     "worked": ("worked", {}),
     "variance": ("variance", {"d": (2, 5, 16, 64, 256, 1024), "init": ("unit",), "samples": (100_000,)}),
-    "inits": ("variance", {"d": (64,), "init": ("linear", "xavier", "gpt2", "t5")}),
+    "inits": ("variance", {"d": (64,), "init": ("fan_in", "linear", "xavier", "gpt2", "t5")}),
     "nonunit": ("variance", {"d": (1, 64), "init": ("unit",), "a": (0.25, 9.0), "samples": (100_000,)}),
     "saturation": ("saturation", {"n": (16, 1024, 8192), "rows": (320,)}),
     "jacobian": ("jacobian", {"n": (1024,), "d": (16, 64, 256, 1024), "batches": (24,), "rule": ("none",)}),
-    "gradient": ("gradient", {"d": (16, 1024), "rule": ("none", "sqrt_dk"), "batches": (16,)}),
+    "gradient": ("gradient", {"d": (16, 64, 256, 512, 1024), "rule": ("none", "sqrt_dk"), "batches": (16,)}),
+    "gradient_long": (
+        "gradient",
+        {"d": (64, 512, 1024, 2048), "n": (1024,), "rule": ("none", "sqrt_dk"), "batches": (2,), "projected": (0,)},
+    ),
     "divisors": ("divisors", {"d": (16, 128, 512), "heads": (96,), "batches": (12,)}),
     "bounded": ("bounded", {"score": ("additive",), "bound": (1.0, 10.0), "n": (1024,)}),
     "precision": ("precision", {}),
     "additive_cost": ("additive_cost", {"n": (512,), "d": (16, 256), "rounds": (3,)}),
-    "parallel": ("parallel", {"n": (64, 256), "rounds": (3,)}),
+    "parallel": ("parallel", {"n": (256,), "rounds": (5,)}),
 }
 TRAINING: dict[str, tuple[str, Settings]] = {
-    "recall": ("recall", {"rule": ("sqrt_dk", "none"), "lr": (1e-3, 3e-3)}),
+    "recall": ("recall", {"rule": ("sqrt_dk", "none", "dk"), "lr": (1e-3, 3e-3)}),
     "charlm": ("charlm", {}),
     "depth": ("depth", {"layers": (1, 4), "seed": (0, 1, 2)}),
 }
@@ -66,6 +71,7 @@ class Judged:
     verdict: str
     numbers: dict[str, float]
     condition: str
+    context: Mapping[str, float] = field(default_factory=dict)
 
 
 _EMBEDDED = "it needs the heads of a real model, which this version cannot read yet"
@@ -83,10 +89,10 @@ CLAIMS = (
     Claim("C5", "Large logits make softmax nearly one-hot.", "000–004",
           ("saturation", "jacobian"), verdicts.large_logits_saturate, "run saturation"),
     Claim("C6", "Softmax's gradient is p(1−p), and vanishes at saturation.", "001–004",
-          ("gradient", "jacobian"), verdicts.gradients_vanish, "run gradient"),
+          ("gradient", "gradient_long", "jacobian"), verdicts.gradients_vanish, "run gradient"),
     Claim("C7", "Without scaling gradients explode.", "001, 002",
-          ("gradient",), verdicts.gradients_explode, "run gradient"),
-    Claim("C8", "exp of a large number overflows.", "001",
+          ("gradient", "gradient_long"), verdicts.gradients_explode, "run gradient"),
+    Claim("C8", "exp of a large score overflows, so softmax does.", "001",
           ("precision",), verdicts.exp_overflows, "run precision"),
     Claim("C9", "Without scaling training falls apart.", "001–004",
           ("recall", "charlm"), training_verdicts.falls_apart, "run recall"),
@@ -149,7 +155,7 @@ def judge(evidence: Mapping[str, Rows], train: bool = False) -> list[Judged]:
 
 def document(judged: list[Judged]) -> dict[str, Any]:
     """The claims as plain data that JSON takes, with the machine they were measured on."""
-    return {
+    found = {
         "environment": env.describe(),
         "claims": [
             {
@@ -158,9 +164,11 @@ def document(judged: list[Judged]) -> dict[str, Any]:
                 "notes": one.claim.notes,
                 "verdict": one.verdict,
                 "condition": one.condition,
-                "numbers": {name: value if value == value else None for name, value in one.numbers.items()},
+                "numbers": dict(one.numbers),
+                "context": dict(one.context),
                 "look": f"attemper {one.claim.look}" if one.claim.look else None,
             }
             for one in judged
         ],
     }
+    return dict(plain(found))

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import replace
 
 from . import charlm
-from .experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, pick
+from .experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide, pick
 from .training import best_lr, runs
 
 
@@ -61,6 +61,7 @@ EXPERIMENT = Experiment(
     expect=expect,
     finding=finding,
     chart="depth",
+    check=heads_divide,
     presets={
         "full": {
             "lr": (1e-3, 3e-3),

@@ -9,7 +9,7 @@ import torch
 from ..attention import measure as vitals_of
 from ..scale import rule
 from .experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
-from .stats import over_batches, reach
+from .stats import CHANCE, over_batches
 
 RULES = ("none", "sqrt_dk", "dk", "sqrt_dmodel")
 WORDS = {"none": "without a divisor", "sqrt_dk": "with √d_k", "dk": "with d_k", "sqrt_dmodel": "with √d_model"}
@@ -25,18 +25,19 @@ def measure(cell: Cell) -> list[Row]:
     scale = rule(name).scale(head_dim=d, heads=heads)
     query = torch.randn(batches, QUERIES, d, generator=stream, device=stream.device)
     key = torch.randn(batches, n, d, generator=stream, device=stream.device)
-    signs = vitals_of(query, key, scale=scale, signs=("variance", "effective_keys", "evenness", "top_weight"))
-    # a key that the query has learned to look for, as µP assumes: the query itself
+    signs = vitals_of(query, key, scale=scale, signs=("variance", "effective_keys", "evenness", "top_weight", "lse"))
+    # a key that the query has learned to look for: the query itself, beside the n others
     aligned = scale * query.square().sum(-1)
+    found = torch.sigmoid((aligned - signs.lse).double())
     return [
         {
             "scale": scale,
             "temperature": 1 / (scale * math.sqrt(d)),
-            "logit_std": over_batches(signs.variance).mean ** 0.5,
+            **over_batches(signs.variance).root("logit_std"),
             **over_batches(signs.effective_keys).columns("effective_keys"),
             **over_batches(signs.evenness).columns("evenness"),
             **over_batches(signs.top_weight).columns("top_weight"),
-            **over_batches(aligned).columns("aligned_logit"),
+            **over_batches(found).columns("aligned_weight"),
         }
     ]
 
@@ -51,28 +52,20 @@ def expect(rows: Rows) -> list[Expectation]:
                 f"logit std, {label}",
                 expected,
                 row["logit_std"],
-                0.05 * expected,
+                row["logit_std_reach"],
                 "closed form: scale × √d_k",
-                "5 %: the keys of a batch are shared by its queries",
+                CHANCE,
             )
         )
-        if row["rule"] == "dk":
-            found.append(
-                Expectation(
-                    f"logit of an aligned key, {label}",
-                    1.0,
-                    row["aligned_logit"],
-                    reach(row["aligned_logit_low"], row["aligned_logit_high"]),
-                    "Yang et al. 2022 (µP): q·k = |q|² ≈ d_k",
-                    "4 standard errors",
-                )
-            )
     for row in pick(rows, rule="sqrt_dmodel", heads=96):
+        scaled = pick(rows, rule="sqrt_dk", heads=96, **{name: row[name] for name in ("d", "n", "batches", "seed")})
+        if not scaled:
+            continue
         found.append(
             Expectation(
                 f"temperature of √d_model over √d_k, 96 heads, d_k = {row['d']}",
                 math.sqrt(96),
-                pick(rows, rule="sqrt_dk", heads=96, d=row["d"], n=row["n"])[0]["logit_std"] / row["logit_std"],
+                scaled[0]["logit_std"] / row["logit_std"],
                 1e-3,
                 "Brown et al. 2020 (GPT-3): 96 heads of 128; √96 = 9.80",
                 "rounding: both use the same draws",
@@ -86,8 +79,9 @@ def finding(rows: Rows) -> str:
     parts = []
     for name in dict.fromkeys(row["rule"] for row in rows):
         row = max(pick(rows, rule=name, d=d, n=n), key=lambda one: one["heads"])
-        parts.append(f"{row['effective_keys']:.{0 if row['effective_keys'] > 100 else 1}f} {WORDS[name]}")
-    return f"Of {n} keys, a query at d_k = {d} looks at " + ", ".join(parts)
+        parts.append(f"{row['effective_keys']:.{0 if row['effective_keys'] > 100 else 1}f} keys {WORDS[name]}")
+        parts[-1] += f", and a key equal to it gets {row['aligned_weight']:.2g}"
+    return f"Among {n} keys, a query at d_k = {d} looks at " + "; ".join(parts)
 
 
 EXPERIMENT = Experiment(

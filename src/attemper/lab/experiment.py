@@ -47,8 +47,8 @@ class Parameter:
         return type(self.default[0])
 
     def read(self, where: str, text: str) -> tuple[Value, ...]:
-        """``"16,64"`` → (16, 64), checked."""
-        return tuple(self._one(where, part.strip()) for part in text.split(","))
+        """``"16,64"`` → (16, 64), checked; a value said twice is measured once."""
+        return tuple(dict.fromkeys(self._one(where, part.strip()) for part in text.split(",")))
 
     def _one(self, where: str, text: str) -> Value:
         if self.choices:
@@ -115,7 +115,8 @@ class Experiment:
 
     ``measure`` turns a cell into rows and is the only part that takes time; ``expect`` and ``finding`` are functions of
     rows, so a verdict cannot be anything but what the rows say. ``chart`` is the name of a file in ``figures/``. ``presets`` are
-    other settings by name; ``trains`` marks the ones that take minutes.
+    other settings by name; ``trains`` marks the ones that take minutes. ``check`` gives the rule that a cell breaks and the next
+    step, where parameters must fit one another.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Experiment:
     chart: str
     presets: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
     trains: bool = False
+    check: Callable[[Cell], str | None] = field(default=lambda cell: None, repr=False)
 
     def settings(
         self, options: Mapping[str, str] | None = None, preset: str | None = None
@@ -149,6 +151,10 @@ class Experiment:
             chosen[name] = known_names[name].read(where, text)
         for device in chosen.get("device", ()):
             _check_device(where, str(device))
+        for cell in self.cells(chosen):
+            broken = self.check(cell)
+            if broken:
+                raise InputError(f"{where}: {broken}")
         return chosen
 
     def cells(self, settings: Mapping[str, tuple[Value, ...]]) -> list[dict[str, Value]]:
@@ -167,6 +173,15 @@ class Experiment:
     def verdict(self, rows: Rows) -> Verdict:
         found = tuple(self.expect(rows))
         return Verdict(all(one.agrees for one in found), self.finding(rows), found)
+
+
+def heads_divide(cell: Cell) -> str | None:
+    """The check of experiments that split a width into heads."""
+    width, heads = int(cell["d_model"]), int(cell["heads"])
+    if width % heads == 0:
+        return None
+    fits = next(count for count in range(heads, 0, -1) if width % count == 0)
+    return f"--d_model must be a multiple of --heads; got {width} and {heads}. Type --heads {fits}."
 
 
 def _check_device(where: str, device: str) -> None:

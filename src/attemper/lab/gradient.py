@@ -6,6 +6,8 @@ scale² · d_k · E‖J‖_F².
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 
 import torch
@@ -14,10 +16,9 @@ from torch import Tensor
 from ..attention import attention, weights
 from ..scale import rule
 from .experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
-from .stats import over_batches, reach
+from .stats import CHANCE, over_batches
 
 SMALL = 0.01  # a share of the RMS
-PROJECTED = 6  # batches with projections: their d×d products take most of the time
 
 
 def measure(cell: Cell) -> list[Row]:
@@ -40,27 +41,29 @@ def measure(cell: Cell) -> list[Row]:
         jacobians.append(p2 - 2 * p.pow(3).sum(-1) + p2.square())
     lengths = torch.stack(to_query).double()  # (batches, n)
     square = over_batches(lengths.square())
-    rms = square.mean**0.5
+    rms = square.root("rms")
+    # the median of all queries, and its error from the medians of the batches
+    median = over_batches(lengths.median(dim=1).values)._replace(mean=float(lengths.median()))
     return [
         {
-            "rms": rms,
-            "rms_low": max(0.0, square.mean - 1.96 * square.error) ** 0.5,
-            "rms_high": (square.mean + 1.96 * square.error) ** 0.5,
+            **rms,
             "rms_theory": scale * (d * float(torch.stack(jacobians).mean().clamp(min=0))) ** 0.5,
-            "median": float(lengths.median()),
-            "small_share": float((lengths < SMALL * rms).double().mean()),
+            **median.columns("median"),
+            "small_share": float((lengths < SMALL * rms["rms"]).double().mean()),
             "quantile_10": float(lengths.quantile(0.1)),
             "quantile_90": float(lengths.quantile(0.9)),
-            **_projections(d, n, scale, draw),
+            **_projections(d, n, scale, int(cell["projected"]), draw),
         }
     ]
 
 
-def _projections(d: int, n: int, scale: float, draw: Callable[..., Tensor]) -> Row:
+def _projections(d: int, n: int, scale: float, draws: int, draw: Callable[..., Tensor]) -> Row:
     """The same for the weights W_q and W_k, and for the values, whose path does not go through the softmax."""
     small: dict[str, list[Tensor]] = {"w_q_small": [], "w_k_small": []}
     to_value = []
-    for _ in range(PROJECTED):
+    if not draws:
+        return {"value_rms": None, **dict.fromkeys(small)}
+    for _ in range(draws):
         tokens, value, upstream = draw(3, n, d)
         value.requires_grad_()
         w_q, w_k = (one.requires_grad_() for one in draw(2, d, d) / d**0.5)
@@ -87,24 +90,54 @@ def expect(rows: Rows) -> list[Expectation]:
             f"RMS of |dL/dq|, rule {row['rule']}, d_k = {row['d']}, n = {row['n']}",
             row["rms_theory"],
             row["rms"],
-            reach(row["rms_low"], row["rms_high"]),
+            row["rms_reach"],
             "closed form: scale √(d_k E‖J‖_F²)",
-            "4 standard errors",
+            CHANCE,
         )
         for row in rows
     ]
 
 
+def without_over_with(rows: Rows, column: str, n: int) -> dict[int, float]:
+    """d_k → a statistic of the gradient without a scale, over the same with 1/√d_k; both saw the same draws."""
+    found = {}
+    for d in sorted({row["d"] for row in pick(rows, n=n)}):
+        bare, scaled = (pick(rows, n=n, d=d, rule=name) for name in ("none", "sqrt_dk"))
+        if bare and scaled:
+            found[d] = bare[0][column] / scaled[0][column]
+    return found
+
+
+def crossing(rows: Rows, n: int) -> float:
+    """The d_k from which on the median query's gradient is smaller without the scale than with it, between the measured ones.
+
+    0 when it is smaller at all of them, infinite when it is larger at the last.
+    """
+    ratios = list(without_over_with(rows, "median", n).items())
+    if not ratios or ratios[-1][1] >= 1:
+        return math.inf
+    for (low, above), (high, below) in reversed(list(itertools.pairwise(ratios))):
+        if above >= 1:
+            share = math.log(above) / (math.log(above) - math.log(max(below, 1e-30)))
+            return float(low * (high / low) ** share)
+    return 0.0
+
+
 def finding(rows: Rows) -> str:
-    d = max(row["d"] for row in rows)
-    by_rule = {row["rule"]: row for row in pick(rows, d=d)}
-    if not {"none", "sqrt_dk"} <= set(by_rule):
-        row = next(iter(by_rule.values()))
-        return f"At d_k = {d} under rule {row['rule']} the RMS of |dL/dq| is {row['rms']:.3g}, the median {row['median']:.2g}"
-    bare, scaled = by_rule["none"], by_rule["sqrt_dk"]
+    n = max(row["n"] for row in rows)
+    mean, typical = (without_over_with(rows, column, n) for column in ("rms", "median"))
+    if not mean:
+        row = max(pick(rows, n=n), key=lambda one: one["d"])
+        return (
+            f"At d_k = {row['d']} under rule {row['rule']} the RMS of |dL/dq| is {row['rms']:.3g}, the median "
+            f"{row['median']:.2g}"
+        )
+    last, common = max(mean), min(mean, key=lambda d: abs(math.log(d / 64)))
+    turn = crossing(rows, n)
     return (
-        f"Without the scale the mean gradient grows and the typical one vanishes: at d_k = {d} the RMS of |dL/dq| is "
-        f"{bare['rms'] / scaled['rms']:.0f} times the scaled one, the median {bare['median'] / scaled['median']:.2g} times"
+        f"Without the scale the RMS of |dL/dq| is {mean[common]:.3g} times the scaled one at d_k = {common} and {mean[last]:.3g} "
+        f"times at {last}; the median query gets {typical[common]:.2g} times and {typical[last]:.2g} times"
+        + (f": less than with it from d_k ≈ {turn:.0f} on" if 0 < turn < math.inf else "")
     )
 
 
@@ -113,10 +146,11 @@ EXPERIMENT = Experiment(
     question="What gradient reaches a query through the softmax, on average and typically?",
     claims=("C6", "C7", "C22"),
     parameters=(
-        Parameter("d", (16, 64, 256, 1024), "the head dim, d_k", least=1),
+        Parameter("d", (16, 64, 128, 256, 512, 1024), "the head dim, d_k", least=1),
         Parameter("n", (128,), "how many keys, and queries", least=2, hint="one key gets no gradient"),
         Parameter("rule", ("none", "sqrt_dk", "dk"), "the scale's rule", choices=("none", "sqrt_dk", "dk")),
         Parameter("batches", (48,), "independent draws of queries, keys and values", least=2, hint="one has no error"),
+        Parameter("projected", (6,), "draws with W_q and W_k, whose d×d products take most of the time", least=0),
         SEED,
         DEVICE,
     ),

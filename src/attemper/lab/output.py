@@ -6,7 +6,8 @@ import csv
 import importlib
 import io
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
     """Refuse a file that could not or should not be written, before the work and not after it."""
     if path is None:
         return
-    if path.suffix not in suffixes:
+    if path.suffix.lower() not in suffixes:
         raise InputError(f"-o must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}; got {path.name!r}.")
     if not path.parent.is_dir():
         raise InputError(f"-o: there is no folder {str(path.parent)!r}. Make it first.")
@@ -33,8 +34,8 @@ def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
         raise InputError(f"-o: {str(path)!r} is a folder. Choose another file.")
     if there and not force:
         raise InputError(f"-o: {str(path)!r} is there already. Add --force to overwrite it, or choose another file.")
-    for package in _needs(path.suffix):
-        _load(package, path.suffix)
+    for package in _needs(path.suffix.lower()):
+        _load(package, path.suffix.lower())
     _try(path)
 
 
@@ -56,8 +57,8 @@ def _unwritable(path: Path, error: OSError) -> InputError:
 
 def write(path: Path, experiment: Experiment, rows: Rows) -> None:
     """Write rows, or the figure made from them."""
-    content = _FORMS[path.suffix](experiment, rows) if path.suffix in _FORMS else _figure(path.suffix, experiment, rows)
-    save(path, content)
+    suffix = path.suffix.lower()
+    save(path, _FORMS[suffix](experiment, rows) if suffix in _FORMS else _figure(suffix, experiment, rows))
 
 
 def save(path: Path, content: bytes) -> None:
@@ -67,10 +68,24 @@ def save(path: Path, content: bytes) -> None:
         raise _unwritable(path, error) from None
 
 
+def plain(value: Any) -> Any:
+    """The same data with null for NaN and the infinities, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: plain(part) for name, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def text(found: Any, indent: int | None = None) -> str:
+    """One strict JSON document."""
+    return json.dumps(plain(found), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
 def document(experiment: Experiment, rows: Rows) -> dict[str, Any]:
     """The rows with the question and what they say, as plain data that JSON takes."""
     verdict = experiment.verdict(rows)
-    return {
+    found = {
         "experiment": experiment.name,
         "question": experiment.question,
         "finding": verdict.sentence,
@@ -78,6 +93,7 @@ def document(experiment: Experiment, rows: Rows) -> dict[str, Any]:
         "expectations": [{**vars(one), "agrees": one.agrees} for one in verdict.expectations],
         "rows": list(rows),
     }
+    return dict(plain(found))
 
 
 def columns(rows: Rows) -> list[str]:
@@ -86,15 +102,15 @@ def columns(rows: Rows) -> list[str]:
 
 
 def _json(experiment: Experiment, rows: Rows) -> bytes:
-    return (json.dumps(document(experiment, rows), indent=1, ensure_ascii=False) + "\n").encode()
+    return (text(document(experiment, rows), indent=1) + "\n").encode()
 
 
 def _csv(experiment: Experiment, rows: Rows) -> bytes:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns(rows), lineterminator="\n")
+    sheet = io.StringIO()
+    writer = csv.DictWriter(sheet, columns(rows), lineterminator="\n")
     writer.writeheader()
     writer.writerows(dict(row) for row in rows)
-    return text.getvalue().encode()
+    return sheet.getvalue().encode()
 
 
 def _parquet(experiment: Experiment, rows: Rows) -> bytes:
@@ -124,12 +140,12 @@ def render(specification: str, suffix: str) -> bytes:
         return found
     if suffix == ".pdf":
         return bytes(convert.vegalite_to_pdf(specification))
-    text = (
+    drawn = (
         convert.vegalite_to_svg(specification)
         if suffix == ".svg"
         else convert.vegalite_to_html(specification, bundle=True)
     )
-    return str(text).encode()
+    return str(drawn).encode()
 
 
 def _needs(suffix: str) -> tuple[str, ...]:

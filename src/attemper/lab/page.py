@@ -11,7 +11,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
 article { border-top: 1px solid var(--line); padding: .8rem 0; display: grid; grid-template-columns: 3.5rem 1fr; }
 article > b { font-variant-numeric: tabular-nums; }
 p { margin: .2rem 0; } dl { margin: .4rem 0; display: grid; grid-template-columns: minmax(12rem, max-content) 1fr; gap: 0 1rem; }
-dt { color: var(--not); } dd { margin: 0; font-variant-numeric: tabular-nums; }
+dt { color: var(--not); } dd { margin: 0; font-variant-numeric: tabular-nums; } dd.context { color: var(--not); }
 .v { font-weight: 600; } .holds { color: var(--holds); } .cond { color: var(--cond); } .false { color: var(--false); }
 .not { color: var(--not); }
 @media (prefers-color-scheme: dark) { :root { --holds: #56b4e9; --cond: #e69f00; --false: #ff7f6e; --not: #aaa; } }
@@ -37,8 +37,9 @@ def page(document: dict[str, Any]) -> str:
 
 def _claim(one: dict[str, Any]) -> str:
     numbers = "".join(
-        f"<dt>{escape(name)}</dt><dd>{'–' if value is None else format(value, '.4g')}</dd>"
-        for name, value in one["numbers"].items()
+        f'<dt>{escape(name)}</dt><dd class="{kind}">{"–" if value is None else format(value, ".4g")}</dd>'
+        for kind in ("numbers", "context")
+        for name, value in one[kind].items()
     )
     condition = f": {escape(one['condition'])}" if one["condition"] else ""
     look = f"<p><code>{escape(one['look'])}</code></p>" if one["look"] else ""

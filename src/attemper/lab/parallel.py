@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ..attention import attention
-from ..bench.timing import interleave
-from .experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator
+from ..bench.timing import interleave, median_interval
+from .experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
 
 
 def measure(cell: Cell) -> list[Row]:
@@ -14,26 +15,42 @@ def measure(cell: Cell) -> list[Row]:
     stream = generator(cell["device"], "parallel", n, d, heads, cell["seed"])
     query, key, value = torch.randn(3, heads, n, d, generator=stream, device=stream.device)
 
-    def once() -> torch.Tensor:
+    def once() -> Tensor:
         return attention(query, key, value, causal=True, signs=()).output
 
-    def token_by_token() -> torch.Tensor:
+    def token_by_token() -> Tensor:
         rows = [attention(query[:, i : i + 1], key[:, : i + 1], value[:, : i + 1], signs=()).output for i in range(n)]
         return torch.cat(rows, dim=1)
 
-    times = interleave(
-        {"pass": once, "loop": token_by_token}, rounds=int(cell["rounds"]), warmup=1, device=str(cell["device"])
-    )
-    faster = times.speed("pass", than="loop")
+    def calls_alone() -> Tensor:
+        """As many calls, with nothing to compute in them: one query and one key."""
+        rows = [attention(query[:, i : i + 1], key[:, :1], value[:, :1], signs=()).output for i in range(n)]
+        return torch.cat(rows, dim=1)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(int(cell["threads"]))
+    try:
+        times = interleave(
+            {"pass": once, "loop": token_by_token, "calls": calls_alone},
+            rounds=int(cell["rounds"]),
+            warmup=1,
+            device=str(cell["device"]),
+        )
+        difference = float((once() - token_by_token()).abs().max())
+    finally:
+        torch.set_num_threads(before)
+    rounds = zip(*(times.seconds[name] for name in ("pass", "loop", "calls")), strict=True)
+    ratios = {"factor": times.speed("pass", than="loop")}
+    ratios["work_factor"] = median_interval([(loop - calls) / one for one, loop, calls in rounds])
     return [
         {
-            "pass_ms": times.spread("pass").median * 1e3,
-            "loop_ms": times.spread("loop").median * 1e3,
-            "factor": faster.median,
-            "factor_low": faster.low,
-            "factor_high": faster.high,
-            "difference": float((once() - token_by_token()).abs().max()),
-            "threads": torch.get_num_threads(),
+            **{f"{name}_ms": times.spread(name).median * 1e3 for name in ("pass", "loop", "calls")},
+            **{
+                f"{name}{end}": number
+                for name, ratio in ratios.items()
+                for end, number in (("", ratio.median), ("_low", ratio.low), ("_high", ratio.high))
+            },
+            "difference": difference,
         }
     ]
 
@@ -41,7 +58,7 @@ def measure(cell: Cell) -> list[Row]:
 def expect(rows: Rows) -> list[Expectation]:
     return [
         Expectation(
-            f"one pass against the loop, largest difference, n = {row['n']}",
+            f"one pass against the loop, largest difference, n = {row['n']}, {row['threads']} threads",
             0.0,
             row["difference"],
             1e-5,
@@ -53,10 +70,12 @@ def expect(rows: Rows) -> list[Expectation]:
 
 
 def finding(rows: Rows) -> str:
-    first, last = min(rows, key=lambda row: row["n"]), max(rows, key=lambda row: row["n"])
+    few = min(row["threads"] for row in rows)
+    last = max(pick(rows, threads=few), key=lambda row: row["n"])
     return (
-        f"One pass over {last['n']} tokens takes {last['pass_ms']:.1f} ms, a loop over them {last['loop_ms']:.0f} ms: "
-        f"{last['factor']:.0f} times as long ({first['factor']:.0f} times at {first['n']})"
+        f"One pass over {last['n']} tokens takes {last['pass_ms']:.1f} ms, a loop over them {last['loop_ms']:.0f} ms, "
+        f"of which {last['calls_ms']:.0f} ms are its {last['n']} calls: {last['factor']:.0f} times as long, "
+        f"{last['work_factor']:.1f} times without the calls"
     )
 
 
@@ -68,6 +87,7 @@ EXPERIMENT = Experiment(
         Parameter("n", (64, 256, 1024), "how many tokens", least=2, hint="one token is one pass"),
         Parameter("d", (64,), "the head dim, d_k", least=1),
         Parameter("heads", (8,), "how many heads", least=1),
+        Parameter("threads", (1, 2), "CPU threads", least=1),
         Parameter("rounds", (3,), "times each is run", least=1),
         SEED,
         DEVICE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -58,8 +59,9 @@ def expectations(found: Iterable[Expectation]) -> Table:
     return table
 
 
-def number(value: float) -> str:
-    return "–" if value != value else f"{value:.4g}"
+def number(value: float | None) -> str:
+    """For people: NaN and None are a dash."""
+    return "–" if value is None or value != value else "∞" if value == math.inf else f"{value:.4g}"
 
 
 def claims(found: Iterable[Judged], console: Console) -> None:
@@ -70,10 +72,10 @@ def claims(found: Iterable[Judged], console: Console) -> None:
         console.print(one.claim.sentence)
         console.print(f"    {one.verdict}", style=styles[one.verdict], end="")
         console.print(f": {one.condition}" if one.condition else "")
-        if one.numbers:
-            console.print(
-                "    " + " · ".join(f"{name} {number(value)}" for name, value in one.numbers.items()), style="dim"
-            )
+        for intro, some in (("", one.numbers), ("beside it: ", one.context)):
+            if some:
+                shown = " · ".join(f"{name} {number(value)}" for name, value in some.items())
+                console.print(f"    {intro}{shown}", style="dim")
         if one.claim.look:
             console.print(f"    attemper {one.claim.look}", style="dim")
 

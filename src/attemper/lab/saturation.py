@@ -5,15 +5,21 @@ The logits are drawn as N(0, s²): given a query, its logits over normal keys ar
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from ..attention import measure as vitals_of
-from . import theory
+from . import moments, theory
 from .experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
-from .stats import over_batches, reach
+from .stats import CHANCE, over_batches
 
 SATURATED = 0.99
 BATCHES = 16
+ROUNDING = 1e-5  # float32 rounds the logits, and Σp² sums n of them
 
 
 def measure(cell: Cell) -> list[Row]:
@@ -24,6 +30,7 @@ def measure(cell: Cell) -> list[Row]:
     # one query of one entry, 1, against keys of one entry each: the logits are the keys
     signs = vitals_of(torch.ones_like(logits[:, :, :1]), logits, scale=1.0)
     top = signs.top_weight
+    exact = moments.of_logits(s, n)
     return [
         {
             "critical": theory.critical_std(n),
@@ -33,58 +40,69 @@ def measure(cell: Cell) -> list[Row]:
             **over_batches(signs.effective_keys).columns("effective_keys"),
             **over_batches(signs.jacobian_trace).columns("jacobian_trace"),
             "saturated": float((top > SATURATED).double().mean()),
-            "entropy_theory": theory.entropy(s, n),
-            "jacobian_trace_theory": theory.jacobian_trace(s, n),
+            "entropy_theory": exact.entropy if exact else None,
+            "jacobian_trace_theory": exact.trace if exact else None,
+            "jacobian_trace_limit": theory.jacobian_trace(s, n),
         }
     ]
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    found = []
-    for row in rows:
-        label = f"n = {row['n']}, s = {row['s']:g}"
-        if row["ratio"] <= 0.4:
-            found.append(
-                Expectation(
-                    f"entropy of the weights, {label}",
-                    row["entropy_theory"],
-                    row["entropy"],
-                    reach(row["entropy_low"], row["entropy_high"]) + 0.05,
-                    "random energy model, above freezing: ln n − s²/2",
-                    "4 standard errors, and 0.05 nats for finite n",
-                )
-            )
-        if row["ratio"] >= 2:
-            theory_value = row["jacobian_trace_theory"]
-            found.append(
-                Expectation(
-                    f"tr J = 1 − Σp², {label}",
-                    theory_value,
-                    row["jacobian_trace"],
-                    reach(row["jacobian_trace_low"], row["jacobian_trace_high"]) + 0.30 * theory_value,
-                    "random energy model, frozen: m = √(2 ln n)/s",
-                    "4 standard errors, and 30 % for finite n",
-                )
-            )
-    return found
+    return [
+        Expectation(
+            f"{words}, n = {row['n']}, s = {row['s']:g}",
+            row[f"{column}_theory"],
+            row[column],
+            row[f"{column}_reach"] + ROUNDING * abs(row[f"{column}_theory"]),
+            f"exact mean by quadrature (lab/moments.py); for large n {limit}",
+            CHANCE,
+        )
+        for row in rows
+        if row["entropy_theory"] is not None
+        for column, words, limit in (
+            ("entropy", "entropy of the weights", _entropy_limit(row)),
+            ("jacobian_trace", "tr J = 1 − Σp²", _trace_limit(row)),
+        )
+    ]
 
 
-def jump(rows: Rows, n: int) -> float:
-    """How many times the top weight at twice the critical spread is that at half of it: grows with n at a threshold."""
-    near = {goal: min(pick(rows, n=n), key=lambda row: abs(row["ratio"] - goal)) for goal in (0.5, 2.0)}
-    return near[2.0]["top_weight"] / near[0.5]["top_weight"]
+def _entropy_limit(row: Mapping[str, Any]) -> str:
+    value = f"{theory.entropy(row['s'], row['n']):.3g}"
+    return f"ln n − s²/2 = {value}" if row["ratio"] <= 1 else f"ψ(1) − ψ(1−m) = {value} (random energy model, frozen)"
+
+
+def _trace_limit(row: Mapping[str, Any]) -> str:
+    limit = row["jacobian_trace_limit"]
+    if limit is None:
+        return "no form is of use between s_c/2 and s_c"
+    return f"{'m' if row['ratio'] > 1 else '1 − eˢ²/n'} = {limit:.3g} (random energy model)"
+
+
+def spread_at(rows: Rows, n: int, level: float) -> float:
+    """The logit std at which the mean top weight reaches a level, between the two measured that enclose it; NaN if none do."""
+    curve = sorted(pick(rows, n=n), key=lambda row: row["s"])
+    for low, high in itertools.pairwise(curve):
+        if low["top_weight"] < level <= high["top_weight"]:
+            share = (level - low["top_weight"]) / (high["top_weight"] - low["top_weight"])
+            return float(low["s"] * (high["s"] / low["s"]) ** share)
+    return math.nan
+
+
+def width(rows: Rows, n: int) -> float:
+    """By which factor the spread must grow for the top weight to go from a quarter to three quarters: 1 would be a jump."""
+    return spread_at(rows, n, 0.75) / spread_at(rows, n, 0.25)
 
 
 def finding(rows: Rows) -> str:
-    sizes = sorted({row["n"] for row in rows})
-    if len(sizes) < 2:
-        return (
-            f"With {sizes[0]} keys softmax freezes near a logit std of √(2 ln n) = {theory.critical_std(sizes[0]):.2f}"
-        )
-    return (
-        f"Softmax freezes near a logit std of √(2 ln n): from half of that to twice it the top weight grows "
-        f"{jump(rows, sizes[0]):.1f}-fold with {sizes[0]} keys and {jump(rows, sizes[-1]):.0f}-fold with {sizes[-1]}"
-    )
+    parts = []
+    for n in sorted({row["n"] for row in rows}):
+        found = spread_at(rows, n, 0.5)
+        if math.isfinite(found):
+            parts.append(f"{found / theory.critical_std(n):.2f} with {n}")
+    if not parts:
+        last = max(rows, key=lambda row: (row["n"], row["s"]))
+        return f"With {last['n']} keys and a logit std of {last['s']:g} the top weight is {last['top_weight']:.3g}"
+    return f"One key gets half the weight at a logit std near √(2 ln n); in its units, by number of keys: {', '.join(parts)}"
 
 
 EXPERIMENT = Experiment(

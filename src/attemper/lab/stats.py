@@ -1,25 +1,43 @@
-"""stats: estimates with their standard errors, from independent batches; no library but torch."""
+"""stats: estimates with their standard errors and Student's t, from independent batches; no library but torch."""
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-NORMAL_95 = 1.96
+RARE = 1 / 16_000
+"""How often chance alone puts an estimate farther from the truth than its reach."""
+CHANCE = "t interval of the batches: missed by chance once in 16,000"
 
 
 class Estimate(NamedTuple):
-    """A mean and its standard error."""
+    """A mean, its standard error, and the degrees of freedom of that error: batches less one."""
 
     mean: float
     error: float
+    freedom: int
 
     def columns(self, name: str) -> dict[str, float]:
-        """``name``, and the ends of its 95 % interval."""
-        reach = NORMAL_95 * self.error
-        return {name: self.mean, f"{name}_low": self.mean - reach, f"{name}_high": self.mean + reach}
+        """``name``, the ends of its 95 % interval, and its reach, which chance exceeds once in 16,000."""
+        half = t_quantile(self.freedom, 0.05) * self.error
+        return {
+            name: self.mean,
+            f"{name}_low": self.mean - half,
+            f"{name}_high": self.mean + half,
+            f"{name}_reach": t_quantile(self.freedom, RARE) * self.error,
+        }
+
+    def root(self, name: str) -> dict[str, float]:
+        """The columns of its square root: ends and reach are carried over the root, not linearised."""
+        inside = self.columns(name)
+        low, high = (math.sqrt(max(0.0, inside[f"{name}_{end}"])) for end in ("low", "high"))
+        middle, reach = math.sqrt(max(0.0, self.mean)), inside[f"{name}_reach"]
+        beyond = max(math.sqrt(self.mean + reach) - middle, middle - math.sqrt(max(0.0, self.mean - reach)))
+        return {name: middle, f"{name}_low": low, f"{name}_high": high, f"{name}_reach": beyond}
 
 
 def over_batches(values: Tensor) -> Estimate:
@@ -27,9 +45,40 @@ def over_batches(values: Tensor) -> Estimate:
     batches = values.double().flatten(1).mean(1) if values.dim() > 1 else values.double()
     count = len(batches)
     error = float(batches.std() / math.sqrt(count)) if count > 1 else math.nan
-    return Estimate(float(batches.mean()), error)
+    return Estimate(float(batches.mean()), error, count - 1)
 
 
-def reach(row_low: float, row_high: float, errors: float = 4.0) -> float:
-    """``errors`` standard errors, from the ends of a 95 % interval: 4 are missed by chance once in 16,000."""
-    return errors * (row_high - row_low) / (2 * NORMAL_95)
+def within(row: Mapping[str, Any], name: str, expected: float) -> bool:
+    """Whether a row's estimate lies within its reach of a number."""
+    return bool(abs(row[name] - expected) <= row[f"{name}_reach"])
+
+
+def apart(low: Mapping[str, Any], high: Mapping[str, Any], name: str) -> bool:
+    """Whether one row's estimate lies above another's by more than both reaches."""
+    return bool(low[name] + low[f"{name}_reach"] < high[name] - high[f"{name}_reach"])
+
+
+@functools.cache
+def t_quantile(freedom: int, outside: float) -> float:
+    """The t that a Student variable exceeds in size with probability ``outside``: large where batches are few, NaN for one."""
+    if freedom < 1:
+        return math.nan
+    low, high = 0.0, 1.0
+    while _inside(high, freedom) < 1 - outside:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _inside(middle, freedom) < 1 - outside else (low, middle)
+    return high
+
+
+def _inside(t: float, freedom: int) -> float:
+    """P(|T| < t) for whole degrees of freedom: Abramowitz and Stegun 1964, 26.7.3 and 26.7.4."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine, odd = math.cos(angle), freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for k in range(1 + odd, freedom, 2):
+        total += term
+        term *= cosine * cosine * k / (k + 1)
+    share = math.sin(angle) * total
+    return 2 / math.pi * (angle + share) if odd else share

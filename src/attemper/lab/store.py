@@ -1,7 +1,7 @@
 """store: finished cells of a sweep in one file per experiment, one line per cell, so that a kill loses none of them.
 
-The first line says which versions made it. A line is flushed to disk before its cell counts as done; one that a
-kill cut short has no end, and is dropped when the file is opened again.
+The first line says which versions made it, and has a hash of the code that measures. A line is flushed to disk before its cell
+counts as done; one that a kill cut short has no end, and is dropped when the file is opened again. NaN is written as Python does.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ FORMAT = 2  # raised when the columns of rows change too
 class Store:
     """The finished cells of one experiment in a folder; ``rows`` maps a cell's key to its rows."""
 
-    def __init__(self, folder: Path, experiment: str) -> None:
+    def __init__(self, folder: Path, experiment: str, code: str = "") -> None:
         self.path = folder / f"{experiment}.jsonl"
-        self.head = {"format": FORMAT, **origin(experiment)}
+        self.head = {"format": FORMAT, **origin(experiment), "code": code}
         self.rows: dict[str, list[Row]] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._resume()
-            self._file = open(self.path, "ab")  # noqa: SIM115 (held until close)
+            self._file = open(self.path, "a+b")  # noqa: SIM115 (held until close)
             self._alone()
+            self._resume()
         except OSError as error:
             raise InputError(
                 f"run: cannot keep results in {str(folder)!r}: {error.strerror}. Choose another --results."
@@ -49,30 +49,31 @@ class Store:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._file.close()
+            self.close()
             raise InputError(
                 f"run: another run is writing {str(self.path)!r}. Wait for it, or choose another --results."
             ) from None
 
     def _resume(self) -> None:
-        if not self.path.exists():
-            return
-        content = self.path.read_bytes()
+        """Read what is there, under the lock: a line without an end is a kill's, and no longer being written."""
+        self._file.seek(0)
+        content = self._file.read()
         whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            with open(self.path, "r+b") as file:
-                file.truncate(len(whole))
         lines = whole.splitlines()
-        if not lines:
-            return
         try:
-            head, *cells = (json.loads(line) for line in lines)
+            head, *cells = (json.loads(line) for line in lines) if lines else [self.head]
             self.rows = {key(cell["cell"]): cell["rows"] for cell in cells}
-        except (ValueError, KeyError, TypeError):
+            self._same_versions(head)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self.close()
             raise InputError(
                 f"run: {str(self.path)!r} is not a results file of attemper. Choose another --results."
             ) from None
-        self._same_versions(head)
+        except InputError:
+            self.close()
+            raise
+        if len(whole) < len(content):
+            self._file.truncate(len(whole))
 
     def _same_versions(self, head: Mapping[str, Any]) -> None:
         differing = [name for name in self.head if head.get(name) != self.head[name]]

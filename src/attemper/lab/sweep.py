@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import AttemperError, InputError, MissingExtra
+from ..errors import AttemperError, MissingExtra
 from .experiment import Cell, Experiment, Row, Value, key
+from .fingerprint import fingerprint
 from .store import Store
 
 TRIES = 2  # of a cell whose worker died while nothing else ran
@@ -61,7 +62,7 @@ def sweep(
         note: told what a person should know meanwhile.
     """
     cells = experiment.cells(settings)
-    store = Store(results, experiment.name) if results is not None else None
+    store = Store(results, experiment.name, fingerprint(experiment.measure)) if results is not None else None
     found = dict(store.rows) if store else {}
     waiting = [cell for cell in cells if key(cell) not in found]
     resumed = len(cells) - len(waiting)
@@ -140,8 +141,6 @@ def measured(experiment: Experiment, cell: Cell) -> tuple[Cell, list[Row] | str]
     """What a worker does; a Python error becomes the reason why this cell has no rows, and the sweep goes on."""
     try:
         return cell, experiment.rows(cell)
-    except InputError:
-        raise
     except AttemperError as error:
         return cell, str(error)
     except Exception as error:

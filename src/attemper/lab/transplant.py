@@ -6,7 +6,7 @@ import math
 import statistics
 
 from . import charlm
-from .experiment import Cell, Expectation, Experiment, Parameter, Row, Rows
+from .experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide
 from .training import runs
 
 
@@ -69,6 +69,7 @@ EXPERIMENT = Experiment(
     expect=expect,
     finding=finding,
     chart="transplant",
+    check=heads_divide,
     presets={
         "full": {
             "kappa": (0.1, 1.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from ..scale import rule
 from . import theory
 from .experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator
-from .stats import over_batches, reach
+from .stats import CHANCE, over_batches
 
 BATCHES = 32
 NUMBERS = 30_000_000
@@ -19,8 +20,8 @@ def measure(cell: Cell) -> list[Row]:
     slopes = []
     for _ in range(BATCHES):
         query, first, second = torch.randn(3, count, d, generator=stream, device=stream.device)
-        p = torch.sigmoid((query * (first - second)).sum(-1).double())
-        slopes.append(torch.stack([p * (1 - p), _slope((query * (first - second)).sum(-1).double() / d**0.5)]))
+        apart = (query * (first - second)).sum(-1).double()
+        slopes.append(torch.stack([_slope(apart), _slope(apart * rule("sqrt_dk").scale(head_dim=d))]))
     both = torch.stack(slopes)  # (batches, 2, count)
     return [
         {
@@ -43,9 +44,9 @@ def expect(rows: Rows) -> list[Expectation]:
             f"E p(1−p), two keys, unscaled, d_k = {row['d']}",
             row["slope_theory"],
             row["slope"],
-            reach(row["slope_low"], row["slope_high"]) + 1 / row["d"] * row["slope_theory"],
+            row["slope_reach"] + 0.1 / row["d"] * row["slope_theory"],
             "closed form: 1/(2√(π d_k)) for large d_k",
-            "4 standard errors, and 1/d_k of the value for the next term",
+            f"{CHANCE}; and 0.1/d_k of the value: the next term is (3/4 − π²/12)/d_k = −0.07/d_k",
         )
         for row in rows
         if row["d"] >= 16

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ..attention import attention
 from ..modules import MultiHeadAttention
-from .experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from .experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, heads_divide, pick
 
 SOFTMAXES = {"7, 3": ((7.0, 3.0), (0.98, 0.02)), "25, 2, -3": ((25.0, 2.0, -3.0), (1.0, 0.0, 0.0))}
 """Logits, and the weights the notes give, to two decimals."""
@@ -27,7 +28,9 @@ def _shapes(width: int, heads: int, cell: Cell) -> list[Row]:
     block = MultiHeadAttention(width, heads, batch_first=True, device=stream.device)
     with torch.no_grad():
         output, weights = block(tokens, tokens, tokens, average_attn_weights=False)
-    found = {"input": tokens.shape[-1], "one head": width // heads, "heads joined": output.shape[-1]}
+    one = tokens @ torch.randn(3, width, width // heads, generator=stream, device=stream.device) / width**0.5
+    alone = attention(*(part.unsqueeze(0) for part in one)).output  # query, key and value of one head
+    found = {"input": tokens.shape[-1], "one head": alone.shape[-1], "heads joined": output.shape[-1]}
     assert weights is not None
     rows: list[Row] = [
         {"kind": "width", "example": name, "place": 0, "value": float(size), "said": None}
@@ -74,4 +77,5 @@ EXPERIMENT = Experiment(
     expect=expect,
     finding=finding,
     chart="worked",
+    check=heads_divide,
 )
