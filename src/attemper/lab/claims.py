@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import env
-from . import experiment, training_verdicts, verdicts
+from . import charlm, experiment, training_verdicts, verdicts
 from .experiment import Row, Rows, Value
 from .output import plain
 from .page import page as page
@@ -36,9 +36,10 @@ EVIDENCE: dict[str, tuple[str, Settings]] = {
     "parallel": ("parallel", {"n": (256,), "rounds": (5,)}),
 }
 TRAINING: dict[str, tuple[str, Settings]] = {
-    "recall": ("recall", {"rule": ("sqrt_dk", "none", "dk"), "lr": (1e-3, 3e-3)}),
+    "recall": ("recall", {"rule": ("sqrt_dk", "none", "dk"), "lr": (1e-3, 3e-3, 1e-2)}),
     "charlm": ("charlm", {}),
-    "depth": ("depth", {"layers": (1, 4), "seed": (0, 1, 2)}),
+    "memorise": ("charlm", dict(charlm.MEMORISE)),
+    "depth": ("depth", {}),
 }
 """The same for what `--train` adds."""
 
@@ -113,7 +114,7 @@ CLAIMS = (
           ("worked",), verdicts.output_has_the_input_shape, "run worked"),
     Claim("C18", "Heads attend to different subspaces.", "002", (), None, "", _EMBEDDED),
     Claim("C19", "Saturated attention commits too early and generalises worse.", "004",
-          ("charlm",), training_verdicts.commits_early, "run charlm"),
+          ("memorise",), training_verdicts.commits_early, "run charlm --text 10000 --steps 400"),
     Claim("C20", "It limits learning in deeper models.", "001",
           ("depth",), training_verdicts.limits_depth, "run depth"),
     Claim("C21", "Attention computes a long sequence in parallel.", "002",
