@@ -77,7 +77,11 @@ WIDE = (-0.1, 0.0, 0.1)
     [
         (falls_apart, evidence(), CONDITION),
         (falls_apart, evidence(bare=0.95), FALSE),  # the bare accuracy
-        (falls_apart, evidence(scaled=0.03, bare=0.03), UNDECIDED),  # the scaled accuracy: nothing learned decides nothing
+        (
+            falls_apart,
+            evidence(scaled=0.03, bare=0.03),
+            UNDECIDED,
+        ),  # the scaled accuracy: nothing learned decides nothing
         (falls_apart, evidence(small=0.8, unit=0.2), CONDITION),  # each cell's cost
         (falls_apart, evidence(small=0.8, unit=0.8), HOLDS),
         (falls_apart, evidence(small=0.8, unit=0.8, noise=(-0.5, 0, 0.5)), CONDITION),
@@ -101,7 +105,7 @@ WIDE = (-0.1, 0.0, 0.1)
         (limits_depth, depths(0.3, 0.1, 0.1, 0.1), CONDITION),  # the shallowest
         (limits_depth, depths(0.0, 0.6, 0.0, 0.3), HOLDS),
         (limits_depth, depths(0.0, 0.9, 0.0, 0.1), CONDITION),  # one in between
-        (limits_depth, depths(0.0, 0.1, 0.2, 0.3, noise=WIDE), UNDECIDED),
+        (limits_depth, depths(0.0, 0.1, 0.2, 0.3, noise=(-0.3, 0.0, 0.3)), UNDECIDED),
         (limits_depth, depths(0.0, 0.1, 0.2, 0.3, loss=2.5), UNDECIDED),  # pairs not learned
         (limits_depth, depths(-0.026, 0.049, 0.022, 0.027, noise=(-0.02, 0.0, 0.02)), UNDECIDED),
     ],

@@ -36,7 +36,7 @@ EVIDENCE: dict[str, tuple[str, Settings]] = {
     "parallel": ("parallel", {"n": (256,), "rounds": (5,)}),
 }
 TRAINING: dict[str, tuple[str, Settings]] = {
-    "recall": ("recall", {"rule": ("sqrt_dk", "none", "dk"), "lr": (1e-3, 3e-3, 1e-2)}),
+    "recall": ("recall", {}),
     "charlm": ("charlm", {}),
     "memorise": ("charlm", dict(charlm.MEMORISE)),
     "depth": ("depth", {}),

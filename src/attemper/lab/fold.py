@@ -79,9 +79,9 @@ EXPERIMENT = Experiment(
     question="The scale folded into W_q is the same function at step 0; does it train the same?",
     claims=(),
     parameters=(
-        Parameter("optimizer", ("adam",), "which", choices=OPTIMIZERS),
+        Parameter("optimizer", OPTIMIZERS, "which", choices=OPTIMIZERS),
         Parameter("how", HOWS, "divide by √d_k, fold it into W_q, or do neither", choices=HOWS),
-        Parameter("lr", (3e-4, 1e-3, 3e-3), "the learning rate", above=0),
+        Parameter("lr", (3e-4, 1e-3, 1e-2, 0.1), "the learning rate", above=0),
         Parameter("d", (256,), "the head dim, d_k", least=1, single=True),
         *recall.TASK,
     ),
@@ -89,6 +89,6 @@ EXPERIMENT = Experiment(
     expect=expect,
     finding=finding,
     chart="fold",
-    presets={"full": {"optimizer": OPTIMIZERS, "lr": (3e-4, 1e-3, 3e-3, 1e-2, 0.1, 1.0), "steps": (400,)}},
+    presets={"full": {"lr": (3e-4, 1e-3, 3e-3, 1e-2, 0.1, 1.0), "steps": (400,)}},
     trains=True,
 )
