@@ -46,14 +46,14 @@ def write_claims(judged: list[claims.Judged]) -> None:
     old, tail = rest.split(TABLE[1])
     kept = {line.split(" | ")[0]: line for line in old.splitlines()}
     made = f"{date.today()}, {__version__}, torch {torch.__version__}"
-    lines = ["| | claim | verdict | numbers | measured |", "|---|---|---|---|---|"]
+    lines = ["| | claim | verdict | numbers; *context* | measured |", "|---|---|---|---|---|"]
     for one in judged:
         verdict = f"**{one.verdict}**" + (f": {one.condition}" if one.condition else "")
         shown, beside = (
             "; ".join(f"{name} {render.number(value)}" for name, value in some.items())
             for some in (one.numbers, one.context)
         )
-        shown += f" (beside it: {beside})" if beside else ""
+        shown += f"; *{beside}*" if beside else ""
         cells = (one.claim.id, one.claim.sentence, verdict, shown, made if one.numbers else "")
         line = f"| {' | '.join(map(numbers.cell, cells))} |"
         lines.append(kept.get(f"| {one.claim.id}", line) if one.verdict == NOT_RUN else line)
@@ -125,7 +125,10 @@ def training(results: Path, names: list[str]) -> None:
         evidence["memorise"] = sweep(found, found.settings(preset="memorise"), results=results).rows
     parts = [INTRO.rstrip(), *(f"## {sections[name].rstrip()}" for name in SUMMARIES)]
     page.write_text("\n\n".join(parts) + "\n\n" + kept(page, FULL), encoding="utf-8")
-    write_claims(claims.judge(evidence))
+    home, settings = claims.EVIDENCE["divisors"]  # C10 is judged before training and after it
+    write_claims(
+        claims.judge({**evidence, "divisors": experiment(home).run(**settings)} if "recall" in evidence else evidence)
+    )
 
 
 def section(name: str, rows: Rows) -> str:

@@ -1,6 +1,7 @@
 """`attemper run`, `claims` and `cards`: what they print, write and refuse."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -23,15 +24,16 @@ def attemper_command(capsys):
 SMALLER = {
     "worked": {},
     "variance": {"d": (2, 5, 64, 1024), "init": ("unit",), "samples": (1000,)},
-    "inits": {"d": (64,), "init": ("linear", "xavier", "gpt2", "t5")},
+    "inits": {"d": (64,), "init": ("fan_in", "linear", "xavier", "gpt2", "t5")},
     "nonunit": {"d": (1, 64), "init": ("unit",), "a": (0.25,), "samples": (1000,)},
     "saturation": {"n": (16, 1024), "rows": (32,)},
     "jacobian": {"n": (1024,), "d": (64,), "batches": (8,), "rule": ("none",)},
-    "gradient": {"d": (1024,), "n": (16,), "rule": ("none", "sqrt_dk"), "batches": (2,)},
+    "gradient": {"d": (64, 1024), "n": (16,), "rule": ("none", "sqrt_dk"), "batches": (2,)},
+    "gradient_long": {"d": (64,), "n": (32,), "rule": ("none", "sqrt_dk"), "batches": (2,), "projected": (0,)},
     "divisors": {"d": (128,), "heads": (96,), "batches": (8,)},
     "bounded": {"score": ("additive",), "bound": (10.0,), "n": (16,)},
     "precision": {},
-    "parallel": {"n": (8, 16), "rounds": (1,)},
+    "parallel": {"n": (8,), "rounds": (1,)},
 }
 
 
@@ -43,6 +45,7 @@ def small_evidence():
         "additive_variance_unit": 5.0,
         "dot_variance": 16.0,
         "factor": 9.0,
+        "factor_low": 8.0,
         "additive_mib": 1.0,
         "dot_mib": 1.0,
     }
@@ -111,6 +114,14 @@ def test_run_without_a_name_lists_and_is_wrong_use(attemper_command):
         ),
         (["recall", "--preset", "ful"], "run recall: unknown --preset 'ful'. Did you mean 'full'?"),
         (["two_keys", "-o", "no/such/x.csv"], "-o: there is no folder 'no/such'. Make it first."),
+        (
+            ["charlm", "--heads", "2,3"],
+            "run charlm: --d_model must be a multiple of --heads; got 64 and 3. Type --heads 2.",
+        ),
+        (
+            ["worked", "--heads", "7"],
+            "run worked: --d_model must be a multiple of --heads; got 512 and 7. Type --heads 4.",
+        ),
         (["two_keys", "-o", "x.xls"], "-o must end in .json, .csv, .parquet, .svg, .png, .pdf or .html; got 'x.xls'."),
     ],
 )
@@ -131,8 +142,45 @@ def test_an_existing_output_is_kept_without_force(attemper_command, tmp_path):
     assert target.read_text(encoding="utf-8").startswith("experiment,")
 
 
+@pytest.mark.skipif(not Path("/proc/version").exists(), reason="a folder that takes no files, for root either")
+def test_an_output_that_cannot_be_written_is_said_before_the_work(attemper_command, monkeypatch):
+    from attemper.lab import command
+
+    monkeypatch.setattr(command, "sweep", lambda *a, **b: pytest.fail("it measured first"))
+    code, out, err = attemper_command(*SMALL, "-o", "/proc/rows.json")
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: -o: cannot write '/proc/rows.json': ")
+
+
+def test_a_suffix_may_be_upper_case(attemper_command, tmp_path):
+    assert attemper_command(*SMALL, "-o", str(tmp_path / "ROWS.CSV"))[0] == 0
+    assert (tmp_path / "ROWS.CSV").read_text(encoding="utf-8").startswith("experiment,")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["two_keys", "--d", "16,16", "--samples", "1000"],
+        ["divisors", "--rule", "sqrt_dmodel", "--d", "8", "--n", "16"],
+        ["variance", "--a", "4", "--d", "2,4", "--samples", "1000"],
+        ["precision", "--size", "1e-5"],
+        ["precision", "--size", "1e30"],
+        ["bounded", "--bound", "10000", "--n", "8"],
+        ["saturation", "--s", "1e6", "--n", "4", "--rows", "32"],
+        ["gradient", "--d", "4", "--n", "8", "--batches", "2", "--rule", "dk"],
+        ["jacobian", "--d", "4", "--n", "8", "--batches", "8", "--rule", "dk"],
+    ],
+)
+def test_odd_settings_give_a_finding_strict_json_and_a_figure(attemper_command, tmp_path, arguments):
+    code, out, err = attemper_command("run", *arguments, "--json", "-o", str(tmp_path / "figure.svg"))
+    assert (code, err) == (0, "")
+    document = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert "nan" not in document["finding"]
+    assert (tmp_path / "figure.svg").read_bytes().startswith(b"<svg")
+
+
 def test_failed_cells_are_reported_and_the_exit_code_says_so(attemper_command):
-    code, _, err = attemper_command("run", "charlm", "--steps", "1", "--heads", "3", "--results", "/dev/null/x")
+    code, _, err = attemper_command("run", "charlm", "--steps", "1", "--results", "/dev/null/x")
     assert code == 2
     assert "cannot keep results" in err
     code, _, err = attemper_command(*SMALL, "--device", "meta")

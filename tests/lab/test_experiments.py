@@ -1,14 +1,16 @@
 """The contract: every experiment's question, options, rows and verdict; and what bad input gets."""
 
 import json
+import math
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from attemper import __version__
 from attemper.errors import InputError
-from attemper.lab import NAMES, claims, experiment, theory
+from attemper.lab import NAMES, claims, experiment, moments, stats, theory
 from attemper.lab.experiment import generator, key
 
 SMALL = {
@@ -138,3 +140,47 @@ def test_closed_forms():
     assert theory.bound_for(0.9, 131072) == pytest.approx(6.99, abs=5e-3)
     assert theory.jacobian_trace(3.0, 1024) is None
     assert theory.entropy(8.0, 1024) > theory.entropy(32.0, 1024) > 0
+
+
+def test_t_quantiles_are_those_of_the_tables():
+    """Two-sided 5 %, from any table of Student's t; and a normal law's for many degrees of freedom."""
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 7: 2.365, 31: 2.040, 10_000: 1.960}
+    assert {freedom: round(stats.t_quantile(freedom, 0.05), 3) for freedom in table} == table
+    assert stats.t_quantile(7, 1 / 16_000) == pytest.approx(8.4845, abs=1e-3)  # and not 4
+    assert math.isnan(stats.t_quantile(0, 0.05))
+
+
+def test_an_interval_of_few_batches_covers_as_often_as_it_says():
+    """Eight batches, 95 %: with the normal law's 1.96 it would be 91 %."""
+    stream = torch.Generator().manual_seed(0)
+    found = [stats.over_batches(torch.randn(8, generator=stream)).columns("x") for _ in range(4000)]
+    inside = sum(row["x_low"] <= 0 <= row["x_high"] for row in found) / len(found)
+    assert abs(inside - 0.95) < 4 * math.sqrt(0.95 * 0.05 / len(found))
+
+
+@pytest.mark.parametrize(("s", "n"), [(0.02, 4), (0.5, 2), (1.0, 16), (4.0, 3), (8.0, 64)])
+def test_exact_moments_are_those_of_drawn_logits(s, n):
+    stream = torch.Generator().manual_seed(1)
+    weights = torch.softmax(s * torch.randn(20_000, n, generator=stream, dtype=torch.float64), -1)
+    p2, p3 = weights.square().sum(-1), weights.pow(3).sum(-1)
+    drawn = (1 - p2, p2 - 2 * p3 + p2.square(), -torch.special.xlogy(weights, weights).sum(-1))
+    for exact, values in zip(moments.of_logits(s, n), drawn, strict=True):
+        assert abs(exact - values.mean()) < 4.5 * values.std() / math.sqrt(len(values)) + 1e-7
+
+
+def test_exact_moments_of_two_keys_are_an_integral():
+    """tr J of two keys is 2 E p(1−p), p = σ(x), x ~ N(0, 2s²): a sum over a fine grid says the same to ten digits."""
+    x = torch.linspace(-60, 60, 200_001, dtype=torch.float64)
+    density = torch.exp(-x.square() / (4 * 9.0))
+    p = torch.sigmoid(x)
+    expected = float((2 * p * (1 - p) * density).sum() / density.sum())
+    assert moments.of_logits(3.0, 2).trace == pytest.approx(expected, rel=1e-9)
+    assert moments.of_logits(1e6, 4) is None
+
+
+def test_moments_approach_the_random_energy_model():
+    """m(1−m)/3 and m from above and below, as n grows at the same m."""
+    m = 0.4
+    off = [abs(moments.of_logits(theory.critical_std(n) / m, n).trace / m - 1) for n in (2**8, 2**16, 2**32)]
+    assert off[0] > off[1] > off[2]
+    assert off[2] < 0.1

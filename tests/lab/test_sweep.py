@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from attemper.errors import InputError
 from attemper.lab import experiment
 from attemper.lab.experiment import Experiment, Parameter
+from attemper.lab.fingerprint import fingerprint
 from attemper.lab.store import Store
 from attemper.lab.sweep import sweep
 
@@ -70,15 +72,15 @@ def test_finished_cells_are_not_measured_again(tmp_path):
 
 
 def test_results_of_another_version_are_said_and_not_mixed(tmp_path):
-    with Store(tmp_path, "toy") as store:
-        store.add({"x": 1}, [{"y": 1}])
+    found = toy(lambda cell: [{"y": 1}])
+    sweep(found, {"x": (1,)}, results=tmp_path)
     path = tmp_path / "toy.jsonl"
     text = path.read_text(encoding="utf-8")
     other = json.loads(text.splitlines()[0])
     path.write_text(text.replace(other["torch"], "2.0.0"), encoding="utf-8")
     before = path.read_bytes()
     with pytest.raises(InputError) as error:
-        sweep(toy(lambda cell: [{}]), {"x": (1,)}, results=tmp_path)
+        sweep(found, {"x": (1,)}, results=tmp_path)
     assert "were made by torch 2.0.0; this is torch " in str(error.value)
     assert "choose another --results" in str(error.value)
     assert path.read_bytes() == before
@@ -112,6 +114,59 @@ def test_two_runs_do_not_write_one_file(tmp_path):
     with Store(tmp_path, "toy"), pytest.raises(InputError, match=r"another run is writing .* Wait for it"):
         Store(tmp_path, "toy")
     Store(tmp_path, "toy").close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files are locked with fcntl")
+def test_a_file_that_another_run_is_writing_is_not_touched(tmp_path):
+    """A line without an end may be a line that is being written: only who holds the lock may drop it."""
+    with Store(tmp_path, "toy") as store:
+        store.add({"x": 1}, [{"y": 1}])
+        path = tmp_path / "toy.jsonl"
+        with open(path, "ab") as file:
+            file.write(b'{"cell": {"x": 2}, "ro')
+        before = path.read_bytes()
+        with pytest.raises(InputError, match="another run is writing"):
+            Store(tmp_path, "toy")
+        assert path.read_bytes() == before
+
+
+def test_results_of_edited_code_are_not_mixed_in(tmp_path):
+    sweep(toy(lambda cell: [{"y": cell["x"]}]), {"x": (1,)}, results=tmp_path)
+    assert sweep(toy(lambda cell: [{"y": cell["x"]}]), {"x": (1,)}, results=tmp_path).resumed == 1
+    with pytest.raises(InputError, match=r"were made by code [0-9a-f]+; this is code [0-9a-f]+\."):
+        sweep(toy(lambda cell: [{"y": cell["x"] + 1}]), {"x": (1,)}, results=tmp_path)
+
+
+def test_the_fingerprint_follows_what_measuring_uses_and_nothing_else(monkeypatch):
+    from attemper.lab import gradient, stats, variance
+
+    before = {one: fingerprint(one.measure) for one in (variance, gradient)}
+    monkeypatch.setattr(variance, "finding", lambda rows: "another title")
+    assert fingerprint(variance.measure) == before[variance]
+    monkeypatch.setattr(variance, "TOKENS", 32)
+    assert fingerprint(variance.measure) != before[variance]
+    assert fingerprint(gradient.measure) == before[gradient]
+    monkeypatch.setattr(stats, "_inside", lambda t, freedom: 0.0)
+    assert fingerprint(gradient.measure) != before[gradient]
+
+
+def test_the_fingerprint_is_the_same_in_another_process():
+    code = "from attemper.lab import recall; from attemper.lab.fingerprint import fingerprint; print(fingerprint(recall.measure))"
+    found = {subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout for _ in range(2)}
+    from attemper.lab import recall
+
+    assert found == {fingerprint(recall.measure) + "\n"}
+
+
+def test_bad_input_in_a_cell_fails_that_cell_alone():
+    def measure(cell):
+        if cell["x"] == 2:
+            raise InputError("run toy: this x does not fit. Type --x 1.")
+        return [{"y": cell["x"]}]
+
+    swept = sweep(toy(measure), {"x": (1, 2, 3)})
+    assert [row["y"] for row in swept.rows] == [1, 3]
+    assert [str(failure) for failure in swept.failures] == ["x=2: run toy: this x does not fit. Type --x 1."]
 
 
 def test_an_error_in_a_cell_is_reported_and_the_others_go_on():
@@ -169,31 +224,56 @@ def test_more_processes_need_joblib(monkeypatch):
         sweep(found, {"x": (1, 2)}, jobs=2)
 
 
-DASK = """
-import json, joblib, sys
+def test_the_dask_example_of_the_documents_runs(tmp_path):
+    """The block itself, as a script: two workers, the rows of one process, and its finding at the end."""
+    pytest.importorskip("distributed")
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (block,) = (part for part in re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL) if "LocalCluster" in part)
+    script = tmp_path / "on_dask.py"
+    script.write_text(block, encoding="utf-8")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = experiment("two_keys")
+    rows = sweep(found, found.settings()).rows
+    assert done.stdout.splitlines()[-1] == found.finding(rows)
+    kept = [
+        json.loads(line) for line in (tmp_path / "results" / "two_keys.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    assert sorted((row["d"], row["slope"]) for line in kept[1:] for row in line["rows"]) == sorted(
+        (row["d"], row["slope"]) for row in rows
+    )
+
+
+DYING = """
+import os, signal, time
+import dask, joblib
 from distributed import Client, LocalCluster
-from attemper.lab import experiment
+from attemper.lab.experiment import Experiment, Parameter
 from attemper.lab.sweep import sweep
 
+
+def measure(cell):
+    if cell["x"] == 4:
+        time.sleep(2)  # a worker takes with it what nobody has fetched yet: the other cells are fetched first
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [{"y": cell["x"]}]
+
+
 if __name__ == "__main__":
-    found = experiment("two_keys")
-    settings = {**found.settings(), "d": (2, 3, 4, 5), "samples": (1000,)}
+    x = Parameter("x", (1, 2, 3, 4), "a number")
+    toy = Experiment("toy", "?", (), (x,), measure, lambda rows: [], lambda rows: "", "none")
+    dask.config.set({"distributed.scheduler.allowed-failures": 0})
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster):
         with joblib.parallel_config(backend="dask"):
-            swept = sweep(found, settings)
-    print(json.dumps({"same": swept.rows == sweep(found, settings).rows, "rows": len(swept.rows)}))
+            swept = sweep(toy, {"x": (1, 2, 3, 4)}, note=lambda line: print("note:", line))
+    print([row["y"] for row in swept.rows], [str(failure) for failure in swept.failures])
 """
 
 
-def test_a_dask_cluster_gives_the_rows_of_one_process(tmp_path):
+def test_a_worker_that_dies_on_dask_is_reported_and_the_others_go_on(tmp_path):
     pytest.importorskip("distributed")
-    script = tmp_path / "on_dask.py"
-    script.write_text(DASK, encoding="utf-8")
+    script = tmp_path / "dying.py"
+    script.write_text(DYING, encoding="utf-8")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {"same": True, "rows": 4}
-
-
-def test_the_dask_example_of_the_documents_is_the_one_tested():
-    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert 'with joblib.parallel_config(backend="dask"):' in page
+    assert done.stdout.splitlines()[-1] == "[1, 2, 3] ['x=4: its worker died 2 times (KilledWorker)']"

@@ -8,7 +8,7 @@ import torch
 
 import attemper
 from attemper.errors import InputError
-from attemper.lab import NAMES, charlm, experiment, language, layers, recall, seen, training
+from attemper.lab import NAMES, experiment, language, layers, recall, seen, training
 from attemper.lab.experiment import pick
 from attemper.lab.training import best_lr, fastest_lr, first_step
 

@@ -1,4 +1,4 @@
-"""What rows of training say about the claims: every number that is printed can turn its verdict, or stands beside it as context."""
+"""What rows of training say about the claims: every number that is printed can turn its verdict, or is marked as context."""
 
 import math
 

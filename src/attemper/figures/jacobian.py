@@ -19,7 +19,7 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     chart = (
         marks.labelled_line(1 / 12, "1/12")
         + marks.theory(grid, x, "form", dash=(5, 3))
-        + marks.theory(shown, x, "square_theory", colour)
+        + marks.theory(shown, x, "square_theory", colour, smooth=True)
         + marks.measured(shown, x, "square", "mean ‖J‖_F²", colour, axis=alt.Axis(format=".2f"))
     )
     note = (

@@ -28,10 +28,16 @@ def measured(
     return bars + points
 
 
-def theory(rows: Rows, x: alt.X, y: str, colour: alt.Color | None = None, dash: tuple[int, ...] = (1, 0)) -> Any:
-    """A line through the rows' closed form."""
+def theory(
+    rows: Rows, x: alt.X, y: str, colour: alt.Color | None = None, dash: tuple[int, ...] = (1, 0), smooth: bool = False
+) -> Any:
+    """A line through the rows' closed form; ``smooth`` where it is a curve that the rows have few points of."""
     encoding: dict[str, Any] = {"x": x, "y": f"{y}:Q", **({"color": colour} if colour is not None else {})}
-    style: dict[str, Any] = {"strokeDash": list(dash), "strokeWidth": 1.6, "interpolate": "monotone"}
+    style: dict[str, Any] = {
+        "strokeDash": list(dash),
+        "strokeWidth": 1.6,
+        "interpolate": "monotone" if smooth else "linear",
+    }
     if colour is None:
         style["color"] = THEORY
     shown = [row for row in rows if row.get(y) is not None]

@@ -24,7 +24,7 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     chart = marks.joined(parts, x, "ms", colour) + marks.measured(parts, x, "ms", "milliseconds", colour, log=True)
     first = rows[0]
     note = (
-        f"Causal attention, d_k = {first['d']}, {first['heads']} heads, float32, CPU; the loop on {few} thread(s). "
+        f"Causal attention, d_k = {first['d']}, {first['heads']} heads, float32, CPU; the loop on one thread. "
         "Its calls alone: as many calls, each with one query and one key."
     )
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)

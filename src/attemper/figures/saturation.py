@@ -29,7 +29,7 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     trace = (
         threshold
         + marks.theory(frozen, x, "form", dash=(5, 3))
-        + marks.theory(shown, x, "jacobian_trace_theory", colour)
+        + marks.theory(shown, x, "jacobian_trace_theory", colour, smooth=True)
         + marks.measured(shown, x, "jacobian_trace", "tr J = 1 − Σp²", colour)
     )
     half = theme.WIDTH // 2 - 30

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from . import claims
 from .experiment import pick
+from .gradient import crossing, without_over_with
 from .verdicts import Evidence
 
 
@@ -49,7 +50,8 @@ def _softmax(evidence: Evidence) -> list[Card]:
     softmax = pick(evidence["worked"], kind="softmax", example="7, 3", place=0)[0]
     top = {row["n"]: row for row in pick(evidence["saturation"], s=8.0)}
     bare = pick(evidence["jacobian"], rule="none", d=64, n=1024)[0]
-    gradient = {row["rule"]: row for row in pick(evidence["gradient"], d=1024)}
+    rows, n = evidence["gradient"], evidence["gradient"][0]["n"]
+    mean, typical = (without_over_with(rows, column, n) for column in ("rms", "median"))
     return [
         Card(
             "What is softmax([7, 3])?",
@@ -58,7 +60,7 @@ def _softmax(evidence: Evidence) -> list[Card]:
         ),
         Card(
             "At which spread of the logits does softmax over n keys put most of the weight on one?",
-            "Near a std of √(2 ln n): a threshold (the random energy model), not a slope. For 1024 keys it is 3.72.",
+            "From about √(2 ln n) on, where the random energy model freezes. For 1024 keys it is 3.72.",
             f"at a std of 8 the mean top weight is {top[1024]['top_weight']:.2f} with 1024 keys",
         ),
         Card(
@@ -68,13 +70,15 @@ def _softmax(evidence: Evidence) -> list[Card]:
         ),
         Card(
             "Do gradients vanish or explode without the scale?",
-            "Both: the median query's gradient vanishes, the root mean square grows.",
-            f"at d_k = 1024: RMS × {gradient['none']['rms'] / gradient['sqrt_dk']['rms']:.0f}, "
-            f"median × {gradient['none']['median'] / gradient['sqrt_dk']['median']:.2g}",
+            "On average they grow at every d_k. For the median query too, at the head dims that models use; beyond a d_k that "
+            "grows with the number of keys it gets almost nothing.",
+            f"with {n} keys: RMS × {mean[64]:.0f} at d_k = 64 and × {mean[1024]:.0f} at 1024; median × {typical[64]:.2g} and "
+            f"× {typical[1024]:.2g}, turning at d_k ≈ {crossing(rows, n):.0f}",
         ),
         Card(
             "When is the softmax's Jacobian largest?",
-            "In between: it is small when the weights are flat and when one has it all. ‖J‖_F² peaks at 1/12, at d_k = 8 ln n.",
+            "In between: it is small when the weights are flat and when one has it all. For many keys ‖J‖_F² peaks at 1/12, at "
+            "d_k = 8 ln n.",
             f"{bare['square']:.4f} at d_k = 64 with 1024 keys (1/12 = 0.0833)",
         ),
     ]
@@ -103,8 +107,10 @@ def _divisors(evidence: Evidence) -> list[Card]:
     return [
         Card(
             "What does dividing by d_k instead do before training?",
-            "It makes attention nearly uniform; but once q and k align, q·k grows like d_k, and µP divides by d_k on purpose.",
-            f"evenness {divisors['dk']['evenness']:.4f} against {divisors['sqrt_dk']['evenness']:.3f} with √d_k",
+            "It makes attention nearly uniform: even a key equal to the query gets next to nothing. W_q and W_k can learn the "
+            "factor, and µP divides by d_k on purpose, so that a learned logit does not depend on d_k.",
+            f"a key equal to q gets {divisors['dk']['aligned_weight']:.2%} among {divisors['dk']['n']} others, with √d_k "
+            f"{divisors['sqrt_dk']['aligned_weight']:.0%}",
         ),
         Card(
             "By how much is the temperature off when one divides by √d_model instead of √d_k?",
@@ -121,12 +127,13 @@ def _divisors(evidence: Evidence) -> list[Card]:
 
 def _practice(evidence: Evidence) -> list[Card]:
     inits = {row["init"]: row for row in evidence["inits"]}
-    loop = max(evidence["parallel"], key=lambda row: row["n"])
+    loop = min(evidence["parallel"], key=lambda row: (row["threads"], -row["n"]))
     return [
         Card(
             "Do real initialisations give q and k unit variance?",
-            "No: torch.nn.Linear gives 1/3 and GPT-2's 0.02 gives 0.31 at width 768, so logits start smaller.",
-            f"scaled logit std: nn.Linear {inits['linear']['scaled_std']:.2f}, GPT-2 {inits['gpt2']['scaled_std']:.2f}",
+            "Weights of variance 1/d_model (LeCun's) do. torch.nn.Linear gives 1/3 and GPT-2's 0.02 gives 0.31 at width 768.",
+            "logit variance after 1/√d_k: "
+            + ", ".join(f"{name} {inits[name]['scaled_variance']:.2f}" for name in ("fan_in", "linear", "gpt2")),
         ),
         Card(
             "How does T5 do without a divisor?",
@@ -136,7 +143,7 @@ def _practice(evidence: Evidence) -> list[Card]:
         Card(
             "Why compute attention in one pass and not token by token?",
             "The rows do not depend on one another, so one product does them all.",
-            f"{loop['factor']:.0f} times as fast at {loop['n']} tokens",
+            f"{loop['factor']:.0f} times as fast at {loop['n']} tokens; {loop['work_factor']:.1f} times without its calls",
         ),
     ]
 

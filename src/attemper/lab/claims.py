@@ -33,7 +33,7 @@ EVIDENCE: dict[str, tuple[str, Settings]] = {
     "bounded": ("bounded", {"score": ("additive",), "bound": (1.0, 10.0), "n": (1024,)}),
     "precision": ("precision", {}),
     "additive_cost": ("additive_cost", {"n": (512,), "d": (16, 256), "rounds": (3,)}),
-    "parallel": ("parallel", {"n": (256,), "rounds": (5,)}),
+    "parallel": ("parallel", {"n": (512,), "rounds": (3,)}),
 }
 TRAINING: dict[str, tuple[str, Settings]] = {
     "recall": ("recall", {}),

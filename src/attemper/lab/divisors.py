@@ -76,12 +76,14 @@ def expect(rows: Rows) -> list[Expectation]:
 
 def finding(rows: Rows) -> str:
     n, d = max(row["n"] for row in rows), max(row["d"] for row in rows)
-    parts = []
-    for name in dict.fromkeys(row["rule"] for row in rows):
-        row = max(pick(rows, rule=name, d=d, n=n), key=lambda one: one["heads"])
-        parts.append(f"{row['effective_keys']:.{0 if row['effective_keys'] > 100 else 1}f} keys {WORDS[name]}")
-        parts[-1] += f", and a key equal to it gets {row['aligned_weight']:.2g}"
-    return f"Among {n} keys, a query at d_k = {d} looks at " + "; ".join(parts)
+    names = list(dict.fromkeys(row["rule"] for row in rows))
+    shown = [max(pick(rows, rule=name, d=d, n=n), key=lambda one: one["heads"]) for name in names]
+    keys = [
+        f"{row['effective_keys']:.{0 if row['effective_keys'] > 100 else 1}f} {WORDS[row['rule']]}" for row in shown
+    ]
+    found = [f"{row['aligned_weight']:.2g}" for row in shown]
+    words = f"At d_k = {d} a query looks at {', '.join(keys)}, of {n} keys"
+    return f"{words}; one more key, equal to it, gets a weight of {', '.join(found)}"
 
 
 EXPERIMENT = Experiment(

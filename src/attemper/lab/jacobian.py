@@ -120,7 +120,7 @@ EXPERIMENT = Experiment(
     question="How large is the softmax's Jacobian as d_k grows?",
     claims=("C5", "C6"),
     parameters=(
-        Parameter("d", (1, 4, 16, 64, 256, 1024), "the head dim, d_k", least=1),
+        Parameter("d", (1, 4, 16, 32, 64, 128, 256, 1024), "the head dim, d_k", least=1),
         Parameter("n", (256, 1024), "how many keys", least=2, hint="one key has no Jacobian"),
         Parameter("rule", ("none", "sqrt_dk"), "the scale's rule", choices=("none", "sqrt_dk", "dk")),
         Parameter(

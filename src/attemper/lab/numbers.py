@@ -9,14 +9,14 @@ SETTINGS: dict[str, list[dict[str, tuple[Value, ...]]]] = {
     "worked": [{}],
     "variance": [
         {"d": (2, 16, 64, 256), "init": ("unit",), "samples": (200_000,)},
-        {"d": (64,), "init": ("linear", "xavier", "gpt2", "t5")},
+        {"d": (64,), "init": ("fan_in", "linear", "xavier", "gpt2", "t5")},
         {"d": (48,), "init": ("gpt2",)},
         {"d": (128,), "init": ("gpt3_width",)},
     ],
     "two_keys": [{"d": (16, 64, 256)}],
     "saturation": [{"n": (1024,), "s": (0.5, 1.0, 8.0, 16.0)}],
     "jacobian": [
-        {"n": (256,), "d": (16, 64, 256), "rule": ("none",)},
+        {"n": (256,), "d": (16, 64, 256, 1024), "rule": ("none",)},
         {"n": (256,), "d": (64,), "rule": ("sqrt_dk",)},
         {"n": (1024,), "d": (64, 256, 1024), "rule": ("none",)},
     ],
@@ -28,7 +28,7 @@ SETTINGS: dict[str, list[dict[str, tuple[Value, ...]]]] = {
     ],
     "precision": [
         {"dtype": ("bfloat16",), "size": (32.0, 64.0, 128.0, 1000.0)},
-        {"dtype": ("float16",), "size": (6e4, 8e4)},
+        {"dtype": ("float16", "float32"), "size": (64.0,)},
     ],
     "init": [{"d": (48, 64)}],
 }
@@ -52,7 +52,8 @@ def page(found: dict[str, list[Expectation]]) -> str:
         "",
         "<!-- made by `make figures`; do not edit -->",
         "",
-        f"{count} numbers that theory or somebody else's measurement gives, beside what this code measures. A measurement agrees",
+        f"{count} numbers beside what this code measures. They come from a closed form, an exact mean by quadrature, a paper or",
+        "article, or, where the source says *pilot*, from earlier code of this project with other seeds. A measurement agrees",
         "when it lies within the interval; what sets the interval is said. `tests/lab/test_numbers.py` measures them again.",
         "",
     ]

@@ -64,14 +64,14 @@ class Store:
             head, *cells = (json.loads(line) for line in lines) if lines else [self.head]
             self.rows = {key(cell["cell"]): cell["rows"] for cell in cells}
             self._same_versions(head)
+        except InputError:
+            self.close()
+            raise
         except (ValueError, KeyError, TypeError, AttributeError):
             self.close()
             raise InputError(
                 f"run: {str(self.path)!r} is not a results file of attemper. Choose another --results."
             ) from None
-        except InputError:
-            self.close()
-            raise
         if len(whole) < len(content):
             self._file.truncate(len(whole))
 

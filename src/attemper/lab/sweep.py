@@ -100,7 +100,13 @@ def _outcomes(
             yield cell, measured(experiment, cell)[1]
         return
 
+    client = getattr(
+        joblib.parallel.get_active_backend()[0], "client", None
+    )  # of a Dask cluster, if that is configured
+
     def parallel(some: Sequence[Cell]) -> Iterator[tuple[Cell, list[Row] | str]]:
+        if client is not None:
+            return _on_dask(client, experiment, some)
         # batches of one: a finished cell is handed over at once, and none waits unsaved behind another
         pool = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
         return pool(joblib.delayed(measured)(experiment, cell) for cell in some)
@@ -118,6 +124,21 @@ def _outcomes(
     # A pool that lost a worker cannot say whose cell it was, so each runs alone from here on and answers for itself.
     for cell in left.values():
         yield cell, _alone(cell, parallel)
+
+
+def _on_dask(client: Any, experiment: Experiment, cells: Sequence[Cell]) -> Iterator[tuple[Cell, list[Row] | str]]:
+    """Asked through joblib, a Dask cluster does not say that a worker died, and one waits for ever; asked itself, it says so."""
+    futures = [client.submit(measured, experiment, cell, pure=False) for cell in cells]
+    death: Exception | None = None
+    for future in importlib.import_module("distributed").as_completed(futures):
+        try:
+            yield future.result()
+        except Exception as error:
+            if not _is_death(error):
+                raise
+            death = error  # the other cells first
+    if death is not None:
+        raise death
 
 
 def _alone(cell: Cell, parallel: Callable[[Sequence[Cell]], Iterator[tuple[Cell, list[Row] | str]]]) -> list[Row] | str:

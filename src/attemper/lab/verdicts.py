@@ -114,25 +114,30 @@ def large_logits_saturate(evidence: Evidence) -> Judgement:
     )
 
 
-def _gradients(evidence: Evidence) -> tuple[bool, dict[int, float], dict[str, float], dict[str, float]]:
-    """Whether the RMS grows; where the median turns, by n; both as numbers; and the medians of common head dims as context."""
+def _gradients(
+    evidence: Evidence,
+) -> tuple[dict[int, float], dict[int, float], dict[str, float], dict[str, float]]:
+    """By n: the least that the RMS grows, and where the median turns; both as numbers; medians of common head dims as context."""
     numbers: dict[str, float] = {}
     context: dict[str, float] = {}
-    turns, grows = {}, True
+    turns, growth = {}, {}
     for rows in (evidence["gradient"], evidence["gradient_long"]):
         n = rows[0]["n"]
         mean, typical = (without_over_with(rows, column, n) for column in ("rms", "median"))
         least = min(mean, key=lambda d: mean[d])
-        grows &= mean[least] > 1
-        turns[n] = crossing(rows, n)
+        growth[n], turns[n] = mean[least], crossing(rows, n)
         numbers[f"RMS, none over √d_k, n = {n}: least, at d_k = {least}"] = mean[least]
         numbers[f"d_k from which the median is smaller without, n = {n}"] = turns[n]
         context |= {f"median, none over √d_k, n = {n}, d_k = {d}": typical[d] for d in (64, 1024) if d in typical}
-    return grows, turns, numbers, context
+    return growth, turns, numbers, context
+
+
+def _turning(turns: Mapping[int, float]) -> str:
+    return " and ".join(f"d_k ≈ {round(turn, -1):.0f} with {n} keys" for n, turn in turns.items() if turn < math.inf)
 
 
 def gradients_vanish(evidence: Evidence) -> Judgement:
-    grows, turns, numbers, context = _gradients(evidence)
+    growth, turns, numbers, context = _gradients(evidence)
     rows = sorted(pick(evidence["jacobian"], rule="none"), key=lambda row: row["d"])
     peak = max(rows, key=lambda row: row["square"])
     numbers[f"‖J‖_F² at its peak, d_k = {peak['d']}"] = peak["square"]
@@ -143,25 +148,23 @@ def gradients_vanish(evidence: Evidence) -> Judgement:
         return Judgement(
             FALSE, numbers, "at no d_k measured does the typical query get less without the scale", context
         )
-    if not grows and max(turns.values()) == 0:
+    if max(growth.values()) < 1 and max(turns.values()) == 0:
         return Judgement(HOLDS, numbers, "", context)
-    words = " and ".join(f"d_k ≈ {turn:.0f} with {n} keys" for n, turn in turns.items() if turn < math.inf)
-    return Judgement(
-        CONDITION,
-        numbers,
-        f"for the median query and only from {words} on{'; the RMS grows' if grows else ''}. p(1−p) is only J's diagonal",
-        context,
+    words = (
+        f"for the median query and only from {_turning(turns)} on" if max(turns.values()) else "for the median query"
     )
+    words += "; the RMS grows" if min(growth.values()) > 1 else ""
+    return Judgement(CONDITION, numbers, f"{words}. p(1−p) is only J's diagonal", context)
 
 
 def gradients_explode(evidence: Evidence) -> Judgement:
-    grows, turns, numbers, context = _gradients(evidence)
-    if not grows:
+    growth, turns, numbers, context = _gradients(evidence)
+    if min(growth.values()) <= 1:
         return Judgement(FALSE, numbers, "the RMS gradient does not grow without the scale", context)
     if min(turns.values()) == math.inf:
         return Judgement(HOLDS, numbers, "", context)
-    words = " and ".join(f"d_k ≈ {turn:.0f} with {n} keys" for n, turn in turns.items() if turn < math.inf)
-    return Judgement(CONDITION, numbers, f"the RMS grows everywhere, the median query's only up to {words}", context)
+    words = f"the RMS grows at every d_k, the median query's gradient only up to {_turning(turns)}"
+    return Judgement(CONDITION, numbers, words, context)
 
 
 def exp_overflows(evidence: Evidence) -> Judgement:
@@ -299,7 +302,7 @@ def runs_in_parallel(evidence: Evidence) -> Judgement:
         return Judgement(FALSE, numbers, "the two do not give the same", context)
     if last["factor_low"] <= 1:
         return Judgement(FALSE, numbers, "one pass is no faster than a loop over the tokens", context)
-    if last["work_factor_low"] <= 1:
+    if last["work_factor"] <= 1:
         return Judgement(CONDITION, numbers, "most of what a loop costs are its calls", context)
     return Judgement(HOLDS, numbers, "on a CPU", context)
 
