@@ -180,6 +180,14 @@ def test_fitting_less_is_not_generalising_worse():
     assert charlm.at_equal_fit(rows).mean == pytest.approx(0.0, abs=1e-6)
 
 
+def test_text_that_disagrees_widens_the_interval_at_equal_fit():
+    rows = memory(held=2.8)
+    for row in rows["memorise"]:
+        if row["rule"] == "none" and "held_out_1" in row:
+            row["held_out_1"] += 2.0
+    assert commits_early(rows).verdict == UNDECIDED
+
+
 def test_claims_about_training_are_not_run_unless_asked():
     ids = {one.claim.id for one in claims.judge({}) if one.verdict == "not run" and "--train" in one.condition}
     assert ids >= {"C9", "C15", "C19", "C20"}

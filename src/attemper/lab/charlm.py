@@ -6,7 +6,7 @@ import math
 import statistics
 from dataclasses import replace
 
-from .costs import MORE, NOTHING, SAME, Cost, apart, both, cost, parts
+from .costs import MORE, NOTHING, SAME, Cost, apart, both, cost, of_text, parts
 from .experiment import DEVICE, Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide, pick
 from .language import INITS, NO_ATTENTION, RULES, TRAINING, train
 from .training import at_edge, best_lr, diverged, end, largest, runs, spread, survived
@@ -83,7 +83,7 @@ def at_equal_fit(rows: Rows) -> Cost:
         return apart([])
     level = max(min(row["seen"] for row in run) for run in every)
     one, other = ({seed: _when(run, level) for seed, run in some.items()} for some in found)
-    return apart([[other[seed] - one[seed]] for seed in one if seed in other])
+    return apart([[other[seed] - one[seed]] for seed in one if seed in other], text=of_text(*chosen))
 
 
 def _when(run: Rows, level: float) -> float:

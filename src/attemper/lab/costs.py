@@ -41,10 +41,11 @@ class Cost(NamedTuple):
         return f"{self.mean:+.3f} nats ({self.low:+.3f} to {self.high:+.3f})"
 
 
-def apart(values: Sequence[Sequence[float]], lost: int = 0, lost_scaled: int = 0) -> Cost:
+def apart(values: Sequence[Sequence[float]], lost: int = 0, lost_scaled: int = 0, text: float = 0.0) -> Cost:
     """Differences by seed and part → their mean, with the error of drawing other seeds and other text.
 
-    Seeds and parts are crossed, so their variances add; t is that of the seeds, which are fewer.
+    Seeds and parts are crossed, so their variances add; t is that of the seeds, which are fewer. ``text`` is the variance that
+    comes with the text where values have no parts.
     """
     if not values:
         return Cost(math.nan, math.nan, math.nan, lost, lost_scaled)
@@ -53,7 +54,7 @@ def apart(values: Sequence[Sequence[float]], lost: int = 0, lost_scaled: int = 0
     mean = statistics.fmean(of_seed)
     if len(of_seed) < 2:
         return Cost(mean, math.nan, math.nan, lost, lost_scaled)
-    variance = sum(statistics.variance(some) / len(some) for some in (of_seed, of_part) if len(some) > 1)
+    variance = text + sum(statistics.variance(some) / len(some) for some in (of_seed, of_part) if len(some) > 1)
     half = t_quantile(len(of_seed) - 1, 0.05) * math.sqrt(variance)
     return Cost(mean, mean - half, mean + half, lost, lost_scaled)
 
@@ -79,6 +80,12 @@ def cost(scaled: Rows, bare: Rows) -> Cost:
     """What leaving the scale out costs, from the runs with it and those without."""
     lost = [sum(map(diverged, runs(some, "seed").values())) for some in (bare, scaled)]
     return apart(list(by_seed(scaled, bare).values()), *lost)
+
+
+def of_text(scaled: Rows, bare: Rows) -> float:
+    """The variance of a difference from part to part of the text: what a curve over as many windows as a part leaves open."""
+    found = [statistics.fmean(part) for part in zip(*by_seed(scaled, bare).values(), strict=True)]
+    return statistics.variance(found) if len(found) > 1 else 0.0
 
 
 def both(rows: Rows, **wanted: object) -> tuple[Rows, Rows]:

@@ -127,7 +127,8 @@ def commits_early(evidence: Evidence) -> Judgement:
     }
     first = rows[0]
     epochs = first["steps"] * first["batch"] * first["length"] / first["text"]
-    where = f"{first['text']} characters read {epochs:.0f} times"
+    rates = ", ".join(f"{lr:g}" for lr in sorted({row["lr"] for row in rows}))
+    where = f"{first['text']} characters read {epochs:.0f} times, lr {rates}"
     if early["none"] >= early["sqrt_dk"]:
         return Judgement(FALSE, numbers, f"attention is not more decided early on ({where})", beside)
     if not gaps["sqrt_dk"] > NOTHING:
@@ -157,7 +158,7 @@ def limits_depth(evidence: Evidence) -> Judgement:
     first = rows[0]
     size = f"width {first['d_model']}, {first['steps']} steps of {first['batch']} windows"
     if not min(past.values()) > 0:
-        return Judgement(UNDECIDED, numbers, f"not decided at this size ({size}): pairs are not learned yet", beside)
+        return Judgement(UNDECIDED, numbers, f"some depth has not learned pairs yet at this size ({size})", beside)
     if _lost(deepest) and not any(_lost(one) for one in costs.values() if one is not deepest):
         return Judgement(HOLDS, numbers, f"the deepest diverges without a scale ({size})", beside)
     if deepest.says in (SAME, LESS):
@@ -166,4 +167,4 @@ def limits_depth(evidence: Evidence) -> Judgement:
         return Judgement(HOLDS, numbers, size, beside)
     if deepest.says == MORE and more.says in (SAME, LESS):
         return Judgement(CONDITION, numbers, f"it costs something, but no more the deeper the model ({size})", beside)
-    return Judgement(UNDECIDED, numbers, f"not decided at this size ({size})", beside)
+    return Judgement(UNDECIDED, numbers, f"the intervals are too wide at this size ({size})", beside)
