@@ -150,9 +150,10 @@ def finding(rows: Rows) -> str:
         return f"Held-out loss {least:.3f} nats at best{lost}"
     (init, lr), most = max(where.items(), key=lambda one: one[1].mean)
     same = [f"{WORDS[one]}, lr {rate:g}" for (one, rate), found in where.items() if found.says == SAME]
-    words = f"Leaving the scale out costs a small language model up to {most} ({WORDS[init]}, lr {lr:g})"
+    range_ = f"{most.mean:+.3f} nats ({most.low:+.3f} to {most.high:+.3f}; {WORDS[init]}, lr {lr:g})"
+    words = f"Leaving the scale out costs a small language model up to {range_}"
     if most.says != MORE:
-        words = f"What leaving the scale out costs a small language model is not seen at this size: at most {most}"
+        words = f"What leaving the scale out costs a small language model is not seen at this size: at most {range_}"
     words += f"; it makes no difference with {' and '.join(same)}" if same else ""
     return words + lost
 
