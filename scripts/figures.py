@@ -1,8 +1,9 @@
 """Makes what docs/ shows of the lab.
 
 `python scripts/figures.py`           figures of the exact experiments, docs/numbers.md, the claims in docs/why-sqrt-dk.md
-`python scripts/figures.py training`  figures of the experiments that train, docs/training.md and their claims; minutes,
-                                      resumed from attemper-results/ or the folder named after it
+`python scripts/figures.py training`  figures of the experiments that train, docs/training.md and their claims; minutes, resumed
+                                      from attemper-results/. A folder after it is taken instead; names after that are measured
+                                      and the others' sections kept
 `python scripts/figures.py variance`  that figure alone
 
 What ran on another machine comes from docs/data/, by scripts/full_size.py.
@@ -12,13 +13,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
+import torch
 from full_size import FULL, TIMED, TIMINGS, kept
 
+from attemper import __version__
 from attemper.lab import NAMES, charlm, claims, depth, experiment, fold, numbers, output, recall, render, transplant
 from attemper.lab.command import RESULTS
-from attemper.lab.experiment import Row, Rows
+from attemper.lab.experiment import Experiment, Row, Rows
 from attemper.lab.sweep import sweep
 from attemper.lab.verdicts import NOT_RUN
 
@@ -36,18 +40,22 @@ def draw(name: str, results: Path | None = None) -> Rows:
 
 
 def write_claims(judged: list[claims.Judged]) -> None:
-    """The claims as a table in docs/why-sqrt-dk.md; a claim that was not run keeps the line of an earlier run."""
+    """The claims as a table in docs/why-sqrt-dk.md; a claim that was not run keeps the line of an earlier run, with its date."""
     page = DOCS / "why-sqrt-dk.md"
     head, rest = page.read_text(encoding="utf-8").split(TABLE[0])
     old, tail = rest.split(TABLE[1])
     kept = {line.split(" | ")[0]: line for line in old.splitlines()}
-    lines = ["| | claim | verdict | numbers; *context* |", "|---|---|---|---|"]
+    made = f"{date.today()}, {__version__}, torch {torch.__version__}"
+    lines = ["| | claim | verdict | numbers; *context* | measured |", "|---|---|---|---|---|"]
     for one in judged:
         verdict = f"**{one.verdict}**" + (f": {one.condition}" if one.condition else "")
-        shown = "; ".join(f"{name} {render.number(value)}" for name, value in one.numbers.items())
-        beside = "; ".join(f"{name} {render.number(value)}" for name, value in one.context.items())
+        shown, beside = (
+            "; ".join(f"{name} {render.number(value)}" for name, value in some.items())
+            for some in (one.numbers, one.context)
+        )
         shown += f"; *{beside}*" if beside else ""
-        line = f"| {' | '.join(map(numbers.cell, (one.claim.id, one.claim.sentence, verdict, shown)))} |"
+        cells = (one.claim.id, one.claim.sentence, verdict, shown, made if one.numbers else "")
+        line = f"| {' | '.join(map(numbers.cell, cells))} |"
         lines.append(kept.get(f"| {one.claim.id}", line) if one.verdict == NOT_RUN else line)
     page.write_text("\n".join([f"{head}{TABLE[0]}", *lines, f"{TABLE[1]}{tail}"]), encoding="utf-8")
 
@@ -66,10 +74,7 @@ def exact() -> None:
 SUMMARIES: dict[str, Callable[[Rows], list[Row]]] = {
     "recall": recall.summary,
     "charlm": charlm.differences,
-    "depth": lambda rows: [
-        {"layers": layers, "none less 1/√d_k, nats": middle, "least": low, "most": high}
-        for layers, (middle, low, high) in depth.costs(rows).items()
-    ],
+    "depth": lambda rows: [{"layers": layers, **cost.row()} for layers, cost in depth.costs(rows).items()],
     "fold": fold.table,
     "transplant": lambda rows: [
         {"κ": kappa, "held-out loss": middle, "least": low, "most": high}
@@ -96,41 +101,61 @@ NOTES = {
 """What the numbers alone do not say."""
 
 
-def training(results: Path) -> None:
-    lines = [
-        "# Training",
-        "",
-        "<!-- made by `python scripts/figures.py training`; do not edit -->",
-        "",
-        "What the experiments that train found with their default settings, on a CPU. Medians over seeds with the least and the",
-        "most; every rule at its own best learning rate where several were tried. `attemper run NAME` repeats one.",
-        "",
-    ]
-    evidence = {}
-    for name, summary in SUMMARIES.items():
-        evidence[name] = rows = draw(name, results)
-        found = experiment(name)
-        first = rows[0]
-        fixed = [p.name for p in found.parameters if len({row[p.name] for row in rows}) == 1 and p.name != "device"]
-        lines += [
-            f"## {name}",
-            "",
-            f"{found.question} {found.finding(rows)}.",
-            "",
-            *([NOTES[name], ""] if name in NOTES else []),
-            f"![{name}](figures/{name}.svg)",
-            "",
-        ]
-        lines += [
-            ", ".join(f"{one} {first[one]}" for one in fixed) + f"; torch {first['torch']}.",
-            "",
-            table(summary(rows)),
-            "",
-        ]
+INTRO = """# Training
+
+<!-- made by `python scripts/figures.py training`; do not edit -->
+
+What the experiments that train found with their default settings, on a CPU. Medians over seeds with the least and the most; costs
+are means with a 95 % interval over seeds and pieces of held-out text. Every rule at its own best learning rate where several were
+tried, chosen on sequences or text that are not the reported ones. `attemper run NAME` repeats one.
+"""
+
+
+def training(results: Path, names: list[str]) -> None:
+    """The page, section by section; a section that is not named stays as it is."""
     page = DOCS / "training.md"
-    page.write_text("\n".join([*lines, kept(page, FULL)]), encoding="utf-8")
+    old = page.read_text(encoding="utf-8").partition(FULL[0])[0] if page.exists() else ""
+    sections = {part.split("\n")[0]: part for part in old.split("\n## ")[1:]}
+    evidence: dict[str, Rows] = {}
+    for name in [one for one in SUMMARIES if not names or one in names]:
+        evidence[name] = rows = draw(name, results)
+        sections[name] = section(name, rows)
+    if not names or "memorise" in names:  # charlm with a text that is read many times: C19
+        found = experiment("charlm")
+        evidence["memorise"] = sweep(found, found.settings(preset="memorise"), results=results).rows
+    parts = [INTRO.rstrip(), *(f"## {sections[name].rstrip()}" for name in SUMMARIES)]
+    page.write_text("\n\n".join(parts) + "\n\n" + kept(page, FULL), encoding="utf-8")
     home, settings = claims.EVIDENCE["divisors"]  # C10 is judged before training and after it
-    write_claims(claims.judge({**evidence, "divisors": experiment(home).run(**settings)}))
+    write_claims(
+        claims.judge({**evidence, "divisors": experiment(home).run(**settings)} if "recall" in evidence else evidence)
+    )
+
+
+def section(name: str, rows: Rows) -> str:
+    """What an experiment found: the sentence, the figure, the settings, the table, and each number beside its source."""
+    found, first = experiment(name), rows[0]
+    fixed = [p.name for p in found.parameters if len({row[p.name] for row in rows}) == 1 and p.name != "device"]
+    settings = ", ".join(f"{one} {first[one]}" for one in fixed)
+    lines = [name, "", f"{found.question} {found.finding(rows)}.", "", *([NOTES[name], ""] if name in NOTES else [])]
+    lines += [f"![{name}](figures/{name}.svg)", ""]
+    lines += [f"{settings}; attemper {first['attemper']}, torch {first['torch']}, {date.today()}.", ""]
+    return "\n".join([*lines, table(SUMMARIES[name](rows)), "", *expectations(found, rows)])
+
+
+def expectations(found: Experiment, rows: Rows) -> list[str]:
+    """What was expected beside what was measured, agreeing or not."""
+    expected = [
+        {
+            "quantity": one.quantity,
+            "expected": one.expected,
+            "measured": one.measured,
+            "within": f"±{one.within:g}",
+            "agrees": "yes" if one.agrees else "**no**",
+            "source": one.source,
+        }
+        for one in found.expect(rows)
+    ]
+    return [table(expected), ""] if expected else []
 
 
 def table(rows: list[Row]) -> str:
@@ -149,7 +174,7 @@ def main(names: list[str]) -> None:
     if not names:
         exact()
     elif names[0] == "training":
-        training(Path(names[1]) if names[1:] else RESULTS)
+        training(Path(names[1]) if names[1:] else RESULTS, names[2:])
     else:
         for name in names:
             draw(name, RESULTS if experiment(name).trains else None)

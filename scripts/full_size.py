@@ -85,8 +85,15 @@ def kept(page: Path, marks: tuple[str, str]) -> str:
     return f"{marks[0]}{inside}{marks[1]}\n" if inside else ""
 
 
+EARLIER = (
+    "These rows were measured before there was a validation set: each learning rate was chosen by the numbers that are shown, "
+    "and a language model's held-out loss is of 32 windows, the same for every seed; intervals are over seeds alone."
+)
+"""What rows without the column `validation` are."""
+
+
 def full_size() -> None:
-    from figures import SUMMARIES, table
+    from figures import SUMMARIES, expectations, table
 
     lines = ["", "# Full size", "", (DATA / "README.md").read_text(encoding="utf-8").strip(), ""]
     for name, summary in SUMMARIES.items():
@@ -95,8 +102,8 @@ def full_size() -> None:
         found, rows = experiment(name), unpack(name)
         print(f"docs/figures/full-{name}.svg", file=sys.stderr)
         output.write(DOCS / "figures" / f"full-{name}.svg", found, rows)
-        first, runs = rows[0], len({tuple(row[p.name] for p in found.parameters) for row in rows})
-        fixed = [p.name for p in found.parameters if len({row[p.name] for row in rows}) == 1]
+        first, runs = rows[0], len({tuple(row.get(p.name) for p in found.parameters) for row in rows})
+        fixed = [p.name for p in found.parameters if len({row.get(p.name) for row in rows}) == 1 and p.name in first]
         lines += [f"### {name}", "", f"{found.finding(rows)}.", "", f"![{name}](figures/full-{name}.svg)", ""]
         lines += [
             f"{runs} runs; " + ", ".join(f"{one} {first[one]}" for one in fixed) + f"; torch {first['torch']}.",
@@ -105,10 +112,11 @@ def full_size() -> None:
         left = [
             f"{one} {', '.join(map(str, gone))}"
             for one, values in found.settings(preset="full").items()
-            if one != "device" and (gone := [value for value in values if value not in {row[one] for row in rows}])
+            if one != "device" and one in first and (gone := [v for v in values if v not in {row[one] for row in rows}])
         ]
         lines += [f"Of the preset, not run yet: {'; '.join(left)}.", ""] if left else []
-        lines += [table(summary(rows)), ""]
+        lines += [EARLIER, ""] if "validation" not in first else []
+        lines += [table(summary(rows)), "", *expectations(found, rows)]
         if name == "charlm":
             lines += [table(charlm.summary(rows)), ""]
     waiting = [name for name in SUMMARIES if not (DATA / f"{name}.json").exists()]

@@ -220,11 +220,13 @@ def test_claims_train_measures_what_training_claims_need(attemper_command, monke
     tiny = {
         "recall": {"d": (16,), "steps": (2,), "batch": (4,), "rule": ("sqrt_dk", "none"), "lr": (1e-3,)},
         "charlm": {"steps": (3,), "batch": (2,), "length": (8,), "d_model": (16,), "lr": (1e-3,)},
-        "depth": {"steps": (2,), "batch": (2,), "length": (8,), "d_model": (16,), "layers": (1, 2)},
+        "depth": {"steps": (2,), "batch": (2,), "length": (8,), "d_model": (16,), "layers": (1, 2), "lr": (1e-3,)},
     }
+    tiny["memorise"] = {**tiny["charlm"], "init": ("unit",), "rule": ("sqrt_dk", "none"), "text": (6000,)}
     assert set(tiny) == set(claims.TRAINING)
     monkeypatch.setattr(claims, "EVIDENCE", {})
-    monkeypatch.setattr(claims, "TRAINING", {name: (name, settings) for name, settings in tiny.items()})
+    homes = {name: claims.TRAINING[name][0] for name in tiny}
+    monkeypatch.setattr(claims, "TRAINING", {name: (homes[name], settings) for name, settings in tiny.items()})
     code, out, err = attemper_command("claims", "--train", "--json")
     assert code == 0
     assert "recall: " in err

@@ -15,22 +15,24 @@ def draw(rows: theme.Rows, finding: str) -> Any:
         part = [row for row in rows if row["layers"] == layers]
         best = theme.best_rates(part, "rule", "held_out", larger=False)
         series[layers] = theme.labelled([row for row in part if row["lr"] == best[row["rule"]]])
-        last = max(row["step"] for row in part)
-        for name in best:
-            values = [row["held_out"] for row in series[layers] if row["rule"] == name and row["step"] == last]
-            shown.append({"layers": layers, "rule": name, **theme.spread("loss", values)})
-    shown = theme.labelled(shown)
-    colour = theme.by_rule(shown)
-    x = theme.powers("layers", "layers", [row["layers"] for row in shown])
-    points = marks.joined(shown, x, "loss", colour) + marks.measured(
-        shown, x, "loss", "held-out loss, nats", colour, zero=False
+        scaled, bare = (
+            theme.last_losses([row for row in series[layers] if row["rule"] == name]) for name in ("sqrt_dk", "none")
+        )
+        apart = [bare[seed] - scaled[seed] for seed in scaled if seed in bare]
+        shown.append({"layers": layers, "name": "none less 1/√d_k", **theme.spread("cost", apart)})
+    x = theme.powers("layers", "layers", list(series))
+    one = theme.series("name", "", ["none less 1/√d_k"]).legend(None)
+    points = (
+        marks.labelled_line(0.0, "no cost")
+        + marks.joined(shown, x, "cost", one)
+        + marks.measured(shown, x, "cost", "none less 1/√d_k, nats", one)
     )
     ends = {f"depth {layers}": series[layers] for layers in dict.fromkeys((min(series), max(series)))}
+    colour = theme.by_rule([row for part in ends.values() for row in part])
     below = panels.draw(ends, colour, "rule_label", panels.LANGUAGE)
     note = (
         "Language model on Python's standard library, unit-variance q and k; each rule at its best learning rate. "
-        f"Top: median and range over seeds. {panels.NOTE}"
+        f"Top: the difference of held-out losses, median and range over seeds. {panels.NOTE}"
     )
-    return theme.finish(
-        alt.vconcat(alt.layer(points).properties(width=theme.WIDTH, height=200), below, spacing=24), finding, note
-    )
+    chart = alt.vconcat(alt.layer(points).properties(width=theme.WIDTH, height=200), below, spacing=24)
+    return theme.finish(chart.resolve_scale(color="independent"), finding, note)

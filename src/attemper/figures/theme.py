@@ -24,6 +24,7 @@ COLOURS = {
     "qk_norm": "#56B4E9",
     "learned": "#E69F00",
     "softcap": "#000000",
+    "no_attention": "#999999",
 }
 SERIES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 THEORY = "#555555"
@@ -35,6 +36,7 @@ LABELS = {
     "qk_norm": "QK-norm",
     "learned": "learned",
     "softcap": "softcap",
+    "no_attention": "no attention",
 }
 
 
@@ -89,10 +91,15 @@ def powers(field: str, title: str, values: Sequence[float]) -> alt.X:
 
 
 def best_rates(rows: Rows, which: str, column: str, larger: bool = True) -> dict[Any, float]:
-    """The learning rate at which each rule's last values have the best median over seeds; of equals, the better on the way."""
+    """The learning rate at which each rule's last values have the best median over seeds; of equals, the better on the way.
+
+    Where rows have a validation set, it chooses; a run that diverged is the worst there is.
+    """
+    column = "validation" if rows and "validation" in rows[0] else column
+    worst = -math.inf if larger else math.inf
     runs: dict[tuple[Any, float], dict[Any, list[float]]] = {}
     for row in sorted(rows, key=lambda one: one["step"]):
-        value = row[column] if math.isfinite(row["loss"]) else (-math.inf if larger else math.inf)  # it diverged
+        value = row[column] if math.isfinite(row["loss"]) and math.isfinite(row[column]) else worst
         runs.setdefault((row[which], row["lr"]), {}).setdefault(row["seed"], []).append(value)
     order = max if larger else min
     found: dict[Any, float] = {}
@@ -109,9 +116,20 @@ def best_rates(rows: Rows, which: str, column: str, larger: bool = True) -> dict
     return found
 
 
+def last_losses(rows: Rows) -> dict[Any, float]:
+    """Seed → the held-out loss of its last row, over all parts of the text where there are parts; NaN for one that diverged."""
+    found: dict[Any, float] = {}
+    for row in sorted(rows, key=lambda one: one["step"]):
+        parts = [value for name, value in row.items() if name.startswith("held_out_") and math.isfinite(value)]
+        value = statistics.fmean(parts) if parts else row["held_out"]
+        found[row["seed"]] = value if math.isfinite(row["loss"]) else math.nan
+    return found
+
+
 def spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """The median over seeds, and the least and the most."""
-    return {name: statistics.median(values), f"{name}_low": min(values), f"{name}_high": max(values)}
+    """The median over seeds, and the least and the most, of those that are finite; NaN, which no chart shows, where none is."""
+    finite = [value for value in values if math.isfinite(value)] or [math.nan]
+    return {name: statistics.median(finite), f"{name}_low": min(finite), f"{name}_high": max(finite)}
 
 
 def finish(chart: Any, finding: str, note: str) -> Any:

@@ -10,12 +10,11 @@ from . import marks, panels, theme
 
 
 def draw(rows: theme.Rows, finding: str) -> Any:
-    last = {(row["kappa"], row["seed"]): row["held_out"] for row in rows}  # rows come in the order of steps
     kappas = sorted({row["kappa"] for row in rows})
     shown = []
     for kappa in kappas:
-        values = [value for (one, _), value in last.items() if one == kappa]
-        shown.append({"kappa": kappa, "name": "measured", **theme.spread("loss", values)})
+        last = theme.last_losses([row for row in rows if row["kappa"] == kappa])
+        shown.append({"kappa": kappa, "name": "measured", **theme.spread("loss", list(last.values()))})
     x = theme.powers("kappa", "κ, the forced scale of the logits", kappas)
     colour = theme.series("name", "", ["measured"]).legend(None)
     top = (

@@ -1,253 +1,209 @@
-"""charlm: on a small language model of Python source, how much does the scale matter, for each initialisation?
-
-Characters of the standard library's own modules, in the order of their names, hashed into every row. Pre-norm blocks.
-"""
+"""charlm: on a small language model of Python source, how much does the scale matter, for each initialisation?"""
 
 from __future__ import annotations
 
-import functools
-import hashlib
+import math
 import statistics
-import sysconfig
-from pathlib import Path
+from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from .costs import MORE, NOTHING, SAME, Cost, apart, both, cost, of_text, parts
+from .experiment import DEVICE, Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide, pick
+from .language import INITS, NO_ATTENTION, RULES, TRAINING, train
+from .training import at_edge, best_lr, diverged, end, largest, runs, spread, survived
 
-from ..errors import InputError
-from .experiment import DEVICE, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, heads_divide, pick
-from .layers import Scores
-from .training import best_lr, fit, runs
-
-VOCABULARY = 128
-TEXT = 1_000_000  # characters; the last tenth is held out
-UNSEEN = 32
-INITS = ("small", "unit")
-RULES = ("sqrt_dk", "none", "dk", "qk_norm", "learned", "softcap", "sqrt_dmodel")
-NOTHING = 0.05  # nats: what counts as no difference
-
-
-@functools.cache
-def corpus() -> tuple[Tensor, str]:
-    """The text as numbers below 128, and the hash that says which text it was."""
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    parts, size = [], 0
-    for path in sorted(folder.glob("*.py")):
-        parts.append(path.read_bytes())
-        size += len(parts[-1])
-        if size >= TEXT:
-            break
-    content = b"".join(parts)[:TEXT]
-    if len(content) < TEXT // 2:
-        raise InputError("run charlm: this Python has no source files of its standard library. Use one that has.")
-    numbers = torch.frombuffer(bytearray(content), dtype=torch.uint8).long().clamp(max=VOCABULARY - 1)
-    return numbers, hashlib.sha256(content).hexdigest()[:16]
-
-
-class Block(nn.Module):
-    """Attention and two linear layers, each on a normed copy of its input. Projections are drawn by the initialisation."""
-
-    def __init__(self, width: int, heads: int, scores: Scores, std: float, stream: torch.Generator) -> None:
-        super().__init__()
-        self.heads, self.scores = heads, scores
-
-        def draw(rows: int, columns: int, spread: float) -> nn.Parameter:
-            return nn.Parameter(torch.randn(rows, columns, generator=stream, device=stream.device) * spread)
-
-        self.qkv = draw(width, 3 * width, std)
-        self.out = draw(width, width, width**-0.5)
-        self.up, self.down = draw(width, 4 * width, width**-0.5), draw(4 * width, width, 0.5 * width**-0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        split = (F.layer_norm(x, (width,)) @ self.qkv).view(batch, length, 3, self.heads, -1)
-        query, key, value = split.permute(2, 0, 3, 1, 4)  # each (B, H, L, d)
-        attended = self.scores(query, key, value, causal=True)
-        x = x + attended.transpose(1, 2).reshape(batch, length, width) @ self.out
-        return x + F.gelu(F.layer_norm(x, (width,)) @ self.up) @ self.down
-
-
-class Model(nn.Module):
-    """Embeddings, blocks, read-out."""
-
-    def __init__(self, cell: Cell, score: str, stream: torch.Generator, kappa: float = 1.0) -> None:
-        super().__init__()
-        width, heads, length = int(cell["d_model"]), int(cell["heads"]), int(cell["length"])
-        std = width**-0.5 if cell["init"] == "unit" else 0.02
-
-        def draw(rows: int, columns: int, spread: float) -> nn.Parameter:
-            return nn.Parameter(torch.randn(rows, columns, generator=stream, device=stream.device) * spread)
-
-        self.token, self.place = draw(VOCABULARY, width, 1.0), draw(length, width, 0.3)
-        scores = [Scores(score, heads, width // heads, layer, kappa) for layer in range(int(cell["layers"]))]
-        self.blocks = nn.ModuleList(Block(width, heads, one, std, stream) for one in scores).to(stream.device)
-        self.read = draw(width, VOCABULARY, 0.02)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = F.embedding(tokens, self.token) + self.place
-        for block in self.blocks:
-            x = block(x)
-        return F.layer_norm(x, x.shape[-1:]) @ self.read
+PILOT = 350  # steps
 
 
 def measure(cell: Cell) -> list[Row]:
     return train(cell, str(cell["rule"]))
 
 
-def train(cell: Cell, score: str, kappa: float = 1.0) -> list[Row]:
-    """One run; other experiments ask the same model other questions."""
-    text, name = corpus()
-    cut = len(text) * 9 // 10
-    length, batch, seed = int(cell["length"]), int(cell["batch"]), cell["seed"]
-    model = Model(cell, score, generator(cell["device"], "charlm", cell["d_model"], cell["layers"], seed), kappa)
-    data = generator("cpu", "charlm data", length, batch, seed)
-    held = _windows(text[cut:], UNSEEN, length, generator("cpu", "charlm test", length)).to(str(cell["device"]))
-
-    def loss_on(windows: Tensor) -> Tensor:
-        return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
-
-    def loss_of(step: int) -> Tensor:
-        return loss_on(_windows(text[:cut], batch, length, data).to(str(cell["device"])))
-
-    @torch.no_grad()
-    def evaluate() -> dict[str, float]:
-        return {"held_out": float(loss_on(held))}
-
-    first = model.blocks[0]
-    assert isinstance(first, Block)
-    rows = fit(model, float(cell["lr"]), int(cell["steps"]), loss_of, evaluate, {"qkv": first.qkv})
-    return [{**row, "text_sha256": name} for row in rows]
-
-
-@functools.cache
-def bigram(length: int) -> float:
-    """The held-out loss of counting pairs of characters, every pair seen once more than it was: what no attention reaches."""
-    text, _ = corpus()
-    cut = len(text) * 9 // 10
-    counts = torch.ones(VOCABULARY, VOCABULARY, dtype=torch.float64)
-    pairs = text[: cut - 1] * VOCABULARY + text[1:cut]
-    counts += torch.bincount(pairs, minlength=VOCABULARY**2).view(VOCABULARY, VOCABULARY)
-    held = _windows(text[cut:], UNSEEN, length, generator("cpu", "charlm test", length))
-    return float(-(counts / counts.sum(1, keepdim=True)).log()[held[:, :-1], held[:, 1:]].mean())
-
-
-def _windows(text: Tensor, count: int, length: int, stream: torch.Generator) -> Tensor:
-    starts = torch.randint(len(text) - length - 1, (count, 1), generator=stream)
-    return text[starts + torch.arange(length + 1)]
-
-
 def summary(rows: Rows) -> list[Row]:
-    """Per rule and initialisation, at the rule's own best learning rate: held-out loss over seeds, median and range."""
+    """Per rule and initialisation, at the rule's own best learning rate: held-out loss over seeds, median and range.
+
+    ``gap`` is held-out less training loss, both at the last step and of as many windows.
+    """
     found = []
     for init in dict.fromkeys(row["init"] for row in rows):
         for name in dict.fromkeys(row["rule"] for row in rows):
-            lr = best_lr(rows, "held_out", False, init=init, rule=name)
-            of_seed = list(runs(pick(rows, init=init, rule=name, lr=lr), "seed").values())
-            last = [run[-1]["held_out"] for run in of_seed]
+            tried = pick(rows, init=init, rule=name)
+            lr = best_lr(tried, "held_out", False)
+            of_seed = list(runs(pick(tried, lr=lr), "seed").values())
+            last = [math.inf if diverged(run) else statistics.fmean(parts(run)) for run in of_seed]
             found.append(
                 {
                     "init": init,
                     "rule": name,
                     "lr": lr,
+                    "at_edge": at_edge(tried, lr),
                     "seeds": len(last),
-                    "held_out": statistics.median(last),
-                    "held_out_low": min(last),
-                    "held_out_high": max(last),
-                    "early_entropy": statistics.median(run[min(2, len(run) - 1)]["entropy"] for run in of_seed),
-                    "gap": statistics.median(run[-1]["held_out"] - _recent(run) for run in of_seed),
-                    "peak": max(row["peak"] for run in of_seed for row in run),
+                    "diverged": sum(map(diverged, of_seed)),
+                    **spread("held_out", last),
+                    "early_entropy": statistics.median(early(run)["entropy"] for run in of_seed),
+                    "gap": statistics.median(gap(run) for run in of_seed),
+                    "peak": largest([row for run in of_seed for row in run], "peak"),
                 }
             )
     return found
 
 
-def _recent(run: Rows) -> float:
-    """The training loss over the last logged steps; one batch alone is noisy."""
-    return statistics.fmean(row["loss"] for row in run[-3:])
+def early(run: Rows) -> Row:
+    """The third logged step: an eighth of the training."""
+    return dict(run[min(2, len(run) - 1)])
+
+
+def gap(run: Rows) -> float:
+    """Held-out less training loss at the end; NaN where rows have no loss of the training text as a whole."""
+    return end(run, "held_out") - float(run[-1].get("seen", math.nan))
 
 
 def differences(rows: Rows) -> list[Row]:
-    """Per initialisation and learning rate: how much more held-out loss without a scale than with 1/√d_k, in nats, over seeds.
+    """Per initialisation and learning rate: what leaving the scale out costs, with its interval and what that says."""
+    return [
+        {"init": init, "lr": lr, **found.row(), "diverged": found.diverged, "diverged with it": found.diverged_scaled}
+        for (init, lr), found in cells(rows).items()
+    ]
 
-    ``settled`` says whether all seeds agree on the sign; where they do not, the scale makes no difference that can be seen.
-    """
-    found = []
-    for init in dict.fromkeys(row["init"] for row in rows):
-        for lr in sorted({row["lr"] for row in rows}):
-            last = {
-                name: {seed: run[-1]["held_out"] for (seed,), run in runs(part, "seed").items()}
-                for name in ("sqrt_dk", "none")
-                if (part := pick(rows, init=init, lr=lr, rule=name))
-            }
-            if len(last) < 2:
-                continue
-            apart = [last["none"][seed] - last["sqrt_dk"][seed] for seed in last["none"]]
-            found.append(
-                {
-                    "init": init,
-                    "lr": lr,
-                    "difference": statistics.median(apart),
-                    "difference_low": min(apart),
-                    "difference_high": max(apart),
-                    "settled": min(apart) > 0 or max(apart) < 0,
-                }
-            )
-    return found
+
+def cells(rows: Rows) -> dict[tuple[str, float], Cost]:
+    """(initialisation, learning rate) → the cost of leaving the scale out, where both were run."""
+    which = dict.fromkeys((row["init"], row["lr"]) for row in rows)
+    pairs = {(init, lr): both(rows, init=init, lr=lr) for init, lr in which}
+    return {name: cost(*pair) for name, pair in sorted(pairs.items()) if all(pair)}
+
+
+def at_equal_fit(rows: Rows) -> Cost:
+    """How much more held-out loss without a scale where both have the same loss on the training text: the lowest that every run
+    reaches. What a rule that fits less well loses by that is no worse generalisation."""
+    scaled, bare = both(rows)
+    chosen = [pick(some, lr=best_lr(some, "held_out", False)) for some in (scaled, bare)]
+    found = [{seed: run for (seed,), run in runs(some, "seed").items() if not diverged(run)} for some in chosen]
+    every = [run for some in found for run in some.values()]
+    if not every:
+        return apart([])
+    level = max(min(row["seen"] for row in run) for run in every)
+    one, other = ({seed: _when(run, level) for seed, run in some.items()} for some in found)
+    return apart([[other[seed] - one[seed]] for seed in one if seed in other], text=of_text(*chosen))
+
+
+def _when(run: Rows, level: float) -> float:
+    """The held-out loss when the training loss first fell to a level, on the straight line between logged steps."""
+    before = run[0]
+    for row in run:
+        if row["seen"] <= level:
+            part = (before["seen"] - level) / (before["seen"] - row["seen"]) if row is not before else 0.0
+            return float(before["held_out"] + part * (row["held_out"] - before["held_out"]))
+        before = row
+    return float(run[-1]["held_out"])
+
+
+def past_pairs(rows: Rows) -> float:
+    """How far the best learning rate's median run with 1/√d_k is below counting pairs; negative where it has not learned that."""
+    scaled = pick(rows, rule="sqrt_dk")
+    of_seed = runs(pick(scaled, lr=best_lr(scaled, "held_out", False)), "seed").values()
+    last = statistics.median(math.inf if diverged(run) else statistics.fmean(parts(run)) for run in of_seed)
+    return float(scaled[0]["bigram"]) - last
+
+
+def trained(rows: Rows, what: str) -> Expectation:
+    return Expectation(
+        f"nats below counting pairs of characters, 1/√d_k{what}",
+        0.5,
+        past_pairs(rows),
+        0.5,
+        "counting pairs: this run's own text",
+        "above 0: it has learned more than pairs; no small model gains more than 1",
+    )
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    found = pick(differences(rows), init="small")
-    if not found:
-        return []
-    least = min(found, key=lambda row: abs(row["difference"]))
-    return [
-        Expectation(
-            f"held-out loss, none less 1/√d_k, projections drawn with std 0.02, lr {least['lr']:g}",
-            0.004,
-            least["difference"],
-            NOTHING,
-            "pilot of this project: +0.004 nats at d_k = 32",
-            "differences under 0.05 nats mean nothing at this size",
+    found = []
+    for init in INITS:
+        part = pick(rows, init=init, rule="sqrt_dk")
+        if part and "bigram" in part[0]:
+            found.append(trained(part, f", {init} initialisation"))
+    where = cells(rows)
+    if ("small", 1e-3) in where and max(row["steps"] for row in rows) <= PILOT:
+        found.append(
+            Expectation(
+                "held-out loss, none less 1/√d_k, projections drawn with std 0.02, lr 0.001",
+                0.004,
+                where["small", 1e-3].mean,
+                NOTHING,
+                f"pilot of this project: +0.004 nats at d_k = 32 after {PILOT} steps",
+                "differences under 0.05 nats mean nothing at this size",
+            )
         )
-    ]
+    return found
+
+
+WORDS = {"small": "std 0.02", "unit": "unit variance"}
 
 
 def finding(rows: Rows) -> str:
-    found = differences(rows)
-    if not found:
-        best = min(summary(rows), key=lambda row: row["held_out"])
-        return f"Best held-out loss {best['held_out']:.3f} nats, under rule {best['rule']}"
-    most, least = (choose(found, key=lambda row: abs(row["difference"])) for choose in (max, min))
-    words = {"small": "std 0.02", "unit": "unit variance"}
-    parts = [
-        f"{row['difference']:+.3f} nats ({row['difference_low']:+.3f} to {row['difference_high']:+.3f}; {words[row['init']]}, "
-        f"lr {row['lr']:g})"
-        for row in (most, least)
-    ]
-    return f"Leaving the scale out costs a small language model at most {parts[0]} and at least {parts[1]}"
+    lost = survived(rows, "rule", "init", "lr", "seed")
+    where = {name: found for name, found in cells(rows).items() if math.isfinite(found.mean)}
+    if not where:
+        least = min(
+            (end(run, "held_out") for run in runs(rows, "rule", "init", "lr", "seed").values()), default=math.inf
+        )
+        return f"Held-out loss {least:.3f} nats at best{lost}"
+    (init, lr), most = max(where.items(), key=lambda one: one[1].mean)
+    same = [f"{WORDS[one]}, lr {rate:g}" for (one, rate), found in where.items() if found.says == SAME]
+    range_ = f"{most.mean:+.3f} nats ({most.low:+.3f} to {most.high:+.3f}; {WORDS[init]}, lr {lr:g})"
+    words = f"Leaving the scale out costs a small language model up to {range_}"
+    if most.says != MORE:
+        words = f"What leaving the scale out costs a small language model is not seen at this size: at most {range_}"
+    words += f"; it makes no difference with {' and '.join(same)}" if same else ""
+    return words + lost
 
 
 TASK = (
-    Parameter("steps", (200,), "how many", least=1),
-    Parameter("batch", (16,), "windows per step", least=1),
-    Parameter("length", (48,), "characters per window", least=2, hint="one character has nothing before it"),
-    Parameter("d_model", (64,), "the model's width", least=1),
-    Parameter("heads", (2,), "how many heads", least=1),
+    Parameter("steps", (200,), "how many", least=1, single=True),
+    Parameter("batch", (16,), "windows per step", least=1, single=True),
+    Parameter(
+        "length",
+        (48,),
+        "characters per window",
+        least=2,
+        most=4096,
+        single=True,
+        hint="one character has nothing before it, and the held-out text must have many windows",
+    ),
+    Parameter("d_model", (64,), "the model's width", least=1, single=True),
+    Parameter("heads", (2,), "how many heads", least=1, single=True),
+    Parameter(
+        "text",
+        (TRAINING,),
+        "characters to train on",
+        least=5000,
+        most=TRAINING,
+        single=True,
+        hint="a window must fit, and the rest is held out",
+    ),
     Parameter("seed", (0, 1, 2), "which random stream", least=0),
-    DEVICE,
+    replace(DEVICE, single=True),
 )
 """What every experiment on this task shares."""
+
+# a text that is read many times over, so that seen and unseen text can come apart
+MEMORISE: dict[str, tuple[int | float | str, ...]] = {
+    "rule": ("sqrt_dk", "none"),
+    "init": ("unit",),
+    "lr": (3e-3,),
+    "text": (10_000,),
+    "steps": (400,),
+}
 
 EXPERIMENT = Experiment(
     name="charlm",
     question="On a small language model of source code, how much does the scale matter?",
     claims=("C9", "C15", "C19"),
     parameters=(
-        Parameter("rule", ("sqrt_dk", "none"), "the scale's rule", choices=RULES),
+        Parameter("rule", ("sqrt_dk", "none", NO_ATTENTION), "the scale's rule, or no attention at all", choices=RULES),
         Parameter("init", INITS, "projections: std 0.02 (small), or unit-variance q and k (unit)", choices=INITS),
         Parameter("lr", (1e-3, 3e-3), "Adam's learning rate", above=0),
-        Parameter("layers", (2,), "how many", least=1),
+        Parameter("layers", (2,), "how many", least=1, single=True),
         *TASK,
     ),
     measure=measure,
@@ -257,7 +213,7 @@ EXPERIMENT = Experiment(
     check=heads_divide,
     presets={
         "full": {
-            "rule": ("sqrt_dk", "none", "dk", "qk_norm"),
+            "rule": ("sqrt_dk", "none", "dk", "qk_norm", NO_ATTENTION),
             "lr": (3e-4, 1e-3, 3e-3),
             "steps": (800,),
             "batch": (32,),
@@ -265,7 +221,8 @@ EXPERIMENT = Experiment(
             "d_model": (256,),
             "heads": (4,),
             "layers": (4,),
-        }
+        },
+        "memorise": MEMORISE,
     },
     trains=True,
 )

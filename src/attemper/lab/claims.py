@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import env
 from ..errors import MissingExtra
-from . import experiment, real_verdicts, training_verdicts, verdicts
+from . import charlm, experiment, real_verdicts, training_verdicts, verdicts
 from .experiment import Row, Rows, Value
 from .output import plain
 from .page import page as page
@@ -39,9 +39,10 @@ EVIDENCE: dict[str, tuple[str, Settings]] = {
     "subspaces": ("subspaces", {}),
 }
 TRAINING: dict[str, tuple[str, Settings]] = {
-    "recall": ("recall", {"rule": ("sqrt_dk", "none", "dk"), "lr": (1e-3, 3e-3)}),
+    "recall": ("recall", {}),
     "charlm": ("charlm", {}),
-    "depth": ("depth", {"layers": (1, 4), "seed": (0, 1, 2)}),
+    "memorise": ("charlm", dict(charlm.MEMORISE)),
+    "depth": ("depth", {}),
 }
 """The same for what `--train` adds."""
 
@@ -117,7 +118,7 @@ CLAIMS = (
     Claim("C18", "Heads attend to different subspaces.", "002",
           ("subspaces",), real_verdicts.heads_differ, "run subspaces", _EMBEDDED),
     Claim("C19", "Saturated attention commits too early and generalises worse.", "004",
-          ("charlm",), training_verdicts.commits_early, "run charlm"),
+          ("memorise",), training_verdicts.commits_early, "run charlm --text 10000 --steps 400"),
     Claim("C20", "It limits learning in deeper models.", "001",
           ("depth",), training_verdicts.limits_depth, "run depth"),
     Claim("C21", "Attention computes a long sequence in parallel.", "002",

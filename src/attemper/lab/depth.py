@@ -1,47 +1,80 @@
-"""depth: does leaving the scale out cost more in a deeper model? The language model of charlm.py at several depths."""
+"""depth: does leaving the scale out cost more in a deeper model? The language model of language.py at several depths."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import replace
 
 from . import charlm
+from .costs import MORE, Cost, apart, both, by_seed, cost
 from .experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide, pick
-from .training import best_lr, runs
+from .language import INITS, RULES, train
+from .training import best_lr, survived
 
 
 def measure(cell: Cell) -> list[Row]:
-    return charlm.train(cell, str(cell["rule"]))
+    return train(cell, str(cell["rule"]))
 
 
-def costs(rows: Rows) -> dict[int, tuple[float, float, float]]:
-    """layers → the held-out loss of none less that of 1/√d_k, each at its best learning rate: median, least, most over seeds."""
-    found = {}
+def at_best(rows: Rows) -> dict[int, tuple[Rows, Rows]]:
+    """layers → the runs with 1/√d_k and those without a scale, each at its own best learning rate at that depth."""
+    found: dict[int, tuple[Rows, Rows]] = {}
     for layers in sorted({row["layers"] for row in rows}):
-        last = {}
-        for name in ("sqrt_dk", "none"):
-            part = pick(rows, layers=layers, rule=name)
-            lr = best_lr(part, "held_out", False)
-            last[name] = {seed: run[-1]["held_out"] for (seed,), run in runs(pick(part, lr=lr), "seed").items()}
-        apart = [last["none"][seed] - last["sqrt_dk"][seed] for seed in last["none"]]
-        found[layers] = (statistics.median(apart), min(apart), max(apart))
+        pair = both(rows, layers=layers)
+        if all(pair):
+            one, other = (pick(some, lr=best_lr(some, "held_out", False)) for some in pair)
+            found[layers] = (one, other)
     return found
 
 
+def costs(rows: Rows) -> dict[int, Cost]:
+    """layers → what leaving the scale out costs."""
+    return {layers: cost(*pair) for layers, pair in at_best(rows).items()}
+
+
+def growth(rows: Rows) -> Cost:
+    """How much more leaving the scale out costs from the shallowest to the deepest: the straight line through all depths, against
+    their logarithm. Seeds of which any run diverged are left out."""
+    of_depth = {math.log2(layers): by_seed(*pair) for layers, pair in at_best(rows).items()}
+    if len(of_depth) < 2:
+        return apart([])
+    seeds = set.intersection(*(set(some) for some in of_depth.values()))
+    depths = list(of_depth)
+    reach = max(depths) - min(depths)
+    lines = [
+        [
+            reach * statistics.linear_regression(depths, of_part).slope
+            for of_part in zip(*(of_depth[depth][seed] for depth in depths), strict=True)
+        ]
+        for seed in sorted(seeds)
+    ]
+    return apart(lines)
+
+
 def expect(rows: Rows) -> list[Expectation]:
-    return []
+    """Each depth is trained past counting pairs: before that, attention has had nothing to do."""
+    scaled = pick(rows, rule="sqrt_dk")
+    depths = sorted({row["layers"] for row in scaled})
+    return [charlm.trained(pick(scaled, layers=layers), f", depth {layers}") for layers in depths]
 
 
 def finding(rows: Rows) -> str:
-    if not {"sqrt_dk", "none"} <= {row["rule"] for row in rows}:
-        return f"Held-out loss {min(row['held_out'] for row in rows):.3f} nats at best"
-    found = costs(rows)
-    parts = ", ".join(f"{median:+.3f} nats at depth {layers}" for layers, (median, _, _) in found.items())
-    return f"Leaving the scale out costs {parts}"
+    lost = survived(rows, "rule", "layers", "lr", "seed")
+    found = {layers: one for layers, one in costs(rows).items() if math.isfinite(one.mean)}
+    if not found:
+        least = min((row["held_out"] for row in rows if math.isfinite(row["held_out"])), default=math.inf)
+        return f"Held-out loss {least:.3f} nats at best{lost}"
+    said = ", ".join(f"{one.mean:+.3f}" for one in found.values())
+    words = f"Leaving the scale out costs {said} nats at depth {', '.join(map(str, found))}"
+    if len(found) > 1:
+        more = growth(rows)
+        words += f": {more} more from the shallowest to the deepest" if more.says == MORE else f"; growth {more.says}"
+    return words + lost
 
 
 # eight layers in seconds: the width and the windows of charlm's model, halved
-_HALVED: dict[str, tuple[int, ...]] = {"steps": (100,), "length": (32,), "d_model": (32,), "heads": (1,)}
+_HALVED: dict[str, tuple[int, ...]] = {"steps": (200,), "length": (32,), "d_model": (32,), "heads": (1,)}
 SMALLER = tuple(replace(one, default=_HALVED.get(one.name, one.default)) for one in charlm.TASK)
 
 EXPERIMENT = Experiment(
@@ -49,12 +82,16 @@ EXPERIMENT = Experiment(
     question="Does leaving the scale out cost more in a deeper model?",
     claims=("C20",),
     parameters=(
-        Parameter("rule", ("sqrt_dk", "none"), "the scale's rule", choices=charlm.RULES),
+        Parameter("rule", ("sqrt_dk", "none"), "the scale's rule", choices=RULES),
         Parameter("layers", (1, 2, 4, 8), "how many", least=1),
         Parameter(
-            "init", ("unit",), "projections: std 0.02 (small), or unit-variance q and k (unit)", choices=charlm.INITS
+            "init",
+            ("unit",),
+            "projections: std 0.02 (small), or unit-variance q and k (unit)",
+            choices=INITS,
+            single=True,
         ),
-        Parameter("lr", (1e-3,), "Adam's learning rate", above=0),
+        Parameter("lr", (3e-3, 1e-2), "Adam's learning rate", above=0),
         *SMALLER,
     ),
     measure=measure,
@@ -64,7 +101,7 @@ EXPERIMENT = Experiment(
     check=heads_divide,
     presets={
         "full": {
-            "lr": (1e-3, 3e-3),
+            "lr": (3e-4, 1e-3, 3e-3),
             "steps": (600,),
             "batch": (32,),
             "length": (128,),

@@ -31,7 +31,7 @@ class Parameter:
     """One thing that can be varied: the values it takes when nothing is asked, and what may be asked.
 
     ``least`` and ``most`` are the smallest and largest values allowed, ``above`` a number it must exceed, ``choices`` the words
-    allowed. ``hint`` says why.
+    allowed. ``hint`` says why. ``single``: one value in one run, where summaries compare runs that are alike in it.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Parameter:
     above: float | None = None
     choices: tuple[str, ...] = ()
     hint: str = ""
+    single: bool = False
 
     @property
     def kind(self) -> type[Value]:
@@ -49,7 +50,13 @@ class Parameter:
 
     def read(self, where: str, text: str) -> tuple[Value, ...]:
         """``"16,64"`` → (16, 64), checked; a value said twice is measured once."""
-        return tuple(dict.fromkeys(self._one(where, part.strip()) for part in text.split(",")))
+        values = tuple(dict.fromkeys(self._one(where, part.strip()) for part in text.split(",")))
+        if self.single and len(values) > 1:
+            raise InputError(
+                f"{where}: --{self.name} takes one value in one run, whose results are compared with one another; "
+                f"got {text!r}. Type --{self.name} {values[0]}, then run again with --{self.name} {values[1]}."
+            )
+        return values
 
     def _one(self, where: str, text: str) -> Value:
         if self.choices:

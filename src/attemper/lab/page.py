@@ -16,7 +16,7 @@ dt { color: var(--not); } dd { margin: 0; font-variant-numeric: tabular-nums; } 
 .not { color: var(--not); }
 @media (prefers-color-scheme: dark) { :root { --holds: #56b4e9; --cond: #e69f00; --false: #ff7f6e; --not: #aaa; } }
 """
-CLASSES = {"holds": "holds", "holds with a condition": "cond", "false": "false", "not run": "not"}
+CLASSES = {"holds": "holds", "holds with a condition": "cond", "false": "false", "not decided": "not", "not run": "not"}
 
 
 def page(document: dict[str, Any]) -> str:

@@ -66,7 +66,13 @@ def number(value: float | None) -> str:
 
 def claims(found: Iterable[Judged], console: Console) -> None:
     """Every claim: its sentence, its verdict, the numbers, the condition, and where to look further."""
-    styles = {"holds": "green", "holds with a condition": "yellow", "false": "red", "not run": "dim"}
+    styles = {
+        "holds": "green",
+        "holds with a condition": "yellow",
+        "false": "red",
+        "not decided": "cyan",
+        "not run": "dim",
+    }
     for one in found:
         console.print(f"{one.claim.id:4}", style="bold", end="")
         console.print(one.claim.sentence)

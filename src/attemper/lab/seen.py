@@ -19,6 +19,7 @@ from .experiment import Row
 from .layers import SIGNS, Own, Scores
 
 KERNEL = "reference"  # many short sequences: one batched product beats tile after tile
+COLUMNS = ("entropy", "effective_keys", "logit_std", "top_weight", "peak", "grad_q_rms", "grad_q_median")
 Heads = list[dict[str, Any]]  # one per layer and head, as Record.to_dicts() gives them
 
 
@@ -26,7 +27,11 @@ Heads = list[dict[str, Any]]  # one per layer and head, as Record.to_dicts() giv
 def looking(model: nn.Module) -> Iterator[Heads]:
     """Around one forward and backward; what is given is filled when the block ends."""
     found: Heads = []
-    additive = [part for part in model.modules() if isinstance(part, Scores) and part.name == "additive"]
+    scores = [part for part in model.modules() if isinstance(part, Scores)]
+    if not scores:  # a model without attention has no signs
+        yield found
+        return
+    additive = [part for part in scores if part.name == "additive"]
     if not additive:
         with watch(model, gradients=True, signs=SIGNS, kernel=KERNEL) as watching:
             yield found
@@ -49,8 +54,10 @@ def looking(model: nn.Module) -> Iterator[Heads]:
 def folded(heads: Heads) -> Row:
     """Means over layers and heads; the largest logit; of |dL/dq|, entry by entry, the root mean square and the median.
 
-    The gradient is that of the query which enters the product: after the norm, where a rule norms it.
+    The gradient is that of the query which enters the product: after the norm, where a rule norms it. NaN where nothing attends.
     """
+    if not heads:
+        return dict.fromkeys(COLUMNS, math.nan)
 
     def mean(sign: str) -> float:
         return statistics.fmean(head[sign] for head in heads)

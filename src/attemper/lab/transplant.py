@@ -6,20 +6,24 @@ import math
 import statistics
 
 from . import charlm
+from .costs import parts
 from .experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide
-from .training import runs
+from .language import INITS, train
+from .training import diverged, runs, survived
+
+WORSE = 0.1  # nats above the best
 
 
 def measure(cell: Cell) -> list[Row]:
-    rows = charlm.train(cell, "kappa", float(cell["kappa"]))
-    return [{**row, "bigram": charlm.bigram(int(cell["length"]))} for row in rows]
+    return train(cell, "kappa", float(cell["kappa"]))
 
 
 def losses(rows: Rows) -> dict[float, tuple[float, float, float]]:
-    """κ → the last held-out loss: median, least, most over seeds."""
+    """κ → the last held-out loss: median, least, most over seeds; infinite for a run that diverged."""
     found = {}
     for (kappa,), part in runs(rows, "kappa").items():
-        last = [run[-1]["held_out"] for run in runs(part, "seed").values()]
+        of_seed = runs(part, "seed").values()
+        last = [math.inf if diverged(run) else statistics.fmean(parts(run)) for run in of_seed]
         found[kappa] = (statistics.median(last), min(last), max(last))
     return dict(sorted(found.items()))
 
@@ -28,7 +32,8 @@ def knee(rows: Rows) -> float:
     """The first κ, from the best on, at which the median loss is a tenth of a nat above the best; NaN when there is none."""
     found = losses(rows)
     best = min(found, key=lambda kappa: found[kappa][0])
-    return min((kappa for kappa in found if kappa > best and found[kappa][0] > found[best][0] + 0.1), default=math.nan)
+    worse = (kappa for kappa in found if kappa > best and found[kappa][0] > found[best][0] + WORSE)
+    return min(worse, default=math.nan)
 
 
 def expect(rows: Rows) -> list[Expectation]:
@@ -45,13 +50,17 @@ def expect(rows: Rows) -> list[Expectation]:
 
 
 def finding(rows: Rows) -> str:
-    found = losses(rows)
+    lost = survived(rows, "kappa", "seed")
+    found, pairs, turn = losses(rows), rows[0]["bigram"], knee(rows)
     best, last = min(found, key=lambda kappa: found[kappa][0]), max(found)
-    worse = "worse" if found[last][0] > rows[0]["bigram"] else "better"
-    return (
-        f"Held-out loss is lowest at κ = {best:g} ({found[best][0]:.2f} nats), 0.1 nats higher from κ = {knee(rows):g} on; "
-        f"at {last:g} it is {found[last][0]:.2f}, {worse} than counting pairs of characters ({rows[0]['bigram']:.2f})"
-    )
+    if not math.isfinite(found[best][0]):
+        return f"At no κ is there a held-out loss to speak of{lost}"
+    words = f"Held-out loss is lowest at κ = {best:g} ({found[best][0]:.2f} nats)"
+    words += f", 0.1 nats higher from κ = {turn:g} on" if math.isfinite(turn) else ", and nowhere 0.1 nats higher"
+    if last != best and math.isfinite(found[last][0]):
+        beside = "worse" if found[last][0] > pairs else "better"
+        words += f"; at {last:g} it is {found[last][0]:.2f}, {beside} than counting pairs of characters ({pairs:.2f})"
+    return words + lost
 
 
 EXPERIMENT = Experiment(
@@ -60,10 +69,10 @@ EXPERIMENT = Experiment(
     claims=("C9",),
     parameters=(
         Parameter("kappa", (0.1, 1.0, 10.0, 100.0, 1e3, 1e4), "the RMS of q times that of k", above=0),
-        Parameter("init", ("unit",), "of the projections", choices=charlm.INITS),
-        Parameter("lr", (3e-3,), "Adam's learning rate", above=0),
-        Parameter("layers", (2,), "how many", least=1),
-        *(one if one.name != "seed" else Parameter("seed", (0, 1), one.says, least=0) for one in charlm.TASK),
+        Parameter("init", ("unit",), "of the projections", choices=INITS, single=True),
+        Parameter("lr", (3e-3,), "Adam's learning rate", above=0, single=True),
+        Parameter("layers", (2,), "how many", least=1, single=True),
+        *charlm.TASK,
     ),
     measure=measure,
     expect=expect,
@@ -80,7 +89,6 @@ EXPERIMENT = Experiment(
             "heads": (4,),
             "layers": (4,),
             "lr": (1e-3,),
-            "seed": (0, 1, 2),
         }
     },
     trains=True,

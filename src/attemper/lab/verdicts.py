@@ -17,8 +17,9 @@ from .saturation import spread_at, width
 from .stats import apart, within
 from .theory import critical_std
 
-HOLDS, CONDITION, FALSE, NOT_RUN = "holds", "holds with a condition", "false", "not run"
-VERDICTS = (HOLDS, CONDITION, FALSE, NOT_RUN)
+HOLDS, CONDITION, FALSE = "holds", "holds with a condition", "false"
+UNDECIDED, NOT_RUN = "not decided", "not run"
+VERDICTS = (HOLDS, CONDITION, FALSE, UNDECIDED, NOT_RUN)
 
 Evidence = Mapping[str, Rows]
 

@@ -1,0 +1,205 @@
+"""What rows of training say about the claims: every number that is printed can turn its verdict, or is marked as context."""
+
+import math
+
+import pytest
+
+from attemper.lab import charlm, claims, costs, depth, training_verdicts
+from attemper.lab.costs import LESS, MORE, OPEN, SAME, Cost
+from attemper.lab.training_verdicts import commits_early, converges_faster, falls_apart, limits_depth
+from attemper.lab.verdicts import CONDITION, FALSE, HOLDS, UNDECIDED
+
+SEEDS, NOISE = (0, 1, 2), (-0.002, 0.0, 0.002)
+
+
+def recall_rows(rule, last, lr=1e-3, at=50, steps=150):
+    """Runs that reach ``last`` at step ``at``."""
+    base = {"d": 256, "lr": lr, "rule": rule, "loss": 1.0, "peak": 1.0, "entropy": 1.0, "w_q_grad": 1.0, "steps": steps}
+    return [
+        {**base, "batch": 32, "seed": s, "step": t, "accuracy": a, "validation": a}
+        for s in SEEDS
+        for t, a in ((0, 0.0), (at, last), (steps, last))
+    ]
+
+
+def lm_rows(rule, loss, *, init="unit", layers=2, lr=1e-3, entropy=3.0, seen=None, noise=NOISE, ends=None):
+    """Runs that fall from 4 nats to ``loss``, by seed a little apart; ``ends`` replaces the loss of a run that diverged."""
+    base = {"lr": lr, "rule": rule, "init": init, "layers": layers, "peak": 1.0, "bigram": 2.4}
+    base |= {"steps": 300, "batch": 16, "length": 48, "d_model": 64, "text": 10_000, "entropy": entropy}
+    found = []
+    for seed in SEEDS:
+        last = loss + noise[seed]
+        for step, part in ((0, 0.0), (20, 0.2), (40, 0.4), (100, 1.0)):
+            held = 4 + part * (last - 4)
+            row = {**base, "seed": seed, "step": step, "loss": held, "held_out": held, "validation": held}
+            row["seen"] = 4 + part * ((last if seen is None else seen) - 4)
+            if step == 100:
+                row |= {f"held_out_{place}": held for place in range(1, 9)} | (ends or {})
+            found.append(row)
+    return found
+
+
+def evidence(scaled=1.0, bare=0.1, at=50, small=0.0, unit=0.1, noise=NOISE, ends=None):
+    """Recall and two language models."""
+    return {
+        "recall": recall_rows("sqrt_dk", scaled) + recall_rows("none", bare, at=at),
+        "charlm": [
+            *lm_rows("sqrt_dk", 2.0, init="small", noise=(0, 0, 0)),
+            *lm_rows("none", 2.0 + small, init="small", noise=noise),
+            *lm_rows("sqrt_dk", 2.0, noise=(0, 0, 0)),
+            *lm_rows("none", 2.0 + unit, noise=noise, ends=ends),
+        ],
+    }
+
+
+def depths(*cost, loss=2.0, noise=NOISE):
+    rows = []
+    for layers, more in zip((1, 2, 4, 8), cost, strict=False):
+        rows += lm_rows("sqrt_dk", loss, layers=layers, noise=(0, 0, 0))
+        rows += lm_rows("none", loss + more, layers=layers, noise=noise)
+    return {"depth": rows}
+
+
+def memory(entropy=1.0, held=2.5, scaled=2.5, seen=1.5, noise=NOISE):
+    return {
+        "memorise": [
+            *lm_rows("sqrt_dk", scaled, entropy=3.0, seen=seen, noise=(0, 0, 0)),
+            *lm_rows("none", held, entropy=entropy, seen=seen, noise=noise),
+        ]
+    }
+
+
+WIDE = (-0.1, 0.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("judge", "rows", "verdict"),
+    [
+        (falls_apart, evidence(), CONDITION),
+        (falls_apart, evidence(bare=0.95), FALSE),  # the bare accuracy
+        (
+            falls_apart,
+            evidence(scaled=0.03, bare=0.03),
+            UNDECIDED,
+        ),  # the scaled accuracy: nothing learned decides nothing
+        (falls_apart, evidence(small=0.8, unit=0.2), CONDITION),  # each cell's cost
+        (falls_apart, evidence(small=0.8, unit=0.8), HOLDS),
+        (falls_apart, evidence(small=0.8, unit=0.8, noise=(-0.5, 0, 0.5)), CONDITION),
+        (falls_apart, evidence(small=0.8, ends={"loss": math.nan}), HOLDS),  # a run that diverges has fallen apart
+        (converges_faster, evidence(), CONDITION),
+        (converges_faster, evidence(bare=1.0), FALSE),  # as fast
+        (converges_faster, evidence(bare=1.0, at=40), FALSE),  # faster
+        (converges_faster, evidence(scaled=0.03, bare=0.03), UNDECIDED),
+        (converges_faster, evidence(small=0.2, unit=0.2), HOLDS),
+        (converges_faster, evidence(small=0.2, unit=-0.2), CONDITION),
+        (converges_faster, evidence(small=0.2, unit=0.2, noise=WIDE), CONDITION),
+        (commits_early, memory(), FALSE),
+        (commits_early, memory(entropy=3.5, held=3.0), FALSE),  # either entropy
+        (commits_early, memory(held=2.8), HOLDS),  # the loss at equal fit
+        (commits_early, memory(held=2.2), FALSE),
+        (commits_early, memory(seen=2.5), UNDECIDED),  # the gap: nothing was memorised
+        (commits_early, memory(noise=WIDE), UNDECIDED),
+        (limits_depth, depths(0.0, 0.1, 0.2, 0.3), HOLDS),
+        (limits_depth, depths(0.2, 0.2, 0.2, 0.2), CONDITION),  # the deepest alike, and the growth
+        (limits_depth, depths(0.3, 0.3, 0.3, 0.0), FALSE),  # the deepest
+        (limits_depth, depths(0.3, 0.1, 0.1, 0.1), CONDITION),  # the shallowest
+        (limits_depth, depths(0.0, 0.6, 0.0, 0.3), HOLDS),
+        (limits_depth, depths(0.0, 0.9, 0.0, 0.1), CONDITION),  # one in between
+        (limits_depth, depths(0.0, 0.1, 0.2, 0.3, noise=(-0.3, 0.0, 0.3)), UNDECIDED),
+        (limits_depth, depths(0.0, 0.1, 0.2, 0.3, loss=2.5), UNDECIDED),  # pairs not learned
+        (limits_depth, depths(-0.026, 0.049, 0.022, 0.027, noise=(-0.02, 0.0, 0.02)), UNDECIDED),
+    ],
+)
+def test_a_verdict_follows_its_rows(judge, rows, verdict):
+    assert judge(rows).verdict == verdict
+
+
+def test_conditions_say_how_long_was_trained_and_what_was_tried():
+    assert "within 150 steps of 32 sequences" in falls_apart(evidence()).condition
+    assert "edge of those tried: sqrt_dk, none" in falls_apart(evidence()).condition
+    rows = evidence()
+    for lr in (1e-4, 1e-2):
+        rows["recall"] += recall_rows("none", 0.01, lr) + recall_rows("sqrt_dk", 0.5, lr)
+    assert "edge" not in falls_apart(rows).condition
+
+
+def test_what_stands_beside_a_verdict_is_said():
+    judged = falls_apart(evidence())
+    assert judged.context["counting pairs"] == 2.4
+    assert not set(judged.context) & set(judged.numbers)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ([[0.01], [0.0], [-0.01]], SAME),
+        ([[0.2], [0.21], [0.19]], MORE),
+        ([[-0.2], [-0.21], [-0.19]], LESS),
+        ([[0.04], [0.041], [0.042]], SAME),  # all seeds agree on the sign, and it is still nothing
+        ([[0.3], [0.0], [-0.2]], OPEN),
+        ([[0.2]], OPEN),  # one seed decides nothing
+        ([[0.4, -0.4], [0.4, -0.4], [0.4, -0.4]], OPEN),  # seeds agree, pieces of text do not
+    ],
+)
+def test_a_difference_is_seen_only_where_its_interval_allows(values, says):
+    assert costs.apart(values).says == says
+
+
+def test_an_interval_by_hand():
+    found = costs.apart([[1.0, 3.0], [3.0, 5.0], [5.0, 7.0]])
+    # seeds 2, 4, 6: variance 4 of 3; parts 3, 5: variance 2 of 2; t of two degrees of freedom
+    assert found.mean == 4
+    assert found.high - 4 == pytest.approx(4.3027 * math.sqrt(4 / 3 + 2 / 2), rel=1e-4)
+
+
+def test_no_difference_is_an_interval_not_a_disagreement_of_signs():
+    rows = evidence(small=0.03, noise=(-0.001, 0.0, 0.001))["charlm"]
+    assert charlm.cells(rows)["small", 1e-3].says == SAME
+    rows = evidence(small=0.0, noise=WIDE)["charlm"]
+    assert charlm.cells(rows)["small", 1e-3].says == OPEN
+
+
+def test_seeds_that_diverged_are_counted_and_left_out():
+    found = charlm.cells(evidence(ends={"loss": math.nan})["charlm"])["unit", 1e-3]
+    assert (found.diverged, found.diverged_scaled) == (3, 0)
+    assert math.isnan(found.mean)
+    assert found.says == OPEN
+
+
+def test_growth_is_the_line_through_every_depth():
+    rows = depths(0.0, 0.1, 0.2, 0.3)["depth"]
+    assert depth.growth(rows).mean == pytest.approx(0.3)
+    assert depth.costs(rows)[8].mean == pytest.approx(0.3)
+    assert isinstance(depth.growth(rows), Cost)
+
+
+def test_fitting_less_is_not_generalising_worse():
+    """A rule that stops at a higher training loss is compared where the other one passed that loss."""
+    rows = lm_rows("sqrt_dk", 2.0, seen=1.0, noise=(0, 0, 0)) + lm_rows("none", 3.0, seen=2.5, noise=(0, 0, 0))
+    # both fall on straight lines from (4, 4): at a training loss of 2.5 the first is at 3.0 too
+    assert charlm.at_equal_fit(rows).mean == pytest.approx(0.0, abs=1e-6)
+
+
+def test_text_that_disagrees_widens_the_interval_at_equal_fit():
+    rows = memory(held=2.8)
+    for row in rows["memorise"]:
+        if row["rule"] == "none" and "held_out_1" in row:
+            row["held_out_1"] += 2.0
+    assert commits_early(rows).verdict == UNDECIDED
+
+
+def test_claims_about_training_are_not_run_unless_asked():
+    ids = {one.claim.id for one in claims.judge({}) if one.verdict == "not run" and "--train" in one.condition}
+    assert ids >= {"C9", "C15", "C19", "C20"}
+    judged = {one.claim.id: one.verdict for one in claims.judge(evidence() | memory() | depths(0.0, 0.1))}
+    assert {judged[name] for name in ("C9", "C15", "C19", "C20")} <= {HOLDS, CONDITION, FALSE, UNDECIDED}
+
+
+def test_every_number_of_a_training_claim_was_changed_above():
+    """A number that is added must be put there, or into the context."""
+    numbers = {judge: set(judge(rows).numbers) for judge, rows in (
+        (falls_apart, evidence()), (converges_faster, evidence()), (commits_early, memory()),
+        (limits_depth, depths(0, 0.1, 0.2, 0.3)),
+    )}  # fmt: skip
+    assert [len(names) for names in numbers.values()] == [4, 4, 4, 6]
+    assert training_verdicts.RUIN > costs.NOTHING
