@@ -98,6 +98,7 @@ def test_one_token_gets_all(bare, scaled, verdict):
 )
 def test_heads_differ(different, overlap, verdict):
     row = {"different": different, "overlap": overlap, "overlap_low": overlap - 0.005, "overlap_high": overlap + 0.005}
+    row["overlap_reach"] = 0.01
     row |= {"chance": 1 / 12, "distance": 0.4, "own_distance": 0.1, "largest_overlap": 0.6}
     assert real_verdicts.heads_differ({"subspaces": [row]}).verdict == verdict
 
