@@ -212,6 +212,15 @@ FAULTY: dict[str, Callable[[], Case]] = {
     "ignored: Granite's multiplier": granite_ignored,
     "ignored: a flag, by hand": flag_by_hand,
     "ignored: an attribute": lambda: Case(nn.Sequential(FusedAttention(0.05), FusedAttention(0.05)), ROOT, "ignored"),
+    "multiplied by hand": lambda: stack(by_hand(EACH**0.5), EACH**0.5, "multiplied"),
+    "multiplied by hand, small logits": lambda: stack(by_hand(EACH**0.5), EACH**0.5, "multiplied", gain=0.1),
+    "multiplied by d_k, with SDPA": lambda: stack(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=EACH), EACH, "multiplied"
+    ),
+    "negative by hand": lambda: stack(by_hand(-ROOT), -ROOT, "negative"),
+    "negative with SDPA": lambda: stack(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=-ROOT), -ROOT, "negative"
+    ),
     "uncontrolled by hand": lambda: stack(by_hand(1.0), 1.0, "uncontrolled", gain=2.0),
     "uncontrolled with SDPA": lambda: stack(
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=1.0), 1.0, "uncontrolled", gain=2.0

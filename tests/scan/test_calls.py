@@ -1,0 +1,91 @@
+"""Layers that are called more than once, and layers beside others: which call counts, and which layer is out of line."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from scan.faults import LENGTH, ROOT, WIDTH, Layer, by_hand, numbers
+from scan.test_audit import audited
+
+
+class Cached(Layer):
+    """A scaled k, fresh or from a cache, and SDPA's own scale on top."""
+
+    def __init__(self):
+        super().__init__(F.scaled_dot_product_attention)
+        self.cache = None
+
+    def forward(self, x):
+        q, k, v = (part(x).unflatten(-1, (4, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        k = k * ROOT if self.cache is None else self.cache
+        return self.meet(q, k, v)
+
+
+@pytest.mark.parametrize("order", [("cached", "fresh"), ("fresh", "cached")])
+def test_a_call_whose_keys_are_fresh_counts_whenever_it_comes(order):
+    torch.manual_seed(0)
+    layer, stored = Cached(), torch.randn(2, 4, LENGTH, WIDTH // 4)
+
+    def run():
+        for kind in order:
+            layer.cache = stored if kind == "cached" else None
+            layer(numbers())
+
+    (found,) = audited(layer, run)
+    assert (found.fault, found.applied) == ("twice", pytest.approx(ROOT**2))
+    assert "followed" not in found.says
+    assert "calls apply" not in found.says  # what the cache holds cannot be known to be another number
+
+
+class Tied(nn.Module):
+    """One layer, called three times."""
+
+    def __init__(self, scales, gain=1.0):
+        super().__init__()
+        self.layer, self.scales = Layer(by_hand(ROOT), gain), scales
+
+    def forward(self, x):
+        for scale in self.scales:
+            self.layer.meet = by_hand(scale)
+            x = self.layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("scales", "fault"),
+    [
+        ((ROOT, WIDTH**-0.5, ROOT), "sqrt_dmodel"),
+        ((WIDTH**-0.5, ROOT, ROOT), "sqrt_dmodel"),
+        ((ROOT, 1.0, WIDTH**-0.5), "uncontrolled"),  # the worst of two faults
+        ((WIDTH**-0.5, ROOT, 1.0), "uncontrolled"),
+    ],
+)
+def test_a_tied_layer_is_judged_by_the_worst_of_its_calls(scales, fault):
+    torch.manual_seed(0)
+    net = Tied(scales, gain=2.0)
+    (found,) = audited(net, lambda: net(numbers()))
+    assert found.fault == fault
+    shown = [f"{scale:.4g}" for scale in dict.fromkeys(scales)]
+    assert found.says.endswith(f" Its calls apply {', '.join(shown[:-1])} and {shown[-1]}.")
+
+
+def test_a_tied_layer_that_applies_one_scale_is_said_as_any_other():
+    torch.manual_seed(0)
+    net = Tied((ROOT,) * 3)
+    (found,) = audited(net, lambda: net(numbers()))
+    assert (found.fault, found.says) == (None, f"q·k is multiplied by {ROOT:.4g}: q·k / √d_k.")
+
+
+def test_the_spread_of_a_fault_is_that_of_its_own_calls():
+    torch.manual_seed(0)
+    net = Tied((ROOT, ROOT, ROOT, 1.0), gain=1.3)
+    (found,) = audited(net, lambda: net(numbers()))
+    alone = Tied((1.0,))
+    alone.load_state_dict(net.state_dict())
+    with torch.no_grad():
+        x = Tied((ROOT,) * 3)
+        x.load_state_dict(net.state_dict())
+        (expected,) = audited(alone, lambda: alone(x(numbers())))
+    assert expected.fault == found.fault == "uncontrolled"
+    assert found.logit_std == pytest.approx(expected.logit_std, rel=1e-6)
