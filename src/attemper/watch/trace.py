@@ -191,7 +191,7 @@ class Trace:
                     if traced is not None:
                         self.outputs.put(result, traced)
                 return
-        if name == LINEAR or any(map(self.chain._is_parameter, (left, right))):
+        if name == LINEAR or any(map(self.chain.is_parameter, (left, right))):
             self._projected(left if self.products.has(left) else right, result)
             return
         sides = tuple(self._ended(tensor) for tensor in (left, right))
@@ -223,7 +223,7 @@ class Trace:
             if second is first or address(second) == address(first):
                 self.lengths.put(result, True)  # x · x, on the way to a norm
             return
-        multiplier = multiplied(name, second, isinstance(second, Tensor) and self.chain._is_parameter(second))
+        multiplier = multiplied(name, second, isinstance(second, Tensor) and self.chain.is_parameter(second))
         if multiplier is None:
             return
         if output is not None:
