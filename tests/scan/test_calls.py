@@ -1,10 +1,13 @@
 """Layers that are called more than once, and layers beside others: which call counts, and which layer is out of line."""
 
+import jsonschema
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import attemper
+from attemper.scan.schema import schema
 from scan.faults import LENGTH, ROOT, WIDTH, Layer, by_hand, numbers
 from scan.test_audit import audited
 
@@ -89,3 +92,60 @@ def test_the_spread_of_a_fault_is_that_of_its_own_calls():
         (expected,) = audited(alone, lambda: alone(x(numbers())))
     assert expected.fault == found.fault == "uncontrolled"
     assert found.logit_std == pytest.approx(expected.logit_std, rel=1e-6)
+
+
+def layers(*scales, cls=Layer, **options):
+    torch.manual_seed(0)
+    return nn.Sequential(*(cls(by_hand(scale), **options) for scale in scales))
+
+
+@pytest.mark.parametrize("odd", [0, 2, 3])
+def test_a_layer_out_of_line_is_remarked(odd):
+    scales = [ROOT] * 4
+    scales[odd] = 0.2
+    net = layers(*scales)
+    found = audited(net, lambda: net(numbers()))
+    assert [layer.fault for layer in found] == ["odd" if place == odd else None for place in range(4)]
+    assert found[odd].says.endswith(f"This layer multiplies q·k by 0.2, the 3 others like it by {ROOT:.4g}.")
+    assert found[odd].verdict == "ok"
+    document = attemper.scan(net, numbers()).to_dict()
+    (said,) = [one for one in document["findings"] if one["kind"] == "scale"]
+    assert (said["level"], said["fault"], said["layer"]) == ("note", "odd", str(odd))
+    jsonschema.validate(document, schema())
+
+
+class Named(Layer):
+    """Its scale is an attribute, so it is meant."""
+
+    def __init__(self, meet):
+        super().__init__(meet)
+        self.scale = 0.2
+
+
+class Learned(Layer):
+    """One learned number per layer."""
+
+    def __init__(self, meet):
+        super().__init__(lambda q, k, v: (q @ k.mT * self.temperature).softmax(-1) @ v)
+        self.temperature = nn.Parameter(torch.tensor(0.2 if meet is None else ROOT))
+
+
+IN_LINE = {
+    "two of each": lambda: layers(ROOT, 0.2, ROOT, 0.2),
+    "two layers": lambda: layers(ROOT, 0.2),
+    "one that is named": lambda: nn.Sequential(*layers(ROOT, ROOT, ROOT), Named(by_hand(0.2))),
+    "learned": lambda: nn.Sequential(*(Learned(meet) for meet in (1, 1, 1, None))),
+    "another place": lambda: nn.ModuleDict({"a": layers(ROOT, ROOT, ROOT), "b": layers(0.2)}),
+}
+
+
+@pytest.mark.parametrize("name", IN_LINE)
+def test_layers_that_may_differ_pass(name):
+    net = IN_LINE[name]()
+
+    def run():
+        x = numbers()
+        for part in net.values() if isinstance(net, nn.ModuleDict) else [net]:
+            x = part(x)
+
+    assert {layer.fault for layer in audited(net, run)} == {None}

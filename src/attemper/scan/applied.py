@@ -54,7 +54,7 @@ class Applied:
 
     @property
     def learned(self) -> bool:
-        return any(factor.counts and factor.learned and factor.varies for factor in self.factors)
+        return any(factor.counts and factor.learned for factor in self.factors)
 
 
 def applied(call: Call) -> Applied:

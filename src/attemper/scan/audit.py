@@ -12,9 +12,11 @@ from ..scale import RULES
 from ..vitals import Vitals
 from ..watch.call import Call
 from ..watch.paths import Factor, Traced
+from .alike import odd_ones
 from .applied import Applied, applied, logit_std, predicted_std
 from .declared import declared, hinted, is_of_transformers, layer_index, width
 from .evidence import WEIGHTS_CLOSE, Evidence, close
+from .sentences import out_of_line
 from .verdict import REMARKS, judge
 
 
@@ -163,12 +165,17 @@ class Audit:
         layered = _follow_layers([one for several in evidence.values() for one in several])
         found = []
         for place, several in evidence.items():
-            judged = [
-                _layer(place, calls, replace(one, layered=layered))
-                for calls, one in zip(self.lines[place].calls, several, strict=True)
-            ]
-            found.append(_worst(judged))
-        return found
+            known = [replace(one, layered=layered) for one in several]
+            judged = [_layer(place, calls, one) for calls, one in zip(self.lines[place].calls, known, strict=True)]
+            worst = _worst(judged)
+            found.append((_said(judged, worst), known[worst]))
+        layers = [layer for layer, _ in found]
+        for odd in odd_ones([(layer.layer, layer.kind, seen) for layer, seen in found]):
+            layer = layers[odd.place]
+            if layer.fault is None and layer.applied is not None:
+                says, todo = out_of_line(layer.applied, odd.others, odd.common)
+                layers[odd.place] = replace(layer, fault="odd", says=f"{layer.says} {says}", todo=todo)
+        return layers
 
 
 def _complete(calls: Calls) -> Evidence:
@@ -184,14 +191,18 @@ def _complete(calls: Calls) -> Evidence:
     )
 
 
-def _worst(judged: list[LayerScale]) -> LayerScale:
-    """The layer by its worst calls, and all the scales that its calls apply."""
+def _worst(judged: list[LayerScale]) -> int:
     levels = [0 if one.fault is None else LEVELS.index(FAULTS[one.fault][0]) for one in judged]
-    worst = judged[levels.index(max(levels))]
+    return levels.index(max(levels))
+
+
+def _said(judged: list[LayerScale], worst: int) -> LayerScale:
+    """A layer by its worst calls, and all the scales that its calls apply."""
+    layer = judged[worst]
     if len(judged) == 1:
-        return worst
+        return layer
     numbers = [f"{one.applied:.4g}" for one in judged if one.applied is not None]
-    return replace(worst, says=f"{worst.says} Its calls apply {', '.join(numbers[:-1])} and {numbers[-1]}.")
+    return replace(layer, says=f"{layer.says} Its calls apply {', '.join(numbers[:-1])} and {numbers[-1]}.")
 
 
 def _follow_layers(found: list[Evidence]) -> bool:
