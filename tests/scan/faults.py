@@ -208,6 +208,10 @@ FAULTY: dict[str, Callable[[], Case]] = {
     "after SDPA": lambda: stack(
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=1.0) / EACH**0.5, 1.0, "after_softmax"
     ),
+    "after softmax, on v": lambda: stack(lambda q, k, v: (q @ k.mT).softmax(-1) @ (v * ROOT), 1.0, "after_softmax"),
+    "after softmax, on v, with SDPA": lambda: stack(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v / EACH**0.5, scale=1.0), 1.0, "after_softmax"
+    ),
     "ignored: GPT-2's flag": gpt2_flag,
     "ignored: Granite's multiplier": granite_ignored,
     "ignored: a flag, by hand": flag_by_hand,

@@ -149,3 +149,32 @@ def test_layers_that_may_differ_pass(name):
             x = part(x)
 
     assert {layer.fault for layer in audited(net, run)} == {None}
+
+
+def masked_by(bias):
+    """Unscaled, and the mask scaled in place of the scores."""
+    mask = torch.full((LENGTH, LENGTH), bias).triu(1)
+    return lambda q, k, v: (q @ k.mT + mask * ROOT).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("gain", [0.3, 2.0])
+def test_a_mask_that_was_scaled_is_no_logit(gain):
+    """−1e4/√d_k is above what counts as hidden; the spread is that of the scores all the same."""
+    found = []
+    for bias in (-1e4, -torch.inf):
+        torch.manual_seed(0)
+        net = nn.Sequential(Layer(masked_by(bias), gain))
+        found += audited(net, lambda net=net: net(numbers()))
+    scaled, whole = found
+    assert scaled.logit_std == pytest.approx(whole.logit_std, rel=1e-6)
+    assert (scaled.fault, scaled.keys) == (whole.fault, whole.keys)
+    assert whole.fault == ("uncontrolled" if gain == 2.0 else None)
+
+
+def test_logits_that_lie_far_apart_by_themselves_count():
+    """One key above all others by 500, in all heads: no mask hides the others, though one is added."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Layer(lambda q, k, v: (q @ k.mT * 100 + torch.zeros(LENGTH)).softmax(-1) @ v, gain=3.0))
+    (found,) = audited(net, lambda: net(numbers()))
+    assert found.logit_std > 400
+    assert found.fault == "uncontrolled"

@@ -13,10 +13,11 @@ from ..vitals import Vitals
 from ..watch.call import Call
 from ..watch.paths import Factor, Traced
 from .alike import odd_ones
-from .applied import Applied, applied, logit_std, predicted_std
+from .applied import Applied, applied, predicted_std
 from .declared import declared, hinted, is_of_transformers, layer_index, width
 from .evidence import WEIGHTS_CLOSE, Evidence, close
 from .sentences import out_of_line
+from .spread import logit_std
 from .verdict import REMARKS, judge
 
 
@@ -152,7 +153,12 @@ class Audit:
             followed=found.followed,
         )
         return Seen(
-            evidence, found, predicted_std(call, found.at_product), logit_std(vitals, rows), call.traced, facts.kv_heads
+            evidence,
+            found,
+            predicted_std(call, found.at_product),
+            logit_std(call, vitals, rows),
+            call.traced,
+            facts.kv_heads,
         )
 
     def keep(self, name: str, call: Call, seen: Seen | None) -> None:
