@@ -65,6 +65,7 @@ def test_the_ladder_of_the_peak(peak, level):
         assert one.threshold < peak
         assert one.source
         assert one.todo
+        assert ("Wortsman" in one.says) == (level == "diverging")  # whose runs those were
 
 
 BOUNDARIES = [

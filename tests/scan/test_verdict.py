@@ -42,7 +42,7 @@ def test_a_rule_s_name_ends_half_a_percent_from_its_number():
 def test_a_scale_multiplied_in_place_of_divided_is_a_fault_however_small_the_logits(number, divisor):
     found = judge(replace(BARE, applied=number, logit_std=0.1))
     assert found.fault == "multiplied"
-    assert f"q·k is multiplied by {number:g} = {divisor}, and 0.125 = 1/√d_k" in found.says
+    assert f"q·k is multiplied by {number:g} = {divisor}, in place of 0.125 = 1/√d_k." in found.says
     for excuse in (
         {"norms": (1.0, 1.0)},  # as nGPT has it
         {"by_design": True},

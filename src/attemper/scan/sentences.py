@@ -83,8 +83,8 @@ def _says_multiplied(seen: Evidence, after: float | None) -> tuple[str, str]:
     divisor = inverse_of(seen)
     spread = "" if seen.logit_std is None else f" Logits spread by {seen.logit_std:.3g}."
     return (
-        f"Multiplied where it should be divided: q·k is multiplied by {seen.applied:.4g} = {divisor}, and "
-        f"{seen.head_dim**-0.5:.4g} = 1/√d_k is what it asks for.{spread}",
+        f"Multiplied where it should be divided: q·k is multiplied by {seen.applied:.4g} = {divisor}, in place of "
+        f"{seen.head_dim**-0.5:.4g} = 1/√d_k.{spread}",
         "Divide q·k by √d_k, or multiply it by head_dim ** -0.5: the sign of the exponent is lost, or * stands for /.",
     )
 
