@@ -208,10 +208,23 @@ FAULTY: dict[str, Callable[[], Case]] = {
     "after SDPA": lambda: stack(
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=1.0) / EACH**0.5, 1.0, "after_softmax"
     ),
+    "after softmax, on v": lambda: stack(lambda q, k, v: (q @ k.mT).softmax(-1) @ (v * ROOT), 1.0, "after_softmax"),
+    "after softmax, on v, with SDPA": lambda: stack(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v / EACH**0.5, scale=1.0), 1.0, "after_softmax"
+    ),
     "ignored: GPT-2's flag": gpt2_flag,
     "ignored: Granite's multiplier": granite_ignored,
     "ignored: a flag, by hand": flag_by_hand,
     "ignored: an attribute": lambda: Case(nn.Sequential(FusedAttention(0.05), FusedAttention(0.05)), ROOT, "ignored"),
+    "multiplied by hand": lambda: stack(by_hand(EACH**0.5), EACH**0.5, "multiplied"),
+    "multiplied by hand, small logits": lambda: stack(by_hand(EACH**0.5), EACH**0.5, "multiplied", gain=0.1),
+    "multiplied by d_k, with SDPA": lambda: stack(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=EACH), EACH, "multiplied"
+    ),
+    "negative by hand": lambda: stack(by_hand(-ROOT), -ROOT, "negative"),
+    "negative with SDPA": lambda: stack(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=-ROOT), -ROOT, "negative"
+    ),
     "uncontrolled by hand": lambda: stack(by_hand(1.0), 1.0, "uncontrolled", gain=2.0),
     "uncontrolled with SDPA": lambda: stack(
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=1.0), 1.0, "uncontrolled", gain=2.0

@@ -136,6 +136,15 @@ def colder_by_layer() -> Case:
     return Case(model, lambda layer: ROOT / (layer + 1), lambda layer: "layer" if layer else "sqrt_dk")
 
 
+class NGPT(OwnNorm):
+    """Unit vectors of q and k, multiplied by √d_k: nGPT."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.packed(x).unflatten(-1, (3, HEADS, EACH)).permute(2, 0, 3, 1, 4)
+        q, k = (F.normalize(part, dim=-1) for part in (q, k))
+        return F.scaled_dot_product_attention(q, k, v, scale=EACH**0.5).transpose(1, 2).flatten(2)
+
+
 def yarn() -> Case:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4}
     stretch = 0.1 * math.log(4.0) + 1
@@ -203,6 +212,7 @@ INNOCENT: dict[str, Callable[[], Case]] = {
         "Gemma3Text", 16**-0.5, "qk_norm", head_dim=EACH, num_key_value_heads=2, query_pre_attn_scalar=16
     ),
     "QK-norm by hand, scale 1": lambda: Case(nn.Sequential(OwnNorm()), 1.0, "qk_norm"),
+    "nGPT: √d_k behind unit vectors": lambda: Case(nn.Sequential(NGPT()), EACH**0.5, "qk_norm"),
     "Qwen 3: QK-norm": lambda: text("Qwen3", ROOT, "qk_norm", head_dim=EACH, num_key_value_heads=2),
     "OLMo 2: QK-norm of the whole": lambda: text("Olmo2", ROOT, "qk_norm"),
     "GPT-NeoX: partly rotated": lambda: text("GPTNeoX", ROOT),

@@ -65,6 +65,7 @@ def test_the_ladder_of_the_peak(peak, level):
         assert one.threshold < peak
         assert one.source
         assert one.todo
+        assert ("Wortsman" in one.says) == (level == "diverging")  # whose runs those were
 
 
 BOUNDARIES = [
@@ -200,7 +201,8 @@ def test_a_fault_of_the_audit_is_a_finding(fault):
     (one,) = health.findings(among(head()), audit=[Scale("a", "self", None), Scale("a", "self", fault)])
     assert (one.kind, one.fault, one.layer, one.head, one.value) == ("scale", fault, "a", None, 0.1)
     assert (one.says, one.todo) == ("It divides twice.", "Divide once.")
-    assert one.level in ("warn", "act")
+    assert one.level in ("note", "warn", "act")
+    assert health.verdict([one])[0] == one.level
 
 
 def test_the_worst_comes_first_then_the_order_of_running():

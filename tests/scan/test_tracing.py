@@ -8,7 +8,6 @@ from torch import nn
 
 import attemper
 from attemper.scan.audit import Audit
-from attemper.scan.verdict import Evidence, judge
 from attemper.watch import attach
 from scan.faults import EACH, FAULTY, HEADS, LENGTH, ROOT, SIZES, Layer, by_hand, llama, numbers, stack, tokens
 from scan.innocents import INNOCENT
@@ -297,19 +296,6 @@ def test_the_numbers_of_a_document():
     ]
     assert (found["verdict"], found["rule"], found["formula"]) == ("fault", "dk", "q·k / d_k")
     assert (found["declared"], found["qk_norm"], found["after_softmax"]) == (pytest.approx(ROOT), False, None)
-
-
-def test_what_cannot_be_told_is_no_fault():
-    same = Evidence(head_dim=8, heads=8, applied=1 / 8)  # 1/d_k is 1/√d_model
-    assert judge(same).fault is None
-    assert judge(same).rule == "dk"
-    few = Evidence(head_dim=64, heads=2, applied=1.0, logit_std=9.0, keys=3.0)
-    assert judge(few).fault is None
-    wide = Evidence(head_dim=64, heads=2, applied=1.0, logit_std=9.0, keys=30.0)
-    assert judge(wide).fault == "uncontrolled"
-    averaged = Evidence(head_dim=16, heads=4, applied=0.25, row_sums=(0.25, 0.25))  # 1/√d_k is 1/heads
-    assert judge(averaged).fault is None
-    assert "0.25" in judge(averaged).says
 
 
 def test_every_fault_says_what_is_wrong_and_what_to_do():

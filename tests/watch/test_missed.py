@@ -81,6 +81,67 @@ def test_an_attention_module_in_which_nothing_was_seen_is_noted():
     ]
 
 
+class Router(nn.Module):
+    """A linear attention, and experts that are chosen by a softmax of what it made."""
+
+    def __init__(self, heads, between):
+        super().__init__()
+        self.heads, self.between = heads, between
+        self.gate = nn.Parameter(torch.randn(5, WIDTH))
+
+    def forward(self, x):
+        part = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        x = x + self.between(((part @ part.mT) @ part).transpose(1, 2).flatten(2))
+        weights = F.linear(x, self.gate).softmax(-1)
+        return x + weights @ self.gate + (weights[..., None] * x[..., None, :]).sum(-2)
+
+
+BETWEEN = {
+    "nothing": nn.Identity(),
+    "a projection": nn.Linear(WIDTH, WIDTH),
+    "a norm": nn.LayerNorm(WIDTH),
+    "a gated norm": nn.Sequential(nn.RMSNorm(WIDTH), nn.SiLU()),
+}
+
+
+@pytest.mark.parametrize("heads", [1, HEADS])
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
+def test_a_router_behind_a_linear_attention_is_not_attention(heads, between):
+    net = Beside(Router(heads, between))
+    with torch.no_grad(), attemper.watch(net) as watch:
+        net(torch.randn(2, 7, WIDTH))
+    assert watch.record.layers == ["good"]
+
+
+def test_the_experts_of_minimax_are_not_attention():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"head_dim": 8, "intermediate_size": 48, "vocab_size": 99, "num_local_experts": 4, "pad_token_id": 0}
+    model = transformers.MiniMaxModel(transformers.MiniMaxConfig(**sizes)).eval()
+    with torch.no_grad(), attemper.watch(model) as watch:
+        model(input_ids=torch.randint(3, 99, (1, 24)))
+    assert list(watch.record.facts) == [("layers.0.self_attn", "self")]
+    assert watch.record.notes == [
+        "layers.1.self_attn: MiniMaxLightningAttention ran, but no attention call was seen in it."
+    ]
+
+
+@pytest.mark.parametrize("heads", [HEADS, 2 * HEADS])
+def test_scores_whose_heads_are_mixed_by_a_projection_are_still_scores(heads):
+    class Talking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.Linear(HEADS, heads, bias=False)
+
+        def forward(self, x):
+            part = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            scores = self.mix((part @ part.mT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            return scores.softmax(-1) @ part.repeat(1, heads // HEADS, 1, 1)
+
+    with torch.no_grad(), attemper.watch(net := Talking()) as watch:
+        net(torch.randn(2, 7, WIDTH))
+    assert [facts.heads for facts in watch.record.facts.values()] == [heads]
+
+
 def test_modules_that_share_an_attention_between_them_are_not_noted():
     class ScoreAttention(nn.Module):
         def forward(self, q, k):

@@ -1,5 +1,6 @@
 """What is attention and what is not, how calls are named and told apart, and the Hugging Face interface."""
 
+import importlib
 import math
 
 import pytest
@@ -239,6 +240,53 @@ def test_a_kernel_from_outside_is_measured_from_its_arguments(foreign):
     for ours, theirs in zip(watch.record.to_dicts(), expected.record.to_dicts(), strict=True):
         for name in ("rows", "visible", "entropy", "peak"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
+
+
+def doge():
+    config = zoo.config(transformers.DogeConfig, num_key_value_heads=2, keep_window_size=64)
+    return zoo.text(transformers.DogeModel(config))
+
+
+def qwen2_vl_tower():
+    modeling = importlib.import_module("transformers.models.qwen2_vl.modeling_qwen2_vl")
+    sizes = {"depth": 2, "embed_dim": 32, "num_heads": 4, "hidden_size": 32, "patch_size": 8, "temporal_patch_size": 1}
+    model = modeling.Qwen2VisionTransformerPretrainedModel(modeling.Qwen2VLVisionConfig(**sizes))
+    pictures = torch.tensor([[1, 4, 4], [1, 2, 4]])  # of 16 and of 8 patches
+    return zoo.Subject(model, {"hidden_states": torch.randn(24, 3 * 64), "grid_thw": pictures})
+
+
+@pytest.mark.parametrize("maker", [doge, qwen2_vl_tower])
+def test_a_mask_that_is_passed_by_its_name(maker):
+    torch.manual_seed(0)
+    subject = maker()
+    subject.model.eval()
+    with torch.no_grad():
+        expected = subject.run()
+        with attemper.watch(subject.model) as watch:
+            assert torch.equal(subject.run(), expected)
+        subject.model.set_attn_implementation("eager")
+        with attemper.watch(subject.model) as eager:
+            subject.run()
+    assert len(watch.record.layers) == 2
+    for ours, theirs in zip(watch.record.to_dicts(), eager.record.to_dicts(), strict=True):
+        for name in ("rows", "visible", "entropy", "peak"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_mask_of_a_kernel_from_outside_counts_either_way(foreign, by_name):
+    class Asking(nn.Module):
+        is_causal = False
+
+        def forward(self, q, mask):
+            attend = transformers.AttentionInterface().get_interface("foreign", None)
+            masked = ((), {"attention_mask": mask}) if by_name else ((mask,), {})
+            return attend(self, q, q, q, *masked[0], **masked[1])[0]
+
+    keep = torch.ones(2, 6, dtype=torch.long)
+    keep[:, 4:] = 0
+    record = record_of(Asking(), torch.randn(2, 3, 6, 8), keep)
+    assert {row["visible"] for row in record.to_dicts()} == {4}
 
 
 def test_what_cannot_be_measured_is_said(foreign):

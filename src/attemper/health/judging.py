@@ -125,6 +125,7 @@ def check(record: Record, step: int | None = None) -> list[Finding]:
 
 
 _NAMES = {
+    "scale": "unusual scale",
     "peak": "high logit",
     "overflow": "coarse score",
     "collapsed": "collapsed head",

@@ -21,7 +21,7 @@ PEAK_WHY = {
     "warn": "its weights are near all-or-nothing, and half-precision scores are too coarse for it",
     "act": "logits that large keep growing while training, until the loss spikes",
     "critical": "at this size the loss of other models spiked",
-    "diverging": "every published run with logits this large diverged",
+    "diverging": "every run of Wortsman et al. with logits this large diverged",
 }
 WIDEN = "Use torch's scaled_dot_product_attention, which keeps scores in float32, or compute q·kᵀ in float32."
 

@@ -69,5 +69,9 @@ FAULTS = {
     "after_softmax": ("act", "Vaswani et al. 2017, eq. 1: the scale stands inside the softmax"),
     "ignored": ("act", "the model's own configuration"),
     "uncontrolled": ("act", "Giorlandino & Goldt 2025, arXiv 2505.24333: softmax freezes at a logit std of √(2 ln n)"),
+    "multiplied": ("act", "Vaswani et al. 2017, §3.2.1: divided by √d_k"),
+    "negative": ("warn", "Vaswani et al. 2017, eq. 1: the scale is positive"),
+    "shrunk": ("note", "Vaswani et al. 2017, eq. 1: the scale stands inside the softmax"),
+    "odd": ("note", "the model's other layers"),
 }
 """What can be wrong with a scale: its level, and by whose word."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..kernels.seam import HIDDEN_BIAS
-from ..vitals import Vitals
 from ..watch.call import Call
 from ..watch.paths import Factor, Path, same
 from .slope import slope
@@ -54,7 +53,7 @@ class Applied:
 
     @property
     def learned(self) -> bool:
-        return any(factor.counts and factor.learned and factor.varies for factor in self.factors)
+        return any(factor.counts and factor.learned for factor in self.factors)
 
 
 def applied(call: Call) -> Applied:
@@ -117,15 +116,6 @@ def predicted_std(call: Call, scale: float | None) -> float | None:
         apart = apart.repeat_interleave(lengths.shape[1] // apart.shape[1], 1)  # a key head for several query heads
     counted = rows.sum((-2, -1)).expand_as(lengths).sum().clamp(min=1)
     return abs(scale) * float(((lengths * apart).sum() / counted / query.shape[-1]).sqrt())
-
-
-def logit_std(vitals: Vitals, rows: Tensor | None) -> tuple[float, float, float]:
-    """Sums over the rows that count: how many, their variances, the keys they see."""
-    seen = vitals.visible > 1
-    if rows is not None:
-        seen = seen & rows[:, None, :]
-    variance = vitals.variance.double().where(seen, 0.0).sum()
-    return float(seen.sum()), float(variance), float(vitals.visible.double().where(seen, 0.0).sum())
 
 
 def _argument(call: Call) -> tuple[Factor, ...] | None:

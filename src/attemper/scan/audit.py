@@ -7,18 +7,23 @@ from typing import Any
 
 from torch import Tensor
 
+from ..health.thresholds import FAULTS, LEVELS
 from ..scale import RULES
 from ..vitals import Vitals
 from ..watch.call import Call
 from ..watch.paths import Factor, Traced
-from .applied import Applied, applied, logit_std, predicted_std
+from .alike import odd_ones
+from .applied import Applied, applied, predicted_std
 from .declared import declared, hinted, is_of_transformers, layer_index, width
-from .verdict import Evidence, close, judge
+from .evidence import WEIGHTS_CLOSE, Evidence, close
+from .sentences import out_of_line
+from .spread import logit_std
+from .verdict import REMARKS, judge
 
 
 @dataclass(frozen=True)
 class LayerScale:
-    """The scale of one layer. ``applied`` is measured; ``fault`` is one of ``verdict.FAULTS`` or None."""
+    """The scale of one layer. ``applied`` is measured; ``fault`` is one of ``health.thresholds.FAULTS`` or None."""
 
     layer: str
     kind: str  # "self" or "cross"
@@ -43,7 +48,7 @@ class LayerScale:
 
     @property
     def verdict(self) -> str:
-        return "ok" if self.fault is None else "fault"
+        return "ok" if self.fault is None or self.fault in REMARKS else "fault"
 
     def to_dict(self) -> dict[str, Any]:
         """The ``scale`` object of a scan's document."""
@@ -77,13 +82,42 @@ class Seen:
 
 
 @dataclass
-class Line:
-    """A layer: its best call, and the sums over all of them."""
+class Calls:
+    """Calls of a layer that apply one scale: the best of them, and the sums over all."""
 
     seen: Seen
     rows: float = 0.0
     variance: float = 0.0
     keys: float = 0.0
+
+    def takes(self, seen: Seen) -> bool:
+        """Whether a call is one of these: its number is theirs, or it is no number to compare by."""
+        if not (seen.applied.followed and self.seen.applied.followed):
+            return True
+        numbers, varied = (seen.applied.number, self.seen.applied.number), (seen.evidence, self.seen.evidence)
+        if any(one.varies is not None for one in varied) or None in numbers:
+            return True
+        return close(numbers[0] or 0.0, numbers[1] or 0.0, WEIGHTS_CLOSE)
+
+    def add(self, seen: Seen) -> None:
+        if seen.applied.followed and not self.seen.applied.followed:
+            self.seen = seen  # keys that come from a cache have no path; another call had them fresh
+        rows, variance, keys = seen.sums
+        self.rows, self.variance, self.keys = self.rows + rows, self.variance + variance, self.keys + keys
+
+
+@dataclass
+class Line:
+    """A layer: its calls by the scale they apply, most often one; and the worst of them, once they were judged."""
+
+    calls: list[Calls]
+
+    def keep(self, seen: Seen) -> None:
+        calls = next((one for one in self.calls if one.takes(seen)), None)
+        if calls is None:
+            calls = Calls(seen)
+            self.calls.append(calls)
+        calls.add(seen)
 
 
 @dataclass
@@ -119,37 +153,62 @@ class Audit:
             followed=found.followed,
         )
         return Seen(
-            evidence, found, predicted_std(call, found.at_product), logit_std(vitals, rows), call.traced, facts.kv_heads
+            evidence,
+            found,
+            predicted_std(call, found.at_product),
+            logit_std(call, vitals, rows),
+            call.traced,
+            facts.kv_heads,
         )
 
     def keep(self, name: str, call: Call, seen: Seen | None) -> None:
-        if seen is None:
-            return
-        line = self.lines.setdefault((name, call.facts.kind), Line(seen))
-        if seen.applied.followed and not line.seen.applied.followed:
-            line.seen = seen  # keys that come from a cache have no path; another call had them fresh
-        rows, variance, keys = seen.sums
-        line.rows, line.variance, line.keys = line.rows + rows, line.variance + variance, line.keys + keys
+        if seen is not None:
+            self.lines.setdefault((name, call.facts.kind), Line([])).keep(seen)
 
     def layers(self) -> list[LayerScale]:
         """Every layer that was seen, in the order of the model."""
-        evidence = {place: _complete(line) for place, line in self.lines.items()}
-        if _follow_layers(list(evidence.values())):
-            evidence = {place: replace(one, layered=True) for place, one in evidence.items()}
-        return [_layer(place, self.lines[place], one) for place, one in evidence.items()]
+        evidence = {place: [_complete(calls) for calls in line.calls] for place, line in self.lines.items()}
+        layered = _follow_layers([one for several in evidence.values() for one in several])
+        found = []
+        for place, several in evidence.items():
+            known = [replace(one, layered=layered) for one in several]
+            judged = [_layer(place, calls, one) for calls, one in zip(self.lines[place].calls, known, strict=True)]
+            worst = _worst(judged)
+            found.append((_said(judged, worst), known[worst]))
+        layers = [layer for layer, _ in found]
+        for odd in odd_ones([(layer.layer, layer.kind, seen) for layer, seen in found]):
+            layer = layers[odd.place]
+            if layer.fault is None and layer.applied is not None:
+                says, todo = out_of_line(layer.applied, odd.others, odd.common)
+                layers[odd.place] = replace(layer, fault="odd", says=f"{layer.says} {says}", todo=todo)
+        return layers
 
 
-def _complete(line: Line) -> Evidence:
-    seen = line.seen
-    std = (line.variance / line.rows) ** 0.5 if line.rows else None
+def _complete(calls: Calls) -> Evidence:
+    seen = calls.seen
+    std = (calls.variance / calls.rows) ** 0.5 if calls.rows else None
     traced = seen.traced
     return replace(
         seen.evidence,
         logit_std=std,
-        keys=line.keys / line.rows if line.rows else None,
+        keys=calls.keys / calls.rows if calls.rows else None,
         row_sums=traced.sums if traced is not None else None,
         output_factors=tuple(factor.number for factor in traced.after) if traced is not None else (),
     )
+
+
+def _worst(judged: list[LayerScale]) -> int:
+    levels = [0 if one.fault is None else LEVELS.index(FAULTS[one.fault][0]) for one in judged]
+    return levels.index(max(levels))
+
+
+def _said(judged: list[LayerScale], worst: int) -> LayerScale:
+    """A layer by its worst calls, and all the scales that its calls apply."""
+    layer = judged[worst]
+    if len(judged) == 1:
+        return layer
+    numbers = [f"{one.applied:.4g}" for one in judged if one.applied is not None]
+    return replace(layer, says=f"{layer.says} Its calls apply {', '.join(numbers[:-1])} and {numbers[-1]}.")
 
 
 def _follow_layers(found: list[Evidence]) -> bool:
@@ -159,9 +218,9 @@ def _follow_layers(found: list[Evidence]) -> bool:
     return len({one.layer for one in cold}) > 1 and len(cold) == len(at)
 
 
-def _layer(place: tuple[str, str], line: Line, evidence: Evidence) -> LayerScale:
+def _layer(place: tuple[str, str], calls: Calls, evidence: Evidence) -> LayerScale:
     judged = judge(evidence)
-    stated, seen = evidence.declared, line.seen
+    stated, seen = evidence.declared, calls.seen
     return LayerScale(
         layer=place[0],
         kind=place[1],

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .call import Call, Facts
 from .layout import by_head, ordered
@@ -31,7 +31,7 @@ from .opnames import (
     SOFTMAXES,
     op_name,
 )
-from .running import Frame, kind_of, projects, running
+from .running import Frame, kind_of, projects, running, weighs_channels
 from .sequences import Sequences
 from .storages import Storages, address
 
@@ -73,9 +73,13 @@ class Chain:
         elif name == FOREIGN and (running.current is None or running.current.interfaced is None):
             self.unheard(tuple(running.frames), f"a {func} call: {FOREIGN}")
 
-    def carry(self, source: Tensor, made: Tensor) -> None:
-        """A layer in which no op is looked at made this of that; talking heads mix scores or weights by one."""
-        if self.scores and (scores := self.scores.get(source)) is not None:
+    def carry(self, source: Tensor, made: Tensor, module: nn.Module) -> None:
+        """A layer in which no op need be looked at made this of that; talking heads mix scores or weights by one."""
+        scores = self.scores.get(source) if self.scores else None
+        if scores is not None and weighs_channels(module) and not scores.are_across(source, -1):
+            self.scores.drop(made)
+            scores = None
+        if scores is not None:
             self.scores.put(made, replace(scores, scale=None, strided=False))
         elif self.weights and (weights := self.weights.get(source)) is not None:
             self.weights.put(made, replace(weights, stride=None))
@@ -92,10 +96,10 @@ class Chain:
         if self.scores and any(self._mix(*side, out) for side in sides):
             return
         # a factor that is a parameter makes it a linear layer; a learned query on the left is a query
-        if self._is_parameter(right) or (running.frames and projects(running.frames[-1].module)):
+        if self.is_parameter(right) or (running.frames and projects(running.frames[-1].module)):
             self.sequences.put(out, self.sequences.of(left))
             return
-        if left.dim() < 2 or (name == "mv" and self._is_parameter(left)) or not out.is_floating_point():
+        if left.dim() < 2 or (name == "mv" and self.is_parameter(left)) or not out.is_floating_point():
             return
         for kept in (self.scores, self.weights, self.multiplied):
             kept.drop_freed()
@@ -121,7 +125,7 @@ class Chain:
             return False
         if weights.summed(tensor, axis):
             self._meet(weights, other, out)
-        elif self._is_parameter(other):
+        elif self.is_parameter(other):
             self.weights.put(out, replace(weights, stride=None))
         else:
             return False
@@ -132,7 +136,7 @@ class Chain:
         frames = tuple(running.frames)
         for count in weights.calls:
             count(frames)
-        if not weights.calls and not self._is_parameter(other):
+        if not weights.calls and not self.is_parameter(other):
             self.missed(frames, UNTRACED)
         if weights.sequence is not None:
             self.sequences.put(out, weights.sequence)
@@ -142,7 +146,9 @@ class Chain:
         scores = self.scores.get(tensor)
         if scores is None:
             return False
-        if self._is_parameter(other):
+        if self.is_parameter(other):
+            if not scores.are_across(tensor, axis):
+                return False  # a linear layer, of what is no longer logits
             self.scores.put(out, replace(scores, scale=None, strided=False))
         elif scores.exponential:
             self.missed(tuple(running.frames), f"scores meet values through {scores.exponential}(), not a softmax")
@@ -150,7 +156,8 @@ class Chain:
             return False
         return True
 
-    def _is_parameter(self, tensor: Tensor) -> bool:
+    def is_parameter(self, tensor: Tensor) -> bool:
+        """Whether it is a weight, or made of weights alone."""
         return bool(self.parameters.get(tensor))
 
     def _step(self, name: str, args: tuple[Any, ...], out: Any) -> None:
@@ -163,7 +170,7 @@ class Chain:
             return
         if (self.scores or self.weights) and self._keep(name, tensors, args, result):
             return
-        if all(map(self._is_parameter, tensors)):
+        if all(map(self.is_parameter, tensors)):
             self.parameters.put(result, True)  # autocast's copy of a weight is a weight, and so is a weight normalised
             return
         if name in SCALINGS and len(args) > 1 and not (isinstance(args[1], Tensor) and args[1].dim()):
@@ -204,7 +211,7 @@ class Chain:
 
     def _softmax(self, name: str, args: tuple[Any, ...], out: Tensor) -> None:
         logits, dim = args[0], args[1]
-        if not isinstance(logits, Tensor) or not logits.dim() or self._is_parameter(logits):
+        if not isinstance(logits, Tensor) or not logits.dim() or self.is_parameter(logits):
             return
         frames = tuple(running.frames)
         if logits.is_nested:

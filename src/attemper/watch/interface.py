@@ -76,18 +76,17 @@ class Interface:
             self.original = None
 
     def wrap(self, function: Callable[..., Any], implementation: str | None) -> Callable[..., Any]:
-        def heard(
-            module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *rest: Any, **options: Any
-        ) -> Any:
+        def heard(module: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
             current = running.current
             if current is None:
-                return function(module, query, key, value, mask, *rest, **options)
+                return function(module, query, key, value, *rest, **options)
             before, current.interfaced = current.interfaced, Interfaced(implementation, module, key, options)
             try:
                 # flex attention is torch.compile's: run eagerly, as the rest is while we listen, it would store n × n
                 with compiling() if implementation == FLEX else nullcontext():
-                    out = function(module, query, key, value, mask, *rest, **options)
+                    out = function(module, query, key, value, *rest, **options)
                 if not current.interfaced.seen:
+                    mask = rest[0] if rest else options.get("attention_mask")  # models pass it either way
                     self.from_arguments(module, query, key, mask, options, current.interfaced)
             finally:
                 current.interfaced = before

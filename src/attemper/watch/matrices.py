@@ -94,6 +94,12 @@ class Scores:
         cap = factor if kept.capped and kept.cap is None else kept.cap
         return replace(kept, scale=kept.scale * factor, cap=cap)
 
+    def are_across(self, tensor: Tensor, axis: int) -> bool:
+        """Whether whole matrices lie beside this axis of theirs, so that it is the heads: weights there mix these, and leave
+        logits. Weights over any other axis make features, as an output projection does behind a linear attention."""
+        matrix = self.shape[0] * (self.shape[1] + sum(self.beside))
+        return matrix > 0 and tensor.numel() // tensor.shape[axis] % matrix == 0
+
     def made_at(self, place: Place, ratio: float) -> Scores:
         """These scores, with the op that made them, and what else it multiplied them by."""
         scale, root = self.scale, self.root

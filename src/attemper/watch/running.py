@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from .sequences import Sequences
@@ -65,6 +66,14 @@ def projects(module: nn.Module) -> bool:
     return hasattr(module, "in_features") or hasattr(module, "nf")
 
 
+def weighs_channels(module: nn.Module) -> bool:
+    """Whether it has a weight for every entry of the last dimension: a projection, or a norm of vectors with gains."""
+    if projects(module):
+        return True
+    named = "norm" in type(module).__name__.lower() and not isinstance(module, (_NormBase, nn.GroupNorm))
+    return named and isinstance(getattr(module, "weight", None), Tensor)
+
+
 def carries(module: nn.Module) -> bool:
     """Whether a module's output belongs to the sequence of its input: projections, norms, activations and dropout."""
     kind = type(module)
@@ -97,7 +106,7 @@ class Pass:
         if arguments and isinstance(output, Tensor) and carries(module):
             source = arguments[0]
             if isinstance(source, Tensor) and source.is_floating_point():
-                self.chain.carry(source, output)
+                self.chain.carry(source, output, module)
         if self.trace is not None:
             self.trace.left(module, arguments, output)
         last = frames[-1]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .call import Call, aside
 from .factors import few, multiplied, rms
-from .fused import PLAIN
+from .fused import PLAIN, SDPA
 from .opnames import LINEAR, LOG_SOFTMAXES, PRODUCTS, SOFTMAXES, op_name
 from .paths import Factor, Path, Traced, Turn, joined
 from .running import NORM, QUIET, projects
@@ -126,7 +126,7 @@ class Trace:
         name = op_name(func)
         with aside(result.device.type):
             if self.last is not None:
-                self._answered(name, result)
+                self._answered(name, args, result)
             elif name in PRODUCTS or name == LINEAR:
                 self._product(name, args, kwargs, result)
             elif name in ("mul", "div"):
@@ -162,12 +162,14 @@ class Trace:
         path = self.path(tensor)
         return None if path is None else path.turned()
 
-    def _answered(self, name: str, result: Tensor) -> None:
+    def _answered(self, name: str, args: tuple[Any, ...], result: Tensor) -> None:
         """An attention call was read while this op ran: its weights wait for values, or this is its output."""
         assert self.last is not None
         weights = self.chain.weights.get(result) if name in WEIGHING else None
         if weights is None:
             self.outputs.put(result, self.last)
+            if name in SDPA:
+                self._met(self.last, args[2])
         for count in weights.calls if weights is not None else ():
             self.waiting[count] = self.last
 
@@ -183,21 +185,30 @@ class Trace:
     def _product(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
         left, right = (args[place] for place in PRODUCTS.get(name, (0, 1)))
         weights = self.chain.weights
-        for tensor in (left, right):
+        for tensor, values in ((left, right), (right, left)):
             found = weights.get(tensor) if weights else None
             if found is not None:
                 for count in found.calls:
                     traced = self.waiting.pop(count, None)  # it holds q and k
                     if traced is not None:
                         self.outputs.put(result, traced)
+                        self._met(traced, values)
                 return
-        if name == LINEAR or any(map(self.chain._is_parameter, (left, right))):
+        if name == LINEAR or any(map(self.chain.is_parameter, (left, right))):
             self._projected(left if self.products.has(left) else right, result)
             return
         sides = tuple(self._ended(tensor) for tensor in (left, right))
         self.products.put(result, (sides[0], sides[1]))
         alpha = kwargs.get("alpha", 1.0) if name in ("baddbmm", "addmm") else 1.0
         self.paths.put(result, Path().times(Factor("by the product itself (alpha)", float(alpha))))
+
+    def _met(self, traced: Traced, values: object) -> None:
+        """What multiplies all values multiplies the output: the same as if it came behind the softmax."""
+        path = self._ended(values) if isinstance(values, Tensor) else None
+        if path is not None:
+            traced.after += [
+                factor for factor in path.factors if factor.counts and not factor.varies and not factor.turn
+            ]
 
     def _projected(self, source: Tensor, result: Tensor) -> None:
         """A path begins; but heads that talk to one another mix their scores by a projection too."""
@@ -223,7 +234,7 @@ class Trace:
             if second is first or address(second) == address(first):
                 self.lengths.put(result, True)  # x · x, on the way to a norm
             return
-        multiplier = multiplied(name, second, isinstance(second, Tensor) and self.chain._is_parameter(second))
+        multiplier = multiplied(name, second, isinstance(second, Tensor) and self.chain.is_parameter(second))
         if multiplier is None:
             return
         if output is not None:

@@ -1,0 +1,83 @@
+"""The verdict on plain numbers: where each fault begins and ends, and what is said of it."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from attemper.health import thresholds
+from attemper.scan.evidence import Evidence
+from attemper.scan.sentences import SENTENCES
+from attemper.scan.verdict import REMARKS, judge
+
+BARE = Evidence(head_dim=64, heads=2, applied=1.0, logit_std=9.0, keys=30.0)
+
+
+def test_what_cannot_be_told_is_no_fault():
+    same = Evidence(head_dim=8, heads=8, applied=1 / 8)  # 1/d_k is 1/√d_model
+    assert judge(same).fault is None
+    assert judge(same).rule == "dk"
+    assert judge(replace(BARE, keys=3.0)).fault is None
+
+
+@pytest.mark.parametrize("keys", [8.0, 40.0, 5000.0])
+def test_a_spread_is_too_wide_from_the_root_of_twice_the_logarithm_on(keys):
+    bound = math.sqrt(2 * math.log(keys))
+    assert judge(replace(BARE, keys=keys, logit_std=0.98 * bound)).fault is None
+    wide = judge(replace(BARE, keys=keys, logit_std=1.02 * bound))
+    assert wide.fault == "uncontrolled"
+    assert f"√(2 ln n) = {bound:.3g}" in wide.says
+    assert wide.says.startswith("No scale and no QK-norm: logits spread by")
+    assert "folded into the weights, this is no fault of the scale" in wide.todo
+
+
+def test_a_rule_s_name_ends_half_a_percent_from_its_number():
+    for off, rule in ((1.004, "sqrt_dk"), (0.996, "sqrt_dk"), (1.01, None), (0.99, None)):
+        assert judge(replace(BARE, applied=off / 8)).rule == rule, off
+    for off, fault in ((1.004, "sqrt_dmodel"), (1.01, None)):
+        assert judge(replace(BARE, applied=off * 128**-0.5)).fault == fault, off
+
+
+@pytest.mark.parametrize(("number", "divisor"), [(8.0, "√d_k"), (64.0, "d_k")])
+def test_a_scale_multiplied_in_place_of_divided_is_a_fault_however_small_the_logits(number, divisor):
+    found = judge(replace(BARE, applied=number, logit_std=0.1))
+    assert found.fault == "multiplied"
+    assert f"q·k is multiplied by {number:g} = {divisor}, in place of 0.125 = 1/√d_k." in found.says
+    for excuse in (
+        {"norms": (1.0, 1.0)},  # as nGPT has it
+        {"by_design": True},
+        {"varies": (7.0, 9.0)},
+        {"followed": False},
+    ):
+        assert judge(replace(BARE, applied=number, logit_std=0.1, **excuse)).fault is None, excuse
+
+
+def test_another_number_above_1_is_said_as_it_is():
+    found = judge(replace(BARE, applied=3.0))
+    assert found.fault == "uncontrolled"
+    assert found.says.startswith("q·k is multiplied by 3, without QK-norm: logits spread by 9, past")
+    assert judge(replace(BARE, applied=3.0, logit_std=0.5)).fault is None
+
+
+def test_a_negative_scale():
+    found = judge(replace(BARE, applied=-0.125))
+    assert found.fault == "negative"
+    assert "q·k is multiplied by -0.125" in found.says
+    assert judge(replace(BARE, applied=-0.125, by_design=True)).fault is None
+    assert judge(replace(BARE, applied=-0.01, varies=(-0.2, 0.1))).fault is None  # learned, per head
+
+
+def test_a_mean_over_heads_that_may_be_a_scale_is_remarked():
+    """1/√d_k is 1/heads."""
+    both = Evidence(head_dim=64, heads=8, applied=0.125, row_sums=(0.125, 0.125))
+    found = judge(both)
+    assert (found.fault, found.after_softmax) == ("shrunk", 0.125)
+    assert "1/heads and 1/√d_k at once" in found.says
+    assert judge(replace(both, by_design=True)).fault is None
+    assert judge(replace(both, heads=4)).fault == "after_softmax"
+
+
+def test_all_faults_have_a_level_and_only_remarks_are_notes():
+    assert {*SENTENCES, "odd"} == set(thresholds.FAULTS)
+    for name, fault in thresholds.FAULTS.items():
+        assert (fault[0] == "note") == (name in REMARKS), name
