@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..watch import Record, watch
 from ..watch.call import Call, Examiner
 from .audit import Audit, LayerScale
 from .inputs import Input
-from .load import Loaded
+from .load import Loaded, offline
 from .neighbours import Neighbours
 from .pictures import Pictures
 from .reading import Reading
@@ -100,7 +100,7 @@ def run(
     about = None if token is None else _about(token, inputs)
     watching = watch(loaded.model)
     done, interrupted = 0, False
-    with _as_in_use(loaded.model):
+    with _as_in_use(loaded.model), nullcontext() if loaded.source == "object" else offline():
         try:
             with _unheard(), watching:
                 for number, one in enumerate(inputs):
