@@ -122,8 +122,8 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Nothing is fetched, whatever a config or a class asks for: kernels come from the hub where the package `kernels` is there."""
-    constants = import_module("huggingface_hub.constants")
+    """Nothing is fetched, whatever a config or a class asks for: the package `kernels` would bring compiled code."""
+    constants: Any = import_module("huggingface_hub.constants")
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
     try:
         yield
