@@ -1,6 +1,6 @@
 // Findings in words: the verdict, the list worst first, and what changed since an older scan.
 
-import { KINDS, SHAPES, given, plain, plural, written } from "./numbers.js";
+import { SHAPES, given, plain, plural, written } from "./numbers.js";
 
 /** Findings that say the same of several heads, as one: {first, all}. The order, worst first, is kept. */
 export function grouped(findings) {
@@ -15,10 +15,10 @@ export function grouped(findings) {
 
 export const badge = (make, level) => make(`span.badge.${level}`, {}, `${SHAPES[level] ?? "●"} ${level}`);
 
-/** A group in a few words: "Saturated rows in 3 heads". */
+/** A group in a few words: "Scaled twice: 1 layer", "Saturated: 3 heads". */
 function heading({ first, all }) {
-  const where = plural(all.length, given(first.head) ? "head" : "layer");
-  return `${KINDS[first.kind] ?? first.kind}${first.fault ? ` (${first.fault})` : ""} in ${where}`;
+  const title = first.title ?? first.kind;
+  return `${title[0].toUpperCase()}${title.slice(1)}: ${plural(all.length, given(first.head) ? "head" : "layer")}`;
 }
 
 /** The verdict in one line, with the worst findings under it. */

@@ -171,7 +171,7 @@ def assemble(
     layers = [_layer(place, record, audited.get(place)) for place in record.facts]
     heads = _heads(record, examiners)
     found = health.findings(heads, layers, audited.values(), list(record.facts))
-    level, line = health.verdict(found)
+    level, line = health.verdict(found, len(heads))
     if not heads:
         level, line = "note", "Nothing was measured."
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
