@@ -15,10 +15,10 @@ export function grouped(findings) {
 
 export const badge = (make, level) => make(`span.badge.${level}`, {}, `${SHAPES[level] ?? "●"} ${level}`);
 
-/** A group in a few words: "Scaled twice: 1 layer", "Saturated: 3 heads". */
+/** A group in a few words: "Scaled twice in 1 layer", "Saturated in 3 heads". */
 function heading({ first, all }) {
   const title = first.title ?? first.kind;
-  return `${title[0].toUpperCase()}${title.slice(1)}: ${plural(all.length, given(first.head) ? "head" : "layer")}`;
+  return `${title[0].toUpperCase()}${title.slice(1)} in ${plural(all.length, given(first.head) ? "head" : "layer")}`;
 }
 
 /** The verdict in one line, with the worst findings under it. */

@@ -75,18 +75,12 @@ def _verdict(document: Document) -> Text:
 
 
 def _calm(findings: Sequence[Document]) -> Iterator[Text]:
-    """What looks odd on the map and is none: sharp on purpose."""
+    """What looks odd on the map and is not: heads that are sharp on purpose."""
     sinks, near = (sum(one["kind"] == kind for one in findings) for kind in ("sink", "positional"))
-    parts = (
-        [f"{sinks} {'head' if sinks == 1 else 'heads'} {'rests' if sinks == 1 else 'rest'} on a first or special token"]
-        if sinks
-        else []
-    )
-    parts += (
-        [f"{near} {'head' if near == 1 else 'heads'} {'looks' if near == 1 else 'look'} at a neighbour"] if near else []
-    )
+    parts = [f"{sinks} rest{'s' if sinks == 1 else ''} on a first or special token"] if sinks else []
+    parts += [f"{near} look{'s' if near == 1 else ''} at a neighbour"] if near else []
     if parts:
-        yield Text(f"{' and '.join(parts)}; most trained models have such.", style="dim")
+        yield Text(f"Heads: {', '.join(parts)}, as usual.", style="dim")
 
 
 def _scales(layers: Sequence[Document]) -> Iterator[Text]:
