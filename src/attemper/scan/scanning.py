@@ -155,6 +155,7 @@ def _call(loaded: Loaded, one: Input) -> None:
         call(loaded.model, one.batch)
     except (RuntimeError, ValueError, TypeError, LookupError, NotImplementedError) as error:
         if loaded.source == "object" or isinstance(error, AttemperError):
+            error.add_note(f"scan(): this was raised while calling {type(loaded.model).__name__} with the batch given.")
             raise
         first = next(iter(str(error).strip().splitlines()), "")
         raise InputError(
