@@ -381,7 +381,7 @@ def test_what_changed_since_a_baseline(browser, tmp_path):
         assert section.locator("h2").text_content() == f"What changed since {HOSTILE[0]}"
         assert section.locator(".changes li").all_text_contents() == [
             "the weights are others than then.",
-            "2 · 1 peak 3.500 → 7.000",
+            "layer 2 · head 1 peak 3.500 → 7.000",
         ]
         section.locator(".changes button").click()
         assert cell(page, 2, 1).get_attribute("aria-pressed") == "true"

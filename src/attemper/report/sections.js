@@ -56,7 +56,7 @@ function auditRow(make, scan, layer, same) {
   const cell = (name, i) => make(name === "rule" ? "td.rule" : "td.num", { title: titles[name], "data-label": name }, said[i]);
   return make(fault ? "tr.fault" : "tr", {},
     make("th", { scope: "row", title: layer.layer }, fault ? make("span.shape.act", {}, `${SHAPES.act} `) : null,
-      make("span.unless-wide", {}, "layer "), make("bdi", {}, scan.label(layer))),
+      make("bdi", {}, scan.label(layer))),
     AUDITED.map(cell), same ? null : make("td.text", {}, found.says));
 }
 
