@@ -80,7 +80,7 @@ def health_section() -> str:
     lines = ["| finding | what is compared | with | level | source |", "|---|---|---|---|---|"]
     for kind, (words, rungs) in TABLE.items():
         lines += [f"| {kind} | {words} | {rung.value:g} | {rung.level} | {rung.source} |" for rung in rungs]
-    lines += [f"| scale | fault `{fault}` | | {level} | {source} |" for fault, (level, source) in FAULTS.items()]
+    lines += [f"| scale | `{name}`: {one.title} | | {one.level} | {one.source} |" for name, one in FAULTS.items()]
     summary = inspect.cleandoc(health.__doc__ or "").split("\n\n", 1)
     parts = [
         f"## health\n\n{summary[0].removeprefix('health: ').capitalize()}\n\n{summary[1]}\n",

@@ -115,7 +115,7 @@ def test_run_without_a_name_lists_and_is_wrong_use(attemper_command):
         (["recall", "--preset", "ful"], "run recall: unknown --preset 'ful'. Did you mean 'full'?"),
         (["two_keys", "-o", "no/such/x.csv"], "-o: there is no folder 'no/such'. Make it first."),
         (
-            ["charlm", "--heads", "2,3"],
+            ["charlm", "--heads", "3"],
             "run charlm: --d_model must be a multiple of --heads; got 64 and 3. Type --heads 2.",
         ),
         (

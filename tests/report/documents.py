@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import attemper
+from attemper.health import thresholds
 
 TOKENS = ["[CLS]", "the", "dog", "chased", "the", "ball", "because", "it", "was", "fast", ".", "[SEP]"]
 SIGNS = ("rows", "mean", "variance", "peak", "entropy", "p2", "top_weight", "effective_keys", "evenness")
@@ -129,7 +130,12 @@ def finding(document: dict[str, Any], layer: int, head: int | None, kind: str = 
         "threshold": 30,
         "source": "a source",
     }
-    words = {"says": f"Its largest logit is {row['peak']:.1f}.", "todo": "Watch it.", "fault": None}
+    words = {
+        "says": f"Its largest logit is {row['peak']:.1f}.",
+        "todo": "Watch it.",
+        "fault": None,
+        "title": thresholds.TITLES[kind],
+    }
     document["findings"].append({"kind": kind, "level": level, **where, **words})
 
 

@@ -114,6 +114,23 @@ def test_nothing_is_wider_than_the_window(browser, tmp_path, width):
         assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_no_table_is_cut(browser, tmp_path, width):
+    document, _ = made(layers=4, heads=12)
+    lane(document, "none", 4)
+    document["layers"][2]["scale"] |= {"says": "Another sentence, " * 12, "verdict": "fault", "rule": "sqrt_dmodel"}
+    document["model"]["parameters"] = 22_713_216
+    with opened(browser, document, tmp_path, viewport={"width": width, "height": 800}) as page:
+        for table in ("table.audit", "table.lanes"):
+            inside, outside = page.locator(f"div.scroll:has(> {table})").evaluate("e => [e.scrollWidth, e.clientWidth]")
+            assert inside <= outside, table
+        row = page.locator(".provenance dl div", has_text="22,713,216")
+        name = row.locator("dt").evaluate(
+            "e => { const r = document.createRange(); r.selectNodeContents(e); return r.getBoundingClientRect().right; }"
+        )
+        assert row.locator("dd").bounding_box()["x"] - name >= 6
+
+
 EMPTY = {"inputs": [], "layers": [], "heads": [], "findings": [], "notes": []}
 
 

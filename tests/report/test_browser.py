@@ -1,10 +1,13 @@
 """The report in a real Chromium: alone, silent, right to the digit, by mouse and by keyboard."""
 
+import io
 import json
 import re
 import statistics
 
 import pytest
+import torch
+from PIL import Image
 
 from attemper import report
 from report.documents import TOKENS, asked, dense, finding, lane, made, top
@@ -266,6 +269,36 @@ def test_findings_are_grouped_marked_and_lead_to_their_head(browser, tmp_path):
         assert page.locator(".head .found").all_text_contents() == [f"▲ warn {document['findings'][1]['says']}"]
 
 
+@pytest.mark.parametrize("level", ["act", "warn"])
+def test_a_layer_with_a_fault_is_where_a_reader_starts(browser, tmp_path, level):
+    document, _ = made()
+    finding(document, 2, None, "scale", level)
+    document["findings"][0] |= {"fault": "twice", "title": "scaled twice", "value": 0.0625}
+    finding(document, 0, 3, "sink", "healthy")
+    with opened(browser, document, tmp_path) as page:
+        assert cell(page, 2, 0).get_attribute("aria-pressed") == "true"
+        assert page.get_by_label("shaded by").input_value() == "variance"
+        group = page.locator("section[aria-label=Findings] > ol > li")
+        assert group.locator("h3").text_content().endswith("Scaled twice in 1 layer")
+        assert group.locator("button.chip").text_content() == "layer 2applies 0.0625"
+        assert page.locator(".worst button").text_content() == "Scaled twice in 1 layer"
+
+
+@pytest.mark.parametrize(("width", "fine"), [(1280, 1), (1280, 2), (390, 3)])
+@pytest.mark.parametrize("n", [12, 500])
+def test_a_diagonal_stays_a_diagonal_however_small_it_is_shown(browser, tmp_path, width, fine, n):
+    document, _ = made([f"w{i}" for i in range(n)], layers=1, heads=1, form="top")
+    document["attention"][0].update(top(torch.eye(n)[None]))
+    options = {"viewport": {"width": width, "height": 800}, "device_scale_factor": fine, "color_scheme": "light"}
+    with opened(browser, document, tmp_path, **options) as page:
+        seen = Image.open(io.BytesIO(page.locator("canvas.matrix").screenshot())).convert("L")
+    across, down = seen.size
+    for row in range(6, down - 6):  # without the frame
+        darkest = min(range(2, across - 2), key=lambda column: seen.getpixel((column, row)))
+        assert seen.getpixel((darkest, row)) < 128, row
+        assert abs(darkest / across - row / down) < 0.02 + 1 / min(n, across), row
+
+
 def test_what_if_lanes_share_their_axis(browser, tmp_path):
     document, _ = made()
     lane(document, "none", 4)
@@ -348,7 +381,7 @@ def test_what_changed_since_a_baseline(browser, tmp_path):
         assert section.locator("h2").text_content() == f"What changed since {HOSTILE[0]}"
         assert section.locator(".changes li").all_text_contents() == [
             "the weights are others than then.",
-            "2 · 1 peak 3.500 → 7.000",
+            "layer 2 · head 1 peak 3.500 → 7.000",
         ]
         section.locator(".changes button").click()
         assert cell(page, 2, 1).get_attribute("aria-pressed") == "true"

@@ -94,11 +94,26 @@ def test_why_two_scans_may_differ_is_said(document, changed):
     assert says == [
         "the weights are others than then.",
         "the older scan ran in float32, this one in float16.",
-        "the older scan is of other texts.",
+        "the older scan is of other texts: only scales and findings from warn on are compared.",
         f"the older scan was made with torch {document['torch']}, this one with 9.9.",
     ]
     changed["model"]["name"] = "another"
     assert "is of another model: tiny-bert (BertModel)." in baseline.compare(document, changed, "old")["says"][0]
+
+
+def test_of_other_texts_only_what_is_wrong_is_compared(document, changed):
+    one = dict.fromkeys(("fault", "head", "value", "threshold")) | {"layer": "a", "layer_kind": "self", "kind": "sink"}
+    changed["inputs"][0]["text"] = "a cat"
+    changed["heads"][0]["peak"] = document["heads"][0]["peak"] * 9
+    changed["layers"][1]["scale"]["applied"] = 1.0
+    changed["findings"] = [
+        {**one, "level": "healthy"},
+        {**one, "level": "note"},
+        {**one, "kind": "peak", "level": "warn"},
+    ]
+    found = baseline.compare({**document, "findings": []}, changed, "old")
+    assert [one["level"] for one in found["new"]] == ["warn"]
+    assert (found["moved"], len(found["scales"])) == ([], 1)
 
 
 def test_through_the_command(attemper_command, folder, tmp_path):
@@ -111,7 +126,10 @@ def test_through_the_command(attemper_command, folder, tmp_path):
     assert "Nothing changed" in out
     code, out, _ = attemper_command("scan", folder("bert"), "--text", "a cat sat on it", "--baseline", old, "--json")
     assert code == 0
-    assert "the older scan is of other texts." in json.loads(out)["baseline"]["says"]
+    assert (
+        "the older scan is of other texts: only scales and findings from warn on are compared."
+        in json.loads(out)["baseline"]["says"]
+    )
     code, out, _ = attemper_command("scan", folder("gpt2"), *text, "--baseline", old)
     assert code == 0
     assert "another model" in out

@@ -107,6 +107,74 @@ def test_texts_from_everywhere(attemper_command, folder, tmp_path, monkeypatch):
     assert texts == ["the dog", "it was fast", "a cat sat\non the mat", "one two three four"]
 
 
+@pytest.fixture
+def piped(monkeypatch):
+    """A stdin that is a real pipe, holding this, its other end closed or not."""
+    files = []
+
+    def hold(content, closed=True):
+        reading, writing = os.pipe()
+        os.write(writing, content)
+        os.close(writing) if closed else files.append(os.fdopen(writing, "wb"))
+        files.append(os.fdopen(reading))
+        monkeypatch.setattr(sys, "stdin", files[-1])
+
+    yield hold
+    for file in files:
+        file.close()
+
+
+def scanned(out):
+    return [one["text"] for one in json.loads(out)["inputs"]]
+
+
+def test_what_is_piped_in_is_the_text(attemper_command, folder, piped):
+    piped(b"it was the dog that chased the ball\n")
+    assert scanned(attemper_command("scan", folder("bert"), "--json")[1]) == ["it was the dog that chased the ball"]
+
+
+def test_what_is_redirected_is_the_text(attemper_command, folder, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("the ball was fast")
+    with (tmp_path / "a.txt").open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert scanned(attemper_command("scan", folder("bert"), "--json")[1]) == ["the ball was fast"]
+
+
+def test_a_text_that_is_given_leaves_the_pipe_alone(attemper_command, folder, piped):
+    piped(b"it was the dog")
+    assert scanned(attemper_command("scan", folder("bert"), "--text", "a cat", "--json")[1]) == ["a cat"]
+    assert sys.stdin.read() == "it was the dog"
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_pipe_with_nothing_in_it_is_no_text_and_nobody_waits_for_it(
+    attemper_command, folder, piped, monkeypatch, closed
+):
+    monkeypatch.setattr(command, "PATIENCE", 0.05)
+    piped(b"", closed)
+    assert scanned(attemper_command("scan", folder("bert"), "--json")[1]) == [SENTENCE]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_who_leaves_early_costs_no_file(folder, tmp_path, options):
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = ["scan", folder("gpt2"), *options, "-o", tmp_path / "scan.html"]
+    done = subprocess.run(
+        [sys.executable, "-m", "attemper", *map(str, words)],
+        stdin=subprocess.DEVNULL,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    os.close(writing)
+    assert (tmp_path / "scan.html").read_text(encoding="utf-8").rstrip().endswith("</html>")
+    assert done.stderr == f"{tmp_path / 'scan.html'} written; open it in a browser\n"
+    assert done.returncode == 141  # 1 would say that something was found
+
+
 @pytest.mark.parametrize("name", ["vit", "whisper"])
 def test_a_generated_sample_is_said(attemper_command, folder, name):
     code, out, _ = attemper_command("scan", folder(name))

@@ -273,3 +273,9 @@ def test_ctrl_c_in_python_is_ctrl_c(monkeypatch, nothing_is_left_behind):
     monkeypatch.setattr(scanning, "call", stop)
     with pytest.raises(KeyboardInterrupt):
         attemper.scan(Block(), torch.randn(1, 9, 16))
+
+
+def test_a_batch_that_does_not_fit_says_who_called():
+    with pytest.raises(RuntimeError) as raised:
+        attemper.scan(torch.nn.Linear(4, 4), torch.randn(2, 3))
+    assert raised.value.__notes__ == ["scan(): this was raised while calling Linear with the batch given."]

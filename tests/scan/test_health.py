@@ -243,7 +243,7 @@ def test_a_document_has_null_for_nan_and_for_what_was_not_measured():
 def test_a_finding_is_plain_data():
     (one,) = health.findings(among(head(peak=60.0)))
     assert json.loads(json.dumps(one.to_dict())) == one.to_dict()
-    names = "kind fault level layer layer_kind head value threshold source says todo"
+    names = "kind fault title level layer layer_kind head value threshold source says todo"
     assert sorted(one.to_dict()) == sorted(names.split())
 
 
@@ -255,6 +255,7 @@ def test_the_table_of_thresholds_is_whole():
     assert all(thing in rungs for thing in named)
     told = {kind for words in thresholds.TABLE for kind in re.findall(r"\w+", words)}
     assert set(health.KINDS) - {"nan", "scale"} <= told
+    assert list(thresholds.TITLES) == list(health.KINDS)
 
 
 def test_no_torch_is_needed():
@@ -264,25 +265,35 @@ def test_no_torch_is_needed():
 
 VERDICTS = [
     ([], "ok", "Healthy: nothing to worry about was found."),
-    ([{"sink_weight": 0.9}], "ok", "1 head rests on a first or special token"),
-    (
-        [{"sink_weight": 0.9}, {"neighbour_weight": 0.9}],
-        "ok",
-        "token and 1 head looks at a neighbour, as in",
-    ),
+    ([{"sink_weight": 0.9}], "ok", "Healthy: nothing to worry about was found."),
     ([{"peak": 40.0}], "note", "Healthy, with remarks (1 high logit)."),
-    ([{"peak": 60.0}, {"peak": 70.0}], "warn", "Worth a look, a head 0 and 1 more like it: The largest logit is 60"),
-    ([{"peak": 60.0}, {"peak": 2000.0}], "critical", "(1 other finding to look at.)"),
-    ([{"mean": math.nan}], "diverging", "Broken, a head 0: NaN or infinity appears here first, in head 0."),
+    ([{"peak": 60.0}], "warn", "Worth a look: a head 0 has logits up to 60."),
+    ([{"peak": 60.0}, {"peak": 70.0}], "warn", "Worth a look: 2 of 8 heads have logits up to 70."),
+    ([{"peak": 60.0}, {"peak": 2000.0}], "critical", "In danger: a head 1 has logits up to 2,000 (1 other finding)."),
+    ([{"evenness": 0.999}] * 8, "warn", "Worth a look: 8 of 8 heads are flat."),
+    ([{"mean": math.nan}], "diverging", "Broken: NaN or infinity in a head 0."),
 ]
 
 
 @pytest.mark.parametrize(("heads", "level", "words"), VERDICTS, ids=str)
 def test_a_verdict_in_one_line(heads, level, words):
-    found = health.verdict(health.findings(among(*(head(n, **signs) for n, signs in enumerate(heads)))))
-    assert found[0] == level
-    assert words in found[1]
-    assert "\n" not in found[1]
+    found = health.findings(among(*(head(n, **signs) for n, signs in enumerate(heads))))
+    assert health.verdict(found, 8) == (level, words)
+    assert health.verdict(found) == (level, words.replace(" of 8", ""))
+
+
+@pytest.mark.parametrize("fault", thresholds.FAULTS)
+def test_a_verdict_names_the_fault_and_not_its_whole_sentence(fault):
+    rows = among(head(peak=60.0))
+    scale = Scale("layers.1", "self", fault, says="A sentence. " * 20)
+    level, title = thresholds.FAULTS[fault].level, thresholds.FAULTS[fault].title
+    for others, where in ([], "layers.1"), ([Scale("b", "self", fault)], "2 layers"):
+        found = health.findings(rows, audit=[scale, *others])
+        assert {one.title for one in found if one.kind == "scale"} == {title}
+        if level != "note":
+            worst = [one for one in found if one.kind == "scale"]
+            assert health.verdict(worst)[1].endswith(f": {title} in {where}.")
+            assert len(health.verdict(found)[1]) < 80
 
 
 def signs_of(model, readings, call):

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from attemper.errors import InputError, MissingExtra
-from attemper.scan import demo, load
+from attemper.scan import demo, load, scanning
 from attemper.scan.inputs import make
 from folders import save
 
@@ -140,6 +140,51 @@ def test_remote_code_is_refused(copy, name):
     (place / "modeling_evil.py").write_text("raise SystemExit('ran')")
     change(place, name, auto_map={"AutoModel": "modeling_evil.Evil"})
     assert "never runs" in refused(place)
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation", "experts_implementation"])
+@pytest.mark.parametrize(
+    "value", ["kernels-community/flash-attn", "paged|a/b@main:run", {"": "sdpa", "text_config": "a/b"}]
+)
+def test_code_from_the_hub_is_refused(copy, key, value):
+    place = copy()
+    change(place, **{key: value})
+    assert "never fetches or runs" in refused(place)
+    change(place, **{key: None}, vision_config={"deeper": [{key: value}]})
+    assert "never fetches or runs" in refused(place)
+
+
+@pytest.mark.parametrize(("asked", "ran"), [("eager", "eager"), ("sdpa", "sdpa"), ("flash_attention_2", "sdpa")])
+def test_an_implementation_that_is_not_here_gives_way_and_that_is_said(copy, monkeypatch, asked, ran):
+    from transformers import modeling_utils
+
+    # as where the package `kernels` is installed: flash attention that is not here would come from the hub
+    monkeypatch.setattr(modeling_utils, "is_kernels_available", lambda: True)
+    place = copy()
+    change(place, _attn_implementation=asked)
+    found = load.load(place)
+    assert found.model.config._attn_implementation == ran
+    said = "config.json asks for flash_attention_2, which needs more than torch; sdpa ran in its place."
+    assert found.notes == ([] if asked == ran else [said])
+
+
+def test_a_class_that_fetches_while_it_is_made_or_runs_gets_nothing(copy, monkeypatch):
+    from huggingface_hub import constants, hf_hub_download
+
+    before, tried = constants.HF_HUB_OFFLINE, []
+
+    def fetch(*_):
+        with pytest.raises(Exception, match="offline") as raised:
+            hf_hub_download("kernels-community/flash-attn", "build.so", force_download=True)
+        tried.append(type(raised.value).__name__)
+
+    place, init = copy(), transformers.BertModel.__init__
+    monkeypatch.setattr(transformers.BertModel, "__init__", lambda *a, **k: (fetch(), init(*a, **k))[1])
+    found = load.load(place)
+    found.model.register_forward_pre_hook(fetch)
+    scanning.run(found, make(found, texts=["the dog sat"]), rules=["none"])
+    assert len(tried) > 2  # made, scanned, and run again under the rule
+    assert constants.HF_HUB_OFFLINE is before
 
 
 def test_remote_code_is_found_inside_of_inner_configs(copy):

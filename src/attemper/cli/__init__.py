@@ -1,7 +1,7 @@
 """The command `attemper`: parse, call, print.
 
-Data goes to stdout, progress to stderr. Exit 0: fine; 1: findings, or a failure; 2: wrong use; 130: Ctrl-C. What needs torch is
-imported inside a command, so that `--help` is quick.
+Data goes to stdout, progress to stderr. Exit 0: fine; 1: findings, or a failure; 2: wrong use; 130: Ctrl-C; 141: nobody
+read to the end. What needs torch is imported inside a command, so that `--help` is quick.
 """
 
 from .app import app as app

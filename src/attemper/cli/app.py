@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+READER_LEFT = 141  # as a shell says it of a program that SIGPIPE ended
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file that -o names.")]
 
 
@@ -70,3 +72,15 @@ def console() -> Console:
 
 def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def say(words: str) -> bool:
+    """Print to stdout; whether there was a reader to the end: `| head` leaves once it has its lines."""
+    try:
+        print(words, flush=True)
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # what is flushed at the end goes nowhere, silently
+        return False
+    return True

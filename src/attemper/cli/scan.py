@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import AsJson, Force, console, note
+from .app import READER_LEFT, AsJson, Force, console, note, say
 
 if TYPE_CHECKING:
     from ..scan import Scan
@@ -19,7 +19,10 @@ Model = Annotated[
     typer.Argument(help="A folder of safetensors, or a hub id; left out: the embedded MiniLM.", metavar="MODEL"),
 ]
 Texts = Annotated[list[str] | None, typer.Option("--text", help="A text to run it on; repeat for more.")]
-Files = Annotated[list[str] | None, typer.Option("--file", help="A text from a file; - is what is piped in.")]
+Files = Annotated[
+    list[str] | None,
+    typer.Option("--file", help="A text from a file; - is what is piped in, read too when no text is given."),
+]
 Images = Annotated[list[str] | None, typer.Option("--image", help="An image, for a model that sees.")]
 Sounds = Annotated[list[str] | None, typer.Option("--audio", help="A WAV file, for a model that hears.")]
 Task = Annotated[str | None, typer.Option(help="The head to load: fill-mask, …", show_default="as it was saved")]
@@ -70,8 +73,7 @@ def scan(
     if schema:
         from ..scan.schema import schema as published
 
-        print(json.dumps(published(), indent=1, ensure_ascii=False))
-        return
+        raise typer.Exit(0 if say(json.dumps(published(), indent=1, ensure_ascii=False)) else READER_LEFT)
     try:
         from ..scan import command
 
@@ -98,25 +100,27 @@ def scan(
     except KeyboardInterrupt:
         note("Stopped before anything was measured.")
         raise typer.Exit(130) from None
-    _show(found, as_json, attention)
-    if output is not None:
+    if output is not None:  # before anything is printed: whoever reads that may leave early
         found.write(output, attention)
-        note(f"{output} written" + ("; open it in a browser" if output.suffix == ".html" else ""))
+        note(f"{output} written" + ("; open it in a browser" if output.suffix.lower() == ".html" else ""))
+    heard = _show(found, as_json, attention)
     if found.interrupted:
         raise typer.Exit(130)
     if command.fails(found.document, fail_on):
         note(f"a finding is at {fail_on!r} or above")
         raise typer.Exit(1)
+    if not heard:
+        raise typer.Exit(READER_LEFT)
 
 
-def _show(found: Scan, as_json: bool, attention: bool) -> None:
+def _show(found: Scan, as_json: bool, attention: bool) -> bool:
+    """Print it; whether there was a reader to the end."""
     if as_json:
-        print(json.dumps(found.to_dict(attention), ensure_ascii=False))
-        return
+        return say(json.dumps(found.to_dict(attention), ensure_ascii=False))
     screen = console()
     if screen.is_terminal:
         screen.print(found)
-    else:
-        from ..scan.table import text
+        return True
+    from ..scan.table import text
 
-        print(text(found.document, shutil.get_terminal_size().columns))
+    return say(text(found.document, shutil.get_terminal_size().columns))

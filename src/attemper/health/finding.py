@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .thresholds import Threshold
+from .thresholds import FAULTS, TITLES, Threshold
 
 Row = Mapping[str, Any]
 
@@ -31,9 +31,14 @@ class Finding:
     todo: str
     fault: str | None = None
 
+    @property
+    def title(self) -> str:
+        """What it is called in a heading."""
+        return FAULTS[self.fault].title if self.fault in FAULTS else TITLES[self.kind]
+
     def to_dict(self) -> dict[str, Any]:
         """The finding as the document of a scan has it."""
-        return asdict(self)
+        return {**asdict(self), "title": self.title}
 
 
 def made(row: Row, kind: str, level: str, value: float | None, threshold: Threshold, says: str, todo: str) -> Finding:

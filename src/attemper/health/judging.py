@@ -72,24 +72,24 @@ def findings(
     return sorted(found, key=rank)
 
 
-def verdict(findings: Sequence[Finding]) -> tuple[str, str]:
+def verdict(findings: Sequence[Finding], heads: int | None = None) -> tuple[str, str]:
     """The level of the worst finding, and one line that says it to somebody who is new to this.
 
     Args:
         findings: the worst first, as :func:`findings` gives them.
+        heads: how many heads there are; None: unknown, and the line does not say of how many.
     """
     worst = [one for one in findings if one.level == findings[0].level]
     if not worst or worst[0].level == "healthy":
-        return "ok", f"Healthy: nothing to worry about was found.{_calm(findings)}"
+        return "ok", "Healthy: nothing to worry about was found."
     first, level = worst[0], worst[0].level
     if level == "note":
         kinds = ", ".join(count(times, _NAMES[kind]) for kind, times in Counter(one.kind for one in worst).items())
-        return level, f"Healthy, with remarks ({kinds}).{_calm(findings)}"
-    same = sum(one.kind == first.kind and one.fault == first.fault for one in worst)
+        return level, f"Healthy, with remarks ({kinds})."
+    same = [one for one in worst if (one.kind, one.fault) == (first.kind, first.fault)]
     serious = sum(LEVELS.index(one.level) >= LEVELS.index("warn") for one in findings)
-    where = _where(first) + (f" and {same - 1} more like it" if same > 1 else "")
-    more = f" ({count(serious - same, 'other finding')} to look at.)" if serious > same else ""
-    return level, f"{_OPENINGS[level]}, {where}: {first.says}{more}"
+    more = f" ({count(serious - len(same), 'other finding')})" if serious > len(same) else ""
+    return level, f"{_OPENINGS[level]}: {_subject(same, heads)}{more}."
 
 
 def check(record: Record, step: int | None = None) -> list[Finding]:
@@ -133,6 +133,14 @@ _NAMES = {
     "flat": "flat head",
     "dead": "text-blind head",
 }
+_VERBS = {
+    "peak": ("has logits up to {}", "have logits up to {}"),
+    "overflow": ("has scores too coarse for its dtype", "have scores too coarse for their dtype"),
+    "collapsed": ("has collapsed", "have collapsed"),
+    "saturated": ("is saturated", "are saturated"),
+    "flat": ("is flat", "are flat"),
+    "dead": ("is blind to the text", "are blind to the text"),
+}
 _ALIKE = {"collapsed": "sharp", "saturated": "sharp"}  # together they make a crowd
 _OPENINGS = {"warn": "Worth a look", "act": "Needs work", "critical": "In danger", "diverging": "Broken"}
 
@@ -143,7 +151,7 @@ def _of_head(row: Row, facts: Row, kinds: set[str], crowd: set[str]) -> list[Fin
 
 
 def _of_scale(one: Audited) -> Finding:
-    level, source = FAULTS[str(one.fault)]
+    level, source, _ = FAULTS[str(one.fault)]
     return Finding("scale", level, one.layer, one.kind, None, one.applied, None, source, one.says, one.todo, one.fault)
 
 
@@ -176,10 +184,11 @@ def _where(one: Finding) -> str:
     return f"{one.layer or 'the model'}" + ("" if one.head is None else f" head {one.head}")
 
 
-def _calm(findings: Sequence[Finding]) -> str:
-    sinks, near = (sum(one.kind == kind for one in findings) for kind in ("sink", "positional"))
-    if not sinks and not near:
-        return ""
-    parts = [f"{count(sinks, 'head')} {'rests' if sinks == 1 else 'rest'} on a first or special token"] if sinks else []
-    parts += [f"{count(near, 'head')} {'looks' if near == 1 else 'look'} at a neighbour"] if near else []
-    return f" {' and '.join(parts)}, as in most trained models."
+def _subject(same: Sequence[Finding], heads: int | None) -> str:
+    """Findings of one kind in a few words: who they are about, and what it is."""
+    first, many = same[0], len(same) > 1
+    if first.head is None or first.kind not in _VERBS:
+        return f"{first.title} in {count(len(same), 'layer') if many else _where(first)}"
+    who = f"{len(same)}{'' if heads is None else f' of {heads}'} heads" if many else _where(first)
+    reach = max((one.value for one in same if one.value is not None), default=0.0)
+    return f"{who} {_VERBS[first.kind][many].format(f'{reach:.3g}' if reach < 1000 else f'{reach:,.0f}')}"

@@ -63,15 +63,48 @@ TABLE = {
 }
 """All of them, for the documentation: finding → what is compared, and its thresholds."""
 
+
+class Fault(NamedTuple):
+    """What can be wrong with a scale: how bad it is, by whose word, and its name in a heading: "scaled twice in layer 3"."""
+
+    level: str
+    source: str
+    title: str
+
+
 FAULTS = {
-    "sqrt_dmodel": ("warn", "Vaswani et al. 2017, §3.2.1: √d_k, the width of one head"),
-    "twice": ("act", "Vaswani et al. 2017, §3.2.1: one factor of 1/√d_k"),
-    "after_softmax": ("act", "Vaswani et al. 2017, eq. 1: the scale stands inside the softmax"),
-    "ignored": ("act", "the model's own configuration"),
-    "uncontrolled": ("act", "Giorlandino & Goldt 2025, arXiv 2505.24333: softmax freezes at a logit std of √(2 ln n)"),
-    "multiplied": ("act", "Vaswani et al. 2017, §3.2.1: divided by √d_k"),
-    "negative": ("warn", "Vaswani et al. 2017, eq. 1: the scale is positive"),
-    "shrunk": ("note", "Vaswani et al. 2017, eq. 1: the scale stands inside the softmax"),
-    "odd": ("note", "the model's other layers"),
+    "sqrt_dmodel": Fault("warn", "Vaswani et al. 2017, §3.2.1: √d_k, the width of one head", "√d_model for √d_k"),
+    "twice": Fault("act", "Vaswani et al. 2017, §3.2.1: one factor of 1/√d_k", "scaled twice"),
+    "after_softmax": Fault(
+        "act", "Vaswani et al. 2017, eq. 1: the scale stands inside the softmax", "scaled after the softmax"
+    ),
+    "ignored": Fault("act", "the model's own configuration", "a setting ignored"),
+    "uncontrolled": Fault(
+        "act",
+        "Giorlandino & Goldt 2025, arXiv 2505.24333: softmax freezes at a logit std of √(2 ln n)",
+        "no scale, and logits too wide",
+    ),
+    "multiplied": Fault("act", "Vaswani et al. 2017, §3.2.1: divided by √d_k", "multiplied where it should be divided"),
+    "negative": Fault("warn", "Vaswani et al. 2017, eq. 1: the scale is positive", "a negative scale"),
+    "shrunk": Fault(
+        "note",
+        "Vaswani et al. 2017, eq. 1: the scale stands inside the softmax",
+        "a mean over heads, or a scale after the softmax",
+    ),
+    "odd": Fault("note", "the model's other layers", "unlike the other layers"),
 }
-"""What can be wrong with a scale: its level, and by whose word."""
+"""All of them, by name."""
+
+TITLES = {
+    "nan": "NaN or infinity",
+    "scale": "scale",
+    "peak": "large logits",
+    "overflow": "scores coarse or near overflow",
+    "collapsed": "collapsed",
+    "saturated": "saturated",
+    "flat": "flat",
+    "dead": "the same for every text",
+    "sink": "rests on a first or special token",
+    "positional": "looks at a neighbour",
+}
+"""What a finding of a kind is called in a heading; a fault of a scale has a title of its own."""

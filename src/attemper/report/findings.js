@@ -1,6 +1,6 @@
 // Findings in words: the verdict, the list worst first, and what changed since an older scan.
 
-import { KINDS, SHAPES, given, plain, plural, written } from "./numbers.js";
+import { SHAPES, given, plain, plural, written } from "./numbers.js";
 
 /** Findings that say the same of several heads, as one: {first, all}. The order, worst first, is kept. */
 export function grouped(findings) {
@@ -15,10 +15,10 @@ export function grouped(findings) {
 
 export const badge = (make, level) => make(`span.badge.${level}`, {}, `${SHAPES[level] ?? "●"} ${level}`);
 
-/** A group in a few words: "Saturated rows in 3 heads". */
+/** A group in a few words: "Scaled twice in 1 layer", "Saturated in 3 heads". */
 function heading({ first, all }) {
-  const where = plural(all.length, given(first.head) ? "head" : "layer");
-  return `${KINDS[first.kind] ?? first.kind}${first.fault ? ` (${first.fault})` : ""} in ${where}`;
+  const title = first.title ?? first.kind;
+  return `${title[0].toUpperCase()}${title.slice(1)} in ${plural(all.length, given(first.head) ? "head" : "layer")}`;
 }
 
 /** The verdict in one line, with the worst findings under it. */
@@ -34,25 +34,27 @@ export function verdict(make, scan, act) {
 
 const CHIPS = 60; // a group shows no more at first
 
-/** A head, or a layer, as a button that goes there. */
-function chip(make, scan, one, act) {
-  const number = given(one.value) ? make("span.num", {}, written(one.value, one.value < 10 ? 2 : 1)) : null;
+/** A head, or a layer, as a button that goes there, with its number. Among many heads two numbers and a legend are enough. */
+function chip(make, scan, one, act, many = false) {
+  const [layer, head] = many && given(one.head) ? ["", " · "] : ["layer ", " · head "];
+  const number = () => (one.kind === "scale" ? `applies ${plain(one.value)}` : written(one.value, one.value < 10 ? 2 : 1));
   return make("button.chip", { type: "button", title: one.says, onclick: () => act.find(one) },
-    make("bdi", {}, scan.label(one)), given(one.head) ? ` · ${one.head}` : "", number);
+    layer, make("bdi", {}, scan.label(one)), given(one.head) ? `${head}${one.head}` : "",
+    given(one.value) ? make("span.num", {}, number()) : null);
 }
 
 /** Findings that say the same of several heads: once, with a button for each. */
 function group(make, scan, found, act) {
   const { first, all } = found;
   const facts = [given(first.threshold) ? `threshold ${plain(first.threshold)}` : null, first.source].filter(Boolean).join(" · ");
-  const chips = all.slice(0, CHIPS).map((one) => chip(make, scan, one, act));
-  const rest = () => more.replaceWith(...all.slice(CHIPS).map((one) => chip(make, scan, one, act)));
+  const many = all.length > 1, button = (one) => chip(make, scan, one, act, many), chips = all.slice(0, CHIPS).map(button);
+  const rest = () => more.replaceWith(...all.slice(CHIPS).map(button));
   const more = all.length > CHIPS ? make("button.link", { type: "button", onclick: rest }, `and ${all.length - CHIPS} more`) : null;
   const place = given(first.head) ? `, head ${first.head}` : "";
   const example = all.length > 1 ? make("span.dim", {}, "For one, layer ", make("bdi", {}, scan.label(first)), `${place}: `) : null;
   return make("li", {}, make("h3", {}, badge(make, first.level), heading(found)), make("p", {}, example, first.says),
     first.todo ? make("p", {}, make("b", {}, "To do: "), first.todo) : null, make("p.dim", {}, facts),
-    make("div.chips", {}, all.length > 1 ? make("span.dim", {}, "layer · head, value") : null, chips, more));
+    make("div.chips", {}, many && given(first.head) ? make("span.dim", {}, "layer · head, value") : null, chips, more));
 }
 
 /** All findings, worst first; the healthy ones behind a line of their own. */

@@ -23,7 +23,7 @@ export function read(document) {
   rows.forEach((row, index) => Object.assign(row, { index, heads: new Map(), name: `${row.layer} (${row.kind})`,
     label: kinds.size > 1 && row.kind === "cross" ? `${short[index]} ×` : short[index] }));
   const at = (one) => rows.findIndex((row) => row.layer === one.layer && row.kind === (one.layer_kind ?? one.kind));
-  const find = (one) => ({ layer: at(one), head: one.head ?? 0 });
+  const find = (one) => ({ layer: at(one), head: one.head ?? rows[at(one)]?.heads.keys().next().value ?? 0 });
   for (const head of scan.heads) rows[find(head).layer].heads.set(head.head, head);
   const found = new Map();
   for (const finding of scan.findings) {
@@ -51,7 +51,7 @@ function tokenSign({ token }) {
 /** Where a reader starts: at the token asked for, else at the worst finding. */
 export function start(scan) {
   const { token, findings: all } = scan.document;
-  const worst = all.find((finding) => finding.head !== null && finding.head !== undefined) ?? null;
+  const worst = all.find((finding) => finding.level !== "healthy") ?? all[0] ?? null; // of a head, or of a layer
   const begin = token?.best ?? worst;
   const first = { layer: 0, head: scan.rows[0]?.heads.keys().next().value ?? 0 };
   const place = begin && scan.find(begin).layer >= 0 ? scan.find(begin) : first;

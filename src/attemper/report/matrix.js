@@ -2,9 +2,17 @@
 
 import { shade } from "./numbers.js";
 
-const PIXELS = 512; // longer inputs are pooled by their largest weight
+const PIXELS = 160, TALLEST = 320; // of the page: where nothing is laid out yet, and as in the style sheet
 
-/** The largest weight in each pixel, of height × width pixels. */
+/** How many pixels a matrix of rows × keys gets: one for each weight, or those there are on the screen, so that none is skipped. */
+function resolution(canvas, rows, keys) {
+  const shown = canvas.clientWidth || PIXELS, fine = canvas.ownerDocument.defaultView.devicePixelRatio;
+  const tall = Math.min(TALLEST, (shown * rows) / Math.max(1, keys));
+  const least = (count, there) => Math.max(1, Math.min(count, Math.floor(there * fine)));
+  return { width: least(keys, shown), height: least(rows, tall) };
+}
+
+/** The largest weight in each pixel, so that a diagonal stays one, of height × width pixels. */
 export function pooled(picture, head, queries, keys, height, width) {
   const most = new Float32Array(height * width);
   const column = new Map(keys.map((key, at) => [key, Math.floor((at * width) / keys.length)]));
@@ -19,8 +27,9 @@ export function pooled(picture, head, queries, keys, height, width) {
 
 /** Draw the rows of `queries` against `keys`; returns the largest weight, which is the darkest shade. */
 export function paint(canvas, picture, head, queries, keys, theme) {
-  const height = Math.max(1, Math.min(PIXELS, queries.length)), width = Math.max(1, Math.min(PIXELS, keys.length));
+  const { width, height } = resolution(canvas, queries.length, keys.length);
   Object.assign(canvas, { width, height });
+  canvas.classList.toggle("pooled", width < keys.length || height < queries.length);
   const most = pooled(picture, head, queries, keys, height, width), largest = most.reduce((a, b) => Math.max(a, b), 1e-9);
   const pen = canvas.getContext("2d"), image = pen.createImageData(width, height);
   const colours = Array.from({ length: 256 }, (_, i) => [...shade(theme, i / 255).rgb, 255]);

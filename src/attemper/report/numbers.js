@@ -44,10 +44,6 @@ export const SIGN_OF = {
 export const LEVELS = ["healthy", "ok", "note", "warn", "act", "critical", "diverging"];
 /** A shape for every level, so that no one needs the colour. */
 export const SHAPES = { healthy: "◇", ok: "✓", note: "●", warn: "▲", act: "◆", critical: "■", diverging: "✕" };
-export const KINDS = {
-  nan: "Not a number", scale: "Scale", peak: "Large logits", overflow: "Coarse or near overflow", collapsed: "Collapsed",
-  saturated: "Saturated", flat: "Flat", dead: "The same for every text", sink: "Attention sink", positional: "Looks at a neighbour",
-};
 export const RULES = {
   none: "no scale", sqrt_dk: "1/√d_k", dk: "1/d_k", sqrt_dmodel: "1/√d_model", layer: "1/((layer+1)√d_k)", log_n: "s ln n/√d_k",
   learned: "g/√d_k", qk_norm: "QK-norm", softcap: "1/√d_k, capped",

@@ -43,19 +43,21 @@ export function headView(make, scan) {
   } };
 }
 
+const AUDITED = ["heads", "d_k", "declared", "applied", "rule", "std predicted", "std measured"];
+
 /** One layer's line of the audit. */
 function auditRow(make, scan, layer, same) {
   const { scale: found } = layer, fault = found.verdict === "fault";
   const factors = found.factors?.map((factor) => `${factor.what}: ${written(factor.number)}`).join("\n");
+  const said = [layer.kv_heads === layer.heads ? String(layer.heads) : `${layer.heads} / ${layer.kv_heads}`, String(layer.head_dim),
+    written(found.declared), written(found.applied), RULES[found.rule] ?? found.rule ?? "none by name",
+    written(found.predicted_std, 2), written(found.logit_std, 2)];
+  const titles = { declared: found.declared_by, applied: factors, rule: found.formula };
+  const cell = (name, i) => make(name === "rule" ? "td.rule" : "td.num", { title: titles[name], "data-label": name }, said[i]);
   return make(fault ? "tr.fault" : "tr", {},
     make("th", { scope: "row", title: layer.layer }, fault ? make("span.shape.act", {}, `${SHAPES.act} `) : null,
       make("bdi", {}, scan.label(layer))),
-    make("td.num", {}, layer.kv_heads === layer.heads ? String(layer.heads) : `${layer.heads} / ${layer.kv_heads}`),
-    make("td.num", {}, String(layer.head_dim)),
-    make("td.num", { title: found.declared_by }, written(found.declared)), make("td.num", { title: factors }, written(found.applied)),
-    make("td", { title: found.formula }, RULES[found.rule] ?? found.rule ?? "none by name"),
-    make("td.num", {}, written(found.predicted_std, 2)), make("td.num", {}, written(found.logit_std, 2)),
-    same ? null : make("td.text", {}, found.says));
+    AUDITED.map(cell), same ? null : make("td.text", {}, found.says));
 }
 
 /** The scale audit: what each layer declares and what it applies. */
@@ -63,7 +65,7 @@ export function audit(make, scan) {
   const layers = scan.document.layers.filter((layer) => layer.scale);
   if (!layers.length) return null;
   const same = new Set(layers.map((layer) => layer.scale.says)).size === 1;
-  const names = ["layer", "heads", "d_k", "declared", "applied", "rule", "std predicted", "std measured", same ? null : "what it means"];
+  const names = ["layer", ...AUDITED, same ? null : "what it means"];
   const says = same ? `${layers.length > 1 ? `All ${layers.length} layers: ` : ""}${layers[0].scale.says}`
     : "What every layer says it multiplies q·k by, and what it really does.";
   const numeric = /heads|d_k|declared|applied|std/;

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..health import LEVELS
 
 FACTOR = 1.5
 """A sign has moved when it is this many times what it was, or the other way round."""
@@ -53,7 +54,12 @@ def compare(old: Document, new: Document, name: str) -> Document:
         new: the one at hand.
         name: what the older one is called: its file.
     """
-    before, after = ({_key(one): one for one in document["findings"]} for document in (old, new))
+    same = [one["text"] for one in old["inputs"]] == [one["text"] for one in new["inputs"]]
+    # what a head does depends on the text: of other texts only what is wrong can be compared
+    before, after = (
+        {_key(one): one for one in document["findings"] if same or LEVELS.index(one["level"]) >= LEVELS.index("warn")}
+        for document in (old, new)
+    )
     return {
         "file": name,
         "created": old["created"],
@@ -62,7 +68,9 @@ def compare(old: Document, new: Document, name: str) -> Document:
         "gone": [one for key, one in before.items() if key not in after],
         "scales": list(_scales(old, new)),
         "factor": FACTOR,
-        "moved": sorted(_moved(old, new), key=lambda one: -one["times"] if one["times"] > 1 else -1 / one["times"]),
+        "moved": sorted(
+            _moved(old, new) if same else (), key=lambda one: -one["times"] if one["times"] > 1 else -1 / one["times"]
+        ),
     }
 
 
@@ -76,7 +84,7 @@ def _differences(old: Document, new: Document) -> Iterator[str]:
     if before["dtype"] != after["dtype"]:
         yield f"the older scan ran in {before['dtype']}, this one in {after['dtype']}."
     if [one["text"] for one in old["inputs"]] != [one["text"] for one in new["inputs"]]:
-        yield "the older scan is of other texts."
+        yield "the older scan is of other texts: only scales and findings from warn on are compared."
     for name in ("attemper", "torch"):
         if old[name] != new[name]:
             yield f"the older scan was made with {name} {old[name]}, this one with {new[name]}."
@@ -120,10 +128,10 @@ def _is_whole(document: Document) -> bool:
             document["model"][name]
         for name in ("attemper", "torch", "created"):
             document[name].strip()
-        hash(tuple(map(_key, document["findings"])))
+        hash(tuple((_key(one), LEVELS.index(one["level"])) for one in document["findings"]))
         hash(tuple(map(_place, document["heads"])))
         hash(tuple((one["layer"], one["kind"], one["scale"].get("applied")) for one in document["layers"]))
         hash(tuple(one["text"] for one in document["inputs"]))
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, ValueError):
         return False
     return True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +21,7 @@ from .result import SCHEMA, Scan
 from .scanning import run
 
 FAILING = ("note", "warn", "act", "critical", "diverging")
+PATIENCE = 1.0  # seconds for a pipe that nobody mentioned to begin
 EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
 
@@ -58,11 +62,14 @@ def answer(asked: Asked) -> Scan:
     if asked.what_if is not None and not rules:
         raise InputError("scan: --what-if needs the names of rules. Type --what-if none,dk.")
     given = read_texts(asked.texts, asked.files)
+    if not given and not asked.images and not asked.sounds:
+        given = read_texts((), ("-",)) if is_piped() else []
+        given = [text for text in given if text]  # an empty pipe, as a scheduler has it, gives no text
     loaded = load(
         asked.model, task=asked.task, dtype=asked.dtype, device=asked.device, allow_download=asked.allow_download
     )
     inputs = make(loaded, texts=given, images=asked.images, sounds=asked.sounds, truncate=asked.truncate)
-    pictures = asked.attention or (asked.output is not None and asked.output.suffix == ".html")
+    pictures = asked.attention or (asked.output is not None and asked.output.suffix.lower() == ".html")
     with progress() as told:
         found = run(loaded, inputs, rules=rules, token=asked.token, pictures=pictures, progress=told)
     if older is not None and asked.baseline is not None:
@@ -92,6 +99,18 @@ def read_texts(texts: Sequence[str], files: Sequence[str]) -> list[str]:
         except UnicodeDecodeError:
             raise InputError(f"scan: --file {name!r} is not UTF-8 text. Give a text file.") from None
     return found
+
+
+def is_piped() -> bool:
+    """Whether stdin is a file or a pipe with something to read, or at its end; a pipe that stays silent is left alone."""
+    try:
+        descriptor = sys.stdin.fileno()
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(mode):
+            return True
+        return stat.S_ISFIFO(mode) and bool(select.select([descriptor], [], [], PATIENCE)[0])
+    except (AttributeError, OSError, ValueError):  # no stdin at all, one without a descriptor, a pipe on Windows
+        return False
 
 
 @contextmanager

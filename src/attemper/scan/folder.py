@@ -1,6 +1,7 @@
 """folder: what a model's folder must hold before anything in it is read by anyone else, and a sentence for what it lacks.
 
-Weights are safetensors and nothing else. A pickle runs code when it is opened, and so does `auto_map`: both are refused unopened.
+Weights are safetensors and nothing else. A pickle runs code when it is opened, and so do `auto_map` and an attention
+implementation that names a repository of the hub: all are refused unopened.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ MAY_NAME_CODE = (
     "tokenizer_config.json",
     "video_preprocessor_config.json",
 )
+OWN_IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
+"""Of attention and of experts: what torch and transformers compute by themselves, from nothing that could be fetched."""
 LARGEST_JSON = 64 * 2**20  # bytes; the configs that are read here have kilobytes
 
 
@@ -73,6 +76,21 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
+def foreign(config: object) -> list[str]:
+    """The implementations a config asks for that need more than torch: transformers would look for them on the hub.
+
+    Args:
+        config: JSON, with configs inside of it or without.
+    """
+    if isinstance(config, list):
+        return [name for inner in config for name in foreign(inner)]
+    if not isinstance(config, dict):
+        return []
+    asked = [inner for key, inner in config.items() if "_implementation" in key]
+    found = [name for one in asked for name in _texts(one) if name not in OWN_IMPLEMENTATIONS]
+    return list(dict.fromkeys(found + [name for inner in config.values() for name in foreign(inner)]))
+
+
 def refuse_pickle(path: Path) -> None:
     """Raise for a file that only a pickle reader could open; it stays closed."""
     if path.suffix.lower() in PICKLES:
@@ -90,6 +108,19 @@ def _refuse_code(path: Path) -> None:
             "Where transformers knows the model by itself, delete auto_map in a copy of the folder; else load the model "
             "yourself and call attemper.scan(model, batch)."
         )
+    kernels = [name for name in foreign(found) if "/" in name]
+    if kernels:
+        raise InputError(
+            f"scan: {str(path)!r} asks for the implementation {kernels[0]!r}: code from the hub, which attemper never fetches or "
+            "runs. Delete that line in a copy of the folder; else load the model yourself and call attemper.scan(model, batch)."
+        )
+
+
+def _texts(value: object) -> list[str]:
+    """The texts in JSON, at any depth."""
+    if isinstance(value, (dict, list)):
+        return [text for inner in (value.values() if isinstance(value, dict) else value) for text in _texts(inner)]
+    return [value] if isinstance(value, str) else []
 
 
 def _mentions(value: object, key: str) -> bool:

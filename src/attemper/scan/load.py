@@ -90,10 +90,9 @@ def load(
     else:
         place, source = _place(model, allow_download)
         shown = str(model) if source == "hub" else place.resolve().name
-    module, drawn = _read(place, shown, task, dtype)
+    module, notes = _read(place, shown, task, dtype)
     digest = demo.SHA256 if source == "demo" else _digest(place)
     task = task or _task_of(type(module).__name__)
-    notes = [_drawn(drawn)] if drawn else []
     return Loaded(module.to(device).eval(), shown, source, place, task=task, sha256=digest, notes=notes)
 
 
@@ -119,6 +118,17 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Nothing is fetched, whatever a config or a class asks for: the package `kernels` would bring compiled code."""
+    constants: Any = import_module("huggingface_hub.constants")
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def _place(model: str | Path, allow_download: bool) -> tuple[Path, str]:
@@ -168,9 +178,10 @@ def _hub(name: str, allow_download: bool) -> Path:
 
 
 def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple[nn.Module, list[str]]:
-    """The model, and the names of its weights that no file holds."""
+    """The model, and what is to be said of how it was loaded."""
     package = transformers()
-    kind = folder.check(place).get("model_type")
+    given = folder.check(place)
+    kind, foreign = given.get("model_type"), folder.foreign(given)
     known = package.CONFIG_MAPPING.keys()
     if kind not in known:
         near = nearest(kind, known).split(" Known:")[0] if isinstance(kind, str) else ""
@@ -179,9 +190,11 @@ def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple
             f"scan: config.json of {shown!r} has model_type {kind!r}, which transformers {package.__version__} does not know. "
             f"{near or 'A newer transformers may.'}"
         )
-    with quiet():
+    with quiet(), offline():
         try:
             config = package.AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+            if foreign:  # None: sdpa, and eager where a class has no other
+                config._attn_implementation = config._experts_implementation = None
             loader = getattr(package, TASKS[task][0]) if task else _saved_as(package, config)
             model, info = loader.from_pretrained(
                 place,
@@ -197,7 +210,11 @@ def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple
             raise InputError(
                 f"scan: {shown!r} could not be loaded{f' for {task}' if task else ''}: {type(error).__name__}: {first[:300]}"
             ) from None
-    return model, sorted(map(str, info["missing_keys"]))
+    notes = [_drawn(sorted(map(str, info["missing_keys"])))] if info["missing_keys"] else []
+    if foreign:
+        ran = getattr(model.config, "_attn_implementation", None)
+        notes.append(f"config.json asks for {', '.join(foreign)}, which needs more than torch; {ran} ran in its place.")
+    return model, notes
 
 
 def _saved_as(package: Any, config: Any) -> Any:

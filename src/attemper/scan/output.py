@@ -20,15 +20,15 @@ Document = dict[str, Any]
 def check(path: Path | None, force: bool) -> None:
     """Refuse a file that could not or should not be written, before the work and not after it."""
     _files.check(path, SUFFIXES, force)
-    if path is not None and path.suffix == ".parquet":
+    if path is not None and path.suffix.lower() == ".parquet":
         _arrow()
 
 
 def write(path: Path, document: Document) -> None:
     """Write a file; one that was there is replaced once the new one is whole."""
-    if path.suffix not in _FORMS:
+    if path.suffix.lower() not in _FORMS:
         raise InputError(f"Scan.write(): `path` must end in {', '.join(SUFFIXES)}; got {path.name!r}.")
-    _files.save(path, _FORMS[path.suffix](document))
+    _files.save(path, _FORMS[path.suffix.lower()](document))
 
 
 def _html(document: Document) -> bytes:

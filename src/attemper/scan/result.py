@@ -69,7 +69,7 @@ class Scan:
             attention: into ``.json`` too the attention weights that were kept, which the report always has.
         """
         path = Path(path)
-        write_file(path, self.to_dict(attention or path.suffix == ".html"))
+        write_file(path, self.to_dict(attention or path.suffix.lower() == ".html"))
 
     def __rich__(self) -> RenderableType:
         from .table import table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..watch import Record, watch
 from ..watch.call import Call, Examiner
 from .audit import Audit, LayerScale
 from .inputs import Input
-from .load import Loaded
+from .load import Loaded, offline
 from .neighbours import Neighbours
 from .pictures import Pictures
 from .reading import Reading
@@ -100,7 +100,7 @@ def run(
     about = None if token is None else _about(token, inputs)
     watching = watch(loaded.model)
     done, interrupted = 0, False
-    with _as_in_use(loaded.model):
+    with _as_in_use(loaded.model), nullcontext() if loaded.source == "object" else offline():
         try:
             with _unheard(), watching:
                 for number, one in enumerate(inputs):
@@ -155,6 +155,7 @@ def _call(loaded: Loaded, one: Input) -> None:
         call(loaded.model, one.batch)
     except (RuntimeError, ValueError, TypeError, LookupError, NotImplementedError) as error:
         if loaded.source == "object" or isinstance(error, AttemperError):
+            error.add_note(f"scan(): this was raised while calling {type(loaded.model).__name__} with the batch given.")
             raise
         first = next(iter(str(error).strip().splitlines()), "")
         raise InputError(
@@ -171,7 +172,7 @@ def assemble(
     layers = [_layer(place, record, audited.get(place)) for place in record.facts]
     heads = _heads(record, examiners)
     found = health.findings(heads, layers, audited.values(), list(record.facts))
-    level, line = health.verdict(found)
+    level, line = health.verdict(found, len(heads))
     if not heads:
         level, line = "note", "Nothing was measured."
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -29,7 +29,7 @@ LEGEND = (
 def table(document: Document) -> RenderableType:
     """Everything that a person needs first, in the order they need it."""
     parts: list[RenderableType] = [*_head(document), Text()]
-    parts += [_verdict(document), Text()]
+    parts += [_verdict(document), *_calm(document["findings"]), Text()]
     if document["layers"]:
         parts += [*_scales(document["layers"]), Text()]
     parts += _findings(document["findings"])
@@ -72,6 +72,15 @@ def _head(document: Document) -> Iterator[Text]:
 def _verdict(document: Document) -> Text:
     verdict = document["verdict"]
     return Text.assemble((verdict["level"].upper(), f"bold {COLOURS[verdict['level']]}"), "  ", safe(verdict["line"]))
+
+
+def _calm(findings: Sequence[Document]) -> Iterator[Text]:
+    """What looks odd on the map and is not: heads that are sharp on purpose."""
+    sinks, near = (sum(one["kind"] == kind for one in findings) for kind in ("sink", "positional"))
+    parts = [f"{sinks} rest{'s' if sinks == 1 else ''} on a first or special token"] if sinks else []
+    parts += [f"{near} look{'s' if near == 1 else ''} at a neighbour"] if near else []
+    if parts:
+        yield Text(f"Heads: {', '.join(parts)}, as usual.", style="dim")
 
 
 def _scales(layers: Sequence[Document]) -> Iterator[Text]:
@@ -125,9 +134,9 @@ def _findings(findings: Sequence[Document]) -> Iterator[RenderableType]:
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    for (kind, _, level), group in list(groups.items())[:GROUPS]:
+    for (_, _, level), group in list(groups.items())[:GROUPS]:
         where = _where(group[0]) + (f" and {len(group) - 1} more" if len(group) > 1 else "")
-        grid.add_row(Text(level, style=COLOURS[level]), Text.assemble((f"{kind}: ", "bold"), safe(where)))
+        grid.add_row(Text(level, style=COLOURS[level]), Text.assemble((f"{group[0]['title']}: ", "bold"), safe(where)))
         grid.add_row("", Text(safe(group[0]["says"])))
         grid.add_row("", Text(f"→ {safe(group[0]['todo'])}", style="dim"))
     if groups:
