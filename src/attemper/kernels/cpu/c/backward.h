@@ -13,10 +13,10 @@ typedef struct {  // a row's coefficients
 } Slopes;
 
 typedef struct {
-    int64_t tiles, query_step, value_step, dq_step, dv_step;
+    int64_t tiles, query_step, value_step, dq_step, dv_step, dq_head;  // dq_head: one head's dQ
     int weights, moments;  // whether gradients of entropy or Σp², of mean or variance arrive
     Slopes *slopes;  // (B, H, Lq)
-    REAL *dq;        // (parts, B, H, Lq, dq_step), where there are several parts; else NULL
+    REAL *dq;        // (parts, B, H, dq_head), where there are several parts; else NULL
 } Course;
 
 typedef struct {
@@ -32,7 +32,7 @@ static Differ take_differ(Space *space, const Call *call, const Course *c) {
         .key_rows = TAKE(space, REAL, BACK_KEYS * c->dq_step),
         .dk = TAKE(space, REAL, keys * c->dq_step),
         .dv = TAKE(space, REAL, keys * c->dv_step),
-        .dq = c->dq ? NULL : TAKE(space, REAL, (repeat * call->rows + MAX_ROWS) * c->dq_step),
+        .dq = c->dq ? NULL : TAKE(space, REAL, repeat * c->dq_head),
         .query = TAKE(space, REAL, rows * c->query_step),
         .g_out = TAKE(space, REAL, rows * c->value_step),
         .p = TAKE(space, REAL, rows * TILE_STEP),
@@ -269,7 +269,7 @@ static void write_keys(const Call *call, const Course *course, Differ *own, int6
 }
 
 static void differ_head(const Call *call, const Course *course, Differ *own, int64_t b, int64_t g, int64_t part) {
-    int64_t repeat = call->heads / call->groups, size = call->rows * course->dq_step;
+    int64_t repeat = call->heads / call->groups, size = course->dq_head;
     REAL *dq = own->dq;
     if (course->dq) dq = course->dq + ((part * call->batch + b) * call->heads + g * repeat) * size;
     memset(dq, 0, (size_t)(repeat * size) * sizeof(REAL));
@@ -307,7 +307,7 @@ static void differ_item(const Job *job, void *memory, int64_t item) {
 static void join_item(const Job *job, void *memory, int64_t item) {
     const Call *call = job->call;
     const Course *course = job->shared;
-    int64_t size = call->rows * course->dq_step, all = size * call->batch * call->heads;
+    int64_t size = course->dq_head, all = size * call->batch * call->heads;
     REAL *dq = course->dq + item * size;
     for (int64_t part = 1; part < call->parts; part++)
         for (int64_t e = 0; e < size; e++) dq[e] += dq[part * all + e];
@@ -324,13 +324,14 @@ static int backward(const Call *call) {
         .value_step = row_step(call->value_dim),
         .dq_step = up_to(call->dim, PANEL),
         .dv_step = up_to(call->value_dim, PANEL),
+        // to a whole strip: the last one also adds to the rows that pad it, and those must be nobody else's
+        .dq_head = up_to(call->rows, MAX_ROWS) * up_to(call->dim, PANEL),
         .weights = g->entropy || g->p2,
         .moments = g->mean || g->variance,
         .slopes = attemper_take((size_t)(pairs * call->rows) * sizeof(Slopes), (int)call->poison),
     };
-    if (call->parts > 1)  // the last rows of a strip may write zeros beyond the last row
-        course.dq = attemper_take((size_t)(call->parts * pairs * call->rows + MAX_ROWS) * course.dq_step * sizeof(REAL),
-                                  (int)call->poison);
+    if (call->parts > 1)
+        course.dq = attemper_take((size_t)(call->parts * pairs * course.dq_head) * sizeof(REAL), (int)call->poison);
     int failed = !course.slopes || (call->parts > 1 && !course.dq);
     Job job = {.call = call, .shared = &course, .item = find_slopes, .items = pairs};
     job.each = (size_t)(2 * call->value_dim + 16) * sizeof(REAL);
