@@ -1,9 +1,11 @@
 """The native kernel beyond what every kernel is tested on: each variant, several threads, decode, dtypes, layouts, absence."""
 
+import ctypes
 import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -247,3 +249,23 @@ def test_the_environment_chooses_a_variant(variant):
 def test_an_unknown_variant_is_named():
     said = run(WHY, ATTEMPER_CPU_VARIANT="avx51")
     assert "cpu        not taken: knows no ATTEMPER_CPU_VARIANT='avx51': Did you mean 'avx512'?" in said
+
+
+def test_a_library_without_our_functions_is_refused(monkeypatch):
+    monkeypatch.setattr(native, "_find", lambda: Path(torch.__file__).parent / "lib" / "libc10.so")
+    with pytest.raises(KernelUnavailable, match="was built from other sources: install attemper again"):
+        native._load()
+
+
+@pytest.mark.parametrize(("value", "poison"), [("", 0), ("0", 0), ("1", 1)])
+def test_poison_is_off_when_the_environment_says_0(value, poison):
+    said = run("from attemper.kernels.cpu import native; print(native._POISON)", ATTEMPER_CPU_POISON=value)
+    assert int(said) == poison
+
+
+def test_a_parallel_loop_that_fails_is_not_called_a_lack_of_memory(monkeypatch, use):
+    use(threads=2)
+    fails = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 3, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 7)
+    monkeypatch.setattr(native, "_PARALLEL", ctypes.cast(fails, ctypes.c_void_p).value)
+    with pytest.raises(RuntimeError, match="torch_parallel_for failed"):
+        attend(draw(heads=4, rows=50))

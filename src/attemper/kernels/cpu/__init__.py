@@ -12,8 +12,6 @@ from .native import variant
 
 __all__ = ["backward", "forward", "variant"]
 
-BACK_KEYS = 384  # of backward.h
-
 
 def forward(problem: Problem, signs: int) -> Measured:
     problem, measured = _readable(problem), room(problem, signs)
@@ -83,7 +81,7 @@ def _parts(problem: Problem, alone: bool) -> int:
     heads, threads = 1 if alone else max(1, batch * groups), torch.get_num_threads()
     if heads % threads == 0 or heads >= 4 * threads:
         return 1
-    return max(1, min(-(-keys // BACK_KEYS), -(-2 * threads // heads)))
+    return max(1, min(-(-keys // native.BACK_KEYS), -(-2 * threads // heads)))
 
 
 def _mask_steps(dmask: Tensor) -> tuple[int, ...]:

@@ -6,7 +6,7 @@
 // then the softcap's slope. A worker takes a key/value head and a part of its keys, so dK and dV have one writer; each part
 // has its own dQ, and the parts are added in order at the end: the result does not depend on who was quick.
 
-enum { BLOCK_ROWS = 96, BACK_KEYS = 384 };  // rows and keys that are differentiated together
+enum { BLOCK_ROWS = 96 };  // rows that are differentiated together, with BACK_KEYS keys
 
 typedef struct {  // a row's coefficients
     REAL lse, constant, entropy, p2, level, slope, peak, rest;
@@ -85,35 +85,28 @@ static void find_slopes(const Job *job, void *memory, int64_t item) {
 }
 
 // z and dP of one row become p and dz
-INLINE void slope_row(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, const int kind, const int weights,
+INLINE void slope_row(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, const int biased, const int weights,
                       const int moments) {
     for (int64_t j = 0; j < n; j += LANES) {
-        Vec x = load(z + j), t = bounded(x - s.lse), p = exp_of(t, x - s.lse, kind == OPEN);
+        Vec x = load(z + j), t = bounded(x - s.lse), p = exp_above(t);
         Vec d = load(dp + j) + s.constant;
         if (weights) d += p * s.p2 - t * s.entropy;
         d *= p;
         if (moments) {
-            Vec level = x * s.slope + s.level;
-            if (kind != OPEN) {
-                IntVec seen = x != (REAL)-INFINITY;
-                if (kind == BIASED) seen &= load(bias + j) > HIDDEN_BIAS;
-                level = keep_where(seen, level);
-            }
-            d += level;
+            IntVec seen = x != (REAL)-INFINITY;
+            if (biased) seen &= load(bias + j) > HIDDEN_BIAS;
+            d += keep_where(seen, x * s.slope + s.level);
         }
         store(z + j, p);
         store(dp + j, d);
     }
 }
 
-static void slope_row_by_kind(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, int kind, int weights,
-                              int moments) {
-#define CASE(KIND, WEIGHTS, MOMENTS) \
-    case KIND * 4 + WEIGHTS * 2 + MOMENTS: slope_row(z, dp, n, bias, s, KIND, WEIGHTS, MOMENTS); break;
-    switch (kind * 4 + weights * 2 + moments) {
-        CASE(OPEN, 0, 0) CASE(OPEN, 0, 1) CASE(OPEN, 1, 0) CASE(OPEN, 1, 1)
-        CASE(CLOSED, 0, 0) CASE(CLOSED, 0, 1) CASE(CLOSED, 1, 0) CASE(CLOSED, 1, 1)
-        CASE(BIASED, 0, 0) CASE(BIASED, 0, 1) CASE(BIASED, 1, 0) CASE(BIASED, 1, 1)
+static void slope_row_by_need(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, int weights, int moments) {
+#define CASE(BIAS, WEIGHTS, MOMENTS) \
+    case BIAS * 4 + WEIGHTS * 2 + MOMENTS: slope_row(z, dp, n, bias, s, BIAS, WEIGHTS, MOMENTS); break;
+    switch ((bias != NULL) * 4 + weights * 2 + moments) {
+        CASE(0, 0, 0) CASE(0, 0, 1) CASE(0, 1, 0) CASE(0, 1, 1) CASE(1, 0, 0) CASE(1, 0, 1) CASE(1, 1, 0) CASE(1, 1, 1)
     }
 #undef CASE
 }
@@ -147,13 +140,12 @@ static void differ_row(const Call *call, const Course *course, Differ *own, Meet
     int64_t from = first_key(call, i) - m.key, to = last_key(call, i) - m.key;
     if (to > m.width) to = m.width;
     close_outside(z, from, to, n);
-    int kind = bias ? BIASED : from > 0 || to < n ? CLOSED : OPEN;
     int dropping = call->dropout > 0 && call->g_output.at;
     if (dropping) {
         coins(own->keep, call, index, m.key, m.width);
         for (int64_t j = 0; j < m.width; j++) dz[j] *= own->keep[j];
     }
-    slope_row_by_kind(z, dz, n, bias, s, kind, course->weights, course->moments);
+    slope_row_by_need(z, dz, n, bias, s, course->weights, course->moments);
     if (dropping)
         for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
     if (call->upstream.peak) {
@@ -332,10 +324,10 @@ static int backward(const Call *call) {
     };
     if (call->parts > 1)
         course.dq = attemper_take((size_t)(call->parts * pairs * course.dq_head) * sizeof(REAL), (int)call->poison);
-    int failed = !course.slopes || (call->parts > 1 && !course.dq);
+    int failed = course.slopes && (call->parts <= 1 || course.dq) ? 0 : NO_MEMORY;
     Job job = {.call = call, .shared = &course, .item = find_slopes, .items = pairs};
     job.each = (size_t)(2 * call->value_dim + 16) * sizeof(REAL);
-    failed = failed || run(&job);
+    if (!failed) failed = run(&job);
     if (!failed) {
         Space count = {0};
         take_differ(&count, call, &course);

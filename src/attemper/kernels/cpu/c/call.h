@@ -1,4 +1,4 @@
-// call.h: one attention call as Python packs it, field by field, 8 bytes each. `layout` in ../native.py is the same list.
+// call.h: one attention call as Python packs it, field by field, 8 bytes each. `LAYOUT` in ../native.py is the same list.
 #ifndef ATTEMPER_CALL_H
 #define ATTEMPER_CALL_H
 #include <stddef.h>
@@ -38,6 +38,10 @@ typedef struct {  // one number per row, (B, H, Lq), contiguous; NULL where not 
     int32_t *visible;
     void *mean, *variance, *peak, *lse, *entropy, *p2;
 } Rows;
+
+enum { NO_MEMORY = 1, NO_THREADS };  // why a call failed: none was left; torch's parallel loop returned an error
+
+enum { BACK_KEYS = 384 };  // keys that are differentiated together: a part of the keys is not smaller
 
 typedef void (*Work)(int64_t begin, int64_t end, void *context);
 typedef int (*Parallel)(int64_t begin, int64_t end, int64_t grain, Work work, void *context);

@@ -191,7 +191,7 @@ static int decode(const Call *call) {
     int64_t count = pairs * split.parts;
     char *memory = attemper_take((size_t)count * (sums + out), (int)call->poison);
     split.all = malloc(count * sizeof(Part));
-    int failed = !memory || !split.all;
+    int failed = memory && split.all ? 0 : NO_MEMORY;
     for (int64_t i = 0; !failed && i < count; i++) {
         split.all[i].sums = (Vec *)(memory + i * (sums + out));
         split.all[i].out = (REAL *)(memory + i * (sums + out) + sums);
