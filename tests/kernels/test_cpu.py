@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import attemper
+from attemper._checks import prepare
 from attemper.errors import KernelUnavailable
 from attemper.kernels import load, why
 from cases import PAIRWISE
@@ -87,10 +88,22 @@ def test_few_heads_on_several_threads(shape, options, variant, use):
 
 
 @pytest.mark.parametrize("mask_shape", [(1, 1, 1), (300, 600), (2, 1, 600), (3, 2, 300, 600), (3, 1, 300, 1)], ids=str)
-def test_the_gradient_of_a_shared_mask_on_several_threads(mask_shape, use):
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_gradient_of_a_shared_mask_on_several_threads(mask_shape, groups, use):
     use(threads=3)
-    tensors = draw(heads=2, groups=1, rows=300, keys=600, batch=3)
+    tensors = draw(heads=2, groups=groups, rows=300, keys=600, batch=3)
     judge({**tensors, "mask": torch.randn(mask_shape)}, {"causal": True}, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("mask_shape", "expected"),
+    [((3, 4, 5, 7), (3, 4)), ((1, 4, 5, 7), (1, 4)), ((3, 1, 5, 7), (3, 1)), ((1, 1, 5, 7), (1, 1))],
+)
+def test_only_what_shares_a_mask_is_done_in_turn(mask_shape, expected):
+    """A bias of (1, H, L, L), as T5 has, spreads over the heads."""
+    tensors = draw(heads=4, rows=5, keys=7, batch=3)
+    problem = prepare("test", *tensors.values(), mask=torch.zeros(mask_shape)).problem
+    assert load("cpu")._writers(problem.mask, problem) == expected
 
 
 @pytest.mark.parametrize("rows", [1, 300])

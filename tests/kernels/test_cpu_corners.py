@@ -192,3 +192,25 @@ def test_the_coins_of_two_tiles_differ(rows):
     kept = attend(zero[:, :, :rows], zero, eye, dropout=0.5).output[0, 0] != 0
     same = (kept[:, :512] == kept[:, 512:]).double().mean().item()
     assert abs(same - 0.5) < 5 * 0.5 / math.sqrt(512 * rows)  # fair: five standard deviations
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("at", [3, 900, 2000])
+def test_an_infinite_logit_makes_the_mean_infinite(rows, at):
+    """In whichever tile, or part of the keys, it is met."""
+    torch.set_num_threads(2)
+    query, key, value = torch.rand(1, 1, rows, 8), torch.randn(1, 1, 2100, 8), torch.randn(1, 1, 2100, 8)
+    key[0, 0, at] = math.inf
+    assert_defined(query, key, value)
+
+
+@pytest.mark.parametrize("wanted", ["query", "key", "value"])
+def test_gradients_alone_are_those_of_all(wanted):
+    """Parts of the keys are joined for the query's gradient, and only for it."""
+    torch.set_num_threads(3)
+    tensors = {name: torch.randn(1, 1, n, 8) for name, n in (("query", 20), ("key", 900), ("value", 900))}
+    every = [t.clone().requires_grad_() for t in tensors.values()]
+    expected = torch.autograd.grad(attend(*every).output.square().sum(), every)[list(tensors).index(wanted)]
+    alone = {n: t.clone().requires_grad_(n == wanted) for n, t in tensors.items()}
+    (found,) = torch.autograd.grad(attend(**alone).output.square().sum(), alone[wanted])
+    assert torch.equal(found, expected)

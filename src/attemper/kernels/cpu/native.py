@@ -25,7 +25,7 @@ POISON = "ATTEMPER_CPU_POISON"
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4}
 NO_MASK = 5
-MASK_ALONE, MASK_WIDE = 32, 64  # WANT_MASK_… of call.h
+MASK_WIDE, MASK_BY_BATCHES, MASK_BY_GROUPS = 32, 64, 128  # WANT_MASK_… of call.h
 UNBOUND = 1 << 40
 NO_MEMORY = 1  # of call.h
 

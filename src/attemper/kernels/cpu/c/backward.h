@@ -13,6 +13,7 @@ typedef struct {  // a row's coefficients
 } Slopes;
 
 typedef struct {
+    int rows;  // whether dQ is wanted, for the queries or the gain
     int64_t tiles, query_step, value_step, dq_step, dv_step, dq_head;  // dq_head: one head's dQ
     int weights, moments;  // whether gradients of entropy or Σp², of mean or variance arrive
     Slopes *slopes;  // (B, H, Lq)
@@ -181,7 +182,7 @@ static void differ_strip(const Call *call, const Course *course, Differ *own, Me
         }
     }
     memset(dz + m.rows * TILE_STEP, 0, (rows - m.rows) * TILE_STEP * sizeof(REAL));
-    if (call->wants & (WANT_QUERY | WANT_GAIN))
+    if (course->rows)
         weigh((int)m.rows, dz + offset, m.width,
               (Panels){own->key_rows + offset * course->dq_step, course->dq_step, PANEL},
               course->dq_step / PANEL, dq + m.at * course->dq_step, course->dq_step);
@@ -264,7 +265,7 @@ static void differ_head(const Call *call, const Course *course, Differ *own, int
     int64_t repeat = call->heads / call->groups, size = course->dq_head;
     REAL *dq = own->dq;
     if (course->dq) dq = course->dq + ((part * call->batch + b) * call->heads + g * repeat) * size;
-    memset(dq, 0, (size_t)(repeat * size) * sizeof(REAL));
+    if (course->rows) memset(dq, 0, (size_t)(repeat * size) * sizeof(REAL));
     for (int64_t tile = part; tile < course->tiles; tile += call->parts) {
         int64_t key = tile * BACK_KEYS, width = call->keys - key < BACK_KEYS ? call->keys - key : BACK_KEYS;
         pack_across(own->keys, &call->key, (int)call->dtype, b, g, key, key + width, call->dim, own->scratch);
@@ -282,18 +283,21 @@ static void differ_head(const Call *call, const Course *course, Differ *own, int
             }
         write_keys(call, course, own, b, g, key, width);
     }
-    if (!course->dq)
+    if (course->rows && !course->dq)
         for (int64_t r = 0; r < repeat; r++) write_rows(call, course, b, g * repeat + r, dq + r * size, own->scratch);
 }
+
+// Heads that share an entry of the mask's gradient have one writer: one worker takes them all, one after another.
+INLINE int64_t batches_apart(const Call *call) { return call->wants & WANT_MASK_BY_BATCHES ? 1 : call->batch; }
+INLINE int64_t groups_apart(const Call *call) { return call->wants & WANT_MASK_BY_GROUPS ? 1 : call->groups; }
 
 static void differ_item(const Job *job, void *memory, int64_t item) {
     const Call *call = job->call;
     Space space = {.at = memory};
     Differ own = take_differ(&space, call, job->shared);
-    int64_t part = item % call->parts, first = item / call->parts, last = first + 1;
-    if (call->wants & WANT_MASK_ALONE) last = call->batch * call->groups;
-    for (int64_t pair = first; pair < last; pair++)
-        differ_head(call, job->shared, &own, pair / call->groups, pair % call->groups, part);
+    int64_t groups = groups_apart(call), part = item % call->parts, pair = item / call->parts;
+    for (int64_t b = pair / groups; b < call->batch; b += batches_apart(call))
+        for (int64_t g = pair % groups; g < call->groups; g += groups) differ_head(call, job->shared, &own, b, g, part);
 }
 
 static void join_item(const Job *job, void *memory, int64_t item) {
@@ -311,6 +315,7 @@ static int backward(const Call *call) {
     if (!heads) return 0;
     const Rows *g = &call->upstream;
     Course course = {
+        .rows = (call->wants & (WANT_QUERY | WANT_GAIN)) != 0,
         .tiles = (call->keys + BACK_KEYS - 1) / BACK_KEYS,
         .query_step = row_step(call->dim),
         .value_step = row_step(call->value_dim),
@@ -322,9 +327,10 @@ static int backward(const Call *call) {
         .moments = g->mean || g->variance,
         .slopes = attemper_take((size_t)(pairs * call->rows) * sizeof(Slopes), (int)call->poison),
     };
-    if (call->parts > 1)
+    int joins = course.rows && call->parts > 1;
+    if (joins)
         course.dq = attemper_take((size_t)(call->parts * pairs * course.dq_head) * sizeof(REAL), (int)call->poison);
-    int failed = course.slopes && (call->parts <= 1 || course.dq) ? 0 : NO_MEMORY;
+    int failed = course.slopes && (!joins || course.dq) ? 0 : NO_MEMORY;
     Job job = {.call = call, .shared = &course, .item = find_slopes, .items = pairs};
     job.each = (size_t)(2 * call->value_dim + 16) * sizeof(REAL);
     if (!failed) failed = run(&job);
@@ -333,10 +339,10 @@ static int backward(const Call *call) {
         take_differ(&count, call, &course);
         job.each = count.used;
         job.item = differ_item;
-        job.items = call->parts * (call->wants & WANT_MASK_ALONE ? 1 : heads);
+        job.items = call->parts * batches_apart(call) * groups_apart(call);
         failed = run(&job);
     }
-    if (!failed && course.dq) {
+    if (!failed && joins) {
         job.each = (size_t)(call->dim + 16) * sizeof(REAL);
         job.item = join_item;
         job.items = pairs;

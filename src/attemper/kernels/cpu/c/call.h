@@ -28,8 +28,9 @@ enum {
     WANT_VALUE = 4,
     WANT_MASK = 8,
     WANT_GAIN = 16,
-    WANT_MASK_ALONE = 32,  // heads share the mask: one worker takes all heads of its part of the keys
-    WANT_MASK_WIDE = 64,   // many numbers add up to one: in double
+    WANT_MASK_WIDE = 32,         // many numbers add up to one: in double
+    WANT_MASK_BY_BATCHES = 64,   // the batch shares the mask
+    WANT_MASK_BY_GROUPS = 128,   // all key/value heads share it
 };
 
 typedef struct {  // one number per row, (B, H, Lq), contiguous; NULL where not asked for

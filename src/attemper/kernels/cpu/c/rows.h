@@ -143,7 +143,7 @@ INLINE void join_moments(Row *row, int64_t met, double mean, double spread) {
     int64_t total = row->met + met;
     double share = (double)met / (double)total, step = mean - row->mean;
     row->spread += spread + step * step * (double)row->met * share;
-    row->mean += step * share;
+    row->mean += step - step == 0 ? step * share : mean;  // inf stays inf
     row->met = total;
 }
 

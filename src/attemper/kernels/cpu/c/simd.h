@@ -92,7 +92,11 @@ INLINE Vec times_two_to(Vec p, Vec n, Vec shifted) { return (void)n, p * (Vec)((
 INLINE Vec exp_above(Vec t) {
     Vec shifted = t * (REAL)1.44269504088896340736 + MAGIC;
     Vec n = shifted - MAGIC;
+#if REAL_IS_FLOAT && VECTOR_BYTES == 16
+    Vec r = (t - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts: there may be no fused multiply
+#else
     Vec r = t - n * (REAL)0.69314718055994530942;
+#endif
 #if REAL_IS_FLOAT
     Vec p = splat(0.008290272f);
     p = p * r + 0.04189816f;
