@@ -1,14 +1,17 @@
 """The native kernel beyond what every kernel is tested on: each variant, several threads, decode, dtypes, layouts, absence."""
 
+import ctypes
 import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import attemper
+from attemper._checks import prepare
 from attemper.errors import KernelUnavailable
 from attemper.kernels import load, why
 from cases import PAIRWISE
@@ -85,10 +88,22 @@ def test_few_heads_on_several_threads(shape, options, variant, use):
 
 
 @pytest.mark.parametrize("mask_shape", [(1, 1, 1), (300, 600), (2, 1, 600), (3, 2, 300, 600), (3, 1, 300, 1)], ids=str)
-def test_the_gradient_of_a_shared_mask_on_several_threads(mask_shape, use):
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_gradient_of_a_shared_mask_on_several_threads(mask_shape, groups, use):
     use(threads=3)
-    tensors = draw(heads=2, groups=1, rows=300, keys=600, batch=3)
+    tensors = draw(heads=2, groups=groups, rows=300, keys=600, batch=3)
     judge({**tensors, "mask": torch.randn(mask_shape)}, {"causal": True}, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("mask_shape", "expected"),
+    [((3, 4, 5, 7), (3, 4)), ((1, 4, 5, 7), (1, 4)), ((3, 1, 5, 7), (3, 1)), ((1, 1, 5, 7), (1, 1))],
+)
+def test_only_what_shares_a_mask_is_done_in_turn(mask_shape, expected):
+    """A bias of (1, H, L, L), as T5 has, spreads over the heads."""
+    tensors = draw(heads=4, rows=5, keys=7, batch=3)
+    problem = prepare("test", *tensors.values(), mask=torch.zeros(mask_shape)).problem
+    assert load("cpu")._writers(problem.mask, problem) == expected
 
 
 @pytest.mark.parametrize("rows", [1, 300])
@@ -247,3 +262,23 @@ def test_the_environment_chooses_a_variant(variant):
 def test_an_unknown_variant_is_named():
     said = run(WHY, ATTEMPER_CPU_VARIANT="avx51")
     assert "cpu        not taken: knows no ATTEMPER_CPU_VARIANT='avx51': Did you mean 'avx512'?" in said
+
+
+def test_a_library_without_our_functions_is_refused(monkeypatch):
+    monkeypatch.setattr(native, "_find", lambda: Path(torch.__file__).parent / "lib" / "libc10.so")
+    with pytest.raises(KernelUnavailable, match="was built from other sources: install attemper again"):
+        native._load()
+
+
+@pytest.mark.parametrize(("value", "poison"), [("", 0), ("0", 0), ("1", 1)])
+def test_poison_is_off_when_the_environment_says_0(value, poison):
+    said = run("from attemper.kernels.cpu import native; print(native._POISON)", ATTEMPER_CPU_POISON=value)
+    assert int(said) == poison
+
+
+def test_a_parallel_loop_that_fails_is_not_called_a_lack_of_memory(monkeypatch, use):
+    use(threads=2)
+    fails = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 3, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 7)
+    monkeypatch.setattr(native, "_PARALLEL", ctypes.cast(fails, ctypes.c_void_p).value)
+    with pytest.raises(RuntimeError, match="torch_parallel_for failed"):
+        attend(draw(heads=4, rows=50))

@@ -12,8 +12,6 @@ from .native import variant
 
 __all__ = ["backward", "forward", "variant"]
 
-BACK_KEYS = 384  # of backward.h
-
 
 def forward(problem: Problem, signs: int) -> Measured:
     problem, measured = _readable(problem), room(problem, signs)
@@ -37,9 +35,11 @@ def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants
         mask=query.new_empty(0),
         gain=space(wants.gain, problem.gain),
     )
-    alone = wants.mask and mask is not None and _shared_by_heads(mask, problem)
-    parts = _parts(problem, alone)
-    bits = sum(1 << place for place, wanted in enumerate(wants) if wanted) | (native.MASK_ALONE if alone else 0)
+    apart = (key.shape[0], key.shape[1]) if mask is None or not wants.mask else _writers(mask, problem)
+    parts = _parts(problem, max(1, apart[0] * apart[1]))
+    bits = sum(1 << place for place, wanted in enumerate(wants) if wanted)
+    bits |= native.MASK_BY_BATCHES if apart[0] < key.shape[0] else 0
+    bits |= native.MASK_BY_GROUPS if apart[1] < key.shape[1] else 0
     dmask = None
     if wants.mask and mask is not None:
         many = 1 in mask.shape[2:]  # rows or keys share a number: many add up to one
@@ -71,19 +71,18 @@ def _row(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if tensor is None else tensor.to(dtype).contiguous()
 
 
-def _shared_by_heads(mask: Tensor, problem: Problem) -> bool:
-    """Whether two key/value heads would add to the same entry of the mask's gradient."""
+def _writers(mask: Tensor, problem: Problem) -> tuple[int, int]:
+    """Over how many of the batch and of the key/value heads work may spread, so that no two add to one entry of the mask's."""
     batch, groups = problem.key.shape[:2]
-    return (mask.shape[0] < batch) or (mask.shape[1] == 1 and groups > 1)
+    return batch if mask.shape[0] == batch else 1, 1 if mask.shape[1] == 1 else groups
 
 
-def _parts(problem: Problem, alone: bool) -> int:
-    """How many parts the keys are cut into, so that every thread has work."""
-    batch, groups, keys = problem.key.shape[:3]
-    heads, threads = 1 if alone else max(1, batch * groups), torch.get_num_threads()
+def _parts(problem: Problem, heads: int) -> int:
+    """How many parts the keys are cut into, so that every thread has work where `heads` are worked on side by side."""
+    keys, threads = problem.key.shape[2], torch.get_num_threads()
     if heads % threads == 0 or heads >= 4 * threads:
         return 1
-    return max(1, min(-(-keys // BACK_KEYS), -(-2 * threads // heads)))
+    return max(1, min(-(-keys // native.BACK_KEYS), -(-2 * threads // heads)))
 
 
 def _mask_steps(dmask: Tensor) -> tuple[int, ...]:

@@ -25,8 +25,9 @@ POISON = "ATTEMPER_CPU_POISON"
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4}
 NO_MASK = 5
-MASK_ALONE, MASK_WIDE = 32, 64  # WANT_MASK_… of call.h
+MASK_WIDE, MASK_BY_BATCHES, MASK_BY_GROUPS = 32, 64, 128  # WANT_MASK_… of call.h
 UNBOUND = 1 << 40
+NO_MEMORY = 1  # of call.h
 
 # the fields of Call in call.h: everything is 8 bytes
 _STRIDED, _ROWS = 5, 9
@@ -51,8 +52,9 @@ def _load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError:
         raise KernelUnavailable("does not load here: its library was built for another system") from None
-    if library.attemper_call_size() != LAYOUT.size:
-        raise KernelUnavailable("was built from other sources: install attemper again") from None
+    names = ("attemper_call_size", "attemper_back_keys", "attemper_best", "attemper_forward", "attemper_backward")
+    if not all(hasattr(library, name) for name in names) or library.attemper_call_size() != LAYOUT.size:
+        raise KernelUnavailable("was built from other sources: install attemper again")
     return library
 
 
@@ -82,7 +84,8 @@ def _variant(best: int) -> int:
 _library = _load()
 _PARALLEL = _parallel()
 _VARIANT = _variant(_library.attemper_best())
-_POISON = int(bool(os.environ.get(POISON)))
+_POISON = int(os.environ.get(POISON, "0") not in ("", "0"))
+BACK_KEYS: int = _library.attemper_back_keys()
 variant = VARIANTS[_VARIANT]
 
 for _function in (_library.attemper_forward, _library.attemper_backward):
@@ -107,5 +110,11 @@ def call(name: str, integers: tuple[int, ...], reals: tuple[float, float, float]
     """Pack a call and run it; every integer of Call up to `parts`, then scale, softcap and dropout."""
     packed = LAYOUT.pack(*integers, _PARALLEL, torch.get_num_threads(), _POISON, *reals)
     run = _library.attemper_forward if name == "forward" else _library.attemper_backward
-    if run(packed, _VARIANT):
+    failed = run(packed, _VARIANT)
+    if failed == NO_MEMORY:
         raise MemoryError(f"attention(): kernel='cpu' found no memory for its {name} pass")
+    if failed:
+        raise RuntimeError(
+            f"attention(): kernel='cpu' could not run its {name} pass on torch's threads: torch_parallel_for failed. "
+            "Call torch.set_num_threads(1), or choose kernel='blockwise'."
+        )

@@ -6,17 +6,18 @@
 // then the softcap's slope. A worker takes a key/value head and a part of its keys, so dK and dV have one writer; each part
 // has its own dQ, and the parts are added in order at the end: the result does not depend on who was quick.
 
-enum { BLOCK_ROWS = 96, BACK_KEYS = 384 };  // rows and keys that are differentiated together
+enum { BLOCK_ROWS = 96 };  // rows that are differentiated together, with BACK_KEYS keys
 
 typedef struct {  // a row's coefficients
     REAL lse, constant, entropy, p2, level, slope, peak, rest;
 } Slopes;
 
 typedef struct {
-    int64_t tiles, query_step, value_step, dq_step, dv_step;
+    int rows;  // whether dQ is wanted, for the queries or the gain
+    int64_t tiles, query_step, value_step, dq_step, dv_step, dq_head;  // dq_head: one head's dQ
     int weights, moments;  // whether gradients of entropy or Σp², of mean or variance arrive
     Slopes *slopes;  // (B, H, Lq)
-    REAL *dq;        // (parts, B, H, Lq, dq_step), where there are several parts; else NULL
+    REAL *dq;        // (parts, B, H, dq_head), where there are several parts; else NULL
 } Course;
 
 typedef struct {
@@ -32,7 +33,7 @@ static Differ take_differ(Space *space, const Call *call, const Course *c) {
         .key_rows = TAKE(space, REAL, BACK_KEYS * c->dq_step),
         .dk = TAKE(space, REAL, keys * c->dq_step),
         .dv = TAKE(space, REAL, keys * c->dv_step),
-        .dq = c->dq ? NULL : TAKE(space, REAL, (repeat * call->rows + MAX_ROWS) * c->dq_step),
+        .dq = c->dq ? NULL : TAKE(space, REAL, repeat * c->dq_head),
         .query = TAKE(space, REAL, rows * c->query_step),
         .g_out = TAKE(space, REAL, rows * c->value_step),
         .p = TAKE(space, REAL, rows * TILE_STEP),
@@ -85,35 +86,28 @@ static void find_slopes(const Job *job, void *memory, int64_t item) {
 }
 
 // z and dP of one row become p and dz
-INLINE void slope_row(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, const int kind, const int weights,
+INLINE void slope_row(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, const int biased, const int weights,
                       const int moments) {
     for (int64_t j = 0; j < n; j += LANES) {
-        Vec x = load(z + j), t = bounded(x - s.lse), p = exp_of(t, x - s.lse, kind == OPEN);
+        Vec x = load(z + j), t = bounded(x - s.lse), p = exp_above(t);
         Vec d = load(dp + j) + s.constant;
         if (weights) d += p * s.p2 - t * s.entropy;
         d *= p;
         if (moments) {
-            Vec level = x * s.slope + s.level;
-            if (kind != OPEN) {
-                IntVec seen = x != (REAL)-INFINITY;
-                if (kind == BIASED) seen &= load(bias + j) > HIDDEN_BIAS;
-                level = keep_where(seen, level);
-            }
-            d += level;
+            IntVec seen = x != (REAL)-INFINITY;
+            if (biased) seen &= load(bias + j) > HIDDEN_BIAS;
+            d += keep_where(seen, x * s.slope + s.level);
         }
         store(z + j, p);
         store(dp + j, d);
     }
 }
 
-static void slope_row_by_kind(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, int kind, int weights,
-                              int moments) {
-#define CASE(KIND, WEIGHTS, MOMENTS) \
-    case KIND * 4 + WEIGHTS * 2 + MOMENTS: slope_row(z, dp, n, bias, s, KIND, WEIGHTS, MOMENTS); break;
-    switch (kind * 4 + weights * 2 + moments) {
-        CASE(OPEN, 0, 0) CASE(OPEN, 0, 1) CASE(OPEN, 1, 0) CASE(OPEN, 1, 1)
-        CASE(CLOSED, 0, 0) CASE(CLOSED, 0, 1) CASE(CLOSED, 1, 0) CASE(CLOSED, 1, 1)
-        CASE(BIASED, 0, 0) CASE(BIASED, 0, 1) CASE(BIASED, 1, 0) CASE(BIASED, 1, 1)
+static void slope_row_by_need(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, int weights, int moments) {
+#define CASE(BIAS, WEIGHTS, MOMENTS) \
+    case BIAS * 4 + WEIGHTS * 2 + MOMENTS: slope_row(z, dp, n, bias, s, BIAS, WEIGHTS, MOMENTS); break;
+    switch ((bias != NULL) * 4 + weights * 2 + moments) {
+        CASE(0, 0, 0) CASE(0, 0, 1) CASE(0, 1, 0) CASE(0, 1, 1) CASE(1, 0, 0) CASE(1, 0, 1) CASE(1, 1, 0) CASE(1, 1, 1)
     }
 #undef CASE
 }
@@ -147,13 +141,12 @@ static void differ_row(const Call *call, const Course *course, Differ *own, Meet
     int64_t from = first_key(call, i) - m.key, to = last_key(call, i) - m.key;
     if (to > m.width) to = m.width;
     close_outside(z, from, to, n);
-    int kind = bias ? BIASED : from > 0 || to < n ? CLOSED : OPEN;
     int dropping = call->dropout > 0 && call->g_output.at;
     if (dropping) {
         coins(own->keep, call, index, m.key, m.width);
         for (int64_t j = 0; j < m.width; j++) dz[j] *= own->keep[j];
     }
-    slope_row_by_kind(z, dz, n, bias, s, kind, course->weights, course->moments);
+    slope_row_by_need(z, dz, n, bias, s, course->weights, course->moments);
     if (dropping)
         for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
     if (call->upstream.peak) {
@@ -189,7 +182,7 @@ static void differ_strip(const Call *call, const Course *course, Differ *own, Me
         }
     }
     memset(dz + m.rows * TILE_STEP, 0, (rows - m.rows) * TILE_STEP * sizeof(REAL));
-    if (call->wants & (WANT_QUERY | WANT_GAIN))
+    if (course->rows)
         weigh((int)m.rows, dz + offset, m.width,
               (Panels){own->key_rows + offset * course->dq_step, course->dq_step, PANEL},
               course->dq_step / PANEL, dq + m.at * course->dq_step, course->dq_step);
@@ -269,10 +262,10 @@ static void write_keys(const Call *call, const Course *course, Differ *own, int6
 }
 
 static void differ_head(const Call *call, const Course *course, Differ *own, int64_t b, int64_t g, int64_t part) {
-    int64_t repeat = call->heads / call->groups, size = call->rows * course->dq_step;
+    int64_t repeat = call->heads / call->groups, size = course->dq_head;
     REAL *dq = own->dq;
     if (course->dq) dq = course->dq + ((part * call->batch + b) * call->heads + g * repeat) * size;
-    memset(dq, 0, (size_t)(repeat * size) * sizeof(REAL));
+    if (course->rows) memset(dq, 0, (size_t)(repeat * size) * sizeof(REAL));
     for (int64_t tile = part; tile < course->tiles; tile += call->parts) {
         int64_t key = tile * BACK_KEYS, width = call->keys - key < BACK_KEYS ? call->keys - key : BACK_KEYS;
         pack_across(own->keys, &call->key, (int)call->dtype, b, g, key, key + width, call->dim, own->scratch);
@@ -290,24 +283,27 @@ static void differ_head(const Call *call, const Course *course, Differ *own, int
             }
         write_keys(call, course, own, b, g, key, width);
     }
-    if (!course->dq)
+    if (course->rows && !course->dq)
         for (int64_t r = 0; r < repeat; r++) write_rows(call, course, b, g * repeat + r, dq + r * size, own->scratch);
 }
+
+// Heads that share an entry of the mask's gradient have one writer: one worker takes them all, one after another.
+INLINE int64_t batches_apart(const Call *call) { return call->wants & WANT_MASK_BY_BATCHES ? 1 : call->batch; }
+INLINE int64_t groups_apart(const Call *call) { return call->wants & WANT_MASK_BY_GROUPS ? 1 : call->groups; }
 
 static void differ_item(const Job *job, void *memory, int64_t item) {
     const Call *call = job->call;
     Space space = {.at = memory};
     Differ own = take_differ(&space, call, job->shared);
-    int64_t part = item % call->parts, first = item / call->parts, last = first + 1;
-    if (call->wants & WANT_MASK_ALONE) last = call->batch * call->groups;
-    for (int64_t pair = first; pair < last; pair++)
-        differ_head(call, job->shared, &own, pair / call->groups, pair % call->groups, part);
+    int64_t groups = groups_apart(call), part = item % call->parts, pair = item / call->parts;
+    for (int64_t b = pair / groups; b < call->batch; b += batches_apart(call))
+        for (int64_t g = pair % groups; g < call->groups; g += groups) differ_head(call, job->shared, &own, b, g, part);
 }
 
 static void join_item(const Job *job, void *memory, int64_t item) {
     const Call *call = job->call;
     const Course *course = job->shared;
-    int64_t size = call->rows * course->dq_step, all = size * call->batch * call->heads;
+    int64_t size = course->dq_head, all = size * call->batch * call->heads;
     REAL *dq = course->dq + item * size;
     for (int64_t part = 1; part < call->parts; part++)
         for (int64_t e = 0; e < size; e++) dq[e] += dq[part * all + e];
@@ -319,31 +315,34 @@ static int backward(const Call *call) {
     if (!heads) return 0;
     const Rows *g = &call->upstream;
     Course course = {
+        .rows = (call->wants & (WANT_QUERY | WANT_GAIN)) != 0,
         .tiles = (call->keys + BACK_KEYS - 1) / BACK_KEYS,
         .query_step = row_step(call->dim),
         .value_step = row_step(call->value_dim),
         .dq_step = up_to(call->dim, PANEL),
         .dv_step = up_to(call->value_dim, PANEL),
+        // to a whole strip: the last one also adds to the rows that pad it, and those must be nobody else's
+        .dq_head = up_to(call->rows, MAX_ROWS) * up_to(call->dim, PANEL),
         .weights = g->entropy || g->p2,
         .moments = g->mean || g->variance,
         .slopes = attemper_take((size_t)(pairs * call->rows) * sizeof(Slopes), (int)call->poison),
     };
-    if (call->parts > 1)  // the last rows of a strip may write zeros beyond the last row
-        course.dq = attemper_take((size_t)(call->parts * pairs * call->rows + MAX_ROWS) * course.dq_step * sizeof(REAL),
-                                  (int)call->poison);
-    int failed = !course.slopes || (call->parts > 1 && !course.dq);
+    int joins = course.rows && call->parts > 1;
+    if (joins)
+        course.dq = attemper_take((size_t)(call->parts * pairs * course.dq_head) * sizeof(REAL), (int)call->poison);
+    int failed = course.slopes && (!joins || course.dq) ? 0 : NO_MEMORY;
     Job job = {.call = call, .shared = &course, .item = find_slopes, .items = pairs};
     job.each = (size_t)(2 * call->value_dim + 16) * sizeof(REAL);
-    failed = failed || run(&job);
+    if (!failed) failed = run(&job);
     if (!failed) {
         Space count = {0};
         take_differ(&count, call, &course);
         job.each = count.used;
         job.item = differ_item;
-        job.items = call->parts * (call->wants & WANT_MASK_ALONE ? 1 : heads);
+        job.items = call->parts * batches_apart(call) * groups_apart(call);
         failed = run(&job);
     }
-    if (!failed && course.dq) {
+    if (!failed && joins) {
         job.each = (size_t)(call->dim + 16) * sizeof(REAL);
         job.item = join_item;
         job.items = pairs;

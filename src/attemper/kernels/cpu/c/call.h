@@ -1,4 +1,4 @@
-// call.h: one attention call as Python packs it, field by field, 8 bytes each. `layout` in ../native.py is the same list.
+// call.h: one attention call as Python packs it, field by field, 8 bytes each. `LAYOUT` in ../native.py is the same list.
 #ifndef ATTEMPER_CALL_H
 #define ATTEMPER_CALL_H
 #include <stddef.h>
@@ -28,8 +28,9 @@ enum {
     WANT_VALUE = 4,
     WANT_MASK = 8,
     WANT_GAIN = 16,
-    WANT_MASK_ALONE = 32,  // heads share the mask: one worker takes all heads of its part of the keys
-    WANT_MASK_WIDE = 64,   // many numbers add up to one: in double
+    WANT_MASK_WIDE = 32,         // many numbers add up to one: in double
+    WANT_MASK_BY_BATCHES = 64,   // the batch shares the mask
+    WANT_MASK_BY_GROUPS = 128,   // all key/value heads share it
 };
 
 typedef struct {  // one number per row, (B, H, Lq), contiguous; NULL where not asked for
@@ -38,6 +39,10 @@ typedef struct {  // one number per row, (B, H, Lq), contiguous; NULL where not 
     int32_t *visible;
     void *mean, *variance, *peak, *lse, *entropy, *p2;
 } Rows;
+
+enum { NO_MEMORY = 1, NO_THREADS };  // why a call failed: none was left; torch's parallel loop returned an error
+
+enum { BACK_KEYS = 384 };  // keys that are differentiated together: a part of the keys is not smaller
 
 typedef void (*Work)(int64_t begin, int64_t end, void *context);
 typedef int (*Parallel)(int64_t begin, int64_t end, int64_t grain, Work work, void *context);

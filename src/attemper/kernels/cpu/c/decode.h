@@ -11,7 +11,7 @@ typedef struct {  // the sums of all rows of one part of one key/value head
 
 typedef struct {
     Needs needs;
-    int64_t parts, rows, out_step;
+    int64_t parts, rows, padded, out_step;  // padded: rows to a multiple of ABREAST
     Part *all;
 } Split;
 
@@ -19,11 +19,11 @@ typedef struct {
     REAL *query, *z, *keys, *bias, *keep;
 } Decode;
 
-static Decode take_decode(Space *space, const Call *call) {
+static Decode take_decode(Space *space, const Call *call, const Split *split) {
     int64_t most = call->dim > call->value_dim ? call->dim : call->value_dim;
     return (Decode){
-        .query = TAKE(space, REAL, DECODE_ROWS * call->dim),
-        .z = TAKE(space, REAL, DECODE_ROWS * TILE_STEP),
+        .query = TAKE(space, REAL, split->padded * call->dim),
+        .z = TAKE(space, REAL, split->padded * TILE_STEP),
         .keys = TAKE(space, REAL, TILE_KEYS * most),
         .bias = TAKE(space, REAL, TILE_STEP),
         .keep = TAKE(space, REAL, TILE_STEP),
@@ -136,11 +136,11 @@ static void decode_item(const Job *job, void *memory, int64_t item) {
     const Call *call = job->call;
     const Split *split = job->shared;
     Space space = {.at = memory};
-    Decode own = take_decode(&space, call);
+    Decode own = take_decode(&space, call, split);
     Part *part = split->all + item;
     int64_t pair = item / split->parts, p = item % split->parts, b = pair / call->groups, g = pair % call->groups;
     int64_t repeat = call->heads / call->groups, tiles = (call->keys + TILE_KEYS - 1) / TILE_KEYS;
-    for (int64_t r = 0; r < DECODE_ROWS; r++) {
+    for (int64_t r = 0; r < split->padded; r++) {
         begin_row(part->rows + r, part->sums + r * SUMS);
         REAL *query = own.query + r * call->dim;
         if (r < split->rows)
@@ -149,8 +149,8 @@ static void decode_item(const Job *job, void *memory, int64_t item) {
         else
             memset(query, 0, call->dim * sizeof(REAL));
     }
-    memset(part->out, 0, DECODE_ROWS * split->out_step * sizeof(REAL));
-    memset(own.z, 0, DECODE_ROWS * TILE_STEP * sizeof(REAL));
+    memset(part->out, 0, split->padded * split->out_step * sizeof(REAL));
+    memset(own.z, 0, split->padded * TILE_STEP * sizeof(REAL));
     int64_t last = tiles * (p + 1) / split->parts;
     for (int64_t tile = tiles * p / split->parts; tile < last; tile++) {
         int64_t key = tile * TILE_KEYS, width = call->keys - key < TILE_KEYS ? call->keys - key : TILE_KEYS;
@@ -186,19 +186,20 @@ static int decode(const Call *call) {
         .rows = call->rows * (call->heads / call->groups),
         .out_step = up_to(call->value_dim, PANEL),
     };
+    split.padded = up_to(split.rows, ABREAST);
     if (split.parts > most) split.parts = most ? most : 1;
-    size_t sums = DECODE_ROWS * SUMS * sizeof(Vec), out = DECODE_ROWS * split.out_step * sizeof(REAL);
+    size_t sums = split.padded * SUMS * sizeof(Vec), out = up_to(split.padded * split.out_step * sizeof(REAL), 64);
     int64_t count = pairs * split.parts;
     char *memory = attemper_take((size_t)count * (sums + out), (int)call->poison);
     split.all = malloc(count * sizeof(Part));
-    int failed = !memory || !split.all;
+    int failed = memory && split.all ? 0 : NO_MEMORY;
     for (int64_t i = 0; !failed && i < count; i++) {
         split.all[i].sums = (Vec *)(memory + i * (sums + out));
         split.all[i].out = (REAL *)(memory + i * (sums + out) + sums);
     }
     if (!failed) {
         Space space = {0};
-        take_decode(&space, call);
+        take_decode(&space, call, &split);
         Job job = {.call = call, .shared = &split, .item = decode_item, .each = space.used, .items = count};
         failed = run(&job);
     }

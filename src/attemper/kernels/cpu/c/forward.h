@@ -180,7 +180,7 @@ static int forward(const Call *call) {
     take_head(&count, call, plan.values_in_place);
     char *packed = attemper_take(count.used * heads, (int)call->poison);
     plan.heads = malloc(heads * sizeof(Head));
-    int failed = !packed || !plan.heads;
+    int failed = packed && plan.heads ? 0 : NO_MEMORY;
     for (int64_t i = 0; !failed && i < heads; i++) {
         Space space = {.at = packed + i * count.used};
         plan.heads[i] = take_head(&space, call, plan.values_in_place);

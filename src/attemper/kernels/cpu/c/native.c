@@ -33,10 +33,11 @@ static const Kernel *kernel_for(const Call *call, int variant) {
     return wide ? &attemper_portable_f64 : &attemper_portable_f32;
 }
 
-// 0, or not when memory ran out. The size is checked so that a library of another version is never called.
+// 0, NO_MEMORY or NO_THREADS. The size is checked so that a library of another version is never called.
 int attemper_forward(const Call *call, int variant) { return kernel_for(call, variant)->forward(call); }
 int attemper_backward(const Call *call, int variant) { return kernel_for(call, variant)->backward(call); }
 int attemper_call_size(void) { return (int)sizeof(Call); }
+int attemper_back_keys(void) { return BACK_KEYS; }
 
 // Fresh pages cost more than the arithmetic of a small call, so a few blocks are kept; whoever finds none asks the system.
 enum { HEADER = 64, SLOTS = 4, KEPT = 16 << 20 };

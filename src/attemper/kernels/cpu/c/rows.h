@@ -10,12 +10,13 @@
 
 enum { SUM, TILTED, SQUARES, SUMS };
 
-enum { OPEN, CLOSED, BIASED };  // every key is seen; -inf marks those that are not; a bias marks those that are not
+enum { OPEN, CLOSED, BIASED };  // every key counts; -inf marks those that do not; a bias marks some as well
 
 typedef struct {
     REAL reference, peak;
     double mean, spread;  // spread: Σ (z - mean)²
-    int64_t count, argmax;
+    int64_t count, met;   // keys seen, and those of them whose logit is not -inf: mean and spread are of these
+    int64_t argmax;
 } Row;
 
 typedef struct {  // which sums a call needs
@@ -46,31 +47,29 @@ INLINE void begin_row(Row *row, Vec *sums) {
     for (int i = 0; i < SUMS; i++) sums[i] = splat(0);
 }
 
+// z becomes cap · tanh(z / cap); where the difference is less than a rounding, nothing: z / cap may be too small a number
 static void cap_row(REAL *z, int64_t n, REAL cap) {
-    // tanh(x) = (1 - u) / (1 + u) with u = exp(-2|x|); near 0, where that cancels, its series
     for (int64_t j = 0; j < n; j += LANES) {
-        Vec x = load(z + j) / cap, size = larger(x, -x), square = x * x;
-        Vec u = exp_or_zero(size * (REAL)-2);
+        Vec x = load(z + j) / cap, size = larger(x, -x);
+#if REAL_IS_FLOAT
+        // tanh(x) = (1 - u) / (1 + u) with u = exp(-2|x|); near 0, where that cancels, its series
+        Vec square = x * x, u = exp_above(bounded(size * (REAL)-2));
         Vec y = (1 - u) / (1 + u);
         y = choose(x < 0, -y, y);
-#if REAL_IS_FLOAT
         Vec p = square * (REAL)(-1382.0 / 155925) + (REAL)(62.0 / 2835);
         p = p * square + (REAL)(-17.0 / 315);
         p = p * square + (REAL)(2.0 / 15);
         p = p * square + (REAL)(-1.0 / 3);
         y = choose(size < (REAL)0.3, x + x * square * p, y);
-        store(z + j, y * cap);
 #else
-        (void)square;
-        REAL exact[LANES];
-        for (int i = 0; i < LANES; i++) exact[i] = TANH(x[i]) * cap;
-        (void)y;
-        store(z + j, load(exact));
+        Vec y = x;
+        for (int i = 0; i < LANES; i++) y[i] = TANH(x[i]);
 #endif
+        store(z + j, choose(size < (REAL)(REAL_IS_FLOAT ? 2e-4 : 1e-9), load(z + j), y * cap));
     }
 }
 
-// A row of the mask as something to add, 0 or -inf for a boolean one; in place where it lies so.
+// A row of the mask as something to add, 0 or -inf for a boolean one; -inf to a whole panel.
 INLINE const REAL *bias_of(const Call *call, int64_t b, int64_t h, int64_t i, int64_t key, int64_t n, REAL *scratch) {
     const Strided *mask = &call->mask;
     int dtype = (int)call->mask_dtype;
@@ -134,18 +133,18 @@ INLINE REAL few_logits(const REAL *z, const REAL *bias, int64_t from, int64_t to
     return mean - mean == 0 ? mean : 0;  // not inf, not NaN
 }
 
-// Chan: the moments of `count` more logits join those of a row
-INLINE void join_moments(Row *row, int64_t count, double mean, double spread) {
-    if (!count) return;
-    if (!row->count) {
-        row->mean = mean, row->spread = spread, row->count = count;
+// Chan: the moments of `met` more logits join those of a row
+INLINE void join_moments(Row *row, int64_t met, double mean, double spread) {
+    if (!met) return;
+    if (!row->met) {
+        row->mean = mean, row->spread = spread, row->met = met;
         return;
     }
-    int64_t total = row->count + count;
-    double share = (double)count / (double)total, step = mean - row->mean;
-    row->spread += spread + step * step * (double)row->count * share;
-    row->mean += step * share;
-    row->count = total;
+    int64_t total = row->met + met;
+    double share = (double)met / (double)total, step = mean - row->mean;
+    row->spread += spread + step * step * (double)row->met * share;
+    row->mean += step - step == 0 ? step * share : mean;  // inf stays inf
+    row->met = total;
 }
 
 static void raise_reference(Row *row, Vec *sums, REAL peak, REAL *out, int64_t out_dim) {
@@ -168,7 +167,8 @@ static void join_rows(Row *row, Vec *sums, REAL *out, Row *more, Vec *more_sums,
         row->peak = more->peak;
         row->argmax = more->argmax;
     }
-    join_moments(row, more->count, more->mean, more->spread);
+    row->count += more->count;
+    join_moments(row, more->met, more->mean, more->spread);
     for (int i = 0; i < SUMS; i++) sums[i] += more_sums[i];
     for (int64_t e = 0; e < out_dim; e++) out[e] += more_out[e];
 }
@@ -182,7 +182,7 @@ INLINE Chunk weigh_chunk(REAL *z, int64_t start, int64_t stop, const REAL *bias,
                          const int weights, const int moments) {
     Chunk c = {splat(0), splat(0), splat(0), splat(0), splat(0)};
     for (int64_t j = start; j < stop; j += LANES) {
-        Vec x = load(z + j), t = bounded(x - reference), e = exp_of(t, x - reference, kind == OPEN);
+        Vec x = load(z + j), t = bounded(x - reference), e = exp_above(t);
         store(z + j, e);
         c.l += e;
         if (weights) {
@@ -203,7 +203,7 @@ INLINE Chunk weigh_chunk(REAL *z, int64_t start, int64_t stop, const REAL *bias,
     return c;
 }
 
-// One row of a tile: z becomes e, and the sums grow. Of a CLOSED row, every key before `open` is seen.
+// One row of a tile: z becomes e, and the sums grow. Of a CLOSED row, every key before `open` has a logit that is not -inf.
 INLINE void weigh_row(REAL *z, int64_t n, int64_t open, const REAL *bias, REAL reference, REAL *moment, Vec *sums,
                       const int kind, const int weights, const int moments) {
     // sums of sums: a chunk at a time, so that no sum has more than a few dozen terms
@@ -245,6 +245,20 @@ INLINE int64_t count_seen(const REAL *bias, int64_t from, int64_t to) {
     return count;
 }
 
+// How many logits of [from, to) are seen and not -inf. Without a bias nearly always all are, and one glance says so.
+INLINE int64_t count_met(const REAL *z, const REAL *bias, int64_t from, int64_t to) {
+    int64_t count = 0, j = from;
+    if (!bias) {
+        Vec low = splat(INFINITY);
+        REAL least = INFINITY;
+        for (; j + LANES <= to; j += LANES) low = smaller(load(z + j), low);
+        for (; j < to; j++) least = z[j] < least ? z[j] : least;
+        if (least != -INFINITY && -largest(-low) != -INFINITY) return to > from ? to - from : 0;
+    }
+    for (j = from; j < to; j++) count += z[j] != -INFINITY && (!bias || bias[j] > HIDDEN_BIAS);
+    return count;
+}
+
 typedef struct {  // a row of a tile: n scores of keys key, key + 1, ...; those outside of [from, to) are not the row's
     REAL *z;
     int64_t n, key, from, to;
@@ -273,11 +287,16 @@ INLINE void count_in(Needs needs, Row *row, Vec *sums, Sight s) {
     int64_t from = s.from > 0 ? s.from : 0;
     int64_t count = !s.bias ? (s.to > from ? s.to - from : 0) : needs.counting ? count_seen(s.bias, from, s.to) : 0;
     REAL reference = row->reference == -INFINITY ? 0 : row->reference, shift = 0, moment[2] = {0};
-    if (needs.moments) moment[0] = shift = few_logits(s.z, s.bias, from, s.to);
-    weigh_row_by_kind(s.z, s.n, from ? 0 : s.to, s.bias, reference, moment, sums, kind, needs);
-    if (needs.moments && count) {
-        double mean = (double)moment[0] / (double)count;
-        join_moments(row, count, shift + mean, moment[1] - moment[0] * mean);
-    } else
-        row->count += count;
+    int64_t met = count, open = from ? 0 : s.to;
+    if (needs.moments) {
+        met = count_met(s.z, s.bias, from, s.to);
+        if (met < count && !s.bias) kind = CLOSED, open = 0;
+        moment[0] = shift = few_logits(s.z, s.bias, from, s.to);
+    }
+    weigh_row_by_kind(s.z, s.n, open, s.bias, reference, moment, sums, kind, needs);
+    row->count += count;
+    if (needs.moments && met) {
+        double mean = (double)moment[0] / (double)met;
+        join_moments(row, met, shift + mean, moment[1] - moment[0] * mean);
+    }
 }

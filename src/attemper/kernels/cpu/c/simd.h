@@ -15,8 +15,9 @@
 typedef int32_t Int;
 #define MANTISSA 23
 #define MAGIC 12583039.0f  // 1.5 · 2^23 + 127: adding it rounds to a whole number n; the low bits hold n + 127, the exponent of 2^n
-#define LOWEST_EXP -87.0f  // exp of less is not a normal number
-#define NO_EXP -150.0f     // exp of this is 0, and of less
+// exp of this is exactly 0, and all that lies above it and is not a normal number: 2^-127 has no bits of its own, and
+// AVX-512's scalef, which could write it, reaches 0 later
+#define NO_EXP (VECTOR_BYTES == 64 ? -150.0f : -88.0f)
 #define LOG logf
 #define EXP expf
 #define SQRT sqrtf
@@ -25,8 +26,7 @@ typedef int32_t Int;
 typedef int64_t Int;
 #define MANTISSA 52
 #define MAGIC 6755399441056767.0  // 1.5 · 2^52 + 1023
-#define LOWEST_EXP -708.0
-#define NO_EXP -1100.0
+#define NO_EXP (VECTOR_BYTES == 64 ? -1100.0 : -709.0)
 #define LOG log
 #define EXP exp
 #define SQRT sqrt
@@ -45,22 +45,27 @@ INLINE Vec splat(REAL x) { return x - (Vec){0}; }
 INLINE Vec keep_where(IntVec mask, Vec v) { return (Vec)(mask & (IntVec)v); }
 INLINE Vec choose(IntVec mask, Vec yes, Vec no) { return (Vec)((mask & (IntVec)yes) | (~mask & (IntVec)no)); }
 
-// the larger; the second when either is NaN
+// the larger and the smaller; the second when either is NaN
 #if VECTOR_BYTES == 64 && REAL_IS_FLOAT
 INLINE Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE Vec smaller(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m512)b); }
 INLINE REAL sum(Vec v) { return _mm512_reduce_add_ps((__m512)v); }
 INLINE REAL largest(Vec v) { return _mm512_reduce_max_ps((__m512)v); }
 #elif VECTOR_BYTES == 64
 INLINE Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_pd((__m512d)a, (__m512d)b); }
+INLINE Vec smaller(Vec a, Vec b) { return (Vec)_mm512_min_pd((__m512d)a, (__m512d)b); }
 INLINE REAL sum(Vec v) { return _mm512_reduce_add_pd((__m512d)v); }
 INLINE REAL largest(Vec v) { return _mm512_reduce_max_pd((__m512d)v); }
 #else
 #if VECTOR_BYTES == 32 && REAL_IS_FLOAT
 INLINE Vec larger(Vec a, Vec b) { return (Vec)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE Vec smaller(Vec a, Vec b) { return (Vec)_mm256_min_ps((__m256)a, (__m256)b); }
 #elif VECTOR_BYTES == 32
 INLINE Vec larger(Vec a, Vec b) { return (Vec)_mm256_max_pd((__m256d)a, (__m256d)b); }
+INLINE Vec smaller(Vec a, Vec b) { return (Vec)_mm256_min_pd((__m256d)a, (__m256d)b); }
 #else
 INLINE Vec larger(Vec a, Vec b) { return choose(a > b, a, b); }
+INLINE Vec smaller(Vec a, Vec b) { return choose(a < b, a, b); }
 #endif
 INLINE REAL sum(Vec v) {
     REAL total = 0;
@@ -83,11 +88,15 @@ INLINE Vec times_two_to(Vec p, Vec n, Vec shifted) { return (void)shifted, (Vec)
 INLINE Vec times_two_to(Vec p, Vec n, Vec shifted) { return (void)n, p * (Vec)((IntVec)shifted << MANTISSA); }
 #endif
 
-// exp of what is at least LOWEST_EXP, to 2 units in the last place: t = n ln 2 + r, a polynomial of r, times 2^n. NaN stays NaN.
+// exp of what is at least NO_EXP, to 2 units in the last place: t = n ln 2 + r, a polynomial of r, times 2^n. NaN stays NaN.
 INLINE Vec exp_above(Vec t) {
     Vec shifted = t * (REAL)1.44269504088896340736 + MAGIC;
     Vec n = shifted - MAGIC;
+#if REAL_IS_FLOAT && VECTOR_BYTES == 16
+    Vec r = (t - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts: there may be no fused multiply
+#else
     Vec r = t - n * (REAL)0.69314718055994530942;
+#endif
 #if REAL_IS_FLOAT
     Vec p = splat(0.008290272f);
     p = p * r + 0.04189816f;
@@ -107,16 +116,8 @@ INLINE Vec exp_above(Vec t) {
     return times_two_to(p, n, shifted);
 }
 
-// t where exp sees a difference, else a number whose exp is as good as 0; NaN stays NaN
-INLINE Vec bounded(Vec t) { return larger(splat(VECTOR_BYTES == 64 ? NO_EXP : LOWEST_EXP), t); }
-
-// exp of t = bounded(x): exactly 0 where x is far below; with `near` nothing is, and 1e-38 will do
-INLINE Vec exp_of(Vec t, Vec x, const int near) {
-    Vec e = exp_above(t);
-    if (VECTOR_BYTES == 64 || near) return e;  // scalef reaches 0 by itself
-    return keep_where(~(x < (REAL)LOWEST_EXP), e);
-}
-INLINE Vec exp_or_zero(Vec x) { return exp_of(bounded(x), x, 0); }
+// t where exp sees a difference, else a number whose exp is 0; NaN stays NaN
+INLINE Vec bounded(Vec t) { return larger(splat(NO_EXP), t); }
 
 // log of a normal number above 0 (NaN and inf stay), to 2 units in the last place: x = m 2^n with m near 1, a polynomial of m - 1
 INLINE Vec log_of(Vec x) {
