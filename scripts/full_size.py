@@ -132,9 +132,10 @@ def timings() -> None:
         "",
         "## Timings",
         "",
-        "These depend on the machine: no test holds them. Two quiet cores of a Xeon with AVX-512,",
+        "These depend on the machine: no test holds them. Two cores of a Xeon with AVX-512 that other programs shared,",
+        "`OMP_NUM_THREADS=2 attemper run NAME`; medians, the factor with its 95 % interval.",
+        "",
     ]
-    lines += ["`OMP_NUM_THREADS=2 taskset -c 0,2 attemper run NAME`; medians, the factor with its 95 % interval.", ""]
     for name in TIMED:
         rows = unpack(name)
         output.write(DOCS / "figures" / f"{name}.svg", experiment(name), rows)

@@ -153,7 +153,7 @@ def test_texts_need_a_tokenizer_and_get_names():
         ((Block(), "the dog"), {}, "no tokenizer was given"),
         ((Block(), torch.zeros(1, 9, 16)), {"token": "it"}, "`token` needs the tokens of a text"),
         ((Block(), torch.zeros(1, 9, 16)), {"what_if": "nonee"}, "Did you mean 'none'?"),
-        ((nn.Linear(4, 4), torch.zeros(1, 4)), {}, "saw no attention call in Linear"),
+        ((nn.Linear(4, 4), torch.zeros(1, 4)), {}, "scan(): saw no attention call in Linear"),
     ],
 )
 def test_wrong_use_is_a_sentence(arguments, options, words, nothing_is_left_behind):

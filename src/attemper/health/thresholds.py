@@ -84,7 +84,7 @@ FAULTS = {
         "Giorlandino & Goldt 2025, arXiv 2505.24333: softmax freezes at a logit std of √(2 ln n)",
         "no scale, and logits too wide",
     ),
-    "multiplied": Fault("act", "Vaswani et al. 2017, §3.2.1: divided by √d_k", "multiplied where it should be divided"),
+    "multiplied": Fault("act", "Vaswani et al. 2017, §3.2.1: divided by √d_k", "multiplied in place of divided"),
     "negative": Fault("warn", "Vaswani et al. 2017, eq. 1: the scale is positive", "a negative scale"),
     "shrunk": Fault(
         "note",

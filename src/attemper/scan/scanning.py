@@ -99,6 +99,7 @@ def run(
     examiners = Examiners(pictures, progress)
     about = None if token is None else _about(token, inputs)
     watching = watch(loaded.model)
+    watching.where = "scan"
     done, interrupted = 0, False
     with _as_in_use(loaded.model), nullcontext() if loaded.source == "object" else offline():
         try:

@@ -131,6 +131,7 @@ class Watch:
         self.names: dict[int, str] = {}
         self.given_rows: Tensor | None = None
         self.examiners: list[Examiner] = []  # who looks closer: a scan
+        self.where = "watch"  # what the user called, for errors
         self._ledger = Ledger(gradients)
         self._record = Record()
         self._journal = journal
@@ -294,7 +295,7 @@ class Watch:
     def _check_seen(self) -> None:
         if self._passes and not self._ledger.calls and not self._unheard:
             model = getattr(self.model, "_orig_mod", self.model)
-            raise InputError(f"watch(): saw no attention call in {type(model).__name__}; {FOLLOWS}.")
+            raise InputError(f"{self.where}(): saw no attention call in {type(model).__name__}; {FOLLOWS}.")
 
     def _complain(self, was_listening: bool) -> None:
         """What went by in silence is said when the block ends well."""
