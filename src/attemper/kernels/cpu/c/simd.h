@@ -88,7 +88,8 @@ INLINE Vec times_two_to(Vec p, Vec n, Vec shifted) { return (void)shifted, (Vec)
 INLINE Vec times_two_to(Vec p, Vec n, Vec shifted) { return (void)n, p * (Vec)((IntVec)shifted << MANTISSA); }
 #endif
 
-// exp of what is at least NO_EXP, to 2 units in the last place: t = n ln 2 + r, a polynomial of r, times 2^n. NaN stays NaN.
+// exp of what is at least NO_EXP: t = n ln 2 + r, a polynomial of r, times 2^n. NaN stays NaN. Measured in float against exp in
+// double: 2.5 units in the last place above -20, 4.8 down to -87 (2.3 where ln 2 is in two parts).
 INLINE Vec exp_above(Vec t) {
     Vec shifted = t * (REAL)1.44269504088896340736 + MAGIC;
     Vec n = shifted - MAGIC;
