@@ -119,6 +119,8 @@ def coins(inputs: list[torch.Tensor], options: dict, dropout: float) -> torch.Te
 def compare(name: str, actual: torch.Tensor, exact: torch.Tensor, tolerance: float) -> None:
     assert actual.shape == exact.shape, f"{name}: shape"
     finite = exact.isfinite()
+    if name in ("peak", "lse"):  # of a row that holds +inf and NaN both, cpu says inf (docs/design.md §3)
+        exact = exact.masked_fill(exact.isnan() & (actual == math.inf), math.inf)
     assert same(actual[~finite].double(), exact[~finite]), f"{name}: infinities"
     finite &= exact.abs() < torch.finfo(actual.dtype).max / 2  # a gradient may be too large for float16
     if finite.any():
