@@ -139,7 +139,9 @@ def timings() -> None:
     for name in TIMED:
         rows = unpack(name)
         output.write(DOCS / "figures" / f"{name}.svg", experiment(name), rows)
-        wanted = [one for one in rows[0] if one in ("n", "d", "threads") or one.endswith(("_ms", "_mib")) or "factor" in one]
+        wanted = [
+            one for one in rows[0] if one in ("n", "d", "threads") or one.endswith(("_ms", "_mib")) or "factor" in one
+        ]
         lines += [f"`{name}`, torch {rows[0]['torch']}: {experiment(name).finding(rows)}.", ""]
         lines += [table([{one: row[one] for one in wanted} for row in rows]), ""]
     insert(DOCS / "numbers.md", TIMINGS, lines)
