@@ -5,7 +5,7 @@ READY := .venv/ready
 RUNS := .venv/runs
 # two test processes of one thread each beat one process of two threads
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist loadgroup
 
 .PHONY: run test test-all browser check format native fuzz sanitize bench docs figures clean
 

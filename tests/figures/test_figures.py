@@ -48,13 +48,13 @@ def test_a_figure_states_its_finding(name):
     assert " ".join(chart["title"]["text"]) == found.finding(rows)
     assert chart["title"]["subtitle"]
     ranges = re.findall(r"#[0-9A-F]{6}", json.dumps(chart))
-    assert set(ranges) <= OKABE_ITO | {theme.THEORY}
+    assert set(ranges) <= OKABE_ITO | {theme.THEORY, theme.BASELINE}
     assert "http" not in json.dumps(chart).replace("https://vega.github.io/schema", "")
     assert output.render(json.dumps(chart), ".svg").startswith(b"<svg")
 
 
 def test_colours_are_okabe_and_ito():
-    assert {*theme.COLOURS.values(), *theme.SERIES} <= OKABE_ITO
+    assert {*theme.COLOURS.values(), *theme.SERIES} <= OKABE_ITO | {theme.BASELINE}
 
 
 @pytest.mark.parametrize(

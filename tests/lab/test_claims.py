@@ -11,6 +11,8 @@ from attemper.lab import cards, claims, experiment
 from attemper.lab.page import page
 from attemper.lab.verdicts import CONDITION, FALSE, HOLDS, NOT_RUN, VERDICTS
 
+pytestmark = pytest.mark.xdist_group("claims")  # in one process: the evidence is gathered once
+
 
 @pytest.fixture(scope="module")
 def evidence():

@@ -9,6 +9,8 @@ from attemper.lab import numbers
 
 PAGE = Path(__file__).parents[2] / "docs" / "numbers.md"
 
+pytestmark = pytest.mark.xdist_group("numbers")  # in one process: they are measured once
+
 
 @pytest.fixture(scope="module")
 def measured():

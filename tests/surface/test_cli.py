@@ -137,7 +137,7 @@ def test_help_is_quick_and_loads_no_torch():
         assert last["code"] == 0
         assert "Usage: attemper" in done.stdout
         seconds.append(last["seconds"])
-    assert min(seconds) < 0.5
+    assert min(seconds) < 1  # 0.2 on a quiet machine; torch alone would take more than this
 
 
 def test_version_and_the_module_form(attemper_command):

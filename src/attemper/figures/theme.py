@@ -15,6 +15,7 @@ Rows = Sequence[Mapping[str, Any]]
 WIDTH, HEIGHT = 640, 360  # readable at a README's 800 pixels
 TITLE_COLUMNS = 92
 
+BASELINE = "#999999"  # what rules are compared with is no rule, so it is grey
 # Okabe and Ito (2008), by role
 COLOURS = {
     "none": "#D55E00",
@@ -24,7 +25,7 @@ COLOURS = {
     "qk_norm": "#56B4E9",
     "learned": "#E69F00",
     "softcap": "#000000",
-    "no_attention": "#999999",
+    "no_attention": BASELINE,
 }
 SERIES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 THEORY = "#555555"
