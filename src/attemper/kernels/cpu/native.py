@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import KernelUnavailable, nearest
 
-VARIANTS = ("portable", "avx2", "avx512")
+VARIANTS = ("portable", "avx2", "avx512", "amx")
 """The builds of the kernel, in the order native.c counts them. A processor that runs one runs those before it."""
 
 CHOICE = "ATTEMPER_CPU_VARIANT"

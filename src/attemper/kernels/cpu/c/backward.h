@@ -6,7 +6,6 @@
 // then the softcap's slope. A worker takes a key/value head and a part of its keys, so dK and dV have one writer; each part
 // has its own dQ, and the parts are added in order at the end: the result does not depend on who was quick.
 
-enum { BLOCK_ROWS = 96 };  // rows that are differentiated together, with BACK_KEYS keys
 
 typedef struct {  // a row's coefficients
     REAL lse, constant, entropy, p2, level, slope, peak, rest;
@@ -14,34 +13,45 @@ typedef struct {  // a row's coefficients
 
 typedef struct {
     int rows;  // whether dQ is wanted, for the queries or the gain
-    int64_t tiles, query_step, value_step, dq_step, dv_step, dq_head;  // dq_head: one head's dQ
+    int64_t tiles, query_strip, value_strip, dq_step, dv_step, dq_head;  // packed numbers of MAX_ROWS rows; one head's dQ
     int weights, moments;  // whether gradients of entropy or Σp², of mean or variance arrive
     Slopes *slopes;  // (B, H, Lq)
     REAL *dq;        // (parts, B, H, dq_head), where there are several parts; else NULL
 } Course;
 
 typedef struct {
-    REAL *keys, *values, *key_rows, *dk, *dv, *dq, *query, *g_out, *p, *dz, *bias, *keep, *cap, *scratch;
+    Packed *keys, *values, *key_rows, *query, *g_out;
+    Packed *weights, *query_rows, *g_out_rows, *p_rows, *dz_rows;  // for tiles
+    REAL *dk, *dv, *dq, *p, *dz, *bias, *keep, *cap, *factors, *scratch, *turning;
 } Differ;
 
 static Differ take_differ(Space *space, const Call *call, const Course *c) {
     int64_t rows = BLOCK_ROWS + MAX_ROWS, keys = BACK_KEYS + MAX_ROWS, repeat = call->heads / call->groups;
     int64_t most = call->dim > call->value_dim ? call->dim : call->value_dim;
     return (Differ){
-        .keys = TAKE(space, REAL, BACK_KEYS * call->dim),
-        .values = TAKE(space, REAL, BACK_KEYS * call->value_dim),
-        .key_rows = TAKE(space, REAL, BACK_KEYS * c->dq_step),
+        .keys = TAKE(space, Packed, across_size(BACK_KEYS, call->dim)),
+        .values = TAKE(space, Packed, across_size(BACK_KEYS, call->value_dim)),
+        .key_rows = TAKE(space, Packed, along_size(BACK_KEYS, call->dim)),
+        .query = TAKE(space, Packed, left_size(BLOCK_ROWS, call->dim)),
+        .g_out = TAKE(space, Packed, left_size(BLOCK_ROWS, call->value_dim)),
+#if TILES
+        .weights = TAKE(space, Packed, left_size(MAX_ROWS, BACK_KEYS)),
+        .query_rows = TAKE(space, Packed, along_size(BLOCK_ROWS, call->dim)),
+        .g_out_rows = TAKE(space, Packed, along_size(BLOCK_ROWS, call->value_dim)),
+        .p_rows = TAKE(space, Packed, along_size(BLOCK_ROWS, BACK_KEYS)),
+        .dz_rows = TAKE(space, Packed, along_size(BLOCK_ROWS, BACK_KEYS)),
+        .turning = TAKE(space, REAL, BACK_KEYS * up_to(most, PANEL)),
+#endif
         .dk = TAKE(space, REAL, keys * c->dq_step),
         .dv = TAKE(space, REAL, keys * c->dv_step),
         .dq = c->dq ? NULL : TAKE(space, REAL, repeat * c->dq_head),
-        .query = TAKE(space, REAL, rows * c->query_step),
-        .g_out = TAKE(space, REAL, rows * c->value_step),
         .p = TAKE(space, REAL, rows * TILE_STEP),
         .dz = TAKE(space, REAL, rows * TILE_STEP),
         .bias = TAKE(space, REAL, TILE_STEP),
         .keep = TAKE(space, REAL, TILE_STEP),
         .cap = TAKE(space, REAL, TILE_STEP),
-        .scratch = TAKE(space, REAL, 5 * most),
+        .factors = TAKE(space, REAL, BLOCK_ROWS),
+        .scratch = TAKE(space, REAL, pack_scratch(most)),
     };
 }
 
@@ -166,11 +176,11 @@ static void differ_strip(const Call *call, const Course *course, Differ *own, Me
                          REAL *dq) {
     REAL *p = own->p + m.at * TILE_STEP, *dz = own->dz + m.at * TILE_STEP;
     int64_t offset = m.key - key, n = up_to(m.width, PANEL), panels = n / PANEL, rows = tile_rows(m.rows);
-    scores((int)m.rows, own->query + m.at * course->query_step, course->query_step, call->dim,
-           own->keys + offset * call->dim, panels, p + offset, NULL);
+    scores((int)m.rows, own->query + m.at / MAX_ROWS * course->query_strip, call->dim,
+           across_from(own->keys, offset, call->dim), panels, p + offset, NULL);
     if (call->g_output.at)
-        scores((int)m.rows, own->g_out + m.at * course->value_step, course->value_step, call->value_dim,
-               own->values + offset * call->value_dim, panels, dz + offset, NULL);
+        scores((int)m.rows, own->g_out + m.at / MAX_ROWS * course->value_strip, call->value_dim,
+               across_from(own->values, offset, call->value_dim), panels, dz + offset, NULL);
     for (int64_t r = 0; r < m.rows; r++) {
         REAL *z = p + r * TILE_STEP + offset, *d = dz + r * TILE_STEP + offset;
         if (!call->g_output.at) memset(d, 0, n * sizeof(REAL));
@@ -183,22 +193,22 @@ static void differ_strip(const Call *call, const Course *course, Differ *own, Me
     }
     memset(dz + m.rows * TILE_STEP, 0, (rows - m.rows) * TILE_STEP * sizeof(REAL));
     if (course->rows)
-        weigh((int)m.rows, dz + offset, m.width,
-              (Panels){own->key_rows + offset * course->dq_step, course->dq_step, PANEL},
-              course->dq_step / PANEL, dq + m.at * course->dq_step, course->dq_step);
+        weigh((int)m.rows, dz + offset, m.width, panels_from(packed_panels(own->key_rows, call->dim), offset),
+              course->dq_step / PANEL, dq + m.at * course->dq_step, course->dq_step, own->weights);
 }
 
 static void fetch_block(const Call *call, const Course *course, Differ *own, int64_t b, int64_t h, int64_t first,
                         int64_t last) {
-    int64_t rows = last - first, padding = up_to(rows, MAX_ROWS) - rows;
-    pack_queries(own->query, course->query_step, call, b, h, first, last);
+    const Slopes *slopes = course->slopes + (b * call->heads + h) * call->rows;
+    pack_queries(own->query, call, b, h, first, last, own->factors, own->scratch);
+    if (TILES && call->wants & WANT_KEY)
+        pack_turned(own->query_rows, &call->query, (int)call->dtype, b, h, first, last, call->dim, own->factors, own->scratch);
     if (!call->g_output.at) return;
-    pack_rows(own->g_out, course->value_step, &call->g_output, (int)call->dtype, b, h, first, last, call->value_dim);
-    memset(own->g_out + rows * course->value_step, 0, padding * course->value_step * sizeof(REAL));
-    for (int64_t r = 0; r < rows; r++) {
-        REAL rest = course->slopes[(b * call->heads + h) * call->rows + first + r].rest;
-        for (int64_t e = 0; e < call->value_dim; e++) own->g_out[r * course->value_step + e] *= rest;
-    }
+    for (int64_t i = first; i < last; i++) own->factors[i - first] = slopes[i].rest;
+    pack_left(own->g_out, &call->g_output, (int)call->dtype, b, h, first, last, call->value_dim, own->factors, own->scratch);
+    if (TILES && call->wants & WANT_VALUE)
+        pack_turned(own->g_out_rows, &call->g_output, (int)call->dtype, b, h, first, last, call->value_dim, own->factors,
+                    own->scratch);
 }
 
 // A block of rows against a tile of keys: dQ, and the block's share of dK and dV.
@@ -219,19 +229,21 @@ static void differ_block(const Call *call, const Course *course, Differ *own, in
             memset(own->dz + at * TILE_STEP, 0, m.rows * TILE_STEP * sizeof(REAL));
         }
     }
-    for (int64_t j = 0; j < width; j += MAX_ROWS) {
-        int64_t from = key + j - call->right - first, to = key + j + MAX_ROWS + call->left - first;
+    int keys = (call->wants & WANT_KEY) != 0, values = call->wants & WANT_VALUE && call->g_output.at;
+#if TILES
+    if (keys) stack_rows(own->dz_rows, own->dz, rows, width, own->scratch);
+    if (values) stack_rows(own->p_rows, own->p, rows, width, own->scratch);
+    const Packed *query = own->query_rows, *g_out = own->g_out_rows, *p = own->p_rows, *dz = own->dz_rows;
+#else
+    const Packed *query = own->query, *g_out = own->g_out, *p = own->p, *dz = own->dz;
+#endif
+    for (int64_t j = 0; j < width; j += GATHERED) {
+        int64_t from = key + j - call->right - first, to = key + j + GATHERED + call->left - first;
         if (from < 0) from = 0;
         if (to > rows) to = rows;
         if (from >= to) continue;
-        if (call->wants & WANT_VALUE && call->g_output.at)
-            gather(own->p + from * TILE_STEP + j, to - from,
-                   (Panels){own->g_out + from * course->value_step, course->value_step, PANEL}, course->dv_step / PANEL,
-                   own->dv + j * course->dv_step, course->dv_step);
-        if (call->wants & WANT_KEY)
-            gather(own->dz + from * TILE_STEP + j, to - from,
-                   (Panels){own->query + from * course->query_step, course->query_step, PANEL}, course->dq_step / PANEL,
-                   own->dk + j * course->dq_step, course->dq_step);
+        if (values) gather(p, j, from, to, g_out, call->value_dim, own->dv);
+        if (keys) gather(dz, j, from, to, query, call->dim, own->dk);
     }
 }
 
@@ -269,11 +281,12 @@ static void differ_head(const Call *call, const Course *course, Differ *own, int
     for (int64_t tile = part; tile < course->tiles; tile += call->parts) {
         int64_t key = tile * BACK_KEYS, width = call->keys - key < BACK_KEYS ? call->keys - key : BACK_KEYS;
         pack_across(own->keys, &call->key, (int)call->dtype, b, g, key, key + width, call->dim, own->scratch);
-        pack_rows(own->key_rows, course->dq_step, &call->key, (int)call->dtype, b, g, key, key + width, call->dim);
+        pack_along(own->key_rows, &call->key, (int)call->dtype, b, g, key, key + width, call->dim, own->scratch);
         if (call->g_output.at)
             pack_across(own->values, &call->value, (int)call->dtype, b, g, key, key + width, call->value_dim, own->scratch);
-        memset(own->dk, 0, (width + MAX_ROWS) * course->dq_step * sizeof(REAL));
-        memset(own->dv, 0, (width + MAX_ROWS) * course->dv_step * sizeof(REAL));
+        int64_t sums = TILES ? BACK_KEYS : width + MAX_ROWS;
+        memset(own->dk, 0, sums * course->dq_step * sizeof(REAL));
+        memset(own->dv, 0, sums * course->dv_step * sizeof(REAL));
         for (int64_t r = 0; r < repeat; r++)
             for (int64_t first = 0; first < call->rows; first += BLOCK_ROWS) {
                 int64_t last = first + BLOCK_ROWS < call->rows ? first + BLOCK_ROWS : call->rows;
@@ -281,6 +294,10 @@ static void differ_head(const Call *call, const Course *course, Differ *own, int
                 differ_block(call, course, own, b, g * repeat + r, first, last, part, key, width,
                              dq + r * size + first * course->dq_step);
             }
+#if TILES
+        if (call->wants & WANT_KEY) turn_sums(own->dk, call->dim, own->turning);
+        if (call->wants & WANT_VALUE) turn_sums(own->dv, call->value_dim, own->turning);
+#endif
         write_keys(call, course, own, b, g, key, width);
     }
     if (course->rows && !course->dq)
@@ -313,12 +330,15 @@ static void join_item(const Job *job, void *memory, int64_t item) {
 static int backward(const Call *call) {
     int64_t heads = call->batch * call->groups, pairs = call->batch * call->heads;
     if (!heads) return 0;
+#if TILES
+    if (call->rows < MAX_ROWS / 2 || call->d_mask) return UNFIT;  // a mask's gradient adds up in place: it cannot be done again
+#endif
     const Rows *g = &call->upstream;
     Course course = {
         .rows = (call->wants & (WANT_QUERY | WANT_GAIN)) != 0,
         .tiles = (call->keys + BACK_KEYS - 1) / BACK_KEYS,
-        .query_step = row_step(call->dim),
-        .value_step = row_step(call->value_dim),
+        .query_strip = left_size(MAX_ROWS, call->dim),
+        .value_strip = left_size(MAX_ROWS, call->value_dim),
         .dq_step = up_to(call->dim, PANEL),
         .dv_step = up_to(call->value_dim, PANEL),
         // to a whole strip: the last one also adds to the rows that pad it, and those must be nobody else's

@@ -4,6 +4,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// tiles need Linux, and a compiler that knows them
+#if defined(__x86_64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
+#define HAS_AMX 1
+#else
+#define HAS_AMX 0
+#endif
+
 typedef struct {
     const char *at;
     int64_t step[4];  // in elements; 0 repeats
@@ -40,7 +47,7 @@ typedef struct {  // one number per row, (B, H, Lq), contiguous; NULL where not 
     void *mean, *variance, *peak, *lse, *entropy, *p2;
 } Rows;
 
-enum { NO_MEMORY = 1, NO_THREADS };  // why a call failed: none was left; torch's parallel loop returned an error
+enum { NO_MEMORY = 1, NO_THREADS, UNFIT };  // why a call failed: none was left; torch's parallel loop returned an error; tiles do not suit it
 
 enum { BACK_KEYS = 384 };  // keys that are differentiated together: a part of the keys is not smaller
 

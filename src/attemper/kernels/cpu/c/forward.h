@@ -3,12 +3,14 @@
 enum { MOST_STRIPS = 16, CACHE = 1 << 20 };  // strips of a block; bytes of keys and values that stay in the second cache
 
 typedef struct {  // the packed keys and values of one key/value head
-    REAL *keys, *values, *scratch;
+    Packed *keys, *values;
+    REAL *scratch;
 } Head;
 
 typedef struct {  // what one worker writes to
     Head head;
-    REAL *query, *out, *z, *bias, *keep, *share;
+    Packed *query, *weights;
+    REAL *out, *z, *bias, *keep, *share, *scratch;
     Vec *sums;
     Row *rows;
 } Attend;
@@ -16,28 +18,30 @@ typedef struct {  // what one worker writes to
 typedef struct {
     Needs needs;
     int64_t block, blocks;    // rows of a block, blocks of a head
-    int64_t query_step, out_step;
+    int64_t strip, out_step;  // strip: packed numbers of MAX_ROWS queries
     int values_in_place;
     Head *heads;              // all of them, where workers share heads; else NULL
 } Plan;
 
 static Head take_head(Space *space, const Call *call, int values_in_place) {
     return (Head){
-        .keys = TAKE(space, REAL, up_to(call->keys, PANEL) * call->dim),
-        .values = values_in_place ? NULL : TAKE(space, REAL, call->keys * up_to(call->value_dim, PANEL)),
-        .scratch = TAKE(space, REAL, 5 * call->dim),
+        .keys = TAKE(space, Packed, across_size(call->keys, call->dim)),
+        .values = values_in_place ? NULL : TAKE(space, Packed, along_size(call->keys, call->value_dim)),
+        .scratch = TAKE(space, REAL, pack_scratch(call->dim > call->value_dim ? call->dim : call->value_dim)),
     };
 }
 
 static Attend take_attend(Space *space, const Call *call, const Plan *plan) {
     return (Attend){
         .head = plan->heads ? (Head){0} : take_head(space, call, plan->values_in_place),
-        .query = TAKE(space, REAL, (plan->block + MAX_ROWS) * plan->query_step),
+        .query = TAKE(space, Packed, left_size(plan->block, call->dim)),
+        .weights = TILES ? TAKE(space, Packed, left_size(MAX_ROWS, TILE_KEYS)) : NULL,
         .out = TAKE(space, REAL, (plan->block + MAX_ROWS) * plan->out_step),
         .z = TAKE(space, REAL, MAX_ROWS * TILE_STEP),
         .bias = call->mask_dtype == NONE ? NULL : TAKE(space, REAL, MAX_ROWS * TILE_STEP),
         .keep = TAKE(space, REAL, TILE_STEP),
-        .share = TAKE(space, REAL, plan->block),
+        .share = TAKE(space, REAL, plan->block + LANES),
+        .scratch = TAKE(space, REAL, pack_scratch(call->dim)),
         .sums = TAKE(space, Vec, plan->block * SUMS),
         .rows = TAKE(space, Row, plan->block),
     };
@@ -46,8 +50,7 @@ static Attend take_attend(Space *space, const Call *call, const Plan *plan) {
 static void pack_head(const Call *call, const Head *head, int64_t b, int64_t g) {
     pack_across(head->keys, &call->key, (int)call->dtype, b, g, 0, call->keys, call->dim, head->scratch);
     if (head->values)
-        pack_rows(head->values, up_to(call->value_dim, PANEL), &call->value, (int)call->dtype, b, g, 0, call->keys,
-                  call->value_dim);
+        pack_along(head->values, &call->value, (int)call->dtype, b, g, 0, call->keys, call->value_dim, head->scratch);
 }
 
 typedef struct {  // a strip of rows meets a tile of keys
@@ -64,14 +67,14 @@ static void meet(const Call *call, const Plan *plan, Attend *own, const Head *he
     Vec tops[MAX_ROWS];
     int plain = call->mask_dtype == NONE && !call->softcap;
     for (int r = 0; r < MAX_ROWS; r++) tops[r] = splat(-INFINITY);
-    scores((int)m.rows, own->query + m.at * plan->query_step, plan->query_step, call->dim,
-           head->keys + m.key * call->dim, panels, own->z, plain ? tops : NULL);
+    scores((int)m.rows, own->query + m.at / MAX_ROWS * plan->strip, call->dim, across_from(head->keys, m.key, call->dim),
+           panels, own->z, plain ? tops : NULL);
     // two rounds: the largest of one row is found while that of another is still on its way through the processor
     for (int64_t r = 0; r < m.rows; r++) {
         int64_t i = m.row + r, last = last_key(call, i) - m.key;
         sight[r] = (Sight){own->z + r * TILE_STEP, panels * PANEL, m.key, first_key(call, i) - m.key,
                            last < m.width ? last : m.width, NULL, NULL};
-        if (plain && sight[r].from <= 0 && sight[r].to == sight[r].n) sight[r].top = tops + r;
+        if (plain && !TILES && sight[r].from <= 0 && sight[r].to == sight[r].n) sight[r].top = tops + r;
         if (call->mask_dtype != NONE)
             sight[r].bias = r && !call->mask.step[2] ? own->bias : bias_of(call, m.b, m.h, i, m.key, m.width,
                                                                          own->bias + r * TILE_STEP);
@@ -86,17 +89,19 @@ static void meet(const Call *call, const Plan *plan, Attend *own, const Head *he
             for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
         }
     if (call->output)
-        weigh((int)m.rows, own->z, m.width, (Panels){value.at + m.key * value.step, value.step, value.next},
-              up_to(call->value_dim, PANEL) / PANEL, out, plan->out_step);
+        weigh((int)m.rows, own->z, m.width, panels_from(value, m.key), up_to(call->value_dim, PANEL) / PANEL, out,
+              plan->out_step, own->weights);
 }
 
 static void attend_block(const Call *call, const Plan *plan, Attend *own, const Head *head, int64_t b, int64_t h,
                          int64_t first, int64_t last) {
-    int64_t g = h / (call->heads / call->groups), rows = last - first;
-    Panels value = {head->values, up_to(call->value_dim, PANEL), PANEL};
-    if (plan->values_in_place)
-        value = (Panels){(const REAL *)place(&call->value, (int)call->dtype, b, g, 0), call->value.step[2], PANEL};
-    pack_queries(own->query, plan->query_step, call, b, h, first, last);
+    int64_t rows = last - first;
+    Panels value = packed_panels(head->values, call->value_dim);
+#if !TILES
+    int64_t g = h / (call->heads / call->groups);
+    if (plan->values_in_place) value = (Panels){(const REAL *)place(&call->value, (int)call->dtype, b, g, 0), call->value.step[2]};
+#endif
+    pack_queries(own->query, call, b, h, first, last, own->share, own->scratch);
     if (call->output) memset(own->out, 0, up_to(rows, MAX_ROWS) * plan->out_step * sizeof(REAL));
     for (int64_t r = 0; r < rows; r++) begin_row(own->rows + r, own->sums + r * SUMS);
 
@@ -159,12 +164,16 @@ static void attend_item(const Job *job, void *memory, int64_t item) {
 static int forward(const Call *call) {
     int64_t heads = call->batch * call->groups;
     if (!heads || !call->rows) return 0;
+#if TILES
+    if (call->rows < MAX_ROWS / 2) return UNFIT;
+#else
     if (call->rows * (call->heads / call->groups) <= DECODE_ROWS) return decode(call);
+#endif
     int small = call->keys * (call->dim + call->value_dim) * (int64_t)sizeof(REAL) <= CACHE;
     Plan plan = {
         .needs = needs_of(call),
         .block = (small ? 4 : MOST_STRIPS) * MAX_ROWS,
-        .query_step = row_step(call->dim),
+        .strip = left_size(MAX_ROWS, call->dim),
         .out_step = up_to(call->value_dim, PANEL),
         .values_in_place = !call->output || lies_in_panels(&call->value, (int)call->dtype, call->value_dim),
     };

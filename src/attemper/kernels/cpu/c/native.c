@@ -3,21 +3,42 @@
 
 #include <stdlib.h>
 #include <string.h>
+#if HAS_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 extern const Kernel attemper_portable_f32, attemper_portable_f64;
 #if defined(__x86_64__)
-extern const Kernel attemper_avx2_f32, attemper_avx2_f64, attemper_avx512_f32, attemper_avx512_f64;
+extern const Kernel attemper_avx2_f32, attemper_avx2_f64, attemper_avx512_f32, attemper_avx512_f64, attemper_amx_f32;
 #endif
 
-enum { PORTABLE, AVX2, AVX512 };
+enum { PORTABLE, AVX2, AVX512, AMX };
+
+#if HAS_AMX
+// Whether the processor has tiles of bfloat16, the system keeps them (XCR0), and lets this process use them: Linux wants to be asked.
+static int has_tiles(void) {
+    enum { LEAF = 7, BF16_BIT = 1 << 22, TILE_BIT = 1 << 24, STATES = 3 << 17, TILE_DATA = 18, ASK = 0x1023 };
+    unsigned a, b, c, d, states, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
+    if (!__get_cpuid_count(LEAF, 0, &a, &b, &c, &d) || !(d & BF16_BIT) || !(d & TILE_BIT)) return 0;
+    __asm__("xgetbv" : "=a"(states), "=d"(high) : "c"(0));
+    return (states & STATES) == STATES && syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+}
+#endif
 
 // The best variant that this processor runs.
 int attemper_best(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
+#if HAS_AMX
+        if (has_tiles()) return AMX;
+#endif
         return AVX512;
+    }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return AVX2;
 #endif
     return PORTABLE;
@@ -26,7 +47,10 @@ int attemper_best(void) {
 static const Kernel *kernel_for(const Call *call, int variant) {
     int wide = call->dtype == F64;
 #if defined(__x86_64__)
-    if (variant == AVX512) return wide ? &attemper_avx512_f64 : &attemper_avx512_f32;
+#if HAS_AMX
+    if (variant == AMX && !wide) return &attemper_amx_f32;
+#endif
+    if (variant >= AVX512) return wide ? &attemper_avx512_f64 : &attemper_avx512_f32;
     if (variant == AVX2) return wide ? &attemper_avx2_f64 : &attemper_avx2_f32;
 #endif
     (void)variant;

@@ -1,5 +1,7 @@
 // pack.h: keys and rows laid out the way the products read them, padded with zeros.
 
+INLINE int64_t pack_scratch(int64_t dim) { return 5 * dim; }  // numbers
+
 typedef REAL Four __attribute__((vector_size(4 * sizeof(REAL))));
 typedef REAL LooseFour __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
 
@@ -41,6 +43,28 @@ static void pack_rows(REAL *to, int64_t step, const Strided *t, int dtype, int64
         fetch(to, place(t, dtype, b, h, i), dtype, dim, t->step[3]);
         for (int64_t e = dim; e < padded; e++) to[e] = 0;
     }
+}
+
+static void pack_along(REAL *to, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t last, int64_t dim,
+                       REAL *scratch) {
+    (void)scratch;
+    pack_rows(to, up_to(dim, PANEL), t, dtype, b, h, first, last, dim);
+}
+
+// Rows [first, last), each times its factor, and zeros to a whole strip.
+static void pack_left(REAL *to, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t last, int64_t dim,
+                      const REAL *factors, REAL *scratch) {
+    (void)scratch;
+    int64_t padded = up_to(dim, PANEL), step = row_step(dim), rows = last - first;
+    pack_rows(to, step, t, dtype, b, h, first, last, dim);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t e = 0; e < padded; e += LANES) store(to + r * step + e, load(to + r * step + e) * factors[r]);
+    memset(to + rows * step, 0, (up_to(rows, MAX_ROWS) - rows) * step * sizeof(REAL));
+}
+
+INLINE void pack_turned(REAL *to, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t last, int64_t dim,
+                        const REAL *factors, REAL *scratch) {  // `gather` reads rows as they are
+    (void)to, (void)t, (void)dtype, (void)b, (void)h, (void)first, (void)last, (void)dim, (void)factors, (void)scratch;
 }
 
 // Whether the rows of a matrix can be read as panels where they lie.

@@ -6,6 +6,7 @@
 
 enum {
     TILE_KEYS = 512,             // keys of a tile
+    BLOCK_ROWS = 96,             // rows that are differentiated together, with BACK_KEYS keys
     TILE_STEP = TILE_KEYS + 16,  // from row to row of a tile; not a power of two, which would crowd one set of the cache
     SMALL_DIM = 256,             // head dims up to this have rows SMALL_STEP apart, known to the compiler
     SMALL_STEP = SMALL_DIM + 16,
@@ -14,11 +15,21 @@ enum {
 INLINE int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 INLINE int64_t row_step(int64_t dim) { return dim <= SMALL_DIM ? SMALL_STEP : up_to(dim, PANEL) + 16; }
 
-// A matrix cut into column panels: panel c begins at `at + c * next`, its rows are `step` apart.
+typedef REAL Packed;  // numbers as the products read them
+
+INLINE int64_t left_size(int64_t rows, int64_t dim) { return up_to(rows, MAX_ROWS) * row_step(dim); }
+INLINE int64_t across_size(int64_t rows, int64_t dim) { return up_to(rows, PANEL) * dim; }
+INLINE int64_t along_size(int64_t rows, int64_t dim) { return rows * up_to(dim, PANEL); }
+INLINE const REAL *across_from(const REAL *keys, int64_t key, int64_t dim) { return keys + key * dim; }
+
+// A matrix cut into column panels: panel c begins at `at + c * PANEL`, its rows are `step` apart.
 typedef struct {
     const REAL *at;
-    int64_t step, next;
+    int64_t step;
 } Panels;
+
+INLINE Panels packed_panels(const REAL *at, int64_t dim) { return (Panels){at, up_to(dim, PANEL)}; }
+INLINE Panels panels_from(Panels all, int64_t row) { return (Panels){all.at + row * all.step, all.step}; }
 
 INLINE void product(const int rows, int64_t depth, const REAL *a, const int64_t a_row, const int64_t a_step,
                     const REAL *b, const int64_t b_step, Vec sums[MAX_ROWS][WIDE]) {
@@ -58,7 +69,7 @@ INLINE void weigh_of(const int rows, const REAL *weights, int64_t keys, Panels v
                      int64_t out_step) {
     for (int64_t c = 0; c < panels; c++) {
         Vec sums[MAX_ROWS][WIDE];
-        product(rows, keys, weights, TILE_STEP, 1, value.at + c * value.next, value.step, sums);
+        product(rows, keys, weights, TILE_STEP, 1, value.at + c * PANEL, value.step, sums);
         add_sums(rows, sums, out + c * PANEL, out_step);
     }
 }
@@ -95,8 +106,8 @@ EACH_SIZE(INSTANCE)
 #undef INSTANCE
 
 // `tops`, where it is asked for, holds what was the largest of each row, lane by lane, and learns of what is larger
-static void scores(int rows, const REAL *query, int64_t step, int64_t dim, const REAL *keys, int64_t panels, REAL *z,
-                   Vec *tops) {
+static void scores(int rows, const REAL *query, int64_t dim, const REAL *keys, int64_t panels, REAL *z, Vec *tops) {
+    int64_t step = row_step(dim);
     switch (tile_rows(rows)) {
 #define CASE(N) \
     case N: NAMED(scores, N)(query, step, dim, keys, panels, z, tops); break;
@@ -105,8 +116,9 @@ static void scores(int rows, const REAL *query, int64_t step, int64_t dim, const
     }
 }
 
-static void weigh(int rows, const REAL *weights, int64_t keys, Panels value, int64_t panels, REAL *out,
-                  int64_t out_step) {
+static void weigh(int rows, const REAL *weights, int64_t keys, Panels value, int64_t panels, REAL *out, int64_t out_step,
+                  Packed *scratch) {
+    (void)scratch;
     switch (tile_rows(rows)) {
 #define CASE(N) \
     case N: NAMED(weigh, N)(weights, keys, value, panels, out, out_step); break;
@@ -115,11 +127,13 @@ static void weigh(int rows, const REAL *weights, int64_t keys, Panels value, int
     }
 }
 
-// out[MAX_ROWS keys][panels] += weightsᵀ · rows, for the MAX_ROWS keys that begin at `weights`
-static void gather(const REAL *weights, int64_t depth, Panels rows, int64_t panels, REAL *out, int64_t out_step) {
-    for (int64_t c = 0; c < panels; c++) {
+// out[keys][dim] += weightsᵀ · rows, for MAX_ROWS keys that begin at `key` and rows [from, to) of a block
+enum { GATHERED = MAX_ROWS };
+static void gather(const REAL *weights, int64_t key, int64_t from, int64_t to, const REAL *rows, int64_t dim, REAL *out) {
+    int64_t step = row_step(dim), out_step = up_to(dim, PANEL);
+    for (int64_t c = 0; c < out_step; c += PANEL) {
         Vec sums[MAX_ROWS][WIDE];
-        product(MAX_ROWS, depth, weights, 1, TILE_STEP, rows.at + c * rows.next, rows.step, sums);
-        add_sums(MAX_ROWS, sums, out + c * PANEL, out_step);
+        product(MAX_ROWS, to - from, weights + from * TILE_STEP + key, 1, TILE_STEP, rows + from * step + c, step, sums);
+        add_sums(MAX_ROWS, sums, out + key * out_step + c, out_step);
     }
 }

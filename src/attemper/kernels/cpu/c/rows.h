@@ -92,15 +92,11 @@ INLINE void close_outside(REAL *z, int64_t from, int64_t to, int64_t n) {
     for (int64_t j = to < 0 ? 0 : to; j < n; j++) z[j] = -INFINITY;
 }
 
-// Rows [first, last) of the queries, each times its factor, and zeros to a whole strip: their products are logits.
-static void pack_queries(REAL *to, int64_t step, const Call *call, int64_t b, int64_t h, int64_t first, int64_t last) {
-    int64_t padded = up_to(call->dim, PANEL), rows = last - first;
-    pack_rows(to, step, &call->query, (int)call->dtype, b, h, first, last, call->dim);
-    for (int64_t r = 0; r < rows; r++) {
-        REAL factor = row_factor(call, b, h, first + r), *row = to + r * step;
-        for (int64_t e = 0; e < padded; e += LANES) store(row + e, load(row + e) * factor);
-    }
-    memset(to + rows * step, 0, (up_to(rows, MAX_ROWS) - rows) * step * sizeof(REAL));
+// Rows [first, last) of the queries, each times its factor: their products are logits.
+static void pack_queries(Packed *to, const Call *call, int64_t b, int64_t h, int64_t first, int64_t last, REAL *factors,
+                         REAL *scratch) {
+    for (int64_t i = first; i < last; i++) factors[i - first] = row_factor(call, b, h, i);
+    pack_left(to, &call->query, (int)call->dtype, b, h, first, last, call->dim, factors, scratch);
 }
 
 INLINE REAL row_peak(const REAL *z, int64_t n) {

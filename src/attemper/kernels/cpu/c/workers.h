@@ -22,6 +22,7 @@ struct Job {
     char *memory;
     size_t each;  // bytes per worker
     int64_t items, next, workers;
+    int unfit;  // set where an input does not suit tiles
 };
 
 static void worker(int64_t begin, int64_t end, void *context) {
@@ -34,14 +35,27 @@ static void worker(int64_t begin, int64_t end, void *context) {
     // torch.set_flush_denormal says: half-precision numbers are widened through them.
     _mm_setcsr((state | 0x8000) & ~0x40u);
 #endif
-    for (int64_t i; (i = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->items;)
+#if TILES
+    unfit = 0;
+    begin_tiles();
+#endif
+    for (int64_t i; (i = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->items;) {
         job->item(job, job->memory + self * job->each, i);
+#if TILES
+        if (!unfit) continue;
+        __atomic_store_n(&job->next, job->items, __ATOMIC_RELAXED);  // no more
+        __atomic_store_n(&job->unfit, 1, __ATOMIC_RELAXED);
+#endif
+    }
+#if TILES
+    _tile_release();
+#endif
 #if defined(__x86_64__)
     _mm_setcsr(state);
 #endif
 }
 
-// Run the items of a job; 0, NO_MEMORY or NO_THREADS.
+// Run the items of a job; 0, NO_MEMORY, NO_THREADS or UNFIT.
 static int run(Job *job) {
     const Call *call = job->call;
     int64_t workers = call->threads < job->items ? call->threads : job->items;
@@ -56,5 +70,5 @@ static int run(Job *job) {
     else
         failed = call->parallel(0, workers, 1, worker, job) ? NO_THREADS : 0;
     attemper_give(job->memory);
-    return failed;
+    return failed ? failed : job->unfit ? UNFIT : 0;
 }

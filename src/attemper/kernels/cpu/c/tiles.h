@@ -1,0 +1,228 @@
+// tiles.h: the products of product.h on AMX tiles, 16 × 16 sums at a time, to the precision of float.
+//
+// AMX multiplies bfloat16 numbers and adds up in float. A float is the sum of three bfloat16 numbers of 8 bits each, so a product
+// of two floats is six products of parts: those of parts i and j with i + j < 3. What is left out is below 2^-24 of the product.
+// A tile instruction adds up its 32 products apart before they join a sum, so sums are rounded less often than with FMA.
+//
+// A tile is 16 rows of 16 pairs. The pairs of a matrix are numbers 16 apart, k and k + 16 of a group of 32 that are summed over:
+// two vectors become a vector of pairs without a shuffle. Both sides of a product pair alike, so the order does not matter.
+//
+//   left    a's tiles, [block of 16 rows][group][part]: a row's pairs lie side by side
+//   across  b's tiles of keys that are multiplied along their dims, [block of 16 keys][group][part]: left, turned
+//   along   b's tiles of rows that are added up, [group][block of 16 columns][part]: pairs of rows, column by column
+//   turned  a's tiles of columns whose rows are added up, [block of 16 columns][group][part]: along, turned
+
+typedef uint16_t Packed;
+
+enum { PARTS = 3, TILE = 512, SLOT = PARTS * TILE, GROUP = 32 };  // numbers of a tile, and of a tile in parts; depth of a tile
+enum { TILE_KEYS = 512, TILE_STEP = TILE_KEYS + 16, BLOCK_ROWS = 96, GATHERED = 32 };  // as in product.h
+
+INLINE int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+INLINE int64_t groups_of(int64_t depth) { return (depth + GROUP - 1) / GROUP; }
+
+INLINE int64_t left_size(int64_t rows, int64_t depth) { return up_to(rows, MAX_ROWS) / 16 * groups_of(depth) * SLOT; }
+INLINE int64_t across_size(int64_t rows, int64_t dim) { return up_to(rows, PANEL) / 16 * groups_of(dim) * SLOT; }
+INLINE int64_t along_size(int64_t rows, int64_t dim) { return groups_of(rows) * up_to(dim, PANEL) / 16 * SLOT; }
+
+// Tiles cannot hold what is not finite, and lose the last parts of what is too small. Whoever meets such a number says so, and the
+// call is done again without tiles.
+static _Thread_local int unfit;
+
+INLINE void look_at(IntVec *most, Vec x) {
+    *most = (IntVec)_mm512_max_epu32((__m512i)*most, (__m512i)((IntVec)x & 0x7fffffff));
+}
+INLINE void judge(IntVec most) {
+    uint32_t top = _mm512_reduce_max_epu32((__m512i)most);
+    if (top > bits_of(0x1p60f) || (top && top < bits_of(0x1p-60f))) unfit = 1;
+}
+
+INLINE IntVec upper(IntVec x) { return x & (Int)0xffff0000; }
+INLINE IntVec pair(IntVec first, IntVec second) {
+    return (IntVec)_mm512_or_si512(_mm512_srli_epi32((__m512i)first, 16), (__m512i)upper(second));
+}
+
+// Two vectors in parts, pair by pair, `step` numbers from part to part. Rounded parts leave out less than cut ones.
+INLINE void split(Packed *to, int64_t step, Vec x, Vec y, const int rounded) {
+    const Int half = rounded ? 0x8000 : 0;
+    UNROLL for (int part = 0; part < PARTS; part++) {
+        IntVec a = (IntVec)x, b = (IntVec)y;
+        if (part < PARTS - 1) a += half, b += half;
+        _mm512_storeu_si512(to + part * step, (__m512i)pair(a, b));
+        x -= (Vec)upper(a), y -= (Vec)upper(b);
+    }
+}
+
+// Row r of a block of the left: `groups` groups from x
+INLINE void split_row(Packed *block, int64_t r, const REAL *x, int64_t groups, const int rounded) {
+    for (int64_t g = 0; g < groups; g++)
+        split(block + g * SLOT + r * 32, TILE, load(x + g * GROUP), load(x + g * GROUP + 16), rounded);
+}
+
+// 16 rows of 16 numbers of 4 bytes become columns; steps in bytes
+INLINE void turn(char *to, int64_t to_step, const char *from, int64_t from_step) {
+    __m512i a[16], b[16];
+    UNROLL for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from + i * from_step);
+    UNROLL for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    UNROLL for (int i = 0; i < 16; i += 4) {
+        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+        __m512i low = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88), low2 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
+        __m512i high = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd), high2 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
+        _mm512_storeu_si512(to + i * to_step, _mm512_shuffle_i32x4(low, low2, 0x88));
+        _mm512_storeu_si512(to + (i + 4) * to_step, _mm512_shuffle_i32x4(high, high2, 0x88));
+        _mm512_storeu_si512(to + (i + 8) * to_step, _mm512_shuffle_i32x4(low, low2, 0xdd));
+        _mm512_storeu_si512(to + (i + 12) * to_step, _mm512_shuffle_i32x4(high, high2, 0xdd));
+    }
+}
+
+INLINE void turn_slot(Packed *to, const Packed *from) {
+    for (int part = 0; part < PARTS; part++) turn((char *)(to + part * TILE), 64, (const char *)(from + part * TILE), 64);
+}
+
+typedef struct {
+    uint8_t palette, start, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} TileShape;
+
+static void begin_tiles(void) {
+    TileShape shape = {.palette = 1};
+    for (int i = 0; i < 8; i++) shape.row_bytes[i] = 64, shape.rows[i] = 16;
+    _tile_loadconfig(&shape);
+}
+
+// Tiles 0 to 3 += a · b, 32 × 32 sums (16 × 32 of them where there is one block of rows), the smallest products first.
+// `a_next` is from a block of rows to the next, the other steps from group to group.
+INLINE void multiply(const int blocks, int64_t groups, const Packed *a, int64_t a_next, int64_t a_step, const Packed *b,
+                     int64_t b_next, int64_t b_step) {
+#define LEFT(PART)                               \
+    _tile_loadd(4, a + PART * TILE, 64);         \
+    if (blocks > 1) _tile_loadd(5, a + a_next + PART * TILE, 64);
+#define RIGHT(PART)                              \
+    _tile_loadd(6, b + PART * TILE, 64);         \
+    _tile_loadd(7, b + b_next + PART * TILE, 64);
+#define ADD                                      \
+    _tile_dpbf16ps(0, 4, 6);                     \
+    _tile_dpbf16ps(1, 4, 7);                     \
+    if (blocks > 1) {                            \
+        _tile_dpbf16ps(2, 5, 6);                 \
+        _tile_dpbf16ps(3, 5, 7);                 \
+    }
+    for (int64_t g = 0; g < groups; g++, a += a_step, b += b_step) {
+        LEFT(2) RIGHT(0) ADD LEFT(1) ADD RIGHT(1) ADD LEFT(0) ADD RIGHT(2) ADD RIGHT(0) ADD
+    }
+#undef LEFT
+#undef RIGHT
+#undef ADD
+}
+
+INLINE void clear_sums(void) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+INLINE void keep_sums(const int blocks, REAL *to, int64_t step) {
+    _tile_stored(0, to, step * 4);
+    _tile_stored(1, to + 16, step * 4);
+    if (blocks > 1) {
+        _tile_stored(2, to + 16 * step, step * 4);
+        _tile_stored(3, to + 16 * step + 16, step * 4);
+    }
+}
+
+INLINE const Packed *across_from(const Packed *keys, int64_t key, int64_t dim) { return keys + key / 16 * groups_of(dim) * SLOT; }
+
+INLINE void scores_of(const int blocks, const Packed *query, int64_t dim, const Packed *keys, int64_t panels, REAL *z) {
+    int64_t groups = groups_of(dim), next = groups * SLOT;
+    for (int64_t c = 0; c < panels; c++) {
+        clear_sums();
+        multiply(blocks, groups, query, next, SLOT, keys + c * 2 * next, next, SLOT);
+        keep_sums(blocks, z + c * PANEL, TILE_STEP);
+    }
+}
+
+// z = rows · keys
+static void scores(int rows, const Packed *query, int64_t dim, const Packed *keys, int64_t panels, REAL *z, Vec *tops) {
+    (void)tops;
+    if (rows > 16)
+        scores_of(2, query, dim, keys, panels, z);
+    else
+        scores_of(1, query, dim, keys, panels, z);
+}
+
+INLINE void add_panel(int rows, REAL *out, int64_t out_step, const REAL *sums) {
+    for (int r = 0; r < rows; r++, out += out_step, sums += PANEL) {
+        store(out, load(out) + load(sums));
+        store(out + LANES, load(out + LANES) + load(sums + LANES));
+    }
+}
+
+typedef struct {  // rows that are added up
+    const Packed *at;
+    int64_t step;  // from group to group
+} Panels;
+
+INLINE Panels packed_panels(const Packed *at, int64_t dim) { return (Panels){at, up_to(dim, PANEL) / 16 * SLOT}; }
+INLINE Panels panels_from(Panels all, int64_t row) { return (Panels){all.at + row / GROUP * all.step, all.step}; }
+
+// out += weights · rows; `scratch` is for MAX_ROWS rows of a tile, in parts
+static void weigh(int rows, const REAL *weights, int64_t depth, Panels right, int64_t panels, REAL *out, int64_t out_step,
+                  Packed *scratch) {
+    int64_t groups = groups_of(depth), next = groups * SLOT;
+    REAL sums[MAX_ROWS * PANEL] __attribute__((aligned(64)));
+    for (int r = 0; r < rows; r++) split_row(scratch + r / 16 * next, r % 16, weights + r * TILE_STEP, groups, 0);
+    for (int64_t c = 0; c < panels; c++) {
+        clear_sums();
+        if (rows > 16)
+            multiply(2, groups, scratch, next, SLOT, right.at + c * 2 * SLOT, SLOT, right.step);
+        else
+            multiply(1, groups, scratch, next, SLOT, right.at + c * 2 * SLOT, SLOT, right.step);
+        keep_sums(rows > 16 ? 2 : 1, sums, PANEL);
+        add_panel(rows, out + c * PANEL, out_step, sums);
+    }
+}
+
+INLINE int tile_rows(int64_t rows) { return (int)rows; }
+
+// A block of rows of a tile, as rows that are added up; those it lacks are zeros.
+static void stack_rows(Packed *to, const REAL *rows, int64_t n, int64_t width, REAL *zeros) {
+    memset(zeros, 0, 16 * sizeof(REAL));
+    for (int64_t g = 0; g < n; g += GROUP, to += BACK_KEYS / 16 * SLOT)
+        for (int64_t r = 0; r < 16; r++) {
+            const REAL *x = rows + (g + r) * TILE_STEP, *y = x + 16 * TILE_STEP;
+            int two = g + r + 16 < n, one = g + r < n;
+            for (int64_t e = 0; e < width; e += 16)
+                split(to + e / 16 * SLOT + r * 32, TILE, load(one ? x + e : zeros), load(two ? y + e : zeros), 0);
+        }
+}
+
+// out[dim][keys] += rowsᵀ · weights, for GATHERED keys that begin at `key` and rows [from, to) of a block
+static void gather(const Packed *weights, int64_t key, int64_t from, int64_t to, const Packed *rows, int64_t dim, REAL *out) {
+    enum { GROUPS = BLOCK_ROWS / GROUP, ROW = BACK_KEYS / 16 * SLOT };
+    REAL sums[32 * PANEL] __attribute__((aligned(64)));
+    int64_t first = from / GROUP, groups = groups_of(to) - first;
+    for (int64_t e = 0; e < up_to(dim, PANEL); e += 32) {
+        clear_sums();
+        multiply(2, groups, rows + (e / 16 * GROUPS + first) * SLOT, GROUPS * SLOT, SLOT,
+                 weights + first * ROW + key / 16 * SLOT, SLOT, ROW);
+        keep_sums(2, sums, PANEL);
+        add_panel(32, out + e * BACK_KEYS + key, BACK_KEYS, sums);
+    }
+}
+
+// sums[dim][BACK_KEYS] become [BACK_KEYS][dim]
+static void turn_sums(REAL *sums, int64_t dim, REAL *scratch) {
+    int64_t padded = up_to(dim, PANEL);
+    memcpy(scratch, sums, padded * BACK_KEYS * sizeof(REAL));
+    for (int64_t e = 0; e < padded; e += 16)
+        for (int64_t j = 0; j < BACK_KEYS; j += 16)
+            turn((char *)(sums + j * padded + e), padded * 4, (const char *)(scratch + e * BACK_KEYS + j), BACK_KEYS * 4);
+}
