@@ -1,4 +1,4 @@
-// amx, float: the products on tiles; what does not suit them is done by avx512
+// amx: bfloat16 and float16 on tiles; what does not suit them is done by avx512
 #include "call.h"
 #if HAS_AMX
 #if defined(__clang__)

@@ -22,7 +22,7 @@ typedef struct {
 typedef struct {
     Packed *keys, *values, *key_rows, *query, *g_out;
     Packed *weights, *query_rows, *g_out_rows, *p_rows, *dz_rows;  // for tiles
-    REAL *dk, *dv, *dq, *p, *dz, *bias, *keep, *cap, *factors, *scratch, *turning;
+    REAL *dk, *dv, *dq, *p, *dz, *bias, *keep, *cap, *factors, *rests, *scratch, *turning;
 } Differ;
 
 static Differ take_differ(Space *space, const Call *call, const Course *c) {
@@ -51,6 +51,7 @@ static Differ take_differ(Space *space, const Call *call, const Course *c) {
         .keep = TAKE(space, REAL, TILE_STEP),
         .cap = TAKE(space, REAL, TILE_STEP),
         .factors = TAKE(space, REAL, BLOCK_ROWS),
+        .rests = TAKE(space, REAL, BLOCK_ROWS),
         .scratch = TAKE(space, REAL, pack_scratch(most)),
     };
 }
@@ -176,10 +177,10 @@ static void differ_strip(const Call *call, const Course *course, Differ *own, Me
                          REAL *dq) {
     REAL *p = own->p + m.at * TILE_STEP, *dz = own->dz + m.at * TILE_STEP;
     int64_t offset = m.key - key, n = up_to(m.width, PANEL), panels = n / PANEL, rows = tile_rows(m.rows);
-    scores((int)m.rows, own->query + m.at / MAX_ROWS * course->query_strip, call->dim,
+    scores(call, (int)m.rows, own->query + m.at / MAX_ROWS * course->query_strip, own->factors + m.at, call->dim,
            across_from(own->keys, offset, call->dim), panels, p + offset, NULL);
     if (call->g_output.at)
-        scores((int)m.rows, own->g_out + m.at / MAX_ROWS * course->value_strip, call->value_dim,
+        scores(call, (int)m.rows, own->g_out + m.at / MAX_ROWS * course->value_strip, NULL, call->value_dim,
                across_from(own->values, offset, call->value_dim), panels, dz + offset, NULL);
     for (int64_t r = 0; r < m.rows; r++) {
         REAL *z = p + r * TILE_STEP + offset, *d = dz + r * TILE_STEP + offset;
@@ -193,7 +194,7 @@ static void differ_strip(const Call *call, const Course *course, Differ *own, Me
     }
     memset(dz + m.rows * TILE_STEP, 0, (rows - m.rows) * TILE_STEP * sizeof(REAL));
     if (course->rows)
-        weigh((int)m.rows, dz + offset, m.width, panels_from(packed_panels(own->key_rows, call->dim), offset),
+        weigh(call, (int)m.rows, dz + offset, m.width, panels_from(packed_panels(own->key_rows, call->dim), offset),
               course->dq_step / PANEL, dq + m.at * course->dq_step, course->dq_step, own->weights);
 }
 
@@ -202,13 +203,12 @@ static void fetch_block(const Call *call, const Course *course, Differ *own, int
     const Slopes *slopes = course->slopes + (b * call->heads + h) * call->rows;
     pack_queries(own->query, call, b, h, first, last, own->factors, own->scratch);
     if (TILES && call->wants & WANT_KEY)
-        pack_turned(own->query_rows, &call->query, (int)call->dtype, b, h, first, last, call->dim, own->factors, own->scratch);
+        pack_turned(own->query_rows, &call->query, (int)call->dtype, b, h, first, last, call->dim, own->scratch);
     if (!call->g_output.at) return;
-    for (int64_t i = first; i < last; i++) own->factors[i - first] = slopes[i].rest;
-    pack_left(own->g_out, &call->g_output, (int)call->dtype, b, h, first, last, call->value_dim, own->factors, own->scratch);
+    for (int64_t i = first; i < last; i++) own->rests[i - first] = slopes[i].rest;
+    pack_left(own->g_out, &call->g_output, (int)call->dtype, b, h, first, last, call->value_dim, own->rests, own->scratch);
     if (TILES && call->wants & WANT_VALUE)
-        pack_turned(own->g_out_rows, &call->g_output, (int)call->dtype, b, h, first, last, call->value_dim, own->factors,
-                    own->scratch);
+        pack_turned(own->g_out_rows, &call->g_output, (int)call->dtype, b, h, first, last, call->value_dim, own->scratch);
 }
 
 // A block of rows against a tile of keys: dQ, and the block's share of dK and dV.
@@ -231,8 +231,8 @@ static void differ_block(const Call *call, const Course *course, Differ *own, in
     }
     int keys = (call->wants & WANT_KEY) != 0, values = call->wants & WANT_VALUE && call->g_output.at;
 #if TILES
-    if (keys) stack_rows(own->dz_rows, own->dz, rows, width, own->scratch);
-    if (values) stack_rows(own->p_rows, own->p, rows, width, own->scratch);
+    if (keys) stack_rows(own->dz_rows, own->dz, rows, width, own->factors, own->scratch);
+    if (values) stack_rows(own->p_rows, own->p, rows, width, NULL, own->scratch);
     const Packed *query = own->query_rows, *g_out = own->g_out_rows, *p = own->p_rows, *dz = own->dz_rows;
 #else
     const Packed *query = own->query, *g_out = own->g_out, *p = own->p, *dz = own->dz;
@@ -242,8 +242,8 @@ static void differ_block(const Call *call, const Course *course, Differ *own, in
         if (from < 0) from = 0;
         if (to > rows) to = rows;
         if (from >= to) continue;
-        if (values) gather(p, j, from, to, g_out, call->value_dim, own->dv);
-        if (keys) gather(dz, j, from, to, query, call->dim, own->dk);
+        if (values) gather(call, p, j, from, to, g_out, call->value_dim, own->dv);
+        if (keys) gather(call, dz, j, from, to, query, call->dim, own->dk);
     }
 }
 
@@ -331,7 +331,7 @@ static int backward(const Call *call) {
     int64_t heads = call->batch * call->groups, pairs = call->batch * call->heads;
     if (!heads) return 0;
 #if TILES
-    if (call->rows < MAX_ROWS / 2 || call->d_mask) return UNFIT;  // a mask's gradient adds up in place: it cannot be done again
+    if (call->dtype == F32 || call->rows < MAX_ROWS / 2 || call->d_mask) return UNFIT;  // a mask's gradient adds up in place: it cannot be done again
 #endif
     const Rows *g = &call->upstream;
     Course course = {

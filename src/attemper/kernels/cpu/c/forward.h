@@ -67,14 +67,14 @@ static void meet(const Call *call, const Plan *plan, Attend *own, const Head *he
     Vec tops[MAX_ROWS];
     int plain = call->mask_dtype == NONE && !call->softcap;
     for (int r = 0; r < MAX_ROWS; r++) tops[r] = splat(-INFINITY);
-    scores((int)m.rows, own->query + m.at / MAX_ROWS * plan->strip, call->dim, across_from(head->keys, m.key, call->dim),
-           panels, own->z, plain ? tops : NULL);
+    scores(call, (int)m.rows, own->query + m.at / MAX_ROWS * plan->strip, own->share + m.at, call->dim,
+           across_from(head->keys, m.key, call->dim), panels, own->z, plain ? tops : NULL);
     // two rounds: the largest of one row is found while that of another is still on its way through the processor
     for (int64_t r = 0; r < m.rows; r++) {
         int64_t i = m.row + r, last = last_key(call, i) - m.key;
         sight[r] = (Sight){own->z + r * TILE_STEP, panels * PANEL, m.key, first_key(call, i) - m.key,
                            last < m.width ? last : m.width, NULL, NULL};
-        if (plain && !TILES && sight[r].from <= 0 && sight[r].to == sight[r].n) sight[r].top = tops + r;
+        if (plain && sight[r].from <= 0 && sight[r].to == sight[r].n) sight[r].top = tops + r;
         if (call->mask_dtype != NONE)
             sight[r].bias = r && !call->mask.step[2] ? own->bias : bias_of(call, m.b, m.h, i, m.key, m.width,
                                                                          own->bias + r * TILE_STEP);
@@ -89,7 +89,7 @@ static void meet(const Call *call, const Plan *plan, Attend *own, const Head *he
             for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
         }
     if (call->output)
-        weigh((int)m.rows, own->z, m.width, panels_from(value, m.key), up_to(call->value_dim, PANEL) / PANEL, out,
+        weigh(call, (int)m.rows, own->z, m.width, panels_from(value, m.key), up_to(call->value_dim, PANEL) / PANEL, out,
               plan->out_step, own->weights);
 }
 
@@ -165,7 +165,7 @@ static int forward(const Call *call) {
     int64_t heads = call->batch * call->groups;
     if (!heads || !call->rows) return 0;
 #if TILES
-    if (call->rows < MAX_ROWS / 2) return UNFIT;
+    if (call->dtype == F32 || call->rows < MAX_ROWS / 2) return UNFIT;
 #else
     if (call->rows * (call->heads / call->groups) <= DECODE_ROWS) return decode(call);
 #endif

@@ -63,8 +63,8 @@ static void pack_left(REAL *to, const Strided *t, int dtype, int64_t b, int64_t 
 }
 
 INLINE void pack_turned(REAL *to, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t last, int64_t dim,
-                        const REAL *factors, REAL *scratch) {  // `gather` reads rows as they are
-    (void)to, (void)t, (void)dtype, (void)b, (void)h, (void)first, (void)last, (void)dim, (void)factors, (void)scratch;
+                        REAL *scratch) {  // `gather` reads rows as they are
+    (void)to, (void)t, (void)dtype, (void)b, (void)h, (void)first, (void)last, (void)dim, (void)scratch;
 }
 
 // Whether the rows of a matrix can be read as panels where they lie.

@@ -14,17 +14,17 @@ INLINE const REAL *padded_row(const Strided *t, int dtype, int64_t b, int64_t h,
     return scratch;
 }
 
-// Rows [first, last), each times its factor, and zeros to a whole strip.
+// Rows [first, last), and zeros to a whole strip. Their factors, which would take more parts, wait for the scores.
 static void pack_left(Packed *to, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t last, int64_t dim,
                       const REAL *factors, REAL *scratch) {
+    (void)factors;
     int64_t rows = last - first, all = up_to(rows, MAX_ROWS), padded = up_to(dim, PANEL), groups = groups_of(dim);
     IntVec most = {0};
     for (int64_t r = 0; r < all; r++) {
         memset(scratch, 0, padded * sizeof(REAL));
         if (r < rows) fetch(scratch, place(t, dtype, b, h, first + r), dtype, dim, t->step[3]);
-        for (int64_t e = 0; r < rows && e < padded; e += LANES) store(scratch + e, load(scratch + e) * factors[r]);
         look_at_row(&most, scratch, padded);
-        split_row(to + r / 16 * groups * SLOT, r % 16, scratch, groups, 1);
+        split_row(to + r / 16 * groups * SLOT, r % 16, scratch, groups);
     }
     judge(most);
 }
@@ -44,7 +44,7 @@ static void pack_across(Packed *to, const Strided *t, int dtype, int64_t b, int6
             look_at_row(&most, row[r], padded);
         }
         for (int64_t g = 0; g < groups; g++) {
-            for (int r = 0; r < 16; r++) split_row(turning, r, row[r] + g * GROUP, 1, 1);
+            for (int r = 0; r < 16; r++) split_row(turning, r, row[r] + g * GROUP, 1);
             turn_slot(to + g * SLOT, turning);
         }
     }
@@ -65,14 +65,14 @@ static void pack_along(Packed *to, const Strided *t, int dtype, int64_t b, int64
         }
         for (int64_t e = 0; e < padded; e += 16)
             for (int r = 0; r < 16; r++)
-                split(to + e / 16 * SLOT + r * 32, TILE, load(row[r] + e), load(row[r + 16] + e), 1);
+                split(to + e / 16 * SLOT + r * 32, load(row[r] + e), load(row[r + 16] + e));
     }
     judge(most);
 }
 
-// Rows [first, last) of a block, each times its factor, as columns whose rows are added up. What they hold was looked at before.
+// Rows [first, last) of a block as columns whose rows are added up. What they hold was looked at before.
 static void pack_turned(Packed *to, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t last, int64_t dim,
-                        const REAL *factors, REAL *scratch) {
+                        REAL *scratch) {
     int64_t padded = up_to(dim, PANEL), rows = last - first;
     Packed *turning = (Packed *)scratch;
     scratch += SLOT;
@@ -82,11 +82,10 @@ static void pack_turned(Packed *to, const Strided *t, int dtype, int64_t b, int6
             memset(row, 0, padded * sizeof(REAL));
             if (g * GROUP + r >= rows) continue;
             fetch(row, place(t, dtype, b, h, first + g * GROUP + r), dtype, dim, t->step[3]);
-            for (int64_t e = 0; e < dim; e++) row[e] *= factors[g * GROUP + r];
         }
         for (int64_t e = 0; e < padded; e += 16) {
             for (int64_t r = 0; r < 16; r++)
-                split(turning + r * 32, TILE, load(scratch + r * padded + e), load(scratch + (r + 16) * padded + e), 1);
+                split(turning + r * 32, load(scratch + r * padded + e), load(scratch + (r + 16) * padded + e));
             turn_slot(to + (e / 16 * (BLOCK_ROWS / GROUP) + g) * SLOT, turning);
         }
     }

@@ -106,7 +106,9 @@ EACH_SIZE(INSTANCE)
 #undef INSTANCE
 
 // `tops`, where it is asked for, holds what was the largest of each row, lane by lane, and learns of what is larger
-static void scores(int rows, const REAL *query, int64_t dim, const REAL *keys, int64_t panels, REAL *z, Vec *tops) {
+static void scores(const Call *call, int rows, const REAL *query, const REAL *factors, int64_t dim, const REAL *keys,
+                   int64_t panels, REAL *z, Vec *tops) {
+    (void)call, (void)factors;  // the factors are in the queries
     int64_t step = row_step(dim);
     switch (tile_rows(rows)) {
 #define CASE(N) \
@@ -116,9 +118,9 @@ static void scores(int rows, const REAL *query, int64_t dim, const REAL *keys, i
     }
 }
 
-static void weigh(int rows, const REAL *weights, int64_t keys, Panels value, int64_t panels, REAL *out, int64_t out_step,
-                  Packed *scratch) {
-    (void)scratch;
+static void weigh(const Call *call, int rows, const REAL *weights, int64_t keys, Panels value, int64_t panels, REAL *out,
+                  int64_t out_step, Packed *scratch) {
+    (void)call, (void)scratch;
     switch (tile_rows(rows)) {
 #define CASE(N) \
     case N: NAMED(weigh, N)(weights, keys, value, panels, out, out_step); break;
@@ -129,7 +131,9 @@ static void weigh(int rows, const REAL *weights, int64_t keys, Panels value, int
 
 // out[keys][dim] += weightsᵀ · rows, for MAX_ROWS keys that begin at `key` and rows [from, to) of a block
 enum { GATHERED = MAX_ROWS };
-static void gather(const REAL *weights, int64_t key, int64_t from, int64_t to, const REAL *rows, int64_t dim, REAL *out) {
+static void gather(const Call *call, const REAL *weights, int64_t key, int64_t from, int64_t to, const REAL *rows, int64_t dim,
+                   REAL *out) {
+    (void)call;
     int64_t step = row_step(dim), out_step = up_to(dim, PANEL);
     for (int64_t c = 0; c < out_step; c += PANEL) {
         Vec sums[MAX_ROWS][WIDE];

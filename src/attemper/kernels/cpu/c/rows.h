@@ -92,7 +92,7 @@ INLINE void close_outside(REAL *z, int64_t from, int64_t to, int64_t n) {
     for (int64_t j = to < 0 ? 0 : to; j < n; j++) z[j] = -INFINITY;
 }
 
-// Rows [first, last) of the queries, each times its factor: their products are logits.
+// Rows [first, last) of the queries; their products, times `factors`, are logits.
 static void pack_queries(Packed *to, const Call *call, int64_t b, int64_t h, int64_t first, int64_t last, REAL *factors,
                          REAL *scratch) {
     for (int64_t i = first; i < last; i++) factors[i - first] = row_factor(call, b, h, i);

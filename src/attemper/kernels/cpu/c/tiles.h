@@ -1,8 +1,8 @@
-// tiles.h: the products of product.h on AMX tiles, 16 × 16 sums at a time, to the precision of float.
+// tiles.h: the products of product.h on AMX tiles, for bfloat16 and float16: 16 × 16 sums at a time, added up in float.
 //
-// AMX multiplies bfloat16 numbers and adds up in float. A float is the sum of three bfloat16 numbers of 8 bits each, so a product
-// of two floats is six products of parts: those of parts i and j with i + j < 3. What is left out is below 2^-24 of the product.
-// A tile instruction adds up its 32 products apart before they join a sum, so sums are rounded less often than with FMA.
+// AMX multiplies bfloat16 numbers. A bfloat16 input is one, a float16 input (11 bits) the sum of two, exactly: scores are as good
+// as from FMA. Weights, and what is made of them, are cut after two parts, 16 bits. (Floats would need three parts and six
+// products; measured, that is no faster than FMA.) A tile instruction adds up its 32 products apart before they join a sum.
 //
 // A tile is 16 rows of 16 pairs. The pairs of a matrix are numbers 16 apart, k and k + 16 of a group of 32 that are summed over:
 // two vectors become a vector of pairs without a shuffle. Both sides of a product pair alike, so the order does not matter.
@@ -14,7 +14,7 @@
 
 typedef uint16_t Packed;
 
-enum { PARTS = 3, TILE = 512, SLOT = PARTS * TILE, GROUP = 32 };  // numbers of a tile, and of a tile in parts; depth of a tile
+enum { PARTS = 2, TILE = 512, SLOT = PARTS * TILE, GROUP = 32 };  // numbers of a tile, and of a tile in parts; depth of a tile
 enum { TILE_KEYS = 512, TILE_STEP = TILE_KEYS + 16, BLOCK_ROWS = 96, GATHERED = 32 };  // as in product.h
 
 INLINE int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -24,8 +24,8 @@ INLINE int64_t left_size(int64_t rows, int64_t depth) { return up_to(rows, MAX_R
 INLINE int64_t across_size(int64_t rows, int64_t dim) { return up_to(rows, PANEL) / 16 * groups_of(dim) * SLOT; }
 INLINE int64_t along_size(int64_t rows, int64_t dim) { return groups_of(rows) * up_to(dim, PANEL) / 16 * SLOT; }
 
-// Tiles cannot hold what is not finite, and lose the last parts of what is too small. Whoever meets such a number says so, and the
-// call is done again without tiles.
+// Parts cannot hold what is not finite, and products lose what is too small. Whoever meets such a number says so, and the call is
+// done again without tiles.
 static _Thread_local int unfit;
 
 INLINE void look_at(IntVec *most, Vec x) {
@@ -41,21 +41,17 @@ INLINE IntVec pair(IntVec first, IntVec second) {
     return (IntVec)_mm512_or_si512(_mm512_srli_epi32((__m512i)first, 16), (__m512i)upper(second));
 }
 
-// Two vectors in parts, pair by pair, `step` numbers from part to part. Rounded parts leave out less than cut ones.
-INLINE void split(Packed *to, int64_t step, Vec x, Vec y, const int rounded) {
-    const Int half = rounded ? 0x8000 : 0;
-    UNROLL for (int part = 0; part < PARTS; part++) {
-        IntVec a = (IntVec)x, b = (IntVec)y;
-        if (part < PARTS - 1) a += half, b += half;
-        _mm512_storeu_si512(to + part * step, (__m512i)pair(a, b));
-        x -= (Vec)upper(a), y -= (Vec)upper(b);
-    }
+// Two vectors in parts, pair by pair
+INLINE void split(Packed *to, Vec x, Vec y) {
+    IntVec a = (IntVec)x, b = (IntVec)y;
+    _mm512_storeu_si512(to, (__m512i)pair(a, b));
+    x -= (Vec)upper(a), y -= (Vec)upper(b);
+    _mm512_storeu_si512(to + TILE, (__m512i)pair((IntVec)x, (IntVec)y));
 }
 
 // Row r of a block of the left: `groups` groups from x
-INLINE void split_row(Packed *block, int64_t r, const REAL *x, int64_t groups, const int rounded) {
-    for (int64_t g = 0; g < groups; g++)
-        split(block + g * SLOT + r * 32, TILE, load(x + g * GROUP), load(x + g * GROUP + 16), rounded);
+INLINE void split_row(Packed *block, int64_t r, const REAL *x, int64_t groups) {
+    for (int64_t g = 0; g < groups; g++) split(block + g * SLOT + r * 32, load(x + g * GROUP), load(x + g * GROUP + 16));
 }
 
 // 16 rows of 16 numbers of 4 bytes become columns; steps in bytes
@@ -98,10 +94,11 @@ static void begin_tiles(void) {
     _tile_loadconfig(&shape);
 }
 
-// Tiles 0 to 3 += a · b, 32 × 32 sums (16 × 32 of them where there is one block of rows), the smallest products first.
-// `a_next` is from a block of rows to the next, the other steps from group to group.
-INLINE void multiply(const int blocks, int64_t groups, const Packed *a, int64_t a_next, int64_t a_step, const Packed *b,
-                     int64_t b_next, int64_t b_step) {
+// Tiles 0 to 3 += a · b, 32 × 32 sums (16 × 32 of them where there is one block of rows), the smallest products first. The
+// product of two second parts counts only where all numbers are inputs. `a_next` is from a block of rows to the next, b_next
+// from a block of columns to the next, the other steps from group to group.
+INLINE void multiply_parts(const int blocks, const int a_parts, const int b_parts, const int inputs, int64_t groups,
+                           const Packed *a, int64_t a_next, int64_t a_step, const Packed *b, int64_t b_next, int64_t b_step) {
 #define LEFT(PART)                               \
     _tile_loadd(4, a + PART * TILE, 64);         \
     if (blocks > 1) _tile_loadd(5, a + a_next + PART * TILE, 64);
@@ -116,7 +113,21 @@ INLINE void multiply(const int blocks, int64_t groups, const Packed *a, int64_t 
         _tile_dpbf16ps(3, 5, 7);                 \
     }
     for (int64_t g = 0; g < groups; g++, a += a_step, b += b_step) {
-        LEFT(2) RIGHT(0) ADD LEFT(1) ADD RIGHT(1) ADD LEFT(0) ADD RIGHT(2) ADD RIGHT(0) ADD
+        if (a_parts > 1) {
+            LEFT(1)
+            if (inputs) {
+                RIGHT(1) ADD
+            }
+            RIGHT(0) ADD
+        }
+        LEFT(0)
+        if (b_parts > 1) {
+            RIGHT(1) ADD
+        }
+        if (a_parts < 2 || b_parts > 1) {
+            RIGHT(0)
+        }
+        ADD
     }
 #undef LEFT
 #undef RIGHT
@@ -129,7 +140,7 @@ INLINE void clear_sums(void) {
     _tile_zero(2);
     _tile_zero(3);
 }
-INLINE void keep_sums(const int blocks, REAL *to, int64_t step) {
+INLINE void keep_sums(int blocks, REAL *to, int64_t step) {
     _tile_stored(0, to, step * 4);
     _tile_stored(1, to + 16, step * 4);
     if (blocks > 1) {
@@ -138,24 +149,44 @@ INLINE void keep_sums(const int blocks, REAL *to, int64_t step) {
     }
 }
 
-INLINE const Packed *across_from(const Packed *keys, int64_t key, int64_t dim) { return keys + key / 16 * groups_of(dim) * SLOT; }
+enum { INPUTS, LEFT_INPUTS, RIGHT_INPUTS };  // which sides of a product are inputs, in one part or in two
 
-INLINE void scores_of(const int blocks, const Packed *query, int64_t dim, const Packed *keys, int64_t panels, REAL *z) {
-    int64_t groups = groups_of(dim), next = groups * SLOT;
-    for (int64_t c = 0; c < panels; c++) {
-        clear_sums();
-        multiply(blocks, groups, query, next, SLOT, keys + c * 2 * next, next, SLOT);
-        keep_sums(blocks, z + c * PANEL, TILE_STEP);
-    }
+// to = a · b
+INLINE void multiply(const int sides, int parts, int blocks, int64_t groups, const Packed *a, int64_t a_next, int64_t a_step,
+                     const Packed *b, int64_t b_next, int64_t b_step, REAL *to, int64_t to_step) {
+    clear_sums();
+#define CASE(PARTS_, BLOCKS)                                                                                    \
+    case PARTS_ * 2 + BLOCKS:                                                                                   \
+        multiply_parts(BLOCKS, sides == RIGHT_INPUTS ? 2 : PARTS_, sides == LEFT_INPUTS ? 2 : PARTS_,           \
+                       sides == INPUTS && PARTS_ == 2, groups, a, a_next, a_step, b, b_next, b_step);           \
+        break;
+    switch (parts * 2 + blocks) { CASE(1, 1) CASE(1, 2) CASE(2, 1) CASE(2, 2) }
+#undef CASE
+    keep_sums(blocks, to, to_step);
 }
 
-// z = rows · keys
-static void scores(int rows, const Packed *query, int64_t dim, const Packed *keys, int64_t panels, REAL *z, Vec *tops) {
-    (void)tops;
-    if (rows > 16)
-        scores_of(2, query, dim, keys, panels, z);
-    else
-        scores_of(1, query, dim, keys, panels, z);
+INLINE const Packed *across_from(const Packed *keys, int64_t key, int64_t dim) { return keys + key / 16 * groups_of(dim) * SLOT; }
+
+INLINE int parts_of(const Call *call) { return call->dtype == BF16 ? 1 : 2; }
+
+// z = rows · keys, each row times its factor; `tops` as in product.h
+static void scores(const Call *call, int rows, const Packed *query, const REAL *factors, int64_t dim, const Packed *keys,
+                   int64_t panels, REAL *z, Vec *tops) {
+    int parts = parts_of(call);
+    int64_t groups = groups_of(dim), next = groups * SLOT;
+    for (int64_t c = 0; c < panels; c++)
+        multiply(INPUTS, parts, rows > 16 ? 2 : 1, groups, query, next, SLOT, keys + c * 2 * next, next, SLOT, z + c * PANEL,
+                 TILE_STEP);
+    for (int r = 0; factors && r < rows; r++) {
+        Vec top = splat(-INFINITY), two = top;
+        for (REAL *x = z + r * TILE_STEP; x < z + r * TILE_STEP + panels * PANEL; x += PANEL) {
+            Vec y = load(x) * factors[r], more = load(x + LANES) * factors[r];
+            store(x, y);
+            store(x + LANES, more);
+            top = larger(y, top), two = larger(more, two);
+        }
+        if (tops) tops[r] = larger(top, two);
+    }
 }
 
 INLINE void add_panel(int rows, REAL *out, int64_t out_step, const REAL *sums) {
@@ -174,46 +205,41 @@ INLINE Panels packed_panels(const Packed *at, int64_t dim) { return (Panels){at,
 INLINE Panels panels_from(Panels all, int64_t row) { return (Panels){all.at + row / GROUP * all.step, all.step}; }
 
 // out += weights · rows; `scratch` is for MAX_ROWS rows of a tile, in parts
-static void weigh(int rows, const REAL *weights, int64_t depth, Panels right, int64_t panels, REAL *out, int64_t out_step,
-                  Packed *scratch) {
+static void weigh(const Call *call, int rows, const REAL *weights, int64_t depth, Panels right, int64_t panels, REAL *out,
+                  int64_t out_step, Packed *scratch) {
     int64_t groups = groups_of(depth), next = groups * SLOT;
     REAL sums[MAX_ROWS * PANEL] __attribute__((aligned(64)));
-    for (int r = 0; r < rows; r++) split_row(scratch + r / 16 * next, r % 16, weights + r * TILE_STEP, groups, 0);
+    for (int r = 0; r < rows; r++) split_row(scratch + r / 16 * next, r % 16, weights + r * TILE_STEP, groups);
     for (int64_t c = 0; c < panels; c++) {
-        clear_sums();
-        if (rows > 16)
-            multiply(2, groups, scratch, next, SLOT, right.at + c * 2 * SLOT, SLOT, right.step);
-        else
-            multiply(1, groups, scratch, next, SLOT, right.at + c * 2 * SLOT, SLOT, right.step);
-        keep_sums(rows > 16 ? 2 : 1, sums, PANEL);
+        multiply(RIGHT_INPUTS, parts_of(call), rows > 16 ? 2 : 1, groups, scratch, next, SLOT, right.at + c * 2 * SLOT, SLOT, right.step,
+                 sums, PANEL);
         add_panel(rows, out + c * PANEL, out_step, sums);
     }
 }
 
 INLINE int tile_rows(int64_t rows) { return (int)rows; }
 
-// A block of rows of a tile, as rows that are added up; those it lacks are zeros.
-static void stack_rows(Packed *to, const REAL *rows, int64_t n, int64_t width, REAL *zeros) {
+// A block of rows of a tile, each times its factor, as rows that are added up; those it lacks are zeros.
+static void stack_rows(Packed *to, const REAL *rows, int64_t n, int64_t width, const REAL *factors, REAL *zeros) {
     memset(zeros, 0, 16 * sizeof(REAL));
     for (int64_t g = 0; g < n; g += GROUP, to += BACK_KEYS / 16 * SLOT)
         for (int64_t r = 0; r < 16; r++) {
             const REAL *x = rows + (g + r) * TILE_STEP, *y = x + 16 * TILE_STEP;
             int two = g + r + 16 < n, one = g + r < n;
+            REAL first = one && factors ? factors[g + r] : 1, second = two && factors ? factors[g + r + 16] : 1;
             for (int64_t e = 0; e < width; e += 16)
-                split(to + e / 16 * SLOT + r * 32, TILE, load(one ? x + e : zeros), load(two ? y + e : zeros), 0);
+                split(to + e / 16 * SLOT + r * 32, load(one ? x + e : zeros) * first, load(two ? y + e : zeros) * second);
         }
 }
 
 // out[dim][keys] += rowsᵀ · weights, for GATHERED keys that begin at `key` and rows [from, to) of a block
-static void gather(const Packed *weights, int64_t key, int64_t from, int64_t to, const Packed *rows, int64_t dim, REAL *out) {
+static void gather(const Call *call, const Packed *weights, int64_t key, int64_t from, int64_t to, const Packed *rows, int64_t dim, REAL *out) {
     enum { GROUPS = BLOCK_ROWS / GROUP, ROW = BACK_KEYS / 16 * SLOT };
     REAL sums[32 * PANEL] __attribute__((aligned(64)));
     int64_t first = from / GROUP, groups = groups_of(to) - first;
     for (int64_t e = 0; e < up_to(dim, PANEL); e += 32) {
-        clear_sums();
-        multiply(2, groups, rows + (e / 16 * GROUPS + first) * SLOT, GROUPS * SLOT, SLOT,
-                 weights + first * ROW + key / 16 * SLOT, SLOT, ROW);
-        keep_sums(2, sums, PANEL);
+        multiply(LEFT_INPUTS, parts_of(call), 2, groups, rows + (e / 16 * GROUPS + first) * SLOT, GROUPS * SLOT, SLOT,
+                 weights + first * ROW + key / 16 * SLOT, SLOT, ROW, sums, PANEL);
         add_panel(32, out + e * BACK_KEYS + key, BACK_KEYS, sums);
     }
 }
