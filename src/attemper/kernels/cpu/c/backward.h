@@ -91,6 +91,10 @@ static void find_slopes(const Job *job, void *memory, int64_t item) {
             s.level -= s.slope * AT(saved->mean);
         }
         if (g->peak) s.peak = AT(g->peak);
+#if TILES
+        REAL all = s.constant + s.entropy + s.p2 + s.level + s.slope + s.peak;
+        if (all - all != 0) unfit = 1;  // inf or NaN: they arrive, or a row has them
+#endif
         course->slopes[at] = s;
     }
 #undef AT
@@ -194,7 +198,7 @@ static void differ_strip(const Call *call, const Course *course, Differ *own, Me
     }
     memset(dz + m.rows * TILE_STEP, 0, (rows - m.rows) * TILE_STEP * sizeof(REAL));
     if (course->rows)
-        weigh(call, (int)m.rows, dz + offset, m.width, panels_from(packed_panels(own->key_rows, call->dim), offset),
+        weigh(call, 2, (int)m.rows, dz + offset, m.width, panels_from(packed_panels(own->key_rows, call->dim), offset),
               course->dq_step / PANEL, dq + m.at * course->dq_step, course->dq_step, own->weights);
 }
 
@@ -331,7 +335,8 @@ static int backward(const Call *call) {
     int64_t heads = call->batch * call->groups, pairs = call->batch * call->heads;
     if (!heads) return 0;
 #if TILES
-    if (call->dtype == F32 || call->rows < MAX_ROWS / 2 || call->d_mask) return UNFIT;  // a mask's gradient adds up in place: it cannot be done again
+    // a gain's gradient is in float, and wants more than two parts; a mask's adds up in place, and could not be done again
+    if (call->dtype == F32 || call->rows < MAX_ROWS / 2 || call->wants & WANT_GAIN || call->d_mask) return UNFIT;
 #endif
     const Rows *g = &call->upstream;
     Course course = {

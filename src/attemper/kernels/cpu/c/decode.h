@@ -159,6 +159,21 @@ static void decode_item(const Job *job, void *memory, int64_t item) {
     }
 }
 
+// Rows over other keys, `more`, join `row`; exact, as merge() in vitals.py is.
+static void join_rows(Row *row, Vec *sums, REAL *out, Row *more, Vec *more_sums, REAL *more_out, int64_t out_dim) {
+    REAL reference = more->reference > row->reference ? more->reference : row->reference;
+    if (row->reference != reference) raise_reference(row, sums, reference, out, out_dim);
+    if (more->reference != reference) raise_reference(more, more_sums, reference, more_out, out_dim);
+    if (more->peak > row->peak) {  // the lowest key on ties
+        row->peak = more->peak;
+        row->argmax = more->argmax;
+    }
+    row->count += more->count;
+    join_moments(row, more->met, more->mean, more->spread);
+    for (int i = 0; i < SUMS; i++) sums[i] += more_sums[i];
+    for (int64_t e = 0; e < out_dim; e++) out[e] += more_out[e];
+}
+
 static void decode_finish(const Call *call, const Split *split, int64_t pair) {
     int64_t b = pair / call->groups, g = pair % call->groups;
     Part *part = split->all + pair * split->parts;

@@ -89,7 +89,7 @@ static void meet(const Call *call, const Plan *plan, Attend *own, const Head *he
             for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
         }
     if (call->output)
-        weigh(call, (int)m.rows, own->z, m.width, panels_from(value, m.key), up_to(call->value_dim, PANEL) / PANEL, out,
+        weigh(call, call->dtype == BF16 ? 1 : 2, (int)m.rows, own->z, m.width, panels_from(value, m.key), up_to(call->value_dim, PANEL) / PANEL, out,
               plan->out_step, own->weights);
 }
 

@@ -118,9 +118,9 @@ static void scores(const Call *call, int rows, const REAL *query, const REAL *fa
     }
 }
 
-static void weigh(const Call *call, int rows, const REAL *weights, int64_t keys, Panels value, int64_t panels, REAL *out,
+static void weigh(const Call *call, int parts, int rows, const REAL *weights, int64_t keys, Panels value, int64_t panels, REAL *out,
                   int64_t out_step, Packed *scratch) {
-    (void)call, (void)scratch;
+    (void)call, (void)parts, (void)scratch;  // of tiles
     switch (tile_rows(rows)) {
 #define CASE(N) \
     case N: NAMED(weigh, N)(weights, keys, value, panels, out, out_step); break;

@@ -154,21 +154,6 @@ static void raise_reference(Row *row, Vec *sums, REAL peak, REAL *out, int64_t o
     row->reference = peak;
 }
 
-// Rows over other keys, `more`, join `row`; exact, as merge() in vitals.py is.
-static void join_rows(Row *row, Vec *sums, REAL *out, Row *more, Vec *more_sums, REAL *more_out, int64_t out_dim) {
-    REAL reference = more->reference > row->reference ? more->reference : row->reference;
-    if (row->reference != reference) raise_reference(row, sums, reference, out, out_dim);
-    if (more->reference != reference) raise_reference(more, more_sums, reference, more_out, out_dim);
-    if (more->peak > row->peak) {  // the lowest key on ties
-        row->peak = more->peak;
-        row->argmax = more->argmax;
-    }
-    row->count += more->count;
-    join_moments(row, more->met, more->mean, more->spread);
-    for (int i = 0; i < SUMS; i++) sums[i] += more_sums[i];
-    for (int64_t e = 0; e < out_dim; e++) out[e] += more_out[e];
-}
-
 typedef struct {  // what a chunk of a row adds: Σ e, Σ e t, Σ e², Σ d, Σ d²
     Vec l, a, s, first, second;
 } Chunk;

@@ -1,8 +1,9 @@
 // tiles.h: the products of product.h on AMX tiles, for bfloat16 and float16: 16 × 16 sums at a time, added up in float.
 //
-// AMX multiplies bfloat16 numbers. A bfloat16 input is one, a float16 input (11 bits) the sum of two, exactly: scores are as good
-// as from FMA. Weights, and what is made of them, are cut after two parts, 16 bits. (Floats would need three parts and six
-// products; measured, that is no faster than FMA.) A tile instruction adds up its 32 products apart before they join a sum.
+// AMX multiplies bfloat16 numbers. A bfloat16 input is one, a float16 input (11 bits) the sum of two, exactly: scores, and so all
+// signs, are as good as from FMA. Weights of bfloat16 values are rounded to one part, as their output will be; other weights, and
+// all gradients, are cut after two, 16 bits. (Floats would need three parts and six products: measured, no faster than FMA.) A
+// tile instruction adds up its 32 products apart before they join a sum.
 //
 // A tile is 16 rows of 16 pairs. The pairs of a matrix are numbers 16 apart, k and k + 16 of a group of 32 that are summed over:
 // two vectors become a vector of pairs without a shuffle. Both sides of a product pair alike, so the order does not matter.
@@ -49,9 +50,16 @@ INLINE void split(Packed *to, Vec x, Vec y) {
     _mm512_storeu_si512(to + TILE, (__m512i)pair((IntVec)x, (IntVec)y));
 }
 
-// Row r of a block of the left: `groups` groups from x
+// Row r of a block of the left: `groups` groups from x; and the same in one part, rounded
 INLINE void split_row(Packed *block, int64_t r, const REAL *x, int64_t groups) {
     for (int64_t g = 0; g < groups; g++) split(block + g * SLOT + r * 32, load(x + g * GROUP), load(x + g * GROUP + 16));
+}
+
+INLINE void round_row(Packed *block, int64_t r, const REAL *x, int64_t groups) {
+    for (int64_t g = 0; g < groups; g++) {
+        IntVec a = (IntVec)load(x + g * GROUP) + 0x8000, b = (IntVec)load(x + g * GROUP + 16) + 0x8000;
+        _mm512_storeu_si512(block + g * SLOT + r * 32, (__m512i)pair(a, b));
+    }
 }
 
 // 16 rows of 16 numbers of 4 bytes become columns; steps in bytes
@@ -82,17 +90,16 @@ INLINE void turn_slot(Packed *to, const Packed *from) {
     for (int part = 0; part < PARTS; part++) turn((char *)(to + part * TILE), 64, (const char *)(from + part * TILE), 64);
 }
 
-typedef struct {
+static const struct {
     uint8_t palette, start, reserved[14];
     uint16_t row_bytes[16];
     uint8_t rows[16];
-} TileShape;
+} SHAPE __attribute__((aligned(64))) = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
-static void begin_tiles(void) {
-    TileShape shape = {.palette = 1};
-    for (int i = 0; i < 8; i++) shape.row_bytes[i] = 64, shape.rows[i] = 16;
-    _tile_loadconfig(&shape);
-}
+static void begin_tiles(void) { _tile_loadconfig(&SHAPE); }
+
+// GCC does not know that tiles read memory: what was stored for them must be there
+INLINE void stored(void) { __asm__ volatile("" ::: "memory"); }
 
 // Tiles 0 to 3 += a · b, 32 × 32 sums (16 × 32 of them where there is one block of rows), the smallest products first. The
 // product of two second parts counts only where all numbers are inputs. `a_next` is from a block of rows to the next, b_next
@@ -149,20 +156,27 @@ INLINE void keep_sums(int blocks, REAL *to, int64_t step) {
     }
 }
 
-enum { INPUTS, LEFT_INPUTS, RIGHT_INPUTS };  // which sides of a product are inputs, in one part or in two
+typedef struct {  // one side of a product
+    const Packed *at;
+    int parts;
+    int64_t next, step;  // to the next block of 16 rows or columns, to the next group
+} Side;
 
-// to = a · b
-INLINE void multiply(const int sides, int parts, int blocks, int64_t groups, const Packed *a, int64_t a_next, int64_t a_step,
-                     const Packed *b, int64_t b_next, int64_t b_step, REAL *to, int64_t to_step) {
+// to = a · b, 32 × 32 sums or, of one block of rows, 16 × 32; `inputs` where both sides are
+static void multiply(Side a, Side b, int inputs, int blocks, int64_t groups, REAL *to, int64_t to_step) {
+    stored();
     clear_sums();
-#define CASE(PARTS_, BLOCKS)                                                                                    \
-    case PARTS_ * 2 + BLOCKS:                                                                                   \
-        multiply_parts(BLOCKS, sides == RIGHT_INPUTS ? 2 : PARTS_, sides == LEFT_INPUTS ? 2 : PARTS_,           \
-                       sides == INPUTS && PARTS_ == 2, groups, a, a_next, a_step, b, b_next, b_step);           \
+#define CASE(BLOCKS, A, B, INPUTS)                                                                              \
+    case BLOCKS * 8 + A * 4 + B * 2 + INPUTS:                                                                   \
+        multiply_parts(BLOCKS, A, B, INPUTS, groups, a.at, a.next, a.step, b.at, b.next, b.step);               \
         break;
-    switch (parts * 2 + blocks) { CASE(1, 1) CASE(1, 2) CASE(2, 1) CASE(2, 2) }
+#define CASES(BLOCKS) \
+    CASE(BLOCKS, 1, 1, 0) CASE(BLOCKS, 1, 2, 0) CASE(BLOCKS, 2, 1, 0) CASE(BLOCKS, 2, 2, 0) CASE(BLOCKS, 2, 2, 1)
+    switch (blocks * 8 + a.parts * 4 + b.parts * 2 + (inputs && a.parts == 2)) { CASES(1) CASES(2) }
+#undef CASES
 #undef CASE
     keep_sums(blocks, to, to_step);
+    stored();
 }
 
 INLINE const Packed *across_from(const Packed *keys, int64_t key, int64_t dim) { return keys + key / 16 * groups_of(dim) * SLOT; }
@@ -175,8 +189,8 @@ static void scores(const Call *call, int rows, const Packed *query, const REAL *
     int parts = parts_of(call);
     int64_t groups = groups_of(dim), next = groups * SLOT;
     for (int64_t c = 0; c < panels; c++)
-        multiply(INPUTS, parts, rows > 16 ? 2 : 1, groups, query, next, SLOT, keys + c * 2 * next, next, SLOT, z + c * PANEL,
-                 TILE_STEP);
+        multiply((Side){query, parts, next, SLOT}, (Side){keys + c * 2 * next, parts, next, SLOT}, 1, rows > 16 ? 2 : 1, groups,
+                 z + c * PANEL, TILE_STEP);
     for (int r = 0; factors && r < rows; r++) {
         Vec top = splat(-INFINITY), two = top;
         for (REAL *x = z + r * TILE_STEP; x < z + r * TILE_STEP + panels * PANEL; x += PANEL) {
@@ -204,15 +218,21 @@ typedef struct {  // rows that are added up
 INLINE Panels packed_panels(const Packed *at, int64_t dim) { return (Panels){at, up_to(dim, PANEL) / 16 * SLOT}; }
 INLINE Panels panels_from(Panels all, int64_t row) { return (Panels){all.at + row / GROUP * all.step, all.step}; }
 
-// out += weights · rows; `scratch` is for MAX_ROWS rows of a tile, in parts
-static void weigh(const Call *call, int rows, const REAL *weights, int64_t depth, Panels right, int64_t panels, REAL *out,
-                  int64_t out_step, Packed *scratch) {
+// out += weights · rows, the weights in `parts`; `scratch` is for MAX_ROWS rows of a tile
+static void weigh(const Call *call, int parts, int rows, const REAL *weights, int64_t depth, Panels right, int64_t panels,
+                  REAL *out, int64_t out_step, Packed *scratch) {
     int64_t groups = groups_of(depth), next = groups * SLOT;
     REAL sums[MAX_ROWS * PANEL] __attribute__((aligned(64)));
-    for (int r = 0; r < rows; r++) split_row(scratch + r / 16 * next, r % 16, weights + r * TILE_STEP, groups);
+    for (int r = 0; r < rows; r++) {
+        Packed *block = scratch + r / 16 * next;
+        if (parts > 1)
+            split_row(block, r % 16, weights + r * TILE_STEP, groups);
+        else
+            round_row(block, r % 16, weights + r * TILE_STEP, groups);
+    }
     for (int64_t c = 0; c < panels; c++) {
-        multiply(RIGHT_INPUTS, parts_of(call), rows > 16 ? 2 : 1, groups, scratch, next, SLOT, right.at + c * 2 * SLOT, SLOT, right.step,
-                 sums, PANEL);
+        multiply((Side){scratch, parts, next, SLOT}, (Side){right.at + c * 2 * SLOT, parts_of(call), SLOT, right.step}, 0,
+                 rows > 16 ? 2 : 1, groups, sums, PANEL);
         add_panel(rows, out + c * PANEL, out_step, sums);
     }
 }
@@ -238,8 +258,8 @@ static void gather(const Call *call, const Packed *weights, int64_t key, int64_t
     REAL sums[32 * PANEL] __attribute__((aligned(64)));
     int64_t first = from / GROUP, groups = groups_of(to) - first;
     for (int64_t e = 0; e < up_to(dim, PANEL); e += 32) {
-        multiply(LEFT_INPUTS, parts_of(call), 2, groups, rows + (e / 16 * GROUPS + first) * SLOT, GROUPS * SLOT, SLOT,
-                 weights + first * ROW + key / 16 * SLOT, SLOT, ROW, sums, PANEL);
+        multiply((Side){rows + (e / 16 * GROUPS + first) * SLOT, parts_of(call), GROUPS * SLOT, SLOT},
+                 (Side){weights + first * ROW + key / 16 * SLOT, PARTS, SLOT, ROW}, 0, 2, groups, sums, PANEL);
         add_panel(32, out + e * BACK_KEYS + key, BACK_KEYS, sums);
     }
 }
