@@ -18,7 +18,7 @@ TINY = [
 
 @pytest.fixture
 def rows(monkeypatch):
-    monkeypatch.setattr(cpu, "cases", lambda quick, kernel: TINY)
+    monkeypatch.setattr(cpu, "cases", lambda quick, kernel, dtype: TINY)
     return cpu.rows(quick=True, kernel="auto", note=lambda line: None)
 
 

@@ -36,21 +36,24 @@ EAGER_MATRIX = 300 << 20
 """Eager attention is measured where one n × n matrix is at most this large: it holds several, and takes its time."""
 
 
-def cases(quick: bool, kernel: str) -> list[tuple[str, Case]]:
+def cases(quick: bool, kernel: str, dtype: str = "float32") -> list[tuple[str, Case]]:
     """What is measured, each with the name of its table."""
     forward, backward = (QUICK, QUICK[:1]) if quick else (SHAPES, BACKWARD)
     decode = ((1, 8, 1024, 64),) if quick else DECODE
     masks = (("full", False), ("causal", True))
-    found = [(f"forward, {name}", Case(s, mask, kernel=kernel)) for name, mask in masks for s in forward]
+    found = [
+        (f"forward, {name}", Case(s, mask, "forward", dtype, kernel=kernel)) for name, mask in masks for s in forward
+    ]
     for name, mask in masks:
-        found += [(f"forward + backward, {name}", Case(s, mask, "forward_backward", kernel=kernel)) for s in backward]
-    return found + [("decode", Case(s, False, kernel=kernel, rows=1)) for s in decode]
+        both = (Case(s, mask, "forward_backward", dtype, kernel=kernel) for s in backward)
+        found += [(f"forward + backward, {name}", case) for case in both]
+    return found + [("decode", Case(s, False, "forward", dtype, kernel=kernel, rows=1)) for s in decode]
 
 
-def rows(*, quick: bool, kernel: str, note: Callable[[str], None]) -> list[Row]:
+def rows(*, quick: bool, kernel: str, dtype: str = "float32", note: Callable[[str], None]) -> list[Row]:
     """Measure every case; one row each."""
     found: list[Row] = []
-    for kind, case in cases(quick, kernel):
+    for kind, case in cases(quick, kernel, dtype):
         note(f"time: {case}")
         row = measure(kind, case, rounds=5 if quick else ROUNDS, budget=1.0 if quick else BUDGET)
         row["growth"] = _growth(found[-1], row) if found and found[-1]["kind"] == kind else None

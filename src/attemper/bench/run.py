@@ -107,7 +107,8 @@ def run(settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:
             settings.encoder, rounds=settings.rounds, budget=budget, device=settings.device, note=note
         )
     if "cpu" in settings.parts:
-        document["cpu"] = cpu.rows(quick=settings.shapes == QUICK.shapes, kernel=settings.kernel, note=note)
+        quick = settings.shapes == QUICK.shapes
+        document["cpu"] = cpu.rows(quick=quick, kernel=settings.kernel, dtype=settings.dtype, note=note)
     load["after"] = _load()
     _warn(load["after"], found["cpu"]["threads"], found["cpu"], note)
     return document

@@ -1,4 +1,4 @@
-"""cpu: attention in C, with every sign from the same pass; AVX-512, AVX2 or portable vectors, on torch's threads."""
+"""cpu: attention in C, with every sign from the same pass; AMX tiles, AVX-512, AVX2 or portable vectors, on torch's threads."""
 
 from __future__ import annotations
 

@@ -1,0 +1,124 @@
+"""The native kernel on AMX tiles: half precision at the edges of tiles, and what tiles cannot hold."""
+
+import math
+import sys
+
+import pytest
+import torch
+
+import attemper
+from attemper.errors import KernelUnavailable
+from attemper.kernels import load
+from judge import SIGNS, judge
+
+try:
+    native = load("cpu") and sys.modules["attemper.kernels.cpu.native"]
+    HAS_TILES = native.variant == "amx"
+except KernelUnavailable:
+    HAS_TILES = False
+
+pytestmark = pytest.mark.skipif(
+    not HAS_TILES, reason="needs a processor with AMX, and a build for it; `attemper env` says which"
+)
+HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch, poisoned):
+    """Workspaces are filled with NaN as well as results."""
+    monkeypatch.setattr(native, "_POISON", 1)
+
+
+def draw(rows, keys, dim, value_dim, dtype, heads=2):
+    shapes = {"query": (1, heads, rows, dim), "key": (1, heads, keys, dim), "value": (1, heads, keys, value_dim)}
+    return {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
+
+
+def both(monkeypatch, run):
+    """What tiles give, and what vectors give."""
+    found = {}
+    for name in ("amx", "avx512"):
+        monkeypatch.setattr(native, "_VARIANT", native.VARIANTS.index(name))
+        found[name] = run()
+    return found["amx"], found["avx512"]
+
+
+def outcome(tensors, **options):
+    """Output, signs and the gradients of the output, of a fresh call."""
+    leaves = {name: t.clone().requires_grad_() for name, t in tensors.items()}
+    output, vitals = attemper.attention(**leaves, kernel="cpu", **options)
+    gradients = torch.autograd.grad(output.float().sum(), list(leaves.values()))
+    return [output.detach(), *(getattr(vitals, name).detach() for name in SIGNS), *gradients]
+
+
+@HALVES
+@pytest.mark.parametrize(
+    ("rows", "keys", "dim", "value_dim"),
+    [
+        (16, 1, 1, 1),
+        (17, 31, 31, 33),
+        (31, 32, 32, 32),
+        (33, 33, 33, 16),
+        (49, 385, 64, 64),
+        (97, 513, 65, 96),
+        (130, 769, 128, 40),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"causal": "lower_right", "window": 40}], ids=["full", "window"])
+def test_the_edges_of_tiles(rows, keys, dim, value_dim, options, dtype):
+    judge(draw(rows, keys, dim, value_dim, dtype), options, "cpu")
+
+
+@HALVES
+def test_tiles_are_what_runs(dtype, monkeypatch):
+    """Other bits than vectors give: without this, the tests above would pass on vectors alone."""
+    tensors = draw(100, 300, 48, 48, dtype)
+    tiles, vectors = both(monkeypatch, lambda: outcome(tensors))
+    different = [not torch.equal(a, b) for a, b in zip(tiles, vectors, strict=True)]
+    assert any(different[1:-3])
+    assert any(different[-3:])
+
+
+ODD = {"inf": math.inf, "nan": math.nan, "huge": 1e30, "all tiny": 1e-30}
+
+
+@pytest.mark.parametrize("where", ["query", "key", "value", "arriving"])
+@pytest.mark.parametrize("what", ODD)
+def test_what_tiles_cannot_hold_is_done_by_vectors(where, what, monkeypatch):
+    """What vectors give, whether that is finite or not."""
+    tensors = {**draw(70, 90, 32, 32, torch.bfloat16), "arriving": torch.randn(1, 2, 70, 32).bfloat16()}
+    tensors[where] = (
+        tensors[where] * ODD[what] if what == "all tiny" else tensors[where].index_fill(2, torch.tensor(7), ODD[what])
+    )
+    arriving = tensors.pop("arriving")
+
+    def run():
+        leaves = [tensors[name].clone().requires_grad_() for name in ("query", "key", "value")]
+        output, vitals = attemper.attention(*leaves, kernel="cpu")
+        alone = attemper.measure(*leaves[:2], kernel="cpu")
+        for name in SIGNS:  # measure() never sees the values
+            assert torch.equal(getattr(alone, name).nan_to_num(7), getattr(vitals, name).nan_to_num(7)), name
+        return [output, *torch.autograd.grad(output, leaves, arriving)]
+
+    tiles, vectors = both(monkeypatch, run)
+    for a, b in zip(tiles, vectors, strict=True):
+        finite = b.isfinite()
+        assert torch.equal(a[~finite].nan_to_num(7), b[~finite].nan_to_num(7))
+        if finite.any():
+            a, b = a[finite].double(), b[finite].double()
+            assert (a - b).abs().max() <= 0.01 * b.abs().max()
+
+
+@HALVES
+@pytest.mark.parametrize("learned", ["scale", "mask"])
+def test_gradients_in_float32_are_done_by_vectors(learned, dtype, monkeypatch):
+    tensors = draw(70, 90, 32, 32, dtype)
+    value = torch.rand(2) if learned == "scale" else torch.randn(70, 90)
+
+    def run():
+        leaf = value.clone().requires_grad_()
+        vitals = attemper.attention(**tensors, **{learned: leaf}, kernel="cpu").vitals
+        return torch.autograd.grad(vitals.entropy.sum(), leaf)[0]
+
+    tiles, vectors = both(monkeypatch, run)
+    torch.testing.assert_close(tiles, vectors, rtol=1e-5, atol=1e-6)
