@@ -214,7 +214,7 @@ EXPERIMENT = Experiment(
     presets={
         "full": {
             "rule": ("sqrt_dk", "none", "dk", "qk_norm", NO_ATTENTION),
-            "lr": (3e-4, 1e-3, 3e-3),
+            "lr": (1e-4, 3e-4, 1e-3, 3e-3),
             "steps": (800,),
             "batch": (32,),
             "length": (128,),

@@ -1,4 +1,7 @@
-"""scores: as d grows, which score still learns to recall? The shape of table 5 in Britz et al. 2017."""
+"""scores: as d grows, which score still learns to recall? The shape of table 5 in Britz et al. 2017.
+
+Two cores reach d = 256 in the minutes that a default may take. Their table goes to 1024: `--preset full`, on a GPU.
+"""
 
 from __future__ import annotations
 
