@@ -77,6 +77,8 @@ WIDE = (-0.1, 0.0, 0.1)
     [
         (falls_apart, evidence(), CONDITION),
         (falls_apart, evidence(bare=0.95), FALSE),  # the bare accuracy
+        (falls_apart, evidence(bare=0.95, unit=0.8), CONDITION),  # recall is learned, a language model is not
+        (falls_apart, evidence(bare=0.95, small=0.8, unit=0.8), CONDITION),
         (
             falls_apart,
             evidence(scaled=0.03, bare=0.03),

@@ -71,6 +71,17 @@ def series(field: str, title: str, names: Sequence[Any]) -> alt.Color:
     )
 
 
+def in_order(rows: Rows, colour: alt.Color, column: str, most: float, least: float) -> list[dict[str, Any]]:
+    """The rows in the order of the legend, with a size in ``column`` that falls from name to name.
+
+    Marks are drawn in the order of the rows. Where some lie on one another, each is larger than the next, and all of them show.
+    """
+    names, field = list(colour["scale"]["domain"]), str(colour["shorthand"]).removesuffix(":N")
+    step = (most - least) / max(1, len(names) - 1)
+    sized = [{**row, column: most - step * names.index(row[field])} for row in rows]
+    return sorted(sized, key=lambda row: -row[column])
+
+
 def decades(low: float, high: float) -> alt.Axis:
     """Ticks at powers of ten and nothing between: a logarithmic axis that stays quiet."""
     if not 0 < low <= high < math.inf:  # nothing that a logarithmic axis could show, or not a number
