@@ -28,7 +28,7 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     tops, series = [], {}
     for optimizer in optimizers:
         part = [row for row in shown if row["optimizer"] == optimizer]
-        x = theme.powers("lr", "learning rate", [row["lr"] for row in part])
+        x = theme.powers("lr", "learning rate", [row["lr"] for row in part], ".0e")
         title = "accuracy" if optimizer == optimizers[0] else ""
         panel = marks.joined(part, x, "accuracy", colour, nested=True) + marks.measured(
             part, x, "accuracy", title, colour, nested=True

@@ -65,7 +65,7 @@ def _panel(rows: theme.Rows, panel: Panel, colour: alt.Color, field: str, width:
         scale=alt.Scale(type="log", nice=False) if panel.log else alt.Scale(zero=False),
         axis=_few_decades(min(values), max(values)) if panel.log and values else alt.Axis(tickCount=3),
     )
-    axis = alt.Axis(tickCount=5, labels=last, ticks=last, title="step" if last else None)
+    axis = alt.Axis(tickCount=5 if width > 250 else 3, labels=last, ticks=last, title="step" if last else None)
     encoding: dict[str, Any] = {"x": alt.X("step:Q", scale=alt.Scale(nice=False), axis=axis), "color": colour}
     layers = []
     for column, dash in lines:

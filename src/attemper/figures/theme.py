@@ -90,11 +90,11 @@ def decades(low: float, high: float) -> alt.Axis:
     return alt.Axis(values=[10.0**power for power in range(first, last + 1)], format="~g")
 
 
-def powers(field: str, title: str, values: Sequence[float]) -> alt.X:
-    """A logarithmic axis that names the values that were measured, and no others."""
+def powers(field: str, title: str, values: Sequence[float], form: str | None = None) -> alt.X:
+    """A logarithmic axis that names the values that were measured, and no others; ``form`` is how numbers are written."""
     axis = alt.Axis(
         values=sorted(set(values)),
-        format="~g" if min(values) < 1 else "d",
+        format=form or ("~g" if min(values) < 1 else "d"),
         labelOverlap="greedy",
         labelSeparation=4,
         grid=False,
