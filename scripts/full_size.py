@@ -86,7 +86,7 @@ def kept(page: Path, marks: tuple[str, str]) -> str:
     return f"{marks[0]}{inside}{marks[1]}\n" if inside else ""
 
 
-EARLIER = "These rows were measured before there was a validation set: each learning rate was chosen by the numbers that are shown."
+EARLIER = "These rows are older than the validation set: each learning rate was chosen by the numbers that are shown."
 """What rows without the column `validation` are."""
 
 
