@@ -94,11 +94,14 @@ def _over_seeds(rows: theme.Rows, field: str, column: str, log: bool) -> list[di
 
 
 def _few_decades(low: float, high: float, most: int = 4) -> alt.Axis:
-    """At most four powers of ten; where fewer than two of them are inside, numbers between them."""
+    """At most four powers of ten; where fewer than two of them are inside, numbers between them, or what Vega finds."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = max(1, math.ceil((last - first) / most))
     values = [10.0**power for power in range(first, last + 1, step)]
-    for between in ((1, 3), (1, 2, 5)):
-        if sum(low <= value <= high for value in values) < 2:
+    form = "~g" if low > 1e-3 else ".0e"
+    for between in ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10))):
+        if between[1:]:
             values = [part * 10.0**power for power in range(first, last + 1) for part in between]
-    return alt.Axis(values=values, format="~g" if low > 1e-3 else ".0e")
+        if sum(low <= value <= high for value in values) >= 2:
+            return alt.Axis(values=values, format=form)
+    return alt.Axis(tickCount=3, format=form)
