@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attemper.lab import charlm, experiment, output
-from attemper.lab.experiment import Row, Rows, key
+from attemper.lab import charlm, claims, experiment, output
+from attemper.lab.experiment import Experiment, Row, Rows, key
 
 DOCS = Path(__file__).parents[1] / "docs"
 DATA = DOCS / "data"
@@ -32,7 +32,8 @@ def pack(folder: Path) -> None:
         name = path.name.split(".")[0]
         rows = json.loads(path.read_text())["rows"] if path.suffix == ".json" else _stored(path)
         columns = output.columns(rows)
-        fixed = {one: _short(rows[0][one]) for one in columns if all(row.get(one) == rows[0][one] for row in rows)}
+        always = [one for one in columns if one in rows[0] and all(row.get(one) == rows[0][one] for row in rows)]
+        fixed = {one: _short(rows[0][one]) for one in always}
         moving = [one for one in columns if one not in fixed]
         table = [[_short(row.get(one)) for one in moving] for row in rows]
         text = json.dumps({"fixed": fixed, "columns": moving}, ensure_ascii=False)[:-1]
@@ -85,11 +86,43 @@ def kept(page: Path, marks: tuple[str, str]) -> str:
     return f"{marks[0]}{inside}{marks[1]}\n" if inside else ""
 
 
-EARLIER = (
-    "These rows were measured before there was a validation set: each learning rate was chosen by the numbers that are shown, "
-    "and a language model's held-out loss is of 32 windows, the same for every seed; intervals are over seeds alone."
-)
+EARLIER = "These rows are older than the validation set: each learning rate was chosen by the numbers that are shown."
 """What rows without the column `validation` are."""
+
+
+def unrun(found: Experiment, rows: Rows) -> list[str]:
+    """What the full preset has and the rows have not: values that nothing was run with, then what is missing by learning rate."""
+    asked = {name: some for name, some in found.settings(preset="full").items() if name != "device" and name in rows[0]}
+    there = {name: {row[name] for row in rows} for name in asked}
+    words = [
+        f"{name} {', '.join(map(str, gone))}"
+        for name in asked
+        if (gone := [v for v in asked[name] if v not in there[name]])
+    ]
+    first, *_ = asked  # the rule, the score, κ: what the experiment compares
+    for value in asked[first]:
+        rates = {row["lr"] for row in rows if row[first] == value}
+        gone = [lr for lr in asked["lr"] if lr not in rates and lr in there["lr"]] if rates else []
+        words += [f"{value} with lr {', '.join(f'{lr:g}' for lr in gone)}"] if gone else []
+    return words
+
+
+def verdicts() -> list[str]:
+    """The claims about training, judged from these rows as `attemper claims --train` judges its own."""
+    from figures import numbered, table
+
+    evidence = {name: unpack(name) for name in ("recall", "charlm", "depth") if (DATA / f"{name}.json").exists()}
+    rows = [
+        {
+            "": one.claim.id,
+            "claim": one.claim.sentence,
+            "verdict": f"**{one.verdict}**: {one.condition}",
+            "numbers": numbered(one),
+        }
+        for one in claims.judge(evidence)
+        if one.claim.trains and one.numbers
+    ]
+    return ["### The claims at this size", "", table(rows), ""] if rows else []
 
 
 def full_size() -> None:
@@ -109,16 +142,13 @@ def full_size() -> None:
             f"{runs} runs; " + ", ".join(f"{one} {first[one]}" for one in fixed) + f"; torch {first['torch']}.",
             "",
         ]
-        left = [
-            f"{one} {', '.join(map(str, gone))}"
-            for one, values in found.settings(preset="full").items()
-            if one != "device" and one in first and (gone := [v for v in values if v not in {row[one] for row in rows}])
-        ]
+        left = unrun(found, rows)
         lines += [f"Of the preset, not run yet: {'; '.join(left)}.", ""] if left else []
         lines += [EARLIER, ""] if "validation" not in first else []
         lines += [table(summary(rows)), "", *expectations(found, rows)]
         if name == "charlm":
             lines += [table(charlm.summary(rows)), ""]
+    lines += verdicts()
     waiting = [name for name in SUMMARIES if not (DATA / f"{name}.json").exists()]
     if waiting:
         lines += [f"Not run at this size yet: {', '.join(waiting)}.", ""]

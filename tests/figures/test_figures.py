@@ -12,7 +12,7 @@ pytest.importorskip("altair")
 
 from attemper import figures
 from attemper.errors import InputError, MissingExtra
-from attemper.figures import theme
+from attemper.figures import panels, theme
 from attemper.lab import NAMES, experiment, output
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -134,3 +134,18 @@ def test_looking_whether_a_file_can_be_written_leaves_no_trace(tmp_path):
     output.check(there, output.SUFFIXES, force=True)
     output.check(tmp_path / "new.csv", output.SUFFIXES, force=False)
     assert [(path.name, path.read_text(encoding="utf-8")) for path in tmp_path.iterdir()] == [("there.csv", "mine")]
+
+
+def test_marks_that_lie_on_one_another_are_drawn_from_large_to_small():
+    """In the order of the legend, whatever the order of the rows."""
+    colour = theme.series("name", "", ["a", "b", "c"])
+    rows = theme.in_order([{"name": name} for name in "cab"], colour, "size", 100, 40)
+    assert rows == [{"name": "a", "size": 100}, {"name": "b", "size": 70}, {"name": "c", "size": 40}]
+    assert theme.in_order([{"name": "a"}], theme.series("name", "", ["a"]), "size", 100, 40)[0]["size"] == 100
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.05, 40.0), (11.0, 60.0), (6.0, 9.0), (1e-9, 1e-2)])
+def test_a_logarithmic_panel_names_at_least_two_values(low, high):
+    inside = [value for value in panels._few_decades(low, high).values if low <= value <= high]
+    assert 2 <= len(inside) <= 5
+    assert panels._few_decades(120.0, 180.0).tickCount == 3  # no round number in between

@@ -10,7 +10,7 @@ import torch
 
 from attemper import __version__
 from attemper.errors import InputError
-from attemper.lab import NAMES, claims, experiment, moments, stats, theory
+from attemper.lab import NAMES, claims, experiment, moments, parallel, stats, theory
 from attemper.lab.experiment import generator, key
 
 SMALL = {
@@ -186,3 +186,11 @@ def test_moments_approach_the_random_energy_model():
     off = [abs(moments.of_logits(theory.critical_std(n) / m, n).trace / m - 1) for n in (2**8, 2**16, 2**32)]
     assert off[0] > off[1] > off[2]
     assert off[2] < 0.1
+
+
+def test_a_loop_without_its_calls_is_the_fastest_of_each_call_and_never_less_than_nothing():
+    """Two tokens, three rounds; a disturbed round of either call changes nothing, and noise does not make work negative."""
+    quiet = {"call": [5.0, 5.0, 5.0], "empty": [3.0, 3.0, 3.0]}
+    assert parallel.without_calls([quiet, quiet]) == (6.0, 4.0)
+    assert parallel.without_calls([quiet, {"call": [90.0, 5.0, 7.0], "empty": [3.0, 80.0, 4.0]}]) == (6.0, 4.0)
+    assert parallel.without_calls([{"call": [3.0], "empty": [3.5]}]) == (3.5, 0.0)

@@ -49,14 +49,34 @@ def full_size():
 
 def test_what_is_said_at_full_size_follows_from_the_rows_in_the_docs(full_size):
     page = full_size.kept(DOCS / "training.md", full_size.FULL)
-    names = re.findall(r"^### (\w+)", page, flags=re.MULTILINE)
-    assert {"recall", "charlm"} <= set(names)
+    names = re.findall(r"^### (\w+)$", page, flags=re.MULTILINE)
+    assert names == [name for name in NAMES if experiment(name).trains]
     for name in names:
         rows = full_size.unpack(name)
         assert f"{experiment(name).finding(rows)}." in page
         assert {row["device"] for row in rows} == {"cuda"}
         assert len({row["seed"] for row in rows}) >= 3
         assert {"entropy", "peak", "grad_q_rms", "grad_q_median"} <= set(rows[0])
+
+
+def test_the_claims_at_full_size_are_judged_from_the_rows_in_the_docs(full_size):
+    page = full_size.kept(DOCS / "training.md", full_size.FULL)
+    evidence = {name: full_size.unpack(name) for name in ("recall", "charlm", "depth")}
+    judged = [one for one in claims.judge(evidence) if one.claim.trains and one.numbers]
+    assert [one.claim.id for one in judged] == ["C9", "C15", "C20"]
+    for one in judged:
+        assert f"| {one.claim.id} | {one.claim.sentence} | **{one.verdict}**: {one.condition} |" in page
+
+
+def test_what_of_the_preset_was_not_run_is_named(full_size):
+    """Values that nothing was run with, and learning rates that one rule was not run with and another was."""
+    found = experiment("recall")
+    rows = [
+        {**dict.fromkeys(found.settings(preset="full")), **cell} for cell in found.cells(found.settings(preset="full"))
+    ]
+    assert full_size.unrun(found, rows) == []
+    rows = [row for row in rows if row["d"] != 128 and not (row["rule"] == "dk" and row["lr"] > 1e-3)]
+    assert full_size.unrun(found, rows) == ["d 128", "dk with lr 0.003, 0.01"]
 
 
 def test_timings_follow_from_the_rows_in_the_docs(full_size):
@@ -69,6 +89,7 @@ def test_packed_rows_come_back(full_size, tmp_path, monkeypatch):
     from attemper.lab.store import Store
 
     rows = [{"rule": "none", "seed": seed, "x": 1 / 3, "y": float("nan"), "step": 2} for seed in (0, 1)]
+    rows[1]["at the end"] = 0.5  # a column that only some rows have
     cell = {"rule": "none", "d": 4, "lr": 0.1, "steps": 1, "batch": 1, "pairs": 2, "device": "cpu"}
     with Store(tmp_path, "recall") as store:
         for seed in (1, 0):

@@ -1,10 +1,11 @@
 """What rows of training say about the claims: every number that is printed can turn its verdict, or is marked as context."""
 
 import math
+import re
 
 import pytest
 
-from attemper.lab import charlm, claims, costs, depth, training_verdicts
+from attemper.lab import charlm, claims, costs, depth, fold, recall, training_verdicts
 from attemper.lab.costs import LESS, MORE, OPEN, SAME, Cost
 from attemper.lab.training_verdicts import commits_early, converges_faster, falls_apart, limits_depth
 from attemper.lab.verdicts import CONDITION, FALSE, HOLDS, UNDECIDED
@@ -77,6 +78,8 @@ WIDE = (-0.1, 0.0, 0.1)
     [
         (falls_apart, evidence(), CONDITION),
         (falls_apart, evidence(bare=0.95), FALSE),  # the bare accuracy
+        (falls_apart, evidence(bare=0.95, unit=0.8), CONDITION),  # recall is learned, a language model is not
+        (falls_apart, evidence(bare=0.95, small=0.8, unit=0.8), CONDITION),
         (
             falls_apart,
             evidence(scaled=0.03, bare=0.03),
@@ -203,3 +206,39 @@ def test_every_number_of_a_training_claim_was_changed_above():
     )}  # fmt: skip
     assert [len(names) for names in numbers.values()] == [4, 4, 4, 6]
     assert training_verdicts.RUIN > costs.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("cost", "words"),
+    [
+        ((0.0, 0.1, 0.2, 0.3), r": \+0\.300 nats \(.*\) more from the shallowest to the deepest$"),
+        ((0.6, 0.55, 0.5, 0.4), r": no more the deeper; -0\.1\d\d nats"),
+        ((0.2, 0.2, 0.2, 0.2), ": the same at every depth; "),
+    ],
+)
+def test_the_title_of_depth_says_whether_the_cost_grows(cost, words):
+    assert re.search(words, depth.finding(depths(*cost)["depth"]))
+
+
+def test_the_title_of_charlm_says_where_it_gains():
+    assert "it gains 0.200 nats with std 0.02, lr 0.001" in charlm.finding(evidence(small=-0.2, unit=0.3)["charlm"])
+    assert "gains" not in charlm.finding(evidence()["charlm"])
+
+
+def test_the_title_of_recall_says_what_was_learned_and_how_fast():
+    rows = recall_rows("sqrt_dk", 1.0) + recall_rows("none", 0.1)
+    assert ": learned with 1/√d_k (100%); not learned with no scale (10%) (a best" in recall.finding(rows)
+    rows = recall_rows("sqrt_dk", 1.0) + recall_rows("none", 0.95, at=120) + recall_rows("dk", 0.97)
+    assert ": learned with 1/√d_k (100%), 1/d_k (97%) and no scale (95%); 90 % takes 120 steps" in recall.finding(rows)
+
+
+def test_the_title_of_fold_says_under_which_optimizers_it_is_another_training():
+    last = {("adam", "scaled"): 1.0, ("adam", "folded"): 0.5, ("sgd", "scaled"): 0.95, ("sgd", "folded"): 0.93}
+    rows = [
+        {**row, "optimizer": optimizer, "how": how}
+        for (optimizer, how), end in last.items()
+        for row in recall_rows("none", end)
+    ]
+    said = fold.finding(rows)
+    assert "another training under Adam, and the same training under SGD" in said
+    assert said.endswith("divided / folded / neither: Adam 0.001 / none / none; SGD 0.001 / 0.001 / none")

@@ -16,12 +16,12 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     n = max(row["n"] for row in shown)
     x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
     many = (
-        marks.labelled_line(n, f"all {n} keys alike")
-        + marks.joined(shown, x, "effective_keys", colour)
-        + marks.measured(shown, x, "effective_keys", "effective keys, exp(entropy)", colour, log=True)
+        marks.labelled_line(n, f"all {n} keys alike", at=40)
+        + marks.joined(shown, x, "effective_keys", colour, nested=True)
+        + marks.measured(shown, x, "effective_keys", "effective keys, exp(entropy)", colour, log=True, nested=True)
     )
-    found = marks.joined(shown, x, "aligned_weight", colour) + marks.measured(
-        shown, x, "aligned_weight", f"weight of a key equal to the query, beside {n} others", colour, log=True
+    found = marks.joined(shown, x, "aligned_weight", colour, nested=True) + marks.measured(
+        shown, x, "aligned_weight", f"weight of a key equal to q, beside {n} others", colour, log=True, nested=True
     )
     half = theme.WIDTH // 2 - 20
     chart = alt.hconcat(many.properties(width=half, height=300), found.properties(width=half, height=300))

@@ -28,10 +28,13 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     tops, series = [], {}
     for optimizer in optimizers:
         part = [row for row in shown if row["optimizer"] == optimizer]
-        x = theme.powers("lr", "learning rate", [row["lr"] for row in part])
-        panel = marks.joined(part, x, "accuracy", colour) + marks.measured(part, x, "accuracy", "accuracy", colour)
+        x = theme.powers("lr", "learning rate", [row["lr"] for row in part], ".0e")
+        title = "accuracy" if optimizer == optimizers[0] else ""
+        panel = marks.joined(part, x, "accuracy", colour, nested=True) + marks.measured(
+            part, x, "accuracy", title, colour, nested=True
+        )
         width = (theme.WIDTH - panels.GAP * (len(optimizers) - 1)) // len(optimizers)
-        tops.append(panel.properties(width=width, height=180, title=optimizer))
+        tops.append(panel.properties(width=width, height=180, title=panels.heading(optimizer)))
         runs = [row for row in named if row["optimizer"] == optimizer]
         best = theme.best_rates(runs, "name", "accuracy")
         series[optimizer] = [row for row in runs if row["lr"] == best[row["name"]]]

@@ -20,6 +20,6 @@ def draw(rows: theme.Rows, finding: str) -> Any:
         .mark_point(size=90, strokeWidth=2)
         .encode(x=x, y=y, color=colour, shape=alt.Shape("dtype:N", title="dtype", scale=alt.Scale(domain=names)))
     )
-    chart = marks.labelled_line(0.0, "identical bits") + points
+    chart = marks.labelled_line(0.0, "identical bits", at=330) + points
     note = "Output of attention with W_q/√d_k and no divisor, against W_q and the divisor √d_k; relative to the largest output."
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)

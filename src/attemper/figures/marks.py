@@ -1,4 +1,7 @@
-"""marks: theory as a line, measurement as points with their 95 % interval."""
+"""marks: theory as a line, measurement as points with their 95 % interval.
+
+``nested``: where several lie on one another, each is drawn larger than the next, so that all of them show.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,18 @@ from typing import Any
 
 import altair as alt
 
-from .theme import THEORY, Rows, data, decades
+from .theme import THEORY, Rows, data, decades, in_order
 
 
 def measured(
-    rows: Rows, x: alt.X, y: str, title: str, colour: alt.Color | None = None, log: bool = False, **more: Any
+    rows: Rows,
+    x: alt.X,
+    y: str,
+    title: str,
+    colour: alt.Color | None = None,
+    log: bool = False,
+    nested: bool = False,
+    **more: Any,
 ) -> Any:
     """Points, and bars from ``{y}_low`` to ``{y}_high`` where the rows have them."""
     scale = alt.Scale(type="log") if log else alt.Scale(zero=more.pop("zero", True))
@@ -19,8 +29,11 @@ def measured(
         numbers = [row[name] for row in rows for name in (y, f"{y}_low", f"{y}_high") if 0 < (row.get(name) or 0) < inf]
         more.setdefault("axis", decades(min(numbers, default=0), max(numbers, default=0)))
     encoding: dict[str, Any] = {"x": x, **({"color": colour} if colour is not None else {})}
-    points = alt.Chart(data(rows)).mark_point(filled=True, size=70, opacity=1).encode(
-        y=alt.Y(f"{y}:Q", title=title, scale=scale, **more), **encoding
+    size: Any = alt.value(70)
+    if nested and colour is not None:
+        rows, size = in_order(rows, colour, "size", 170, 40), alt.Size("size:Q", scale=None)
+    points = alt.Chart(data(rows)).mark_point(filled=True, opacity=1).encode(
+        y=alt.Y(f"{y}:Q", title=title, scale=scale, **more), size=size, **encoding
     )  # fmt: skip
     if not any(f"{y}_low" in row for row in rows):
         return points
@@ -29,7 +42,13 @@ def measured(
 
 
 def theory(
-    rows: Rows, x: alt.X, y: str, colour: alt.Color | None = None, dash: tuple[int, ...] = (1, 0), smooth: bool = False
+    rows: Rows,
+    x: alt.X,
+    y: str,
+    colour: alt.Color | None = None,
+    dash: tuple[int, ...] = (1, 0),
+    smooth: bool = False,
+    nested: bool = False,
 ) -> Any:
     """A line through the rows' closed form; ``smooth`` where it is a curve that the rows have few points of."""
     encoding: dict[str, Any] = {"x": x, "y": f"{y}:Q", **({"color": colour} if colour is not None else {})}
@@ -40,21 +59,28 @@ def theory(
     }
     if colour is None:
         style["color"] = THEORY
+    elif nested:
+        rows, encoding["strokeWidth"] = _widths(rows, colour)
     shown = [row for row in rows if row.get(y) is not None]
     return alt.Chart(data(shown)).mark_line(**style).encode(**encoding)
 
 
-def joined(rows: Rows, x: alt.X, y: str, colour: alt.Color) -> Any:
+def joined(rows: Rows, x: alt.X, y: str, colour: alt.Color, nested: bool = False) -> Any:
     """A thin line between measurements, to lead the eye where no closed form is known."""
-    return alt.Chart(data(rows)).mark_line(strokeWidth=1.2).encode(x=x, y=f"{y}:Q", color=colour)
+    rows, width = _widths(rows, colour) if nested else (rows, alt.value(1.2))
+    return alt.Chart(data(rows)).mark_line().encode(x=x, y=f"{y}:Q", color=colour, strokeWidth=width)
 
 
-def labelled_line(value: float, text: str, axis: str = "y") -> Any:
-    """A reference value, with its name beside it."""
+def _widths(rows: Rows, colour: alt.Color) -> tuple[Rows, alt.StrokeWidth]:
+    return in_order(rows, colour, "width", 3.4, 1.2), alt.StrokeWidth("width:Q", scale=None)
+
+
+def labelled_line(value: float, text: str, axis: str = "y", at: float = 5) -> Any:
+    """A reference value, with its name beside it, ``at`` pixels from the left or the top: where no point is in its way."""
     base = alt.Chart(alt.Data(values=[{"value": value, "text": text}]))
     channel = {axis: alt.datum(value)}
     rule = base.mark_rule(color=THEORY, strokeDash=[4, 3]).encode(**channel)
     place: dict[str, Any] = (
-        {"align": "left", "dx": 4, "dy": -7, "x": 4} if axis == "y" else {"align": "left", "dx": 5, "dy": 4, "y": 6}
+        {"align": "left", "dx": 4, "dy": -9, "x": at} if axis == "y" else {"align": "left", "dx": 5, "dy": 4, "y": at}
     )
     return rule + base.mark_text(color=THEORY, fontSize=12, **place).encode(text="text:N", **channel)

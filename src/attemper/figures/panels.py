@@ -44,9 +44,13 @@ def draw(columns: Mapping[str, theme.Rows], colour: alt.Color, field: str, panel
         stack = [
             _panel(rows, panel, colour, field, width, titled=place == 0, last=panel is panels[-1]) for panel in panels
         ]
-        heading = alt.TitleParams(name, fontSize=13, fontWeight="normal", anchor="start", frame="group", offset=4)
-        found.append(alt.vconcat(*stack, spacing=8, title=heading).resolve_scale(x="shared"))
+        found.append(alt.vconcat(*stack, spacing=8, title=heading(name)).resolve_scale(x="shared"))
     return alt.hconcat(*found, spacing=18)
+
+
+def heading(name: str) -> alt.TitleParams:
+    """What stands over a column."""
+    return alt.TitleParams(name, fontSize=13, fontWeight="normal", anchor="start", frame="group", offset=4)
 
 
 def _panel(rows: theme.Rows, panel: Panel, colour: alt.Color, field: str, width: int, titled: bool, last: bool) -> Any:
@@ -61,20 +65,14 @@ def _panel(rows: theme.Rows, panel: Panel, colour: alt.Color, field: str, width:
         scale=alt.Scale(type="log", nice=False) if panel.log else alt.Scale(zero=False),
         axis=_few_decades(min(values), max(values)) if panel.log and values else alt.Axis(tickCount=3),
     )
-    axis = alt.Axis(tickCount=5, labels=last, ticks=last, title="step" if last else None)
+    axis = alt.Axis(tickCount=5 if width > 250 else 3, labels=last, ticks=last, title="step" if last else None)
     encoding: dict[str, Any] = {"x": alt.X("step:Q", scale=alt.Scale(nice=False), axis=axis), "color": colour}
     layers = []
     for column, dash in lines:
-        base = alt.Chart(theme.data(shown[column])).encode(**encoding)
+        base = alt.Chart(theme.data(theme.in_order(shown[column], colour, "width", 3.2, 1.4))).encode(**encoding)
         layers.append(base.mark_area(opacity=0.16).encode(y=alt.Y("low:Q"), y2="high:Q"))
         layers.append(base.mark_line(strokeDash=dash).encode(y=y, strokeWidth=alt.StrokeWidth("width:Q", scale=None)))
     return alt.layer(*layers).properties(width=width, height=HEIGHT)
-
-
-def _widths(rows: theme.Rows, field: str) -> dict[Any, float]:
-    """Lines that lie on one another show all the same: each is thinner than the one drawn before it."""
-    names = sorted({row[field] for row in rows})  # the order in which they are drawn
-    return {name: 1.4 + 1.8 * (len(names) - 1 - place) / max(1, len(names) - 1) for place, name in enumerate(names)}
 
 
 def _over_seeds(rows: theme.Rows, field: str, column: str, log: bool) -> list[dict[str, Any]]:
@@ -83,11 +81,9 @@ def _over_seeds(rows: theme.Rows, field: str, column: str, log: bool) -> list[di
     for row in rows:
         if math.isfinite(row[column]):
             found.setdefault((row[field], row["step"]), []).append(max(row[column], LEAST) if log else row[column])
-    widths = _widths(rows, field)
     return [
         {
             field: name,
-            "width": widths[name],
             "step": step,
             "middle": statistics.median(values),
             "low": min(values),
@@ -98,8 +94,14 @@ def _over_seeds(rows: theme.Rows, field: str, column: str, log: bool) -> list[di
 
 
 def _few_decades(low: float, high: float, most: int = 4) -> alt.Axis:
+    """At most four powers of ten; where fewer than two of them are inside, numbers between them, or what Vega finds."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = max(1, math.ceil((last - first) / most))
-    return alt.Axis(
-        values=[10.0**power for power in range(first, last + 1, step)], format="~g" if low > 1e-3 else ".0e"
-    )
+    values = [10.0**power for power in range(first, last + 1, step)]
+    form = "~g" if low > 1e-3 else ".0e"
+    for between in ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10))):
+        if between[1:]:
+            values = [part * 10.0**power for power in range(first, last + 1) for part in between]
+        if sum(low <= value <= high for value in values) >= 2:
+            return alt.Axis(values=values, format=form)
+    return alt.Axis(tickCount=3, format=form)

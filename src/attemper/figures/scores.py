@@ -27,7 +27,9 @@ def draw(rows: theme.Rows, finding: str) -> Any:
         "name", "score", [name for name in NAMES.values() if any(row["name"] == name for row in shown)]
     )
     x = theme.powers("d", "head dim d", [row["d"] for row in shown])
-    points = marks.joined(shown, x, "accuracy", colour) + marks.measured(shown, x, "accuracy", "accuracy", colour)
+    points = marks.joined(shown, x, "accuracy", colour, nested=True) + marks.measured(
+        shown, x, "accuracy", "accuracy", colour, nested=True
+    )
     below = panels.draw({f"d = {max(row['d'] for row in shown)}": series}, colour, "name")
     note = (
         "Recall, each score at its best learning rate. Top: median and range over seeds; Britz et al. 2017, table 5 (BLEU): "

@@ -71,6 +71,17 @@ def series(field: str, title: str, names: Sequence[Any]) -> alt.Color:
     )
 
 
+def in_order(rows: Rows, colour: alt.Color, column: str, most: float, least: float) -> list[dict[str, Any]]:
+    """The rows in the order of the legend, with a size in ``column`` that falls from name to name.
+
+    Marks are drawn in the order of the rows. Where some lie on one another, each is larger than the next, and all of them show.
+    """
+    names, field = list(colour["scale"]["domain"]), str(colour["shorthand"]).removesuffix(":N")
+    step = (most - least) / max(1, len(names) - 1)
+    sized = [{**row, column: most - step * names.index(row[field])} for row in rows]
+    return sorted(sized, key=lambda row: -row[column])
+
+
 def decades(low: float, high: float) -> alt.Axis:
     """Ticks at powers of ten and nothing between: a logarithmic axis that stays quiet."""
     if not 0 < low <= high < math.inf:  # nothing that a logarithmic axis could show, or not a number
@@ -79,11 +90,11 @@ def decades(low: float, high: float) -> alt.Axis:
     return alt.Axis(values=[10.0**power for power in range(first, last + 1)], format="~g")
 
 
-def powers(field: str, title: str, values: Sequence[float]) -> alt.X:
-    """A logarithmic axis that names the values that were measured, and no others."""
+def powers(field: str, title: str, values: Sequence[float], form: str | None = None) -> alt.X:
+    """A logarithmic axis that names the values that were measured, and no others; ``form`` is how numbers are written."""
     axis = alt.Axis(
         values=sorted(set(values)),
-        format="~g" if min(values) < 1 else "d",
+        format=form or ("~g" if min(values) < 1 else "d"),
         labelOverlap="greedy",
         labelSeparation=4,
         grid=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import altair as alt
@@ -18,12 +19,12 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     x = theme.powers("kappa", "κ, the forced scale of the logits", kappas)
     colour = theme.series("name", "", ["measured"]).legend(None)
     top = (
-        marks.labelled_line(1e3, "Wortsman", axis="x")
+        marks.labelled_line(1e3, "Wortsman", axis="x", at=185)
         + marks.labelled_line(rows[0]["bigram"], "counting pairs of characters")
         + marks.joined(shown, x, "loss", colour)
         + marks.measured(shown, x, "loss", "held-out loss, nats", colour, zero=False)
     )
-    decades = [kappa for kappa in kappas if kappa >= 1][:: max(1, len(kappas) // 5)][-5:]
+    decades = [kappa for kappa in kappas if kappa >= 1 and math.log10(kappa).is_integer()][-5:] or kappas[:5]
     series = [{**row, "name": f"{row['kappa']:g}"} for row in rows if row["kappa"] in decades]
     below = panels.draw(
         {"": series}, theme.series("name", "κ", [f"{kappa:g}" for kappa in decades]), "name", panels.LANGUAGE

@@ -22,6 +22,8 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     shown = theme.labelled(parts)
     colour = theme.by_rule(shown)
     x = theme.powers("d", "head dim d_k", [row["d"] for row in rows])
-    chart = marks.theory(rows, x, "slope_theory") + marks.measured(shown, x, "slope", "mean p(1−p)", colour, log=True)
+    chart = marks.theory(rows, x, "slope_theory") + marks.measured(
+        shown, x, "slope", "mean p(1−p)", colour, log=True, nested=True
+    )
     note = "Grey line: 1/(2√(π d_k)), for large d_k. Points: measured, with 95 % intervals."
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)

@@ -16,8 +16,8 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     present = [name for name in NAMES.values() if any(row["name"] == name for row in shown)]
     x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
     colour = theme.series("name", "initialisation", present)
-    chart = marks.theory(shown, x, "variance_theory", colour) + marks.measured(
-        shown, x, "variance", "variance of q·k, unscaled", colour, log=True
+    chart = marks.theory(shown, x, "variance_theory", colour, nested=True) + marks.measured(
+        shown, x, "variance", "variance of q·k, unscaled", colour, log=True, nested=True
     )
     note = "Lines: closed form, d_k × the variances of the entries. Points: measured, with 95 % intervals."
     note += f" q's entries × √{a:g}." if a != 1 else ""

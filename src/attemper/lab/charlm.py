@@ -6,7 +6,7 @@ import math
 import statistics
 from dataclasses import replace
 
-from .costs import MORE, NOTHING, SAME, Cost, apart, both, cost, of_text, parts
+from .costs import LESS, MORE, NOTHING, SAME, Cost, apart, both, cost, of_text, parts
 from .experiment import DEVICE, Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide, pick
 from .language import INITS, NO_ATTENTION, RULES, TRAINING, train
 from .training import at_edge, best_lr, diverged, end, largest, runs, spread, survived
@@ -155,6 +155,8 @@ def finding(rows: Rows) -> str:
     if most.says != MORE:
         words = f"What leaving the scale out costs a small language model is not seen at this size: at most {range_}"
     words += f"; it makes no difference with {' and '.join(same)}" if same else ""
+    (init, lr), fewest = min(where.items(), key=lambda one: one[1].mean)
+    words += f"; it gains {-fewest.mean:.3f} nats with {WORDS[init]}, lr {lr:g}" if fewest.says == LESS else ""
     return words + lost
 
 
@@ -214,7 +216,7 @@ EXPERIMENT = Experiment(
     presets={
         "full": {
             "rule": ("sqrt_dk", "none", "dk", "qk_norm", NO_ATTENTION),
-            "lr": (3e-4, 1e-3, 3e-3),
+            "lr": (1e-4, 3e-4, 1e-3, 3e-3),
             "steps": (800,),
             "batch": (32,),
             "length": (128,),

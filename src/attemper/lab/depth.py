@@ -7,7 +7,7 @@ import statistics
 from dataclasses import replace
 
 from . import charlm
-from .costs import MORE, Cost, apart, both, by_seed, cost
+from .costs import LESS, MORE, OPEN, SAME, Cost, apart, both, by_seed, cost
 from .experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide, pick
 from .language import INITS, RULES, train
 from .training import best_lr, survived
@@ -59,6 +59,15 @@ def expect(rows: Rows) -> list[Expectation]:
     return [charlm.trained(pick(scaled, layers=layers), f", depth {layers}") for layers in depths]
 
 
+GROWS = {
+    MORE: ": {} more from the shallowest to the deepest",
+    LESS: ": no more the deeper; {} from the shallowest to the deepest",
+    SAME: ": the same at every depth; {} from the shallowest to the deepest",
+    OPEN: "; whether that grows is not decided: {} from the shallowest to the deepest",
+}
+"""What the growth of the cost says, in words."""
+
+
 def finding(rows: Rows) -> str:
     lost = survived(rows, "rule", "layers", "lr", "seed")
     found = {layers: one for layers, one in costs(rows).items() if math.isfinite(one.mean)}
@@ -68,8 +77,7 @@ def finding(rows: Rows) -> str:
     said = ", ".join(f"{one.mean:+.3f}" for one in found.values())
     words = f"Leaving the scale out costs {said} nats at depth {', '.join(map(str, found))}"
     if len(found) > 1:
-        more = growth(rows)
-        words += f": {more} more from the shallowest to the deepest" if more.says == MORE else f"; growth {more.says}"
+        words += GROWS[growth(rows).says].format(growth(rows))
     return words + lost
 
 
@@ -101,7 +109,7 @@ EXPERIMENT = Experiment(
     check=heads_divide,
     presets={
         "full": {
-            "lr": (3e-4, 1e-3, 3e-3),
+            "lr": (1e-4, 3e-4, 1e-3, 3e-3),
             "steps": (600,),
             "batch": (32,),
             "length": (128,),

@@ -56,7 +56,7 @@ def _of_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
         yield code.co_code.hex()
         for constant in code.co_consts:
             if constant is not None and not isinstance(constant, CodeType) and constant != function.__doc__:
-                yield repr(constant)
+                yield _written(constant)
         for name in code.co_names:
             yield name
             if name in function.__globals__:
@@ -66,6 +66,14 @@ def _of_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
                         yield from _parts(vars(found).get(inner), seen)
                 elif not isinstance(found, FunctionType | type) or _ours(found):
                     yield from _parts(found, seen)
+
+
+def _written(constant: object) -> str:
+    """A constant as text. The order in which a set is written changes from process to process, and `x in {"a", "b"}` holds one;
+    dataclasses write such lines too, from Python 3.12 on."""
+    if isinstance(constant, frozenset):
+        return f"frozenset({sorted(map(_written, constant))})"
+    return f"({', '.join(map(_written, constant))})" if isinstance(constant, tuple) else repr(constant)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -52,26 +52,34 @@ def expect(rows: Rows) -> list[Expectation]:
     return found
 
 
-WORDS = {"scaled": "divided", "folded": "folded", "none": "with neither"}
+NAMES = {"adam": "Adam", "sgd": "SGD", "adafactor": "Adafactor"}
+APART = 0.1  # of accuracy: medians that differ by more, at any learning rate, are of two trainings
 
 
 def finding(rows: Rows) -> str:
-    parts = []
+    """Under which optimizers folding is another training, and the learning rates at which each way learns recall."""
+    other: list[str] = []
+    same: list[str] = []
+    rates: list[str] = []
     for optimizer in dict.fromkeys(row["optimizer"] for row in rows):
-        of_how: dict[str, list[float]] = {}
-        for row in pick(table(rows), optimizer=optimizer):
-            of_how.setdefault(row["how"], []).extend([row["lr"]] if row["accuracy"] >= recall.LEARNED else [])
-        said = ", ".join(f"{WORDS[how]} {_range(rates)}" for how, rates in of_how.items())
-        parts.append(f"{optimizer.capitalize()} learns recall {said}")
-    lost = survived(rows, "optimizer", "how", "lr", "seed")
-    return f"Folding the scale into W_q is the same function at step 0 and another training: {'; '.join(parts)}{lost}"
+        found = pick(table(rows), optimizer=optimizer)
+        of_how = {how: {row["lr"]: row["accuracy"] for row in pick(found, how=how)} for how in HOWS}
+        divided, folded = of_how["scaled"], of_how["folded"]
+        if divided and folded:
+            apart = any(abs(divided[lr] - folded[lr]) > APART for lr in divided if lr in folded)
+            (other if apart else same).append(NAMES[optimizer])
+        said = " / ".join(_range([lr for lr, one in some.items() if one >= recall.LEARNED]) for some in of_how.values())
+        rates.append(f"{NAMES[optimizer]} {said}")
+    words = "Folding the scale into W_q is the same function at step 0"
+    words += f", another training under {' and '.join(other)}" if other else ""
+    words += f", and the same training under {' and '.join(same)}" if same else ""
+    words += f". Rates that learn recall, divided / folded / neither: {'; '.join(rates)}"
+    return words + survived(rows, "optimizer", "how", "lr", "seed")
 
 
 def _range(rates: list[float]) -> str:
     """The learning rates from the least to the most; those between are in the table."""
-    if not rates:
-        return "at no rate"
-    return "at " + " to ".join(f"{lr:g}" for lr in dict.fromkeys((min(rates), max(rates))))
+    return "–".join(f"{lr:g}" for lr in dict.fromkeys((min(rates), max(rates)))) if rates else "none"
 
 
 EXPERIMENT = Experiment(

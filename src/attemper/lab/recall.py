@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -151,17 +153,34 @@ def expect(rows: Rows) -> list[Expectation]:
     return found
 
 
-NAMES = {"sqrt_dk": "1/√d_k", "none": "no scale", "dk": "1/d_k", "qk_norm": "QK-norm"}
+NAMES = {"sqrt_dk": "1/√d_k", "none": "no scale", "dk": "1/d_k", "qk_norm": "QK-norm", "learned": "a learned factor"}
 
 
 def finding(rows: Rows) -> str:
-    d = max(row["d"] for row in rows)
-    best = sorted(pick(summary(rows), d=d), key=lambda one: -one["accuracy"])
-    said = [f"{row['accuracy']:.0%} with {NAMES.get(row['rule'], row['rule'])}" for row in best]
-    steps = max(row["steps"] for row in rows)
-    edge = " (a best learning rate is the least or the most that was tried)" if any(r["at_edge"] for r in best) else ""
-    lost = survived(pick(rows, d=d), "rule", "lr", "seed")
-    return f"Recall after {steps} steps at d = {d}, each rule at its best learning rate: {', '.join(said)}{edge}{lost}"
+    d, steps = max(row["d"] for row in rows), max(row["steps"] for row in rows)
+    best = {row["rule"]: row for row in pick(summary(rows), d=d)}
+    words = f"Recall at d = {d} in {steps} steps, each rule at its best learning rate: {learned(best, NAMES)}"
+    if all(best.get(rule, {"accuracy": 0})["accuracy"] >= LEARNED for rule in ("sqrt_dk", "none")):
+        with_it, without = best["sqrt_dk"]["steps_to_90"], best["none"]["steps_to_90"]
+        words += f"; 90 % takes {without:.0f} steps with no scale and {with_it:.0f} with 1/√d_k"
+    if any(row["at_edge"] for row in best.values()):
+        words += " (a best learning rate is the least or the most that was tried)"
+    return words + survived(pick(rows, d=d), "rule", "lr", "seed")
+
+
+def learned(best: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> str:
+    """Which of them learned the task in the steps there were and which did not, best first, with their accuracies."""
+    order = sorted(best.items(), key=lambda one: -one[1]["accuracy"])
+    parts = []
+    for words, some in (
+        ("learned", [one for one in order if one[1]["accuracy"] >= LEARNED]),
+        ("not learned", [one for one in order if not one[1]["accuracy"] >= LEARNED]),
+    ):
+        said = [f"{names.get(name, name)} ({row['accuracy']:.0%})" for name, row in some]
+        parts += (
+            [f"{words} with {' and '.join([', '.join(said[:-1]), said[-1]] if said[1:] else said)}"] if said else []
+        )
+    return "; ".join(parts)
 
 
 TASK = (

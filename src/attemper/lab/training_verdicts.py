@@ -64,15 +64,17 @@ def falls_apart(evidence: Evidence) -> Judgement:
     beside = _beside(evidence, cells)
     if scaled < recall.LEARNED:
         return Judgement(UNDECIDED, numbers, f"recall is not learned {long} with 1/√d_k either", beside)
-    if bare >= 0.9 * scaled:
-        return Judgement(FALSE, numbers, f"{long}, recall is learned without a scale too", beside)
-    if all(_lost(one) or one.low > RUIN for one in cells.values()):
-        return Judgement(HOLDS, numbers, f"on recall {long}, and in every language model tried", beside)
     ruined = [name for name, one in cells.items() if _lost(one) or one.low > RUIN]
-    words = f"on recall {long}"
-    words += f", and in a language model with {' and '.join(ruined)}" if ruined else ""
+    recalls = bare >= 0.9 * scaled
+    if recalls and not ruined:
+        return Judgement(FALSE, numbers, f"{long}, recall is learned without a scale too", beside)
+    if not recalls and len(ruined) == len(cells):
+        return Judgement(HOLDS, numbers, f"on recall {long}, and in every language model tried", beside)
+    words = f"not on recall {long}" if recalls else f"on recall {long}"
+    words += f", {'but' if recalls else 'and'} in a language model with {' and '.join(ruined)}" if ruined else ""
     same = [name for name, one in cells.items() if one.says == SAME and not _lost(one)]
-    words += "; other language models train without it" if ruined else "; a language model trains without it"
+    if len(ruined) < len(cells):
+        words += "; other language models train without it" if ruined else "; a language model trains without it"
     return Judgement(
         CONDITION, numbers, words + (f", and it makes no difference with {' and '.join(same)}" if same else ""), beside
     )
