@@ -260,9 +260,7 @@ static void write_rows(const Call *call, const Course *course, int64_t b, int64_
             ((REAL *)call->d_gain)[at] = dot(q, raw, call->dim) * (REAL)call->scale;
         }
         if (!(call->wants & WANT_QUERY)) continue;
-        REAL factor = row_factor(call, b, h, i);
-        for (int64_t e = 0; e < call->dim; e++) raw[e] *= factor;
-        put(call->d_query, (int)call->dtype, at * call->dim, raw, call->dim);
+        put(call->d_query, (int)call->dtype, at * call->dim, raw, call->dim, row_factor(call, b, h, i));
     }
 }
 
@@ -271,9 +269,9 @@ static void write_keys(const Call *call, const Course *course, Differ *own, int6
     for (int64_t j = 0; j < width; j++) {
         int64_t at = (b * call->groups + g) * call->keys + key + j;
         if (call->wants & WANT_KEY)
-            put(call->d_key, (int)call->dtype, at * call->dim, own->dk + j * course->dq_step, call->dim);
+            put(call->d_key, (int)call->dtype, at * call->dim, own->dk + j * course->dq_step, call->dim, 1);
         if (call->wants & WANT_VALUE)
-            put(call->d_value, (int)call->dtype, at * call->value_dim, own->dv + j * course->dv_step, call->value_dim);
+            put(call->d_value, (int)call->dtype, at * call->value_dim, own->dv + j * course->dv_step, call->value_dim, 1);
     }
 }
 

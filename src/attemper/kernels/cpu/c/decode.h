@@ -188,8 +188,7 @@ static void decode_finish(const Call *call, const Split *split, int64_t pair) {
         REAL share;
         finish_rows(call, split->needs, part->rows + r, part->sums + r * SUMS, at, 1, &share);
         if (!call->output) continue;
-        for (int64_t e = 0; e < call->value_dim; e++) out[e] *= share;
-        put(call->output, (int)call->dtype, at * call->value_dim, out, call->value_dim);
+        put(call->output, (int)call->dtype, at * call->value_dim, out, call->value_dim, share);
     }
 }
 

@@ -117,11 +117,9 @@ static void attend_block(const Call *call, const Plan *plan, Attend *own, const 
         }
     int64_t at = (b * call->heads + h) * call->rows + first;
     finish_rows(call, plan->needs, own->rows, own->sums, at, rows, own->share);
-    for (int64_t r = 0; call->output && r < rows; r++) {
-        REAL *out = own->out + r * plan->out_step, share = own->share[r];
-        for (int64_t e = 0; e < plan->out_step; e += LANES) store(out + e, load(out + e) * share);
-        put(call->output, (int)call->dtype, (at + r) * call->value_dim, out, call->value_dim);
-    }
+    for (int64_t r = 0; call->output && r < rows; r++)
+        put(call->output, (int)call->dtype, (at + r) * call->value_dim, own->out + r * plan->out_step, call->value_dim,
+            own->share[r]);
 }
 
 static void attend_rows(const Job *job, void *own, int64_t b, int64_t h, int64_t block, const Head *head) {

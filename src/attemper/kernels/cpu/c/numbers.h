@@ -64,20 +64,21 @@ static void fetch(REAL *to, const char *from, int dtype, int64_t n, int64_t step
 #undef FETCH
 }
 
-static void put(char *to, int dtype, int64_t offset, const REAL *from, int64_t n) {
+// n numbers times `factor`, in the dtype of the inputs
+static void put(char *to, int dtype, int64_t offset, const REAL *from, int64_t n, REAL factor) {
     to += offset * SIZE[dtype];
     switch (dtype) {
         case F32:
-            for (int64_t i = 0; i < n; i++) ((float *)to)[i] = (float)from[i];
+            for (int64_t i = 0; i < n; i++) ((float *)to)[i] = (float)(from[i] * factor);
             break;
         case F64:
-            for (int64_t i = 0; i < n; i++) ((double *)to)[i] = (double)from[i];
+            for (int64_t i = 0; i < n; i++) ((double *)to)[i] = (double)(from[i] * factor);
             break;
         case BF16:
-            for (int64_t i = 0; i < n; i++) ((uint16_t *)to)[i] = to_bfloat((float)from[i]);
+            for (int64_t i = 0; i < n; i++) ((uint16_t *)to)[i] = to_bfloat((float)(from[i] * factor));
             break;
         case F16:
-            for (int64_t i = 0; i < n; i++) ((uint16_t *)to)[i] = to_half((float)from[i]);
+            for (int64_t i = 0; i < n; i++) ((uint16_t *)to)[i] = to_half((float)(from[i] * factor));
             break;
     }
 }

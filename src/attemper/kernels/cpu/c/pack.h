@@ -6,7 +6,7 @@ typedef REAL Four __attribute__((vector_size(4 * sizeof(REAL))));
 typedef REAL LooseFour __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
 
 // Four rows become columns of a panel: to[e * PANEL + 0..3] = row[0..3][e]
-INLINE void turn(REAL *to, const REAL *const row[4], int64_t dim) {
+INLINE void turn_four(REAL *to, const REAL *const row[4], int64_t dim) {
     int64_t e = 0;
     for (; e + 4 <= dim; e += 4) {
         Four a = *(const LooseFour *)(row[0] + e), b = *(const LooseFour *)(row[1] + e);
@@ -22,16 +22,30 @@ INLINE void turn(REAL *to, const REAL *const row[4], int64_t dim) {
         for (int r = 0; r < 4; r++) to[e * PANEL + r] = row[r][e];
 }
 
+#if VECTOR_BYTES == 64 && REAL_IS_FLOAT
+// 16 rows, `step` apart, become columns of a panel, 16 dims at a time
+static void turn_sixteen(REAL *to, const REAL *from, int64_t step, int64_t dim) {
+    for (int64_t e = 0; e < dim; e += 16) turn_square((char *)(to + e * PANEL), PANEL * 4, (const char *)(from + e), step * 4);
+}
+#endif
+
 // Rows [first, last) of one head, PANEL side by side, [rows / PANEL][dim][PANEL]. `scratch` holds 5 rows.
 static void pack_across(REAL *to, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t last,
                         int64_t dim, REAL *scratch) {
     memset(scratch + 4 * dim, 0, dim * sizeof(REAL));
     for (int64_t j = first; j < last; j += PANEL, to += dim * PANEL)
         for (int64_t r = 0; r < PANEL; r += 4) {
+#if VECTOR_BYTES == 64 && REAL_IS_FLOAT
+            if (r % 16 == 0 && j + r + 16 <= last && is_real(dtype) && t->step[3] == 1 && dim % 16 == 0) {
+                turn_sixteen(to + r, (const REAL *)place(t, dtype, b, h, j + r), t->step[2], dim);
+                r += 12;
+                continue;
+            }
+#endif
             const REAL *row[4];
             for (int s = 0; s < 4; s++)
                 row[s] = j + r + s < last ? row_of(t, dtype, b, h, j + r + s, dim, scratch + s * dim) : scratch + 4 * dim;
-            turn(to + r, row, dim);
+            turn_four(to + r, row, dim);
         }
 }
 
@@ -56,9 +70,12 @@ static void pack_left(REAL *to, const Strided *t, int dtype, int64_t b, int64_t 
                       const REAL *factors, REAL *scratch) {
     (void)scratch;
     int64_t padded = up_to(dim, PANEL), step = row_step(dim), rows = last - first;
-    pack_rows(to, step, t, dtype, b, h, first, last, dim);
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t e = 0; e < padded; e += LANES) store(to + r * step + e, load(to + r * step + e) * factors[r]);
+    for (int64_t r = 0; r < rows; r++) {
+        REAL *row = to + r * step;
+        const REAL *from = row_of(t, dtype, b, h, first + r, dim, row);
+        for (int64_t e = 0; e < dim; e++) row[e] = from[e] * factors[r];
+        for (int64_t e = dim; e < padded; e++) row[e] = 0;
+    }
     memset(to + rows * step, 0, (up_to(rows, MAX_ROWS) - rows) * step * sizeof(REAL));
 }
 

@@ -139,6 +139,32 @@ INLINE Vec log_of(Vec x) {
 #endif
 }
 
+#if VECTOR_BYTES == 64 && REAL_IS_FLOAT
+// 16 rows of 16 numbers of 4 bytes become columns; steps in bytes
+INLINE void turn_square(char *to, int64_t to_step, const char *from, int64_t from_step) {
+    __m512i a[16], b[16];
+    UNROLL for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from + i * from_step);
+    UNROLL for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    UNROLL for (int i = 0; i < 16; i += 4) {
+        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+        __m512i low = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88), low2 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
+        __m512i high = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd), high2 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
+        _mm512_storeu_si512(to + i * to_step, _mm512_shuffle_i32x4(low, low2, 0x88));
+        _mm512_storeu_si512(to + (i + 4) * to_step, _mm512_shuffle_i32x4(high, high2, 0x88));
+        _mm512_storeu_si512(to + (i + 8) * to_step, _mm512_shuffle_i32x4(low, low2, 0xdd));
+        _mm512_storeu_si512(to + (i + 12) * to_step, _mm512_shuffle_i32x4(high, high2, 0xdd));
+    }
+}
+#endif
+
 INLINE REAL dot(const REAL *a, const REAL *b, int64_t n) {
     Vec all = splat(0);
     int64_t e = 0;

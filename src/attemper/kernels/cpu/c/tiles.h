@@ -62,32 +62,8 @@ INLINE void round_row(Packed *block, int64_t r, const REAL *x, int64_t groups) {
     }
 }
 
-// 16 rows of 16 numbers of 4 bytes become columns; steps in bytes
-INLINE void turn(char *to, int64_t to_step, const char *from, int64_t from_step) {
-    __m512i a[16], b[16];
-    UNROLL for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from + i * from_step);
-    UNROLL for (int i = 0; i < 16; i += 2) {
-        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-    }
-    UNROLL for (int i = 0; i < 16; i += 4) {
-        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-    }
-    UNROLL for (int i = 0; i < 4; i++) {
-        __m512i low = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88), low2 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
-        __m512i high = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd), high2 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
-        _mm512_storeu_si512(to + i * to_step, _mm512_shuffle_i32x4(low, low2, 0x88));
-        _mm512_storeu_si512(to + (i + 4) * to_step, _mm512_shuffle_i32x4(high, high2, 0x88));
-        _mm512_storeu_si512(to + (i + 8) * to_step, _mm512_shuffle_i32x4(low, low2, 0xdd));
-        _mm512_storeu_si512(to + (i + 12) * to_step, _mm512_shuffle_i32x4(high, high2, 0xdd));
-    }
-}
-
 INLINE void turn_slot(Packed *to, const Packed *from) {
-    for (int part = 0; part < PARTS; part++) turn((char *)(to + part * TILE), 64, (const char *)(from + part * TILE), 64);
+    for (int part = 0; part < PARTS; part++) turn_square((char *)(to + part * TILE), 64, (const char *)(from + part * TILE), 64);
 }
 
 static const struct {
@@ -270,5 +246,5 @@ static void turn_sums(REAL *sums, int64_t dim, REAL *scratch) {
     memcpy(scratch, sums, padded * BACK_KEYS * sizeof(REAL));
     for (int64_t e = 0; e < padded; e += 16)
         for (int64_t j = 0; j < BACK_KEYS; j += 16)
-            turn((char *)(sums + j * padded + e), padded * 4, (const char *)(scratch + e * BACK_KEYS + j), BACK_KEYS * 4);
+            turn_square((char *)(sums + j * padded + e), padded * 4, (const char *)(scratch + e * BACK_KEYS + j), BACK_KEYS * 4);
 }
