@@ -179,7 +179,6 @@ def room(problem: Problem, signs: int) -> Measured:
     """Where a kernel writes what it measures: memory not yet written for what was asked for, nothing for the rest."""
     query, value = problem.query, problem.value
     shape, wide = query.shape[:3], measuring_dtype(query.dtype)
-
     lse = query.new_empty(shape, dtype=wide)
 
     def rows(bit: int, dtype: torch.dtype) -> Tensor:

@@ -71,10 +71,8 @@ def weighs_channels(module: nn.Module) -> bool:
 class Traits(NamedTuple):
     """What a module's class says of it."""
 
-    quiet: bool
-    carries: (
-        bool  # whether its output belongs to the sequence of its input: projections, norms, activations and dropout
-    )
+    quiet: bool  # one of QUIET
+    carries: bool  # whether its output belongs to the sequence of its input: projections, norms, activations, dropout
     attends: bool  # whether it calls itself attention
 
 

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from torch import Tensor, UntypedStorage
 
 Fact = TypeVar("Fact")
-FEW = 4
+FEW = 4  # freed storages that are held before they are looked for
 
 _free, _expired = UntypedStorage._free_weak_ref, UntypedStorage._expired
 
@@ -51,7 +51,7 @@ class Storages(Generic[Fact]):
             return
         self._facts[place] = _Held(place, fact)
         if len(self._facts) > self._many:
-            # what is left of a freed storage lies between the model's activations, and its heap would grow by their size
+            # what is left of a freed storage lies between the activations, whose memory would not be used again
             self.drop_freed()
             self._many = len(self._facts) + max(FEW, len(self._facts) // 4)
 
@@ -60,9 +60,10 @@ class Storages(Generic[Fact]):
 
     def drop_freed(self) -> None:
         """Forget the storages whose memory is gone, and with them what their facts held."""
-        # as a list: another thread may add to it
-        for place in [place for place in list(self._facts) if _expired(place)]:
-            self._facts.pop(place, None)
+        # as a list, which holds what it names: another thread may add to the facts, or drop some
+        for held in list(self._facts.values()):
+            if _expired(held.address) and self._facts.get(held.address) is held:
+                self._facts.pop(held.address, None)
 
     def __bool__(self) -> bool:
         return bool(self._facts)
