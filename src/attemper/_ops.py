@@ -40,6 +40,8 @@ torch.library.define(
     f"({_PROBLEM}, {_MEASURED}, {_UPSTREAM}, bool[] wants, str kernel) -> {_returns(len(Gradients._fields))}",
 )
 
+FORWARD = torch.ops.attemper.forward.default
+
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Autocast has lowered the inputs already; the arithmetic inside is ours."""
@@ -268,6 +270,14 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
         measured = Measured(*_EagerAttention.apply(*problem, signs, kernel))
     vitals = Vitals(**{name: getattr(measured, name) for name in names})
     return measured.output, vitals
+
+
+def attend_aside(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
+    """`attend` where nothing is differentiated, traced or transformed: the kernel itself, without the op around it."""
+    if kernel == "reference":
+        return _by_definition(problem, names)
+    measured = kernels.load(kernel).forward(problem, bits(names))
+    return measured.output, Vitals(**{name: getattr(measured, name) for name in names})
 
 
 def bits(names: tuple[str, ...]) -> int:

@@ -6,13 +6,15 @@ A logit is the score after scale, softcap and bias, before softmax.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from . import kernels
 from ._checks import Signs, broadcast_like_torch, prepare
-from ._ops import attend, matrix
+from ._ops import attend, attend_aside, matrix
+from .kernels.seam import Problem
 from .vitals import Attended, Vitals
 
 
@@ -143,12 +145,24 @@ def sdpa(
     return _run("sdpa", query, key, value, (), "auto", options).output
 
 
+def measure_aside(query: Tensor, key: Tensor, *, signs: Signs, kernel: str, **options: Any) -> Vitals:
+    """:func:`measure` for a watch, which stands beside a model: no graph, no mode, and nothing to be paid for them."""
+    return _run("measure", query, key, None, signs, kernel, options, attend_aside).vitals
+
+
 def _run(
-    where: str, query: Tensor, key: Tensor, value: Tensor | None, signs: Signs, kernel: str, options: dict[str, Any]
+    where: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    signs: Signs,
+    kernel: str,
+    options: dict[str, Any],
+    run: Callable[[Problem, tuple[str, ...], str], tuple[Tensor, Vitals]] = attend,
 ) -> Attended:
     """Check, choose, run, and give the caller back the shape they came with."""
     problem, call, names, shape = prepare(where, query, key, value, signs=signs, **options)
-    output, vitals = attend(problem, names, kernels.choose(where, call, kernel))
+    output, vitals = run(problem, names, kernels.choose(where, call, kernel))
     if query.dim() == 4:
         return Attended(output, vitals)
     vitals = vitals.each(lambda sign: sign.reshape(shape))

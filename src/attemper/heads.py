@@ -13,6 +13,12 @@ from .errors import InputError, SignNotMeasured
 SATURATED_WEIGHT = 0.99
 SATURABLE_KEYS = 8
 
+COLUMNS = (
+    *("rows", "visible", "mean", "variance", "lse", "entropy", "p2", "top_weight", "effective_keys"),
+    *("evenness_rows", "evenness", "jacobian_trace", "saturable_rows", "saturated"),
+)
+"""What is summed, in this order, of the signs that were measured; ``peak`` is a maximum and stands beside."""
+
 
 class HeadSummary:
     """One number per head and sign: the mean over the rows counted, except ``peak``, which is the largest.
@@ -30,34 +36,31 @@ class HeadSummary:
     @classmethod
     def of(cls, signs: Mapping[str, Tensor], rows: Tensor | None = None) -> HeadSummary:
         """Fold signs of shape ``(..., H, Lq)``; a shape without heads counts as one head."""
-        by_head = {name: _heads_first(sign) for name, sign in signs.items()}
-        if not by_head:
+        if not signs:
             raise InputError("by_head(): no sign was measured. Ask for some with signs=.")
-        first = next(iter(by_head.values()))
-        counted = torch.ones_like(first, dtype=torch.bool)
+        by_head = {name: _heads_first(sign) for name, sign in signs.items()}
+        counted = _sees_a_key(by_head)
         if rows is not None:
             counted = counted & _heads_first(_checked_rows(rows, next(iter(signs.values()))))
-        counted = counted & _sees_a_key(by_head)
 
-        sums = {"rows": counted.double().sum(-1)}
-        for name, sign in by_head.items():
-            if name == "peak":
-                continue
-            use = counted
-            if name == "evenness":  # NaN where a row has no choice to make
-                use = counted & (by_head["visible"] > 1)
-                sums["evenness_rows"] = use.double().sum(-1)
-            sums[name] = sign.double().masked_fill(~use, 0.0).sum(-1)
-        if "top_weight" in by_head and "visible" in by_head:
-            saturable = counted & (by_head["visible"] >= SATURABLE_KEYS)
-            sums["saturable_rows"] = saturable.double().sum(-1)
-            sums["saturated"] = (saturable & (by_head["top_weight"] > SATURATED_WEIGHT)).double().sum(-1)
+        counts = {"rows": counted}
+        visible, peak = by_head.pop("visible", None), by_head.pop("peak", None)
+        if visible is not None:
+            counts["visible"] = visible
+            if "evenness" in by_head:  # NaN where a row has no choice to make
+                counts["evenness_rows"] = visible > 1
+                by_head["evenness"] = by_head["evenness"].masked_fill(visible <= 1, 0.0)
+            if "top_weight" in by_head:
+                counts["saturable_rows"] = visible >= SATURABLE_KEYS
+                counts["saturated"] = counts["saturable_rows"] & (by_head["top_weight"] > SATURATED_WEIGHT)
+        sums = _summed(counts, counted) | _summed(by_head, counted)
+        columns = tuple(name for name in COLUMNS if name in sums)
 
         peaks = torch.full_like(sums["rows"], float("-inf"))
-        if "peak" in by_head and first.shape[-1]:
-            peaks = by_head["peak"].double().masked_fill(~counted, float("-inf")).amax(-1)
-        columns = (*sums, "peak") if "peak" in by_head else tuple(sums)
-        return cls(columns, torch.stack(tuple(sums.values()), dim=-1), peaks)
+        if peak is not None and peak.shape[-1]:
+            peaks = peak.masked_fill(~counted, float("-inf")).amax(-1).double()
+        totals = torch.stack([sums[name] for name in columns], dim=-1)
+        return cls((*columns, "peak") if peak is not None else columns, totals, peaks)
 
     def merge(self, *others: HeadSummary) -> HeadSummary:
         """The summary of the rows of all of them."""
@@ -99,13 +102,23 @@ def _join(a: HeadSummary, b: HeadSummary) -> HeadSummary:
     return HeadSummary(a.columns, a.sums + b.sums, torch.maximum(a.peaks, b.peaks))
 
 
-def _sees_a_key(signs: Mapping[str, Tensor]) -> Tensor | bool:
+def _summed(values: dict[str, Tensor], counted: Tensor) -> dict[str, Tensor]:
+    """The sum of each over the rows that count, in double; all at once, since an operation costs more than its few rows."""
+    if not values:
+        return {}
+    stacked = torch.stack(tuple(values.values())).masked_fill_(~counted, 0)
+    return dict(zip(values, stacked.sum(-1, dtype=torch.float64).unbind(), strict=True))
+
+
+def _sees_a_key(signs: Mapping[str, Tensor]) -> Tensor:
     if "visible" in signs:
         return signs["visible"] > 0
     for name in ("lse", "peak"):
         if name in signs:
             return signs[name] != float("-inf")
-    return signs["p2"] != 0 if "p2" in signs else True
+    if "p2" in signs:
+        return signs["p2"] != 0
+    return torch.ones_like(next(iter(signs.values())), dtype=torch.bool)
 
 
 def _heads_first(sign: Tensor) -> Tensor:

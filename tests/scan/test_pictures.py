@@ -19,6 +19,7 @@ from attemper.scan.reading import Reading
 from attemper.scan.sinks import Sinks
 from attemper.scan.texts import Texts
 from attemper.watch.call import Call, Facts
+from attemper.watch.measuring import vitals_of
 from examined import examine, reading_of, rounding
 
 
@@ -185,7 +186,7 @@ def test_a_text_of_8192_tokens_fits(examiner, hand_written):
     q, k = torch.randn(1, heads, length, 16), torch.randn(1, heads // 2, length, 16)
     facts = Facts.of("sdpa", "self", q, k, scale=None, causal=True, mask=None)
     call = Call(facts, (), q, k, causal=True)
-    vitals = call.measured(attemper.vitals.SIGNS, "auto")
+    vitals = vitals_of(call, attemper.vitals.SIGNS, "auto")
     if hand_written:  # the model's own matrix; a view stands for it, so that the test needs no n × n either
         call.logits = torch.zeros(1, 1, 1, 1).expand(1, heads, length, length)
     looking = examiner()

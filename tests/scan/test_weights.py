@@ -7,6 +7,7 @@ import attemper
 import zoo
 from attemper.scan.weights import logits_of_keys, logits_of_offset, weights_of_rows
 from attemper.watch.call import Call, Facts
+from attemper.watch.measuring import vitals_of
 from examined import examine, rounding
 
 ROWS = torch.tensor([8, 0, 3])
@@ -79,7 +80,7 @@ def test_every_option_of_a_call_is_honoured(options, dtype):
         drawn = torch.randn(shapes[options["mask"]])
         options["mask"] = drawn.to(dtype) if options["mask"] == "additive" else drawn > -0.5
     call = call_of(q, k, **options)
-    vitals = call.measured(attemper.vitals.SIGNS, "reference")
+    vitals = vitals_of(call, attemper.vitals.SIGNS, "reference")
     rows = torch.tensor([8, 0, 4, 4])
     expected = attemper.weights(q, k, **options)[:, :, rows]
     found = weights_of_rows(call, vitals, rows)
@@ -97,7 +98,7 @@ def test_a_key_outside_of_the_band_never_reaches_a_row():
     q, k = torch.randn(1, 1, 6, 4), torch.randn(1, 1, 6, 4)
     k[0, 0, 5] = torch.nan
     call = call_of(q, k, causal=True, mask=torch.zeros(6, 6))
-    vitals = call.measured(attemper.vitals.SIGNS, "reference")
+    vitals = vitals_of(call, attemper.vitals.SIGNS, "reference")
     weights = weights_of_rows(call, vitals, torch.arange(6))
     assert weights[0, 0, :5].isfinite().all()
     assert weights[0, 0, 5].isnan().all()
@@ -108,7 +109,7 @@ def test_a_row_without_keys_is_zero():
     mask = torch.ones(4, 4, dtype=torch.bool)
     mask[2] = False
     call = call_of(q, q, mask=mask)
-    weights = weights_of_rows(call, call.measured(attemper.vitals.SIGNS, "reference"), torch.arange(4))
+    weights = weights_of_rows(call, vitals_of(call, attemper.vitals.SIGNS, "reference"), torch.arange(4))
     assert (weights[:, :, 2] == 0).all()
     assert torch.allclose(weights[:, :, :2].sum(-1), torch.ones(1, 2, 2))
 

@@ -13,7 +13,7 @@ from torch.utils import _python_dispatch
 
 import attemper
 import zoo
-from attemper.watch import attach, call
+from attemper.watch import attach, measuring
 from attemper.watch.running import running
 from watched import Block, stack, state
 
@@ -181,7 +181,7 @@ def test_a_call_that_cannot_be_measured_stops_nothing_and_is_said(monkeypatch):
 
     model, x = stack(), torch.randn(1, 5, 16)
     expected = model(x)
-    monkeypatch.setattr(call, "measure", refuse)
+    monkeypatch.setattr(measuring, "measure_aside", refuse)
     with (
         pytest.warns(UserWarning, match=r"watch\(\): \d: not measured: no kernel for this"),
         attemper.watch(model) as watch,

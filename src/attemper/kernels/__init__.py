@@ -14,7 +14,7 @@ from .seam import Call, Serves
 _missing: dict[str, str | None] = {}
 
 
-def _cpu_is_missing() -> str | None:
+def cpu_is_missing() -> str | None:
     """Why the native kernel cannot run here at all; None when it can."""
     if "cpu" not in _missing:
         try:
@@ -26,10 +26,10 @@ def _cpu_is_missing() -> str | None:
 
 
 # what torch.compiler.assume_constant_result does, which would import all of Dynamo: a compiled graph asks once, while traced
-_cpu_is_missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+cpu_is_missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 KERNELS = {
-    "cpu": Serves(devices=("cpu",), unless=lambda call: _cpu_is_missing()),
+    "cpu": Serves(devices=("cpu",), unless=lambda call: cpu_is_missing()),
     "blockwise": Serves(),
     "reference": Serves(),
 }

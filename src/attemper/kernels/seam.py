@@ -179,18 +179,19 @@ def room(problem: Problem, signs: int) -> Measured:
     """Where a kernel writes what it measures: memory not yet written for what was asked for, nothing for the rest."""
     query, value = problem.query, problem.value
     shape, wide = query.shape[:3], measuring_dtype(query.dtype)
+    lse = query.new_empty(shape, dtype=wide)
 
     def rows(bit: int, dtype: torch.dtype) -> Tensor:
-        return query.new_empty(shape if signs & bit else 0, dtype=dtype)
+        # a tensor like another is the cheapest there is, and a small call is little more than these
+        return torch.empty_like(lse, dtype=dtype) if signs & bit else query.new_empty(0, dtype=dtype)
 
-    kinds = {name: rows(BIT[name], wide) for name in SIGNS}
-    kinds["visible"] = rows(BIT["visible"], torch.int32)
-    kinds["lse"] = query.new_empty(shape, dtype=wide)
     return Measured(
         output=query.new_empty(0 if value is None else (*shape, value.shape[-1])),
         argmax=rows(ARGMAX_BIT, torch.int64),
-        lse_low=query.new_empty(shape, dtype=wide),
-        **kinds,
+        lse_low=torch.empty_like(lse),
+        visible=rows(BIT["visible"], torch.int32),
+        lse=lse,
+        **{name: rows(BIT[name], wide) for name in ("mean", "variance", "peak", "entropy", "p2")},
     )
 
 

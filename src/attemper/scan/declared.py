@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..modules import MultiHeadAttention
 from ..watch.call import Call
-from ..watch.running import named_attention
+from ..watch.running import traits
 
 UNSCALED = {
     "gpt_neo": "GPT-Neo divides by nothing",
@@ -99,7 +99,7 @@ def hinted(call: Call, applied: float, factors: list[float]) -> Declared | None:
             parts = (applied,) if number == 1.0 else (applied, *factors)  # a 1 may mean: done before
             if any(abs(number - other) <= 1e-2 * abs(other) for other in parts):
                 return Declared(number, by, firm=False)
-        if name in MEANT and value < 1 and named_attention(type(module).__name__):
+        if name in MEANT and value < 1 and traits(module).attends:
             unheeded = Declared(float(value), by, firm=False, heeded=False)
     if unheeded is not None:
         return unheeded

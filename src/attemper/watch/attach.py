@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils.hooks import RemovableHandle
 
+from .._ops import FORWARD
 from ..errors import AttemperError
 from ..heads import HeadSummary
 from ..vitals import Vitals
@@ -26,19 +27,22 @@ from .call import Call, aside
 from .chain import Chain, shared
 from .eager import Eager
 from .interface import Interface
+from .measuring import measured
+from .opnames import is_followed
 from .padding import leave_padding_out
-from .running import QUIET, Frame, Pass, named_attention, running
+from .running import Frame, Pass, running, traits
 from .stack import Site
 from .storages import Storages
 from .trace import Trace
 
 EINSUM = torch.ops.aten.einsum.default
+READERS = {**fused.readers(), FORWARD: own.read}
 
 
 class Listener(Protocol):
     """What a watch is to the attachment."""
 
-    model: nn.Module
+    modules: tuple[nn.Module, ...]  # all that are watched
     names: dict[int, str]  # id of a module → its name
     signs: tuple[str, ...]
     kernel: str
@@ -73,7 +77,7 @@ class Mode(TorchDispatchMode):
     def __init__(self, attachment: Attachment) -> None:
         super().__init__()
         self.attachment = attachment
-        self.readers = {**fused.readers(), own.FORWARD: own.read}
+        self.readers = READERS
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -87,16 +91,12 @@ class Mode(TorchDispatchMode):
             finally:
                 _pop_mode()
         out = func(*args, **kwargs)
-        current = running.current
+        reader, current = self.readers.get(func), running.current
         if current is None:
             return out
-        if isinstance(func, HigherOrderOperator):
-            if func.name() == "flex_attention":
-                self.attachment.unheard(tuple(running.frames), "a flex_attention call that is not the interface's")
-            return out
-        reader = self.readers.get(func)
         if reader is None:
-            current.chain.see(func, args, kwargs, out)
+            if is_followed(func):
+                current.chain.see(func, args, kwargs, out)
         else:
             frames = tuple(running.frames)
             call = reader(func, args, kwargs, frames)
@@ -143,8 +143,10 @@ class Attachment:
     def add(self, listener: Listener) -> None:
         with self.lock:
             self.listeners = (*self.listeners, listener)
-            for parameter in listener.model.parameters():
-                self.parameters.put(parameter, True)
+            for module in listener.modules:
+                for parameter in module._parameters.values():
+                    if parameter is not None:
+                        self.parameters.put(parameter, True)
             if not self.handles:
                 self.handles = [
                     register_module_forward_pre_hook(self.enter),
@@ -172,26 +174,31 @@ class Attachment:
         self.eager.off()
 
     def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        if running.frames and running.frames[0].module is module:
+        frames = running.frames
+        if frames and frames[0].module is module:
             self.forget_ended()
-        names = [found for listener in self.listeners if (found := listener.names.get(id(module))) is not None]
-        if not running.frames:
-            if not names or torch.compiler.is_compiling():
+        name, key = None, id(module)
+        for listener in self.listeners:
+            name = listener.names.get(key)
+            if name is not None:
+                break
+        if not frames:
+            if name is None or torch.compiler.is_compiling():
                 return
             running.current = self._pass()
             with self.lock:
                 self.passes[running.current] = Site()
             running.current.listen()
-        current = running.current
+        current, known = running.current, traits(module)
         if current is not None:
-            if names:
+            if name is not None and len(current.begun) < len(self.listeners):
                 self._count_pass(module, current)
-            if type(module) in QUIET:
-                current.rest()
-        if named_attention(type(module).__name__):
-            for frame in running.frames:
+            if known.quiet and current.rest() and frames:
+                return  # nothing is seen in it, so nothing is asked of its frame
+        if known.attends:
+            for frame in frames:
                 frame.outer = True
-        running.frames.append(Frame(module, names[0] if names else "", arguments))
+        frames.append(Frame(module, name or "", arguments))
 
     def _pass(self) -> Pass:
         chain = Chain(self.parameters, self.begin, self.unheard, self.missed)
@@ -209,12 +216,15 @@ class Attachment:
                 listener.began()
 
     def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
-        if running.current is not None and running.frames:
-            running.current.listen()
-            running.current.left(running.frames, module, arguments, output)
+        current, frames = running.current, running.frames
+        if current is not None and frames:
+            current.listen()
+            current.left(frames, module, arguments, output)
+        if frames and frames[-1].module is not module and traits(module).quiet:
+            return  # it has no frame
         # a module that raised without an always-called hook may have left frames above this one
-        for depth in range(len(running.frames) - 1, -1, -1):
-            if running.frames[depth].module is module:
+        for depth in range(len(frames) - 1, -1, -1):
+            if frames[depth].module is module:
                 self.unwind(depth)
                 return
 
@@ -257,7 +267,7 @@ class Attachment:
                 if current is not None and current.trace is not None:
                     call.traced = current.trace.read(call)
                 if not again:
-                    found = _measured(call, listeners)
+                    found = measured(call, listeners)
         except (AttemperError, NotImplementedError, torch.OutOfMemoryError) as error:
             # the model runs on; that this call is missing from its record is said
             self.unheard(frames, str(error))
@@ -303,28 +313,6 @@ class Attachment:
             name = _name(listener, frames)
             if name is not None:
                 listener.unheard(name, reason)
-
-
-def _measured(call: Call, listeners: list[Listener]) -> list[tuple[HeadSummary | None, Any]]:
-    """What each listener asked for, and what it saw; the same wish is measured once."""
-    done: dict[tuple[Any, ...], tuple[Vitals, HeadSummary]] = {}
-    found: list[tuple[HeadSummary | None, Any]] = []
-    for listener in listeners:
-        rows = _given(listener.given_rows, call)
-        wish = (listener.signs, listener.kernel, id(rows))
-        if wish not in done:
-            vitals = call.measured(listener.signs, listener.kernel)
-            done[wish] = vitals, vitals.by_head(None if rows is None else rows[:, None, :])
-        vitals, summary = done[wish]
-        found.append((summary, listener.examine(call, vitals, rows)))
-    return found
-
-
-def _given(rows: Tensor | None, call: Call) -> Tensor | None:
-    """The rows that the user named, for the calls they fit."""
-    if rows is not None and rows.shape[-1] == call.facts.queries and rows.shape[0] in (1, call.facts.batch):
-        return rows
-    return call.rows
 
 
 def _name(listener: Listener, frames: tuple[Frame, ...]) -> str | None:

@@ -1,4 +1,4 @@
-"""Call: one attention call as a route saw it, its facts, and its vitals folded per head."""
+"""Call: one attention call as a route saw it, and its facts; and how to stand beside the model that makes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
-from ..attention import measure
 from ..vitals import Vitals
 from .paths import Traced
 from .running import Frame, Place
@@ -113,31 +112,6 @@ class Call:
         query, key = self.query, self.key
         return query is key or (query.requires_grad and key.requires_grad and query._is_view() and query._base is key)
 
-    def measured(self, signs: tuple[str, ...], kernel: str) -> Vitals:
-        """The vitals of this call, row by row, on its device."""
-        if self.vitals is not None:
-            return self.vitals
-        if self.logits is not None:
-            # no head dimension: what measure() adds to nothing are the model's own logits
-            query = self.logits.new_empty(*self.logits.shape[:-1], 0)
-            key = self.logits.new_empty(*self.logits.shape[:-2], self.logits.shape[-1], 0)
-            vitals = measure(query, key, mask=self.logits, signs=signs, kernel=kernel)
-            if "visible" in signs and "lse" in signs:
-                # a NaN hides nothing: the row of a model that diverges has to count
-                vitals.visible = vitals.visible.masked_fill(vitals.lse.isnan(), self.logits.shape[-1])
-            return vitals
-        return measure(
-            self.query,
-            self.key,
-            mask=self.mask,
-            causal=self.causal,
-            scale=self.scale,
-            window=self.window,
-            softcap=self.softcap,
-            signs=signs,
-            kernel=kernel,
-        )
-
 
 class Examiner(Protocol):
     """Looks closer at calls than a watch does: a scan's audit, its sinks, its pictures.
@@ -161,12 +135,30 @@ def without_modes() -> Iterator[None]:
             _push_mode(mode)
 
 
-@contextmanager
-def aside(device: str) -> Iterator[None]:
+class Aside:
+    """What :func:`aside` gives. No generator, since every call that is measured enters one."""
+
+    __slots__ = ("autocast", "graph", "modes")
+
+    def __init__(self, device: str) -> None:
+        lowered = device != "meta" and torch.is_autocast_enabled(device)
+        self.autocast = torch.autocast(device, enabled=False) if lowered else None
+
+    def __enter__(self) -> None:
+        self.graph = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        self.modes = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+        if self.autocast is not None:
+            self.autocast.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self.autocast is not None:
+            self.autocast.__exit__(*error)
+        for mode in reversed(self.modes):
+            _push_mode(mode)
+        torch._C._set_grad_enabled(self.graph)
+
+
+def aside(device: str) -> Aside:
     """Run beside the model: no graph, no autocast, no mode."""
-    with torch.no_grad(), without_modes():
-        if device != "meta" and torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                yield
-        else:
-            yield
+    return Aside(device)

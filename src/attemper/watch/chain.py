@@ -19,6 +19,7 @@ from .layout import by_head, ordered
 from .matrices import Count, Scores, Weights, number
 from .opnames import (
     CARRYING,
+    FLEX,
     FOREIGN,
     KEEPING,
     LINEAR,
@@ -70,6 +71,8 @@ class Chain:
             self.sequences.follow((part for part in args if isinstance(part, Tensor)), _first(out))
         elif name == "tril" and len(args) == 1:
             self.triangles.put(out, True)
+        elif name == FLEX:
+            self.unheard(tuple(running.frames), "a flex_attention call that is not the interface's")
         elif name == FOREIGN and (running.current is None or running.current.interfaced is None):
             self.unheard(tuple(running.frames), f"a {func} call: {FOREIGN}")
 

@@ -6,6 +6,7 @@ A fast-path op takes the layer's input and weights, so its queries and keys are 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -43,13 +44,16 @@ def readers() -> dict[Any, Reader]:
     return found
 
 
+@cache
+def _parameters(func: Any) -> dict[str, Any]:
+    """An op's arguments and their defaults, in order."""
+    return {argument.name: argument.default_value for argument in func._schema.arguments}
+
+
 def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments by name, defaults filled in."""
-    values = {}
-    for place, argument in enumerate(func._schema.arguments):
-        default = argument.default_value
-        values[argument.name] = args[place] if place < len(args) else kwargs.get(argument.name, default)
-    return values
+    parameters = _parameters(func)
+    return {**parameters, **dict(zip(parameters, args, strict=False)), **kwargs}
 
 
 def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | None:

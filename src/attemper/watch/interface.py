@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from .call import Call, Facts, without_modes
+from .opnames import FLEX
 from .running import Frame, kind_of, running
-
-FLEX = "flex_attention"
 
 Begin = Callable[[Call], Callable[[tuple[Frame, ...]], None]]
 Unheard = Callable[[tuple[Frame, ...], str], None]

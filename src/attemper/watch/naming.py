@@ -11,16 +11,20 @@ ALWAYS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # 
 WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)  # they call theirs "module", as others may
 
 
-def names_of(model: nn.Module) -> dict[int, str]:
-    """By id: whoever keeps this must hold the model, so that no id can come to mean another module."""
-    found: dict[int, str] = {}
-    shown = {"": ""}  # torch's name → ours; parents come before their children
-    modules = dict(model.named_modules())
-    for name, module in modules.items():
-        if name:
-            above, _, word = name.rpartition(".")
-            parent = modules[above]
-            hidden = word in ALWAYS or (word == "module" and isinstance(parent, WRAPPERS))
-            shown[name] = shown[above] if hidden else f"{shown[above]}.{word}".lstrip(".")
-        found[id(module)] = shown[name]
+def named_modules(model: nn.Module) -> dict[nn.Module, str]:
+    """Every module and what it is called here; parents come before their children, and the first name counts.
+
+    In one walk: torch's own passes each module through the iterators of all its parents, which shows in a watched step.
+    """
+    found: dict[nn.Module, str] = {}
+
+    def visit(module: nn.Module, name: str) -> None:
+        found[module] = name
+        wraps = isinstance(module, WRAPPERS)
+        for word, child in module._modules.items():
+            if child is not None and child not in found:
+                hidden = word in ALWAYS or (wraps and word == "module")
+                visit(child, name if hidden else f"{name}.{word}" if name else word)
+
+    visit(model, "")
     return found

@@ -6,6 +6,8 @@ import re
 from functools import cache
 from typing import Any
 
+from torch._ops import HigherOrderOperator
+
 # by the name in the op's schema, without the underscore of the in-place form
 PRODUCTS = {"bmm": (0, 1), "mm": (0, 1), "matmul": (0, 1), "mv": (0, 1), "baddbmm": (1, 2), "addmm": (1, 2)}
 LINEAR = "linear"  # whole only in inference mode
@@ -29,12 +31,23 @@ CARRYING = {"native_layer_norm", "layer_norm", "rms_norm", "gelu", "silu", "relu
 """Beside those that keep: what is made belongs to the sequence it was made of."""
 
 FOREIGN = "an attention op that is not torch's"
+FLEX = "flex_attention"
+OTHERS = {*SOFTMAXES, *LOG_SOFTMAXES, LINEAR, "tril", FOREIGN, FLEX}
 _ATTENTION = re.compile(r"attn|attention|^attemper::\w*forward")
+
+
+@cache
+def is_followed(func: Any) -> bool:
+    """Whether the route looks at an op at all. Half of a model's ops are views, and each that is seen costs its time."""
+    name = op_name(func)
+    return name in PRODUCTS or name in KEEPING or name in CARRYING or name in OTHERS
 
 
 @cache
 def op_name(func: Any) -> str:
     """``aten::masked_fill_`` → ``masked_fill``; one word for every attention op from outside torch."""
+    if isinstance(func, HigherOrderOperator):
+        return func.name()
     name: str = func._schema.name
     if not name.startswith("aten::"):
         attends = _ATTENTION.search(name) is not None and "backward" not in name

@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from ..kernels.seam import Problem
 from .call import Call, Facts
 from .running import Frame, kind_of
-
-FORWARD = torch.ops.attemper.forward.default
 
 
 def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 CROSS = re.compile(r"cross|encoder_attn|enc_?dec|multihead_attn", re.IGNORECASE)
-QUIET = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.GELU, nn.ReLU, nn.SiLU, nn.Conv1d, nn.Conv2d)
+QUIET = {nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.GELU, nn.ReLU, nn.SiLU, nn.Conv1d, nn.Conv2d}
 """Modules inside which there is nothing to see; most of a model's ops are theirs, and each op seen costs its time."""
 
 SELF = re.compile(r"self", re.IGNORECASE)
@@ -55,12 +55,6 @@ class Frame:
             self.kind = "self" if same else "cross"
 
 
-@cache
-def named_attention(name: str) -> bool:
-    """Whether a module's class calls itself attention."""
-    return ATTENTION.search(name) is not None
-
-
 def projects(module: nn.Module) -> bool:
     """Linear and its kin; GPT-2's Conv1D says how wide it is in another word."""
     return hasattr(module, "in_features") or hasattr(module, "nf")
@@ -74,17 +68,26 @@ def weighs_channels(module: nn.Module) -> bool:
     return named and isinstance(getattr(module, "weight", None), Tensor)
 
 
-def carries(module: nn.Module) -> bool:
-    """Whether a module's output belongs to the sequence of its input: projections, norms, activations and dropout."""
+class Traits(NamedTuple):
+    """What a module's class says of it."""
+
+    quiet: bool  # one of QUIET
+    carries: bool  # whether its output belongs to the sequence of its input: projections, norms, activations, dropout
+    attends: bool  # whether it calls itself attention
+
+
+def traits(module: nn.Module) -> Traits:
+    """Asked twice of every module that runs, so answered once for its class."""
     kind = type(module)
-    known = _carrying.get(kind)
-    if known is None:  # asked of every module that runs, so answered once for its class
-        known = kind in QUIET or projects(module) or NORM.search(kind.__name__) is not None
-        _carrying[kind] = known
+    known = _traits.get(kind)
+    if known is None:
+        name = kind.__name__
+        carries = kind in QUIET or projects(module) or NORM.search(name) is not None
+        known = _traits[kind] = Traits(kind in QUIET, carries, ATTENTION.search(name) is not None)
     return known
 
 
-_carrying: dict[type[nn.Module], bool] = {}
+_traits: dict[type[nn.Module], Traits] = {}
 
 
 class Pass:
@@ -103,15 +106,15 @@ class Pass:
 
     def left(self, frames: list[Frame], module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
         """A module has ended: where its output belongs, and whether it kept what its name promises."""
-        if arguments and isinstance(output, Tensor) and carries(module):
+        known = traits(module)
+        if known.carries and arguments and isinstance(output, Tensor):
             source = arguments[0]
             if isinstance(source, Tensor) and source.is_floating_point():
                 self.chain.carry(source, output, module)
         if self.trace is not None:
             self.trace.left(module, arguments, output)
-        last = frames[-1]
-        if last.module is module and output is not None and named_attention(type(module).__name__):
-            if last.outer or last.heard:
+        if known.attends and frames[-1].module is module and output is not None:
+            if frames[-1].outer or frames[-1].heard:
                 return
             self.doubtful.append(tuple(frames))  # the last product may still come
 
@@ -126,12 +129,13 @@ class Pass:
             _push_mode(self.mode)
             self.listening = True
 
-    def rest(self) -> None:
-        """Step aside, unless a mode of the model's own lies above."""
+    def rest(self) -> bool:
+        """Step aside, unless a mode of the model's own lies above; whether nobody listens now."""
         depth = torch._C._len_torch_dispatch_stack()
         if self.listening and depth and torch._C._get_dispatch_stack_at(depth - 1) is self.mode:
             _pop_mode()
             self.listening = False
+        return not self.listening
 
     def end(self) -> None:
         """Take the mode away for good, wherever in the stack it is."""
@@ -159,17 +163,26 @@ class Running(threading.local):
 running = Running()
 
 
+@lru_cache(4096)
+def _kind_said(name: str, kind: str) -> str | None:
+    """What the names of a module and of its class say."""
+    # BERT and its kin call the inner module of any attention "self"; that alone says nothing
+    parts = [part for part in name.split(".") if part != "self"]
+    labels = (".".join(parts[-2:]), kind)
+    if any(map(CROSS.search, labels)):
+        return "cross"
+    return "self" if any(map(SELF.search, labels)) else None
+
+
 def kind_of(frames: tuple[Frame, ...], query: Tensor, key: Tensor, lengths: tuple[int, int]) -> str:
     """Self- or cross-attention: by the module's arguments, by its name, by the sequences of q and k, then by lengths."""
     frame = frames[-1]
     if frame.kind is not None:
         return frame.kind
-    # BERT and its kin call the inner module of any attention "self"; that alone says nothing
-    parts = [part for part in frame.name.split(".") if part != "self"]
-    labels = (".".join(parts[-2:]), type(frame.module).__name__)
-    if getattr(frame.module, "is_cross_attention", False) or any(CROSS.search(label) for label in labels):
+    said = _kind_said(frame.name, type(frame.module).__name__)
+    if said == "cross" or getattr(frame.module, "is_cross_attention", False):
         return "cross"
-    if any(SELF.search(label) for label in labels):
+    if said == "self":
         return "self"
     if address(query) == address(key) != 0:
         return "self"

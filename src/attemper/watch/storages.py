@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch import Tensor, UntypedStorage
 
 Fact = TypeVar("Fact")
+FEW = 4  # freed storages that are held before they are looked for
+
+_free, _expired = UntypedStorage._free_weak_ref, UntypedStorage._expired
+
+
+class _Held(Generic[Fact]):
+    """A fact, and a weak reference to the storage it is about: its memory may go, its address is not given to another."""
+
+    __slots__ = ("address", "fact")
+
+    def __init__(self, address: int, fact: Fact) -> None:
+        self.address, self.fact = address, fact
+
+    def __del__(self) -> None:
+        _free(self.address)
 
 
 class Storages(Generic[Fact]):
@@ -17,32 +31,39 @@ class Storages(Generic[Fact]):
     """
 
     def __init__(self) -> None:
-        # the weak reference holds the address: it cannot come to mean another storage while it is a key here
-        self._facts: dict[int, tuple[StorageWeakRef, Fact]] = {}
+        self._facts: dict[int, _Held[Fact]] = {}
+        self._many = FEW
 
     def get(self, tensor: Tensor) -> Fact | None:
         if not self._facts:
             return None
         found = self._facts.get(address(tensor))
-        return None if found is None else found[1]
+        return None if found is None else found.fact
 
     def has(self, tensor: Tensor) -> bool:
         """Whether anything was put for it, be it None."""
         return bool(self._facts) and address(tensor) in self._facts
 
     def put(self, tensor: Tensor, fact: Fact) -> None:
-        place = address(tensor)
-        if place:
-            self._facts[place] = (StorageWeakRef(tensor.untyped_storage()), fact)
+        try:
+            place: int = tensor.untyped_storage()._weak_ref()  # type: ignore[assignment]
+        except (NotImplementedError, RuntimeError):
+            return
+        self._facts[place] = _Held(place, fact)
+        if len(self._facts) > self._many:
+            # what is left of a freed storage lies between the activations, whose memory would not be used again
+            self.drop_freed()
+            self._many = len(self._facts) + max(FEW, len(self._facts) // 4)
 
     def drop(self, tensor: Tensor) -> None:
         self._facts.pop(address(tensor), None)
 
     def drop_freed(self) -> None:
         """Forget the storages whose memory is gone, and with them what their facts held."""
-        # as a list: another thread may add to it
-        for place in [place for place, (reference, _) in list(self._facts.items()) if reference.expired()]:
-            self._facts.pop(place, None)
+        # as a list, which holds what it names: another thread may add to the facts, or drop some
+        for held in list(self._facts.values()):
+            if _expired(held.address) and self._facts.get(held.address) is held:
+                self._facts.pop(held.address, None)
 
     def __bool__(self) -> bool:
         return bool(self._facts)

@@ -21,7 +21,7 @@ from .attach import attachment
 from .call import Call, Examiner
 from .journal import Journal
 from .ledger import Ledger
-from .naming import names_of
+from .naming import named_modules
 from .record import Record
 from .replace import Replacement, attend_with
 from .running import running
@@ -128,6 +128,7 @@ class Watch:
     ) -> None:
         self.model, self.every, self.optimizer = model, every, optimizer
         self.signs, self.kernel = signs, kernel
+        self.modules: tuple[nn.Module, ...] = ()
         self.names: dict[int, str] = {}
         self.given_rows: Tensor | None = None
         self.examiners: list[Examiner] = []  # who looks closer: a scan
@@ -188,7 +189,8 @@ class Watch:
         if self._open:
             raise InputError("watch(): this watch is open already. Make another with attemper.watch(model).")
         attachment.forget_ended()
-        self.names = names_of(self.model)
+        named = named_modules(self.model)
+        self.modules, self.names = tuple(named), {id(module): name for module, name in named.items()}
         self._depth = len(running.frames)
         self._passes = self._steps_ended = 0
         if self._journal is not None and ranks.is_first():
@@ -231,13 +233,13 @@ class Watch:
             self._optimizer_hook = None
         if self._replacement is not None:
             self._replacement.uninstall()
-        self.names = {}
+        self.modules, self.names = (), {}
         if self._journal is not None:
             self._journal.close()
 
     def _listen(self) -> None:
         self._listening = True
-        if _is_compiled(self.model):
+        if any(map(_is_compiled, self.modules)):
             self._note(COMPILED, aloud=True)
         attachment.add(self)
 
@@ -314,5 +316,5 @@ class Watch:
             )
 
 
-def _is_compiled(model: nn.Module) -> bool:
-    return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in model.modules())
+def _is_compiled(module: nn.Module) -> bool:
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ...vitals import SIGNS
 from ..seam import Gradients, Measured, Problem, Upstream, Wants, measuring_dtype, room
-from . import native
+from . import fold, native
 from .native import variant
 
-__all__ = ["backward", "forward", "variant"]
+__all__ = ["backward", "fold", "forward", "variant"]
 
 
 def forward(problem: Problem, signs: int) -> Measured:

@@ -33,6 +33,7 @@ NO_MEMORY = 1  # of call.h
 _STRIDED, _ROWS = 5, 9
 _WHOLE = 5 * _STRIDED + 7 + 2 + 2 + 2 + 1 + _ROWS + _STRIDED + _ROWS + 1 + 3 + 2 + 5 + 1 + 3
 LAYOUT = struct.Struct(f"={_WHOLE}q3d")
+FOLD = struct.Struct("=17qd")  # of Fold in fold.c
 
 NOWHERE = (0,) * _STRIDED
 NO_ROWS = (0,) * _ROWS
@@ -52,8 +53,9 @@ def _load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError:
         raise KernelUnavailable("does not load here: its library was built for another system") from None
-    names = ("attemper_call_size", "attemper_back_keys", "attemper_best", "attemper_forward", "attemper_backward")
-    if not all(hasattr(library, name) for name in names) or library.attemper_call_size() != LAYOUT.size:
+    names = ("call_size", "fold_size", "back_keys", "best", "forward", "backward", "fold")
+    there = all(hasattr(library, f"attemper_{name}") for name in names)
+    if not there or (library.attemper_call_size(), library.attemper_fold_size()) != (LAYOUT.size, FOLD.size):
         raise KernelUnavailable("was built from other sources: install attemper again")
     return library
 
@@ -91,6 +93,7 @@ variant = VARIANTS[_VARIANT]
 for _function in (_library.attemper_forward, _library.attemper_backward):
     _function.argtypes = (ctypes.c_char_p, ctypes.c_int)
     _function.restype = ctypes.c_int
+_library.attemper_fold.argtypes, _library.attemper_fold.restype = (ctypes.c_char_p,), None
 
 
 def strided(tensor: Tensor | None) -> tuple[int, ...]:
@@ -118,3 +121,8 @@ def call(name: str, integers: tuple[int, ...], reals: tuple[float, float, float]
             f"attention(): kernel='cpu' could not run its {name} pass on torch's threads: torch_parallel_for failed. "
             "Call torch.set_num_threads(1), or choose kernel='blockwise'."
         )
+
+
+def fold(integers: tuple[int, ...], weight: float) -> None:
+    """Pack the signs of a call and sum them up by head; every integer of Fold, then the weight that counts as saturated."""
+    _library.attemper_fold(FOLD.pack(*integers, weight))

@@ -1,0 +1,96 @@
+// fold.c: rows into heads. One pass over the signs of a call gives the sums that ../../../heads.py names, where torch would
+// need some thirty small operations; a watched model pays for them in every layer.
+#define REAL float
+#define REAL_IS_FLOAT 1
+#define VECTOR_BYTES 16  // what every processor has: this is no place to choose another
+#include "simd.h"
+
+enum { ROWS, VISIBLE, MEAN, VARIANCE, LSE, ENTROPY, P2, TOP_WEIGHT, EFFECTIVE_KEYS, EVENNESS_ROWS, EVENNESS, JACOBIAN_TRACE,
+       SATURABLE_ROWS, SATURATED, COLUMNS };
+
+typedef struct {  // `FOLD` in ../fold.py is the same list
+    const int32_t *visible;  // (B, H, L), contiguous, and so are the others
+    const float *mean, *variance, *peak, *lse, *entropy, *p2;
+    const char *keep;      // which rows count, with the step from one of the batch, head or row to the next; NULL: all
+    int64_t keep_step[3];  // in bytes
+    int64_t batch, heads, rows;
+    double *sums, *peaks;  // (H, COLUMNS), (H)
+    int64_t saturable_keys;
+    double saturated_weight;
+} Fold;
+
+typedef double Double4 __attribute__((vector_size(32)));
+
+typedef struct {
+    Double4 sums[COLUMNS];
+    Vec peak;
+} Head;
+
+INLINE void add(Head *head, int column, Vec values) { head->sums[column] += __builtin_convertvector(values, Double4); }
+INLINE void count(Head *head, int column, IntVec rows) { add(head, column, keep_where(rows, splat(1))); }
+
+// Four rows; `use` is -1 for those that count.
+INLINE void add_rows(Head *head, const Fold *fold, IntVec use, IntVec visible, const Vec sign[6]) {
+    Vec mean = sign[0], variance = sign[1], peak = sign[2], lse = sign[3], entropy = sign[4], p2 = sign[5];
+    use &= visible > 0;
+    count(head, ROWS, use);
+    head->sums[VISIBLE] += __builtin_convertvector(visible & use, Double4);
+    add(head, MEAN, keep_where(use, mean));
+    add(head, VARIANCE, keep_where(use, variance));
+    add(head, LSE, keep_where(use, lse));
+    add(head, ENTROPY, keep_where(use, entropy));
+    add(head, P2, keep_where(use, p2));
+    // a row of logits that are all -inf has weights of nothing
+    IntVec weighs = use & (lse != -INFINITY);
+    Vec top = keep_where(weighs, exp_above(bounded(peak - lse)));
+    add(head, TOP_WEIGHT, top);
+    add(head, EFFECTIVE_KEYS, keep_where(weighs, exp_above(bounded(entropy))));
+    add(head, JACOBIAN_TRACE, keep_where(use & (p2 != 0), 1 - p2));
+    IntVec choosing = use & (visible > 1), saturable = use & (visible >= (Int)fold->saturable_keys);
+    count(head, EVENNESS_ROWS, choosing);
+    add(head, EVENNESS, keep_where(choosing, entropy / log_of(__builtin_convertvector(visible, Vec))));
+    count(head, SATURABLE_ROWS, saturable);
+    count(head, SATURATED, saturable & (top > (float)fold->saturated_weight));
+    // a NaN is larger than all, and stays
+    peak = choose(use, peak, splat(-INFINITY));
+    head->peak = choose((head->peak != head->peak) | (head->peak >= peak), head->peak, peak);
+}
+
+// The rows of one head in one sequence, four at a time.
+static void fold_head(Head *head, const Fold *fold, int64_t batch, int64_t number) {
+    const float *const signs[] = {fold->mean, fold->variance, fold->peak, fold->lse, fold->entropy, fold->p2};
+    const int64_t start = (batch * fold->heads + number) * fold->rows, step = fold->keep_step[2];
+    const char *keep = fold->keep ? fold->keep + batch * fold->keep_step[0] + number * fold->keep_step[1] : NULL;
+    for (int64_t row = 0; row < fold->rows; row += LANES) {
+        IntVec use = {-1, -1, -1, -1}, visible = {0};
+        Vec sign[6] = {{0}};
+        int64_t some = fold->rows - row < LANES ? fold->rows - row : LANES, at = start + row;
+        if (keep)
+            for (int64_t i = 0; i < some; i++) use[i] = -(keep[(row + i) * step] != 0);
+        if (some == LANES) {
+            memcpy(&visible, fold->visible + at, sizeof visible);
+            UNROLL for (int i = 0; i < 6; i++) sign[i] = load(signs[i] + at);
+        } else {  // what is not there sees no key
+            memcpy(&visible, fold->visible + at, some * sizeof(int32_t));
+            for (int i = 0; i < 6; i++) memcpy(&sign[i], signs[i] + at, some * sizeof(float));
+        }
+        add_rows(head, fold, use, visible, sign);
+    }
+}
+
+int attemper_fold_size(void) { return (int)sizeof(Fold); }
+
+void attemper_fold(const Fold *fold) {
+    for (int64_t number = 0; number < fold->heads; number++) {
+        Head head = {.peak = splat(-INFINITY)};
+        for (int64_t batch = 0; batch < fold->batch; batch++) fold_head(&head, fold, batch, number);
+        for (int column = 0; column < COLUMNS; column++) {
+            double total = 0;
+            for (int i = 0; i < LANES; i++) total += head.sums[column][i];
+            fold->sums[number * COLUMNS + column] = total;
+        }
+        float top = head.peak[0];
+        for (int i = 1; i < LANES; i++) top = top != top || top >= head.peak[i] ? top : head.peak[i];
+        fold->peaks[number] = top;
+    }
+}
