@@ -252,23 +252,24 @@ static void stack_rows(Packed *to, const REAL *rows, int64_t n, int64_t width, c
         }
 }
 
-// out[dim][keys] += rowsᵀ · weights, for GATHERED keys that begin at `key` and rows [from, to) of a block
-static void gather(const Call *call, const Packed *weights, int64_t key, int64_t from, int64_t to, const Packed *rows, int64_t dim, REAL *out) {
+// out[dim][keys] += rowsᵀ · weights, for GATHERED of the `keys`, from `key` on, and rows [from, to) of a block
+static void gather(const Call *call, const Packed *weights, int64_t keys, int64_t key, int64_t from, int64_t to,
+                   const Packed *rows, int64_t dim, REAL *out) {
     enum { GROUPS = BLOCK_ROWS / GROUP, ROW = BACK_KEYS / 16 * SLOT };
     REAL sums[32 * PANEL] __attribute__((aligned(64)));
     int64_t first = from / GROUP, groups = groups_of(to) - first;
     for (int64_t e = 0; e < up_to(dim, PANEL); e += 32) {
         multiply((Side){rows + (e / 16 * GROUPS + first) * SLOT, parts_of(call), GROUPS * SLOT, SLOT},
                  (Side){weights + first * ROW + key / 16 * SLOT, PARTS, SLOT, ROW}, 0, 2, groups, sums, PANEL);
-        add_panel(32, out + e * BACK_KEYS + key, BACK_KEYS, sums);
+        add_panel(32, out + e * keys + key, keys, sums);
     }
 }
 
-// sums[dim][BACK_KEYS] become [BACK_KEYS][dim]
-static void turn_sums(REAL *sums, int64_t dim, REAL *scratch) {
+// sums[dim][keys] become [keys][dim]
+static void turn_sums(REAL *sums, int64_t dim, int64_t keys, REAL *scratch) {
     int64_t padded = up_to(dim, PANEL);
-    memcpy(scratch, sums, padded * BACK_KEYS * sizeof(REAL));
+    memcpy(scratch, sums, padded * keys * sizeof(REAL));
     for (int64_t e = 0; e < padded; e += 16)
-        for (int64_t j = 0; j < BACK_KEYS; j += 16)
-            turn((char *)(sums + j * padded + e), padded * 4, (const char *)(scratch + e * BACK_KEYS + j), BACK_KEYS * 4);
+        for (int64_t j = 0; j < keys; j += 16)
+            turn((char *)(sums + j * padded + e), padded * 4, (const char *)(scratch + e * keys + j), keys * 4);
 }
