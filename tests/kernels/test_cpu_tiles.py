@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import attemper
+from attemper._checks import prepare
 from attemper.errors import KernelUnavailable
 from attemper.kernels import load
+from attemper.kernels.reference import define
 from judge import SIGNS, judge
 
 try:
@@ -107,6 +109,32 @@ def test_what_tiles_cannot_hold_is_done_by_vectors(where, what, monkeypatch):
         if finite.any():
             a, b = a[finite].double(), b[finite].double()
             assert (a - b).abs().max() <= 0.01 * b.abs().max()
+
+
+@pytest.mark.parametrize("loss", ["output", "entropy", "p2"])
+def test_gradients_of_float16_are_as_exact_as_with_vectors(loss, monkeypatch):
+    """Where lse is so large that its rounding counts, or dz times keys that lie close together cancels."""
+    tensors, options = draw(100, 400, 64, 64, torch.float16), {"scale": 1.0}
+    tensors["query"] = tensors["query"] / 10
+    if loss == "output":
+        options["mask"] = torch.full((100, 400), 1e4)
+    else:
+        tensors["key"] = tensors["key"] + 30
+    arriving = torch.randn(1, 2, 100, 64).half() if loss == "output" else torch.randn(1, 2, 100)
+    wide = [t.double().requires_grad_() for t in tensors.values()]
+    result = getattr(define(prepare("test", *wide, **options).problem), loss)
+    exact = torch.autograd.grad(result, wide, arriving.double(), allow_unused=True)
+
+    def run():
+        leaves = [t.clone().requires_grad_() for t in tensors.values()]
+        output, vitals = attemper.attention(*leaves, **options, kernel="cpu")
+        result = output if loss == "output" else getattr(vitals, loss)
+        found = torch.autograd.grad(result, leaves, arriving, allow_unused=True)
+        pairs = [(a, b) for a, b in zip(found, exact, strict=True) if b is not None]
+        return [(a.double() - b).square().mean().sqrt().item() for a, b in pairs]
+
+    tiles, vectors = both(monkeypatch, run)
+    assert max(a / b for a, b in zip(tiles, vectors, strict=True)) < 1.2
 
 
 @HALVES

@@ -105,7 +105,7 @@ INLINE void slope_row(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, 
                       const int moments) {
     for (int64_t j = 0; j < n; j += LANES) {
         Vec x = load(z + j), t = bounded(x - s.lse), p = exp_above(t);
-        Vec d = load(dp + j) + s.constant;
+        Vec d = (TILES ? load(dp + j) * s.rest : load(dp + j)) + s.constant;  // vectors have r in dO, where it costs nothing
         if (weights) d += p * s.p2 - t * s.entropy;
         d *= p;
         if (moments) {
@@ -236,7 +236,7 @@ static void differ_block(const Call *call, const Course *course, Differ *own, in
     int keys = (call->wants & WANT_KEY) != 0, values = call->wants & WANT_VALUE && call->g_output.at;
 #if TILES
     if (keys) stack_rows(own->dz_rows, own->dz, rows, width, own->factors, own->scratch);
-    if (values) stack_rows(own->p_rows, own->p, rows, width, NULL, own->scratch);
+    if (values) stack_rows(own->p_rows, own->p, rows, width, own->rests, own->scratch);
     const Packed *query = own->query_rows, *g_out = own->g_out_rows, *p = own->p_rows, *dz = own->dz_rows;
 #else
     const Packed *query = own->query, *g_out = own->g_out, *p = own->p, *dz = own->dz;

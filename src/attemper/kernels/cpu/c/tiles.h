@@ -2,7 +2,7 @@
 //
 // AMX multiplies bfloat16 numbers. A bfloat16 input is one, a float16 input (11 bits) the sum of two, exactly: scores, and so all
 // signs, are as good as from FMA. Weights of bfloat16 values are rounded to one part, as their output will be; other weights, and
-// all gradients, are cut after two, 16 bits. (Floats would need three parts and six products: measured, no faster than FMA.) A
+// all gradients, to two, 17 bits. (Floats would need three parts and six products: measured, no faster than FMA.) A
 // tile instruction adds up its 32 products apart before they join a sum.
 //
 // A tile is 16 rows of 16 pairs. The pairs of a matrix are numbers 16 apart, k and k + 16 of a group of 32 that are summed over:
@@ -38,16 +38,16 @@ INLINE void judge(IntVec most) {
 }
 
 INLINE IntVec upper(IntVec x) { return x & (Int)0xffff0000; }
-INLINE IntVec pair(IntVec first, IntVec second) {
-    return (IntVec)_mm512_or_si512(_mm512_srli_epi32((__m512i)first, 16), (__m512i)upper(second));
+INLINE IntVec rounded(Vec x) { return (IntVec)x + 0x8000; }  // its upper half
+INLINE void put_pair(Packed *to, IntVec first, IntVec second) {
+    _mm512_storeu_si512(to, _mm512_or_si512(_mm512_srli_epi32((__m512i)first, 16), (__m512i)upper(second)));
 }
 
-// Two vectors in parts, pair by pair
+// Two vectors in parts, pair by pair. The first is rounded too: what it leaves has a sign, which is one more bit.
 INLINE void split(Packed *to, Vec x, Vec y) {
-    IntVec a = (IntVec)x, b = (IntVec)y;
-    _mm512_storeu_si512(to, (__m512i)pair(a, b));
-    x -= (Vec)upper(a), y -= (Vec)upper(b);
-    _mm512_storeu_si512(to + TILE, (__m512i)pair((IntVec)x, (IntVec)y));
+    IntVec a = rounded(x), b = rounded(y);
+    put_pair(to, a, b);
+    put_pair(to + TILE, rounded(x - (Vec)upper(a)), rounded(y - (Vec)upper(b)));
 }
 
 // Row r of a block of the left: `groups` groups from x; and the same in one part, rounded
@@ -56,10 +56,8 @@ INLINE void split_row(Packed *block, int64_t r, const REAL *x, int64_t groups) {
 }
 
 INLINE void round_row(Packed *block, int64_t r, const REAL *x, int64_t groups) {
-    for (int64_t g = 0; g < groups; g++) {
-        IntVec a = (IntVec)load(x + g * GROUP) + 0x8000, b = (IntVec)load(x + g * GROUP + 16) + 0x8000;
-        _mm512_storeu_si512(block + g * SLOT + r * 32, (__m512i)pair(a, b));
-    }
+    for (int64_t g = 0; g < groups; g++)
+        put_pair(block + g * SLOT + r * 32, rounded(load(x + g * GROUP)), rounded(load(x + g * GROUP + 16)));
 }
 
 // 16 rows of 16 numbers of 4 bytes become columns; steps in bytes
@@ -246,7 +244,7 @@ static void stack_rows(Packed *to, const REAL *rows, int64_t n, int64_t width, c
         for (int64_t r = 0; r < 16; r++) {
             const REAL *x = rows + (g + r) * TILE_STEP, *y = x + 16 * TILE_STEP;
             int two = g + r + 16 < n, one = g + r < n;
-            REAL first = one && factors ? factors[g + r] : 1, second = two && factors ? factors[g + r + 16] : 1;
+            REAL first = one ? factors[g + r] : 0, second = two ? factors[g + r + 16] : 0;
             for (int64_t e = 0; e < width; e += 16)
                 split(to + e / 16 * SLOT + r * 32, load(one ? x + e : zeros) * first, load(two ? y + e : zeros) * second);
         }
