@@ -58,10 +58,11 @@ def outcome(tensors, **options):
     ("rows", "keys", "dim", "value_dim"),
     [
         (16, 1, 1, 1),
-        (17, 31, 31, 33),
-        (31, 32, 32, 32),
-        (33, 33, 33, 16),
-        (49, 385, 64, 64),
+        (17, 400, 31, 33),
+        (64, 32, 1, 32),
+        (65, 33, 33, 16),
+        (81, 385, 3, 64),
+        (96, 400, 64, 1),
         (97, 513, 65, 96),
         (130, 769, 128, 40),
     ],
@@ -72,13 +73,38 @@ def test_the_edges_of_tiles(rows, keys, dim, value_dim, options, dtype):
 
 
 @HALVES
-def test_tiles_are_what_runs(dtype, monkeypatch):
+@pytest.mark.parametrize("groups", [1, 2])
+def test_few_heads_on_several_threads(groups, dtype):
+    """Packed heads that all workers read, and keys in parts, each with its own dQ."""
+    tensors = draw(200, 800, 40, 24, dtype) | {
+        name: t[:, :groups] for name, t in draw(200, 800, 40, 24, dtype).items() if name != "query"
+    }
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        judge(tensors, {"causal": "lower_right"}, "cpu")
+        for a, b in zip(outcome(tensors), outcome(tensors), strict=True):
+            assert torch.equal(a, b)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [(torch.bfloat16, 32), (torch.float16, 64)], ids=["bf16", "f16"])
+def test_tiles_are_what_runs(dtype, rows, monkeypatch):
     """Other bits than vectors give: without this, the tests above would pass on vectors alone."""
-    tensors = draw(100, 300, 48, 48, dtype)
+    tensors = draw(rows, 32, 48, 48, dtype)
     tiles, vectors = both(monkeypatch, lambda: outcome(tensors))
     different = [not torch.equal(a, b) for a, b in zip(tiles, vectors, strict=True)]
     assert any(different[1:-3])
     assert any(different[-3:])
+
+
+@HALVES
+@pytest.mark.parametrize(("rows", "keys"), [(15, 300), (100, 31)])
+def test_short_calls_are_done_by_vectors(rows, keys, dtype, monkeypatch):
+    tensors = draw(rows, keys, 48, 48, dtype)
+    for a, b in zip(*both(monkeypatch, lambda: outcome(tensors)), strict=True):
+        assert torch.equal(a, b)
 
 
 ODD = {"inf": math.inf, "nan": math.nan, "huge": 1e30, "all tiny": 1e-30}

@@ -6,7 +6,6 @@
 // then the softcap's slope. A worker takes a key/value head and a part of its keys, so dK and dV have one writer; each part
 // has its own dQ, and the parts are added in order at the end: the result does not depend on who was quick.
 
-
 typedef struct {  // a row's coefficients
     REAL lse, constant, entropy, p2, level, slope, peak, rest;
 } Slopes;
@@ -336,7 +335,7 @@ static int backward(const Call *call) {
     if (!heads) return 0;
 #if TILES
     // a gain's gradient is in float, and wants more than two parts; a mask's adds up in place, and could not be done again
-    if (call->dtype == F32 || call->rows < MAX_ROWS / 2 || call->wants & WANT_GAIN || call->d_mask) return UNFIT;
+    if (call->dtype == F32 || too_short(call, MAX_ROWS) || call->wants & WANT_GAIN || call->d_mask) return UNFIT;
 #endif
     const Rows *g = &call->upstream;
     Course course = {

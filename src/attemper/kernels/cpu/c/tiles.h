@@ -181,6 +181,9 @@ INLINE const Packed *across_from(const Packed *keys, int64_t key, int64_t dim) {
 
 INLINE int parts_of(const Call *call) { return call->dtype == BF16 ? 1 : 2; }
 
+// Whether vectors are quicker, as measured: tiles of so few keys or rows (twice as many, where there are two parts) hold too little
+INLINE int too_short(const Call *call, int64_t rows) { return call->rows < rows * parts_of(call) || call->keys < PANEL; }
+
 // z = rows · keys, each row times its factor; `tops` as in product.h
 static void scores(const Call *call, int rows, const Packed *query, const REAL *factors, int64_t dim, const Packed *keys,
                    int64_t panels, REAL *z, Vec *tops) {
