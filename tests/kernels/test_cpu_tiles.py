@@ -137,6 +137,16 @@ def test_what_tiles_cannot_hold_is_done_by_vectors(where, what, monkeypatch):
             assert (a - b).abs().max() <= 0.01 * b.abs().max()
 
 
+def test_products_of_small_numbers_are_not_lost(monkeypatch):
+    """Tiles drop products below 2^-126, before the scale makes them large."""
+    tensors = {name: (t.float() * 2e-18).bfloat16() for name, t in draw(70, 90, 32, 32, torch.bfloat16).items()}
+    tiles, vectors = both(
+        monkeypatch, lambda: attemper.measure(tensors["query"], tensors["key"], scale=5e34, kernel="cpu")
+    )
+    for name in SIGNS:
+        torch.testing.assert_close(getattr(tiles, name), getattr(vectors, name), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("loss", ["output", "entropy", "p2"])
 def test_gradients_of_float16_are_as_exact_as_with_vectors(loss, monkeypatch):
     """Where lse is so large that its rounding counts, or dz times keys that lie close together cancels."""

@@ -34,7 +34,8 @@ INLINE void look_at(IntVec *most, Vec x) {
 }
 INLINE void judge(IntVec most) {
     uint32_t top = _mm512_reduce_max_epu32((__m512i)most);
-    if (top > bits_of(0x1p60f) || (top && top < bits_of(0x1p-60f))) unfit = 1;
+    // a product of two that pass is at least 2^-80, and what is lost below 2^-126 does not show beside it
+    if (top > bits_of(0x1p60f) || (top && top < bits_of(0x1p-40f))) unfit = 1;
 }
 
 INLINE IntVec upper(IntVec x) { return x & (Int)0xffff0000; }
