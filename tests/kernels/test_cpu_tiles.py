@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import attemper
+from attemper._checks import prepare
 from attemper.errors import KernelUnavailable
 from attemper.kernels import load
+from attemper.kernels.reference import define
 from judge import SIGNS, judge
 
 try:
@@ -56,10 +58,11 @@ def outcome(tensors, **options):
     ("rows", "keys", "dim", "value_dim"),
     [
         (16, 1, 1, 1),
-        (17, 31, 31, 33),
-        (31, 32, 32, 32),
-        (33, 33, 33, 16),
-        (49, 385, 64, 64),
+        (17, 400, 31, 33),
+        (64, 32, 1, 32),
+        (65, 33, 33, 16),
+        (81, 385, 3, 64),
+        (96, 400, 64, 1),
         (97, 513, 65, 96),
         (130, 769, 128, 40),
     ],
@@ -70,13 +73,38 @@ def test_the_edges_of_tiles(rows, keys, dim, value_dim, options, dtype):
 
 
 @HALVES
-def test_tiles_are_what_runs(dtype, monkeypatch):
+@pytest.mark.parametrize("groups", [1, 2])
+def test_few_heads_on_several_threads(groups, dtype):
+    """Packed heads that all workers read, and keys in parts, each with its own dQ."""
+    tensors = draw(200, 800, 40, 24, dtype) | {
+        name: t[:, :groups] for name, t in draw(200, 800, 40, 24, dtype).items() if name != "query"
+    }
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        judge(tensors, {"causal": "lower_right"}, "cpu")
+        for a, b in zip(outcome(tensors), outcome(tensors), strict=True):
+            assert torch.equal(a, b)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [(torch.bfloat16, 32), (torch.float16, 64)], ids=["bf16", "f16"])
+def test_tiles_are_what_runs(dtype, rows, monkeypatch):
     """Other bits than vectors give: without this, the tests above would pass on vectors alone."""
-    tensors = draw(100, 300, 48, 48, dtype)
+    tensors = draw(rows, 32, 48, 48, dtype)
     tiles, vectors = both(monkeypatch, lambda: outcome(tensors))
     different = [not torch.equal(a, b) for a, b in zip(tiles, vectors, strict=True)]
     assert any(different[1:-3])
     assert any(different[-3:])
+
+
+@HALVES
+@pytest.mark.parametrize(("rows", "keys"), [(15, 300), (100, 31)])
+def test_short_calls_are_done_by_vectors(rows, keys, dtype, monkeypatch):
+    tensors = draw(rows, keys, 48, 48, dtype)
+    for a, b in zip(*both(monkeypatch, lambda: outcome(tensors)), strict=True):
+        assert torch.equal(a, b)
 
 
 ODD = {"inf": math.inf, "nan": math.nan, "huge": 1e30, "all tiny": 1e-30}
@@ -107,6 +135,42 @@ def test_what_tiles_cannot_hold_is_done_by_vectors(where, what, monkeypatch):
         if finite.any():
             a, b = a[finite].double(), b[finite].double()
             assert (a - b).abs().max() <= 0.01 * b.abs().max()
+
+
+def test_products_of_small_numbers_are_not_lost(monkeypatch):
+    """Tiles drop products below 2^-126, before the scale makes them large."""
+    tensors = {name: (t.float() * 2e-18).bfloat16() for name, t in draw(70, 90, 32, 32, torch.bfloat16).items()}
+    tiles, vectors = both(
+        monkeypatch, lambda: attemper.measure(tensors["query"], tensors["key"], scale=5e34, kernel="cpu")
+    )
+    for name in SIGNS:
+        torch.testing.assert_close(getattr(tiles, name), getattr(vectors, name), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["output", "entropy", "p2"])
+def test_gradients_of_float16_are_as_exact_as_with_vectors(loss, monkeypatch):
+    """Where lse is so large that its rounding counts, or dz times keys that lie close together cancels."""
+    tensors, options = draw(100, 400, 64, 64, torch.float16), {"scale": 1.0}
+    tensors["query"] = tensors["query"] / 10
+    if loss == "output":
+        options["mask"] = torch.full((100, 400), 1e4)
+    else:
+        tensors["key"] = tensors["key"] + 30
+    arriving = torch.randn(1, 2, 100, 64).half() if loss == "output" else torch.randn(1, 2, 100)
+    wide = [t.double().requires_grad_() for t in tensors.values()]
+    result = getattr(define(prepare("test", *wide, **options).problem), loss)
+    exact = torch.autograd.grad(result, wide, arriving.double(), allow_unused=True)
+
+    def run():
+        leaves = [t.clone().requires_grad_() for t in tensors.values()]
+        output, vitals = attemper.attention(*leaves, **options, kernel="cpu")
+        result = output if loss == "output" else getattr(vitals, loss)
+        found = torch.autograd.grad(result, leaves, arriving, allow_unused=True)
+        pairs = [(a, b) for a, b in zip(found, exact, strict=True) if b is not None]
+        return [(a.double() - b).square().mean().sqrt().item() for a, b in pairs]
+
+    tiles, vectors = both(monkeypatch, run)
+    assert max(a / b for a, b in zip(tiles, vectors, strict=True)) < 1.2
 
 
 @HALVES

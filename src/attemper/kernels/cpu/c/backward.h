@@ -6,7 +6,6 @@
 // then the softcap's slope. A worker takes a key/value head and a part of its keys, so dK and dV have one writer; each part
 // has its own dQ, and the parts are added in order at the end: the result does not depend on who was quick.
 
-
 typedef struct {  // a row's coefficients
     REAL lse, constant, entropy, p2, level, slope, peak, rest;
 } Slopes;
@@ -105,7 +104,7 @@ INLINE void slope_row(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, 
                       const int moments) {
     for (int64_t j = 0; j < n; j += LANES) {
         Vec x = load(z + j), t = bounded(x - s.lse), p = exp_above(t);
-        Vec d = load(dp + j) + s.constant;
+        Vec d = (TILES ? load(dp + j) * s.rest : load(dp + j)) + s.constant;  // vectors have r in dO, where it costs nothing
         if (weights) d += p * s.p2 - t * s.entropy;
         d *= p;
         if (moments) {
@@ -176,9 +175,9 @@ static void differ_row(const Call *call, const Course *course, Differ *own, Meet
         }
 }
 
-// A strip of rows against a tile that begins at `key`: p, dz and their share of dQ.
+// A strip of rows against a tile of `keys` that begins at `key`: p, dz and their share of dQ.
 static void differ_strip(const Call *call, const Course *course, Differ *own, Meeting m, int64_t part, int64_t key,
-                         REAL *dq) {
+                         int64_t keys, REAL *dq) {
     REAL *p = own->p + m.at * TILE_STEP, *dz = own->dz + m.at * TILE_STEP;
     int64_t offset = m.key - key, n = up_to(m.width, PANEL), panels = n / PANEL, rows = tile_rows(m.rows);
     scores(call, (int)m.rows, own->query + m.at / MAX_ROWS * course->query_strip, own->factors + m.at, call->dim,
@@ -193,7 +192,7 @@ static void differ_strip(const Call *call, const Course *course, Differ *own, Me
         for (int side = 0; side < 2; side++) {  // the rest of the tile's keys, for `gather`
             REAL *row = side ? z - offset : d - offset;
             memset(row, 0, offset * sizeof(REAL));
-            memset(row + offset + n, 0, (BACK_KEYS - offset - n) * sizeof(REAL));
+            memset(row + offset + n, 0, (keys - offset - n) * sizeof(REAL));
         }
     }
     memset(dz + m.rows * TILE_STEP, 0, (rows - m.rows) * TILE_STEP * sizeof(REAL));
@@ -218,7 +217,7 @@ static void fetch_block(const Call *call, const Course *course, Differ *own, int
 // A block of rows against a tile of keys: dQ, and the block's share of dK and dV.
 static void differ_block(const Call *call, const Course *course, Differ *own, int64_t b, int64_t h, int64_t first,
                          int64_t last, int64_t part, int64_t key, int64_t width, REAL *dq) {
-    int64_t rows = last - first;
+    int64_t rows = last - first, all = up_to(width, PANEL);
     fetch_block(call, course, own, b, h, first, last);
     for (int64_t at = 0; at < rows; at += MAX_ROWS) {
         Meeting m = {b, h, first + at, rows - at < MAX_ROWS ? rows - at : MAX_ROWS, at, key, 0};
@@ -227,7 +226,7 @@ static void differ_block(const Call *call, const Course *course, Differ *own, in
         if (to > key + width) to = key + width;
         m.width = to - m.key;
         if (m.width > 0)
-            differ_strip(call, course, own, m, part, key, dq);
+            differ_strip(call, course, own, m, part, key, all, dq);
         else {
             memset(own->p + at * TILE_STEP, 0, m.rows * TILE_STEP * sizeof(REAL));
             memset(own->dz + at * TILE_STEP, 0, m.rows * TILE_STEP * sizeof(REAL));
@@ -236,7 +235,7 @@ static void differ_block(const Call *call, const Course *course, Differ *own, in
     int keys = (call->wants & WANT_KEY) != 0, values = call->wants & WANT_VALUE && call->g_output.at;
 #if TILES
     if (keys) stack_rows(own->dz_rows, own->dz, rows, width, own->factors, own->scratch);
-    if (values) stack_rows(own->p_rows, own->p, rows, width, NULL, own->scratch);
+    if (values) stack_rows(own->p_rows, own->p, rows, width, own->rests, own->scratch);
     const Packed *query = own->query_rows, *g_out = own->g_out_rows, *p = own->p_rows, *dz = own->dz_rows;
 #else
     const Packed *query = own->query, *g_out = own->g_out, *p = own->p, *dz = own->dz;
@@ -246,8 +245,8 @@ static void differ_block(const Call *call, const Course *course, Differ *own, in
         if (from < 0) from = 0;
         if (to > rows) to = rows;
         if (from >= to) continue;
-        if (values) gather(call, p, j, from, to, g_out, call->value_dim, own->dv);
-        if (keys) gather(call, dz, j, from, to, query, call->dim, own->dk);
+        if (values) gather(call, p, all, j, from, to, g_out, call->value_dim, own->dv);
+        if (keys) gather(call, dz, all, j, from, to, query, call->dim, own->dk);
     }
 }
 
@@ -286,7 +285,7 @@ static void differ_head(const Call *call, const Course *course, Differ *own, int
         pack_along(own->key_rows, &call->key, (int)call->dtype, b, g, key, key + width, call->dim, own->scratch);
         if (call->g_output.at)
             pack_across(own->values, &call->value, (int)call->dtype, b, g, key, key + width, call->value_dim, own->scratch);
-        int64_t sums = TILES ? BACK_KEYS : width + MAX_ROWS;
+        int64_t sums = TILES ? up_to(width, PANEL) : width + MAX_ROWS;
         memset(own->dk, 0, sums * course->dq_step * sizeof(REAL));
         memset(own->dv, 0, sums * course->dv_step * sizeof(REAL));
         for (int64_t r = 0; r < repeat; r++)
@@ -297,8 +296,8 @@ static void differ_head(const Call *call, const Course *course, Differ *own, int
                              dq + r * size + first * course->dq_step);
             }
 #if TILES
-        if (call->wants & WANT_KEY) turn_sums(own->dk, call->dim, own->turning);
-        if (call->wants & WANT_VALUE) turn_sums(own->dv, call->value_dim, own->turning);
+        if (call->wants & WANT_KEY) turn_sums(own->dk, call->dim, sums, own->turning);
+        if (call->wants & WANT_VALUE) turn_sums(own->dv, call->value_dim, sums, own->turning);
 #endif
         write_keys(call, course, own, b, g, key, width);
     }
@@ -334,7 +333,7 @@ static int backward(const Call *call) {
     if (!heads) return 0;
 #if TILES
     // a gain's gradient is in float, and wants more than two parts; a mask's adds up in place, and could not be done again
-    if (call->dtype == F32 || call->rows < MAX_ROWS / 2 || call->wants & WANT_GAIN || call->d_mask) return UNFIT;
+    if (call->dtype == F32 || too_short(call, MAX_ROWS) || call->wants & WANT_GAIN || call->d_mask) return UNFIT;
 #endif
     const Rows *g = &call->upstream;
     Course course = {

@@ -89,8 +89,8 @@ static void meet(const Call *call, const Plan *plan, Attend *own, const Head *he
             for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
         }
     if (call->output)
-        weigh(call, call->dtype == BF16 ? 1 : 2, (int)m.rows, own->z, m.width, panels_from(value, m.key), up_to(call->value_dim, PANEL) / PANEL, out,
-              plan->out_step, own->weights);
+        weigh(call, call->dtype == BF16 ? 1 : 2, (int)m.rows, own->z, m.width, panels_from(value, m.key),
+              plan->out_step / PANEL, out, plan->out_step, own->weights);
 }
 
 static void attend_block(const Call *call, const Plan *plan, Attend *own, const Head *head, int64_t b, int64_t h,
@@ -163,7 +163,7 @@ static int forward(const Call *call) {
     int64_t heads = call->batch * call->groups;
     if (!heads || !call->rows) return 0;
 #if TILES
-    if (call->dtype == F32 || call->rows < MAX_ROWS / 2) return UNFIT;
+    if (call->dtype == F32 || too_short(call, MAX_ROWS / 2)) return UNFIT;
 #else
     if (call->rows * (call->heads / call->groups) <= DECODE_ROWS) return decode(call);
 #endif

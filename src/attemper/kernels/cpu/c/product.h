@@ -129,11 +129,11 @@ static void weigh(const Call *call, int parts, int rows, const REAL *weights, in
     }
 }
 
-// out[keys][dim] += weightsᵀ · rows, for MAX_ROWS keys that begin at `key` and rows [from, to) of a block
+// out[keys][dim] += weightsᵀ · rows, for MAX_ROWS of the `keys`, from `key` on, and rows [from, to) of a block
 enum { GATHERED = MAX_ROWS };
-static void gather(const Call *call, const REAL *weights, int64_t key, int64_t from, int64_t to, const REAL *rows, int64_t dim,
-                   REAL *out) {
-    (void)call;
+static void gather(const Call *call, const REAL *weights, int64_t keys, int64_t key, int64_t from, int64_t to, const REAL *rows,
+                   int64_t dim, REAL *out) {
+    (void)call, (void)keys;
     int64_t step = row_step(dim), out_step = up_to(dim, PANEL);
     for (int64_t c = 0; c < out_step; c += PANEL) {
         Vec sums[MAX_ROWS][WIDE];

@@ -2,7 +2,7 @@
 //
 // AMX multiplies bfloat16 numbers. A bfloat16 input is one, a float16 input (11 bits) the sum of two, exactly: scores, and so all
 // signs, are as good as from FMA. Weights of bfloat16 values are rounded to one part, as their output will be; other weights, and
-// all gradients, are cut after two, 16 bits. (Floats would need three parts and six products: measured, no faster than FMA.) A
+// all gradients, to two, 17 bits. (Floats would need three parts and six products: measured, no faster than FMA.) A
 // tile instruction adds up its 32 products apart before they join a sum.
 //
 // A tile is 16 rows of 16 pairs. The pairs of a matrix are numbers 16 apart, k and k + 16 of a group of 32 that are summed over:
@@ -34,20 +34,21 @@ INLINE void look_at(IntVec *most, Vec x) {
 }
 INLINE void judge(IntVec most) {
     uint32_t top = _mm512_reduce_max_epu32((__m512i)most);
-    if (top > bits_of(0x1p60f) || (top && top < bits_of(0x1p-60f))) unfit = 1;
+    // a product of two that pass is at least 2^-80, and what is lost below 2^-126 does not show beside it
+    if (top > bits_of(0x1p60f) || (top && top < bits_of(0x1p-40f))) unfit = 1;
 }
 
 INLINE IntVec upper(IntVec x) { return x & (Int)0xffff0000; }
-INLINE IntVec pair(IntVec first, IntVec second) {
-    return (IntVec)_mm512_or_si512(_mm512_srli_epi32((__m512i)first, 16), (__m512i)upper(second));
+INLINE IntVec rounded(Vec x) { return (IntVec)x + 0x8000; }  // its upper half
+INLINE void put_pair(Packed *to, IntVec first, IntVec second) {
+    _mm512_storeu_si512(to, _mm512_or_si512(_mm512_srli_epi32((__m512i)first, 16), (__m512i)upper(second)));
 }
 
-// Two vectors in parts, pair by pair
+// Two vectors in parts, pair by pair. The first is rounded too: what it leaves has a sign, which is one more bit.
 INLINE void split(Packed *to, Vec x, Vec y) {
-    IntVec a = (IntVec)x, b = (IntVec)y;
-    _mm512_storeu_si512(to, (__m512i)pair(a, b));
-    x -= (Vec)upper(a), y -= (Vec)upper(b);
-    _mm512_storeu_si512(to + TILE, (__m512i)pair((IntVec)x, (IntVec)y));
+    IntVec a = rounded(x), b = rounded(y);
+    put_pair(to, a, b);
+    put_pair(to + TILE, rounded(x - (Vec)upper(a)), rounded(y - (Vec)upper(b)));
 }
 
 // Row r of a block of the left: `groups` groups from x; and the same in one part, rounded
@@ -56,10 +57,8 @@ INLINE void split_row(Packed *block, int64_t r, const REAL *x, int64_t groups) {
 }
 
 INLINE void round_row(Packed *block, int64_t r, const REAL *x, int64_t groups) {
-    for (int64_t g = 0; g < groups; g++) {
-        IntVec a = (IntVec)load(x + g * GROUP) + 0x8000, b = (IntVec)load(x + g * GROUP + 16) + 0x8000;
-        _mm512_storeu_si512(block + g * SLOT + r * 32, (__m512i)pair(a, b));
-    }
+    for (int64_t g = 0; g < groups; g++)
+        put_pair(block + g * SLOT + r * 32, rounded(load(x + g * GROUP)), rounded(load(x + g * GROUP + 16)));
 }
 
 INLINE void turn_slot(Packed *to, const Packed *from) {
@@ -159,6 +158,9 @@ INLINE const Packed *across_from(const Packed *keys, int64_t key, int64_t dim) {
 
 INLINE int parts_of(const Call *call) { return call->dtype == BF16 ? 1 : 2; }
 
+// Whether vectors are quicker, as measured: tiles of so few keys or rows (twice as many, where there are two parts) hold too little
+INLINE int too_short(const Call *call, int64_t rows) { return call->rows < rows * parts_of(call) || call->keys < PANEL; }
+
 // z = rows · keys, each row times its factor; `tops` as in product.h
 static void scores(const Call *call, int rows, const Packed *query, const REAL *factors, int64_t dim, const Packed *keys,
                    int64_t panels, REAL *z, Vec *tops) {
@@ -222,29 +224,30 @@ static void stack_rows(Packed *to, const REAL *rows, int64_t n, int64_t width, c
         for (int64_t r = 0; r < 16; r++) {
             const REAL *x = rows + (g + r) * TILE_STEP, *y = x + 16 * TILE_STEP;
             int two = g + r + 16 < n, one = g + r < n;
-            REAL first = one && factors ? factors[g + r] : 1, second = two && factors ? factors[g + r + 16] : 1;
+            REAL first = one ? factors[g + r] : 0, second = two ? factors[g + r + 16] : 0;
             for (int64_t e = 0; e < width; e += 16)
                 split(to + e / 16 * SLOT + r * 32, load(one ? x + e : zeros) * first, load(two ? y + e : zeros) * second);
         }
 }
 
-// out[dim][keys] += rowsᵀ · weights, for GATHERED keys that begin at `key` and rows [from, to) of a block
-static void gather(const Call *call, const Packed *weights, int64_t key, int64_t from, int64_t to, const Packed *rows, int64_t dim, REAL *out) {
+// out[dim][keys] += rowsᵀ · weights, for GATHERED of the `keys`, from `key` on, and rows [from, to) of a block
+static void gather(const Call *call, const Packed *weights, int64_t keys, int64_t key, int64_t from, int64_t to,
+                   const Packed *rows, int64_t dim, REAL *out) {
     enum { GROUPS = BLOCK_ROWS / GROUP, ROW = BACK_KEYS / 16 * SLOT };
     REAL sums[32 * PANEL] __attribute__((aligned(64)));
     int64_t first = from / GROUP, groups = groups_of(to) - first;
     for (int64_t e = 0; e < up_to(dim, PANEL); e += 32) {
         multiply((Side){rows + (e / 16 * GROUPS + first) * SLOT, parts_of(call), GROUPS * SLOT, SLOT},
                  (Side){weights + first * ROW + key / 16 * SLOT, PARTS, SLOT, ROW}, 0, 2, groups, sums, PANEL);
-        add_panel(32, out + e * BACK_KEYS + key, BACK_KEYS, sums);
+        add_panel(32, out + e * keys + key, keys, sums);
     }
 }
 
-// sums[dim][BACK_KEYS] become [BACK_KEYS][dim]
-static void turn_sums(REAL *sums, int64_t dim, REAL *scratch) {
+// sums[dim][keys] become [keys][dim]
+static void turn_sums(REAL *sums, int64_t dim, int64_t keys, REAL *scratch) {
     int64_t padded = up_to(dim, PANEL);
-    memcpy(scratch, sums, padded * BACK_KEYS * sizeof(REAL));
+    memcpy(scratch, sums, padded * keys * sizeof(REAL));
     for (int64_t e = 0; e < padded; e += 16)
-        for (int64_t j = 0; j < BACK_KEYS; j += 16)
-            turn_square((char *)(sums + j * padded + e), padded * 4, (const char *)(scratch + e * BACK_KEYS + j), BACK_KEYS * 4);
+        for (int64_t j = 0; j < keys; j += 16)
+            turn_square((char *)(sums + j * padded + e), padded * 4, (const char *)(scratch + e * keys + j), keys * 4);
 }
