@@ -75,6 +75,14 @@ def test_run_prints_the_finding_and_writes_rows(attemper_command, tmp_path):
     assert json.loads(target.read_text(encoding="utf-8"))["rows"][0]["d"] == 16
 
 
+def test_where_nothing_is_expected_no_empty_table_is_shown(attemper_command):
+    code, out, _ = attemper_command("run", "two_keys", "--d", "4", "--samples", "1000")
+    assert code == 0
+    assert "No closed form or published number is known for these settings." in out
+    assert "0 of 0" not in out
+    assert "quantity" not in out
+
+
 def test_run_json_is_one_document(attemper_command):
     code, out, _ = attemper_command(*SMALL, "--seed=1,2", "--json")
     assert code == 0
