@@ -83,6 +83,7 @@ def test_timings_follow_from_the_rows_in_the_docs(full_size):
     page = full_size.kept(DOCS / "numbers.md", full_size.TIMINGS)
     for name in full_size.TIMED:
         assert experiment(name).finding(full_size.unpack(name)) in page
+    assert all(row["work_factor"] >= 0 for row in full_size.unpack("parallel")), "no time is less than nothing"
 
 
 def test_packed_rows_come_back(full_size, tmp_path, monkeypatch):
