@@ -78,7 +78,7 @@ def exact() -> None:
 SUMMARIES: dict[str, Callable[[Rows], list[Row]]] = {
     "recall": recall.summary,
     "charlm": charlm.differences,
-    "depth": lambda rows: [{"layers": layers, **cost.row()} for layers, cost in depth.costs(rows).items()],
+    "depth": depth.summary,
     "fold": fold.table,
     "transplant": lambda rows: [
         {"κ": kappa, "held-out loss": middle, "least": low, "most": high}

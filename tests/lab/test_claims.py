@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -244,6 +246,19 @@ def test_no_number_is_for_show(judged):
     for name, one in exact.items():
         covered = {full for full in one.numbers for start in FLIPS[name] if full.startswith(start)}
         assert covered == set(one.numbers), name
+
+
+def test_the_table_in_the_docs_is_of_this_code(judged):
+    """The same numbers decide, the same stand beside them in italics; digits are the run's own."""
+    page = (Path(__file__).parents[2] / "docs" / "why-sqrt-dk.md").read_text(encoding="utf-8")
+    lines = dict(re.findall(r"^\| (C\d+) \| (.*)$", page, flags=re.MULTILINE))
+    trained = ("C10",)  # measured before training here, and after it there
+    for name, one in judged.items():
+        if one.verdict == NOT_RUN or name in trained:
+            continue
+        decides, _, beside = re.sub(r"\d+", "#", lines[name].replace("\\|", "|")).partition("; *")
+        for part, names in ((decides, one.numbers), (beside, one.context)):
+            assert [each for each in names if re.sub(r"\d+", "#", each) not in part] == [], f"{name}: run make figures"
 
 
 def test_words_follow_their_numbers(evidence):

@@ -57,7 +57,7 @@ def small_evidence():
 def little(monkeypatch, small_evidence):
     """Claims and cards on little evidence: what is printed is tested here, what is measured in test_claims.py."""
 
-    def gather(train, note):
+    def gather(train, note, results=None):
         note("variance: 4 rows in 0.0 s")
         return small_evidence
 
@@ -73,6 +73,14 @@ def test_run_prints_the_finding_and_writes_rows(attemper_command, tmp_path):
     assert (code, err) == (0, "")
     assert "closed form" in out
     assert json.loads(target.read_text(encoding="utf-8"))["rows"][0]["d"] == 16
+
+
+def test_where_nothing_is_expected_no_empty_table_is_shown(attemper_command):
+    code, out, _ = attemper_command("run", "two_keys", "--d", "4", "--samples", "1000")
+    assert code == 0
+    assert "No closed form or published number is known for these settings." in out
+    assert "0 of 0" not in out
+    assert "quantity" not in out
 
 
 def test_run_json_is_one_document(attemper_command):
@@ -216,7 +224,7 @@ def test_claims_prints_all_and_writes_a_page(attemper_command, tmp_path, little)
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_claims_train_measures_what_training_claims_need(attemper_command, monkeypatch, small_evidence):
+def test_claims_train_measures_what_training_claims_need(attemper_command, monkeypatch, tmp_path):
     tiny = {
         "recall": {"d": (16,), "steps": (2,), "batch": (4,), "rule": ("sqrt_dk", "none"), "lr": (1e-3,)},
         "charlm": {"steps": (3,), "batch": (2,), "length": (8,), "d_model": (16,), "lr": (1e-3,)},
@@ -227,11 +235,28 @@ def test_claims_train_measures_what_training_claims_need(attemper_command, monke
     monkeypatch.setattr(claims, "EVIDENCE", {})
     homes = {name: claims.TRAINING[name][0] for name in tiny}
     monkeypatch.setattr(claims, "TRAINING", {name: (homes[name], settings) for name, settings in tiny.items()})
+    monkeypatch.chdir(tmp_path)
     code, out, err = attemper_command("claims", "--train", "--json")
     assert code == 0
     assert "recall: " in err
     judged = {one["id"]: one["verdict"] for one in json.loads(out)["claims"]}
     assert [name for name, verdict in judged.items() if verdict != "not run"] == ["C9", "C15", "C19", "C20"]
+    # minutes must not hang on one process: finished runs are kept, and a second call measures none of them again
+    _, again, err = attemper_command("claims", "--train", "--json", "--results", "attemper-results")
+    assert err.count("cells were already measured") == len(tiny)
+    assert json.loads(again)["claims"] == json.loads(out)["claims"]
+
+
+def test_a_claim_whose_run_failed_says_so(attemper_command, monkeypatch):
+    from attemper.lab.sweep import Failure, Swept
+
+    monkeypatch.setattr(claims, "EVIDENCE", {})
+    monkeypatch.setattr(claims, "measure", lambda *rest: Swept([], 0, [Failure({"d": 4}, "its worker died 2 times")]))
+    code, out, err = attemper_command("claims", "--train", "--json")
+    assert code == 0
+    assert "recall: failed: d=4: its worker died 2 times" in err
+    conditions = {one["id"]: one["condition"] for one in json.loads(out)["claims"]}
+    assert conditions["C9"].startswith("a run that it needs failed, as said above")
 
 
 def test_claims_json(attemper_command, little):

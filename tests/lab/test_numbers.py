@@ -34,12 +34,17 @@ def test_the_page_lists_them_with_sources(measured):
     found = {numbers.cell(number.quantity): number for part in measured.values() for number in part}
     assert len(found) >= 20
     assert set(page) == set(found), "run make figures"
+    assert f"\n{sum(map(len, measured.values()))} numbers beside" in PAGE.read_text(encoding="utf-8"), (
+        "run make figures"
+    )
     for quantity, (expected, shown, within, agrees, source, because) in page.items():
         number = found[quantity]
         # the closed form that is fed by a measurement may differ in its last digits from machine to machine
         assert float(expected) == pytest.approx(number.expected, rel=0.05)
         assert abs(float(shown) - number.measured) <= 2 * number.within + 1e-3 * abs(number.measured)
-        assert within.startswith("±")
+        assert float(within.removeprefix("±")) == pytest.approx(number.within, rel=0.25), (
+            f"{quantity}: run make figures"
+        )
         assert agrees == "yes"
         assert source
         assert because

@@ -1,5 +1,6 @@
 """docs/why-sqrt-dk.md and docs/training.md: their commands exist, their figures are there, their claims are all the claims."""
 
+import html
 import importlib.util
 import re
 from pathlib import Path
@@ -35,6 +36,16 @@ def test_the_table_has_every_claim_with_a_verdict():
 def test_the_training_page_has_every_experiment_that_trains():
     text = (DOCS / "training.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (\w+)", text, flags=re.MULTILINE) == [n for n in NAMES if experiment(n).trains]
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if experiment(n).trains or n in ("additive_cost", "parallel")])
+def test_a_figure_says_what_its_page_says(name):
+    """A figure that was not drawn again would keep an older finding as its title."""
+    page = (DOCS / ("training.md" if experiment(name).trains else "numbers.md")).read_text(encoding="utf-8")
+    for figure in (name, f"full-{name}") if experiment(name).trains else (name,):
+        drawn = html.unescape((DOCS / "figures" / f"{figure}.svg").read_text(encoding="utf-8"))
+        title = max(re.findall(r"Title text '(.*?)'\" pointer-events", drawn), key=len)  # panels have short ones
+        assert f"{title}." in page, f"draw docs/figures/{figure}.svg again"
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +94,7 @@ def test_timings_follow_from_the_rows_in_the_docs(full_size):
     page = full_size.kept(DOCS / "numbers.md", full_size.TIMINGS)
     for name in full_size.TIMED:
         assert experiment(name).finding(full_size.unpack(name)) in page
+    assert all(row["work_factor"] >= 0 for row in full_size.unpack("parallel")), "no time is less than nothing"
 
 
 def test_packed_rows_come_back(full_size, tmp_path, monkeypatch):

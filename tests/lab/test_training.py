@@ -8,7 +8,7 @@ import torch
 
 import attemper
 from attemper.errors import InputError
-from attemper.lab import NAMES, experiment, language, layers, recall, seen, training
+from attemper.lab import NAMES, charlm, experiment, language, layers, recall, seen, training
 from attemper.lab.experiment import pick
 from attemper.lab.training import best_lr, fastest_lr, first_step
 
@@ -65,6 +65,29 @@ def test_a_run_logs_loss_and_vital_signs_and_has_a_figure(name, rows):
         "held-out loss" if "held_out" in rows[name][0] else "loss, nats",
     ):
         assert f'"title": "{axis}"' in drawn
+
+
+def _points(chart):
+    """Every row of inline data under a chart that has a cost."""
+    parts = chart.values() if isinstance(chart, dict) else chart if isinstance(chart, list) else ()
+    found = [chart] if isinstance(chart, dict) and "cost" in chart else []
+    return found + [point for part in parts for point in _points(part)]
+
+
+def test_the_figure_of_the_language_model_shows_every_cell_of_its_title(rows):
+    """The title speaks of initialisations and learning rates; curves are of the best rates alone."""
+    pytest.importorskip("altair")
+    from attemper.figures import charlm as figure
+
+    wider = [{**row, "lr": lr} for row in rows["charlm"] for lr in (1e-3, 1e-2)]
+    drawn = figure.draw(wider, "").to_dict()
+    for (_, lr), cost in charlm.cells(wider).items():  # two seeds: their median is their mean
+        shown = [point["cost"] for point in _points(drawn["vconcat"][0]) if point["lr"] == lr]
+        assert any(math.isclose(one, cost.mean, abs_tol=1e-6) for one in shown)
+    assert "fewer windows than at the end" in " ".join(drawn["title"]["subtitle"])
+    assert (
+        "vconcat" in figure.draw(pick(wider, rule="none"), "").to_dict()["hconcat"][0]
+    )  # nothing to compare: curves alone
 
 
 def test_every_training_experiment_is_here():

@@ -7,6 +7,7 @@ import pytest
 
 from attemper.lab import charlm, claims, costs, depth, fold, recall, training_verdicts
 from attemper.lab.costs import LESS, MORE, OPEN, SAME, Cost
+from attemper.lab.experiment import pick
 from attemper.lab.training_verdicts import commits_early, converges_faster, falls_apart, limits_depth
 from attemper.lab.verdicts import CONDITION, FALSE, HOLDS, UNDECIDED
 
@@ -220,6 +221,16 @@ def test_the_title_of_depth_says_whether_the_cost_grows(cost, words):
     assert re.search(words, depth.finding(depths(*cost)["depth"]))
 
 
+def test_the_table_of_depth_says_which_best_learning_rate_may_not_be_the_best():
+    rows = depths(0.2, 0.2)["depth"]
+    others = [{**row, "lr": lr, "validation": 9.0} for row in rows for lr in (1e-4, 1e-2)]
+    with_better = [{**row, "validation": 0.0} if row["rule"] == "none" and row["lr"] == 1e-2 else row for row in others]
+    rows = [{**row, "validation": 1.0} for row in rows]
+    assert [row["at_edge"] for row in depth.summary(rows + others)] == ["neither", "neither"]
+    found = depth.summary(rows + with_better)[0]
+    assert (found["lr, sqrt_dk"], found["lr, none"], found["at_edge"]) == (1e-3, 1e-2, "none")
+
+
 def test_the_title_of_charlm_says_where_it_gains():
     assert "it gains 0.200 nats with std 0.02, lr 0.001" in charlm.finding(evidence(small=-0.2, unit=0.3)["charlm"])
     assert "gains" not in charlm.finding(evidence()["charlm"])
@@ -230,6 +241,8 @@ def test_the_title_of_recall_says_what_was_learned_and_how_fast():
     assert ": learned with 1/√d_k (100%); not learned with no scale (10%) (a best" in recall.finding(rows)
     rows = recall_rows("sqrt_dk", 1.0) + recall_rows("none", 0.95, at=120) + recall_rows("dk", 0.97)
     assert ": learned with 1/√d_k (100%), 1/d_k (97%) and no scale (95%); 90 % takes 120 steps" in recall.finding(rows)
+    # what the figure draws is the best learning rate, not the fastest: the title must not let one be taken for the other
+    assert "with 1/√d_k, each at its fastest" in recall.finding(rows)
 
 
 def test_the_title_of_fold_says_under_which_optimizers_it_is_another_training():
@@ -242,3 +255,8 @@ def test_the_title_of_fold_says_under_which_optimizers_it_is_another_training():
     said = fold.finding(rows)
     assert "another training under Adam, and the same training under SGD" in said
     assert said.endswith("divided / folded / neither: Adam 0.001 / none / none; SGD 0.001 / 0.001 / none")
+    untrained = [
+        {**row, "how": how} for row in pick(rows, optimizer="sgd", how="folded") for how in ("scaled", "folded")
+    ]
+    said = fold.finding([{**row, "accuracy": 0.03} for row in untrained])
+    assert said.startswith("Folding the scale into W_q is the same function at step 0; under SGD neither way learns. ")

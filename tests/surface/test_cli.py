@@ -73,7 +73,7 @@ OPTIONS = {
         "--json",
     ],
     "run": ["NAME", "--list", "--preset", "--jobs", "--results", "--json", "--output", "-o", "--force"],
-    "claims": ["--train", "--json", "--output", "-o", "--force"],
+    "claims": ["--train", "--results", "--json", "--output", "-o", "--force"],
     "cards": ["--json", "--output", "-o", "--force"],
 }
 

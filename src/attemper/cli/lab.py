@@ -62,19 +62,23 @@ def run(
 
 def claims(
     train: Annotated[bool, typer.Option("--train", help="Run the claims about training too: minutes.")] = False,
+    results: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keep finished runs of --train here, and go on from those that are here."),
+    ] = None,
     as_json: AsJson = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the claims here: .html or .json.")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Every claim about √d_k in the notes, measured: holds, holds with a condition, false, or not run."""
+    """Every claim about √d_k in the notes, measured: holds, holds with a condition, false, not decided, or not run."""
     from ..lab import claims as lab_claims
     from ..lab import output as files
     from ..lab import render
 
     files.check(output, (".html", ".json"), force)
-    judged = lab_claims.run(train=train, note=note)
+    judged = lab_claims.run(train=train, note=note, results=results)
     document = lab_claims.document(judged)
     if as_json:
         print(files.text(document))

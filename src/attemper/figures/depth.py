@@ -32,7 +32,7 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     below = panels.draw(ends, colour, "rule_label", panels.LANGUAGE)
     note = (
         "Language model on Python's standard library, unit-variance q and k; each rule at its best learning rate. "
-        f"Top: the difference of held-out losses, median and range over seeds. {panels.NOTE}"
+        f"Top: the difference of held-out losses, median and range over seeds. {panels.ON_THE_WAY}"
     )
     chart = alt.vconcat(alt.layer(points).properties(width=theme.WIDTH, height=200), below, spacing=24)
     return theme.finish(chart.resolve_scale(color="independent"), finding, note)

@@ -34,6 +34,8 @@ RECALL = (Panel("accuracy", "accuracy"), *TRAINING)
 LANGUAGE = (Panel("held_out", "held-out loss", after=0.25), ENTROPY, PEAK, GRADIENT)
 
 NOTE = "Lines: median over seeds; bands: from the least to the most. |dL/dq|: RMS over entries, dashed their median."
+# without this, the end of a line and the point above it would seem to be one number measured twice
+ON_THE_WAY = f"Held-out loss on the way is that of fewer windows than at the end. {NOTE}"
 
 
 def draw(columns: Mapping[str, theme.Rows], colour: alt.Color, field: str, panels: Sequence[Panel] = TRAINING) -> Any:

@@ -31,7 +31,7 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     )
     note = (
         "Language model on Python's standard library; q and k at an RMS of √κ each, divided by √d_k, so that logits reach κ√d_k. "
-        f"Dashed, at 1000: where Wortsman et al. 2023 saw the loss deteriorate. {panels.NOTE}"
+        f"Dashed, at 1000: where Wortsman et al. 2023 saw the loss deteriorate. {panels.ON_THE_WAY}"
     )
     chart = alt.vconcat(alt.layer(top).properties(width=theme.WIDTH, height=200), below, spacing=24)
     return theme.finish(chart.resolve_scale(color="independent"), finding, note)

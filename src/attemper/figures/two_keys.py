@@ -25,5 +25,5 @@ def draw(rows: theme.Rows, finding: str) -> Any:
     chart = marks.theory(rows, x, "slope_theory") + marks.measured(
         shown, x, "slope", "mean p(1−p)", colour, log=True, nested=True
     )
-    note = "Grey line: 1/(2√(π d_k)), for large d_k. Points: measured, with 95 % intervals."
+    note = "Grey line: 1/(2√(π d_k)), for large d_k. Points: measured, with 95 % intervals. The median soon leaves the axis."
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)

@@ -143,7 +143,7 @@ def _practice(evidence: Evidence) -> list[Card]:
         Card(
             "Why compute attention in one pass and not token by token?",
             "The rows do not depend on one another, so one product does them all.",
-            f"{loop['factor']:.0f} times as fast at {loop['n']} tokens; {loop['work_factor']:.1f} times without its calls",
+            f"{loop['factor']:.0f} times as fast at {loop['n']} tokens; {loop['work_factor']:.1f} times, not counting its calls",
         ),
     ]
 

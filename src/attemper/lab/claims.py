@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .. import env
 from ..errors import MissingExtra
 from . import charlm, experiment, real_verdicts, training_verdicts, verdicts
+from .command import measure
 from .experiment import Row, Rows, Value
 from .output import plain
 from .page import page as page
@@ -130,18 +132,26 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def run(train: bool = False, note: Callable[[str], None] = lambda line: None) -> list[Judged]:
-    """Measure what the claims need and judge them."""
-    return judge(gather(train, note), train)
+def run(
+    train: bool = False, note: Callable[[str], None] = lambda line: None, results: Path | None = None
+) -> list[Judged]:
+    """Measure what the claims need and judge them; ``results`` is the folder in which runs that train are kept."""
+    return judge(gather(train, note, results), train)
 
 
-def gather(train: bool, note: Callable[[str], None]) -> dict[str, list[Row]]:
-    """The rows by name; each experiment says how long it took."""
+def gather(train: bool, note: Callable[[str], None], results: Path | None = None) -> dict[str, list[Row]]:
+    """The rows by name; each experiment says how long it took. What trains takes minutes, so it is a sweep: on every core, with a
+    progress bar, and going on from ``results`` after a kill. Where a run of it fails the rows are not there."""
     found = {}
     for name, (home, settings) in {**EVIDENCE, **(TRAINING if train else {})}.items():
-        started = time.perf_counter()
+        started, one = time.perf_counter(), experiment(home)
         try:
-            found[name] = experiment(home).run(**settings)
+            if one.trains:
+                swept = measure(one, {**one.settings(), **settings}, results, None, note)
+                if swept.failures:
+                    note("\n".join(f"{name}: failed: {failure}" for failure in swept.failures))
+                    continue
+            found[name] = swept.rows if one.trains else one.run(**settings)
         except MissingExtra as error:
             note(f"{name}: not run. {error}")
             continue
@@ -149,12 +159,15 @@ def gather(train: bool, note: Callable[[str], None]) -> dict[str, list[Row]]:
     return found
 
 
+FAILED = "a run that it needs failed, as said above; the same command goes on from those that did not"
+
+
 def judge(evidence: Mapping[str, Rows], train: bool = False) -> list[Judged]:
-    """Every claim, from the evidence alone."""
+    """Every claim, from the evidence alone; ``train`` says whether the evidence on training was asked for."""
     judged = []
     for claim in CLAIMS:
         if not set(claim.needs) <= set(evidence):
-            judged.append(Judged(claim, NOT_RUN, {}, claim.missing))
+            judged.append(Judged(claim, NOT_RUN, {}, FAILED if train and claim.trains else claim.missing))
         else:
             judged.append(Judged(claim, *claim.judge(evidence)))
     return judged

@@ -10,7 +10,7 @@ from . import charlm
 from .costs import LESS, MORE, OPEN, SAME, Cost, apart, both, by_seed, cost
 from .experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide, pick
 from .language import INITS, RULES, train
-from .training import best_lr, survived
+from .training import at_edge, best_lr, survived
 
 
 def measure(cell: Cell) -> list[Row]:
@@ -31,6 +31,18 @@ def at_best(rows: Rows) -> dict[int, tuple[Rows, Rows]]:
 def costs(rows: Rows) -> dict[int, Cost]:
     """layers → what leaving the scale out costs."""
     return {layers: cost(*pair) for layers, pair in at_best(rows).items()}
+
+
+def summary(rows: Rows) -> list[Row]:
+    """Per depth: the cost with its interval, and the learning rates it was measured at; ``at_edge`` says which rule's is the
+    least or the most that was tried, so that a better one may lie beyond."""
+    found = []
+    for layers, pair in at_best(rows).items():
+        lrs = {name: some[0]["lr"] for name, some in zip(("sqrt_dk", "none"), pair, strict=True)}
+        edge = [name for name, lr in lrs.items() if at_edge(pick(rows, layers=layers, rule=name), lr)]
+        columns = {f"lr, {name}": lr for name, lr in lrs.items()}
+        found.append({"layers": layers, **cost(*pair).row(), **columns, "at_edge": " and ".join(edge) or "neither"})
+    return found
 
 
 def growth(rows: Rows) -> Cost:

@@ -60,12 +60,15 @@ def finding(rows: Rows) -> str:
     """Under which optimizers folding is another training, and the learning rates at which each way learns recall."""
     other: list[str] = []
     same: list[str] = []
+    neither: list[str] = []  # two runs that learn nothing are no sign of one training
     rates: list[str] = []
     for optimizer in dict.fromkeys(row["optimizer"] for row in rows):
         found = pick(table(rows), optimizer=optimizer)
         of_how = {how: {row["lr"]: row["accuracy"] for row in pick(found, how=how)} for how in HOWS}
         divided, folded = of_how["scaled"], of_how["folded"]
-        if divided and folded:
+        if max((*divided.values(), *folded.values()), default=0.0) < recall.LEARNED:
+            neither.append(NAMES[optimizer])
+        elif divided and folded:
             apart = any(abs(divided[lr] - folded[lr]) > APART for lr in divided if lr in folded)
             (other if apart else same).append(NAMES[optimizer])
         said = " / ".join(_range([lr for lr, one in some.items() if one >= recall.LEARNED]) for some in of_how.values())
@@ -73,6 +76,7 @@ def finding(rows: Rows) -> str:
     words = "Folding the scale into W_q is the same function at step 0"
     words += f", another training under {' and '.join(other)}" if other else ""
     words += f", and the same training under {' and '.join(same)}" if same else ""
+    words += f"; under {' and '.join(neither)} neither way learns" if neither else ""
     words += f". Rates that learn recall, divided / folded / neither: {'; '.join(rates)}"
     return words + survived(rows, "optimizer", "how", "lr", "seed")
 

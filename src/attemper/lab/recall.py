@@ -162,7 +162,7 @@ def finding(rows: Rows) -> str:
     words = f"Recall at d = {d} in {steps} steps, each rule at its best learning rate: {learned(best, NAMES)}"
     if all(best.get(rule, {"accuracy": 0})["accuracy"] >= LEARNED for rule in ("sqrt_dk", "none")):
         with_it, without = best["sqrt_dk"]["steps_to_90"], best["none"]["steps_to_90"]
-        words += f"; 90 % takes {without:.0f} steps with no scale and {with_it:.0f} with 1/√d_k"
+        words += f"; 90 % takes {without:.0f} steps with no scale and {with_it:.0f} with 1/√d_k, each at its fastest"
     if any(row["at_edge"] for row in best.values()):
         words += " (a best learning rate is the least or the most that was tried)"
     return words + survived(pick(rows, d=d), "rule", "lr", "seed")

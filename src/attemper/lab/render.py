@@ -40,6 +40,9 @@ def show(found: Experiment, rows: Rows, console: Console) -> None:
     verdict = found.verdict(rows)
     console.print(found.question, style="bold")
     console.print(verdict.sentence + ".")
+    if not verdict.expectations:
+        console.print("\nNo closed form or published number is known for these settings.", style="dim")
+        return
     console.print()
     console.print(expectations(verdict.expectations))
     agreeing = sum(one.agrees for one in verdict.expectations)

@@ -159,9 +159,11 @@ def finding(rows: Rows) -> str:
     unit = pick(rows, init="unit", a=1.0) or rows
     low, high = min(unit, key=lambda row: row["d"]), max(unit, key=lambda row: row["d"])
     scaled = [row["scaled_variance"] for row in unit]
+    apart = (high["variance_high"] - high["variance_low"]) / 2
+    # two measurements: of drawn pairs, and of the logits that the operation makes of every query and key, which are more
     return (
-        f"Var(q·k) grows from {low['variance']:.3g} at d_k = {low['d']} to {high['variance']:.4g} at {high['d']}; "
-        f"divided by √d_k the variance is between {min(scaled):.3f} and {max(scaled):.3f}"
+        f"Var(q·k) grows from {low['variance']:.3g} at d_k = {low['d']} to {high['variance']:.4g} ± {apart:.3g} at {high['d']}; "
+        f"that of the operation's logits, divided by √d_k, is between {min(scaled):.3f} and {max(scaled):.3f}"
     )
 
 
