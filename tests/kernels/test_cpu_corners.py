@@ -214,3 +214,23 @@ def test_gradients_alone_are_those_of_all(wanted):
     alone = {n: t.clone().requires_grad_(n == wanted) for n, t in tensors.items()}
     (found,) = torch.autograd.grad(attend(**alone).output.square().sum(), alone[wanted])
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("rows", "keys", "heads"), [(1, 27, 1), (4, 93, 1), (2, 700, 4)])
+@pytest.mark.parametrize("sign", ["p2", "entropy", "variance"])
+def test_gradients_of_few_rows_with_huge_logits(rows, keys, heads, sign):
+    """Decode adds up scores in its own order; at 1e4 that is another 1e-3, and the backward must have found the same scores."""
+    tensors = [torch.randn(2, heads, rows, 3), torch.randn(2, 1, keys, 3), torch.randn(2, 1, keys, 4)]
+    scale = 1e4 / (tensors[0].norm(dim=-1).max() * tensors[1].norm(dim=-1).max()).item()
+
+    def gradient(dtype, kernel):
+        leaves = [t.to(dtype).requires_grad_() for t in tensors]
+        if kernel == "cpu":
+            found = getattr(attend(*leaves, scale=scale).vitals, sign)
+        else:
+            found = define(prepare("test", *leaves, scale=scale).problem)._asdict()[sign]
+        return torch.cat([g.flatten() for g in torch.autograd.grad(found.sum(), leaves[:2])]).double()
+
+    exact, plain, ours = gradient(torch.float64, ""), gradient(torch.float32, ""), gradient(torch.float32, "cpu")
+    budget = 4 * (plain - exact).abs().max() + 2e-3 * exact.abs().max() + 1e-3
+    assert (ours - exact).abs().max() <= budget

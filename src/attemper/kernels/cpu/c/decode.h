@@ -3,6 +3,8 @@
 
 enum { DECODE_ROWS = 8, ABREAST = 4, SPLIT_KEYS = 2 * TILE_KEYS };  // rows in all, rows at a time, fewest keys of a part
 
+INLINE int is_decode(const Call *call) { return call->rows * (call->heads / call->groups) <= DECODE_ROWS; }
+
 typedef struct {  // the sums of all rows of one part of one key/value head
     Row rows[DECODE_ROWS];
     Vec *sums;
@@ -30,78 +32,113 @@ static Decode take_decode(Space *space, const Call *call, const Split *split) {
     };
 }
 
+typedef struct {  // rows of one dtype: where they lie, from row to row in numbers
+    const char *at;
+    int dtype;
+    int64_t step;
+} Lying;
+
+INLINE const char *lying(Lying m, const int dtype, int64_t row, int64_t column) {
+    return m.at + (row * m.step + column) * SIZE[dtype];
+}
+
 // z[rows][keys] = rows · keys, along the head dim; four keys at a time
-INLINE void dots(const int rows, const REAL *query, const REAL *keys, int64_t step, int64_t n, int64_t dim, REAL *z) {
+INLINE void dots(const int rows, const int dtype, const REAL *query, Lying keys, int64_t n, int64_t dim, REAL *z) {
     for (int64_t j = 0; j < n; j += 4) {
         Vec sums[4][ABREAST];
-        const REAL *key[4];
-        UNROLL for (int s = 0; s < 4; s++) key[s] = keys + (j + s < n ? j + s : n - 1) * step;
+        const char *key[4];
+        UNROLL for (int s = 0; s < 4; s++) key[s] = lying(keys, dtype, j + s < n ? j + s : n - 1, 0);
         UNROLL for (int s = 0; s < 4; s++) UNROLL for (int r = 0; r < rows; r++) sums[s][r] = splat(0);
         int64_t e = 0;
-        for (; e + LANES <= dim; e += LANES)
+        for (; e + LANES <= dim; e += LANES) {
+            Vec k[4];
+            UNROLL for (int s = 0; s < 4; s++) k[s] = load_as(dtype, key[s] + e * SIZE[dtype]);
             UNROLL for (int r = 0; r < rows; r++) {
                 Vec q = load(query + r * dim + e);
-                UNROLL for (int s = 0; s < 4; s++) sums[s][r] += q * load(key[s] + e);
+                UNROLL for (int s = 0; s < 4; s++) sums[s][r] += q * k[s];
             }
-        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int s = 0; s < 4; s++) {
-            REAL total = sum(sums[s][r]);
-            for (int64_t f = e; f < dim; f++) total += query[r * dim + f] * key[s][f];
-            z[r * TILE_STEP + j + s] = total;
+        }
+        UNROLL for (int r = 0; r < rows; r++) {
+            REAL *to = z + r * TILE_STEP + j;
+            sum_four(to, sums[0][r], sums[1][r], sums[2][r], sums[3][r]);
+            for (int64_t f = e; f < dim; f++)
+                for (int s = 0; s < 4; s++) to[s] += query[r * dim + f] * number_as(dtype, key[s] + f * SIZE[dtype]);
         }
     }
 }
 
-// out[rows][dim] += weights[rows][keys] · values
-INLINE void mix(const int rows, const int wide, const REAL *weights, const REAL *values, int64_t step, int64_t n,
-                int64_t dim, REAL *out, int64_t out_step) {
+// out[rows][some columns] += weights[rows][keys] · values, `wide` vectors of columns from e on
+INLINE void mix_columns(const int rows, const int wide, const int dtype, const REAL *weights, Lying values, int64_t n, int64_t e,
+                        REAL *out, int64_t out_step) {
+    Vec sums[ABREAST][8];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < wide; v++) sums[r][v] = splat(0);
+    for (int64_t j = 0; j < n; j++) {
+        const char *value = lying(values, dtype, j, e);
+        Vec x[8];
+        UNROLL for (int v = 0; v < wide; v++) x[v] = load_as(dtype, value + v * LANES * SIZE[dtype]);
+        UNROLL for (int r = 0; r < rows; r++) {
+            Vec p = splat(weights[r * TILE_STEP + j]);
+            UNROLL for (int v = 0; v < wide; v++) sums[r][v] += p * x[v];
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < wide; v++) {
+        REAL *at = out + r * out_step + e + v * LANES;
+        store(at, load(at) + sums[r][v]);
+    }
+}
+
+// out[rows][dim] += weights[rows][keys] · values, as many columns at a time as registers hold
+INLINE void mix(const int rows, const int dtype, const REAL *weights, Lying values, int64_t n, int64_t dim, REAL *out,
+                int64_t out_step) {
+    const int wide = (rows < 4 ? 8 : 4) / (MAX_ROWS > 8 ? 1 : 2);
     int64_t e = 0;
-    for (; e + wide * LANES <= dim; e += wide * LANES) {
-        Vec sums[ABREAST][8];
-        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < wide; v++) sums[r][v] = splat(0);
-        for (int64_t j = 0; j < n; j++) {
-            const REAL *value = values + j * step + e;
-            UNROLL for (int r = 0; r < rows; r++) {
-                Vec p = splat(weights[r * TILE_STEP + j]);
-                UNROLL for (int v = 0; v < wide; v++) sums[r][v] += p * load(value + v * LANES);
-            }
-        }
-        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < wide; v++) {
-            REAL *at = out + r * out_step + e + v * LANES;
-            store(at, load(at) + sums[r][v]);
-        }
-    }
+    for (; e + wide * LANES <= dim; e += wide * LANES)
+        mix_columns(rows, wide, dtype, weights, values, n, e, out, out_step);
+    if (wide > 4 && e + 4 * LANES <= dim) mix_columns(rows, 4, dtype, weights, values, n, e, out, out_step), e += 4 * LANES;
+    if (wide > 2 && e + 2 * LANES <= dim) mix_columns(rows, 2, dtype, weights, values, n, e, out, out_step), e += 2 * LANES;
+    if (e + LANES <= dim) mix_columns(rows, 1, dtype, weights, values, n, e, out, out_step), e += LANES;
     for (int r = 0; r < rows; r++)
-        for (int64_t j = 0; j < n; j++)
-            for (int64_t f = e; f < dim; f++) out[r * out_step + f] += weights[r * TILE_STEP + j] * values[j * step + f];
+        for (int64_t f = e; f < dim; f++) {
+            REAL total = 0;
+            for (int64_t j = 0; j < n; j++) total += weights[r * TILE_STEP + j] * number_as(dtype, lying(values, dtype, j, f));
+            out[r * out_step + f] += total;
+        }
 }
 
-// A tile of a matrix, where it lies or as REAL in `scratch`
-static const REAL *tile_of(const Strided *t, int dtype, int64_t b, int64_t g, int64_t key, int64_t n, int64_t dim,
-                           REAL *scratch, int64_t *step) {
-    if (is_real(dtype) && t->step[3] == 1) {
-        *step = t->step[2];
-        return (const REAL *)place(t, dtype, b, g, key);
-    }
-    *step = dim;
+#if REAL_IS_FLOAT
+#define EACH_DTYPE(DO, ROWS) \
+    DO(ROWS, F32) DO(ROWS, BF16) DO(ROWS, F16)
+#else
+#define EACH_DTYPE(DO, ROWS) DO(ROWS, F64)
+#endif
+
+static void dots_of(int64_t rows, const REAL *query, Lying keys, int64_t n, int64_t dim, REAL *z) {
+#define CASE(ROWS, DTYPE) \
+    case ROWS * 8 + DTYPE: dots(ROWS, DTYPE, query, keys, n, dim, z); break;
+    switch ((rows > 2 ? 4 : rows) * 8 + keys.dtype) { EACH_DTYPE(CASE, 1) EACH_DTYPE(CASE, 2) EACH_DTYPE(CASE, 4) }
+#undef CASE
+}
+
+static void mix_of(int64_t rows, const REAL *weights, Lying values, int64_t n, int64_t dim, REAL *out, int64_t out_step) {
+#define CASE(ROWS, DTYPE) \
+    case ROWS * 8 + DTYPE: mix(ROWS, DTYPE, weights, values, n, dim, out, out_step); break;
+    switch ((rows > 2 ? 4 : rows) * 8 + values.dtype) { EACH_DTYPE(CASE, 1) EACH_DTYPE(CASE, 2) EACH_DTYPE(CASE, 4) }
+#undef CASE
+}
+
+// A tile of a matrix, where it lies or, if its rows have gaps, as REAL in `scratch`
+static Lying tile_of(const Strided *t, int dtype, int64_t b, int64_t g, int64_t key, int64_t n, int64_t dim, REAL *scratch) {
+    if (t->step[3] == 1) return (Lying){place(t, dtype, b, g, key), dtype, t->step[2]};
     for (int64_t j = 0; j < n; j++) fetch(scratch + j * dim, place(t, dtype, b, g, key + j), dtype, dim, t->step[3]);
-    return scratch;
+    return (Lying){(const char *)scratch, REAL_IS_FLOAT ? F32 : F64, dim};
 }
 
 static void decode_tile(const Call *call, const Split *split, Decode *own, Part *part, int64_t b, int64_t g, int64_t key,
                         int64_t width) {
-    int64_t step, n = up_to(width, PANEL), repeat = call->heads / call->groups;
-    const REAL *keys = tile_of(&call->key, (int)call->dtype, b, g, key, width, call->dim, own->keys, &step);
-    for (int64_t r = 0; r < split->rows; r += ABREAST) {
-        const REAL *query = own->query + r * call->dim;
-        REAL *z = own->z + r * TILE_STEP;
-        int64_t left = split->rows - r;
-        if (left == 1)
-            dots(1, query, keys, step, width, call->dim, z);
-        else if (left == 2)
-            dots(2, query, keys, step, width, call->dim, z);
-        else
-            dots(4, query, keys, step, width, call->dim, z);
-    }
+    int64_t n = up_to(width, PANEL), repeat = call->heads / call->groups;
+    Lying keys = tile_of(&call->key, (int)call->dtype, b, g, key, width, call->dim, own->keys);
+    for (int64_t r = 0; r < split->rows; r += ABREAST)
+        dots_of(split->rows - r, own->query + r * call->dim, keys, width, call->dim, own->z + r * TILE_STEP);
     for (int64_t r = 0; r < split->rows; r++) {
         int64_t h = g * repeat + r / call->rows, i = r % call->rows, last = last_key(call, i) - key;
         REAL *z = own->z + r * TILE_STEP, factor = row_factor(call, b, h, i);
@@ -119,17 +156,10 @@ static void decode_tile(const Call *call, const Split *split, Decode *own, Part 
         }
     }
     if (!call->output) return;
-    const REAL *values = tile_of(&call->value, (int)call->dtype, b, g, key, width, call->value_dim, own->keys, &step);
-    for (int64_t r = 0; r < split->rows; r += ABREAST) {
-        REAL *z = own->z + r * TILE_STEP, *out = part->out + r * split->out_step;
-        int64_t left = split->rows - r;
-        if (left == 1)
-            mix(1, MAX_ROWS > 8 ? 8 : 4, z, values, step, width, call->value_dim, out, split->out_step);
-        else if (left == 2)
-            mix(2, MAX_ROWS > 8 ? 8 : 4, z, values, step, width, call->value_dim, out, split->out_step);
-        else
-            mix(4, MAX_ROWS > 8 ? 4 : 2, z, values, step, width, call->value_dim, out, split->out_step);
-    }
+    Lying values = tile_of(&call->value, (int)call->dtype, b, g, key, width, call->value_dim, own->keys);
+    for (int64_t r = 0; r < split->rows; r += ABREAST)
+        mix_of(split->rows - r, own->z + r * TILE_STEP, values, width, call->value_dim, part->out + r * split->out_step,
+               split->out_step);
 }
 
 static void decode_item(const Job *job, void *memory, int64_t item) {

@@ -165,7 +165,7 @@ static int forward(const Call *call) {
 #if TILES
     if (call->dtype == F32 || too_short(call, MAX_ROWS / 2)) return UNFIT;
 #else
-    if (call->rows * (call->heads / call->groups) <= DECODE_ROWS) return decode(call);
+    if (is_decode(call)) return decode(call);
 #endif
     int small = call->keys * (call->dim + call->value_dim) * (int64_t)sizeof(REAL) <= CACHE;
     Plan plan = {

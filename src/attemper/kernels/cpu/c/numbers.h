@@ -64,6 +64,32 @@ static void fetch(REAL *to, const char *from, int dtype, int64_t n, int64_t step
 #undef FETCH
 }
 
+// A vector, and one number, of what lies there in `dtype`: a float dtype that REAL holds
+#if REAL_IS_FLOAT
+typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+INLINE Vec load_as(const int dtype, const char *p) {
+    if (dtype == F32) return load((const REAL *)p);
+#if VECTOR_BYTES == 64
+    __m256i halves = _mm256_loadu_si256((const __m256i *)p);
+    if (dtype == F16) return (Vec)_mm512_cvtph_ps(halves);
+    IntVec bits = (IntVec)_mm512_cvtepu16_epi32(halves);
+#else
+    IntVec bits = __builtin_convertvector(*(const HalfVec *)p, IntVec);
+#endif
+    if (dtype == BF16) return (Vec)(bits << 16);
+    Vec size = (Vec)((bits & 0x7fff) << 13) * 0x1p112f;  // as from_half does
+    return (Vec)((IntVec)size | (bits & 0x8000) << 16 | ((size >= 65536.0f) & 0x7f800000));
+}
+INLINE REAL number_as(const int dtype, const char *p) {
+    if (dtype == F32) return *(const float *)p;
+    uint16_t half = *(const uint16_t *)p;
+    return dtype == BF16 ? from_bits((uint32_t)half << 16) : from_half(half);
+}
+#else
+INLINE Vec load_as(const int dtype, const char *p) { return (void)dtype, load((const REAL *)p); }
+INLINE REAL number_as(const int dtype, const char *p) { return (void)dtype, *(const REAL *)p; }
+#endif
+
 // n numbers times `factor`, in the dtype of the inputs
 static void put(char *to, int dtype, int64_t offset, const REAL *from, int64_t n, REAL factor) {
     to += offset * SIZE[dtype];

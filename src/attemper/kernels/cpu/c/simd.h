@@ -79,6 +79,19 @@ INLINE REAL largest(Vec v) {
 }
 #endif
 
+// to[0..3] = the sums of four vectors, which costs little more than one
+INLINE void sum_four(REAL *to, Vec a, Vec b, Vec c, Vec d) {
+#if VECTOR_BYTES == 64 && REAL_IS_FLOAT
+    __m512 ab = _mm512_unpacklo_ps((__m512)a, (__m512)b) + _mm512_unpackhi_ps((__m512)a, (__m512)b);
+    __m512 cd = _mm512_unpacklo_ps((__m512)c, (__m512)d) + _mm512_unpackhi_ps((__m512)c, (__m512)d);
+    __m512 all = _mm512_shuffle_ps(ab, cd, 0x44) + _mm512_shuffle_ps(ab, cd, 0xee);
+    __m256 half = _mm512_castps512_ps256(all) + _mm512_extractf32x8_ps(all, 1);
+    _mm_storeu_ps(to, _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1));
+#else
+    to[0] = sum(a), to[1] = sum(b), to[2] = sum(c), to[3] = sum(d);
+#endif
+}
+
 // p · 2^n, where n is also in the low bits of `shifted`
 #if VECTOR_BYTES == 64 && REAL_IS_FLOAT
 INLINE Vec times_two_to(Vec p, Vec n, Vec shifted) { return (void)shifted, (Vec)_mm512_scalef_ps((__m512)p, (__m512)n); }
