@@ -16,14 +16,9 @@ from attemper.errors import KernelUnavailable
 from attemper.kernels import load, why
 from cases import PAIRWISE
 from judge import judge
+from native import VARIANTS, native, needed
 
-try:
-    native = load("cpu") and sys.modules["attemper.kernels.cpu.native"]
-    VARIANTS = native.VARIANTS[: native.VARIANTS.index(native.variant) + 1]
-except KernelUnavailable:
-    VARIANTS = ()
-
-pytestmark = pytest.mark.skipif(not VARIANTS, reason="the native kernel is not built here; `attemper env` says why")
+pytestmark = needed
 
 
 @pytest.fixture(autouse=True)

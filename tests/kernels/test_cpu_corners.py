@@ -1,25 +1,17 @@
 """The native kernel's corners, on every variant: rows that pad a strip, -inf scores, extreme scales and caps, ties, coins."""
 
 import math
-import sys
 
 import pytest
 import torch
 
 import attemper
 from attemper._checks import prepare
-from attemper.errors import KernelUnavailable
-from attemper.kernels import load
 from attemper.kernels.reference import define
 from judge import SIGNS
+from native import VARIANTS, native, needed
 
-try:
-    native = load("cpu") and sys.modules["attemper.kernels.cpu.native"]
-    VARIANTS = native.VARIANTS[: native.VARIANTS.index(native.variant) + 1]
-except KernelUnavailable:
-    VARIANTS = ()
-
-pytestmark = pytest.mark.skipif(not VARIANTS, reason="the native kernel is not built here; `attemper env` says why")
+pytestmark = needed
 
 
 @pytest.fixture(params=VARIANTS, autouse=True)

@@ -1,26 +1,18 @@
 """The native kernel on AMX tiles: half precision at the edges of tiles, and what tiles cannot hold."""
 
 import math
-import sys
 
 import pytest
 import torch
 
 import attemper
 from attemper._checks import prepare
-from attemper.errors import KernelUnavailable
-from attemper.kernels import load
 from attemper.kernels.reference import define
 from judge import SIGNS, judge
-
-try:
-    native = load("cpu") and sys.modules["attemper.kernels.cpu.native"]
-    HAS_TILES = native.variant == "amx"
-except KernelUnavailable:
-    HAS_TILES = False
+from native import VARIANTS, native
 
 pytestmark = pytest.mark.skipif(
-    not HAS_TILES, reason="needs a processor with AMX, and a build for it; `attemper env` says which"
+    "amx" not in VARIANTS, reason="needs a processor with AMX, and a build for it; `attemper env` says which"
 )
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 

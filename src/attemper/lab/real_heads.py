@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..scale import RULES
 from ..scan.what_if import what_if
 from .experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, pick
-from .real_model import PAIRS, batch, chosen, loaded
+from .real_model import READ, batch, chosen, loaded
 
 SCALES = ("none", "sqrt_dk", "dk", "sqrt_dmodel")
 ALMOST_ALL = 0.9
@@ -83,7 +83,7 @@ EXPERIMENT = Experiment(
     claims=("C14",),
     parameters=(
         Parameter("rule", SCALES, "the scale put in place", choices=SCALES),
-        Parameter("pairs", (len(PAIRS),), "how many pairs of sentences are read", least=1, most=len(PAIRS)),
+        READ,
         SEED,
         DEVICE,
     ),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..scan.demo import SENTENCE, embedded
-from .experiment import Cell, generator
+from .experiment import Cell, Parameter, generator
 
 PAIRS = (
     (SENTENCE, "The cat watched the bird because it was loud."),
@@ -27,6 +27,7 @@ PAIRS = (
     ("The company that bought the factory closed it in March.", "The farmer who sold the field missed it in autumn."),
     ("Nobody knew why the lights in the tower went out.", "Everyone saw how the clouds over the valley moved on."),
 )
+READ = Parameter("pairs", (len(PAIRS),), "how many pairs of sentences are read", least=1, most=len(PAIRS))
 
 
 @cache

@@ -17,8 +17,8 @@ from ..scan.weights import weights_of_rows
 from ..vitals import Vitals
 from ..watch.call import Call
 from ..watch.watching import watch
-from .experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator
-from .real_model import PAIRS, batch, chosen, loaded
+from .experiment import DEVICE, SEED, Cell, Expectation, Experiment, Row, Rows, generator
+from .real_model import READ, batch, chosen, loaded
 from .stats import over_batches
 
 
@@ -129,7 +129,7 @@ EXPERIMENT = Experiment(
     question="Do the heads of a layer of a real model read different subspaces, and look at different tokens?",
     claims=("C18",),
     parameters=(
-        Parameter("pairs", (len(PAIRS),), "how many pairs of sentences are read", least=1, most=len(PAIRS)),
+        READ,
         SEED,
         DEVICE,
     ),

@@ -4,6 +4,7 @@
 #endif
 #include "simd.h"
 #include "numbers.h"
+#include "sizes.h"
 #if TILES
 #include "tiles.h"
 #include "pack_tiles.h"

@@ -5,14 +5,10 @@
 //   gather   dV += Pᵀ dO    a: weights, key by key      b: rows
 
 enum {
-    TILE_KEYS = 512,             // keys of a tile
-    BLOCK_ROWS = 96,             // rows that are differentiated together, with BACK_KEYS keys
-    TILE_STEP = TILE_KEYS + 16,  // from row to row of a tile; not a power of two, which would crowd one set of the cache
-    SMALL_DIM = 256,             // head dims up to this have rows SMALL_STEP apart, known to the compiler
+    SMALL_DIM = 256,  // head dims up to this have rows SMALL_STEP apart, known to the compiler
     SMALL_STEP = SMALL_DIM + 16,
 };
 
-INLINE int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 INLINE int64_t row_step(int64_t dim) { return dim <= SMALL_DIM ? SMALL_STEP : up_to(dim, PANEL) + 16; }
 
 typedef REAL Packed;  // numbers as the products read them

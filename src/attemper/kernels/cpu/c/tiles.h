@@ -16,9 +16,7 @@
 typedef uint16_t Packed;
 
 enum { PARTS = 2, TILE = 512, SLOT = PARTS * TILE, GROUP = 32 };  // numbers of a tile, and of a tile in parts; depth of a tile
-enum { TILE_KEYS = 512, TILE_STEP = TILE_KEYS + 16, BLOCK_ROWS = 96, GATHERED = 32 };  // as in product.h
 
-INLINE int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 INLINE int64_t groups_of(int64_t depth) { return (depth + GROUP - 1) / GROUP; }
 
 INLINE int64_t left_size(int64_t rows, int64_t depth) { return up_to(rows, MAX_ROWS) / 16 * groups_of(depth) * SLOT; }
@@ -232,6 +230,7 @@ static void stack_rows(Packed *to, const REAL *rows, int64_t n, int64_t width, c
 }
 
 // out[dim][keys] += rowsᵀ · weights, for GATHERED of the `keys`, from `key` on, and rows [from, to) of a block
+enum { GATHERED = 32 };
 static void gather(const Call *call, const Packed *weights, int64_t keys, int64_t key, int64_t from, int64_t to,
                    const Packed *rows, int64_t dim, REAL *out) {
     enum { GROUPS = BLOCK_ROWS / GROUP, ROW = BACK_KEYS / 16 * SLOT };
