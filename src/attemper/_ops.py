@@ -18,7 +18,18 @@ from torch.autograd import forward_ad
 from . import kernels
 from .errors import KernelUnavailable
 from .kernels import reference
-from .kernels.seam import ARGMAX_BIT, BIT, Gradients, Measured, Problem, Upstream, Wants, measuring_dtype, room
+from .kernels.seam import (
+    ARGMAX_BIT,
+    BIT,
+    Gradients,
+    Measured,
+    Problem,
+    Upstream,
+    Wants,
+    for_gradients,
+    measuring_dtype,
+    room,
+)
 from .vitals import Vitals
 
 _PROBLEM = (
@@ -105,7 +116,7 @@ class _Attention(torch.autograd.Function):
         problem, measured = Problem(*inputs[:N_PROBLEM]), Measured(*output)
         ctx.save_for_backward(*problem[:6], *measured)
         ctx.numbers, ctx.signs, ctx.kernel = tuple(problem[6:]), inputs[-2], inputs[-1]
-        ctx.mark_non_differentiable(measured.argmax, measured.lse_low, measured.visible)
+        ctx.mark_non_differentiable(measured.output_low, measured.argmax, measured.lse_low, measured.visible)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -178,7 +189,7 @@ def _vmap_forward(run: Callable[..., Any], info: Any, in_dims: Any, *args: Any) 
     size = info.batch_size
     signs, kernel = args[N_PROBLEM:]
     problem = _fold_problem(Problem(*args[:N_PROBLEM]), Problem(*in_dims[:N_PROBLEM]), size)
-    out = run(*problem, _with_argmax(problem, signs), kernel)
+    out = run(*problem, _with_gradients(problem, signs), kernel)
     split = tuple(_unfold(t, size) if t.dim() > 1 else t for t in out)
     return split, tuple(0 if t.dim() > 1 else None for t in out)
 
@@ -256,7 +267,7 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
     """Run a checked problem on a kernel; output (B, H, Lq, Ev), empty without values, and the signs named, (B, H, Lq) each."""
     if kernel == "reference":
         return _by_definition(problem, names)
-    signs = _with_argmax(problem, bits(names))
+    signs = _with_gradients(problem, bits(names))
     if torch.compiler.is_compiling():
         # Dynamo refuses one tensor in two places, which self-attention without projections has
         key, value = problem.key, problem.value
@@ -288,12 +299,8 @@ def bits(names: tuple[str, ...]) -> int:
     return signs
 
 
-def _with_argmax(problem: Problem, signs: int) -> int:
-    """Ask for the arg-max where a gradient of the peak may arrive; finding it costs as much as a product."""
-    tracked = (problem.query, problem.key, problem.mask, problem.gain)
-    if signs & BIT["peak"] and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tracked):
-        return signs | ARGMAX_BIT
-    return signs
+def _with_gradients(problem: Problem, signs: int) -> int:
+    return for_gradients(signs, problem.query, problem.key, problem.mask, problem.gain)
 
 
 def matrix(problem: Problem) -> Tensor:

@@ -23,6 +23,10 @@ from ..vitals import SIGNS
 BIT = {sign: 1 << place for place, sign in enumerate(SIGNS)}
 ARGMAX_BIT = 1 << len(SIGNS)
 """Ask for the arg-max of each row as well: the gradient of ``peak`` lands there."""
+OUTPUT_LOW_BIT = 1 << len(SIGNS) + 1
+"""Ask for what rounding took from a half-precision output: its gradient needs the output as it was summed."""
+
+HALVES = (torch.float16, torch.bfloat16)
 
 HIDDEN_BIAS = -1e4
 """An additive mask value at or below this means the key is not seen (people write -1e9 and finfo.min)."""
@@ -51,6 +55,7 @@ class Measured(NamedTuple):
     """
 
     output: Tensor  # (B, H, Lq, Ev)
+    output_low: Tensor  # (B, H, Lq, Ev), int16: float32 bits that rounding took from output, see `rounded_off`
     argmax: Tensor  # (B, H, Lq), the key with the largest logit, the lowest on ties
     lse_low: Tensor  # (B, H, Lq), what rounding took from lse: at finfo.min, all of ln Σe. Zeros where a kernel knows of none
     visible: Tensor
@@ -185,14 +190,39 @@ def room(problem: Problem, signs: int) -> Measured:
         # a tensor like another is the cheapest there is, and a small call is little more than these
         return torch.empty_like(lse, dtype=dtype) if signs & bit else query.new_empty(0, dtype=dtype)
 
+    output = query.new_empty(0 if value is None else (*shape, value.shape[-1]))
+    low = signs & OUTPUT_LOW_BIT and query.dtype in HALVES
     return Measured(
-        output=query.new_empty(0 if value is None else (*shape, value.shape[-1])),
+        output=output,
+        output_low=torch.empty_like(output, dtype=torch.int16) if low else query.new_empty(0, dtype=torch.int16),
         argmax=rows(ARGMAX_BIT, torch.int64),
         lse_low=torch.empty_like(lse),
         visible=rows(BIT["visible"], torch.int32),
         lse=lse,
         **{name: rows(BIT[name], wide) for name in ("mean", "variance", "peak", "entropy", "p2")},
     )
+
+
+def rounded_off(wide: Tensor, output: Tensor) -> Tensor:
+    """What rounding float32 `wide` to half-precision `output` took, in units in the last place of `wide`, int16.
+
+    That is all of it: 16 bits of bfloat16 and 16 of what is left are float32. 0 where the output is inf or NaN.
+    """
+    short = output.float()
+    lost = wide.view(torch.int32) - short.view(torch.int32)
+    return lost.clamp_(-(1 << 15), (1 << 15) - 1).masked_fill_(~short.isfinite(), 0).to(torch.int16)
+
+
+def unrounded(output: Tensor, low: Tensor) -> Tensor:
+    """The output as it was before rounding, float32; `low` is what `rounded_off` found."""
+    return (output.float().view(torch.int32) + low).view(torch.float32)
+
+
+def for_gradients(signs: int, *tracked: Tensor | None) -> int:
+    """With what the gradients of the logits need, where one of these tensors may get one; finding it costs time and memory."""
+    if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in tracked):
+        return signs
+    return signs | OUTPUT_LOW_BIT | (ARGMAX_BIT if signs & BIT["peak"] else 0)
 
 
 def measuring_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -7,7 +7,7 @@ from torch import Tensor
 from .._checks import Signs, prepare
 from .._ops import bits
 from ..errors import InputError
-from ..kernels.seam import ARGMAX_BIT, BIT, measuring_dtype
+from ..kernels.seam import for_gradients, measuring_dtype
 from ..vitals import Attended, Vitals
 from .ops import additive
 
@@ -50,9 +50,7 @@ def additive_attention(
     )  # fmt: skip
     weight = _check_weight(weight, problem.query)
 
-    wanted = bits(names)
-    if wanted & BIT["peak"]:
-        wanted |= ARGMAX_BIT  # where its gradient lands
+    wanted = for_gradients(bits(names), problem.query, problem.key, problem.mask, weight)
     inputs = (problem.query, problem.key, problem.value, weight, problem.mask, problem.seed)
     measured = additive(*inputs, problem.left, problem.right, problem.dropout, wanted)
     vitals = Vitals(**{name: getattr(measured, name).reshape(shape) for name in names})

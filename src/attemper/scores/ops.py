@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._ops import without_autocast
 from ..errors import KernelUnavailable
-from ..kernels.seam import BIT, Measured, Problem, Upstream, room
+from ..kernels.seam import ARGMAX_BIT, BIT, Measured, Problem, Upstream, room
 from . import blocks
 from .blocks import Gradients, Wants
 
@@ -83,7 +83,7 @@ class _Additive(torch.autograd.Function):
         measured = Measured(*output)
         ctx.save_for_backward(*inputs[:N_TENSORS], *measured)
         ctx.rest = tuple(inputs[N_TENSORS:])
-        ctx.mark_non_differentiable(measured.argmax, measured.lse_low, measured.visible)
+        ctx.mark_non_differentiable(measured.output_low, measured.argmax, measured.lse_low, measured.visible)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -93,7 +93,8 @@ class _Additive(torch.autograd.Function):
 
         def kept(name: str) -> Tensor | None:
             # a compiled graph sends zeros for what was not measured
-            return arrived[name] if name == "output" or signs & BIT[name] else None
+            needed = 0 if name == "output" else ARGMAX_BIT if name == "peak" else BIT[name]
+            return arrived[name] if signs & needed == needed else None
 
         wants = [bool(needed) for needed in ctx.needs_input_grad[: len(Wants._fields)]]
         upstream = (kept(name) for name in Upstream._fields)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..seam import Gradients, Measured, Problem, Upstream, Wants, measuring_dtype
+from ..seam import Gradients, Measured, Problem, Upstream, Wants, measuring_dtype, unrounded
 from .scores import Block, dropout_tile
 from .tiles import LOWEST, Heads, Plan, Tile, narrow, split_heads
 
@@ -97,7 +97,10 @@ class RowTile:
         self.g_output = None
         if upstream.output is not None:
             self.g_output = row(upstream.output).squeeze(-1)  # [C, M, Ev]
-            self.constant -= (self.g_output * row(saved.output).squeeze(-1)).sum(-1, keepdim=True)
+            output = row(saved.output).squeeze(-1)
+            if saved.output_low.numel():
+                output = unrounded(output, row(saved.output_low).squeeze(-1))
+            self.constant -= (self.g_output * output).sum(-1, keepdim=True)
         if upstream.lse is not None:
             self.constant += row(upstream.lse)
         self.g_entropy = some(upstream.entropy)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..seam import ARGMAX_BIT, BIT, Measured, Problem, room
+from ..seam import ARGMAX_BIT, BIT, Measured, Problem, room, rounded_off
 from .scores import Block, dropout_tile
 from .tiles import LOWEST, Plan, Tile
 
@@ -207,7 +207,10 @@ class Rows:
         elif self.block.mask is not None and result.visible.numel():
             self._store(result.visible, self.block.count_visible(self.rows))
         if self.output is not None:
-            self._store(result.output, self.output.div_(l.unsqueeze(-1)))
+            output = self.output.div_(l.unsqueeze(-1))
+            self._store(result.output, output)
+            if result.output_low.numel():
+                self._store(result.output_low, rounded_off(output, output.to(result.output.dtype)))
 
     def _store(self, into: Tensor, rows: Tensor) -> None:
         if into.numel():

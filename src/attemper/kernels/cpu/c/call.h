@@ -61,7 +61,8 @@ typedef struct {
     int64_t dtype, mask_dtype;
     int64_t left, right;  // key j is in the band of query i when i - left <= j <= i + right
     int64_t signs, seed;
-    char *output;  // (B, H, Lq, Ev), contiguous
+    char *output;         // (B, H, Lq, Ev), contiguous
+    int16_t *output_low;  // as `output`: float32 bits that rounding took from it; NULL where not asked for
     Rows measured;
     // backward
     Strided g_output;

@@ -219,6 +219,7 @@ static void decode_finish(const Call *call, const Split *split, int64_t pair) {
         finish_rows(call, split->needs, part->rows + r, part->sums + r * SUMS, at, 1, &share);
         if (!call->output) continue;
         put(call->output, (int)call->dtype, at * call->value_dim, out, call->value_dim, share);
+        put_low(call->output_low, (int)call->dtype, at * call->value_dim, out, call->value_dim, share);
     }
 }
 

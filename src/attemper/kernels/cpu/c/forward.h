@@ -89,7 +89,7 @@ static void meet(const Call *call, const Plan *plan, Attend *own, const Head *he
             for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
         }
     if (call->output)
-        weigh(call, call->dtype == BF16 ? 1 : 2, (int)m.rows, own->z, m.width, panels_from(value, m.key),
+        weigh(call, call->dtype == BF16 && !call->output_low ? 1 : 2, (int)m.rows, own->z, m.width, panels_from(value, m.key),
               plan->out_step / PANEL, out, plan->out_step, own->weights);
 }
 
@@ -117,9 +117,11 @@ static void attend_block(const Call *call, const Plan *plan, Attend *own, const 
         }
     int64_t at = (b * call->heads + h) * call->rows + first;
     finish_rows(call, plan->needs, own->rows, own->sums, at, rows, own->share);
-    for (int64_t r = 0; call->output && r < rows; r++)
-        put(call->output, (int)call->dtype, (at + r) * call->value_dim, own->out + r * plan->out_step, call->value_dim,
-            own->share[r]);
+    for (int64_t r = 0; call->output && r < rows; r++) {
+        const REAL *out = own->out + r * plan->out_step;
+        put(call->output, (int)call->dtype, (at + r) * call->value_dim, out, call->value_dim, own->share[r]);
+        put_low(call->output_low, (int)call->dtype, (at + r) * call->value_dim, out, call->value_dim, own->share[r]);
+    }
 }
 
 static void attend_rows(const Job *job, void *own, int64_t b, int64_t h, int64_t block, const Head *head) {
