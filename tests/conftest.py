@@ -10,6 +10,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 
+from serving import DEVICE
+
 
 @pytest.fixture(autouse=True)
 def seed():
@@ -19,9 +21,8 @@ def seed():
 @pytest.fixture(scope="session")
 def device() -> str:
     """The device that kernels are tested on: ATTEMPER_TEST_DEVICE, or cpu. One that was asked for must be there."""
-    name = os.environ.get("ATTEMPER_TEST_DEVICE", "cpu")
-    torch.empty(1, device=name)
-    return name
+    torch.empty(1, device=DEVICE)
+    return DEVICE
 
 
 @pytest.fixture

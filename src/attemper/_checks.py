@@ -5,15 +5,16 @@ The form of a sentence: where(): the argument, the rule, the value, the next ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .errors import InputError, nearest, nearest_divisors
-from .kernels.seam import Call, Problem, measuring_dtype
+from .kernels.seam import HALVES, Call, Problem, measuring_dtype
 from .scale import RULES
 from .vitals import DERIVED, SIGNS
 
@@ -53,6 +54,9 @@ def prepare(
     _check_dtypes(where, query, key, value)
     _check_devices(where, query=query, key=key, value=value, mask=mask, scale=scale)
     lead = _check_shapes(where, query, key, value)
+    asked = query.dtype
+    if asked in HALVES and any(t is not None and tuple(t.shape[:-3]) != lead for t in (query, key, value)):
+        query, key, value = _rounded_once(query, key, value)
     rows, keys, head_dim = query.shape[-2], key.shape[-2], query.shape[-1]
     heads = query.shape[-3] if query.dim() > 2 else 1
 
@@ -77,7 +81,7 @@ def prepare(
     )
     call = Call(
         device=query.device.type,
-        dtype=query.dtype,
+        dtype=asked,
         rows=rows,
         keys=keys,
         head_dim=head_dim,
@@ -104,10 +108,13 @@ def broadcast_like_torch(
         return query, key, value
     heads, groups, value_groups = query.shape[-3], key.shape[-3], value.shape[-3]
     if enable_gqa:
-        few, many = sorted((groups, value_groups))
-        if few and few != many and many % few == 0:
-            key = key.repeat_interleave(many // groups, dim=-3)
-            value = value.repeat_interleave(many // value_groups, dim=-3)
+        if groups == value_groups or 0 in (groups, value_groups):
+            return query, key, value
+        both = math.lcm(groups, value_groups)
+        if heads % both == 0:
+            query, key, value = _rounded_once(query, key, value)
+            key = key.repeat_interleave(both // groups, dim=-3)
+            value = value.repeat_interleave(both // value_groups, dim=-3)
         return query, key, value
     full = max(heads, groups, value_groups)
     if any(size != 1 and size != full for size in (heads, groups, value_groups)):
@@ -115,12 +122,23 @@ def broadcast_like_torch(
             f"{where}(): `query`, `key` and `value` must have the same number of heads; "
             f"got {heads}, {groups} and {value_groups}. For grouped-query attention pass enable_gqa=True."
         )
+    if heads != full or groups != value_groups:
+        query, key, value = _rounded_once(query, key, value)
     if heads != full:
         query = query.expand(*query.shape[:-3], full, *query.shape[-2:])
     if groups != value_groups:
         key = key.expand(*key.shape[:-3], full, *key.shape[-2:])
         value = value.expand(*value.shape[:-3], full, *value.shape[-2:])
     return query, key, value
+
+
+def _rounded_once(query: Tensor, key: Tensor, value: Any) -> tuple[Tensor, Tensor, Any]:
+    """In float32 where a gradient may arrive: that of a half-precision input which is repeated is a sum, rounded at its end."""
+    all_there = [t for t in (query, key, value) if t is not None]
+    halves = all(t.dtype == query.dtype for t in all_there) and query.dtype in HALVES
+    if not halves or not torch.is_grad_enabled() or not any(t.requires_grad for t in all_there):
+        return query, key, value
+    return query.float(), key.float(), None if value is None else value.float()
 
 
 def check_signs(where: str, signs: Signs) -> tuple[str, ...]:

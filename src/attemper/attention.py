@@ -140,9 +140,10 @@ def sdpa(
         >>> torch.allclose(attemper.sdpa(q, q, q, is_causal=True), expected, atol=1e-6)
         True
     """
-    query, key, value = broadcast_like_torch("sdpa", query, key, value, enable_gqa)
+    inputs = broadcast_like_torch("sdpa", query, key, value, enable_gqa)
     options = {"mask": attn_mask, "dropout": dropout_p, "causal": is_causal, "scale": scale}
-    return _run("sdpa", query, key, value, (), "auto", options).output
+    output = _run("sdpa", *inputs, (), "auto", options).output
+    return output if inputs[0].dtype == query.dtype else output.to(query.dtype)
 
 
 def measure_aside(query: Tensor, key: Tensor, *, signs: Signs, kernel: str, **options: Any) -> Vitals:
@@ -163,6 +164,8 @@ def _run(
     """Check, choose, run, and give the caller back the shape they came with."""
     problem, call, names, shape = prepare(where, query, key, value, signs=signs, **options)
     output, vitals = run(problem, names, kernels.choose(where, call, kernel))
+    if problem.query.dtype != call.dtype:
+        output = output.to(call.dtype)
     if query.dim() == 4:
         return Attended(output, vitals)
     vitals = vitals.each(lambda sign: sign.reshape(shape))

@@ -6,11 +6,9 @@ from collections import defaultdict
 
 import pytest
 
-from attemper.kernels import KERNELS
 from cases import GRID, PAIRWISE, Case, pairwise
 from judge import error_ratios, judge
-
-FUSED = [name for name in KERNELS if name != "reference"]
+from serving import FUSED
 
 
 @pytest.mark.usefixtures("poisoned")

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attemper
-from attemper.kernels import KERNELS
-from judge import SIGNS, judge
+from judge import SIGNS, assert_within, judge
+from serving import FUSED
 
-FUSED = [name for name in KERNELS if name != "reference"]
 pytestmark = [pytest.mark.usefixtures("poisoned"), pytest.mark.parametrize("kernel", FUSED)]
 
 
@@ -148,6 +147,45 @@ def test_nan_and_inf_flow_as_in_torch(kernel, device, what, poison):
     if what == "query":
         assert vitals.entropy[0, 0, 2].isnan()
         assert vitals.entropy[0, 0, 3].isfinite()
+
+
+@pytest.mark.parametrize("keys", [6, 900])
+def test_a_score_of_minus_inf_is_counted_and_adds_nothing(kernel, device, keys):
+    """From an infinite key; the definition's mean and variance are of the other logits, over all that are seen."""
+    query, key, value = (draw(1, 2, n, 8, device=device).abs() for n in (5, keys, keys))
+    key[0, :, 2, 0] = -math.inf
+    for mask in (None, torch.rand(keys, device=device) > 0.3):
+        tensors = [t.clone().requires_grad_() for t in (query, key, value)]
+        vitals = attemper.attention(*tensors, mask=mask, kernel=kernel).vitals
+        wide = [t.double() for t in (query, key, value)]
+        exact = attemper.attention(*wide, mask=mask, kernel="reference").vitals
+        plain = attemper.attention(query, key, value, mask=mask, kernel="reference").vitals
+        assert torch.equal(vitals.visible, exact.visible)
+        for name in ("mean", "variance"):
+            assert_within(name, getattr(vitals, name), getattr(exact, name), getattr(plain, name))
+        (grad,) = torch.autograd.grad((vitals.mean + vitals.variance).sum(), tensors[1])
+        assert not grad[0, :, 2].any()  # neither depends on that key
+
+
+@pytest.mark.parametrize(("size", "cap"), [(100.0, 30.0), (300.0, 50.0)])
+def test_the_slope_of_a_softcap_keeps_its_digits(kernel, device, size, cap):
+    """Scores several caps large, where 1 - tanh² is a difference of almost equal numbers."""
+    query, key, value, cotangent = (draw(2, 2, 70, 16, device=device) for _ in range(4))
+
+    def plain(q, k, v):
+        return (cap * torch.tanh(q @ k.mT / 4 / cap)).softmax(-1) @ v
+
+    def ours(q, k, v):
+        return attemper.attention(q, k, v, softcap=cap, signs=(), kernel=kernel).output
+
+    def gradients(run, dtype):
+        leaves = [t.to(dtype).requires_grad_() for t in (query * size, key, value)]
+        return torch.autograd.grad(run(*leaves), leaves[:2], cotangent.to(dtype))
+
+    exact, found = gradients(plain, torch.float64), [gradients(run, torch.float32) for run in (ours, plain)]
+    for name, truth, us, them in zip(("query", "key"), exact, *found, strict=True):
+        errors = [(t.double() - truth).norm().item() for t in (us, them)]
+        assert errors[0] <= 1.5 * errors[1], f"d({name}): {errors[0]:.2e}, plain {errors[1]:.2e}"
 
 
 def test_nan_in_the_future_does_not_reach_the_past(kernel, device):

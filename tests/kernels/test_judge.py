@@ -5,7 +5,9 @@ import torch
 
 from attemper import kernels
 from attemper.kernels import blockwise
+from attemper.kernels.seam import Serves
 from judge import SIGNS, judge
+from serving import serving
 
 
 def tensors():
@@ -58,3 +60,11 @@ def _install(monkeypatch, forward, backward):
 
     Faulty.forward, Faulty.backward = staticmethod(forward), staticmethod(backward)
     monkeypatch.setattr(kernels, "load", lambda name: Faulty)
+
+
+def test_a_device_is_tested_with_the_kernels_that_serve_it(monkeypatch):
+    assert serving("cpu") == [name for name, serves in kernels.KERNELS.items() if serves.devices in (None, ("cpu",))]
+    assert "cpu" not in serving("cuda:0")
+    monkeypatch.setitem(kernels.KERNELS, "absent", Serves(devices=("cuda",), unless=lambda call: "is not built here"))
+    assert serving("cuda:0")[-1] == "absent"  # and so its tests fail, where it should be and is not
+    assert "absent" not in serving("cpu")

@@ -104,7 +104,7 @@ class Call:
     """The facts of a call by which a kernel accepts or refuses it."""
 
     device: str
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the output; the problem is wider where a gradient is a sum over what was repeated
     rows: int
     keys: int
     head_dim: int

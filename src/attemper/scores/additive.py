@@ -44,7 +44,7 @@ def additive_attention(
         >>> vitals.peak                           # tanh 100 = 1, so 1 + 2 - 0.5
         tensor([2.5000])
     """
-    problem, _, names, shape = prepare(
+    problem, call, names, shape = prepare(
         "additive_attention", query, key, value, mask=mask, causal=causal, scale=1.0, window=window, dropout=dropout,
         signs=signs,
     )  # fmt: skip
@@ -54,7 +54,7 @@ def additive_attention(
     inputs = (problem.query, problem.key, problem.value, weight, problem.mask, problem.seed)
     measured = additive(*inputs, problem.left, problem.right, problem.dropout, wanted)
     vitals = Vitals(**{name: getattr(measured, name).reshape(shape) for name in names})
-    return Attended(measured.output.reshape(*shape, measured.output.shape[-1]), vitals)
+    return Attended(measured.output.to(call.dtype).reshape(*shape, measured.output.shape[-1]), vitals)
 
 
 def _check_weight(weight: Tensor, query: Tensor) -> Tensor:

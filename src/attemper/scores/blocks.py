@@ -60,7 +60,7 @@ def forward(problem: Problem, weight: Tensor, signs: int) -> Measured:
         block = _AdditiveBlock(problem, plan, heads, weight)
         part = views(result, block)
         for rows in plan.row_tiles():
-            state = Rows(block, rows, signs, moments=bool(signs & (BIT["mean"] | BIT["variance"])))
+            state = Rows(block, rows, signs)
             state.see_all()
             state.write(part)
     return result
@@ -127,7 +127,7 @@ class _AdditiveBlock(Block):
         """The queries of a tile, [C, R·M, E] → [Z, E, M]."""
         return self._by_head(query).mT.contiguous()
 
-    def scores(self, query: Tensor, gain: Tensor | None, keys: slice) -> Tensor:
+    def scores(self, query: Tensor, gain: Tensor | None, keys: slice, cap_slope: Tensor | None = None) -> Tensor:
         """Logits of a tile before any mask, [C, M, N]."""
         z = self.buffer("z", (*query.shape[:2], keys.stop - keys.start))
         by_head = self._by_head(z)

@@ -55,7 +55,7 @@ def cosine_attention(
     )  # fmt: skip
     # In half precision a direction would be rounded once more than the caller's own numbers, and `scale` would enlarge that
     # error: everything runs in the dtype of measuring, and only the output is rounded.
-    asked, wide = problem.query.dtype, measuring_dtype(problem.query.dtype)
+    wide = measuring_dtype(problem.query.dtype)
     assert problem.value is not None
     with without_autocast(problem.query):
         problem = problem._replace(
@@ -65,7 +65,7 @@ def cosine_attention(
         )
         kernel = kernels.choose("cosine_attention", replace(call, dtype=wide), kernel)
         output, vitals = attend(problem, names, kernel)
-    output = output.to(asked).reshape(*shape, output.shape[-1])
+    output = output.to(call.dtype).reshape(*shape, output.shape[-1])
     return Attended(output, vitals.each(lambda sign: sign.reshape(shape)))
 
 

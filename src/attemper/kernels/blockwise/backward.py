@@ -95,8 +95,14 @@ class RowTile:
         rest = low.neg().exp()  # p = rest · exp(z - lse)
         self.constant = torch.zeros_like(lse)
         self.g_output = None
+        self.rest: Tensor | None = (
+            None  # where one tile holds all keys: δ is then Σ p dP, as exact as a row can have it
+        )
         if upstream.output is not None:
             self.g_output = row(upstream.output).squeeze(-1)  # [C, M, Ev]
+        if self.g_output is not None and sum(1 for _ in block.plan.key_tiles(rows)) == 1:
+            self.rest = rest
+        elif self.g_output is not None:
             output = row(saved.output).squeeze(-1)
             if saved.output_low.numel():
                 output = unrounded(output, row(saved.output_low).squeeze(-1))
@@ -130,11 +136,9 @@ class RowTile:
         """The dropped-out weights and the gradient of the scores of one tile, [C, M, N] each."""
         block = self.block
         tile = block.plan.tile(block.heads, self.rows, keys, self.query.dtype, self.query.device)
-        z = block.scores(self.query, self.gain, keys)
-        cap_slope = None
-        if block.softcap is not None:
-            scaled = torch.mul(z, 1 / block.softcap, out=block.buffer("cap", z.shape))
-            cap_slope = scaled.square_().neg_().add_(1)
+        shape = (*self.query.shape[:2], keys.stop - keys.start)
+        cap_slope = None if block.softcap is None else block.buffer("cap", shape)
+        z = block.scores(self.query, self.gain, keys, cap_slope)
         block.apply_mask(z, tile)
         moments = self._moments(z, tile)
         t = z.sub_(self.lse)
@@ -147,6 +151,9 @@ class RowTile:
             torch.bmm(self.g_output, block.values(keys).mT, out=dz)
             if kept is not None:
                 dz.mul_(kept)
+            if self.rest is not None:
+                delta = torch.mul(p, dz, out=block.buffer("pdp", dz.shape)).sum(-1, keepdim=True)
+                dz.addcmul_(delta, self.rest, value=-1)
             dz.add_(self.constant)
         if self.g_entropy is not None:
             dz.addcmul_(t, self.g_entropy, value=-1)
@@ -174,6 +181,7 @@ class RowTile:
             work.copy_(self.level.expand_as(work))
         else:
             torch.clamp(z, min=LOWEST, out=work).mul_(self.slope).add_(self.level)
+        work.masked_fill_(z == float("-inf"), 0.0)  # a logit of -inf adds nothing to them
         if tile.seen is not None:
             self.block.broadcast(work).mul_(tile.seen.to(z.dtype))
         return work

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..seam import ARGMAX_BIT, BIT, Measured, Problem, room, rounded_off
 from .scores import Block, dropout_tile
-from .tiles import LOWEST, Plan, Tile
+from .tiles import Plan, Tile
 
 SLACK = 20.0
 
@@ -24,19 +24,14 @@ SLACK = 20.0
 def forward(problem: Problem, signs: int) -> Measured:
     plan = Plan(problem)
     result = room(problem, signs)
-    moments = signs & (BIT["mean"] | BIT["variance"])
     if problem.mask is None and signs & BIT["visible"]:
         result.visible.copy_(plan.visible(problem.query.device).expand(result.visible.shape))
-    whole = problem.mask is None and problem.softcap is None and problem.left is None and problem.right is None
-    linear = whole and problem.query.shape[-1] <= plan.keys  # an E × E covariance of fewer keys than E saves nothing
 
     for heads in plan.head_blocks():
         block = Block(problem, plan, heads)
         part = views(result, block)
-        if moments and linear:
-            _whole_row_moments(block, part)
         for rows in plan.row_tiles():
-            state = Rows(block, rows, signs, moments=bool(moments) and not linear)
+            state = Rows(block, rows, signs)
             state.see_all()
             state.write(part)
     return result
@@ -45,24 +40,6 @@ def forward(problem: Problem, signs: int) -> Measured:
 def views(result: Measured, block: Block) -> Measured:
     """The part of each result that belongs to a block of heads, as (C, R, Lq, ...)."""
     return Measured(*(block.view(t) if t.dim() > 1 else t for t in result))
-
-
-def _whole_row_moments(block: Block, result: Measured) -> None:
-    """Mean and variance where z is linear in k and every key is seen: z̄ = q·k̄ and qᵀ Cov(K) q, no score needed."""
-    if not block.plan.keys:
-        for sign in (result.mean, result.variance):
-            sign.zero_()
-        return
-    center = block.key.mean(1, keepdim=True)  # [C, 1, E]
-    spread = block.key - center
-    covariance = torch.bmm(spread.mT, spread).div_(block.plan.keys)  # [C, E, E]
-    query, gain = block.rows(slice(0, block.plan.rows))  # [C, R·Lq, E]
-    factor = block.scale if gain is None else block.scale * gain.squeeze(-1)
-    if result.mean.numel():
-        result.mean.copy_(block.unfold(torch.bmm(query, center.mT).squeeze(-1) * factor))
-    if result.variance.numel():
-        variance = torch.bmm(query, covariance).mul_(query).sum(-1).clamp_(min=0)
-        result.variance.copy_(block.unfold(variance * factor * factor))
 
 
 def _rounding_of_sum(a: Tensor, b: Tensor) -> Tensor:
@@ -78,8 +55,9 @@ class Rows:
     Slots, and views made ahead, because on a CPU the small steps between the large ones are what a tile pays for.
     """
 
-    def __init__(self, block: Block, rows: slice, signs: int, moments: bool) -> None:
-        self.block, self.rows, self.moments = block, rows, moments
+    def __init__(self, block: Block, rows: slice, signs: int) -> None:
+        self.block, self.rows = block, rows
+        self.moments = bool(signs & (BIT["mean"] | BIT["variance"]))
         self.entropy, self.p2 = bool(signs & BIT["entropy"]), bool(signs & BIT["p2"])
         self.query, self.gain = block.rows(rows)  # [C, M, E]
         self.tiles = list(block.plan.key_tiles(rows))
@@ -91,8 +69,9 @@ class Rows:
         self.start = 0  # slots before this one have been folded into it
         self.reference = self.limit = new(shape).fill_(float("-inf"))
         self.finite_reference = torch.zeros_like(self.reference).unsqueeze(-1)
-        if moments:
-            self.count, self.mean, self.squares = self.query.new_zeros((3, *shape))
+        if self.moments:
+            # keys seen; those of them whose logit is not -inf, and the mean and summed squares of these
+            self.count, self.met, self.mean, self.squares = self.query.new_zeros((4, *shape))
         self.argmax = torch.full(shape, -1, device=self.query.device) if signs & ARGMAX_BIT else None
         self.best = self.reference  # the running peak, where the arg-max is followed
         self.output = None if block.value is None else new((*shape, block.value.shape[-1])).zero_()
@@ -160,29 +139,33 @@ class Rows:
         self.limit = reference + SLACK
 
     def _see_moments(self, z: Tensor, tile: Tile) -> None:
-        """Chan's update with the tile's own mean, so that no shift of the logits can cancel the variance."""
+        """Chan's update with the tile's own mean, so that no shift of the logits can cancel the variance.
+
+        A key that is seen with a logit of -inf is counted, and adds nothing.
+        """
         work = self.block.buffer("e", z.shape)
-        if tile.seen is None:
-            count = torch.full_like(self.count, z.shape[-1])
-            mean = z.mean(-1)
+        count = met = torch.full_like(self.count, z.shape[-1])
+        mean = z.mean(-1) if tile.open else self.mean
+        # asking costs a GPU a wait and a CPU nothing
+        if tile.open and self.lazy and bool(mean.isfinite().all()):
             torch.sub(z, mean.unsqueeze(-1), out=work)
         else:
-            # finite before the product: -inf * 0 is NaN
-            part, weight = self.block.broadcast(work), tile.seen.to(z.dtype)
-            seen = weight.sum(-1, keepdim=True).expand(*part.shape[:-1], 1)
-            count = self.block.fold(seen.squeeze(-1))
-            torch.clamp(z, min=LOWEST, out=work)
-            part.mul_(weight)
-            mean = work.sum(-1) / count.clamp(min=1)
-            torch.clamp(z, min=LOWEST, out=work).sub_(mean.unsqueeze(-1))
-            part.mul_(weight)
+            adds = z != float("-inf")
+            if tile.seen is not None:
+                part = self.block.broadcast(adds)
+                part &= tile.seen
+                count = self.block.fold(tile.seen.sum(-1, dtype=z.dtype).expand(part.shape[:-1]))
+            met = adds.sum(-1, dtype=z.dtype)
+            nothing = z.new_zeros(())
+            mean = torch.where(adds, z, nothing, out=work).sum(-1) / met.clamp(min=1)
+            torch.where(adds, z - mean.unsqueeze(-1), nothing, out=work)
         squares = torch.linalg.vector_norm(work, dim=-1).square_()
-        total = self.count + count
-        share = count / total.clamp(min=1)
+        total = self.met + met
+        share = met / total.clamp(min=1)
         step = mean - self.mean
-        self.squares = self.squares + squares + step.square() * self.count * share
-        self.mean = self.mean + step * share
-        self.count = total
+        self.squares = self.squares + squares + step.square() * self.met * share
+        self.mean = self.mean + torch.where(step.isfinite(), step * share, mean)  # inf stays inf
+        self.met, self.count = total, self.count + count
 
     def write(self, result: Measured) -> None:
         """Finish the sums and store them."""
@@ -200,8 +183,11 @@ class Rows:
         if self.argmax is not None:
             self._store(result.argmax, self.argmax)
         if self.moments:
-            self._store(result.mean, self.mean)
-            self._store(result.variance, self.squares / self.count.clamp(min=1))
+            count = self.count.clamp(min=1)
+            mean = self.mean * (self.met / count)
+            off = (self.met * (self.mean - mean).square()).masked_fill(self.met == self.count, 0.0)
+            self._store(result.mean, mean)
+            self._store(result.variance, (self.squares + off) / count)
             if self.block.mask is not None:
                 self._store(result.visible, self.count)
         elif self.block.mask is not None and result.visible.numel():

@@ -97,15 +97,21 @@ class Block:
         assert self.value is not None
         return self.value[:, keys]
 
-    def scores(self, query: Tensor, gain: Tensor | None, keys: slice) -> Tensor:
-        """Logits of a tile before any mask, [C, M, N]. Scaled after the product: products of half precision are exact."""
+    def scores(self, query: Tensor, gain: Tensor | None, keys: slice, cap_slope: Tensor | None = None) -> Tensor:
+        """Logits of a tile before any mask, [C, M, N]. Scaled after the product: products of half precision are exact.
+
+        `cap_slope` is where the softcap's slope is wanted: 1/cosh², since 1 - tanh² loses its digits.
+        """
         key = self.keys_across(keys)
         z = self.buffer("z", (query.shape[0], query.shape[1], key.shape[2]))
         torch.baddbmm(z, query, key, beta=0, alpha=self.scale, out=z)
         if gain is not None:
             z.mul_(gain)
         if self.softcap is not None:
-            z.mul_(1 / self.softcap).tanh_().mul_(self.softcap)
+            z.div_(self.softcap)
+            if cap_slope is not None:
+                torch.cosh(z, out=cap_slope).square_().reciprocal_()
+            z.tanh_().mul_(self.softcap)
         return z
 
     def apply_mask(self, z: Tensor, tile: Tile) -> None:

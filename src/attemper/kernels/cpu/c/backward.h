@@ -13,6 +13,7 @@ typedef struct {  // a row's coefficients
 typedef struct {
     int rows;  // whether dQ is wanted, for the queries or the gain
     int64_t tiles, query_strip, value_strip, dq_step, dv_step, dq_head;  // packed numbers of MAX_ROWS rows; one head's dQ
+    int alone;             // whether a tile holds all keys: δ is then Σ p dP, as exact as a row can have it
     int weights, moments;  // whether gradients of entropy or Σp², of mean or variance arrive
     Slopes *slopes;  // (B, H, Lq)
     REAL *dq;        // (parts, B, H, dq_head), where there are several parts; else NULL
@@ -67,7 +68,7 @@ static void find_slopes(const Job *job, void *memory, int64_t item) {
         REAL low = AT(saved->lse_low), rest = EXP(-low), constant = 0;
         Slopes s = {.lse = AT(saved->lse), .rest = rest};
         if (s.lse == -INFINITY) s.lse = INFINITY;  // a row without keys: exp(z - inf) = 0
-        if (call->g_output.at) {
+        if (call->g_output.at && !course->alone) {
             fetch(out, call->output + at * n * SIZE[call->dtype], (int)call->dtype, n, 1);
             if (call->output_low) restore(out, call->output_low + at * n, n);  // δ of a rounded output does not cancel
             fetch(arriving, place(&call->g_output, (int)call->dtype, b, h, i), (int)call->dtype, n, call->g_output.step[3]);
@@ -98,6 +99,16 @@ static void find_slopes(const Job *job, void *memory, int64_t item) {
         course->slopes[at] = s;
     }
 #undef AT
+}
+
+// Σ p dP of a row, with r as `constant` has it
+static REAL row_delta(const REAL *z, const REAL *dp, int64_t n, Slopes s) {
+    Vec all = splat(0);
+    for (int64_t j = 0; j < n; j += LANES) {
+        Vec p = exp_above(bounded(load(z + j) - s.lse));
+        all += keep_where(p != 0, p * load(dp + j));
+    }
+    return sum(all) * s.rest * (TILES ? s.rest : 1);
 }
 
 // z and dP of one row become p and dz
@@ -146,8 +157,8 @@ static void differ_row(const Call *call, const Course *course, Differ *own, Meet
     Slopes s = course->slopes[index];
     const REAL *bias = NULL;
     if (call->softcap) {
+        cap_slopes(own->cap, z, n, (REAL)call->softcap);
         cap_row(z, n, (REAL)call->softcap);
-        memcpy(own->cap, z, n * sizeof(REAL));
     }
     if (call->mask_dtype != NONE) {
         bias = r && !call->mask.step[2] ? own->bias : bias_of(call, m.b, m.h, i, m.key, m.width, own->bias);
@@ -161,6 +172,7 @@ static void differ_row(const Call *call, const Course *course, Differ *own, Meet
         coins(own->keep, call, index, m.key, m.width);
         for (int64_t j = 0; j < m.width; j++) dz[j] *= own->keep[j];
     }
+    if (course->alone) s.constant -= row_delta(z, dz, n, s);
     slope_row_by_need(z, dz, n, bias, s, course->weights, course->moments);
     if (dropping)
         for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
@@ -170,10 +182,7 @@ static void differ_row(const Call *call, const Course *course, Differ *own, Meet
     }
     if (call->d_mask) add_mask_gradient(call, m, i, part, dz);
     if (call->softcap)
-        for (int64_t j = 0; j < m.width; j++) {
-            REAL x = own->cap[j] / (REAL)call->softcap;
-            dz[j] *= 1 - x * x;
-        }
+        for (int64_t j = 0; j < m.width; j++) dz[j] *= own->cap[j];
 }
 
 // The scores of few rows as `decode` found them, to the bit: of logits of 1e4 another order of adding leaves another 1e-3, which
@@ -365,6 +374,7 @@ static int backward(const Call *call) {
         .dv_step = up_to(call->value_dim, PANEL),
         // to a whole strip: the last one also adds to the rows that pad it, and those must be nobody else's
         .dq_head = up_to(call->rows, MAX_ROWS) * up_to(call->dim, PANEL),
+        .alone = call->keys <= BACK_KEYS && call->g_output.at,
         .weights = g->entropy || g->p2,
         .moments = g->mean || g->variance,
         .slopes = attemper_take((size_t)(pairs * call->rows) * sizeof(Slopes), (int)call->poison),
