@@ -279,8 +279,7 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
             measured = Measured(*torch.ops.attemper.forward(*problem, signs, kernel))
     else:
         measured = Measured(*_EagerAttention.apply(*problem, signs, kernel))
-    vitals = Vitals(**{name: getattr(measured, name) for name in names})
-    return measured.output, vitals
+    return measured.output, vitals_of(measured, names)
 
 
 def attend_aside(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
@@ -288,7 +287,12 @@ def attend_aside(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple
     if kernel == "reference":
         return _by_definition(problem, names)
     measured = kernels.load(kernel).forward(problem, bits(names))
-    return measured.output, Vitals(**{name: getattr(measured, name) for name in names})
+    return measured.output, vitals_of(measured, names)
+
+
+def vitals_of(measured: Measured, names: tuple[str, ...]) -> Vitals:
+    """The signs that were asked for."""
+    return Vitals(**{name: getattr(measured, name) for name in names})._with_low(measured.lse_low)
 
 
 def bits(names: tuple[str, ...]) -> int:
@@ -313,7 +317,8 @@ def _by_definition(problem: Problem, names: tuple[str, ...]) -> tuple[Tensor, Vi
     with without_autocast(problem.query):
         definition = reference.define(_widened(problem))
     output = problem.query.new_empty(0) if definition.output is None else definition.output.to(problem.query.dtype)
-    return output, Vitals(**{name: getattr(definition, name) for name in names})
+    vitals = Vitals(**{name: getattr(definition, name) for name in names})
+    return output, vitals._with_low(reference.lse_low(definition)) if "lse" in names else vitals
 
 
 def _widened(problem: Problem) -> Problem:

@@ -52,6 +52,7 @@ class Vitals:
     lse: Tensor
     entropy: Tensor
     p2: Tensor
+    _lse_low: Tensor | None = None  # what rounding took from lse: far from zero merge() and top_weight need it
 
     def __init__(self, **signs: Tensor) -> None:
         unknown = [name for name in signs if name not in SIGNS]
@@ -72,13 +73,21 @@ class Vitals:
         Args:
             function: takes a sign's tensor and gives one back.
         """
-        return Vitals(**{name: function(getattr(self, name)) for name in self.measured})
+        found = Vitals(**{name: function(getattr(self, name)) for name in self.measured})
+        return found if self._lse_low is None else found._with_low(function(self._lse_low))
+
+    def _with_low(self, low: Tensor) -> Vitals:
+        """With what rounding took from lse, where lse was measured: it goes wherever the signs go."""
+        if "lse" in self.__dict__:
+            self._lse_low = low
+        return self
 
     @property
     def top_weight(self) -> Tensor:
         """The largest attention weight of the row, ``exp(peak - lse)``."""
         empty = self.lse == NEG_INF
-        return (self.peak - self.lse).masked_fill(empty, NEG_INF).exp()
+        below = self.peak - self.lse
+        return (below if self._lse_low is None else below - self._lse_low).masked_fill(empty, NEG_INF).exp()
 
     @property
     def effective_keys(self) -> Tensor:
@@ -143,7 +152,11 @@ def merge(parts: Iterable[Attended] | Iterable[Vitals]) -> Attended | Vitals:
     """Join attention over shards of the keys into attention over all of them, exactly.
 
     Each part is one call with the same queries and its own slice of keys and values (split-KV, a ring, several
-    ranks). Parts that see no key for a row are left out of that row. Differentiable.
+    ranks), in the order of the keys. Parts that see no key for a row are left out of that row. Differentiable.
+
+    Vitals of a call also carry what rounding took from ``lse``, through ``each()``, pytrees and copies, so that this holds for
+    logits of any size. To send a part to another rank, send ``torch.utils._pytree.tree_flatten(part)``: Vitals made of the
+    signs alone merge as exactly as their ``lse`` is stored, which at logits of -1e9 says nothing.
 
     Args:
         parts: all :class:`Attended`, or all :class:`Vitals`. Each needs ``lse``; ``mean`` needs ``visible`` too, and
@@ -183,16 +196,21 @@ def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
     if "lse" not in part:
         raise InputError("merge(): every shard must have measured `lse`. Add 'lse' to signs=.")
 
+    low = torch.stack([s.lse.new_zeros(s.lse.shape) if s._lse_low is None else s._lse_low for s in shards])
     empty = part["lse"] == NEG_INF
     reference = part["lse"].detach().amax(0).masked_fill(empty.all(0), 0.0)
-    total = (part["lse"] - reference).exp().sum(0).masked_fill(empty.all(0), 1.0)
-    signs = {"lse": (reference + total.log()).masked_fill(empty.all(0), NEG_INF)}
-    # not lse_a - lse: far from zero that difference is rounding, and the weights would not sum to 1
-    log_weight = (part["lse"] - reference - total.log()).masked_fill(empty, 0.0)
+    # each lse is its two parts: far from zero the first alone is rounding, and the weights would not be those of the whole
+    share_of = part["lse"] - reference + low
+    total = share_of.exp().sum(0).masked_fill(empty.all(0), 1.0)
+    log_total = total.log()
+    endless = reference == -NEG_INF  # inf / inf: as in the whole the weights are NaN, the largest logit and lse are not
+    signs = {"lse": (reference + log_total).masked_fill(empty.all(0), NEG_INF).masked_fill(endless, -NEG_INF)}
+    rest = rounding_of_sum(reference, log_total.detach()).masked_fill(endless, 0.0)
+    log_weight = (share_of - log_total).masked_fill(empty, 0.0)
     weight = log_weight.exp().masked_fill(empty, 0.0)
 
     if "peak" in part:
-        signs["peak"] = part["peak"].amax(0)
+        signs["peak"] = part["peak"].max(0).values  # of equal ones the first has the gradient, as the lowest key has it
     if "entropy" in part:
         signs["entropy"] = (weight * (part["entropy"] - log_weight)).sum(0)
     if "p2" in part:
@@ -207,15 +225,25 @@ def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
             if "variance" in part:
                 spread = part["variance"] + (part["mean"] - signs["mean"]).square()
                 signs["variance"] = (share * spread).sum(0)
-    return Vitals(**signs), weight
+    return Vitals(**signs)._with_low(rest), weight
+
+
+def rounding_of_sum(a: Tensor, b: Tensor) -> Tensor:
+    """What a + b lost to rounding, exactly (Knuth's two-sum)."""
+    total = a + b
+    b_part = total - a
+    return (a - (total - b_part)) + (b - b_part)
 
 
 def _flatten(vitals: Vitals) -> tuple[list[Tensor], tuple[str, ...]]:
-    return [getattr(vitals, name) for name in vitals.measured], vitals.measured
+    names = vitals.measured if vitals._lse_low is None else (*vitals.measured, "_lse_low")
+    return [getattr(vitals, name) for name in names], names
 
 
 def _unflatten(tensors: Iterable[Tensor], names: tuple[str, ...]) -> Vitals:
-    return Vitals(**dict(zip(names, tensors, strict=True)))
+    signs = dict(zip(names, tensors, strict=True))
+    low = signs.pop("_lse_low", None)
+    return Vitals(**signs) if low is None else Vitals(**signs)._with_low(low)
 
 
 # lets torch.func.vmap, torch.compile and torch.export carry Vitals in and out of a function

@@ -1,12 +1,15 @@
 """Vitals as an object: what is read, what raises, merging shards, folding rows into heads."""
 
+import copy
 import math
 
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import attemper
 from attemper.errors import InputError, SignNotMeasured
+from attemper.kernels import KERNELS
 from attemper.vitals import SIGNS, Vitals
 
 
@@ -39,13 +42,10 @@ def test_a_derived_name_asks_for_its_parts():
 
 
 def test_vitals_survive_a_copy_and_a_pickle_free_round_trip():
-    import copy
-
     vitals = attend().vitals
     again = copy.deepcopy(vitals)
     assert torch.equal(again.entropy, vitals.entropy)
-    leaves, spec = torch.utils._pytree.tree_flatten(vitals)
-    assert isinstance(torch.utils._pytree.tree_unflatten(leaves, spec), Vitals)
+    assert isinstance(tree_unflatten(*tree_flatten(vitals)), Vitals)
     assert repr(vitals) == "Vitals(visible, mean, variance, peak, lse, entropy, p2; rows (2, 3, 6))"
 
 
@@ -82,6 +82,58 @@ def test_merge_far_from_zero_keeps_its_weights_normalised(level):
     merged = attemper.merge(halves)
     torch.testing.assert_close(merged.output, torch.ones(1, 2, 5, 1))
     assert (merged.vitals.entropy <= math.log(6) + 1e-5).all()
+
+
+FAR = {
+    "-1e9": (torch.full((4,), -1e9), 3),
+    "finfo.min": (torch.full((12,), torch.finfo(torch.float32).min), 2),
+    "1e8": (torch.full((9,), 1e8), 5),
+    "a gap": (torch.tensor([-1e9, -1e9, -1e9, -1e9 + 64]), 2),
+    "one inf": (torch.tensor([0.0, 1.0, math.inf, 0.0]), 3),
+    "inf twice": (torch.tensor([math.inf, 1.0, 0.0, math.inf]), 2),
+    "-inf": (torch.tensor([-math.inf, -math.inf, -1e9, -1e9]), 2),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("bias", "cut"), FAR.values(), ids=FAR)
+def test_merge_gives_the_whole_however_far_from_zero(kernel, bias, cut):
+    """Far from zero lse holds no digit of ln Σe: what rounding took from it goes along, through reshapes, copies and pytrees."""
+    keys = len(bias)
+    value = torch.arange(keys, dtype=torch.float32).view(keys, 1).requires_grad_()
+    bias = bias.clone().requires_grad_()
+
+    def part(a, b):
+        return attemper.attention(torch.zeros(1, 8), torch.zeros(b - a, 8), value[a:b], mask=bias[a:b], kernel=kernel)
+
+    whole, parts = part(0, keys), [part(0, cut), part(cut, keys)]
+    carried = [
+        [p._replace(vitals=p.vitals.each(lambda sign: sign.reshape(1, 1).view(1))) for p in parts],
+        [tree_unflatten(*tree_flatten(p)) for p in parts],
+        [p._replace(vitals=copy.deepcopy(p.vitals.each(torch.Tensor.detach))) for p in parts],
+        [attemper.merge(parts[:1]), *parts[1:]],  # merged before
+    ]
+    for these in (parts, *carried):
+        merged = attemper.merge(these)
+        torch.testing.assert_close(merged.output, whole.output, equal_nan=True)
+        for name in (*SIGNS, "top_weight"):
+            one, two = getattr(merged.vitals, name), getattr(whole.vitals, name)
+            torch.testing.assert_close(one, two, equal_nan=True, msg=lambda m, name=name: f"{name}: {m}")
+        alone = attemper.merge([p.vitals for p in these])
+        assert torch.equal(alone.entropy.nan_to_num(7.0), merged.vitals.entropy.nan_to_num(7.0))
+    if whole.output.isfinite():
+        leaves = (value, bias) if bias.isfinite().all() else (value,)
+        each = (attended.output.sum() + attended.vitals.entropy.sum() for attended in (attemper.merge(parts), whole))
+        for one, two in zip(*(torch.autograd.grad(loss, leaves) for loss in each), strict=True):
+            torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_of_tied_peaks_the_lowest_key_has_the_gradient(kernel):
+    key = torch.zeros(6, 8, requires_grad=True)
+    parts = [attemper.measure(torch.ones(1, 8), key[a:b], kernel=kernel) for a, b in ((0, 2), (2, 2), (2, 6))]
+    (grad,) = torch.autograd.grad(attemper.merge(parts).peak.sum(), key)
+    assert grad.any(-1).tolist() == [True] + [False] * 5
 
 
 def test_evenness_has_a_gradient_though_single_keys_have_none():

@@ -36,11 +36,14 @@ def define(problem: Problem) -> Definition:
 
     # softmax; a row without keys gets finite stand-ins, so that its gradients are 0 and not NaN
     stand_in = z.masked_fill(shut & ~empty.unsqueeze(-1), float("-inf")).masked_fill(empty.unsqueeze(-1), 0.0)
-    lse = stand_in.logsumexp(-1)
     weights = stand_in.softmax(-1).masked_fill(shut, 0.0)
-    log_weights = (stand_in - lse.unsqueeze(-1)).masked_fill(shut, 0.0)
-
     peak, argmax = _peak(stand_in)
+    # from the peak on: far from zero z - lse is rounding
+    below = stand_in - peak.detach().unsqueeze(-1)
+    log_sum = below.logsumexp(-1)
+    lse = (peak.detach() + log_sum).masked_fill(peak == float("inf"), float("inf"))
+    log_weights = (below - log_sum.unsqueeze(-1)).masked_fill(shut, 0.0)
+
     count = seen.sum(-1)
     some = count.clamp(min=1)
     hidden = ~seen | shut
@@ -59,6 +62,14 @@ def define(problem: Problem) -> Definition:
         entropy=-(weights * log_weights).sum(-1),
         p2=weights.square().sum(-1),
     )
+
+
+def lse_low(definition: Definition) -> Tensor:
+    """What rounding took from lse, where the largest weight is exp(peak - lse): at finfo.min, all of ln Σe."""
+    if not definition.weights.shape[-1]:
+        return torch.zeros_like(definition.lse)
+    low = definition.peak - definition.lse - definition.weights.amax(-1).log()
+    return low.detach().masked_fill(~definition.lse.isfinite(), 0.0)
 
 
 def matrix(problem: Problem) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from .._checks import Signs, prepare
-from .._ops import bits
+from .._ops import bits, vitals_of
 from ..errors import InputError
 from ..kernels.seam import for_gradients, measuring_dtype
-from ..vitals import Attended, Vitals
+from ..vitals import Attended
 from .ops import additive
 
 
@@ -53,7 +53,7 @@ def additive_attention(
     wanted = for_gradients(bits(names), problem.query, problem.key, problem.mask, weight)
     inputs = (problem.query, problem.key, problem.value, weight, problem.mask, problem.seed)
     measured = additive(*inputs, problem.left, problem.right, problem.dropout, wanted)
-    vitals = Vitals(**{name: getattr(measured, name).reshape(shape) for name in names})
+    vitals = vitals_of(measured, names).each(lambda sign: sign.reshape(shape))
     return Attended(measured.output.to(call.dtype).reshape(*shape, measured.output.shape[-1]), vitals)
 
 

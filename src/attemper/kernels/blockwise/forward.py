@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...vitals import rounding_of_sum
 from ..seam import ARGMAX_BIT, BIT, Measured, Problem, room, rounded_off
 from .scores import Block, dropout_tile
 from .tiles import Plan, Tile
@@ -40,13 +41,6 @@ def forward(problem: Problem, signs: int) -> Measured:
 def views(result: Measured, block: Block) -> Measured:
     """The part of each result that belongs to a block of heads, as (C, R, Lq, ...)."""
     return Measured(*(block.view(t) if t.dim() > 1 else t for t in result))
-
-
-def _rounding_of_sum(a: Tensor, b: Tensor) -> Tensor:
-    """What a + b lost to rounding, exactly (Knuth's two-sum)."""
-    total = a + b
-    b_part = total - a
-    return (a - (total - b_part)) + (b - b_part)
 
 
 class Rows:
@@ -173,8 +167,10 @@ class Rows:
         peak = self.slots[0].amax(0) if self.tiles else self.reference
         l = l.masked_fill(peak == float("-inf"), 1.0)
         log_l = l.log()
-        self._store(result.lse, self.reference + log_l)
-        self._store(result.lse_low, _rounding_of_sum(self.finite_reference.squeeze(-1), log_l))
+        endless = peak == float("inf")  # inf / inf: the weights are NaN, the largest logit and lse are not
+        self._store(result.lse, (self.reference + log_l).masked_fill_(endless, float("inf")))
+        low = rounding_of_sum(self.finite_reference.squeeze(-1), log_l)
+        self._store(result.lse_low, low.masked_fill_(endless, 0.0))
         self._store(result.peak, peak)
         if self.entropy:
             self._store(result.entropy, log_l - a / l)

@@ -33,7 +33,7 @@ NO_MEMORY = 1  # of call.h
 _STRIDED, _ROWS = 5, 9
 _WHOLE = 5 * _STRIDED + 7 + 2 + 2 + 2 + 2 + _ROWS + _STRIDED + _ROWS + 1 + 3 + 2 + 5 + 1 + 3
 LAYOUT = struct.Struct(f"={_WHOLE}q3d")
-FOLD = struct.Struct("=17qd")  # of Fold in fold.c
+FOLD = struct.Struct("=18qd")  # of Fold in fold.c
 
 NOWHERE = (0,) * _STRIDED
 NO_ROWS = (0,) * _ROWS

@@ -11,6 +11,7 @@ enum { ROWS, VISIBLE, MEAN, VARIANCE, LSE, ENTROPY, P2, TOP_WEIGHT, EFFECTIVE_KE
 typedef struct {  // `FOLD` in ../fold.py is the same list
     const int32_t *visible;  // (B, H, L), contiguous, and so are the others
     const float *mean, *variance, *peak, *lse, *entropy, *p2;
+    const float *lse_low;  // what rounding took from lse; NULL: not known
     const char *keep;      // which rows count, with the step from one of the batch, head or row to the next; NULL: all
     int64_t keep_step[3];  // in bytes
     int64_t batch, heads, rows;
@@ -30,8 +31,8 @@ INLINE void add(Head *head, int column, Vec values) { head->sums[column] += __bu
 INLINE void count(Head *head, int column, IntVec rows) { add(head, column, keep_where(rows, splat(1))); }
 
 // Four rows; `use` is -1 for those that count.
-INLINE void add_rows(Head *head, const Fold *fold, IntVec use, IntVec visible, const Vec sign[6]) {
-    Vec mean = sign[0], variance = sign[1], peak = sign[2], lse = sign[3], entropy = sign[4], p2 = sign[5];
+INLINE void add_rows(Head *head, const Fold *fold, IntVec use, IntVec visible, const Vec sign[7]) {
+    Vec mean = sign[0], variance = sign[1], peak = sign[2], lse = sign[3], entropy = sign[4], p2 = sign[5], low = sign[6];
     use &= visible > 0;
     count(head, ROWS, use);
     head->sums[VISIBLE] += __builtin_convertvector(visible & use, Double4);
@@ -42,7 +43,7 @@ INLINE void add_rows(Head *head, const Fold *fold, IntVec use, IntVec visible, c
     add(head, P2, keep_where(use, p2));
     // a row of logits that are all -inf has weights of nothing
     IntVec weighs = use & (lse != -INFINITY);
-    Vec top = keep_where(weighs, exp_above(bounded(peak - lse)));
+    Vec top = keep_where(weighs, exp_above(bounded(peak - lse - low)));
     add(head, TOP_WEIGHT, top);
     add(head, EFFECTIVE_KEYS, keep_where(weighs, exp_above(bounded(entropy))));
     add(head, JACOBIAN_TRACE, keep_where(use & (p2 != 0), 1 - p2));
@@ -58,21 +59,22 @@ INLINE void add_rows(Head *head, const Fold *fold, IntVec use, IntVec visible, c
 
 // The rows of one head in one sequence, four at a time.
 static void fold_head(Head *head, const Fold *fold, int64_t batch, int64_t number) {
-    const float *const signs[] = {fold->mean, fold->variance, fold->peak, fold->lse, fold->entropy, fold->p2};
+    const float *const signs[] = {fold->mean, fold->variance, fold->peak, fold->lse, fold->entropy, fold->p2, fold->lse_low};
+    const int count = fold->lse_low ? 7 : 6;
     const int64_t start = (batch * fold->heads + number) * fold->rows, step = fold->keep_step[2];
     const char *keep = fold->keep ? fold->keep + batch * fold->keep_step[0] + number * fold->keep_step[1] : NULL;
     for (int64_t row = 0; row < fold->rows; row += LANES) {
         IntVec use = {-1, -1, -1, -1}, visible = {0};
-        Vec sign[6] = {{0}};
+        Vec sign[7] = {{0}};
         int64_t some = fold->rows - row < LANES ? fold->rows - row : LANES, at = start + row;
         if (keep)
             for (int64_t i = 0; i < some; i++) use[i] = -(keep[(row + i) * step] != 0);
         if (some == LANES) {
             memcpy(&visible, fold->visible + at, sizeof visible);
-            UNROLL for (int i = 0; i < 6; i++) sign[i] = load(signs[i] + at);
+            for (int i = 0; i < count; i++) sign[i] = load(signs[i] + at);
         } else {  // what is not there sees no key
             memcpy(&visible, fold->visible + at, some * sizeof(int32_t));
-            for (int i = 0; i < 6; i++) memcpy(&sign[i], signs[i] + at, some * sizeof(float));
+            for (int i = 0; i < count; i++) memcpy(&sign[i], signs[i] + at, some * sizeof(float));
         }
         add_rows(head, fold, use, visible, sign);
     }
