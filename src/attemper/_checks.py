@@ -72,7 +72,7 @@ def prepare(
         value=value,
         mask=mask,
         gain=gain,
-        seed=None if not dropout else torch.randint(2**62, (), dtype=torch.int64),
+        seed=None if not dropout else torch.randint(2**62, (), dtype=torch.int64, device="cpu"),
         scale=1.0 if gain is not None else _check_scale(where, scale, head_dim),
         left=left,
         right=right,
@@ -108,10 +108,7 @@ def broadcast_like_torch(
         return query, key, value
     heads, groups, value_groups = query.shape[-3], key.shape[-3], value.shape[-3]
     if enable_gqa:
-        if groups == value_groups or 0 in (groups, value_groups):
-            return query, key, value
-        both = math.lcm(groups, value_groups)
-        if heads % both == 0:
+        if groups != value_groups and groups and value_groups and heads % (both := math.lcm(groups, value_groups)) == 0:
             query, key, value = _rounded_once(query, key, value)
             key = key.repeat_interleave(both // groups, dim=-3)
             value = value.repeat_interleave(both // value_groups, dim=-3)
@@ -134,9 +131,9 @@ def broadcast_like_torch(
 
 def _rounded_once(query: Tensor, key: Tensor, value: Any) -> tuple[Tensor, Tensor, Any]:
     """In float32 where a gradient may arrive: that of a half-precision input which is repeated is a sum, rounded at its end."""
-    all_there = [t for t in (query, key, value) if t is not None]
-    halves = all(t.dtype == query.dtype for t in all_there) and query.dtype in HALVES
-    if not halves or not torch.is_grad_enabled() or not any(t.requires_grad for t in all_there):
+    found = [t for t in (query, key, value) if t is not None]
+    tracked = torch.is_grad_enabled() and any(t.requires_grad for t in found)
+    if not tracked or query.dtype not in HALVES or any(t.dtype != query.dtype for t in found):
         return query, key, value
     return query.float(), key.float(), None if value is None else value.float()
 

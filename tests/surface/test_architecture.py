@@ -167,3 +167,34 @@ def test_the_length_checker_can_fail():
 
     assert long_functions(lines(MAX_FUNCTION)) == []
     assert long_functions(lines(MAX_FUNCTION + 1)) == ["f"]
+
+
+# what torch makes on the default device; a layer of a model is made where the caller wants it
+MAKERS = {
+    *(
+        "arange",
+        "as_tensor",
+        "asarray",
+        "empty",
+        "empty_strided",
+        "eye",
+        "full",
+        "linspace",
+        "logspace",
+        "ones",
+        "rand",
+    ),
+    *("randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
+}
+ON_THE_DEFAULT_DEVICE = {"attemper.lab.layers"}
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - ON_THE_DEFAULT_DEVICE))
+def test_every_tensor_that_is_made_says_where(module):
+    """torch.set_default_device, and `with torch.device("meta")`, are for the caller's tensors and not for ours."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        makes = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch" and node.func.attr in MAKERS
+        says = any(keyword.arg in (None, "device") for keyword in node.keywords)
+        assert says or not makes, f"line {node.lineno}: torch.{node.func.attr}() without device="

@@ -65,7 +65,7 @@ class Tensors:
 
         def normal(*shape: int) -> Tensor:
             # one tensor at a time, in its own dtype: what memory.py counts must not hide in scratch left behind
-            tensor = torch.empty(shape, dtype=getattr(torch, case.dtype)).normal_(generator=generator)
+            tensor = torch.empty(shape, dtype=getattr(torch, case.dtype), device="cpu").normal_(generator=generator)
             return tensor.to(case.device)
 
         batch, heads, length, head_dim = case.shape

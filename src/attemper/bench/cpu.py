@@ -71,7 +71,7 @@ def measure(kind: str, case: Case, *, rounds: int, budget: float) -> Row:
     calls: dict[str, Callable[[], object]] = {name: call(name, tensors) for name in names}
     if case.rows:
         bytes_read = 2.0 * math.prod(case.shape) * tensors.inputs[1].element_size()
-        block = torch.ones(int(bytes_read) // 4)
+        block = torch.ones(int(bytes_read) // 4, device="cpu")
         calls["machine"] = block.sum
         work, least = bytes_read, bytes_read
     else:

@@ -49,11 +49,13 @@ class Subject:
         self.eager.load_state_dict(self.model.state_dict())
         self.eager.set_attn_implementation("eager")
         self.inputs = {
-            "input_ids": torch.randint(0, config.vocab_size, (batch, length), generator=generator).to(device)
+            "input_ids": torch.randint(0, config.vocab_size, (batch, length), generator=generator, device="cpu").to(
+                device
+            )
         }
         if padded:
             # every sequence but the first is a quarter padding
-            keep = torch.ones(batch, length, dtype=torch.int64)
+            keep = torch.ones(batch, length, dtype=torch.int64, device="cpu")
             keep[1:, 3 * length // 4 :] = 0
             self.inputs["attention_mask"] = keep.to(device)
 

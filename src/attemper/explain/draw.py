@@ -13,7 +13,7 @@ def embeddings(words: Sequence[str], width: int, seed: int) -> Tensor:
     """One row per word, N(0, 1): ``(words, width)``. The same word has the same row wherever it stands."""
     distinct = {word: place for place, word in enumerate(dict.fromkeys(words))}
     table = torch.stack([normal(f"word {word}", (width,), seed) for word in distinct])
-    return table[torch.tensor([distinct[word] for word in words])]
+    return table[torch.tensor([distinct[word] for word in words], device="cpu")]
 
 
 def projection(name: str, head: int, rows: int, columns: int, seed: int, fan_in: int) -> Tensor:
@@ -28,4 +28,4 @@ def normal(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """N(0, 1) in float64, from the name and the seed alone (Python's own hash differs from process to process)."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")

@@ -96,7 +96,7 @@ def _project(settings: Settings, name: str, embedded: Tensor, corners: dict[str,
 
 def _unite(settings: Settings, context: Tensor, corners: dict[str, Tensor]) -> Tensor:
     """concat(heads) W_O, as the sum of each head times its own rows of W_O."""
-    united = torch.zeros(settings.count, settings.d_model, dtype=torch.float64)
+    united = torch.zeros(settings.count, settings.d_model, dtype=torch.float64, device="cpu")
     for head, part in enumerate(context):
         rows = draw.projection("W_O", head, settings.d_k, settings.d_model, settings.seed, fan_in=settings.d_model)
         corners.setdefault("W_O", rows[:1, :CORNER].clone())

@@ -49,7 +49,7 @@ class Lane:
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
         """The corner of the first head's weights, each row normalised over all keys."""
         heads, keys, _ = key.shape
-        unit = torch.eye(keys, min(keys, CORNER), dtype=key.dtype).expand(heads, -1, -1)
+        unit = torch.eye(keys, min(keys, CORNER), dtype=key.dtype, device=key.device).expand(heads, -1, -1)
         return self.attend(query[:, :CORNER], key, unit, ()).output[0]
 
 

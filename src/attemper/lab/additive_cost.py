@@ -115,7 +115,7 @@ def expect(rows: Rows) -> list[Expectation]:
 
 def tanh_variance() -> float:
     """E_q Var_k tanh(q + k) for unit normal q and k: what each entry of w contributes to a row's variance."""
-    grid = torch.linspace(-8, 8, 801, dtype=torch.float64)
+    grid = torch.linspace(-8, 8, 801, dtype=torch.float64, device="cpu")
     weight = torch.exp(-grid.square() / 2)
     weight = weight / weight.sum()
     bent = torch.tanh(grid[:, None] + grid)  # (q, k)

@@ -132,7 +132,7 @@ def train(cell: Cell, score: str, kappa: float = 1.0) -> list[Row]:
 def bigram(length: int) -> float:
     """The held-out loss of counting pairs of characters, every pair seen once more than it was: what no attention reaches."""
     text, _ = corpus()
-    counts = torch.ones(VOCABULARY, VOCABULARY, dtype=torch.float64)
+    counts = torch.ones(VOCABULARY, VOCABULARY, dtype=torch.float64, device="cpu")
     pairs = text[: TRAINING - 1] * VOCABULARY + text[1:TRAINING]
     counts += torch.bincount(pairs, minlength=VOCABULARY**2).view(VOCABULARY, VOCABULARY)
     held = unseen(length)
@@ -147,5 +147,5 @@ def unseen(length: int) -> Tensor:
 def windows(start: int, stop: int, count: int, length: int, stream: torch.Generator) -> Tensor:
     """Random windows of one character more than ``length``, from a stretch of the text: (count, length + 1)."""
     text = corpus()[0][start:stop]
-    starts = torch.randint(len(text) - length, (count, 1), generator=stream)
-    return text[starts + torch.arange(length + 1)]
+    starts = torch.randint(len(text) - length, (count, 1), generator=stream, device="cpu")
+    return text[starts + torch.arange(length + 1, device="cpu")]

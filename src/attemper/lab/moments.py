@@ -38,11 +38,13 @@ def of_logits(s: float, n: int) -> Moments | None:
         return None
     step = min(STEP, max(0.2 * s, 0.01))
     half = math.ceil(REACH * s / step)
-    x = step * torch.arange(-half, half + 1, dtype=torch.float64)
+    x = step * torch.arange(-half, half + 1, dtype=torch.float64, device="cpu")
     weight = torch.exp(-(x / s).square() / 2)
     weight = weight / weight.sum()
     lowest = -REACH * s - math.log(n) - 40  # u: there t Z is nothing; at the other end φ_0 is
-    v = torch.arange(lowest - REACH * s - step, REACH * s + 8 + REACH * s, step, dtype=torch.float64)  # u + x
+    v = torch.arange(
+        lowest - REACH * s - step, REACH * s + 8 + REACH * s, step, dtype=torch.float64, device="cpu"
+    )  # u + x
     alive = -torch.exp(v.clamp(max=50.0))
 
     def phi(power: float) -> Tensor:
@@ -67,7 +69,9 @@ def of_dot_products(d: int, n: int, scale: float) -> Moments | None:
     """The same for the logits scale·q·k of unit normal q and k: given q they are N(0, (scale |q|)²), and |q|² is χ² of d."""
     spread = 6 * math.sqrt(0.5)  # six standard deviations of |q|
     count = LENGTHS if d > 32 else 8 * LENGTHS  # at small d the density is cut off at 0
-    edges = torch.linspace(max(0.0, math.sqrt(d) - spread), math.sqrt(d) + spread, count + 1, dtype=torch.float64)
+    edges = torch.linspace(
+        max(0.0, math.sqrt(d) - spread), math.sqrt(d) + spread, count + 1, dtype=torch.float64, device="cpu"
+    )
     lengths = (edges[1:] + edges[:-1]) / 2
     log_density = (d - 1) * lengths.log() - lengths.square() / 2
     share = torch.softmax(log_density, 0)
@@ -75,4 +79,6 @@ def of_dot_products(d: int, n: int, scale: float) -> Moments | None:
     known = [one for one in found if one is not None]
     if len(known) < len(found):
         return None
-    return Moments(*(float(share @ torch.tensor(part, dtype=torch.float64)) for part in zip(*known, strict=True)))
+    return Moments(
+        *(float(share @ torch.tensor(part, dtype=torch.float64, device="cpu")) for part in zip(*known, strict=True))
+    )

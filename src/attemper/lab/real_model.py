@@ -39,7 +39,7 @@ def loaded(device: str) -> tuple[Any, Any]:
 
 def chosen(cell: Cell) -> list[tuple[str, str]]:
     """As many pairs as the cell asks for, drawn by its seed."""
-    order = torch.randperm(len(PAIRS), generator=generator("cpu", "sentences", cell["seed"]))
+    order = torch.randperm(len(PAIRS), generator=generator("cpu", "sentences", cell["seed"]), device="cpu")
     return [PAIRS[place] for place in sorted(order[: int(cell["pairs"])].tolist())]
 
 

@@ -29,7 +29,7 @@ class Patterns:
         self.layers: list[Tensor] = []
 
     def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> Tensor:
-        return weights_of_rows(call, vitals, torch.arange(call.facts.queries)).double().cpu()
+        return weights_of_rows(call, vitals, torch.arange(call.facts.queries, device=vitals.lse.device)).double().cpu()
 
     def keep(self, name: str, call: Call, seen: Tensor) -> None:
         self.layers.append(seen)
@@ -45,9 +45,9 @@ def measure(cell: Cell) -> list[Row]:
         attention = layer.attention.self
         between = torch.stack([apart(one) for pair in pairs for one in pair[number]]).mean(0)  # [heads, heads]
         own = torch.stack([distance(*pair[number]) for pair in pairs]).mean(0)  # [heads]
-        a, b = torch.triu_indices(heads, heads, 1)
+        a, b = torch.triu_indices(heads, heads, 1, device="cpu")
         spaces = {name: overlaps(getattr(attention, name).weight, heads) for name in ("query", "key")}
-        random = overlaps(torch.randn(width, width, generator=stream), heads)
+        random = overlaps(torch.randn(width, width, generator=stream, device="cpu"), heads)
         rows.append(
             {
                 "layer": number,

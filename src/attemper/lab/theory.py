@@ -40,7 +40,7 @@ def entropy(s: float, n: int) -> float:
     m = frozen(s, n)
     if m > 1:
         return math.log(n) - s * s / 2
-    ends = torch.digamma(torch.tensor([1.0, 1.0 - m], dtype=torch.float64))
+    ends = torch.digamma(torch.tensor([1.0, 1.0 - m], dtype=torch.float64, device="cpu"))
     return float(ends[0] - ends[1])
 
 

@@ -146,7 +146,7 @@ def _sound(loaded: Loaded, path: str | None, texts: Sequence[str], truncate: boo
             found.text = texts[0] if texts else SENTENCE
             found.notes += [*encoded.notes, f"the decoder was given the text {found.text!r}."]
         else:
-            batch["decoder_input_ids"] = torch.full((1, STARTS), _start(loaded))
+            batch["decoder_input_ids"] = torch.full((1, STARTS), _start(loaded), device="cpu")
             found.notes.append(f"the folder has no tokenizer: the decoder was given its start token {STARTS} times.")
     return found
 

@@ -97,7 +97,7 @@ def _drawn(call: Call, vitals: Vitals, item: Item) -> tuple[Tensor, Tensor, Tens
     (start, stop), (first, last) = item.rows, item.keys
     whole = max(stop - start, last - first) <= WHOLE
     count = stop - start
-    rows = torch.arange(count) if count <= ROWS else torch.linspace(0, count - 1, ROWS).round().long()
+    rows = torch.linspace(0, count - 1, min(count, ROWS), device="cpu").round().long()
     kept, places = [], []
     for part in chunks(call, (rows + start).to(vitals.lse.device)):
         weights = weights_of_rows(call, vitals, part, item.place)[0, ..., first:last]
@@ -123,7 +123,7 @@ def _top(picture: Picture, most: int) -> dict[str, Any]:
         weights = top
     rows = picture.rows
     if len(rows) > most:
-        chosen = torch.linspace(0, len(rows) - 1, most).round().long()
+        chosen = torch.linspace(0, len(rows) - 1, most, device="cpu").round().long()
         rows, weights, places = rows[chosen], weights[:, chosen], places[:, chosen]
     return {
         **_facts(picture),

@@ -91,21 +91,22 @@ def _channels(setting: dict[str, Any], name: str, channels: int) -> Tensor:
     if not isinstance(values, list) or len(values) not in (1, channels):
         values = [0.5]
     try:
-        return torch.tensor([float(value) for value in values]).view(1, -1, 1, 1)
+        return torch.tensor([float(value) for value in values], device="cpu").view(1, -1, 1, 1)
     except (TypeError, ValueError):
         raise InputError(f"scan: {name} of preprocessor_config.json must be numbers; got {values!r}.") from None
 
 
 def _disc(size: int = 256) -> Tensor:
     """A disc before a gradient, (3, H, W), 0 to 1."""
-    y, x = torch.meshgrid(torch.linspace(0, 1, size), torch.linspace(0, 1, size), indexing="ij")
+    side = torch.linspace(0, 1, size, device="cpu")
+    y, x = torch.meshgrid(side, side, indexing="ij")
     inside = (x - 0.4) ** 2 + (y - 0.45) ** 2 < 0.06
     return torch.stack([torch.where(inside, 0.9, x), torch.where(inside, 0.3, y), torch.where(inside, 0.2, 1 - x)])
 
 
 def _tone(rate: int) -> Tensor:
     """A second that rises from 200 to 2,000 Hz and swells three times."""
-    time = torch.arange(rate) / rate
+    time = torch.arange(rate, device="cpu") / rate
     return 0.5 * torch.sin(2 * torch.pi * (200 * time + 900 * time**2)) * torch.sin(3 * torch.pi * time).abs()
 
 

@@ -75,15 +75,15 @@ def _sample(logits: Tensor, rows: Tensor | None) -> tuple[Tensor, ...] | None:
     real = (
         rows.cpu().expand(batch, queries)
         if named and rows is not None
-        else torch.ones(batch, queries, dtype=torch.bool)
+        else torch.ones(batch, queries, dtype=torch.bool, device="cpu")
     )
     places = real.nonzero()
     if not len(places) or keys < 2:
         return None
     generator = torch.Generator().manual_seed(0)
-    chosen = places[torch.randint(len(places), (heads, ROWS), generator=generator)]  # (H, rows, 2)
-    columns = torch.stack([torch.randperm(keys, generator=generator)[:KEYS] for _ in range(ROWS)])
-    head = torch.arange(heads)[:, None, None]
+    chosen = places[torch.randint(len(places), (heads, ROWS), generator=generator, device="cpu")]  # (H, rows, 2)
+    columns = torch.stack([torch.randperm(keys, generator=generator, device="cpu")[:KEYS] for _ in range(ROWS)])
+    head = torch.arange(heads, device="cpu")[:, None, None]
     found = (chosen[..., :1], head, chosen[..., 1:], columns[None])
     return tuple(part.to(logits.device) for part in found)
 

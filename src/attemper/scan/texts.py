@@ -65,7 +65,7 @@ class Texts:
         with one text."""
         found = {}
         for place, first in self._first.items():
-            distance = self._distance.get(place, torch.full((first.body.shape[0],), math.nan))
+            distance = self._distance.get(place, torch.full((first.body.shape[0],), math.nan, device="cpu"))
             found[place] = [{"text_distance": None if math.isnan(value) else value} for value in distance.tolist()]
         return found
 

@@ -110,7 +110,9 @@ class TokenWeights:
         here = call.facts.kind == "self" and call.in_order and self.item < call.facts.batch
         if not here or not call.facts.queries == keys == len(self.tokens):
             return None
-        weights = weights_of_rows(call, vitals, torch.tensor([self.position]))[self.item, :, 0]
+        weights = weights_of_rows(call, vitals, torch.tensor([self.position], device=vitals.lse.device))[
+            self.item, :, 0
+        ]
         return weights[:, before : before + keys].double().cpu()
 
     def keep(self, name: str, call: Call, seen: Tensor | None) -> None:

@@ -36,7 +36,7 @@ class Entry:
         chosen = [place for place, head in enumerate(self.heads) if head in heads]
         if not chosen:
             return None
-        rows = torch.tensor(chosen)
+        rows = torch.tensor(chosen, device=self.summary.sums.device)
         summary = HeadSummary(self.summary.columns, self.summary.sums[rows], self.summary.peaks[rows])
         names = tuple(self.heads[place] for place in chosen)
         return Entry(

@@ -155,13 +155,13 @@ def _entry(heads: list[Row]) -> Entry:
     column = {name: _column(heads, name) for name in heads[0] if name not in KEYS}
     names = [name for name in column if name != "peak" and not name.startswith("grad_")]
     sums = torch.stack([_sum(column[name], column.get(_count(name))) for name in names], dim=-1)
-    peaks = column.get("peak", torch.full((len(heads),), -math.inf, dtype=torch.float64))
+    peaks = column.get("peak", torch.full((len(heads),), -math.inf, dtype=torch.float64, device="cpu"))
     summary = HeadSummary((*names, "peak") if "peak" in column else tuple(names), sums, peaks)
     return Entry(*_place(heads[0]), tuple(row["head"] for row in heads), summary, _gradients(column))
 
 
 def _column(heads: list[Row], name: str) -> Tensor:
-    return torch.tensor([row[name] for row in heads], dtype=torch.float64)
+    return torch.tensor([row[name] for row in heads], dtype=torch.float64, device="cpu")
 
 
 def _sum(mean: Tensor, count: Tensor | None) -> Tensor:

@@ -46,7 +46,7 @@ class Shelf:
         parts = [summary.sums, summary.peaks, *([] if entry.gradients is None else [entry.gradients])]
         size = sum(part.numel() for part in parts)
         if self.used + size > len(self.blocks[-1] if self.blocks else ()):
-            self.blocks.append(torch.empty(max(BLOCK, size), dtype=torch.float64))
+            self.blocks.append(torch.empty(max(BLOCK, size), dtype=torch.float64, device="cpu"))
             self.used = 0
         start = self.used
         for part in parts:

@@ -46,7 +46,7 @@ def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants
         bits |= native.MASK_WIDE if many else 0
         # where all keys share a number, each part of the keys has its own
         lead = parts if mask.shape[3] == 1 else 1
-        dmask = torch.zeros((lead, *mask.shape), dtype=torch.float64 if many else wide)
+        dmask = torch.zeros((lead, *mask.shape), dtype=torch.float64 if many else wide, device=mask.device)
     rows = {name: _row(tensor, wide) for name, tensor in upstream._asdict().items() if name != "output"}
     kept = Measured(
         *(t.contiguous() for t in saved)
