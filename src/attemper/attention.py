@@ -12,10 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from . import kernels
-from ._checks import Signs, broadcast_like_torch, prepare
-from ._ops import attend, attend_aside, matrix
+from ._checks import Signs, broadcast_like_torch, check_signs, prepare
+from ._ops import attend, attend_aside, attend_plain, matrix
+from ._plain import plain_problem
 from .kernels.seam import Problem
-from .vitals import Attended, Vitals
+from .vitals import SIGNS, Attended, Vitals
 
 
 def attention(
@@ -66,6 +67,10 @@ def attention(
         >>> vitals.peak[0, 3].item()                 # e·e / sqrt(4)
         0.5
     """
+    if kernels.takes_plain(kernel):
+        problem = plain_problem(query, key, value, mask, causal, scale, window, softcap, dropout)
+        if problem is not None:
+            return Attended(*attend_plain(problem, SIGNS if signs == "all" else check_signs("attention", signs)))
     options = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap, "dropout": dropout}
     return _run("attention", query, key, value, signs, kernel, options)
 
@@ -140,6 +145,10 @@ def sdpa(
         >>> torch.allclose(attemper.sdpa(q, q, q, is_causal=True), expected, atol=1e-6)
         True
     """
+    if kernels.takes_plain("auto") and isinstance(is_causal, bool):
+        problem = plain_problem(query, key, value, attn_mask, is_causal, scale, None, None, dropout_p)
+        if problem is not None and (enable_gqa or query.shape[1] == key.shape[1]):
+            return attend_plain(problem, ())[0]
     query, key, value = broadcast_like_torch("sdpa", query, key, value, enable_gqa)
     options = {"mask": attn_mask, "dropout": dropout_p, "causal": is_causal, "scale": scale}
     return _run("sdpa", query, key, value, (), "auto", options).output

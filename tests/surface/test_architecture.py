@@ -27,6 +27,7 @@ LAYERS = [
     {"modules"},
     {"scores", "attention"},
     {"_ops", "_checks"},
+    {"_plain"},
     {"kernels"},
     {"vitals"},
     {"heads", "scale", "_files"},

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,10 @@ from ..vitals import SIGNS
 BIT = {sign: 1 << place for place, sign in enumerate(SIGNS)}
 ARGMAX_BIT = 1 << len(SIGNS)
 """Ask for the arg-max of each row as well: the gradient of ``peak`` lands there."""
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+LARGEST = torch.finfo(torch.float32).max
+"""Numbers reach kernels as float32."""
 
 HIDDEN_BIAS = -1e4
 """An additive mask value at or below this means the key is not seen (people write -1e9 and finfo.min)."""
@@ -118,7 +122,7 @@ class Serves:
     """What a kernel takes, in words that the documentation prints and the choice obeys."""
 
     devices: tuple[str, ...] | None = None  # None: any
-    dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    dtypes: tuple[torch.dtype, ...] = FLOATS
     max_head_dim: int | None = None
     grouped: bool = True
     masks: tuple[str, ...] = ("none", "bool", "additive")
@@ -192,6 +196,39 @@ def room(problem: Problem, signs: int) -> Measured:
         visible=rows(BIT["visible"], torch.int32),
         lse=lse,
         **{name: rows(BIT[name], wide) for name in ("mean", "variance", "peak", "entropy", "p2")},
+    )
+
+
+def bare_room(problem: Problem, signs: int, saved: bool) -> Measured:
+    """`room` for a caller that is no op: None for nothing, which costs nothing, and `lse_low` only to be saved for a backward.
+
+    Every tensor has memory of its own: of views of one block, writing into a sign would count as writing into what is saved.
+    """
+    query, value = problem.query, problem.value
+    output: Any = None
+    if value is not None:
+        same = value.shape[3] == query.shape[3]
+        output = (
+            torch.empty_like(query, memory_format=torch.contiguous_format)
+            if same
+            else query.new_empty((*query.shape[:3], value.shape[3]))
+        )
+    lse: Any = query.new_empty(query.shape[:3], dtype=measuring_dtype(query.dtype)) if signs or saved else None
+
+    def rows(bit: int) -> Any:
+        return torch.empty_like(lse) if signs & bit else None
+
+    return Measured(
+        output=output,
+        argmax=torch.empty_like(lse, dtype=torch.int64) if signs & ARGMAX_BIT else None,  # type: ignore[arg-type]
+        lse_low=torch.empty_like(lse) if saved else None,  # type: ignore[arg-type]
+        visible=torch.empty_like(lse, dtype=torch.int32) if signs & BIT["visible"] else None,  # type: ignore[arg-type]
+        mean=rows(BIT["mean"]),
+        variance=rows(BIT["variance"]),
+        peak=rows(BIT["peak"]),
+        lse=lse,
+        entropy=rows(BIT["entropy"]),
+        p2=rows(BIT["p2"]),
     )
 
 

@@ -2,37 +2,57 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ...vitals import SIGNS
-from ..seam import Gradients, Measured, Problem, Upstream, Wants, measuring_dtype, room
+from ..seam import Gradients, Measured, Problem, Upstream, Wants, bare_room, measuring_dtype, room
 from . import fold, native
 from .native import variant
 
-__all__ = ["backward", "fold", "forward", "variant"]
+__all__ = ["backward", "bare_backward", "bare_forward", "fold", "forward", "variant"]
+
+# the fields of Call that a forward does not have: g_output, upstream, wants, five gradients, the mask's steps; one part
+_NO_BACKWARD = (*native.NOWHERE, *native.NO_ROWS, 0, 0, 0, 0, 0, 0, *(0,) * 4, 0, 1)
 
 
 def forward(problem: Problem, signs: int) -> Measured:
-    problem, measured = _readable(problem), room(problem, signs)
-    rest = (*native.NOWHERE, *native.NO_ROWS, 0, 0, 0, 0, 0, 0, *(0,) * 4, 0, 1)
-    native.call("forward", (*_problem(problem, signs), *_results(measured), *rest), _reals(problem))
+    return _measure(problem, signs, room(problem, signs))
+
+
+def bare_forward(problem: Problem, signs: int, saved: bool = False) -> Measured:
+    """`forward` for a caller that is no op: see `bare_room`."""
+    return _measure(problem, signs, bare_room(problem, signs, saved))
+
+
+def _measure(problem: Problem, signs: int, measured: Measured) -> Measured:
+    problem = _readable(problem)
+    # what `room` gives has no address where it is empty
+    results = [0 if tensor is None else tensor.data_ptr() for tensor in measured]
+    native.call("forward", _reals(problem), *_problem(problem, signs), *results, *_NO_BACKWARD)
     return measured
 
 
 def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants) -> Gradients:
+    found = bare_backward(problem, saved, upstream, wants)
+    return Gradients(*(problem.query.new_empty(0) if gradient is None else gradient for gradient in found))
+
+
+def bare_backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants) -> Gradients:
+    """`backward` for a caller that is no op: None where no gradient is wanted."""
     asked, problem = problem.mask, _readable(problem)
     query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
     wide = measuring_dtype(query.dtype)
 
-    def space(wanted: bool, like: Tensor | None) -> Tensor:
-        return like.new_empty(like.shape) if wanted and like is not None else query.new_empty(0)
+    def space(wanted: bool, like: Tensor | None) -> Any:
+        return torch.empty_like(like, memory_format=torch.contiguous_format) if wanted and like is not None else None
 
     result = Gradients(
         query=space(wants.query, query),
         key=space(wants.key, key),
         value=space(wants.value, value),
-        mask=query.new_empty(0),
+        mask=space(False, None),
         gain=space(wants.gain, problem.gain),
     )
     apart = (key.shape[0], key.shape[1]) if mask is None or not wants.mask else _writers(mask, problem)
@@ -47,28 +67,24 @@ def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants
         # where all keys share a number, each part of the keys has its own
         lead = parts if mask.shape[3] == 1 else 1
         dmask = torch.zeros((lead, *mask.shape), dtype=torch.float64 if many else wide)
-    rows = {name: _row(tensor, wide) for name, tensor in upstream._asdict().items() if name != "output"}
-    kept = Measured(
-        *(t.contiguous() for t in saved)
-    )  # addresses are taken below: what they point to lives until the call ends
-    integers = (
+    # addresses are taken below: what they point to lives until the call ends
+    kept = [None if tensor is None else tensor.contiguous() for tensor in saved]
+    arriving = [None if tensor is None else tensor.to(wide).contiguous() for tensor in upstream[1:]]
+    native.call(
+        "backward",
+        _reals(problem),
         *_problem(problem, 0),
-        *_results(kept),
+        *map(native.address, kept),
         *native.strided(upstream.output),
-        *(0, 0, 0, *(native.address(rows[name]) for name in SIGNS if name != "visible")),
+        *(0, 0, 0, *map(native.address, arriving)),
         bits,
-        *(native.address(gradient) for gradient in (result.query, result.key, result.value, result.gain, dmask)),
+        *map(native.address, (result.query, result.key, result.value, result.gain, dmask)),
         *((0,) * 5 if dmask is None else _mask_steps(dmask)),
         parts,
     )
-    native.call("backward", integers, _reals(problem))
     if dmask is not None and asked is not None:
         result = result._replace(mask=dmask.sum(0).to(asked.dtype))
     return result
-
-
-def _row(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if tensor is None else tensor.to(dtype).contiguous()
 
 
 def _writers(mask: Tensor, problem: Problem) -> tuple[int, int]:
@@ -99,26 +115,25 @@ def _readable(problem: Problem) -> Problem:
 
 
 def _problem(problem: Problem, signs: int) -> tuple[int, ...]:
-    query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
+    query, key, value, mask, gain, seed, _, left, right, _, _ = problem
     batch, heads, rows, dim = query.shape
+    _, groups, keys, _ = key.shape
     return (
-        *native.strided(query),
-        *native.strided(key),
-        *native.strided(value),
+        query.data_ptr(),
+        *query.stride(),
+        key.data_ptr(),
+        *key.stride(),
+        *(native.NOWHERE if value is None else (value.data_ptr(), *value.stride())),
         *native.strided(mask),
-        *native.strided(problem.gain),
-        *(batch, heads, key.shape[1], rows, key.shape[2], dim, 0 if value is None else value.shape[3]),
+        *native.strided(gain),
+        *(batch, heads, groups, rows, keys, dim, 0 if value is None else value.shape[3]),
         native.DTYPES[query.dtype],
         native.NO_MASK if mask is None else native.DTYPES[mask.dtype],
-        native.UNBOUND if problem.left is None else problem.left,
-        native.UNBOUND if problem.right is None else problem.right,
+        native.UNBOUND if left is None else left,
+        native.UNBOUND if right is None else right,
         signs,
-        0 if problem.seed is None else int(problem.seed),
+        0 if seed is None else int(seed),
     )
-
-
-def _results(measured: Measured) -> tuple[int, ...]:
-    return tuple(map(native.address, measured))
 
 
 def _reals(problem: Problem) -> tuple[float, float, float]:

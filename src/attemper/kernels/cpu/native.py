@@ -90,7 +90,8 @@ _POISON = int(os.environ.get(POISON, "0") not in ("", "0"))
 BACK_KEYS: int = _library.attemper_back_keys()
 variant = VARIANTS[_VARIANT]
 
-for _function in (_library.attemper_forward, _library.attemper_backward):
+_RUN = {"forward": _library.attemper_forward, "backward": _library.attemper_backward}
+for _function in _RUN.values():
     _function.argtypes = (ctypes.c_char_p, ctypes.c_int)
     _function.restype = ctypes.c_int
 _library.attemper_fold.argtypes, _library.attemper_fold.restype = (ctypes.c_char_p,), None
@@ -109,18 +110,18 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None or not tensor.numel() else tensor.data_ptr()
 
 
-def call(name: str, integers: tuple[int, ...], reals: tuple[float, float, float]) -> None:
-    """Pack a call and run it; every integer of Call up to `parts`, then scale, softcap and dropout."""
+def call(name: str, reals: tuple[float, float, float], *integers: int) -> None:
+    """Pack a call and run it: scale, softcap and dropout, then every integer of Call up to `parts`."""
     packed = LAYOUT.pack(*integers, _PARALLEL, torch.get_num_threads(), _POISON, *reals)
-    run = _library.attemper_forward if name == "forward" else _library.attemper_backward
-    failed = run(packed, _VARIANT)
+    failed = _RUN[name](packed, _VARIANT)
+    if not failed:
+        return
     if failed == NO_MEMORY:
         raise MemoryError(f"attention(): kernel='cpu' found no memory for its {name} pass")
-    if failed:
-        raise RuntimeError(
-            f"attention(): kernel='cpu' could not run its {name} pass on torch's threads: torch_parallel_for failed. "
-            "Call torch.set_num_threads(1), or choose kernel='blockwise'."
-        )
+    raise RuntimeError(
+        f"attention(): kernel='cpu' could not run its {name} pass on torch's threads: torch_parallel_for failed. "
+        "Call torch.set_num_threads(1), or choose kernel='blockwise'."
+    )
 
 
 def fold(integers: tuple[int, ...], weight: float) -> None:
