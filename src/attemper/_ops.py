@@ -6,9 +6,9 @@ same rules are registered on the bare op. Kernels are imported when an op runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import kernels
-from ._plain import all_plain, at_rest, is_plain
 from .errors import KernelUnavailable
 from .kernels import reference
 from .kernels.seam import ARGMAX_BIT, BIT, Gradients, Measured, Problem, Upstream, Wants, measuring_dtype, room
@@ -117,7 +116,7 @@ class _Attention(torch.autograd.Function):
         arrived = dict(zip(Measured._fields, grads, strict=True))
         upstream = _measured_only(Upstream(*(arrived[name] for name in Upstream._fields)), ctx.signs, Wants(*wants))
         problem, measured = Problem(*saved[:6], *ctx.numbers), Measured(*saved[6:])
-        found = dict(zip(Wants._fields, _differentiate(problem, measured, upstream, wants, ctx.kernel), strict=True))
+        found = dict(zip(Wants._fields, differentiate(problem, measured, upstream, wants, ctx.kernel), strict=True))
         return (*(found.get(name) for name in Problem._fields), None, None)
 
     @staticmethod
@@ -143,52 +142,15 @@ def _measured_only(upstream: Upstream, signs: int, wants: Wants) -> Upstream:
     return Upstream(**kept)
 
 
-def _differentiate(
+def differentiate(
     problem: Problem, measured: Measured, upstream: Upstream, wants: list[bool], kernel: str
 ) -> list[Tensor | None]:
-    """The gradients that are wanted, from the op."""
+    """The gradients that are wanted, from the op; None for the others."""
     args = (*problem, *measured, *upstream, wants, kernel)
     # a compiled graph refuses second derivatives by itself
     compiling = torch.compiler.is_compiling()
     out = torch.ops.attemper.backward(*args) if compiling else _AttentionBackward.apply(*args)
     return [grad if want else None for grad, want in zip(out, wants, strict=True)]
-
-
-class _PlainAttention(torch.autograd.Function):
-    """`_Attention` of a plain call, on the native kernel: what is asked for comes out, and what a backward reads is saved."""
-
-    @staticmethod
-    def forward(ctx: Any, query, key, value, mask, gain, problem, signs, outputs) -> Any:  # type: ignore[no-untyped-def]
-        measured = kernels.load("cpu").bare_forward(problem, signs, saved=True)
-        ctx.save_for_backward(*problem[:6], *measured)
-        ctx.numbers, ctx.outputs = problem[6:], outputs
-        ctx.set_materialize_grads(False)
-        if "visible" in outputs:
-            ctx.mark_non_differentiable(measured.visible)
-        return tuple([getattr(measured, name) for name in outputs])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        saved = ctx.saved_tensors
-        problem, measured = Problem(*saved[:6], *ctx.numbers), Measured(*saved[6:])
-        wants = Wants(*ctx.needs_input_grad[:5])
-        arrived = dict(zip(ctx.outputs, grads, strict=True))
-        if not (wants.query or wants.key or wants.mask or wants.gain):
-            arrived = {"output": arrived.get("output")}  # the signs know nothing of the values
-        upstream = Upstream(*[arrived.get(name) for name in Upstream._fields])
-        if _plain_backward(saved, grads):
-            found = kernels.load("cpu").bare_backward(problem, measured, upstream, wants)
-        else:
-            whole = Measured(*[problem.query.new_empty(0) if tensor is None else tensor for tensor in measured])
-            found = _differentiate(problem, whole, upstream, list(wants), "cpu")
-        return (*found, None, None, None)
-
-
-def _plain_backward(saved: Any, grads: Any) -> bool:
-    """Whether a backward can go straight to its kernel: nothing differentiates it again, traces it, or batches it."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or not at_rest():
-        return False
-    return all(tensor is None or is_plain(tensor) for tensors in (saved, grads) for tensor in tensors)
 
 
 class _EagerAttention(_Attention):
@@ -302,8 +264,6 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
     """Run a checked problem on a kernel; output (B, H, Lq, Ev), empty without values, and the signs named, (B, H, Lq) each."""
     if kernel == "reference":
         return _by_definition(problem, names)
-    if kernel == "cpu" and all_plain(problem):
-        return attend_plain(problem, names)
     signs = _with_argmax(problem, bits(names))
     if torch.compiler.is_compiling():
         # Dynamo refuses one tensor in two places, which self-attention without projections has
@@ -320,38 +280,12 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
     return measured.output, vitals
 
 
-def attend_plain(problem: Problem, names: tuple[str, ...]) -> tuple[Tensor, Vitals]:
-    """`attend` for a plain call: the native kernel itself, and where a gradient is asked for a Function without an op."""
-    query, key, value, mask, gain = problem[:5]
-    signs = _bits(names)
-    if torch.is_grad_enabled():
-        logits = query.requires_grad or key.requires_grad or _tracked(mask) or _tracked(gain)
-        if (logits or _tracked(value)) and (names or value is not None):
-            signs |= ARGMAX_BIT if logits and signs & BIT["peak"] else 0
-            outputs = names if value is None else ("output", *names)
-            found = _PlainAttention.apply(query, key, value, mask, gain, problem, signs, outputs)
-            return found[0], _vitals(names, found if value is None else found[1:])
-    measured = kernels.load("cpu").bare_forward(problem, signs)
-    return measured.output, _vitals(names, [getattr(measured, name) for name in names])
-
-
-def _tracked(tensor: Tensor | None) -> bool:
-    return tensor is not None and tensor.requires_grad
-
-
-def _vitals(names: tuple[str, ...], tensors: Sequence[Tensor]) -> Vitals:
-    """`Vitals(**signs)` of names that were checked."""
-    vitals = Vitals.__new__(Vitals)
-    vitals.__dict__.update(zip(names, tensors, strict=True))
-    return vitals
-
-
 def attend_aside(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
     """`attend` where nothing is differentiated, traced or transformed: the kernel itself, without the op around it."""
     if kernel == "reference":
         return _by_definition(problem, names)
     measured = kernels.load(kernel).forward(problem, bits(names))
-    return measured.output, _vitals(names, [getattr(measured, name) for name in names])
+    return measured.output, Vitals(**{name: getattr(measured, name) for name in names})
 
 
 def bits(names: tuple[str, ...]) -> int:
@@ -360,9 +294,6 @@ def bits(names: tuple[str, ...]) -> int:
     if signs & (BIT["mean"] | BIT["variance"]):
         signs |= BIT["visible"] | BIT["mean"]  # their gradients need these
     return signs
-
-
-_bits = cache(bits)
 
 
 def _with_argmax(problem: Problem, signs: int) -> int:

@@ -24,6 +24,7 @@ from torch.autograd import forward_ad
 from .kernels.seam import FLOATS, LARGEST, Problem
 
 _TYPES = frozenset({Tensor, torch.nn.Parameter})
+_FAR = 1 << 40
 _MASKS = frozenset({*FLOATS, torch.bool})
 
 
@@ -56,11 +57,42 @@ def is_plain(tensor: Tensor) -> bool:
     return type(tensor) in _TYPES and _dispatch_keys(tensor).raw_repr() in _plain_keys()
 
 
+def is_kept(tensor: Tensor) -> bool:
+    """Whether a tensor that was plain when it was saved still is, whatever a hook did to it meanwhile."""
+    return type(tensor) in _TYPES and tensor.is_cpu
+
+
 def all_plain(problem: Problem) -> bool:
     """Whether a checked problem is a plain call."""
     if torch.compiler.is_compiling() or not at_rest():
         return False
     return all(tensor is None or is_plain(tensor) for tensor in problem[:6])
+
+
+def is_plain_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool | str,
+    scale: float | Tensor | None,
+    window: int | None,
+    softcap: float | None,
+    dropout: float,
+) -> bool:
+    """Whether this is a plain call without dropout whose numbers are surely valid; shapes and dtypes are not looked at."""
+    return (
+        not torch.compiler.is_compiling()
+        and at_rest()
+        and is_plain(query)
+        and is_plain(key)
+        and is_plain(value)
+        and type(dropout) is float
+        and dropout == 0.0
+        and (scale is None or (type(scale) is float and abs(scale) <= LARGEST))
+        and (causal is False or causal is True or (type(causal) is str and causal == "lower_right"))
+        and (window is None or (type(window) is int and 0 < window < _FAR))
+        and (softcap is None or (type(softcap) is float and 0 < softcap <= LARGEST))
+    )
 
 
 def plain_problem(
@@ -69,44 +101,27 @@ def plain_problem(
     value: Tensor,
     mask: Tensor | None,
     causal: bool | str,
-    scale: float | Tensor | None,
+    scale: float | None,
     window: int | None,
     softcap: float | None,
-    dropout: float,
 ) -> Problem | None:
-    """The problem of a plain call that is surely valid, in 4 dimensions and without dropout; None for every other."""
-    if torch.compiler.is_compiling() or not at_rest():
-        return None
-    if not (is_plain(query) and is_plain(key) and is_plain(value)) or type(dropout) is not float or dropout != 0.0:
-        return None
+    """The problem of a plain call if its shapes and dtypes are surely valid, in 4 dimensions; None for every other."""
     dtype, shape, key_shape, value_shape = query.dtype, query.shape, key.shape, value.shape
     if not (len(shape) == len(key_shape) == len(value_shape) == 4 and dtype is key.dtype is value.dtype in FLOATS):
         return None
     batch, heads, rows, dim = shape
-    groups, keys = key_shape[1], key_shape[2]
+    key_batch, groups, keys, key_dim = key_shape
+    if value_shape != (batch, groups, keys, value_shape[3]) or batch != key_batch or dim != key_dim:
+        return None
     if (
-        key_shape != (batch, groups, keys, dim)
-        or value_shape[:3] != key_shape[:3]
-        or 0 in shape
-        or 0 in key_shape
-        or not value_shape[3]
+        0 in shape
+        or 0 in value_shape
         or heads % groups
-        or (mask is not None and not _fits(mask, (batch, heads, rows, keys)))
+        or not (mask is None or _fits(mask, (batch, heads, rows, keys)))
     ):
         return None
-    if scale is None:
-        scale = dim**-0.5
-    elif type(scale) is not float or not abs(scale) <= LARGEST:
-        return None
-    if softcap is not None and (type(softcap) is not float or not 0 < softcap <= LARGEST):
-        return None
-    left = right = None
-    if causal is not False or window is not None:
-        if not (causal is True or causal is False or (type(causal) is str and causal == "lower_right")):
-            return None
-        if window is not None and (type(window) is not int or window < 1):
-            return None
-        left, right = band(causal, window, rows, keys)
+    left, right = band(causal, window, rows, keys)
+    scale = dim**-0.5 if scale is None else scale
     return Problem(query, key, value, mask, None, None, scale, left, right, softcap, 0.0)
 
 

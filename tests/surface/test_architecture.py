@@ -26,6 +26,7 @@ LAYERS = [
     {"explain"},
     {"modules"},
     {"scores", "attention"},
+    {"_direct"},
     {"_ops", "_checks"},
     {"_plain"},
     {"kernels"},

@@ -61,8 +61,8 @@ def load(name: str) -> ModuleType:
 
 
 def takes_plain(kernel: str) -> bool:
-    """Whether the native kernel runs every call on plain CPU tensors that asks for this one: the facts of the call are not needed."""
-    return (kernel == "auto" and next(iter(KERNELS)) == "cpu" or kernel == "cpu") and cpu_is_missing() is None
+    """Whether a call on plain CPU tensors that asks for this kernel runs on the native one, whatever else it holds."""
+    return (kernel == "cpu" or (kernel == "auto" and next(iter(KERNELS)) == "cpu")) and cpu_is_missing() is None
 
 
 def check_name(where: str, kernel: object) -> None:

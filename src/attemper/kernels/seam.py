@@ -199,37 +199,36 @@ def room(problem: Problem, signs: int) -> Measured:
     )
 
 
-def bare_room(problem: Problem, signs: int, saved: bool) -> Measured:
+def bare_room(query: Tensor, value_dim: int | None, signs: int, saved: bool) -> Measured:
     """`room` for a caller that is no op: None for nothing, which costs nothing, and `lse_low` only to be saved for a backward.
 
     Every tensor has memory of its own: of views of one block, writing into a sign would count as writing into what is saved.
     """
-    query, value = problem.query, problem.value
     output: Any = None
-    if value is not None:
-        same = value.shape[3] == query.shape[3]
-        output = (
-            torch.empty_like(query, memory_format=torch.contiguous_format)
-            if same
-            else query.new_empty((*query.shape[:3], value.shape[3]))
-        )
-    lse: Any = query.new_empty(query.shape[:3], dtype=measuring_dtype(query.dtype)) if signs or saved else None
-
-    def rows(bit: int) -> Any:
-        return torch.empty_like(lse) if signs & bit else None
-
+    # a tensor like another is the cheapest there is, and a small call is little more than these
+    if value_dim == query.shape[3]:
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    elif value_dim is not None:
+        output = query.new_empty((*query.shape[:3], value_dim))
+    if not (signs or saved):
+        return Measured(output, *_NOTHING)
+    lse: Any = query.new_empty(query.shape[:3], dtype=measuring_dtype(query.dtype))
+    like = torch.empty_like
     return Measured(
         output=output,
-        argmax=torch.empty_like(lse, dtype=torch.int64) if signs & ARGMAX_BIT else None,  # type: ignore[arg-type]
-        lse_low=torch.empty_like(lse) if saved else None,  # type: ignore[arg-type]
-        visible=torch.empty_like(lse, dtype=torch.int32) if signs & BIT["visible"] else None,  # type: ignore[arg-type]
-        mean=rows(BIT["mean"]),
-        variance=rows(BIT["variance"]),
-        peak=rows(BIT["peak"]),
+        argmax=like(lse, dtype=torch.int64) if signs & ARGMAX_BIT else None,  # type: ignore[arg-type]
+        lse_low=like(lse) if saved else None,  # type: ignore[arg-type]
+        visible=like(lse, dtype=torch.int32) if signs & BIT["visible"] else None,  # type: ignore[arg-type]
+        mean=like(lse) if signs & BIT["mean"] else None,  # type: ignore[arg-type]
+        variance=like(lse) if signs & BIT["variance"] else None,  # type: ignore[arg-type]
+        peak=like(lse) if signs & BIT["peak"] else None,  # type: ignore[arg-type]
         lse=lse,
-        entropy=rows(BIT["entropy"]),
-        p2=rows(BIT["p2"]),
+        entropy=like(lse) if signs & BIT["entropy"] else None,  # type: ignore[arg-type]
+        p2=like(lse) if signs & BIT["p2"] else None,  # type: ignore[arg-type]
     )
+
+
+_NOTHING: Any = (None,) * (len(Measured._fields) - 1)
 
 
 def measuring_dtype(dtype: torch.dtype) -> torch.dtype:
