@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ._plain import band
 from .errors import InputError, nearest, nearest_divisors
-from .kernels.seam import HALVES, Call, Problem, measuring_dtype
+from .kernels.seam import FLOATS, HALVES, LARGEST, Call, Problem, measuring_dtype
 from .scale import RULES
 from .vitals import DERIVED, SIGNS
 
-LARGEST = torch.finfo(torch.float32).max  # numbers reach kernels as float32
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Signs = str | Iterable[str]
 
 
@@ -366,20 +365,15 @@ def _check_band(
                 f"{where}(): `causal` must be False, True (top-left) or 'lower_right'; got {causal!r}. "
                 "Use 'lower_right' when the last query belongs to the last key (a KV cache)."
             )
-        offset = keys - rows
-    elif isinstance(causal, bool):
-        offset = 0
-    else:
+    elif not isinstance(causal, bool):
         raise InputError(f"{where}(): `causal` must be False, True or 'lower_right'; got {causal!r}.")
-    right = offset if causal else None
-    if window is None:
-        return None, right
-    if isinstance(window, bool) or not isinstance(window, (Integral, torch.SymInt)) or window < 1:
+    if window is not None and (
+        isinstance(window, bool) or not isinstance(window, (Integral, torch.SymInt)) or window < 1
+    ):
         raise InputError(
             f"{where}(): `window` must be a whole number of keys, at least 1; got {window!r}. Leave it out for no window."
         )
-    window = min(int(window), rows + keys)  # no row reaches further
-    return window - 1 - offset, (window - 1 if right is None else right)
+    return band(causal, window, rows, keys)
 
 
 def _check_softcap(where: str, softcap: float | None) -> float | None:

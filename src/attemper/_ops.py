@@ -126,11 +126,8 @@ class _Attention(torch.autograd.Function):
         wants = [bool(needs[name]) for name in Wants._fields]
         arrived = dict(zip(Measured._fields, grads, strict=True))
         upstream = _measured_only(Upstream(*(arrived[name] for name in Upstream._fields)), ctx.signs, Wants(*wants))
-        args = (*saved[:6], *ctx.numbers, *saved[6:], *upstream, wants, ctx.kernel)
-        # a compiled graph refuses second derivatives by itself
-        compiling = torch.compiler.is_compiling()
-        out = torch.ops.attemper.backward(*args) if compiling else _AttentionBackward.apply(*args)
-        found = {name: grad if want else None for name, grad, want in zip(Wants._fields, out, wants, strict=True)}
+        problem, measured = Problem(*saved[:6], *ctx.numbers), Measured(*saved[6:])
+        found = dict(zip(Wants._fields, differentiate(problem, measured, upstream, wants, ctx.kernel), strict=True))
         return (*(found.get(name) for name in Problem._fields), None, None)
 
     @staticmethod
@@ -154,6 +151,17 @@ def _measured_only(upstream: Upstream, signs: int, wants: Wants) -> Upstream:
         for (name, bit), grad in zip(bits.items(), upstream, strict=True)
     }
     return Upstream(**kept)
+
+
+def differentiate(
+    problem: Problem, measured: Measured, upstream: Upstream, wants: list[bool], kernel: str
+) -> list[Tensor | None]:
+    """The gradients that are wanted, from the op; None for the others."""
+    args = (*problem, *measured, *upstream, wants, kernel)
+    # a compiled graph refuses second derivatives by itself
+    compiling = torch.compiler.is_compiling()
+    out = torch.ops.attemper.backward(*args) if compiling else _AttentionBackward.apply(*args)
+    return [grad if want else None for grad, want in zip(out, wants, strict=True)]
 
 
 class _EagerAttention(_Attention):

@@ -12,10 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from . import kernels
-from ._checks import Signs, broadcast_like_torch, prepare
-from ._ops import attend, attend_aside, matrix
+from ._checks import Signs, broadcast_like_torch, check_signs, prepare
+from ._direct import attend, attend_unchecked, plain_vitals
+from ._ops import attend_aside, matrix
+from ._plain import is_plain_call
 from .kernels.seam import Problem
-from .vitals import Attended, Vitals
+from .vitals import SIGNS, Attended, Vitals
 
 
 def attention(
@@ -66,6 +68,11 @@ def attention(
         >>> vitals.peak[0, 3].item()                 # e·e / sqrt(4)
         0.5
     """
+    if kernels.takes_plain(kernel) and is_plain_call(query, key, value, causal, scale, window, softcap, dropout):
+        names = SIGNS if signs == "all" else check_signs("attention", signs)
+        found = attend_unchecked(query, key, value, mask, causal, scale, window, softcap, names)
+        if found is not None:
+            return Attended(found[0], plain_vitals(names, found[1:]))
     options = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap, "dropout": dropout}
     return _run("attention", query, key, value, signs, kernel, options)
 
@@ -140,6 +147,11 @@ def sdpa(
         >>> torch.allclose(attemper.sdpa(q, q, q, is_causal=True), expected, atol=1e-6)
         True
     """
+    plain = kernels.takes_plain("auto") and type(is_causal) is bool
+    if plain and is_plain_call(query, key, value, is_causal, scale, None, None, dropout_p):
+        found = attend_unchecked(query, key, value, attn_mask, is_causal, scale, None, None, (), bool(enable_gqa))
+        if found is not None:
+            return found[0]
     inputs = broadcast_like_torch("sdpa", query, key, value, enable_gqa)
     options = {"mask": attn_mask, "dropout": dropout_p, "causal": is_causal, "scale": scale}
     output = _run("sdpa", *inputs, (), "auto", options).output

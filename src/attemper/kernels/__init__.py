@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -55,7 +56,13 @@ class Verdicts(tuple[Verdict, ...]):
 
 def load(name: str) -> ModuleType:
     """The module of a kernel, imported when first asked for."""
-    return importlib.import_module(f"{__name__}.{name}")
+    path = f"{__name__}.{name}"
+    return sys.modules.get(path) or importlib.import_module(path)
+
+
+def takes_plain(kernel: str) -> bool:
+    """Whether a call on plain CPU tensors that asks for this kernel runs on the native one, whatever else it holds."""
+    return (kernel == "cpu" or (kernel == "auto" and next(iter(KERNELS)) == "cpu")) and cpu_is_missing() is None
 
 
 def check_name(where: str, kernel: object) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,10 @@ OUTPUT_LOW_BIT = 1 << len(SIGNS) + 1
 """Ask for what rounding took from a half-precision output: its gradient needs the output as it was summed."""
 
 HALVES = (torch.float16, torch.bfloat16)
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+LARGEST = torch.finfo(torch.float32).max
+"""Numbers reach kernels as float32."""
 
 HIDDEN_BIAS = -1e4
 """An additive mask value at or below this means the key is not seen (people write -1e9 and finfo.min)."""
@@ -123,7 +127,7 @@ class Serves:
     """What a kernel takes, in words that the documentation prints and the choice obeys."""
 
     devices: tuple[str, ...] | None = None  # None: any
-    dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    dtypes: tuple[torch.dtype, ...] = FLOATS
     max_head_dim: int | None = None
     grouped: bool = True
     masks: tuple[str, ...] = ("none", "bool", "additive")
@@ -223,6 +227,40 @@ def for_gradients(signs: int, *tracked: Tensor | None) -> int:
     if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in tracked):
         return signs
     return signs | OUTPUT_LOW_BIT | (ARGMAX_BIT if signs & BIT["peak"] else 0)
+
+
+def bare_room(query: Tensor, value_dim: int | None, signs: int, saved: bool) -> Measured:
+    """`room` for a caller that is no op: None for nothing, which costs nothing, and `lse_low` only beside lse or for a backward.
+
+    Every tensor has memory of its own: of views of one block, writing into a sign would count as writing into what is saved.
+    """
+    output: Any = None
+    # a tensor like another is the cheapest there is, and a small call is little more than these
+    if value_dim == query.shape[3]:
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    elif value_dim is not None:
+        output = query.new_empty((*query.shape[:3], value_dim))
+    if not (signs or saved):
+        return Measured(output, *_NOTHING)
+    lse: Any = query.new_empty(query.shape[:3], dtype=measuring_dtype(query.dtype))
+    like = torch.empty_like
+    low = value_dim is not None and signs & OUTPUT_LOW_BIT and query.dtype in HALVES
+    return Measured(
+        output=output,
+        output_low=like(output, dtype=torch.int16) if low else None,  # type: ignore[arg-type]
+        argmax=like(lse, dtype=torch.int64) if signs & ARGMAX_BIT else None,  # type: ignore[arg-type]
+        lse_low=like(lse) if saved or signs & BIT["lse"] else None,  # type: ignore[arg-type]
+        visible=like(lse, dtype=torch.int32) if signs & BIT["visible"] else None,  # type: ignore[arg-type]
+        mean=like(lse) if signs & BIT["mean"] else None,  # type: ignore[arg-type]
+        variance=like(lse) if signs & BIT["variance"] else None,  # type: ignore[arg-type]
+        peak=like(lse) if signs & BIT["peak"] else None,  # type: ignore[arg-type]
+        lse=lse,
+        entropy=like(lse) if signs & BIT["entropy"] else None,  # type: ignore[arg-type]
+        p2=like(lse) if signs & BIT["p2"] else None,  # type: ignore[arg-type]
+    )
+
+
+_NOTHING: Any = (None,) * (len(Measured._fields) - 1)
 
 
 def measuring_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from .._checks import LARGEST, Signs, prepare
-from .._ops import attend, without_autocast
+from .._checks import Signs, prepare
+from .._direct import attend
+from .._ops import without_autocast
 from ..errors import InputError
-from ..kernels.seam import measuring_dtype
+from ..kernels.seam import LARGEST, measuring_dtype
 from ..vitals import Attended
 
 

@@ -2,73 +2,132 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ...vitals import SIGNS
-from ..seam import Gradients, Measured, Problem, Upstream, Wants, measuring_dtype, room
+from ..seam import Gradients, Measured, Problem, Upstream, Wants, bare_room, measuring_dtype, room
 from . import fold, native
 from .native import variant
 
-__all__ = ["backward", "fold", "forward", "variant"]
+__all__ = ["backward", "bare_backward", "bare_forward", "fold", "forward", "plain_forward", "variant"]
+
+# the fields of Call that a forward does not have: g_output, upstream, wants, five gradients, the mask's steps; one part
+_NO_BACKWARD = (*native.NOWHERE, *native.NO_ROWS, 0, 0, 0, 0, 0, 0, *(0,) * 4, 0, 1)
+_NO_STEPS = (0,) * 5
+_CAUSAL = {False: 0, True: 1, "lower_right": 2}  # as plain.c counts them
 
 
 def forward(problem: Problem, signs: int) -> Measured:
-    problem, measured = _readable(problem), room(problem, signs)
-    rest = (*native.NOWHERE, *native.NO_ROWS, 0, 0, 0, 0, 0, 0, *(0,) * 4, 0, 1)
-    native.call("forward", (*_problem(problem, signs), *_results(measured), *rest), _reals(problem))
+    return _measure(problem, signs, room(problem, signs))
+
+
+def bare_forward(problem: Problem, signs: int, saved: bool = False) -> Measured:
+    """`forward` for a caller that is no op: see `bare_room`."""
+    value = problem.value
+    return _measure(problem, signs, bare_room(problem.query, None if value is None else value.shape[3], signs, saved))
+
+
+def plain_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    signs: int,
+    grouped: bool,
+    causal: bool | str,
+    window: int | None,
+    scale: float | None,
+    softcap: float | None,
+) -> Measured | None:
+    """`bare_forward` of plain tensors that nobody has checked: the library reads them. None where it is not sure of them."""
+    if query.dim() != 4 or not (dim := query.shape[3]):
+        return None
+    measured = bare_room(query, dim, signs, saved=False)
+    rows = native.ROWS.pack(*[0 if tensor is None else tensor.data_ptr() for tensor in measured[2:]]) if signs else None
+    scale = dim**-0.5 if scale is None else scale
+    how = (signs, grouped, _CAUSAL[causal], window or 0, scale, softcap or 0.0)
+    failed = native.plain_forward(query, key, value, measured.output.data_ptr(), rows, *how)
+    if failed == native.NOT_PLAIN:
+        return None
+    native.check("forward", failed)
+    return measured
+
+
+def _measure(problem: Problem, signs: int, measured: Measured) -> Measured:
+    problem = _readable(problem)
+    # what `room` gives has no address where it is empty
+    results = [0 if tensor is None else tensor.data_ptr() for tensor in measured]
+    native.run(
+        "forward", native.pack(*_problem(problem, signs), *results, *_NO_BACKWARD, *native.how(), *_reals(problem))
+    )
     return measured
 
 
 def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants) -> Gradients:
+    found = bare_backward(problem, saved, upstream, wants)
+    return Gradients(*(problem.query.new_empty(0) if gradient is None else gradient for gradient in found))
+
+
+def bare_backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants) -> Gradients:
+    """`backward` for a caller that is no op: None where no gradient is wanted."""
     asked, problem = problem.mask, _readable(problem)
-    query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
+    query, key, value, mask, gain = problem[:5]
     wide = measuring_dtype(query.dtype)
-
-    def space(wanted: bool, like: Tensor | None) -> Tensor:
-        return like.new_empty(like.shape) if wanted and like is not None else query.new_empty(0)
-
-    result = Gradients(
-        query=space(wants.query, query),
-        key=space(wants.key, key),
-        value=space(wants.value, value),
-        mask=query.new_empty(0),
-        gain=space(wants.gain, problem.gain),
-    )
-    apart = (key.shape[0], key.shape[1]) if mask is None or not wants.mask else _writers(mask, problem)
-    parts = _parts(problem, max(1, apart[0] * apart[1]))
-    bits = sum(1 << place for place, wanted in enumerate(wants) if wanted)
-    bits |= native.MASK_BY_BATCHES if apart[0] < key.shape[0] else 0
-    bits |= native.MASK_BY_GROUPS if apart[1] < key.shape[1] else 0
-    dmask = None
+    bits = wants[0] | wants[1] << 1 | wants[2] << 2 | wants[3] << 3 | wants[4] << 4
+    dmask: Any = None
+    steps: tuple[int, ...] = _NO_STEPS
     if wants.mask and mask is not None:
-        many = 1 in mask.shape[2:]  # rows or keys share a number: many add up to one
-        bits |= native.MASK_WIDE if many else 0
-        # where all keys share a number, each part of the keys has its own
-        lead = parts if mask.shape[3] == 1 else 1
-        dmask = torch.zeros((lead, *mask.shape), dtype=torch.float64 if many else wide, device=mask.device)
-    rows = {name: _row(tensor, wide) for name, tensor in upstream._asdict().items() if name != "output"}
-    kept = Measured(
-        *(t.contiguous() for t in saved)
-    )  # addresses are taken below: what they point to lives until the call ends
-    integers = (
+        dmask, parts, more = _mask_room(mask, problem, wide)
+        steps, bits = _mask_steps(dmask), bits | more
+    else:
+        parts = _parts(problem, key.shape[0] * key.shape[1])
+    results: list[Any] = [
+        _like(query) if wants.query else None,
+        _like(key) if wants.key else None,
+        _like(value) if wants.value and value is not None else None,
+        _like(gain) if wants.gain and gain is not None else None,
+        dmask,
+    ]
+    # addresses are taken below: what they point to lives until the call ends
+    kept = [None if tensor is None else tensor.contiguous() for tensor in saved]
+    arriving = [None if tensor is None else tensor.to(wide).contiguous() for tensor in upstream[1:]]
+    address = native.address
+    packed = native.pack(
         *_problem(problem, 0),
-        *_results(kept),
+        *[address(tensor) for tensor in kept],
         *native.strided(upstream.output),
-        *(0, 0, 0, *(native.address(rows[name]) for name in SIGNS if name != "visible")),
+        *(0, 0, 0),
+        *[address(tensor) for tensor in arriving],
         bits,
-        *(native.address(gradient) for gradient in (result.query, result.key, result.value, result.gain, dmask)),
-        *((0,) * 5 if dmask is None else _mask_steps(dmask)),
+        *[address(tensor) for tensor in results],
+        *steps,
         parts,
+        *native.how(),
+        *_reals(problem),
     )
-    native.call("backward", integers, _reals(problem))
-    if dmask is not None and asked is not None:
-        result = result._replace(mask=dmask.sum(0).to(asked.dtype))
-    return result
+    native.run("backward", packed)
+    d_query, d_key, d_value, d_gain, _ = results
+    d_mask: Any = None if dmask is None or asked is None else dmask.sum(0).to(asked.dtype)
+    return Gradients(d_query, d_key, d_value, d_mask, d_gain)
 
 
-def _row(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if tensor is None else tensor.to(dtype).contiguous()
+def _like(tensor: Tensor) -> Any:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _mask_room(mask: Tensor, problem: Problem, wide: torch.dtype) -> tuple[Tensor, int, int]:
+    """Zeros for the gradient of a mask, those for each part of the keys; how many parts; the bits of `wants` that say how."""
+    batch, groups = problem.key.shape[:2]
+    apart = _writers(mask, problem)
+    parts = _parts(problem, apart[0] * apart[1])
+    bits = native.MASK_BY_BATCHES if apart[0] < batch else 0
+    bits |= native.MASK_BY_GROUPS if apart[1] < groups else 0
+    many = 1 in mask.shape[2:]  # rows or keys share a number: many add up to one
+    bits |= native.MASK_WIDE if many else 0
+    # where all keys share a number, each part of the keys has its own
+    lead = parts if mask.shape[3] == 1 else 1
+    return torch.zeros((lead, *mask.shape), dtype=torch.float64 if many else wide, device=mask.device), parts, bits
 
 
 def _writers(mask: Tensor, problem: Problem) -> tuple[int, int]:
@@ -79,7 +138,7 @@ def _writers(mask: Tensor, problem: Problem) -> tuple[int, int]:
 
 def _parts(problem: Problem, heads: int) -> int:
     """How many parts the keys are cut into, so that every thread has work where `heads` are worked on side by side."""
-    keys, threads = problem.key.shape[2], torch.get_num_threads()
+    keys, threads, heads = problem.key.shape[2], torch.get_num_threads(), max(1, heads)
     if heads % threads == 0 or heads >= 4 * threads:
         return 1
     return max(1, min(-(-keys // native.BACK_KEYS), -(-2 * threads // heads)))
@@ -99,26 +158,25 @@ def _readable(problem: Problem) -> Problem:
 
 
 def _problem(problem: Problem, signs: int) -> tuple[int, ...]:
-    query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
+    query, key, value, mask, gain, seed, _, left, right, _, _ = problem
     batch, heads, rows, dim = query.shape
+    _, groups, keys, _ = key.shape
     return (
-        *native.strided(query),
-        *native.strided(key),
-        *native.strided(value),
-        *native.strided(mask),
-        *native.strided(problem.gain),
-        *(batch, heads, key.shape[1], rows, key.shape[2], dim, 0 if value is None else value.shape[3]),
+        query.data_ptr(),
+        *query.stride(),
+        key.data_ptr(),
+        *key.stride(),
+        *(native.NOWHERE if value is None else (value.data_ptr(), *value.stride())),
+        *(native.NOWHERE if mask is None else native.strided(mask)),
+        *(native.NOWHERE if gain is None else native.strided(gain)),
+        *(batch, heads, groups, rows, keys, dim, 0 if value is None else value.shape[3]),
         native.DTYPES[query.dtype],
         native.NO_MASK if mask is None else native.DTYPES[mask.dtype],
-        native.UNBOUND if problem.left is None else problem.left,
-        native.UNBOUND if problem.right is None else problem.right,
+        native.UNBOUND if left is None else left,
+        native.UNBOUND if right is None else right,
         signs,
-        0 if problem.seed is None else int(problem.seed),
+        0 if seed is None else int(seed),
     )
-
-
-def _results(measured: Measured) -> tuple[int, ...]:
-    return tuple(map(native.address, measured))
 
 
 def _reals(problem: Problem) -> tuple[float, float, float]:

@@ -11,6 +11,7 @@ import os
 import struct
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,12 +28,13 @@ DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 
 NO_MASK = 5
 MASK_WIDE, MASK_BY_BATCHES, MASK_BY_GROUPS = 32, 64, 128  # WANT_MASK_… of call.h
 UNBOUND = 1 << 40
-NO_MEMORY = 1  # of call.h
+NO_MEMORY, NOT_PLAIN = 1, 4  # of call.h
 
 # the fields of Call in call.h: everything is 8 bytes
 _STRIDED, _ROWS = 5, 9
 _WHOLE = 5 * _STRIDED + 7 + 2 + 2 + 2 + 2 + _ROWS + _STRIDED + _ROWS + 1 + 3 + 2 + 5 + 1 + 3
 LAYOUT = struct.Struct(f"={_WHOLE}q3d")
+ROWS = struct.Struct(f"={_ROWS}q")  # of Rows in call.h
 FOLD = struct.Struct("=18qd")  # of Fold in fold.c
 
 NOWHERE = (0,) * _STRIDED
@@ -53,7 +55,7 @@ def _load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError:
         raise KernelUnavailable("does not load here: its library was built for another system") from None
-    names = ("call_size", "fold_size", "back_keys", "best", "forward", "backward", "fold")
+    names = ("call_size", "fold_size", "back_keys", "best", "forward", "backward", "fold", "bind", "plain_forward")
     there = all(hasattr(library, f"attemper_{name}") for name in names)
     if not there or (library.attemper_call_size(), library.attemper_fold_size()) != (LAYOUT.size, FOLD.size):
         raise KernelUnavailable("was built from other sources: install attemper again")
@@ -90,10 +92,43 @@ _POISON = int(os.environ.get(POISON, "0") not in ("", "0"))
 BACK_KEYS: int = _library.attemper_back_keys()
 variant = VARIANTS[_VARIANT]
 
-for _function in (_library.attemper_forward, _library.attemper_backward):
+_RUN = {"forward": _library.attemper_forward, "backward": _library.attemper_backward}
+for _function in _RUN.values():
     _function.argtypes = (ctypes.c_char_p, ctypes.c_int)
     _function.restype = ctypes.c_int
 _library.attemper_fold.argtypes, _library.attemper_fold.restype = (ctypes.c_char_p,), None
+
+
+def _bind() -> Any:
+    """The entry of plain.c; None where this torch has no table of DLPack by which a library reads its tensors."""
+    capsule = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return None
+    find = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+        ("PyCapsule_GetPointer", ctypes.pythonapi)
+    )
+    lock = (ctypes.pythonapi.PyEval_SaveThread, ctypes.pythonapi.PyEval_RestoreThread)
+    words = [find(capsule, b"dlpack_exchange_api"), *(ctypes.cast(part, ctypes.c_void_p) for part in lock), _PARALLEL]
+    library = ctypes.PyDLL(_library._name)  # its functions are called with the interpreter's lock held
+    library.attemper_bind.argtypes = (ctypes.c_void_p,) * 4
+    if not library.attemper_bind(*words):
+        return None
+    tensors, numbers = (ctypes.py_object,) * 3, (ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+    reals, run = (ctypes.c_double, ctypes.c_double), (ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
+    library.attemper_plain_forward.argtypes = (
+        *tensors, ctypes.c_void_p, ctypes.c_char_p, *numbers, *reals, *run
+    )  # fmt: skip
+    return library.attemper_plain_forward
+
+
+_plain_forward = _bind()
+
+
+def plain_forward(*args: Any) -> int:
+    """The forward of plain.c, which takes its tensors as they are: its failure, NOT_PLAIN where nothing was done."""
+    if _plain_forward is None:
+        return NOT_PLAIN
+    return _plain_forward(*args, torch.get_num_threads(), _POISON, _VARIANT)
 
 
 def strided(tensor: Tensor | None) -> tuple[int, ...]:
@@ -109,18 +144,30 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None or not tensor.numel() else tensor.data_ptr()
 
 
-def call(name: str, integers: tuple[int, ...], reals: tuple[float, float, float]) -> None:
-    """Pack a call and run it; every integer of Call up to `parts`, then scale, softcap and dropout."""
-    packed = LAYOUT.pack(*integers, _PARALLEL, torch.get_num_threads(), _POISON, *reals)
-    run = _library.attemper_forward if name == "forward" else _library.attemper_backward
-    failed = run(packed, _VARIANT)
+pack = LAYOUT.pack
+"""One call for `run`: every field of Call."""
+
+
+def how() -> tuple[int, int, int]:
+    """How a call runs: the fields `parallel`, `threads` and `poison`."""
+    return _PARALLEL, torch.get_num_threads(), _POISON
+
+
+def run(name: str, packed: bytes) -> None:
+    """Run a packed call, forward or backward."""
+    check(name, _RUN[name](packed, _VARIANT))
+
+
+def check(name: str, failed: int) -> None:
+    """Raise where a pass failed."""
+    if not failed:
+        return
     if failed == NO_MEMORY:
         raise MemoryError(f"attention(): kernel='cpu' found no memory for its {name} pass")
-    if failed:
-        raise RuntimeError(
-            f"attention(): kernel='cpu' could not run its {name} pass on torch's threads: torch_parallel_for failed. "
-            "Call torch.set_num_threads(1), or choose kernel='blockwise'."
-        )
+    raise RuntimeError(
+        f"attention(): kernel='cpu' could not run its {name} pass on torch's threads: torch_parallel_for failed. "
+        "Call torch.set_num_threads(1), or choose kernel='blockwise'."
+    )
 
 
 def fold(integers: tuple[int, ...], weight: float) -> None:

@@ -47,8 +47,8 @@ typedef struct {  // one number per row, (B, H, Lq), contiguous; NULL where not 
     void *mean, *variance, *peak, *lse, *entropy, *p2;
 } Rows;
 
-// why a call failed: none was left; torch's parallel loop returned an error; tiles do not suit it
-enum { NO_MEMORY = 1, NO_THREADS, UNFIT };
+// why a call failed: none was left; torch's parallel loop returned an error; tiles do not suit it; plain.c does not take it
+enum { NO_MEMORY = 1, NO_THREADS, UNFIT, NOT_PLAIN };
 
 enum { BACK_KEYS = 384 };  // keys that are differentiated together: a part of the keys is not smaller
 

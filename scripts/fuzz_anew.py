@@ -1,0 +1,337 @@
+"""Random calls of every kernel against a second definition, written here from the formulas; it shares no code with the package.
+
+    python scripts/fuzz_anew.py --cases 5000 --seed 0
+
+`scripts/fuzz.py` compares with `kernels/reference.py`; a mistake there, or in the checks before it, would pass. Here attention is
+a loop over heads, bands are made entry by entry, and PyTorch differentiates. In float64 it is exact; in float32 it
+shows how much error is usual; for half precision torch's math backend does, where it knows the call. A value fails when its error
+exceeds FACTOR times the usual one (1.5 beside the math backend) plus what rounding every term of its sums explains (`terms`).
+Each case is drawn from its number: `--seed N --cases 1` runs one again.
+"""
+
+import argparse
+import math
+import random
+import sys
+import time
+from collections import Counter
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import attemper
+from attemper.kernels.cpu import native
+
+FACTOR, MATH_FACTOR = 3.0, 1.5
+SIGNS = ("visible", "mean", "variance", "peak", "lse", "entropy", "p2")
+HIDES = -1e4
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, mask: Tensor | None, case: dict) -> dict[str, Tensor]:
+    """Output and signs, head by head, in the dtype of q."""
+    batch, heads, rows, _ = q.shape
+    keys, share = k.shape[2], heads // k.shape[1]
+    found: dict[str, list[Tensor]] = {name: [] for name in ("output", *SIGNS, "gap", "p", "z", "counted")}
+    for b in range(batch):
+        for h in range(heads):
+            z = (q[b, h] @ k[b, h // share].T) * scale.expand(batch, heads, rows, 1)[b, h]
+            if case["softcap"]:
+                z = case["softcap"] * torch.tanh(z / case["softcap"])
+            usable = band(rows, keys, case["causal"], case["window"])
+            counted = usable
+            if mask is not None:
+                own = mask.expand(batch, heads, rows, keys)[b, h]
+                if own.dtype == torch.bool:
+                    usable = counted = usable & own
+                else:
+                    z, counted = z + own.to(z.dtype), usable & (own > HIDES)
+                    usable = usable & (own != -math.inf)
+            for name, value in one_head(z, v[b, h // share], usable, counted & usable).items():
+                found[name].append(value)
+    return {name: torch.stack(parts).reshape(batch, heads, *parts[0].shape) for name, parts in found.items()}
+
+
+def band(rows: int, keys: int, causal: bool | str, window: int | None) -> Tensor:
+    allowed = torch.zeros(rows, keys, dtype=torch.bool)
+    for i in range(rows):
+        place = i + (keys - rows if causal == "lower_right" else 0)
+        first = 0 if window is None else max(0, place - window + 1)
+        last = keys - 1
+        if causal:
+            last = place
+        elif window is not None:
+            last = place + window - 1
+        if last >= first:
+            allowed[i, first : min(last, keys - 1) + 1] = True
+    return allowed
+
+
+def one_head(z: Tensor, v: Tensor, usable: Tensor, counted: Tensor) -> dict[str, Tensor]:
+    some = usable.any(-1, keepdim=True)
+    filled = torch.where(usable, z, torch.full_like(z, -math.inf))
+    filled = torch.where(some, filled, torch.zeros_like(z))
+    top = filled.detach().amax(-1, keepdim=True) if z.shape[-1] else z.new_zeros(len(z), 1)
+    e = torch.exp(filled - top) * usable
+    total = torch.where(some, e.sum(-1, keepdim=True), torch.ones_like(top))
+    p = e / total
+    log_p = torch.where(usable, filled - top, torch.zeros_like(z)) - total.log()
+    n = counted.sum(-1)
+    clean = torch.where(counted, z, torch.zeros_like(z))
+    mean = clean.sum(-1) / n.clamp(min=1)
+    spread = torch.where(counted, z - mean.unsqueeze(-1), torch.zeros_like(z)).square().sum(-1) / n.clamp(min=1)
+    nothing = torch.full_like(mean, -math.inf)
+    best = filled.topk(min(2, z.shape[-1])).values if z.shape[-1] else top
+    return {
+        "output": p @ v,
+        "visible": n.to(torch.int32),
+        "mean": mean,
+        "variance": spread,
+        "peak": torch.where(some[:, 0], filled.gather(-1, filled.argmax(-1, keepdim=True))[:, 0], nothing),
+        "lse": torch.where(some[:, 0], (top + total.log())[:, 0], nothing),
+        "entropy": -(p * torch.where(p > 0, log_p, torch.zeros_like(p))).sum(-1),
+        "p2": p.square().sum(-1),
+        "gap": (best[:, 0] - best[:, -1]).detach() if best.shape[-1] > 1 else torch.ones_like(mean),
+        "p": p.detach(),
+        "z": torch.where(usable, z, torch.zeros_like(z)).detach(),
+        "counted": counted,
+    }
+
+
+def draw(seed: int) -> dict:
+    rng = random.Random(f"anew {seed}")
+    torch.manual_seed(seed)
+    dtype = rng.choice([torch.float64, torch.float32, torch.float32, torch.bfloat16, torch.bfloat16, torch.float16])
+    rows, keys = rng.choice(
+        [(5, 5), (33, 33), (1, 70), (8, 300), (9, 300), (70, 20), (130, 130), (3, 1100), (17, 600), (40, 1)]
+    )
+    rows, keys = max(1, rows - rng.randrange(4)), max(1, keys - rng.randrange(9))
+    groups, repeat, batch = rng.choice([1, 2]), rng.choice([1, 1, 3]), rng.choice([1, 2])
+    dim, value_dim = rng.choice([1, 5, 16, 32, 60, 64, 128]), rng.choice([1, 7, 16, 32, 64, 96])
+    heads = groups * repeat
+    common = rng.choice(
+        [0.0, 0.0, 3.0]
+    )  # what all keys and values share: it cancels in exact gradients, and in rounded ones does not
+    size = rng.choice([0.3, 1.0, 1.0, 3.0])
+    q = torch.randn(batch, heads, rows, dim, dtype=torch.float64) * size
+    k = torch.randn(batch, groups, keys, dim, dtype=torch.float64) * size + common * torch.randn(
+        dim, dtype=torch.float64
+    )
+    v = torch.randn(batch, groups, keys, value_dim, dtype=torch.float64) + common * torch.randn(
+        value_dim, dtype=torch.float64
+    )
+    case = {
+        "seed": seed,
+        "tensors": [laid_out(rng, t.to(dtype)) for t in (q, k, v)],
+        "causal": rng.choice([False, False, True, "lower_right"]),
+        "window": rng.choice([None, None, rng.randint(1, keys + 2)]),
+        "softcap": rng.choice([None, None, None, 3.0, 30.0]),
+        "scale": None,
+        "mask": None,
+        "kernel": rng.choice(["cpu", "cpu", "blockwise"]),
+        "variant": rng.randrange(native.VARIANTS.index(native.variant) + 1),
+        "threads": rng.choice([1, 2, 3]),
+        "losses": rng.sample(("output", "output", *SIGNS[1:]), rng.randint(1, 3)),
+        "signs": rng.choice(["all", "all", ("entropy", "peak"), ()]),
+    }
+    if rng.random() < 0.35:
+        shape = rng.choice([(), (heads,), (batch, heads, rows, 1)])
+        case["scale"] = torch.rand(shape, dtype=torch.promote_types(dtype, torch.float32)) / math.sqrt(dim) + 0.05
+    if rng.random() < 0.5:
+        shape = [n if rng.random() < 0.6 else 1 for n in (batch, heads, rows, keys)]
+        noise = torch.randn(shape, dtype=torch.float64)
+        if rng.random() < 0.5:
+            case["mask"] = noise > rng.choice([-1.0, 1.0])
+        else:
+            noise[torch.rand(shape) < 0.15] = rng.choice([-math.inf, -1e9 if dtype != torch.float16 else -6e4, -2e4])
+            case["mask"] = noise.to(dtype)
+    return case
+
+
+def laid_out(rng: random.Random, tensor: Tensor) -> Tensor:
+    """The same numbers in layouts that models use: (B, L, H, E) transposed, (B, H, E, L) turned, a slice of a cache."""
+    kind = rng.choice(["plain", "plain", "heads last", "turned", "cache"])
+    if kind == "heads last":
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+    if kind == "turned":
+        return tensor.transpose(2, 3).contiguous().transpose(2, 3)
+    if kind == "cache":
+        batch, heads, length, dim = tensor.shape
+        cache = torch.full((batch, heads, length + 5, dim), math.nan, dtype=tensor.dtype)
+        cache[:, :, 2 : 2 + length] = tensor
+        return cache[:, :, 2 : 2 + length]
+    return tensor
+
+
+def leaves_of(case: dict, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """The tensors of a case that have gradients, as they are or in another dtype."""
+    named = dict(zip("qkv", case["tensors"], strict=True)) | {"scale": case["scale"], "mask": case["mask"]}
+    held = {n: t for n, t in named.items() if t is not None and t.is_floating_point()}
+    return {n: (t.detach() if dtype is None else t.detach().to(dtype)).requires_grad_() for n, t in held.items()}
+
+
+def defined(case: dict, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    leaves = leaves_of(case, dtype)
+    scale = leaves.get("scale", torch.tensor(1 / math.sqrt(leaves["q"].shape[-1]), dtype=dtype))
+    if scale.dim() == 1:
+        scale = scale.reshape(1, -1, 1, 1)
+    mask = leaves.get("mask", case["mask"])
+    return leaves, attend(leaves["q"], leaves["k"], leaves["v"], scale, mask, case)
+
+
+def measured(case: dict) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    leaves = leaves_of(case, None)
+    native._VARIANT = case["variant"]
+    torch.set_num_threads(case["threads"])
+    options = {name: case[name] for name in ("causal", "window", "softcap", "kernel", "signs")}
+    output, vitals = attemper.attention(
+        *(leaves[n] for n in "qkv"), mask=leaves.get("mask", case["mask"]), scale=leaves.get("scale"), **options
+    )
+    return leaves, {"output": output} | {name: getattr(vitals, name) for name in vitals.measured}
+
+
+def by_math(case: dict) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
+    """torch's math backend in the inputs' dtype, where torch's SDPA knows the call."""
+    if case["scale"] is not None or case["softcap"] or case["tensors"][0].dtype not in (torch.bfloat16, torch.float16):
+        return None
+    leaves = leaves_of(case, None)
+    rows, keys = leaves["q"].shape[2], leaves["k"].shape[2]
+    inside, mask = band(rows, keys, case["causal"], case["window"]), leaves.get("mask", case["mask"])
+    if not inside.all():
+        added = mask is not None and mask.dtype != torch.bool
+        mask = mask.masked_fill(~inside, -math.inf) if added else inside if mask is None else mask & inside
+    with sdpa_kernel(SDPBackend.MATH):
+        output = scaled_dot_product_attention(*(leaves[n] for n in "qkv"), attn_mask=mask, enable_gqa=True)
+    return leaves, {"output": output}
+
+
+def gradients(leaves: dict, results: dict, cotangents: dict[str, Tensor]) -> dict[str, Tensor | None]:
+    loss = sum(
+        (torch.where(results[n].isfinite(), results[n], torch.zeros_like(results[n])) * g.to(results[n].dtype)).sum()
+        for n, g in cotangents.items()
+    )
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True))
+
+
+def terms(case: dict, exact: dict[str, Tensor], cotangents: dict[str, Tensor]) -> dict[str, float]:
+    """The largest sum of absolute terms behind an entry of each gradient: its rounding is that many epsilons."""
+    q, k, v = (t.detach().double() for t in case["tensors"])
+    share = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+    p, z, n = exact["p"], exact["z"], exact["visible"].double().clamp(min=1).unsqueeze(-1)
+    g = {name: cotangents[name].abs() if name in cotangents else torch.zeros(1) for name in ("output", *SIGNS)}
+    row = {name: g[name].unsqueeze(-1) if name in cotangents else torch.zeros(1) for name in SIGNS}
+    sign = {name: exact[name].detach().nan_to_num(neginf=0).abs().unsqueeze(-1) for name in SIGNS}
+    dz = p * (
+        row["lse"] + row["entropy"] * (z.abs() + sign["lse"] + sign["entropy"]) + 2 * row["p2"] * (p + sign["p2"])
+    )
+    if "output" in cotangents:
+        dz = dz + p * (g["output"] @ v.abs().mT + (g["output"] * exact["output"].detach().abs()).sum(-1, keepdim=True))
+    dz = (
+        dz + exact["counted"] * (row["mean"] + 2 * row["variance"] * (z.abs() + sign["mean"])) / n + p * 2 * row["peak"]
+    )
+    factor = (1 / math.sqrt(q.shape[-1])) if case["scale"] is None else case["scale"].detach().double().abs()
+    if isinstance(factor, Tensor) and factor.dim() == 1:
+        factor = factor.reshape(1, -1, 1, 1)
+    long = q.abs() @ k.abs().mT * factor  # the terms of a score: its rounding goes through exp into the weight
+    through = dz * (1 + long + sign["lse"])
+    found = {
+        "q": through @ k.abs() * factor,
+        "k": through.mT @ (q.abs() * factor),
+        "v": (p * (1 + long + sign["lse"])).mT @ g["output"] if "output" in cotangents else torch.zeros(1),
+        "scale": (through * (q.abs() @ k.abs().mT)),
+        "mask": through,
+    }
+    sums = {"scale": case["scale"], "mask": case["mask"]}
+    for name, tensor in sums.items():
+        if tensor is not None:
+            shape = (1, -1, 1, 1) if tensor.dim() == 1 else tensor.shape or (1, 1, 1, 1)
+            found[name] = found[name].sum_to_size(tensor.reshape(shape).shape)
+    gathered = found["k"].unflatten(1, (-1, share)).sum(2)
+    return {name: m.max().item() for name, m in (found | {"k": gathered}).items()}
+
+
+def error(actual: Tensor, exact: Tensor) -> float:
+    good = exact.isfinite()
+    return (actual.double() - exact)[good].abs().max().item() if good.any() else 0.0
+
+
+def check(seed: int, worst: dict[str, tuple[float, int]]) -> list[str]:
+    case = draw(seed)
+    dtype = case["tensors"][0].dtype
+    exact_leaves, exact = defined(case, torch.float64)
+    plain_leaves, plain = defined(case, torch.float32)
+    leaves, found = measured(case)
+    math_run = by_math(case)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    shrink = 1.0 if wide == torch.float32 else 2.0**-29  # the ratio of the two epsilons
+    failures = []
+
+    def hold(name: str, actual: Tensor, truth: Tensor, usual: Tensor, backend: Tensor | None, mass: float) -> None:
+        if not torch.equal(actual[~truth.isfinite()].double().nan_to_num(7), truth[~truth.isfinite()].nan_to_num(7)):
+            failures.append(f"{name}: infinities")
+            return
+        own, largest = (
+            error(actual, truth),
+            truth[truth.isfinite()].abs().max().item() if truth.isfinite().any() else 0.0,
+        )
+        budget = torch.finfo(actual.dtype).eps * largest / 2 + torch.finfo(wide).eps * mass
+        budget += FACTOR * error(usual, truth) * shrink if backend is None else MATH_FACTOR * error(backend, truth)
+        kind = f"{str(dtype)[6:]} {name}{' beside math' if backend is not None else ''}"
+        worst[kind] = max(worst.get(kind, (0.0, 0)), (own / max(budget, 1e-300), seed))
+        if not own <= budget:
+            failures.append(f"{name}: error {own:.2e} exceeds {budget:.2e} ({case['kernel']}, {str(dtype)[6:]})")
+
+    logits, value_size = exact["z"].abs().amax().item(), case["tensors"][2].double().abs().max().item()
+    for name, value in found.items():
+        if name == "visible":
+            if not torch.equal(value, exact[name]):
+                failures.append("visible")
+            continue
+        backend = math_run[1]["output"].detach() if math_run and name == "output" else None
+        sizes = {"output": value_size * (1 + logits), "variance": logits**2, "entropy": 1 + logits, "p2": 1 + logits}
+        hold(name, value.detach(), exact[name].detach(), plain[name].detach(), backend, sizes.get(name, logits))
+
+    losses = [name for name in dict.fromkeys(case["losses"]) if name in found and found[name].requires_grad]
+    if not losses:
+        return failures
+    cotangents = {
+        name: torch.randn_like(exact[name]).to(dtype if name == "output" else wide).double() for name in losses
+    }
+    if "peak" in cotangents:
+        cotangents["peak"] *= exact["gap"] > 1e-3  # elsewhere rounding names the arg-max
+    truth, usual = gradients(exact_leaves, exact, cotangents), gradients(plain_leaves, plain, cotangents)
+    backend = gradients(*math_run, cotangents) if math_run and losses == ["output"] else {}
+    mass = terms(case, exact, cotangents)
+    for name, grad in gradients(leaves, found, cotangents).items():
+        if grad is not None and truth[name] is not None:
+            hold(f"d{name}", grad, truth[name], usual[name], backend.get(name), mass[name])
+    return failures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=5_000)
+    parser.add_argument("--seed", type=int, default=0, help="the number of the first case")
+    asked = parser.parse_args()
+    native._POISON = 1
+    started, failed = time.monotonic(), 0
+    worst: dict[str, tuple[float, int]] = {}
+    kinds: Counter[str] = Counter()
+    for seed in range(asked.seed, asked.seed + asked.cases):
+        for failure in (failures := check(seed, worst)):
+            print(f"case {seed}: {failure}", flush=True)
+            kinds[failure.split(":")[0]] += 1
+        failed += bool(failures)
+    print("nearest to its budget (error / budget, case):")
+    for kind, (ratio, seed) in sorted(worst.items(), key=lambda item: -item[1][0])[:12]:
+        print(f"  {ratio:5.2f}  {kind} (case {seed})")
+    print(
+        f"{asked.cases} cases, {failed} failed {dict(kinds) or ''}, {time.monotonic() - started:.0f} s, up to {native.variant}"
+    )
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
