@@ -108,13 +108,13 @@ def _bind() -> Any:
         ("PyCapsule_GetPointer", ctypes.pythonapi)
     )
     lock = (ctypes.pythonapi.PyEval_SaveThread, ctypes.pythonapi.PyEval_RestoreThread)
-    words = [find(capsule, b"dlpack_exchange_api"), *(ctypes.cast(part, ctypes.c_void_p) for part in lock), _PARALLEL]
+    words = [find(capsule, b"dlpack_exchange_api"), *(ctypes.cast(part, ctypes.c_void_p) for part in lock)]
     library = ctypes.PyDLL(_library._name)  # its functions are called with the interpreter's lock held
-    library.attemper_bind.argtypes = (ctypes.c_void_p,) * 4
+    library.attemper_bind.argtypes = (ctypes.c_void_p,) * 3
     if not library.attemper_bind(*words):
         return None
     tensors, numbers = (ctypes.py_object,) * 3, (ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
-    reals, run = (ctypes.c_double, ctypes.c_double), (ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
+    reals, run = (ctypes.c_double, ctypes.c_double), (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
     library.attemper_plain_forward.argtypes = (
         *tensors, ctypes.c_void_p, ctypes.c_char_p, *numbers, *reals, *run
     )  # fmt: skip
@@ -128,7 +128,7 @@ def plain_forward(*args: Any) -> int:
     """The forward of plain.c, which takes its tensors as they are: its failure, NOT_PLAIN where nothing was done."""
     if _plain_forward is None:
         return NOT_PLAIN
-    return _plain_forward(*args, torch.get_num_threads(), _POISON, _VARIANT)
+    return _plain_forward(*args, *how(), _VARIANT)
 
 
 def strided(tensor: Tensor | None) -> tuple[int, ...]:
