@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._plain import band
 from .errors import InputError, nearest, nearest_divisors
-from .kernels.seam import FLOATS, HALVES, LARGEST, Call, Problem, measuring_dtype
+from .kernels.seam import FLOATS, HALVES, LARGEST, Call, Problem, may_get_gradients, measuring_dtype
 from .scale import RULES
 from .vitals import DERIVED, SIGNS
 
@@ -130,9 +130,8 @@ def broadcast_like_torch(
 
 def _rounded_once(query: Tensor, key: Tensor, value: Any) -> tuple[Tensor, Tensor, Any]:
     """In float32 where a gradient may arrive: that of a half-precision input which is repeated is a sum, rounded at its end."""
-    found = [t for t in (query, key, value) if t is not None]
-    tracked = torch.is_grad_enabled() and any(t.requires_grad for t in found)
-    if not tracked or query.dtype not in HALVES or any(t.dtype != query.dtype for t in found):
+    same = all(t is None or t.dtype == query.dtype for t in (key, value))
+    if query.dtype not in HALVES or not same or not may_get_gradients(query, key, value):
         return query, key, value
     return query.float(), key.float(), None if value is None else value.float()
 
@@ -320,7 +319,7 @@ def _check_mask(where: str, mask: Tensor, lead: tuple[int, ...], heads: int, row
 
 def _check_scale(where: str, scale: object, head_dim: int) -> float:
     if scale is None:
-        return head_dim**-0.5 if head_dim else 1.0
+        return float(head_dim) ** -0.5 if head_dim else 1.0  # a traced size would be rounded to float32
     try:
         number = float(scale)  # type: ignore[arg-type]
     except (OverflowError, TypeError, ValueError):

@@ -285,6 +285,8 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
         # nothing is differentiated: a Function's apply, or the bare op's rule of autograd, costs as much as a small call
         with torch._C._AutoDispatchBelowAutograd():
             measured = Measured(*torch.ops.attemper.forward(*problem, signs, kernel))
+    elif torch._C._get_tracing_state() is not None:
+        measured = Measured(*torch.ops.attemper.forward(*problem, signs, kernel))  # a graph holds no Function
     else:
         measured = Measured(*_EagerAttention.apply(*problem, signs, kernel))
     return measured.output, vitals_of(measured, names)

@@ -347,3 +347,26 @@ def test_activation_checkpointing_draws_the_same_dropout():
         checkpoint(run, *leaves, use_reentrant=reentrant).backward()
         for leaf, grad_ in zip(leaves, expected, strict=True):
             torch.testing.assert_close(leaf.grad, grad_)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace")
+@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize("kernel", [*KERNELS, "additive"])
+def test_a_traced_call_passes_its_own_check_and_has_gradients(kernel, graded):
+    """The check traces once more without gradients: both graphs must hold the same op."""
+    inputs = [t.requires_grad_(graded) for t in tensors()]
+
+    def run(query, key, value):
+        if kernel == "additive":
+            attended = attemper.additive_attention(query, key, value, query[0, 0, 0])
+        else:
+            attended = attemper.attention(query, key, value, kernel=kernel)
+        return attended.output.sum() + attended.vitals.entropy.sum() + attended.vitals.peak.sum()
+
+    traced = torch.jit.trace(run, tuple(inputs))
+    assert torch.equal(traced(*inputs), run(*inputs))
+    if graded:
+        pairs = zip(
+            torch.autograd.grad(traced(*inputs), inputs), torch.autograd.grad(run(*inputs), inputs), strict=True
+        )
+        assert all(torch.equal(a, b) for a, b in pairs)

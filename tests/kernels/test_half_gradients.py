@@ -1,6 +1,7 @@
 """Gradients in half precision, judged by torch's math backend, which sums in float32 and rounds once, and by float64."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.testing import make_tensor
 
 import attemper
+from attemper._checks import broadcast_like_torch, prepare
+from attemper.kernels.reference import define
+from attemper.kernels.seam import ARGMAX_BIT, BIT, OUTPUT_LOW_BIT
 from judge import assert_within, by_definition
 from rounding import gradient_mass
 from serving import FUSED
@@ -47,6 +51,18 @@ def samples(device, dtype):
         yield {name: make_tensor(shape, device=device, dtype=dtype) for name, shape in of.items()}, causal
 
 
+def floor(tensors, cotangent, causal):
+    """What float32 leaves in each gradient, as a norm: logits to ±200 make rows of one key, whose gradient is nothing else."""
+    wide = {name: t.double() for name, t in tensors.items()}
+    mask = wide.pop("attn_mask", None)
+    inputs = broadcast_like_torch("judge", *wide.values(), False)
+    problem = prepare("judge", *inputs, mask=mask, causal=causal).problem
+    exact = define(problem)
+    mass = gradient_mass(problem, exact._asdict(), "output", cotangent.double().view(exact.output.shape))
+    rounding = torch.finfo(torch.float32).eps * math.sqrt(exact.weights.numel())
+    return {"attn_mask" if name == "mask" else name: rounding * size for name, size in mass.items()}
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_samples_of_torch(device, dtype):
     for number, (tensors, causal) in enumerate(samples(device, dtype)):
@@ -61,8 +77,12 @@ def test_samples_of_torch(device, dtype):
 
         exact = gradients(by_them, tensors, cotangent, torch.float64)
         theirs = errors(gradients(by_them, tensors, cotangent), exact)
+        least = floor(tensors, cotangent, causal)
         for name, error in errors(gradients(by_us, tensors, cotangent), exact).items():
-            assert error <= 1.5 * theirs[name], f"sample {number}, d({name}): {error:.2e}, torch {theirs[name]:.2e}"
+            budget = 1.5 * theirs[name] + (least[name] / exact[name].norm()).item()
+            assert error <= budget, (
+                f"sample {number}, d({name}): {error:.2e} exceeds {budget:.2e}, torch {theirs[name]:.2e}"
+            )
 
 
 def shared(dtype, device, rows=64, keys=64, size=(5.0, 3.0)):
@@ -79,7 +99,7 @@ def shared(dtype, device, rows=64, keys=64, size=(5.0, 3.0)):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("kernel", FUSED)
 def test_keys_and_values_that_share_a_part(device, kernel, dtype):
-    for rows, keys in ((64, 64), (2, 700)):  # strips and tiles; decode
+    for rows, keys in ((64, 64), (2, 700), (300, 900)):  # one tile; decode; several tiles
         tensors = shared(dtype, device, rows, keys)
         cotangent = torch.randn(tensors["query"].shape, device=device).to(dtype)
 
@@ -101,3 +121,31 @@ def test_keys_and_values_that_share_a_part(device, kernel, dtype):
         mass = gradient_mass(problem, definition, "output", cotangent.double())["scale"]
         rounding = torch.finfo(torch.float32).eps * mass
         assert_within("d(scale)", ours["scale"].float(), exact["scale"], plain["scale"], rounding)
+
+
+@pytest.mark.parametrize("kernel", FUSED)
+def test_the_bits_go_along_through_fakes_vmap_and_compiled_graphs(device, kernel):
+    """With them lost on the way, a gradient would be as rough as that of a rounded output."""
+    tensors = shared(torch.bfloat16, device, rows=300, keys=900)
+    inputs, cotangent = tuple(tensors[name] for name in ("query", "key", "value")), torch.randn(300, 64, device=device)
+
+    def loss(query, key, value):
+        return (attemper.attention(query, key, value, kernel=kernel, signs=()).output.float() * cotangent).sum()
+
+    leaves = [t.requires_grad_() for t in inputs]
+    expected = torch.autograd.grad(loss(*leaves), leaves)
+    by_sample = torch.func.vmap(torch.func.grad(loss, (0, 1, 2)))(*inputs)
+    compiled = torch.autograd.grad(torch.compile(loss, backend="aot_eager", fullgraph=True)(*leaves), leaves)
+    for name, truth, one, two in zip(("query", "key", "value"), expected, by_sample, compiled, strict=True):
+        # heads are spread over threads in another way, and dq is joined in another order, before it is rounded
+        assert (one - truth).norm() <= torch.finfo(torch.bfloat16).eps * truth.norm(), name
+        assert torch.equal(two, truth), name
+
+    problem = prepare("test", *inputs).problem
+    bits = sum(BIT.values()) | ARGMAX_BIT | OUTPUT_LOW_BIT
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.attemper.forward.default, (*problem, bits, kernel), test_utils=checks)
+    low = torch.ops.attemper.forward(*problem, bits, kernel)[1]
+    assert low.shape == inputs[0].shape
+    assert low.any()
+    assert not torch.ops.attemper.forward(*problem, bits ^ OUTPUT_LOW_BIT, kernel)[1].numel()

@@ -222,9 +222,16 @@ def unrounded(output: Tensor, low: Tensor) -> Tensor:
     return (output.float().view(torch.int32) + low).view(torch.float32)
 
 
+def may_get_gradients(*tensors: Tensor | None) -> bool:
+    """Whether a gradient may arrive at one of these; of a traced graph nobody knows, and its own check runs without."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return True
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+
+
 def for_gradients(signs: int, *tracked: Tensor | None) -> int:
     """With what the gradients of the logits need, where one of these tensors may get one; finding it costs time and memory."""
-    if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in tracked):
+    if not may_get_gradients(*tracked):
         return signs
     return signs | OUTPUT_LOW_BIT | (ARGMAX_BIT if signs & BIT["peak"] else 0)
 

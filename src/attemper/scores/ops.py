@@ -155,5 +155,6 @@ torch.library.register_autograd("attemper::additive_forward", _Additive.backward
 
 def additive(*args: Any) -> Measured:
     """Run the op on its inputs, in the order of the schema."""
-    run = torch.ops.attemper.additive_forward if torch.compiler.is_compiling() else _Additive.apply
+    in_graph = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    run = torch.ops.attemper.additive_forward if in_graph else _Additive.apply
     return Measured(*run(*args))
