@@ -1,0 +1,287 @@
+"""The direct way to the native kernel: which calls take it, that they differ in no bit from the op, and what must not take it."""
+
+import threading
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import attemper
+from attemper import _direct, kernels
+from attemper.errors import KernelUnavailable
+from native import needed, native
+
+pytestmark = needed
+B, H, G, ROWS, KEYS, E = 2, 4, 2, 6, 9, 8
+
+
+class Seen(TorchDispatchMode):
+    """Sees every op, and changes nothing: what runs under it is not plain."""
+
+    def __init__(self):
+        super().__init__()
+        self.ops = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ops.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def direct(monkeypatch):
+    """The passes that went straight to the kernel; "op" for a backward that did not."""
+    taken, cpu = [], kernels.load("cpu")
+    backward = cpu.backward
+    for name in ("plain_forward", "bare_forward", "bare_backward"):
+
+        def counted(*args, real=getattr(cpu, name), name=name, **options):
+            found = real(*args, **options)
+            if found is not None:
+                taken.append(name)
+            return found
+
+        monkeypatch.setattr(cpu, name, counted)
+
+    def from_op(*args):
+        found = backward(*args)
+        taken[-1] = "op"
+        return found
+
+    monkeypatch.setattr(cpu, "backward", from_op)
+    return taken
+
+
+def tensors(dtype=torch.float32, groups=G, value_dim=E, tracked=False):
+    shapes = ((B, H, ROWS, E), (B, groups, KEYS, E), (B, groups, KEYS, value_dim))
+    return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_(tracked) for shape in shapes]
+
+
+CALLS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "lower right": {"causal": "lower_right"},
+    "window": {"window": 3},
+    "a window at the end": {"causal": "lower_right", "window": 4},
+    "a window without end": {"window": 2**30, "causal": True},
+    "capped": {"softcap": 2.0},
+    "a number": {"scale": -0.4},
+    "some signs": {"signs": ("variance", "top_weight")},
+    "no signs": {"signs": ()},
+    "bool mask": {"mask": torch.rand(B, 1, 1, KEYS) > 0.3},
+    "flat mask": {"mask": torch.rand(ROWS, KEYS) > 0.3},
+    "additive mask": {"mask": torch.randn(1, H, ROWS, 1)},
+    "a number per head": {"scale": torch.linspace(0.1, 0.7, H)},
+    "wide values": {"value_dim": 5},
+    "equal heads": {"groups": H},
+    "half precision": {"dtype": torch.bfloat16},
+    "double precision": {"dtype": torch.float64},
+    "transposed": {"transposed": True},
+    "3 dimensions": {"flat": True},
+}
+
+
+def attend(inputs, options):
+    """Output, signs and gradients of one call."""
+    output, vitals = attemper.attention(*inputs, **options)
+    found = [output, *(getattr(vitals, name) for name in vitals.measured)]
+    leaves = [t for t in (*inputs, *options.values()) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if leaves:
+        ends = [t for t in found if t.requires_grad]
+        found += torch.autograd.grad(ends, leaves, [torch.full_like(t, 0.5) for t in ends])
+    return found
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+def test_it_differs_from_the_op_in_nothing(direct, options, tracked):
+    options = dict(options)
+    sizes = {name: options.pop(name) for name in ("groups", "value_dim", "dtype") if name in options}
+    inputs = tensors(**sizes)
+    if options.pop("transposed", False):
+        inputs = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs]
+    if options.pop("flat", False):
+        inputs = [t[0] for t in inputs]
+    inputs = [tensor.detach().requires_grad_(tracked) for tensor in inputs]
+    for name, option in options.items():
+        if isinstance(option, torch.Tensor) and option.is_floating_point():
+            options[name] = option.detach().requires_grad_(tracked)
+    found = attend(inputs, options)
+    assert direct == (["bare_forward", "bare_backward"] if tracked else direct[:1])
+    assert len(direct) == 1 + tracked
+    with Seen() as seen:
+        expected = attend(inputs, options)
+    assert seen.ops.count("attemper.forward.default") == 1
+    assert seen.ops.count("attemper.backward.default") == tracked
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+        assert (a.dtype, a.stride(), a.requires_grad) == (b.dtype, b.stride(), b.requires_grad)
+
+
+def test_without_the_table_of_dlpack_it_differs_in_nothing(direct, monkeypatch):
+    inputs = tensors()
+    found = attend(inputs, {"causal": True, "window": 3})
+    monkeypatch.setattr(native, "plain_forward", None)
+    for a, b in zip(attend(inputs, {"causal": True, "window": 3}), found, strict=True):
+        assert torch.equal(a, b)
+    assert direct == ["plain_forward", "bare_forward"]
+
+
+class Passing(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Own(torch.Tensor):
+    pass
+
+
+def negative(tensor):
+    """A tensor whose sign is still to be applied: its memory holds the opposite."""
+    lazy = torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
+    assert lazy.is_neg()
+    return lazy
+
+
+def inference(tensor):
+    with torch.inference_mode():
+        return tensor.clone()
+
+
+STATES = {
+    "no_grad": (torch.no_grad, 1),
+    "inference mode": (torch.inference_mode, 1),
+    "a default device": (lambda: torch.device("meta"), 0),
+    "a function mode": (Passing, 0),
+    "a dispatch mode": (Seen, 0),
+    "a profiler": (torch.profiler.profile, 0),
+    "autocast": (lambda: torch.autocast("cpu", enabled=True), 0),
+    "a level of forward mode": (forward_ad.dual_level, 0),
+}
+KINDS = {
+    "a parameter": (torch.nn.Parameter, 1),
+    "an inference tensor": (inference, 1),
+    "a subclass": (lambda t: t.as_subclass(Own), 0),
+    "a lazy sign": (negative, 0),
+}
+
+
+@pytest.mark.parametrize(("state", "times"), STATES.values(), ids=STATES)
+def test_only_at_rest(direct, state, times):
+    inputs = tensors(torch.float64)  # autocast leaves it alone
+    with torch.no_grad():
+        expected = attemper.sdpa(*inputs, enable_gqa=True)
+        direct.clear()
+        with state():
+            found = attemper.sdpa(*inputs, enable_gqa=True)
+    assert len(direct) == times
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("kind", "times"), KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("place", range(3))
+def test_only_for_plain_tensors(direct, kind, times, place):
+    inputs = tensors()
+    expected = attemper.attention(*inputs, causal=True)
+    direct.clear()
+    inputs[place] = kind(inputs[place])
+    with torch.no_grad():
+        found = attemper.attention(*inputs, causal=True)
+    assert len(direct) == times
+    assert torch.equal(found.output, expected.output)
+    assert torch.equal(found.vitals.entropy, expected.vitals.entropy)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_transforms_and_tracers_see_the_op(direct):
+    inputs = tensors(groups=H)
+    expected = attemper.sdpa(*inputs)
+    direct.clear()
+    assert torch.equal(torch.vmap(attemper.sdpa)(*(t[:, None] for t in inputs))[:, 0], expected)
+    torch.func.grad(lambda q: attemper.sdpa(q, *inputs[1:]).sum())(inputs[0])
+    with torch.no_grad():
+        traced = torch.jit.trace(attemper.sdpa, tuple(inputs), check_trace=False)
+    assert "attemper::forward" in str(traced.graph)
+    with FakeTensorMode() as mode:
+        assert attemper.sdpa(*(mode.from_tensor(t) for t in inputs)).shape == expected.shape
+    assert direct == ["op"]
+
+
+def test_a_tensor_that_outlived_its_transform_is_refused_by_torch(direct):
+    inputs, left = tensors(groups=H), []
+    torch.vmap(lambda t: left.append(t) or t)(inputs[0])
+    with pytest.raises(RuntimeError):
+        attemper.sdpa(left[0], *inputs[1:])
+    assert direct == []
+
+
+def test_the_backward_of_a_direct_call_may_be_batched_hooked_or_differentiated(direct):
+    inputs = tensors(torch.float64, tracked=True)
+    cotangents = torch.randn(3, B, H, ROWS, E, dtype=torch.float64)
+    each = [torch.autograd.grad(attemper.attention(*inputs).output, inputs, g) for g in cotangents]
+    assert "op" not in direct
+    output = attemper.attention(*inputs).output
+    batched = torch.autograd.grad(output, inputs, cotangents, is_grads_batched=True)
+    for i, gradients in enumerate(each):
+        for one, all_of_them in zip(gradients, batched, strict=True):
+            torch.testing.assert_close(all_of_them[i], one)
+    direct.clear()
+    with torch.autograd.graph.save_on_cpu():
+        output = attemper.attention(*inputs).output
+    for a, b in zip(torch.autograd.grad(output, inputs, cotangents[0]), each[0], strict=True):
+        assert torch.equal(a, b)
+    (first, *_) = torch.autograd.grad(attemper.attention(*inputs).output.sum(), inputs, create_graph=True)
+    with pytest.raises(KernelUnavailable, match="kernel='cpu' does not compute second derivatives"):
+        first.sum().backward()
+
+
+def test_only_values_are_tracked(direct):
+    query, key, value = tensors()
+    value.requires_grad_()
+    output, vitals = attemper.attention(query, key, value)
+    (gradient,) = torch.autograd.grad([output.sum(), vitals.peak.sum(), vitals.entropy.sum()], value)
+    assert torch.equal(gradient, torch.autograd.grad(attemper.attention(query, key, value).output.sum(), value)[0])
+    assert "op" not in direct
+
+
+def test_what_was_saved_and_written_to_is_noticed():
+    inputs = tensors(tracked=True)
+    output = attemper.sdpa(*inputs, enable_gqa=True)
+    output.detach().mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_signs_share_no_memory():
+    vitals = attemper.attention(*tensors()).vitals
+    places = {getattr(vitals, name).untyped_storage().data_ptr() for name in vitals.measured}
+    assert len(places) == len(vitals.measured)
+
+
+def test_threads_do_not_disturb_one_another():
+    many = [tensors(groups=H) for _ in range(4)]
+    expected = [attemper.sdpa(*inputs) for inputs in many]
+    wrong = []
+
+    def work(inputs, output):
+        for _ in range(50):
+            if not torch.equal(attemper.sdpa(*inputs), output):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(many, expected, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_auto_takes_the_direct_way_only_where_cpu_is_first(direct, monkeypatch):
+    monkeypatch.setattr(kernels, "KERNELS", {"blockwise": kernels.KERNELS["blockwise"], **kernels.KERNELS})
+    attemper.attention(*tensors())
+    assert direct == []
+    monkeypatch.setitem(kernels._missing, "cpu", "is not built here")
+    assert not kernels.takes_plain("cpu")
+    assert _direct.attend_unchecked(*tensors(), None, False, None, None, None, (), grouped=False) is None
