@@ -168,7 +168,16 @@ def test_a_letter_of_several_tokens_stands_in_each_of_them(text, merged, tokens)
 def test_bytes_that_are_no_letter_are_written_as_bytes():
     words = byte_words("ðŁ")
     numbers = words.tokenizer().convert_tokens_to_ids(["©", "ðŁ", "a", "ð", "Ã", "©", "ð", "Ł"])
-    assert readable(words.tokenizer(), numbers) == ["⟨A9⟩", "⟨F0 9F⟩", "a", "⟨F0⟩", "é (1/2)", "é (2/2)", "⟨F0⟩", "⟨9F⟩"]
+    assert readable(words.tokenizer(), numbers) == [
+        "⟨A9⟩",
+        "⟨F0 9F⟩",
+        "a",
+        "⟨F0⟩",
+        "é (1/2)",
+        "é (2/2)",
+        "⟨F0⟩",
+        "⟨9F⟩",
+    ]
 
 
 def test_byte_tokens_of_sentencepiece_are_joined():
