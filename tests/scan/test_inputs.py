@@ -165,6 +165,11 @@ def test_a_letter_of_several_tokens_stands_in_each_of_them(text, merged, tokens)
     assert found.special == [False] * len(tokens)
 
 
+def test_what_nobody_can_see_or_turns_a_line_round_is_written_as_its_number():
+    found = byte_words().encode("a\u202eb\x1b").tokens
+    assert found == ["a", *(f"⟨U+202E⟩ ({part}/3)" for part in (1, 2, 3)), "b", "⟨U+001B⟩"]
+
+
 def test_bytes_that_are_no_letter_are_written_as_bytes():
     words = byte_words("ðŁ")
     numbers = words.tokenizer().convert_tokens_to_ids(["©", "ðŁ", "a", "ð", "Ã", "©", "ð", "Ł"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Any
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's token for a byte that it has no letter for
+STEERING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters that are no blank, and direction marks."""
 LOST = "\ufffd"  # what a decoder writes for bytes that are no letter
 
 
@@ -25,11 +28,19 @@ def readable(tokenizer: Any, ids: list[int]) -> list[str]:
 
 
 def _seen(word: str) -> str:
-    """A word without the spaces around it, and blanks as something that can be seen."""
+    """A word without the spaces around it; blanks, and what would turn a line round, as something that can be seen."""
     bare = word.strip(" ")
     if not bare:
         return "␣"
-    return bare if bare.strip() else bare.replace("\n", "↵").replace("\t", "⇥").replace("\r", "↵")
+    if not bare.strip():
+        return bare.replace("\n", "↵").replace("\t", "⇥").replace("\r", "↵")
+    return STEERING.sub(_code, bare) if any(unicodedata.category(letter) != "Cf" for letter in bare) else _code(bare)
+
+
+def _code(letters: str | re.Match[str]) -> str:
+    """Letters that nobody can see, by their numbers."""
+    found = letters if isinstance(letters, str) else letters[0]
+    return "".join(f"⟨U+{ord(letter):04X}⟩" for letter in found)
 
 
 def _joined(parts: list[bytes | None]) -> list[str | None]:
@@ -43,7 +54,7 @@ def _joined(parts: list[bytes | None]) -> list[str | None]:
             continue
         letters, end = group
         for place in range(start, end):
-            found[place] = letters if end == start + 1 else f"{letters.strip(' ')} ({place - start + 1}/{end - start})"
+            found[place] = letters if end == start + 1 else f"{_seen(letters)} ({place - start + 1}/{end - start})"
         start = end
     return found
 

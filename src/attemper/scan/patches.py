@@ -34,7 +34,7 @@ def add_patches(attention: Sequence[dict[str, Any]], model: nn.Module, inputs: S
     name, layer = cut
     tower = _tower(name, [entry["layer"] for entry in attention])
     for entry in attention:
-        pixels = _pixels(inputs[entry["input"]])
+        pixels = pixels_of(inputs[entry["input"]])
         if pixels is None or not _within(entry["layer"], tower) or entry["queries"] != entry["keys"]:
             continue
         rows, columns = (size // step for size, step in zip(pixels.shape[-2:], layer.kernel_size, strict=True))
@@ -88,8 +88,12 @@ def _within(layer: str, tower: str) -> bool:
     return not tower or layer == tower or layer.startswith(f"{tower}.")
 
 
-def _pixels(one: Input) -> Tensor | None:
-    """The picture that a model was given, (C, H, W)."""
+def pixels_of(one: Input) -> Tensor | None:
+    """The picture that a model was given, (C, H, W); None where it was given none.
+
+    Args:
+        one: what was read.
+    """
     batch = one.batch
     if isinstance(batch, Mapping):
         batch = batch.get("pixel_values", ())
@@ -103,7 +107,7 @@ def _seen(one: Input) -> Tensor:
     """The picture before it was normalised, (3, H, W), 0 to 1; of a batch of one's own, stretched from least to largest."""
     pixels = one.pixels
     if pixels is None:
-        given = _pixels(one)
+        given = pixels_of(one)
         assert given is not None  # or it would have no patches
         pixels = given.detach().float().nan_to_num(0.0)
         low, high = torch.aminmax(pixels)

@@ -20,7 +20,7 @@ from .audit import Audit, LayerScale
 from .inputs import Input
 from .load import Loaded, offline
 from .neighbours import Neighbours
-from .patches import add_patches, images
+from .patches import add_patches, images, pixels_of
 from .pictures import Pictures
 from .reading import Reading
 from .result import SCHEMA, Scan
@@ -69,6 +69,7 @@ class Examiners:
             inputs=(number,),
             tokens=None if one.tokens is None else (tuple(one.tokens),),
             special=None if one.special is None else (tuple(one.special),),
+            image=pixels_of(one) is not None,
         )
         for examiner in self.closer:
             examiner.reading = reading
