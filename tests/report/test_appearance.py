@@ -129,6 +129,10 @@ def test_no_table_is_cut(browser, tmp_path, width):
         for table in ("table.audit", "table.lanes"):
             inside, outside = page.locator(f"div.scroll:has(> {table})").evaluate("e => [e.scrollWidth, e.clientWidth]")
             assert inside <= outside, table
+        for way in ("numbers", "thumbnails"):  # of twelve heads every cell is seen
+            page.get_by_role("button", name=way).click()
+            inside, outside = page.locator(".cells-of-heads").evaluate("e => [e.scrollWidth, e.clientWidth]")
+            assert inside <= outside, way
         row = page.locator(".provenance dl div", has_text="22,713,216")
         name = row.locator("dt").evaluate(
             "e => { const r = document.createRange(); r.selectNodeContents(e); return r.getBoundingClientRect().right; }"
