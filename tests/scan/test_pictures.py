@@ -83,13 +83,13 @@ class Drawn(nn.Module):
         return F.scaled_dot_product_attention(self.q, self.k, self.k)
 
 
-def drawn(model, lengths):
+def drawn(model, lengths, image=False):
     examiner = Pictures()
     watch = attemper.watch(model)
     watch.examiners = [examiner]
     with torch.no_grad(), watch:
         for number, length in enumerate(lengths):
-            examiner.reading = Reading((number,))
+            examiner.reading = Reading((number,), image=image)
             model(torch.zeros(1, length, 1))
     return examiner
 
@@ -173,6 +173,19 @@ def test_a_report_stays_small(layers, heads, lengths):
     assert all(len(one.get("rows", [0])) > 0 for one in found)
     tops = [one for one in found if one["format"] == "top"]
     assert sum(len(one["thumbnail"]["data"]) for one in tops) <= 4 / 3 * pictures.SMALL + 4 * len(tops)
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "length", "form", "rows"),
+    [(1, 4, 197, "dense", 197), (2, 4, 197, "top", 197), (12, 12, 197, "top", 42), (2, 16, 577, "top", 192)],
+)
+def test_of_an_image_whole_rows_or_their_64_largest_weights_are_kept(layers, heads, length, form, rows):
+    found = drawn(Layers(layers, heads, width=4), [length], image=True).attention()
+    assert {one["format"] for one in found} == {form}
+    assert {one.get("bits", 16) for one in found} == {16}  # a 200th of a row's weight is a step of 8 bits
+    assert {one.get("k", 64) for one in found} == {64}
+    assert {len(one.get("rows", range(length))) for one in found} == {rows}
+    assert len(json.dumps(found)) < 3_000_000
 
 
 def test_only_the_first_texts_are_drawn_and_it_is_said():
