@@ -214,6 +214,19 @@ def gradients(leaves: dict, results: dict, cotangents: dict[str, Tensor]) -> dic
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True))
 
 
+def scale_of(case: dict) -> Tensor | float:
+    if case["scale"] is None:
+        return 1 / math.sqrt(case["tensors"][0].shape[-1])
+    scale = case["scale"].detach().double().abs()
+    return scale.reshape(1, -1, 1, 1) if scale.dim() == 1 else scale
+
+
+def score_terms(case: dict) -> Tensor:
+    """Σ |scale · q_e k_e| behind every score: its rounding is that many epsilons."""
+    q, k = (t.detach().double().abs() for t in case["tensors"][:2])
+    return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * scale_of(case)
+
+
 def terms(case: dict, exact: dict[str, Tensor], cotangents: dict[str, Tensor]) -> dict[str, float]:
     """The largest sum of absolute terms behind an entry of each gradient: its rounding is that many epsilons."""
     q, k, v = (t.detach().double() for t in case["tensors"])
@@ -231,10 +244,7 @@ def terms(case: dict, exact: dict[str, Tensor], cotangents: dict[str, Tensor]) -
     dz = (
         dz + exact["counted"] * (row["mean"] + 2 * row["variance"] * (z.abs() + sign["mean"])) / n + p * 2 * row["peak"]
     )
-    factor = (1 / math.sqrt(q.shape[-1])) if case["scale"] is None else case["scale"].detach().double().abs()
-    if isinstance(factor, Tensor) and factor.dim() == 1:
-        factor = factor.reshape(1, -1, 1, 1)
-    long = q.abs() @ k.abs().mT * factor  # the terms of a score: its rounding goes through exp into the weight
+    factor, long = scale_of(case), score_terms(case)  # the rounding of a score goes through exp into the weight
     through = dz * (1 + long + sign["lse"])
     found = {
         "q": through @ k.abs() * factor,
@@ -283,7 +293,10 @@ def check(seed: int, worst: dict[str, tuple[float, int]]) -> list[str]:
         if not own <= budget:
             failures.append(f"{name}: error {own:.2e} exceeds {budget:.2e} ({case['kernel']}, {str(dtype)[6:]})")
 
-    logits, value_size = exact["z"].abs().amax().item(), case["tensors"][2].double().abs().max().item()
+    logits, value_size = (
+        max(exact["z"].abs().max(), score_terms(case).max()).item(),
+        case["tensors"][2].double().abs().max().item(),
+    )
     for name, value in found.items():
         if name == "visible":
             if not torch.equal(value, exact[name]):

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from attemper.errors import InputError, MissingExtra
 from attemper.scan import load
 from attemper.scan.inputs import make
+from attemper.scan.letters import readable
 from attemper.scan.words import Words, limit_of
 from folders import WORDS, save, tokenizer
 
@@ -133,20 +134,63 @@ def test_a_tokenizer_of_another_model_is_said(loaded):
     assert "the model has embeddings for 99" in refused(model, texts=["the w99"])
 
 
-def test_tokens_of_bytes_are_read_as_words():
+def byte_words(*merged):
+    """A GPT-2 with a vocabulary of bytes, and some merged tokens beside them."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {word: place for place, word in enumerate([*letters, "Ġdog", "ca", "fé", "cafÃ©", "<s>"])}
-    inner = Tokenizer(models.BPE(words, []))
+    words = {word: place for place, word in enumerate(dict.fromkeys([*letters, *merged, "<s>"]))}
+    merges = [(word[:-1], word[-1]) for word in merged]
+    inner = Tokenizer(models.BPE(words, merges))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>")
-    model = transformers.GPT2Model(
-        transformers.GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=len(words), n_positions=64)
-    )
-    words_of = Words(load.Loaded(model, "x", "object", tokenizer=fast))
-    found = words_of.encode("a é\n\t b")
-    assert found.tokens == ["a", "␣", "Ã", "©", "↵", "⇥", "␣", "b"]  # é is two tokens, and neither is a letter
-    assert found.special == [False] * 8
+    sizes = {"n_layer": 1, "n_head": 1, "n_embd": 4, "vocab_size": len(words), "n_positions": 64}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    return Words(load.Loaded(transformers.GPT2Model(config), "x", "object", tokenizer=fast))
+
+
+@pytest.mark.parametrize(
+    ("text", "merged", "tokens"),
+    [
+        ("a é\n\t b", (), ["a", "␣", "é (1/2)", "é (2/2)", "↵", "⇥", "␣", "b"]),
+        ("👩", (), ["👩 (1/4)", "👩 (2/4)", "👩 (3/4)", "👩 (4/4)"]),
+        ("👩", ("ðŁ", "ðŁĳ"), ["👩 (1/2)", "👩 (2/2)"]),
+        ("a 👩", ("Ġð", "ĠðŁ", "ĠðŁĳ"), ["a", "👩 (1/2)", "👩 (2/2)"]),
+        ("éé", ("©Ã",), ["éé (1/3)", "éé (2/3)", "éé (3/3)"]),  # two letters that share a token
+        ("x\ufffd", (), ["x", "\ufffd (1/3)", "\ufffd (2/3)", "\ufffd (3/3)"]),  # a letter as good as any
+    ],
+)
+def test_a_letter_of_several_tokens_stands_in_each_of_them(text, merged, tokens):
+    found = byte_words(*merged).encode(text)
+    assert found.tokens == tokens
+    assert found.special == [False] * len(tokens)
+
+
+def test_what_nobody_can_see_or_turns_a_line_round_is_written_as_its_number():
+    found = byte_words().encode("a\u202eb\x1b").tokens
+    assert found == ["a", *(f"⟨U+202E⟩ ({part}/3)" for part in (1, 2, 3)), "b", "⟨U+001B⟩"]
+
+
+def test_bytes_that_are_no_letter_are_written_as_bytes():
+    words = byte_words("ðŁ")
+    numbers = words.tokenizer().convert_tokens_to_ids(["©", "ðŁ", "a", "ð", "Ã", "©", "ð", "Ł"])
+    assert readable(words.tokenizer(), numbers) == [
+        "⟨A9⟩",
+        "⟨F0 9F⟩",
+        "a",
+        "⟨F0⟩",
+        "é (1/2)",
+        "é (2/2)",
+        "⟨F0⟩",
+        "⟨9F⟩",
+    ]
+
+
+def test_byte_tokens_of_sentencepiece_are_joined():
+    words = {word: place for place, word in enumerate(["<unk>", "▁a", "<0xC3>", "<0xA9>", "<0xF0>"])}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
+    assert readable(fast, [1, 2, 3, 4, 1]) == ["a", "é (1/2)", "é (2/2)", "⟨F0⟩", "a"]
 
 
 def test_a_model_that_sees_gets_a_picture_and_says_so(loaded):

@@ -83,13 +83,13 @@ class Drawn(nn.Module):
         return F.scaled_dot_product_attention(self.q, self.k, self.k)
 
 
-def drawn(model, lengths):
+def drawn(model, lengths, image=False):
     examiner = Pictures()
     watch = attemper.watch(model)
     watch.examiners = [examiner]
     with torch.no_grad(), watch:
         for number, length in enumerate(lengths):
-            examiner.reading = Reading((number,))
+            examiner.reading = Reading((number,), image=image)
             model(torch.zeros(1, length, 1))
     return examiner
 
@@ -115,6 +115,46 @@ def test_the_format_follows_the_size(layers, heads, length, form):
     assert ((shown > 0).sum(-1) <= 8).all()
 
 
+def small(picture):
+    """The shares of a thumbnail, (H, rows, columns), as the contract says."""
+    found = picture["thumbnail"]
+    return numbers(found["data"], "u1", picture["heads"], found["rows"], found["columns"]).double() / 255
+
+
+def blocks(whole, rows, columns):
+    """The same from the whole matrix: the sum over each block of keys, the mean over each block of queries."""
+    queries, keys = whole.shape[-2:]
+    at = torch.arange(queries) * rows // queries, torch.arange(keys) * columns // keys
+    mean = [
+        torch.stack([whole[:, at[0] == row][..., at[1] == column].sum(-1).mean(-1) for column in range(columns)], -1)
+        for row in range(rows)
+    ]
+    return torch.stack(mean, 1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "length", "side"), [(2, 4, 129, 16), (2, 4, 300, 16), (2, 1500, 13, 8), (1, 4200, 9, 0)]
+)
+def test_a_thumbnail_shares_out_the_whole_weight(layers, heads, length, side, monkeypatch):
+    monkeypatch.setattr(pictures, "COARSE", 0)
+    model = Layers(layers, heads, width=4)
+    examiner = drawn(model, [length])
+    found = examiner.attention()
+    if not side:
+        assert "thumbnail" not in found[0]
+        assert examiner.notes == [
+            f"the thumbnails of {heads} heads are made from their largest weights: they are too many for more"
+        ]
+        return
+    layer = model.layers[-1]
+    whole = attemper.weights(layer.q.double(), layer.k.double())[0]
+    shares = small(found[-1])
+    assert shares.shape == (heads, min(side, length), min(side, length))
+    assert (shares.sum(-1) - 1).abs().max() <= 0.5 * side / 255 + 1e-6
+    if side == pictures.SIDES[0]:
+        assert (shares - blocks(whole, *shares.shape[1:])).abs().max() <= 0.5 / 255 + 1e-6
+
+
 def test_a_long_text_keeps_rows_from_the_first_to_the_last():
     found = drawn(Layers(1, 2), [1500]).attention()[0]
     assert len(found["rows"]) == pictures.ROWS
@@ -131,6 +171,21 @@ def test_a_report_stays_small(layers, heads, lengths):
     assert len(found) == layers * len(lengths)
     assert len(json.dumps(found)) < 3_000_000
     assert all(len(one.get("rows", [0])) > 0 for one in found)
+    tops = [one for one in found if one["format"] == "top"]
+    assert sum(len(one["thumbnail"]["data"]) for one in tops) <= 4 / 3 * pictures.SMALL + 4 * len(tops)
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "length", "form", "rows"),
+    [(1, 4, 197, "dense", 197), (2, 4, 197, "top", 197), (12, 12, 197, "top", 42), (2, 16, 577, "top", 192)],
+)
+def test_of_an_image_whole_rows_or_their_64_largest_weights_are_kept(layers, heads, length, form, rows):
+    found = drawn(Layers(layers, heads, width=4), [length], image=True).attention()
+    assert {one["format"] for one in found} == {form}
+    assert {one.get("bits", 16) for one in found} == {16}  # a 200th of a row's weight is a step of 8 bits
+    assert {one.get("k", 64) for one in found} == {64}
+    assert {len(one.get("rows", range(length))) for one in found} == {rows}
+    assert len(json.dumps(found)) < 3_000_000
 
 
 def test_only_the_first_texts_are_drawn_and_it_is_said():

@@ -35,6 +35,11 @@ def test_a_token_is_found_by_its_text(asked, position):
     assert find_token(asked, TOKENS) == position
 
 
+@pytest.mark.parametrize(("asked", "position"), [("👩", 1), ("👩:2", 2), ("👩 (2/2)", 2)])
+def test_a_letter_of_several_tokens_is_found_by_itself(asked, position):
+    assert find_token(asked, ["a", "👩 (1/2)", "👩 (2/2)"]) == position
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [

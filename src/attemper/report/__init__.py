@@ -18,9 +18,21 @@ from ..errors import InputError
 SCHEMA = "attemper.scan/1"
 # In the order in which one needs the other. Each is an ES module on its own; a page may also serve them as they are.
 SCRIPTS = (
-    *("numbers.js", "weights.js", "dom.js", "map.js", "columns.js", "running.js", "matrix.js", "tokens.js"),
-    *("findings.js", "lanes.js", "sections.js", "heads.js"),
+    *(
+        "numbers.js",
+        "text.js",
+        "weights.js",
+        "dom.js",
+        "thumbnails.js",
+        "map.js",
+        "columns.js",
+        "running.js",
+        "patches.js",
+    ),
+    *("matrix.js", "tokens.js", "findings.js", "lanes.js", "sections.js", "heads.js"),
 )
+# direction marks and control characters: outside the script, which makes them visible, nothing is lost with them
+STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 # what could end a script element or a line of JavaScript, written so that JSON still reads the same
 ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 
@@ -36,8 +48,8 @@ def html(document: Mapping[str, Any]) -> str:
     model = document.get("model") or {}
     parts = {
         "policy": policy(code, style),
-        "title": escape(f"attemper scan: {model.get('name') or 'a model'}"),
-        "verdict": escape(str((document.get("verdict") or {}).get("line", ""))),
+        "title": _shown(f"attemper scan: {model.get('name') or 'a model'}"),
+        "verdict": _shown((document.get("verdict") or {}).get("line", "")),
         "style": style,
         "script": code,
         "document": encoded(document),
@@ -83,6 +95,10 @@ def _check(document: Mapping[str, Any]) -> None:
             f"report.html(): `document` must have the schema {SCHEMA!r}; got {document.get('schema')!r}. "
             "Use what attemper.scan(…).to_dict() gives or `attemper scan --json` prints."
         )
+
+
+def _shown(text: object) -> str:
+    return escape(STEERING.sub("\ufffd", str(text)))
 
 
 def _finite(value: Any) -> Any:

@@ -1,19 +1,21 @@
 // render(root, document): a scan's document as a page one can point at. No globals, no markup parsed, nothing fetched.
 
 import { LEVELS, SIGNS, SIGN_OF, measured, shortened } from "./numbers.js";
-import { album, visible } from "./weights.js";
+import { cleaned, cut, isolated, visible } from "./text.js";
+import { album } from "./weights.js";
 import { maker } from "./dom.js";
-import { mapView } from "./map.js";
-import { tokensView } from "./tokens.js";
+import { density, mapView } from "./map.js";
+import { VIEWS, tokensView } from "./tokens.js";
 import { findings, since, verdict } from "./findings.js";
 import { lanesView } from "./lanes.js";
-import { asked, audit, headView, notes, provenance, reading } from "./sections.js";
+import { asked, audit, glossary, headView, notes, provenance, reading } from "./sections.js";
 
 let made = 0; // several reports may stand on one page: their ids must differ
 
 /** The document with what the views look up: rows of heads, findings by place, pictures, signs. */
-export function read(document) {
-  const lists = { inputs: [], layers: [], heads: [], findings: [], attention: [] };
+export function read(given) {
+  const document = cleaned(given);
+  const lists = { inputs: [], layers: [], heads: [], findings: [], attention: [], images: [] };
   const scan = { ...document, verdict: document.verdict ?? { level: "ok", line: "" }, model: document.model ?? {} };
   for (const [name, empty] of Object.entries(lists)) scan[name] = document[name] ?? empty;
   const names = new Map();
@@ -42,7 +44,7 @@ function tokenSign({ token }) {
   if (!token?.best) return [];
   const key = (one) => `${one.layer}|${one.kind}|${one.head}`;
   const weights = new Map(token.heads.map((one) => [key(one), one.weights[token.best.position]]));
-  const asked = visible(token.asked), best = visible(token.best.token);
+  const [asked, best] = [token.asked, token.best.token].map((word) => isolated(cut(visible(word), 20)));
   return [{ key: "token", label: `“${asked}” → “${best}”`, digits: 2, range: () => [0, 1],
     of: (head) => weights.get(key(head)),
     says: `The weight that “${asked}” (position ${token.position}) gives to “${best}” (position ${token.best.position}).` }];
@@ -58,14 +60,14 @@ export function start(scan) {
   const wishes = [token?.best ? "token" : SIGN_OF[worst?.kind], "effective_keys", scan.signs[0]?.key];
   const wanted = wishes.find((key) => scan.signs.some((sign) => sign.key === key));
   const at = token ? { side: "query", at: token.position } : null;
-  return { sign: wanted, ...place, input: token?.input ?? 0, at, hide: false, view: null };
+  return { sign: wanted, ...place, input: token?.input ?? 0, at, hide: false, view: null, thumbs: false };
 }
 
 /** State → "sign=peak&head=3.5&token=query.7": a link shows what its sender saw. */
 export function toHash(state) {
   const token = state.at ? `${state.at.side}.${state.at.at}` : "none";
-  const { sign, layer, head, input, hide, view } = state;
-  const parts = { sign, head: `${layer}.${head}`, text: input, token, hide: Number(hide), view };
+  const { sign, layer, head, input, hide, view, thumbs } = state;
+  const parts = { sign, head: `${layer}.${head}`, text: input, token, hide: Number(hide), view, map: thumbs ? "thumbnails" : null };
   return new URLSearchParams(Object.entries(parts).filter(([, said]) => said !== null && said !== undefined)).toString();
 }
 
@@ -80,7 +82,8 @@ export function fromHash(scan, hash, otherwise) {
   const picture = row && scan.album(row.layer, row.kind, state.input), count = { query: picture?.queries, key: picture?.keys }[side];
   if (side === "none") state.at = null;
   if (/^\d+$/.test(at) && Number(at) < count) state.at = { side, at: Number(at) };
-  if (["columns", "text"].includes(said.get("view"))) state.view = said.get("view");
+  if (Object.keys(VIEWS).includes(said.get("view"))) state.view = said.get("view");
+  if (said.has("map")) state.thumbs = said.get("map") === "thumbnails";
   if (said.has("hide")) state.hide = said.get("hide") === "1";
   return state;
 }
@@ -114,7 +117,10 @@ export function render(root, document, options = {}) {
     options.location?.replace(toHash(state));
     show();
   };
-  const choose = (layer, head) => set({ layer, head });
+  const choose = (layer, head) => {
+    set({ layer, head });
+    work.querySelector(".looks h2")?.scrollIntoView({ block: "nearest" }); // on a narrow page it lies below the map
+  };
   const act = { set, choose, state: () => state,
     lock: (side, at) => set({ at: state.at?.side === side && state.at.at === at ? null : { side, at } }),
     find(finding) {
@@ -126,7 +132,8 @@ export function render(root, document, options = {}) {
   const shown = scan.signs.length ? { map: mapView, head: headView, tokens: tokensView, lanes: lanesView } : {};
   const views = new Map(Object.entries(shown).map(([name, view]) => [name, view(make, scan, act)]).filter(([, view]) => view));
   const node = (name) => views.get(name)?.node ?? null;
-  const work = make("div.work", {}, node("map"), make("div.looks", {}, asked(make, scan, act), node("tokens")), node("head"));
+  const { tall, broad } = density(scan);
+  const work = make(`div.work${tall ? ".tall" : ""}${broad ? ".broad" : ""}`, {}, node("map"), make("div.looks", {}, asked(make, scan, act), node("tokens")), node("head"));
   const { model, attemper, created } = scan.document;
   const said = [model.class, model.dtype, attemper && `attemper ${attemper}`, created?.slice(0, 10)];
   const heading = make("div.top", {}, make("span.brand", {}, "attemper scan"), make("bdi.model", {}, model.name ?? ""),
@@ -134,7 +141,7 @@ export function render(root, document, options = {}) {
   root.classList.add("attemper");
   root.replaceChildren(make("header", {}, heading, verdict(make, scan, act), reading(make, scan)),
     views.size ? work : make("p", {}, "No head was measured."),
-    ...[findings, since, () => node("lanes"), audit, notes, provenance].map((part) => part(make, scan, act)).filter(Boolean));
+    ...[findings, since, () => node("lanes"), audit, glossary, notes, provenance].map((part) => part(make, scan, act)).filter(Boolean));
   const escape = (event) => event.key === "Escape" && state.at && set({ at: null });
   const moved = () => { state = fromHash(scan, options.location?.hash ?? "", state); show(); };
   const listeners = [[page, "keydown", escape], [dark, "change", show], [paper, "change", show], [window, "hashchange", moved]];

@@ -2,8 +2,19 @@
 
 import { SHAPES, SIGN_OF, place, scale, shading, value, written } from "./numbers.js";
 import { grid, roving } from "./dom.js";
+import { paintSmall } from "./thumbnails.js";
 
 const STEPS = 32; // of the legend's bar
+const HEIGHT = 500; // what the rows share, in pixels of the page: then the whole map is seen at once
+const TALL = 330; // a map of more leaves no room below it
+
+/** How large a cell is, by how many there are; `wide` is the least that a column takes. */
+export function density({ rows, columns }, thumbs = false) {
+  const height = Math.max(9, Math.min(34, Math.floor(HEIGHT / Math.max(1, rows.length)) - 2));
+  const tight = !thumbs && (columns > 32 || height < 14), gap = tight ? 1 : 2, numbers = !thumbs && columns <= 16 && height >= 18;
+  const wide = thumbs ? 28 : numbers ? 20 : tight ? 8 : 13;
+  return { height, gap, wide, numbers, tight, tall: rows.length * (height + gap) > TALL, broad: columns > 32 };
+}
 
 /** Everything of a head in one sentence: for a screen reader, and for the line under the map. */
 export function told(scan, row, head, sign) {
@@ -14,8 +25,9 @@ export function told(scan, row, head, sign) {
 }
 
 /** The bar of a scale with its ends, and the thresholds that lie on it. As an axis its ends stand below it. */
-export function legend(make, sign, ends, axis = false) {
-  const bar = Array.from({ length: STEPS }, (_, i) => make("i.shaded", shading(i / (STEPS - 1))));
+export function legend(make, sign, ends, axis = false, root = false) {
+  const shade = (i) => (root ? Math.sqrt(i / (STEPS - 1)) : i / (STEPS - 1));
+  const bar = Array.from({ length: STEPS }, (_, i) => make("i.shaded", shading(shade(i))));
   let last = -1;
   const marks = (sign.marks ?? []).filter(([at]) => at >= ends.low && at <= ends.high).map(([at, name]) => {
     const share = place(ends, at), crowded = share - last < 0.2 || (axis && (share < 0.1 || share > 0.85));
@@ -46,72 +58,101 @@ function shapes(make, scan, sign) {
   return make("ul.shapes", {}, seen.slice(0, 8).map(([words, one]) => make("li", {}, shape(make, [one], sign), ` ${words}`)));
 }
 
-function cell(make, scan, row, head, sign, ends, act) {
-  const number = value(sign, head);
-  return make(`button.cell${number === null ? ".none" : ".shaded"}`, {
-    ...(number === null ? {} : shading(place(ends, number))), type: "button", "data-head": `${row.index}.${head.head}`,
+function cell(make, scan, row, head, sign, ends, act, small) {
+  const number = value(sign, head), picture = small?.(row), kind = picture ? "small" : number === null || small ? "none" : "shaded";
+  const canvas = picture ? make("canvas", { "aria-hidden": "true" }) : null;
+  if (picture) paintSmall(canvas, picture, head.head, small.theme);
+  return make(`button.cell.${kind}`, {
+    ...(kind === "shaded" ? shading(place(ends, number)) : {}), type: "button", "data-head": `${row.index}.${head.head}`,
     "aria-label": told(scan, row, head, sign), title: told(scan, row, head, sign),
     onclick: () => act.choose(row.index, head.head),
-  }, make("span.number", {}, written(number, sign.digits)), shape(make, scan.findings.get(`${row.index}.${head.head}`), sign));
+  }, canvas ?? make("span.number", {}, small ? "" : written(number, sign.digits)), shape(make, scan.findings.get(`${row.index}.${head.head}`), sign));
 }
 
-/** The table of cells for one sign. */
-function table(make, scan, sign, ends, act) {
-  const buttons = [];
+/** The table of cells for one sign; with `small`, which finds the picture of a row, each cell is its head's thumbnail. */
+function table(make, scan, sign, ends, act, small) {
+  const buttons = [], { height, gap, wide, numbers, tight } = density(scan, Boolean(small));
   const body = scan.rows.map((row) => {
     const cells = Array.from({ length: scan.columns }, (_, column) => {
       const head = row.heads.get(column);
-      const button = head ? cell(make, scan, row, head, sign, ends, act) : null;
+      const button = head ? cell(make, scan, row, head, sign, ends, act, small) : null;
       buttons.push(button);
       return make("td", {}, button);
     });
     const found = shape(make, scan.findings.get(`${row.index}`), sign);
     return make("tr", {}, make("th", { scope: "row", title: row.name }, make("bdi", {}, row.label), found), cells);
   });
-  const many = scan.columns > 16; // then there is room for every fourth number
+  const many = wide < 20; // then there is room for every fourth number
   const name = (_, column) => make("th", { scope: "col" }, make(many && column % 4 ? "span.unseen" : "span", {}, String(column)));
   const names = Array.from({ length: scan.columns }, name);
   const widest = Math.max(...scan.rows.map((row) => row.label.length));
-  const width = `${Math.min(24, Math.max(11, widest + 1))}ch`;
-  const node = make(many ? "table.map.dense" : "table.map", { "--label": width },
+  const width = `${Math.min(24, Math.max(tight ? 4 : 11, widest + 1))}ch`, kinds = { dense: !numbers && !small, tight, thumbs: small };
+  const classes = Object.keys(kinds).filter((name) => kinds[name]).map((name) => `.${name}`).join("");
+  const node = make(`table.map${classes}`, { "--label": width, "--height": `${height}px`, "--gap": `${gap}px`, "--wide": `${wide}px`,
+    "--columns": scan.columns },
     make("caption.unseen", {}, `${sign.label} of every head; rows are layers, columns are heads`),
-    make("thead", {}, make("tr", {}, make("th.corner", { scope: "col" }, "layer \\ head"), names)), make("tbody", {}, body));
+    make("thead", {}, make("tr", {}, make("th.corner", { scope: "col" }, make(tight ? "span.unseen" : "span", {}, "layer \\ head")), names)), make("tbody", {}, body));
   return { node, buttons, stop: roving(node, buttons, grid(scan.columns, buttons.length)) };
+}
+
+/** Scroll a box, and nothing around it, until a cell is seen beside the names that stay. */
+function reveal(box, cell, names) {
+  const outer = box.getBoundingClientRect(), inner = cell.getBoundingClientRect(), stay = names.getBoundingClientRect();
+  const by = (low, high, from, to) => (low < from ? low - from : high > to ? high - to : 0);
+  box.scrollTop += by(inner.top, inner.bottom, outer.top + stay.height, outer.top + box.clientHeight - 4);
+  box.scrollLeft += by(inner.left, inner.right, outer.left + stay.width, outer.left + box.clientWidth - 4);
+}
+
+const SHARE_OF = { unit: "of the weight", digits: 0 };
+const SMALL = "Each cell is a head's attention: queries go down, keys to the right, shaded by √share of the weight, all alike.";
+
+/** What cells show: a sign, or a thumbnail of the head. */
+function ways(make, scan, act) {
+  if (!scan.document.attention.length) return null;
+  return make("span.tabs", { role: "group", "aria-label": "What cells show" }, ["numbers", "thumbnails"].map((name) =>
+    make("button.tab", { type: "button", "data-way": name, onclick: () => act.set({ thumbs: name === "thumbnails" }) }, name)));
 }
 
 /** The section with the choice of a sign, the table and its legend. */
 export function mapView(make, scan, act) {
   const choice = make("select", { id: scan.id("sign"), onchange: (event) => act.set({ sign: event.target.value }) },
     scan.signs.map((sign) => make("option", { value: sign.key }, sign.label)));
-  const title = make("h2", {}, "Every head"), says = make("p.says"), box = make("div.scroll"), foot = make("div");
+  const title = make("h2", {}, "Every head"), says = make("p.says"), box = make("div.scroll.cells-of-heads");
+  const foot = make("div"), tabs = ways(make, scan, act);
   const pointed = make("p.pointed", { "aria-hidden": "true" }); // the buttons themselves say it to a screen reader
   const node = make("section.panel", { "aria-label": "Map of all heads" },
-    make("div.bar-of-controls", {}, title,
+    make("div.bar-of-controls", {}, title, tabs,
       make("label", { for: scan.id("sign") }, "shaded by "), choice),
     says, box, pointed, foot);
-  let drawn = null, current = null, chosen = "";
+  let drawn = "", current = null, chosen = "", last = "";
   const point = (event) => {
     const button = event.target.closest?.("button.cell");
     pointed.textContent = button ? button.getAttribute("aria-label") : chosen;
   };
   for (const kind of ["pointerover", "focusin", "pointerout", "focusout"]) box.addEventListener(kind, point);
-  return { node, show(state) {
-    const sign = scan.signs.find((one) => one.key === state.sign);
-    if (drawn !== sign) {
-      const ends = scale(sign, scan.heads, scan.keys);
-      current = table(make, scan, sign, ends, act);
+  return { node, show(state, theme) {
+    const sign = scan.signs.find((one) => one.key === state.sign), thumbs = Boolean(tabs && state.thumbs);
+    const key = JSON.stringify([sign.key, thumbs && [theme, state.input]]);
+    if (drawn !== key) {
+      const ends = scale(sign, scan.heads, scan.keys), small = (row) => scan.album(row.layer, row.kind, state.input);
+      small.theme = theme;
+      current = table(make, scan, sign, ends, act, thumbs ? small : null);
       box.replaceChildren(current.node);
-      foot.replaceChildren(legend(make, sign, ends), shapes(make, scan, sign));
-      says.textContent = sign.says;
+      foot.replaceChildren(legend(make, thumbs ? SHARE_OF : sign, thumbs ? { low: 0, high: 1 } : ends, false, thumbs),
+        shapes(make, scan, sign));
+      says.textContent = thumbs ? SMALL : sign.says;
+      for (const tab of tabs?.children ?? []) tab.setAttribute("aria-pressed", String((tab.dataset.way === "thumbnails") === thumbs));
       title.dataset.sign = sign.label; // paper has no menu that shows it
       choice.value = sign.key;
-      drawn = sign;
+      [drawn, last] = [key, ""];
     }
     current.buttons.forEach((button, index) => {
       const on = button?.dataset.head === `${state.layer}.${state.head}`;
       button?.setAttribute("aria-pressed", on);
       if (on) current.stop(index);
       if (on) pointed.textContent = chosen = button.getAttribute("aria-label");
+      if (on && last !== button.dataset.head && node.isConnected) reveal(box, button, current.node.querySelector(".corner"));
+      if (on) last = button.dataset.head;
     });
   } };
 }

@@ -1,7 +1,8 @@
 // The parts around the map: what was read, one head's signs, the scale audit, the token asked for, where it all comes from.
 
 import { RULES, SHAPES, SIGNS, given, measured, plural, value, written } from "./numbers.js";
-import { visible } from "./weights.js";
+import { visible } from "./text.js";
+import { grid, roving } from "./dom.js";
 import { badge } from "./findings.js";
 
 const NAMES = { image: "an image", audio: "a sound", batch: "a batch of tensors" };
@@ -29,21 +30,55 @@ export function provenance(make, { document: scan }) {
       line(scan.inputs.length === 1 ? "input" : "inputs", make("ol", {}, scan.inputs.map(text)))));
 }
 
-/** Every sign of the chosen head, and what was found there. */
-export function headView(make, scan) {
+const HOW = "Point at a sign to read what it means; press it to shade the map by it.";
+
+/** Every sign of the chosen head, each with what it means, and what was found there. */
+export function headView(make, scan, act) {
   const node = make("section.panel.head", { "aria-label": "Signs of the chosen head" });
-  const pair = (name, said, title) => make("div", { title }, make("dt", {}, name), make("dd", {}, said));
+  const pair = (name, said) => make("div", {}, make("dt", {}, name), make("dd", {}, said));
+  const explained = make("p.explained", { "aria-live": "polite" }, HOW);
+  const term = (sign) => make("button.term", { type: "button", "data-sign": sign.key, title: sign.says,
+    onclick: () => act.set({ sign: sign.key }) }, sign.label);
+  const explain = (event) => {
+    const key = event.target.closest?.("button.term")?.dataset.sign, sign = scan.signs.find((one) => one.key === key);
+    explained.replaceChildren(...(sign ? [make("b", {}, sign.label), `: ${sign.says}`] : [HOW]));
+  };
+  for (const kind of ["pointerover", "focusin", "focusout"]) node.addEventListener(kind, explain);
+  node.addEventListener("pointerleave", explain);
   return { node, show(state) {
+    const held = node.querySelector("button.term:focus")?.dataset.sign;
     const row = scan.rows[state.layer], head = row?.heads.get(state.head);
     const signs = head ? measured([head], SIGNS) : [], found = scan.findings.get(`${state.layer}.${state.head}`) ?? [];
+    const terms = signs.map(term), list = make("dl", {}, signs.map((sign, i) => pair(terms[i], written(value(sign, head)))),
+      given(head?.sink_token) ? pair("sink", make("bdi", {}, visible(head.sink_token))) : null);
+    const stop = roving(list, terms, grid(1, terms.length)), at = signs.findIndex((sign) => sign.key === (held ?? state.sign));
+    if (at >= 0) stop(at);
+    terms.forEach((one) => one.setAttribute("aria-pressed", String(one.dataset.sign === state.sign)));
     node.replaceChildren(make("h3", {}, "Its signs"), make("p.name", {}, make("bdi", {}, `${row?.name ?? ""}, head ${state.head}`)),
-      make("dl", {}, signs.map((sign) => pair(sign.label, written(value(sign, head)), sign.says)),
-        given(head?.sink_token) ? pair("sink", make("bdi", {}, visible(head.sink_token))) : null),
-      ...found.map((finding) => make("p.found", {}, badge(make, finding.level), " ", finding.says)));
+      list, explained, ...found.map((finding) => make("p.found", {}, badge(make, finding.level), " ", finding.says)));
+    if (held && at >= 0) terms[at].focus({ preventScroll: true });
   } };
 }
 
 const AUDITED = ["heads", "d_k", "declared", "applied", "rule", "std predicted", "std measured"];
+const MEANT = {
+  heads: "Query heads / key and value heads, where they are fewer.", d_k: "The width of a head.",
+  declared: "What the config, the module or the argument says that q·k is multiplied by.",
+  applied: "What it is really multiplied by, measured while the model ran.", rule: "The rule whose number that is.",
+  "std predicted": "How far a row's logits would spread if q and k pointed anywhere: scale · |q| · |k − k̄| / √d_k.",
+  "std measured": "How far they spread. More than predicted: queries and keys are aligned.",
+};
+
+/** What every sign and every column of the audit means. */
+export function glossary(make, scan) {
+  if (!scan.signs.length) return null;
+  const entry = (name, says) => make("div", {}, make("dt", {}, name), make("dd", {}, says));
+  const marks = ({ marks: found }) => (found ? ` Thresholds: ${found.map(([at, name]) => `${at} ${name}`).join(", ")}.` : "");
+  const audited = scan.document.layers.some((layer) => layer.scale) ? AUDITED : [];
+  return make("section.wide.glossary", { "aria-label": "What the words mean" }, make("details", {},
+    make("summary", {}, "What the words mean: every sign, and the columns of the audit"), make("dl", {}, scan.signs.map((sign) => entry(sign.label, sign.says + marks(sign))),
+      audited.map((name) => entry(`audit: ${name}`, MEANT[name])))));
+}
 
 /** One layer's line of the audit. */
 function auditRow(make, scan, layer, same) {
@@ -69,7 +104,7 @@ export function audit(make, scan) {
   const says = same ? `${layers.length > 1 ? `All ${layers.length} layers: ` : ""}${layers[0].scale.says}`
     : "What every layer says it multiplies q·k by, and what it really does.";
   const numeric = /heads|d_k|declared|applied|std/;
-  const head = names.filter(Boolean).map((name) => make(numeric.test(name) ? "th.num" : "th", { scope: "col" }, name));
+  const head = names.filter(Boolean).map((name) => make(numeric.test(name) ? "th.num" : "th", { scope: "col", title: MEANT[name] }, name));
   return make("section.wide", { "aria-label": "Scale audit" }, make("h2", {}, "Scale audit"), make("p.says", {}, says),
     make("div.scroll", { tabindex: "0", role: "region", "aria-label": "Scale audit, table" }, make("table.audit", {},
       make("thead", {}, make("tr", {}, head)), make("tbody", {}, layers.map((layer) => auditRow(make, scan, layer, same))))));

@@ -1,9 +1,11 @@
 // The attention of one head: point at a token to see where it looks, click to lock, hide what is special.
 
 import { percent, plural, written } from "./numbers.js";
+import { cut, isolated } from "./text.js";
 import { labels, look, received, shares } from "./weights.js";
 import { columns } from "./columns.js";
 import { running } from "./running.js";
+import { patches } from "./patches.js";
 import { paint } from "./matrix.js";
 
 const COLUMNS_UP_TO = 40; // more tokens than this read better as running text
@@ -22,10 +24,19 @@ export function scene(picture, input, hide) {
     left: { query: queries, key: left("key", picture.keys) } };
 }
 
-const asText = (state, picture) => {
-  const size = Math.max(picture.queries, picture.keys);
-  return size > COLUMNS_MOST || (state.view ?? (size > COLUMNS_UP_TO ? "text" : "columns")) === "text";
-};
+export const VIEWS = { image: patches, columns, text: running };
+
+/** The views there are: of patches, the image; of few tokens, columns; text. */
+function offered(picture) {
+  const few = Math.max(picture.queries, picture.keys) <= COLUMNS_MOST;
+  return [picture.patches ? "image" : null, few ? "columns" : null, "text"].filter(Boolean);
+}
+
+/** The one asked for, else the one that suits. */
+function chosenView(state, picture) {
+  const views = offered(picture), text = Math.max(picture.queries, picture.keys) > COLUMNS_UP_TO;
+  return views.includes(state.view) ? state.view : views.includes("image") ? "image" : text ? "text" : views[0];
+}
 
 /** What a token looks at, in words and numbers; what is hidden or was not kept is said. */
 export function sentence(make, picture, view, focus, weights, locked) {
@@ -48,17 +59,16 @@ export function sentence(make, picture, view, focus, weights, locked) {
 
 /** Which text, which view, and whether special tokens are hidden. */
 function chooser(make, scan, state, view, picture, act) {
-  const text = asText(state, picture), special = view.special.key.filter(Boolean).length, { inputs } = scan.document;
-  const words = (input, i) => `${i + 1}: ${(input.text ?? input.kind).slice(0, 60)}`;
+  const shown = chosenView(state, picture), views = offered(picture), special = view.special.key.filter(Boolean).length, { inputs } = scan.document;
+  const words = (input, i) => `${i + 1}: ${isolated(cut(input.text ?? input.kind, 60))}`;
   const option = (input, i) => make("option", { value: i, selected: i === state.input }, words(input, i));
   const pick = (event) => act.set({ input: Number(event.target.value), at: null });
-  const tab = (name, on) =>
-    make("button.tab", { type: "button", "aria-pressed": String(on), onclick: () => act.set({ view: name }) }, name);
+  const tab = (name) => make("button.tab", { type: "button", "aria-pressed": String(name === shown),
+    onclick: () => act.set({ view: name }) }, name);
   const box = make("input", { type: "checkbox", checked: state.hide, onchange: () => act.set({ hide: box.checked, at: null }) });
   return [
     inputs.length > 1 ? make("select", { "aria-label": "Which text", onchange: pick }, inputs.map(option)) : null,
-    Math.max(picture.queries, picture.keys) > COLUMNS_MOST ? null
-      : make("span.tabs", { role: "group", "aria-label": "View" }, tab("columns", !text), tab("text", text)),
+    views.length > 1 ? make("span.tabs", { role: "group", "aria-label": "View" }, views.map(tab)) : null,
     special ? make("label.check", {}, box, ` hide ${plural(special, "special token")}`) : null,
   ].filter(Boolean);
 }
@@ -125,7 +135,8 @@ export function tokensView(make, scan, act) {
     if (!picture) return;
     const view = scene(picture, scan.document.inputs[state.input], state.hide);
     controls.append(...chooser(make, scan, state, view, picture, act));
-    now = { picture, view, drawn: (asText(state, picture) ? running : columns)(make, picture, state.head, view, place) };
+    const draw = VIEWS[chosenView(state, picture)], image = scan.document.images.find((one) => one.input === state.input);
+    now = { picture, view, drawn: draw(make, picture, state.head, view, place, { image }) };
     const largest = written(paint(canvas, picture, state.head, view.rows, view.left.key, theme), picture.digits);
     const part = view.rows.length < view.left.query.length ? `${view.rows.length} rows that were kept` : "The whole head";
     caption.textContent = `${part}: queries × keys, shaded by √weight; the largest is ${largest}.`;

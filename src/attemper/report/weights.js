@@ -1,7 +1,9 @@
 // Attention weights out of a scan's document: unpacked when first looked at, and asked row by row or column by column.
 
+import { visible } from "./text.js";
+
 /** The bytes of a base64 string. */
-const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+export const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
 /** Numbers of 1, 2 or 4 bytes, little end first. */
 export function numbers(text, count) {
@@ -76,14 +78,18 @@ export function shares(weights, hidden) {
   return { shown, hidden: concealed, rest: Math.max(0, 1 - shown - concealed) };
 }
 
-/** A token as it can be seen: line ends and blanks get a sign of their own. */
-export function visible(token) {
-  const text = String(token).replace(/[\n\u2028\u2029]/g, "⏎").replace(/\t/g, "⇥");
-  return text.trim() === "" ? "␣" : text;
+/** The names of patches of an image, row by row, behind the tokens that are none. */
+function patchNames({ patches: { columns, first }, keys }) {
+  const name = (i) => (i >= first ? `patch ${Math.floor((i - first) / columns)},${(i - first) % columns}` : i ? `[extra ${i}]` : "[class]");
+  return Array.from({ length: keys }, (_, i) => name(i));
 }
 
 /** The names of the queries and of the keys of a picture; numbers where the input's tokens are not theirs. */
 export function labels(picture, input) {
+  if (picture.patches) {
+    const names = patchNames(picture), special = names.map((_, i) => i < picture.patches.first);
+    return { queries: names, keys: names, special: { query: special, key: special } };
+  }
   const tokens = input?.tokens ?? null;
   const named = (count) => (tokens?.length === count ? tokens.map(visible) : Array.from({ length: count }, (_, i) => `#${i}`));
   const own = (count) => (tokens?.length === count ? input.special ?? [] : []);

@@ -32,6 +32,7 @@ class Input:
     generated: bool = False
     truncated: bool = False
     notes: list[str] = field(default_factory=list)
+    pixels: Tensor | None = None  # of an image, (C, H, W), 0 to 1, as people see it
 
     @property
     def length(self) -> int | None:
@@ -152,8 +153,8 @@ def _sound(loaded: Loaded, path: str | None, texts: Sequence[str], truncate: boo
 
 
 def _image(loaded: Loaded, path: str | None, texts: Sequence[str], truncate: bool, both: bool) -> Input:
-    batch, notes = image_batch(loaded, path)
-    found = Input(batch, "image", generated=path is None, notes=notes)
+    batch, pixels, notes = image_batch(loaded, path)
+    found = Input(batch, "image", generated=path is None, notes=notes, pixels=pixels)
     if both:
         text = texts[0] if texts else SENTENCE
         encoded = Words(loaded).encode(text, truncate)

@@ -23,6 +23,7 @@ class Reading:
     inputs: tuple[int, ...] | None = None  # the numbers of the inputs in the document; None: 0, 1, …
     tokens: tuple[tuple[str, ...], ...] | None = None
     special: tuple[tuple[bool, ...], ...] | None = None  # [CLS], [SEP], <s>, …
+    image: bool = False  # the model sees: a row is then looked at as a whole, on the image
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,9 @@ class Scan:
         """The whole document, as ``attemper scan --json`` prints it; its schema is ``attemper scan --schema``.
 
         Args:
-            attention: with the attention weights that were kept, which are most of its size.
+            attention: with the attention weights that were kept, which are most of its size, and the small images they lie on.
         """
-        return {name: part for name, part in self.document.items() if attention or name != "attention"}
+        return {name: part for name, part in self.document.items() if attention or name not in ("attention", "images")}
 
     def write(self, path: str | Path, attention: bool = False) -> None:
         """Write a file whose suffix says what: the report, the document, or a row per head.

@@ -22,8 +22,8 @@ SAMPLE_IMAGE = "no --image was given: a picture of a disc before a gradient was 
 SAMPLE_SOUND = "no --audio was given: one second of a rising tone was generated."
 
 
-def image_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], list[str]]:
-    """``pixel_values`` (1, C, H, W) from a file or a generated picture, and what is to be said of it."""
+def image_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], Tensor, list[str]]:
+    """``pixel_values`` (1, C, H, W) from a file or a generated picture, the same as people see it, and what to say of it."""
     config = getattr(loaded.model, "config", None)
     config = getattr(config, "vision_config", None) or config
     size, channels = getattr(config, "image_size", None) or 224, int(getattr(config, "num_channels", 3))
@@ -32,12 +32,12 @@ def image_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], li
     pixels = F.interpolate(pixels[None], (int(height), int(width)), mode="bilinear", antialias=True)
     if channels != 3:
         pixels = pixels.mean(1, keepdim=True).expand(-1, channels, -1, -1)
-    setting = _preprocessor(loaded)
+    setting, seen = _preprocessor(loaded), pixels[0]
     if setting.get("do_normalize", True):
         mean, std = (_channels(setting, f"image_{name}", channels) for name in ("mean", "std"))
         pixels = (pixels - mean) / std
     notes = [SAMPLE_IMAGE] if path is None else [f"{Path(path).name!r} was resized to {height} × {width} pixels."]
-    return {"pixel_values": pixels}, notes
+    return {"pixel_values": pixels}, seen, notes
 
 
 def sound_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], list[str]]:

@@ -20,6 +20,7 @@ from .audit import Audit, LayerScale
 from .inputs import Input
 from .load import Loaded, offline
 from .neighbours import Neighbours
+from .patches import add_patches, images, pixels_of
 from .pictures import Pictures
 from .reading import Reading
 from .result import SCHEMA, Scan
@@ -68,6 +69,7 @@ class Examiners:
             inputs=(number,),
             tokens=None if one.tokens is None else (tuple(one.tokens),),
             special=None if one.special is None else (tuple(one.special),),
+            image=pixels_of(one) is not None,
         )
         for examiner in self.closer:
             examiner.reading = reading
@@ -191,7 +193,10 @@ def assemble(
         "notes": list(dict.fromkeys(notes)),
     }
     if examiners.pictures is not None:
-        document["attention"] = examiners.pictures.attention()
+        document["attention"] = drawn = examiners.pictures.attention()
+        add_patches(drawn, loaded.model, inputs)
+        if pixels := images(drawn, inputs):
+            document["images"] = pixels
         document["notes"] += [f"{note}." for note in examiners.pictures.notes]
     return document
 

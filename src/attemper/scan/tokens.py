@@ -14,8 +14,8 @@ from ..vitals import Vitals
 from ..watch.call import Call
 from .weights import weights_of_rows
 
-PIECE = re.compile(r"^(?:##|[Ġ▁])|</w>$")
-"""What tokenizers add to a piece of text: BERT's ##, GPT-2's Ġ, SentencePiece's ▁, CLIP's </w>."""
+PIECE = re.compile(r"^(?:##|[Ġ▁])|</w>$| \(\d+/\d+\)$")
+"""What is added to a piece of text: BERT's ##, GPT-2's Ġ, SentencePiece's ▁, CLIP's </w>, which part of a letter it is."""
 
 COUNTED = re.compile(r"(.+):([1-9]\d*)")
 SHOWN = 60  # tokens named in an error

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import InputError
+from .letters import readable
 from .load import Loaded, quiet, transformers
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tekken.json", "*.model", "*.spm", "vocab.*")
@@ -67,7 +68,7 @@ class Words:
         self._check_ids(ids)
         notes = [f"the text was cut from its tokens to the first {limit}, as --truncate says."] if too_long else []
         notes += _unknown(tokenizer, ids, text, None if offsets is None else offsets[0].tolist())
-        return Encoded(batch, _readable(tokenizer, ids), _special(tokenizer, ids), too_long, notes)
+        return Encoded(batch, readable(tokenizer, ids), _special(tokenizer, ids), too_long, notes)
 
     def tokenizer(self) -> Any:
         if self.loaded.tokenizer is None:
@@ -120,7 +121,7 @@ def named(tokenizer: Any, ids: object) -> tuple[list[str] | None, list[bool] | N
     if tokenizer is None or not isinstance(ids, Tensor) or ids.dim() != 2 or len(ids) != 1:
         return None, None
     numbers = ids[0].tolist()
-    return _readable(tokenizer, numbers), _special(tokenizer, numbers)
+    return readable(tokenizer, numbers), _special(tokenizer, numbers)
 
 
 def _tokenizer(place: Path, name: str) -> Any:
@@ -133,20 +134,6 @@ def _tokenizer(place: Path, name: str) -> Any:
             raise InputError(
                 f"scan: the tokenizer of {name!r} could not be loaded: {type(error).__name__}: {first[:300]}"
             ) from None
-
-
-def _readable(tokenizer: Any, ids: list[int]) -> list[str]:
-    """Tokens without the marks of their vocabulary: Ġdog and ▁dog are dog; ##s stays, as BERT people write it."""
-    shown = []
-    for raw in tokenizer.convert_ids_to_tokens(ids):
-        word = str(tokenizer.convert_tokens_to_string([raw]))
-        bare = word.strip(" ")
-        if not bare:
-            bare = "␣"
-        elif not bare.strip():
-            bare = bare.replace("\n", "↵").replace("\t", "⇥").replace("\r", "↵")
-        shown.append(str(raw) if "�" in bare else bare)  # a part of a letter
-    return shown
 
 
 def _special(tokenizer: Any, ids: list[int]) -> list[bool]:
