@@ -119,7 +119,7 @@ def _drawn(call: Call, vitals: Vitals, item: Item, image: bool) -> Drawn:
     kept, places, sums = [], [], []
     for part in chunks(call, (rows + start).to(vitals.lse.device)):
         weights = weights_of_rows(call, vitals, part, item.place)[0, ..., first:last].nan_to_num_(0.0)
-        sums.append(_summed(weights, -1, _sizes(torch.arange(last - first), last - first)).cpu())
+        sums.append(_summed(weights, -1, _sizes(torch.arange(last - first, device="cpu"), last - first)).cpu())
         if not whole:
             weights, where = weights.topk(top, -1)
             places.append(where.int().cpu())
@@ -171,7 +171,7 @@ def _thumbnail(picture: Picture, side: int) -> dict[str, Any]:
     blocks, counts = picture.blocks, picture.counts
     for dim in (-2, -1):
         length = blocks.shape[dim]
-        sizes = _sizes(torch.arange(length), length, side)
+        sizes = _sizes(torch.arange(length, device="cpu"), length, side)
         blocks, counts = _summed(blocks, dim, sizes), _summed(counts, 0, sizes) if dim == -2 else counts
     shares = (blocks / counts.clamp(min=1)[:, None]).clamp(max=1.0)
     return {"rows": shares.shape[1], "columns": shares.shape[2], "data": _base64(np.rint(shares.numpy() * 255), 1)}
