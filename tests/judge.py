@@ -39,6 +39,20 @@ def assert_within(name: str, actual: Tensor, exact: Tensor, plain: Tensor, round
     assert error.max().item() <= budget, f"{name}: error {error.max():.2e} exceeds {budget:.2e} (plain {yardstick:.2e})"
 
 
+def assert_as_exact(name: str, ours: Tensor, plain: list[Tensor], exact: Tensor, scale: float = 0.0) -> None:
+    """What whole models compute: root-mean-square errors, since the largest is one number's luck, grown by layers behind it.
+
+    `plain` holds what PyTorch computes, by each way it has; `scale` is the size of what may have cancelled.
+    """
+
+    def rms(tensor: Tensor) -> float:
+        return tensor.detach().double().square().mean().sqrt().item()
+
+    error, yardstick = rms(ours - exact), max(rms(tensor - exact) for tensor in plain)
+    budget = 2 * (yardstick + torch.finfo(ours.dtype).eps * max(rms(exact), scale))
+    assert error <= budget, f"{name}: error {error:.2e} exceeds {budget:.2e} (plain {yardstick:.2e})"
+
+
 def by_definition(tensors: dict[str, Tensor], options: dict, dtype: torch.dtype) -> tuple[dict, dict, Problem]:
     """Leaves and results of the definition computed in `dtype`, and the problem it solved."""
     leaves = {n: t.to(dtype if t.is_floating_point() else t.dtype) for n, t in tensors.items()}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,12 @@ class Subject:
     def run(self) -> Tensor:
         out = self.model(**self.inputs)
         return out if isinstance(out, Tensor) else out[0]
+
+
+def in_float64(subject: Subject) -> Subject:
+    """The same model and inputs, to judge by."""
+    inputs = {name: t.double() if t.is_floating_point() else t for name, t in subject.inputs.items()}
+    return replace(subject, model=copy.deepcopy(subject.model).double(), inputs=inputs)
 
 
 def real_tokens(left: bool = False) -> Tensor:

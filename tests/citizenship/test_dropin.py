@@ -1,19 +1,28 @@
 """sdpa() in the place of torch's: a stock TransformerEncoder, and Hugging Face's BERT and Llama, forward and backward."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import attemper
+from judge import assert_as_exact
 
 SDPA = F.scaled_dot_product_attention
 
 
 @pytest.fixture
 def swap(monkeypatch):
-    """Run a function with torch's SDPA, then with ours; count ours so that nothing passes by not being called."""
+    """Run a function of a model and its inputs with torch's SDPA, with ours, and with torch's in float64 to judge by.
 
-    def run(function):
+    Ours is counted, so that nothing passes by not being called.
+    """
+
+    def run(model, inputs):
+        def function(model=model, inputs=inputs):
+            return outputs_and_gradients(model, lambda: model(**inputs))
+
         expected = function()
         calls = []
 
@@ -25,7 +34,8 @@ def swap(monkeypatch):
         actual = function()
         monkeypatch.undo()
         assert calls, "the model never called scaled_dot_product_attention"
-        return expected, actual
+        wide = {name: t.double() if torch.is_tensor(t) and t.is_floating_point() else t for name, t in inputs.items()}
+        assert_as_exact_as(expected, actual, function(copy.deepcopy(model).double(), wide))
 
     return run
 
@@ -33,31 +43,30 @@ def swap(monkeypatch):
 def outputs_and_gradients(model, forward):
     model.zero_grad()
     output = forward()
+    output = output if isinstance(output, torch.Tensor) else output.last_hidden_state
     output.square().mean().backward()
     return {"output": output.detach(), **{n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}}
 
 
-def assert_equal_to_rounding(expected, actual):
+def assert_as_exact_as(expected, actual, exact):
     assert len(expected) > 5
-    assert expected.keys() == actual.keys()
-    largest = max(t.abs().max().item() for name, t in expected.items() if name != "output")
-    for name, tensor in expected.items():
-        # gradients that cancel to almost nothing are compared on the scale of the others
-        atol = 1e-5 if name == "output" else 1e-5 * largest
-        torch.testing.assert_close(actual[name], tensor, rtol=1e-3, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
+    assert expected.keys() == actual.keys() == exact.keys()
+    # gradients that cancel to almost nothing are compared on the scale of the others
+    scale = max(t.square().mean().sqrt().item() for name, t in exact.items() if name != "output")
+    for name, truth in exact.items():
+        assert_as_exact(name, actual[name], [expected[name]], truth, scale)
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "padding"])
 def test_transformer_encoder(swap, mask):
     layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train()
-    x = torch.randn(3, 11, 32)
-    options = {}
+    options = {"src": torch.randn(3, 11, 32)}
     if mask == "causal":
-        options = {"mask": torch.nn.Transformer.generate_square_subsequent_mask(11), "is_causal": True}
+        options |= {"mask": torch.nn.Transformer.generate_square_subsequent_mask(11), "is_causal": True}
     if mask == "padding":
-        options = {"src_key_padding_mask": torch.arange(11) >= torch.tensor([11, 7, 1])[:, None]}
-    assert_equal_to_rounding(*swap(lambda: outputs_and_gradients(model, lambda: model(x, **options))))
+        options |= {"src_key_padding_mask": torch.arange(11) >= torch.tensor([11, 7, 1])[:, None]}
+    swap(model, options)
 
 
 def padded_batch(vocabulary):
@@ -80,7 +89,7 @@ def test_hugging_face_bert(swap):
     )
     model = transformers.BertModel(config).train()
     batch = padded_batch(99)
-    assert_equal_to_rounding(*swap(lambda: outputs_and_gradients(model, lambda: model(**batch).last_hidden_state)))
+    swap(model, batch)
 
 
 @pytest.mark.parametrize("padded", [True, False])
@@ -99,7 +108,7 @@ def test_hugging_face_llama_with_grouped_heads(swap, padded):
     batch = padded_batch(99)
     if not padded:
         del batch["attention_mask"]
-    assert_equal_to_rounding(*swap(lambda: outputs_and_gradients(model, lambda: model(**batch).last_hidden_state)))
+    swap(model, batch)
 
 
 SHAPES = {

@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 import attemper
+from judge import assert_as_exact
 
 
 def block(**options) -> attemper.MultiHeadAttention:
@@ -118,13 +119,14 @@ def test_gradients_of_returned_weights_and_of_an_added_mask():
     theirs, ours = nn.MultiheadAttention(24, 4, batch_first=True), block()
     ours.load_state_dict(theirs.state_dict())
     found = []
-    for module in (ours, theirs):
-        mask = torch.ones(7, 7, requires_grad=True)
-        _, weights = module(X, X, X, attn_mask=mask)
+    for module in (ours, theirs, copy.deepcopy(theirs).double()):
+        dtype = module.in_proj_weight.dtype
+        mask, x = torch.ones(7, 7, requires_grad=True, dtype=dtype), X.to(dtype)
+        _, weights = module(x, x, x, attn_mask=mask)
         loss = (weights * torch.arange(7.0)).square().sum()
         found.append(torch.autograd.grad(loss, [mask, module.in_proj_weight]))
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    for name, a, b, exact in zip(("mask", "in_proj_weight"), *found, strict=True):
+        assert_as_exact(name, a, [b], exact)
 
 
 def test_unbatched_with_masks():

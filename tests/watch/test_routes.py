@@ -14,6 +14,7 @@ import attemper
 import zoo
 from attemper.errors import InputError
 from attemper.watch.replace import unwatched
+from judge import assert_as_exact
 
 
 def record_of(model, *inputs, **options):
@@ -147,6 +148,7 @@ def test_replace_computes_the_same_to_rounding_with_the_same_vitals(name):
     subject = zoo.make(name)
     config = subject.model.config
     before = config._attn_implementation
+    judge = zoo.in_float64(subject)
     with torch.no_grad():
         expected = subject.run()
         with attemper.watch(subject.model) as beside:
@@ -156,16 +158,24 @@ def test_replace_computes_the_same_to_rounding_with_the_same_vitals(name):
             output = subject.run()
         assert config._attn_implementation == before
         again = subject.run()
+        with attemper.watch(judge.model) as true:
+            exact = judge.run()
+        subject.model.set_attn_implementation("eager")
+        with attemper.watch(subject.model) as eager:
+            plain = [expected, subject.run()]
     assert torch.equal(again, expected)
     real = output.shape[1] == zoo.TARGETS and subject.targets is not None
     keep = subject.targets if real else subject.keep
     keep = torch.ones(output.shape[:2], dtype=torch.bool) if keep is None else keep
-    torch.testing.assert_close(output[keep], expected[keep], rtol=2e-4, atol=2e-4)
+    assert_as_exact("output", output[keep], [tensor[keep] for tensor in plain], exact[keep])
     assert {facts.route for facts in watch.record.facts.values()} == {"replaced"}
     for ours, theirs in zip(watch.record.to_dicts(), beside.record.to_dicts(), strict=True):
         for column in ("step", "layer", "kind", "head", "rows", "visible"):
             assert ours[column] == theirs[column], column
-        assert ours["entropy"] == pytest.approx(theirs["entropy"], rel=1e-3, abs=1e-5)
+    ours, *theirs, exact = (
+        torch.tensor([row["entropy"] for row in seen.record.to_dicts()]) for seen in (watch, beside, eager, true)
+    )
+    assert_as_exact("entropy", ours, theirs, exact)
 
 
 def test_replace_off_cycle_measures_nothing_and_trains():
