@@ -160,7 +160,15 @@ def test_replace_computes_the_same_to_rounding_with_the_same_vitals(name):
     real = output.shape[1] == zoo.TARGETS and subject.targets is not None
     keep = subject.targets if real else subject.keep
     keep = torch.ones(output.shape[:2], dtype=torch.bool) if keep is None else keep
-    torch.testing.assert_close(output[keep], expected[keep], rtol=2e-4, atol=2e-4)
+    # float64 decides: T5 has logits of 900, of which no float32 knows the fifth digit
+    subject.model.double()
+    subject.inputs = {k: given.double() if given.is_floating_point() else given for k, given in subject.inputs.items()}
+    with torch.no_grad():
+        exact = subject.run()[keep]
+    error, plain, size = (
+        (part.double()).square().mean().sqrt() for part in (output[keep] - exact, expected[keep] - exact, exact)
+    )
+    assert error <= 2 * (plain + torch.finfo(torch.float32).eps * size)
     assert {facts.route for facts in watch.record.facts.values()} == {"replaced"}
     for ours, theirs in zip(watch.record.to_dicts(), beside.record.to_dicts(), strict=True):
         for column in ("step", "layer", "kind", "head", "rows", "visible"):

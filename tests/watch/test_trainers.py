@@ -94,7 +94,7 @@ def test_evaluation_after_the_last_step_is_no_step_and_all_counts_it():
             optimizer.step()
             evaluate(model)
         assert [entry.summary.rows[0] for entry in watch.record.entries if entry.layer == "0"] == rows
-    with pytest.raises(InputError, match=r"^watch\(\): `passes` must be 'training' or 'all'; got 'eval'\.$"):
+    with pytest.raises(InputError, match=r"^watch\(\): `passes` must be 'training' or 'all'; got 'eval'\."):
         attemper.watch(model, passes="eval")
 
 

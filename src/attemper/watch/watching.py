@@ -24,7 +24,8 @@ from .layout import all_heads
 from .ledger import Ledger
 from .naming import named_modules
 from .optimizers import with_hooks
-from .passes import KINDS, LEFT_OUT, ONLY_OTHERS, Passes
+from .options import check_model, check_options
+from .passes import LEFT_OUT, ONLY_OTHERS, Passes
 from .ranks import Ranks, are_many
 from .record import Record
 from .replace import Replacement, attend_with
@@ -98,30 +99,8 @@ def watch(
         >>> watch.record.layers
         ['self_attn']
     """
-    if not isinstance(model, nn.Module):
-        kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise InputError(f"watch(): `model` must be a torch.nn.Module; got {kind}. Pass the model that you call.")
-    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
-        raise InputError(
-            "watch(): nn.DataParallel runs copies of the model that cannot be named. Use DistributedDataParallel, or watch "
-            "model.module on one device."
-        )
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise InputError(f"watch(): `every` must be a whole number of steps, at least 1; got {every!r}. Use 1 for all.")
-    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
-        raise InputError(
-            f"watch(): `keep` must be a whole number of steps, at least 1; got {keep!r}. Leave it out for all."
-        )
-    if passes not in KINDS:
-        raise InputError(f"watch(): `passes` must be 'training' or 'all'; got {passes!r}.")
-    for name, flag in (("gradients", gradients), ("replace", replace)):
-        if not isinstance(flag, bool):
-            raise InputError(f"watch(): `{name}` must be True or False; got {flag!r}.")
-    if isinstance(start, bool) or not isinstance(start, int) or start < 0:
-        raise InputError(
-            f"watch(): `start` must be the number of a step, a whole number from 0 on; got {start!r}. "
-            "Leave it out to begin at 0."
-        )
+    check_model(model)
+    check_options(every, start, keep, passes, gradients=gradients, replace=replace)
     names = check_signs("watch", signs)
     if not names:
         raise InputError("watch(): `signs` must name at least one sign; got none. Leave it out for all.")
