@@ -1,7 +1,9 @@
 """Small models to watch, and everything global that a watch touches."""
 
+import os
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,6 +68,12 @@ def state():
         torch._dynamo.eval_frame._stance.stance if "torch._dynamo" in sys.modules else "default",
         list(warnings.filters),
     )
+
+
+def resident():
+    """Bytes of memory that this process holds; 0 where Linux is not there to say."""
+    status = Path("/proc/self/statm")
+    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
 
 
 def same(found, expected, rel):

@@ -6,6 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import attemper
+from attemper.watch.gradients import Gradients
+from attemper.watch.watching import NO_GRADIENTS
+from watched import Block
 
 
 class Net(nn.Module):
@@ -80,6 +83,34 @@ def test_without_a_backward_or_without_asking_there_are_none():
     with attemper.watch(net) as watch:
         net(x).sum().backward()
     assert "grad_q_rms" not in watch.record.signs
+
+
+@pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_gradients_that_did_not_come_are_noted(context):
+    model, x = nn.Sequential(Block(), Block()), torch.randn(1, 5, 16)
+    with context(), attemper.watch(model, gradients=True) as watch:
+        model(x)
+        watch.step()
+        model(x)  # said once
+    assert watch.record.notes == [NO_GRADIENTS.format(layers="any layer")]
+    model[0].requires_grad_(False)
+    with attemper.watch(model, gradients=True) as watch:
+        model(x).sum().backward()
+    assert watch.record.notes == [NO_GRADIENTS.format(layers="0")]
+
+
+def test_a_gradient_that_cannot_be_measured_ends_no_backward(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    net, x = Block(), torch.randn(1, 5, 16)
+    monkeypatch.setattr(Gradients, "add", full)
+    with (
+        pytest.warns(UserWarning, match=r"^watch\(\): Block: gradients could not be measured: out of memory\.$"),
+        attemper.watch(net, gradients=True),
+    ):
+        net(x).sum().backward()
+    assert net.packed.weight.grad is not None
 
 
 def test_a_backward_after_the_watch_ended_is_harmless():

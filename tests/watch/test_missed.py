@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 import attemper
 
@@ -193,6 +194,51 @@ def test_an_attention_op_from_outside_torch_is_said():
     net = Beside(layer(lambda q, x: flash(q[:, None])[:, 0]))
     with pytest.warns(UserWarning, match=r"first: not measured: a attempertest\._flash_attn_forward\.default call"):
         assert len(notes_of(net, torch.randn(2, 6, WIDTH))) == 1
+
+
+class Wrapped(torch.Tensor):
+    """A tensor inside of another, as DTensor is: what lies at its own address is nobody's."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, strides=inner.stride(), dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        plain = tree_map_only(cls, lambda tensor: tensor.inner, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, func(*plain[0], **plain[1]))
+
+
+WAYS = {
+    "sdpa": (F.scaled_dot_product_attention, r"a aten\._scaled_dot_product_flash_attention_for_cpu.default call on"),
+    "by hand": (lambda q, k, v: (q @ k.mT).softmax(-1) @ v, "a softmax, which may be attention, of"),
+    "attemper": (lambda q, k, v: attemper.attention(q, k, v).output, r"a attemper\.forward\.default call on"),
+}
+
+
+@pytest.mark.parametrize(("attend", "words"), WAYS.values(), ids=WAYS)
+def test_attention_on_wrapped_tensors_is_said_and_nothing_is_read_at_their_address(attend, words):
+    net = type("Net", (nn.Module,), {"forward": lambda self, *given: attend(*given)})()
+    given = [Wrapped(torch.randn(1, 2, 6, 8)) for _ in range(3)]
+    with (
+        torch.no_grad(),
+        pytest.warns(UserWarning, match=rf"Net: not measured: {words} Wrapped objects\.$"),
+        attemper.watch(net) as watch,
+    ):
+        net(*given)
+    assert (len(watch.record), watch.unmeasured) == (0, 1)
+
+
+def test_a_measurement_inside_a_model_is_no_attention():
+    class Measures(nn.Module):
+        def forward(self, x):
+            attemper.measure(x[:, None], x[:, None])
+            return x
+
+    assert notes_of(Beside(Measures()), torch.randn(2, 6, WIDTH)) == []
 
 
 @pytest.mark.parametrize("gradients", [False, True])

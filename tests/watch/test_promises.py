@@ -1,9 +1,7 @@
 """What watch() promises: not a bit changed, nothing left behind, memory flat, nothing attached off-cycle."""
 
 import gc
-import os
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ import attemper
 import zoo
 from attemper.watch import attach, measuring
 from attemper.watch.running import running
-from watched import Block, stack, state
+from watched import Block, resident, stack, state
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_is_left_behind"),
@@ -131,12 +129,6 @@ def test_memory_stays_flat_over_a_thousand_steps():
         assert resident() - before[1] < 8 << 20
     assert len(watch.record) == 1000 * 2 * 2
     assert running.current is None
-
-
-def resident():
-    """Bytes of memory that this process holds; 0 where Linux is not there to say."""
-    status = Path("/proc/self/statm")
-    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
 
 
 def test_off_cycle_nothing_is_attached(monkeypatch):

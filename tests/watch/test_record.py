@@ -53,7 +53,26 @@ def test_filter(record):
     assert record.filter(layers=lambda name: "0" in name).layers == ["layers.0.self_attn"]
     one = record.filter(heads=1, steps=2, layers="layers.0*")
     assert one.to_dicts() == [row for row in record.to_dicts() if (row["step"], row["head"]) == (2, 1)][:1]
-    assert len(record.filter(kind="cross")) == 0
+    assert len(record.filter(kind="cross")) == len(record.filter(steps=7)) == 0
+
+
+UNFIT = {
+    "a layer that is not there": (
+        {"layers": "layer.0.self_attn"},
+        r"no layer fits 'layer\.0\.self_attn'\. Did you mean 'layers\.0\.self_attn'\? There are: 'layers\.0\.self_attn', 'l",
+    ),
+    "a kind": ({"kind": "corss"}, r"`kind` must be 'self' or 'cross'; got 'corss'\."),
+    "a head": ({"heads": [2, -1]}, r"`heads` must be some of 0 … 1, which this record has; got \[2, -1\]\."),
+    "a head in words": ({"heads": "1"}, r"`heads` must be a whole number or several; got '1'\."),
+    "half a step": ({"steps": 0.5}, r"`steps` must be a whole number or several; got 0\.5\."),
+}
+
+
+@pytest.mark.parametrize(("options", "sentence"), UNFIT.values(), ids=UNFIT)
+def test_a_filter_that_can_fit_nothing_says_so(record, options, sentence):
+    with pytest.raises(InputError, match=rf"^Record\.filter\(\): {sentence}"):
+        record.filter(**options)
+    assert len(attemper.Record().filter(layers="any", heads=3)) == 0
 
 
 def test_merge_is_exact(record):
@@ -136,17 +155,23 @@ def test_a_cut_line_is_left_out_and_it_is_said(record, tmp_path):
     record.write(path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-30])
-    with pytest.warns(
-        UserWarning, match=r"cut\.jsonl: the last line was cut short and is left out; the 13 before it are complete"
+    with (
+        pytest.warns(
+            UserWarning, match=r"cut\.jsonl: the last line was cut short and is left out; the 13 before it are"
+        ),
+        pytest.warns(UserWarning, match=r"cut\.jsonl: step 2 was cut short, with 3 of its 4 rows, and is left out\.$"),
     ):
         found = attemper.Record.read(path)
-    assert len(found) == 11
+    assert (found.steps, len(found)) == ([0, 1], 8)
     assert "cut short" in found.notes[0]
-    # whoever goes on writing starts on a line of its own
+    # whoever goes on writing starts on a line of its own, and the step that was cut is named still
     model, x = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(1, 5, 16)
     with attemper.watch(model, path=path, start=9):
         model(x, x, x)
-    assert attemper.Record.read(path).steps == [0, 1, 2, 9]
+    with pytest.warns(UserWarning, match="step 2 was cut short, with 3 of its 4 rows"):
+        found = attemper.Record.read(path)
+    assert found.steps == [0, 1, 9]
+    assert found.notes == ["cut.jsonl: step 2 was cut short, with 3 of its 4 rows, and is left out."]
 
 
 KILLED = """
@@ -175,7 +200,7 @@ def test_a_kill_in_the_middle_leaves_a_readable_record(tmp_path):
     found = attemper.Record.read(path)
     assert len(found.steps) > 10
     assert found.steps == list(range(len(found.steps)))
-    assert all(len(found.filter(steps=step)) == 4 for step in found.steps[:-1])
+    assert all(len(found.filter(steps=step)) == 4 for step in found.steps)
 
 
 SENTENCES = {

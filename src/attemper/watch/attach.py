@@ -28,7 +28,7 @@ from .chain import Chain, shared
 from .eager import Eager
 from .interface import Interface
 from .measuring import measured
-from .opnames import is_followed
+from .opnames import SOFTMAXES, is_followed, op_name
 from .padding import leave_padding_out
 from .running import Frame, Pass, running, traits
 from .stack import Site
@@ -54,7 +54,7 @@ class Listener(Protocol):
     @property
     def wants_traces(self) -> bool: ...
 
-    def began(self) -> None: ...
+    def began(self, module: nn.Module) -> bool: ...
     def examine(self, call: Call, vitals: Vitals, rows: Tensor | None) -> Any: ...
     def hear(self, name: str, call: Call, summary: HeadSummary | None, seen: Any) -> None: ...
     def unheard(self, name: str, reason: str) -> None: ...
@@ -96,13 +96,17 @@ class Mode(TorchDispatchMode):
             return out
         if reader is None:
             if is_followed(func):
-                current.chain.see(func, args, kwargs, out)
+                if types and op_name(func) in SOFTMAXES:
+                    reason = f"a softmax, which may be attention, of {fused.wrapped(types[0])}"
+                    self.attachment.unheard(tuple(running.frames), reason)
+                else:
+                    current.chain.see(func, args, kwargs, out)
         else:
             frames = tuple(running.frames)
             call = reader(func, args, kwargs, frames)
-            if call is None:
-                self.attachment.unheard(frames, f"a {func} call on nested, meta or wrapped tensors")
-            else:
+            if isinstance(call, str):
+                self.attachment.unheard(frames, f"a {func} call on {call}")
+            elif call is not None:
                 if current.place is not None:
                     call.places = (current.place,)
                 self.attachment.begin(call)(call.frames)
@@ -193,6 +197,8 @@ class Attachment:
         if current is not None:
             if name is not None and len(current.begun) < len(self.listeners):
                 self._count_pass(module, current)
+                if current.is_deaf(self.listeners):
+                    current.rest()
             if known.quiet and current.rest() and frames:
                 return  # nothing is seen in it, so nothing is asked of its frame
         if known.attends:
@@ -213,11 +219,12 @@ class Attachment:
         for listener in self.listeners:
             if listener not in current.begun and id(module) in listener.names:
                 current.begun.append(listener)
-                listener.began()
+                if not listener.began(module):
+                    current.left_out.append(listener)
 
     def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
         current, frames = running.current, running.frames
-        if current is not None and frames:
+        if current is not None and frames and not current.is_deaf(self.listeners):
             current.listen()
             current.left(frames, module, arguments, output)
         if frames and frames[-1].module is not module and traits(module).quiet:
@@ -237,7 +244,8 @@ class Attachment:
             current.end()
             for frames in current.doubtful:
                 if not frames[-1].heard:
-                    self.missed(frames, f"{type(frames[-1].module).__name__} ran, but no attention call was seen in it")
+                    reason = f"{type(frames[-1].module).__name__} ran, but no attention call was seen in it"
+                    self.missed(frames, reason, current)
             self.parameters.drop_freed()
             with self.lock:
                 self.passes.pop(current, None)
@@ -259,7 +267,11 @@ class Attachment:
         if current is not None and current.interfaced is not None:
             call.facts = current.interfaced.complete(call.facts)
         frames = call.frames
-        listeners = [listener for listener in self.listeners if _name(listener, frames) is not None]
+        reason = fused.unreadable(call.query, call.key)
+        if reason is not None:  # whatever the route: our kernels read memory by its address
+            self.unheard(frames, f"attention on {reason}")
+            return lambda last: None
+        listeners = [listener for listener in self._hearing(current) if _name(listener, frames) is not None]
         found: list[tuple[HeadSummary | None, Any]] = [(None, None)] * len(listeners)
         try:
             with aside(call.query.device.type):
@@ -268,7 +280,7 @@ class Attachment:
                     call.traced = current.trace.read(call)
                 if not again:
                     found = measured(call, listeners)
-        except (AttemperError, NotImplementedError, torch.OutOfMemoryError) as error:
+        except (AttemperError, RuntimeError) as error:
             # the model runs on; that this call is missing from its record is said
             self.unheard(frames, str(error))
             return lambda last: None
@@ -299,9 +311,13 @@ class Attachment:
                 if listener.wants_gradients and name is not None:
                     listener.missed(name, "q and k are one tensor: |dq| and |dk| are both its whole gradient")
 
-    def missed(self, frames: tuple[Frame, ...], reason: str) -> None:
+    def _hearing(self, current: Pass | None) -> list[Listener]:
+        """Who listens to a pass."""
+        return [listener for listener in self.listeners if current is None or listener not in current.left_out]
+
+    def missed(self, frames: tuple[Frame, ...], reason: str, current: Pass | None = None) -> None:
         """Something that may be attention went by, or was not fully read: noted."""
-        for listener in self.listeners:
+        for listener in self._hearing(current or running.current):
             name = _name(listener, frames)
             if name is not None:
                 listener.missed(name, reason)
@@ -309,7 +325,7 @@ class Attachment:
     def unheard(self, frames: tuple[Frame, ...], reason: str) -> None:
         for frame in frames:
             frame.heard = True
-        for listener in self.listeners:
+        for listener in self._hearing(running.current):
             name = _name(listener, frames)
             if name is not None:
                 listener.unheard(name, reason)

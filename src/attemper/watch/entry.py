@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ class Entry:
         """Whether reading its numbers waits for no device."""
         return self.summary.sums.device.type == "cpu"
 
-    def take(self, heads: Sequence[int]) -> Entry | None:
+    def take(self, heads: Collection[int]) -> Entry | None:
         chosen = [place for place, head in enumerate(self.heads) if head in heads]
         if not chosen:
             return None

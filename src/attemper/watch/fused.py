@@ -31,7 +31,8 @@ PLAIN = (Tensor, Parameter)
 ENCODER = "_transformer_encoder_layer_fwd"
 MHA = "_native_multi_head_attention"
 
-Reader = Callable[[Any, tuple[Any, ...], dict[str, Any], tuple[Frame, ...]], Call | None]
+Reader = Callable[[Any, tuple[Any, ...], dict[str, Any], tuple[Frame, ...]], Call | str | None]
+"""What reads an op's arguments: the call, or what it is made on that cannot be measured, or None where it is no attention."""
 
 
 def readers() -> dict[Any, Reader]:
@@ -56,12 +57,36 @@ def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
     return {**parameters, **dict(zip(parameters, args, strict=False)), **kwargs}
 
 
-def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | None:
+def wrapped(kind: type) -> str:
+    """Tensors of a class that is not torch's plain one, in words."""
+    if kind.__name__ == "DTensor":
+        return "DTensors, of which each rank holds a part: attention on what their to_local() gives is measured"
+    return f"{kind.__name__} objects"
+
+
+def unreadable(*tensors: Tensor | None) -> str | None:
+    """Why these are no numbers that could be measured; None where they are."""
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) not in PLAIN:
+            return wrapped(type(tensor))
+        if tensor.is_nested or tensor.is_meta:
+            return "nested tensors" if tensor.is_nested else "meta tensors"
+        if not tensor.numel():
+            return "empty tensors"
+    return None
+
+
+def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | str:
     given = _bound(func, args, kwargs)
     query, key = given["query"], given["key"]
-    if type(query) not in PLAIN or query.is_nested or query.is_meta or query.dim() < 3 or not query.numel():
-        return None
     mask = given.get("attn_mask") if "attn_mask" in given else given.get("attn_bias")
+    reason = unreadable(query, key, mask)
+    if reason is not None:
+        return reason
+    if query.dim() < 3:
+        return f"{query.dim()} dimensions"
     said: int | None = 1
     if query.dim() == 3:
         said = heads_of(frames, query.shape[0], query.shape[1])
@@ -88,16 +113,23 @@ def _call(
     return Call(facts, frames, query, key, mask=mask, causal=causal, scale=scale)
 
 
-def _mha(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | None:
+def _mha(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | str:
     given = _bound(func, args, kwargs)
-    if given["query"].data_ptr() != given["key"].data_ptr():
-        return None  # torch takes this path for self-attention alone
+    source = given["query"]
+    reason = unreadable(given["qkv_weight"], *(() if source.is_nested else (source, given["key"], given["mask"])))
+    if reason is not None:
+        return reason
+    if source.data_ptr() != given["key"].data_ptr():
+        return "keys that are not the queries"  # torch takes this path for self-attention alone
     return _projected(given, given["query"], given["num_head"], frames)
 
 
-def _encoder(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | None:
+def _encoder(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | str:
     given = _bound(func, args, kwargs)
     source = given["src"]
+    reason = unreadable(given["qkv_weight"], *(() if source.is_nested else (source, given["mask"])))
+    if reason is not None:
+        return reason
     if given["norm_first"]:
         with aside(source.device.type):
             width = given["norm_weight_1"].shape

@@ -25,6 +25,7 @@ class Gradients:
         self.heads = heads
         self.sums: Tensor | None = None  # (H, 6), float64
         self.handles: list[RemovableHandle] = []
+        self.failure: str | None = None  # what went wrong while a gradient was looked at
 
     def follow(self, call: Call) -> None:
         """Ask to be told when the gradients of this call's q and k are there."""
@@ -45,8 +46,11 @@ class Gradients:
         def hook(gradient: Tensor) -> None:
             own = mine()
             if own is not None:
-                with aside(gradient.device.type):
-                    own.add(place, gradient.detach().mT if flipped else gradient.detach(), batch, rows)
+                try:
+                    with aside(gradient.device.type):
+                        own.add(place, gradient.detach().mT if flipped else gradient.detach(), batch, rows)
+                except RuntimeError as error:  # no memory left, for one: the backward goes on
+                    own.failure = str(error)
 
         return hook
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..errors import InputError
 from .call import Facts
 from .entry import Entry
-from .lines import HEADER, dump, facts_line
+from .lines import HEADER, dump, facts_line, row_lines
 from .store import check_header, check_path
 
 try:
@@ -72,7 +72,7 @@ class Journal:
         lines += [{"note": note} for note in notes[self.noted :]]
         self.noted = len(notes)
         self.waiting += [dump(line).encode() for line in lines]
-        self.waiting += [dump(row).encode() for entry in entries for row in entry.to_dicts()]
+        self.waiting += [dump(row).encode() for row in row_lines(entries)]
         self._flush()
 
     def close(self) -> None:

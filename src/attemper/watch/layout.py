@@ -25,6 +25,15 @@ def named_heads(frames: tuple[Frame, ...]) -> int | None:
     return None
 
 
+def all_heads(frames: tuple[Frame, ...]) -> int | None:
+    """The heads that the attention module says it has, by itself or in its config, however many of them run here."""
+    named = named_heads(frames)
+    if named is not None or not frames:
+        return named
+    heads = getattr(getattr(frames[-1].module, "config", None), "num_attention_heads", None)
+    return heads if isinstance(heads, int) and heads > 0 else None
+
+
 def heads_of(frames: tuple[Frame, ...], folded: int, rows: int) -> int | None:
     """The heads in a folded (B·H) dimension: as the module says, else by the batch it was called with; None: nothing says."""
     named = named_heads(frames)

@@ -9,6 +9,7 @@ from ..heads import HeadSummary
 from .call import Call, Facts
 from .entry import Entry
 from .gradients import Gradients
+from .passes import is_in
 
 
 @dataclass
@@ -28,6 +29,9 @@ class Ledger:
         self.lock = threading.Lock()
         self.lines: dict[tuple[str, str, int], Line] = {}  # layer, kind, heads
         self.calls = 0  # since the watch began
+        self.failures: dict[
+            str, str
+        ] = {}  # of the step that was closed last: layers whose gradients could not be measured
 
     def add(self, name: str, call: Call, summary: HeadSummary | None) -> None:
         place = (name, call.facts.kind, call.facts.heads)
@@ -42,13 +46,23 @@ class Ledger:
                     line.gradients = Gradients(call.facts.heads)
                 line.gradients.follow(call)
 
+    def drop(self, module: str) -> None:
+        """Forget what this step heard inside a module."""
+        with self.lock:
+            for place in [place for place in self.lines if is_in(place[0], module)]:
+                line = self.lines.pop(place)
+                if line.gradients is not None:
+                    line.gradients.close()
+
     def close(self, step: int) -> tuple[list[Entry], dict[tuple[str, str], Facts]]:
         """The entries of this step; the next one starts empty."""
         with self.lock:
             lines, self.lines = self.lines, {}
-        entries, facts = [], {}
+        entries, facts, self.failures = [], {}, {}
         for (layer, kind, _), line in lines.items():
             sums = line.gradients.close() if line.gradients is not None else None
+            if line.gradients is not None and line.gradients.failure is not None:
+                self.failures[layer] = line.gradients.failure
             facts[layer, kind] = line.facts
             if line.summary is not None:
                 heads = tuple(range(len(line.summary.sums)))

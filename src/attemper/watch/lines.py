@@ -1,15 +1,17 @@
 """Lines of a record's file: rows, facts and notes as JSON objects, checked one by one, and rows made entries again.
 
 A file opens with ``{"schema": "attemper.record", "version": 1}``, and so does what each later run appends to it. The other lines
-are rows, the ``facts`` of a layer, or a ``note``.
+are rows, the ``facts`` of a layer, or a ``note``. Each row says how many rows its step has, so that a step of which a kill left
+a part is known for one.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -26,7 +28,8 @@ Row = dict[str, Any]
 SCHEMA, VERSION = "attemper.record", 1
 HEADER = {"schema": SCHEMA, "version": VERSION}
 WORDS = {None: math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no infinity; NaN is null
-LARGEST = {"step": 2**63, "head": 2**31}  # as wide as the columns of a Parquet file
+LARGEST = {"step": 2**63, "head": 2**31, "rows_in_step": 2**31}  # as wide as the columns of a Parquet file
+IN_STEP = "rows_in_step"
 GRADIENTS = tuple(f"grad_{name}_{sign}" for name in ("q", "k") for sign in ("rms", "median", "count"))
 
 
@@ -41,15 +44,36 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def row_lines(entries: Iterable[Entry]) -> Iterator[dict[str, Any]]:
+    """The rows of entries as a file has them."""
+    entries = list(entries)
+    rows: Counter[int] = Counter()
+    for entry in entries:
+        rows[entry.step] += len(entry.heads)
+    for entry in entries:
+        for row in entry.to_dicts():
+            yield {**{name: row[name] for name in KEYS}, IN_STEP: rows[entry.step], **row}
+
+
 def facts_line(place: tuple[str, str], facts: Facts) -> dict[str, Any]:
     return {"layer": place[0], "kind": place[1], "facts": facts.to_dict()}
+
+
+class Step(NamedTuple):
+    """A step as one run wrote it."""
+
+    run: int
+    step: int
+    rows: int  # that it has; 0 where a file does not say
 
 
 class Lines:
     """What the lines of a file add up to. A line that is none of ours is counted and left out."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[int, Row]] = []  # with the run that wrote it
+        self.rows: list[tuple[Step, Row]] = []
+        self.lines: Counter[Step] = Counter()  # of each step, damaged ones too
+        self.loose = 0  # damaged lines before the first row of a step
         self.facts: dict[tuple[str, str], Facts] = {}
         self.notes: dict[str, None] = {}
         self.bad: list[int] = []
@@ -61,18 +85,37 @@ class Lines:
             self._sort(json.loads(line) if isinstance(line, str) else line)
         except (ValueError, TypeError, OverflowError, RecursionError):
             self.bad.append(number)
+            # a damaged line is named by itself: the step around it was not cut short
+            last = self.rows[-1][0] if self.rows else None
+            if last is not None and last.run == self.run and self.lines[last] < last.rows:
+                self.lines[last] += 1
+            else:
+                self.loose += 1
 
     def _sort(self, found: Any) -> None:
         if not isinstance(found, dict):
             raise ValueError
         if found == HEADER:
-            self.run += 1
+            self.run, self.loose = self.run + 1, 0
         elif "facts" in found:
             self.facts.update([_read_facts(found)])
         elif "note" in found:
             self.notes[_text(found["note"])] = None
         else:
-            self.rows.append((self.run, _read_row(found)))
+            row = _read_row(found)
+            step = Step(self.run, row["step"], int(row.pop(IN_STEP, 0)))
+            self.lines[step] += 1 + self.loose
+            self.loose = 0
+            self.rows.append((step, row))
+
+    def leave_out_cut(self) -> list[Step]:
+        """Take out the steps of which a kill left a part; those are returned that no later run wrote once more."""
+        # two watches may have written the same step to one file
+        cut = {step for step, count in self.lines.items() if step.rows and count % step.rows}
+        self.rows = [(step, row) for step, row in self.rows if step not in cut]
+        written = {(step.run, step.step) for step, _ in self.rows}
+        lost = [step for step in sorted(cut) if not any(step.run <= run and step.step == n for run, n in written)]
+        return list({step.step: step for step in lost}.values())
 
 
 def _read_facts(found: dict[str, Any]) -> tuple[tuple[str, str], Facts]:
@@ -90,8 +133,10 @@ def _read_row(found: dict[str, Any]) -> Row:
     for name, value in found.items():
         if name not in KEYS:
             row[name] = _number(value)
+    if IN_STEP in found:
+        row[IN_STEP] = _whole(found, IN_STEP)
     gradients = [name for name in row if name.startswith("grad_")]
-    counts = {_count(name) for name in row if name not in (*KEYS, "peak", *gradients)}
+    counts = {_count(name) for name in row if name not in (*KEYS, IN_STEP, "peak", *gradients)}
     if "rows" not in row or not counts <= {"", *row} or (gradients and set(gradients) != set(GRADIENTS)):
         raise ValueError
     return row
@@ -120,14 +165,14 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def to_entries(rows: Iterable[tuple[int, Row]]) -> tuple[list[Entry], int]:
+def to_entries(rows: Iterable[tuple[Step, Row]]) -> tuple[list[Entry], int]:
     """Rows as entries, and how many rows others stand for by now.
 
     What a later run wrote of a step and layer stands for what an earlier one did; so does what came last where two watches
     wrote to one file at once.
     """
     blocks: list[tuple[int, list[Row]]] = []
-    for run, row in rows:
+    for (run, *_), row in rows:
         if blocks and run == blocks[-1][0] and _follows(blocks[-1][1][-1], row):
             blocks[-1][1].append(row)
         else:

@@ -7,15 +7,19 @@ from typing import Any
 
 from ..kernels.seam import Problem
 from .call import Call, Facts
+from .fused import unreadable
 from .running import Frame, kind_of
 
 
-def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | None:
+def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | str | None:
     """A call of ``attention()`` and its kin; None for one that measures alone."""
     problem = Problem(*args[: len(Problem._fields)])
     query, key = problem.query, problem.key
-    if problem.value is None or query.is_meta or not query.numel():
+    if problem.value is None:
         return None
+    reason = unreadable(query, key, problem.mask, problem.gain)
+    if reason is not None:
+        return reason
     rows, keys = query.shape[2], key.shape[2]
     causal, window = band(problem.left, problem.right)
     facts = Facts.of(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ..errors import MissingExtra
+from ..errors import InputError, MissingExtra
 from .call import Facts
 from .entry import Entry, join
 from .shelf import Shelf, Slot
@@ -21,7 +22,7 @@ class Record:
     A row has ``step``, ``layer`` (as the model names it), ``kind`` (self or cross), ``head``, and one number per sign: the mean
     over the rows counted (``rows`` of them), except ``peak``, which is the largest. With gradients also ``grad_q_rms``,
     ``grad_q_median``, ``grad_k_rms``, ``grad_k_median``. ``facts`` holds, per layer and kind, what the calls were: scale,
-    head dim, heads, lengths, route. ``notes`` says what was not measured, and why.
+    head dim, heads, lengths, route. ``notes`` says what was not measured, and why, and where a watch holds its last steps only.
 
     Example:
         >>> model = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
@@ -64,6 +65,10 @@ class Record:
         if all(entry.on_host() for entry in self._waiting):
             self._settle()
 
+    def _forget(self, keep: int) -> bool:
+        """Hold no more than so many of the last steps; whether there were more. One may wait, and is let be."""
+        return self._shelf.drop(keep - bool(self._waiting))
+
     @property
     def _slots(self) -> list[Slot]:
         self._settle()
@@ -100,22 +105,31 @@ class Record:
         """The rows that fit all of what is given.
 
         Args:
-            steps: one step or several.
+            steps: one step or several; of those that this record has not, there are no rows.
             layers: a name, with ``*`` and ``?`` as in file names, or a function that takes a name and says yes.
             heads: one head or several.
             kind: ``"self"`` or ``"cross"``.
         """
         chosen = self.entries
         if steps is not None:
-            wanted = {steps} if isinstance(steps, int) else set(steps)
+            wanted = _numbers("steps", steps)
             chosen = [entry for entry in chosen if entry.step in wanted]
         if layers is not None:
             fits = layers if callable(layers) else lambda name: fnmatch.fnmatchcase(name, layers)
+            if not callable(layers) and self.layers and not any(map(fits, self.layers)):
+                raise InputError(_no_layer(layers, self.layers))
             chosen = [entry for entry in chosen if fits(entry.layer)]
         if kind is not None:
+            if kind not in ("self", "cross"):
+                raise InputError(f"Record.filter(): `kind` must be 'self' or 'cross'; got {kind!r}.")
             chosen = [entry for entry in chosen if entry.kind == kind]
         if heads is not None:
-            numbers = (heads,) if isinstance(heads, int) else tuple(heads)
+            numbers = _numbers("heads", heads)
+            highest = max((max(slot.heads) for slot in self._slots), default=-1)
+            if self._slots and not any(0 <= number <= highest for number in numbers):
+                raise InputError(
+                    f"Record.filter(): `heads` must be some of 0 … {highest}, which this record has; got {heads!r}."
+                )
             chosen = [part for entry in chosen if (part := entry.take(numbers)) is not None]
         named = {(entry.layer, entry.kind) for entry in chosen}
         return Record(chosen, {place: facts for place, facts in self.facts.items() if place in named}, self.notes)
@@ -186,6 +200,21 @@ class Record:
         from .html import table
 
         return table(self)
+
+
+def _numbers(name: str, given: int | Iterable[int]) -> frozenset[int]:
+    """One number or several; a word is several letters, and fits nothing."""
+    several = (given,) if isinstance(given, int) or not isinstance(given, Iterable) else tuple(given)
+    # numpy's whole numbers are equal to ours; a bool would be head 0 or 1
+    if any(isinstance(number, (bool, str)) or not hasattr(number, "__index__") for number in several):
+        raise InputError(f"Record.filter(): `{name}` must be a whole number or several; got {given!r}.")
+    return frozenset(several)
+
+
+def _no_layer(pattern: str, layers: list[str]) -> str:
+    near = difflib.get_close_matches(pattern, layers, 1, 0.0)
+    shown = ", ".join(map(repr, layers[:6])) + (f" and {len(layers) - 6} more" if len(layers) > 6 else "")
+    return f"Record.filter(): no layer fits {pattern!r}. Did you mean {near[0]!r}? There are: {shown}."
 
 
 def _missing(where: str, package: str) -> MissingExtra:

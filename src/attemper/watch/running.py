@@ -97,7 +97,8 @@ class Pass:
         self.chain, self.mode, self.trace = chain, mode, trace
         self.listening = False
         self.interfaced: Interfaced | None = None
-        self.begun: list[object] = []  # the watches for which this pass is counted
+        self.begun: list[object] = []  # the watches that know of this pass
+        self.left_out: list[object] = []  # those of them for which it does not count
         self.sequences: Sequences = chain.sequences
         self.kept: dict[tuple[int, int, int], Tensor | None] = {}  # sequence, batch, length → rows that are no padding
         self.place: Place | None = None  # of the op under way, where somebody counts them (alter.py)
@@ -123,6 +124,10 @@ class Pass:
         result = out[0] if isinstance(out, (tuple, list)) else out
         if isinstance(result, Tensor):
             self.sequences.put(result, self.sequences.of(call.query))
+
+    def is_deaf(self, listeners: tuple[object, ...]) -> bool:
+        """Whether it counts for nobody."""
+        return bool(self.left_out) and all(listener in self.left_out for listener in listeners)
 
     def listen(self) -> None:
         if not self.listening:

@@ -36,8 +36,9 @@ class Shelf:
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []
-        self.blocks: list[Tensor] = []
-        self.used = BLOCK
+        self.begins: list[int] = []  # the first slot of each step
+        self.blocks: dict[int, Tensor] = {}
+        self.last, self.used = -1, BLOCK  # the block that is being filled, and how far
         self.shared: dict[Any, Any] = {}
 
     def put(self, entry: Entry) -> None:
@@ -45,15 +46,30 @@ class Shelf:
         summary = entry.summary
         parts = [summary.sums, summary.peaks, *([] if entry.gradients is None else [entry.gradients])]
         size = sum(part.numel() for part in parts)
-        if self.used + size > len(self.blocks[-1] if self.blocks else ()):
-            self.blocks.append(torch.empty(max(BLOCK, size), dtype=torch.float64, device="cpu"))
+        if self.used + size > len(self.blocks.get(self.last, ())):
+            self.last += 1
+            self.blocks[self.last] = torch.empty(max(BLOCK, size), dtype=torch.float64, device="cpu")
             self.used = 0
         start = self.used
         for part in parts:
-            self.blocks[-1][self.used : self.used + part.numel()].copy_(part.detach().reshape(-1))
+            self.blocks[self.last][self.used : self.used + part.numel()].copy_(part.detach().reshape(-1))
             self.used += part.numel()
         place = (entry.step, self._one(entry.layer), entry.kind, self._one(entry.heads), self._one(summary.columns))
-        self.slots.append(Slot(*place, len(self.blocks) - 1, start, summary.sums.shape[1], entry.gradients is not None))
+        if not self.slots or self.slots[-1].step != entry.step:
+            self.begins.append(len(self.slots))
+        self.slots.append(Slot(*place, self.last, start, summary.sums.shape[1], entry.gradients is not None))
+
+    def drop(self, keep: int) -> bool:
+        """Let go of all but the last steps; whether there were more."""
+        more = len(self.begins) - keep
+        if more <= 0:
+            return False
+        cut = self.begins[more] if keep else len(self.slots)
+        del self.slots[:cut]
+        self.begins = [begin - cut for begin in self.begins[more:]]
+        needed = self.slots[0].block if self.slots else self.last
+        self.blocks = {number: block for number, block in self.blocks.items() if number >= needed}
+        return True
 
     def _one(self, thing: Any) -> Any:
         """The same names and numbers once, however many entries have them."""

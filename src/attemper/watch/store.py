@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, MissingExtra
-from .lines import HEADER, SCHEMA, VERSION, Lines, dump, facts_line, to_entries
+from .lines import HEADER, SCHEMA, VERSION, Lines, Step, dump, facts_line, row_lines, to_entries
 from .record import KEYS, Record
 
 SUFFIXES = (".jsonl", ".parquet")
@@ -58,7 +58,7 @@ def write(record: Record, path: Path) -> None:
         _put(path, lambda part: parquet.write_table(table, part))
         return
     facts = (facts_line(*item) for item in record.facts.items())
-    lines = [HEADER, *facts, *({"note": note} for note in record.notes), *record.to_dicts()]
+    lines = [HEADER, *facts, *({"note": note} for note in record.notes), *row_lines(record.entries)]
     text = "".join(map(dump, lines)).encode()
     _put(path, lambda part: part.write_bytes(text))
 
@@ -107,10 +107,23 @@ def _numbered(bad: list[int]) -> str:
     return f"lines {shown} are no rows"
 
 
+def _cut(steps: list[Step], held: Lines) -> str:
+    if len(steps) == 1:
+        step = steps[0]
+        return f"step {step.step} was cut short, with {held.lines[step]} of its {step.rows} rows, and is left out."
+    shown = ", ".join(str(step.step) for step in steps[:10]) + (
+        f" and {len(steps) - 10} more" if len(steps) > 10 else ""
+    )
+    return f"steps {shown} were cut short and are left out."
+
+
 def _told(path: Path, held: Lines, said: list[str]) -> Record:
-    """The record, with what was left out of it said: broken lines aloud, rows that were written again in a note."""
+    """The record, with what was left out of it said: broken lines and steps aloud, rows that were written again in a note."""
     if held.bad:
         said.append(f"{_numbered(held.bad)} of a record and left out.")
+    cut = held.leave_out_cut()
+    if cut:
+        said.append(_cut(cut, held))
     notes = [f"{path.name}: {sentence}" for sentence in said]
     for note in notes:
         warnings.warn(f"Record.read(): {note}", stacklevel=5)

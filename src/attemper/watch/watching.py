@@ -16,12 +16,17 @@ from ..errors import InputError
 from ..heads import HeadSummary
 from ..kernels import check_name
 from ..vitals import Vitals
-from . import ranks
 from .attach import attachment
 from .call import Call, Examiner
+from .entry import Entry
 from .journal import Journal
+from .layout import all_heads
 from .ledger import Ledger
 from .naming import named_modules
+from .optimizers import with_hooks
+from .options import check_model, check_options
+from .passes import LEFT_OUT, ONLY_OTHERS, Passes
+from .ranks import Ranks, are_many
 from .record import Record
 from .replace import Replacement, attend_with
 from .running import running
@@ -33,6 +38,11 @@ FOLLOWS = (
     "attention interface, and a product, softmax, product written by hand"
 )
 
+KEPT = 100  # steps that are held in memory where a file has all
+NO_GRADIENTS = (
+    "gradients=True, but none reached q and k of {layers}: passes ran under no_grad or inference_mode, layers are frozen, or "
+    "no backward ran before the step ended."
+)
 COMPILED = "the model is compiled: watched steps run eagerly, the others as compiled."
 
 
@@ -47,6 +57,8 @@ def watch(
     kernel: str = "auto",
     replace: bool = False,
     start: int = 0,
+    passes: str = "training",
+    keep: int | None = None,
 ) -> Watch:
     """Measure every attention call of a model while it runs, without changing it.
 
@@ -57,17 +69,24 @@ def watch(
 
     Args:
         model: any module; its layers are named as in ``model.named_modules()``, without the wrappers of ``torch.compile`` and
-            DistributedDataParallel. In a distributed run, watch the wrapped model, on every rank.
+            DistributedDataParallel. In a distributed run, watch the wrapped model, on every rank: rows are added over its own
+            process group, head by head. What shows that ranks hold different heads keeps them apart, and is said.
         every: listen on steps 0, every, 2·every, …; in between nothing is attached.
-        optimizer: its ``step()`` ends a step of the watch; otherwise call ``watch.step()``.
+        optimizer: its ``step()`` ends a step of the watch; otherwise call ``watch.step()``. Of one that wraps another, as
+            accelerate's do, it is the inner one's: a step that is skipped is none.
         gradients: also measure the root mean square and the median of |dq| and |dk|, when the backward gets there.
-        path: a ``.jsonl`` file to append each watched step to, safe against a kill and a full disk; rank 0 writes. The
-            record holds the steps in memory as well, 8 bytes for every step, head and sign.
+        path: a ``.jsonl`` file to append each watched step to, safe against a kill and a full disk; rank 0 writes, or the first
+            of the DistributedDataParallel's ranks. ``Record.read(path)`` reads all of it.
         signs: as in ``attention()``.
         kernel: as in ``attention()``.
         replace: let attemper's kernels compute a Hugging Face model's attention, with the vitals from the same pass.
             Outputs are then equal to rounding.
         start: the number of the first step, for a run that is resumed.
+        passes: ``"training"``: evaluation does not count into the steps around it. Once a pass ran with gradients, those without
+            are left out; so are, in a step with passes in training mode, those in evaluation mode. Where no pass has
+            gradients, all count. ``"all"``: every pass counts.
+        keep: how many of the last steps ``record`` holds in memory, 8 bytes for every step, head and sign. None: all of them,
+            or with ``path`` the last 100 of those that are in the file.
 
     Returns:
         a context manager. ``record`` holds the steps that have ended, ``step()`` ends one, ``rows(keep)`` says with a boolean
@@ -80,35 +99,15 @@ def watch(
         >>> watch.record.layers
         ['self_attn']
     """
-    if not isinstance(model, nn.Module):
-        kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise InputError(f"watch(): `model` must be a torch.nn.Module; got {kind}. Pass the model that you call.")
-    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
-        raise InputError(
-            "watch(): nn.DataParallel runs copies of the model that cannot be named. Use DistributedDataParallel, or watch "
-            "model.module on one device."
-        )
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise InputError(f"watch(): `every` must be a whole number of steps, at least 1; got {every!r}. Use 1 for all.")
-    if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise InputError(
-            f"watch(): `optimizer` must be a torch.optim.Optimizer; got {type(optimizer).__name__}. "
-            "Leave it out and call watch.step() after each step."
-        )
-    for name, flag in (("gradients", gradients), ("replace", replace)):
-        if not isinstance(flag, bool):
-            raise InputError(f"watch(): `{name}` must be True or False; got {flag!r}.")
-    if isinstance(start, bool) or not isinstance(start, int) or start < 0:
-        raise InputError(
-            f"watch(): `start` must be the number of a step, a whole number from 0 on; got {start!r}. "
-            "Leave it out to begin at 0."
-        )
+    check_model(model)
+    check_options(every, start, keep, passes, gradients=gradients, replace=replace)
     names = check_signs("watch", signs)
     if not names:
         raise InputError("watch(): `signs` must name at least one sign; got none. Leave it out for all.")
     check_name("watch", kernel)
     journal = Journal(to_path("watch", path)) if path is not None else None
-    return Watch(model, every, optimizer, gradients, journal, names, kernel, replace, start)
+    inner = None if optimizer is None else with_hooks(optimizer)
+    return Watch(model, every, inner, gradients, journal, names, kernel, replace, start, passes, keep)
 
 
 class Watch:
@@ -125,6 +124,8 @@ class Watch:
         kernel: str,
         replace: bool,
         start: int,
+        passes: str,
+        keep: int | None,
     ) -> None:
         self.model, self.every, self.optimizer = model, every, optimizer
         self.signs, self.kernel = signs, kernel
@@ -136,7 +137,12 @@ class Watch:
         self._ledger = Ledger(gradients)
         self._record = Record()
         self._journal = journal
-        self._step, self._steps_ended, self._passes = start, 0, 0
+        self._keep = keep
+        where = f"attemper.Record.read({str(journal.path)!r}) has all" if journal else "keep= says how many are held"
+        self._tail = f"only the last {keep or KEPT} steps are here; {where}."
+        self._ranks: Ranks | None = None  # while the watch is open
+        self._split = False  # whether a layer ran a part of its heads
+        self._step, self._steps_ended, self._passes = start, 0, Passes(passes)
         self._open, self._listening = False, False
         self._depth = 0
         self._unheard = 0  # calls that were seen and not measured
@@ -148,7 +154,7 @@ class Watch:
 
     @property
     def record(self) -> Record:
-        """What was measured up to the last step that ended."""
+        """What was measured up to the last step that ended: the last ``keep`` steps of it, as its ``notes`` say then."""
         return self._record
 
     @property
@@ -176,7 +182,9 @@ class Watch:
             )
         attachment.forget_ended()
         if self._listening:
-            self._close_step(join=ranks.shares(self.model))
+            if self._passes.left_out and not self._ledger.lines:
+                self._note(ONLY_OTHERS, aloud=True)
+            self._close_step(join=True)
         self._step += 1
         self._steps_ended += 1
         due = self._step % self.every == 0
@@ -192,11 +200,13 @@ class Watch:
         named = named_modules(self.model)
         self.modules, self.names = tuple(named), {id(module): name for module, name in named.items()}
         self._depth = len(running.frames)
-        self._passes = self._steps_ended = 0
-        if self._journal is not None and ranks.is_first():
-            self._journal.open(lambda sentence: self._note(sentence, aloud=True))
-        if ranks.are_many() and not ranks.shares(self.model):
-            self._note(ranks.ALONE, aloud=True)
+        self._passes.begin()
+        self._steps_ended = 0
+        self._ranks = Ranks(self.model)
+        if self._journal is not None and self._ranks.first:
+            self._journal.open(self._say)
+        for sentence in self._ranks.sentences:
+            self._say(sentence)
         if self._replacement is not None:
             self._replacement.install()
         self._open = True
@@ -212,7 +222,7 @@ class Watch:
         was_listening = self._listening
         try:
             # other ranks may not get here when this one fails; when it does not, they wait for it, rows or no rows
-            join = kind is None and ranks.shares(self.model)
+            join = kind is None and self._ranks is not None and self._ranks.group is not None
             if was_listening and (self._ledger.lines or join):
                 self._close_step(join)
                 self._step += 1  # the end of the block ends it
@@ -240,33 +250,49 @@ class Watch:
     def _listen(self) -> None:
         self._listening = True
         if any(map(_is_compiled, self.modules)):
-            self._note(COMPILED, aloud=True)
+            self._say(COMPILED)
         attachment.add(self)
+        if self._ranks is not None:
+            self._ranks.listen()
 
     def _rest(self) -> None:
         self._listening = False
         attachment.remove(self)
+        if self._ranks is not None:
+            self._ranks.rest()
 
-    def began(self) -> None:
-        self._passes += 1
+    def began(self, module: nn.Module) -> bool:
+        """A pass begins; whether it counts."""
+        worse = self._passes.take(module, self.names[id(module)])
+        if worse is None or worse:
+            self._note(LEFT_OUT)
+        if worse is None:
+            return False
+        for name in worse:  # what came before it in this step was evaluation
+            self._ledger.drop(name)
         if in_compiled():
-            self._note(COMPILED, aloud=True)
+            self._say(COMPILED)
+        return True
 
     def examine(self, call: Call, vitals: Vitals, rows: Tensor | None) -> list[Any]:
         return [examiner.look(call, vitals, rows) for examiner in self.examiners]
 
     def hear(self, name: str, call: Call, summary: HeadSummary | None, seen: list[Any] | None) -> None:
         self._ledger.add(name, call, summary)
+        named = all_heads(call.frames) if are_many() else None
+        if named is not None and named > call.facts.heads and named % call.facts.heads == 0:
+            self._split = True
+            self._say(f"{self._title(name)}: {call.facts.heads} of its {named} heads run on this rank.")
         for examiner, one in zip(self.examiners, seen or (), strict=False):
             examiner.keep(name, call, one)
 
     def unheard(self, name: str, reason: str) -> None:
         self._unheard += 1
-        self._note(f"{name or type(self.model).__name__}: not measured: {reason}.", aloud=True)
+        self._say(f"{self._title(name)}: not measured: {reason}.")
 
     def missed(self, name: str, reason: str) -> None:
         """What may be attention and was not seen, or not fully read: kept in the notes."""
-        self._note(f"{name or type(self.model).__name__}: {reason}.")
+        self._note(f"{self._title(name)}: {reason}.")
 
     @property
     def wants_gradients(self) -> bool:
@@ -276,41 +302,66 @@ class Watch:
     def wants_traces(self) -> bool:
         return any(getattr(examiner, "traces", False) for examiner in self.examiners)
 
+    def _title(self, name: str) -> str:
+        """What a layer is called in a sentence: the model itself by its class, not by that of a wrapper."""
+        whole = [module for module in self.modules if not self.names[id(module)]] or [self.model]
+        return name or type(whole[-1]).__name__
+
     def _note(self, sentence: str, aloud: bool = False) -> None:
         if sentence not in self._record.notes:
             self._record.notes.append(sentence)
             if aloud:
                 warnings.warn(f"watch(): {sentence}", stacklevel=2)
 
+    def _say(self, sentence: str) -> None:
+        self._note(sentence, aloud=True)
+
     def _close_step(self, join: bool) -> None:
         entries, facts = self._ledger.close(self._step)
-        if join:
-            whole = ranks.joined(entries)
-            if whole is None:
-                self._note("ranks saw different layers, so each keeps its own rows.", aloud=True)
-            entries = entries if whole is None else whole
-        self._check_seen()
+        self._passes.end_step()
+        whole, alone = None, self._ranks is None or self._ranks.group is None
+        if join and self._ranks is not None:
+            whole = self._ranks.join(self._step, entries, self._split, self._say)
+        if whole is not None or alone:
+            self._check_seen()  # where other ranks saw something, an error on this one would end them too
+        entries = entries if whole is None else whole
+        self._note_gradients(entries)
         self._record._add(entries, facts)
-        if self._journal is not None and ranks.is_first():
-            self._journal.append(entries, facts, self._record.notes)
+        writes = self._journal is not None and self._ranks is not None and self._ranks.first
+        if self._journal is not None and writes:
+            self._journal.append(entries, facts, [note for note in self._record.notes if note != self._tail])
+            if self._journal.waiting:
+                return  # what is not in the file stays in the record
+        keep = (
+            KEPT if self._keep is None and (writes or (self._journal is not None and whole is not None)) else self._keep
+        )
+        if keep is not None and self._record._forget(keep):
+            self._note(self._tail)
+
+    def _note_gradients(self, entries: list[Entry]) -> None:
+        for layer, failure in self._ledger.failures.items():
+            self._say(f"{self._title(layer)}: gradients could not be measured: {failure}.")
+        layers = [self._title(entry.layer) for entry in entries if entry.gradients is None]
+        if layers and self.wants_gradients:
+            named = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
+            self._note(NO_GRADIENTS.format(layers="any layer" if len(layers) == len(entries) else named))
 
     def _check_seen(self) -> None:
-        if self._passes and not self._ledger.calls and not self._unheard:
-            model = getattr(self.model, "_orig_mod", self.model)
-            raise InputError(f"{self.where}(): saw no attention call in {type(model).__name__}; {FOLLOWS}.")
+        if self._passes.counted and not self._ledger.calls and not self._unheard:
+            raise InputError(f"{self.where}(): saw no attention call in {self._title('')}; {FOLLOWS}.")
 
     def _complain(self, was_listening: bool) -> None:
         """What went by in silence is said when the block ends well."""
         if was_listening:
             self._check_seen()
-        if not self._passes:
+        if not self._passes.seen:
             raise InputError(
                 f"watch(): {type(self.model).__name__} was not called inside the block. Call model(…), which runs its hooks, "
                 "and not model.forward(…)."
             )
-        if self.every > 1 and not self._steps_ended and self._passes > 1:
+        if self.every > 1 and not self._steps_ended and self._passes.counted > 1:
             warnings.warn(
-                f"watch(): every={self.every}, but no step ended, so all {self._passes} passes count as one. "
+                f"watch(): every={self.every}, but no step ended, so all {self._passes.counted} passes count as one. "
                 "Call watch.step() after each step, or give watch() the optimizer.",
                 stacklevel=3,
             )

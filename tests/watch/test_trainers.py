@@ -1,0 +1,182 @@
+"""In the loops of trainers: wrapped optimizers, evaluation between steps, runs that are longer than memory."""
+
+import pytest
+import torch
+
+import attemper
+from attemper.errors import InputError
+from attemper.watch import attach
+from attemper.watch.passes import LEFT_OUT, ONLY_OTHERS
+from watched import Block, stack
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+X = torch.randn(2, 5, 16)
+
+
+class Accelerated(torch.optim.Optimizer):
+    """As accelerate's AcceleratedOptimizer: never initialised, and its step is none while gradients are gathered."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.skips = optimizer, False
+
+    def step(self, closure=None):
+        return None if self.skips else self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.0)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_wrapped_optimizer_s_skipped_steps_are_none(layers):
+    model = stack()
+    inner = optimizer = sgd(model)
+    for _ in range(layers):
+        optimizer = Accelerated(optimizer)
+    with attemper.watch(model, optimizer=optimizer) as watch:
+        for batch in range(6):
+            optimizer.skips = batch % 2 == 0  # accumulates two batches
+            model(X).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert watch.record.steps == [0, 1, 2]
+    assert {row["rows"] for row in watch.record.to_dicts()} == {20}
+    assert not inner._optimizer_step_post_hooks
+
+
+def test_an_optimizer_without_hooks_is_refused_at_once():
+    class Hollow(Accelerated):
+        def __init__(self):
+            self.optimizer = self
+
+    with pytest.raises(
+        InputError, match=r"^watch\(\): `optimizer` is a Hollow that calls no hooks and .* call watch\.step"
+    ):
+        attemper.watch(Block(), optimizer=Hollow())
+
+
+def evaluate(model, without_gradients=True):
+    model.eval()
+    with torch.set_grad_enabled(not without_gradients):
+        for _ in range(4):
+            model(X)
+    model.train()
+
+
+@pytest.mark.parametrize("without_gradients", [True, False])
+@pytest.mark.parametrize("first", ["evaluation", "training"])
+def test_evaluation_between_two_steps_is_in_neither(first, without_gradients):
+    model = stack()
+    optimizer = sgd(model)
+    with attemper.watch(model, optimizer=optimizer, gradients=True) as watch:
+        for _ in range(3):
+            if first == "evaluation":
+                evaluate(model, without_gradients)
+            model(X).sum().backward()
+            if first == "training":
+                evaluate(model, without_gradients)
+            optimizer.step()
+    assert watch.record.steps == [0, 1, 2]
+    assert {row["rows"] for row in watch.record.to_dicts()} == {10}
+    assert {row["grad_q_count"] for row in watch.record.to_dicts()} == {2 * 5 * 8}
+    assert watch.record.notes == [LEFT_OUT]
+
+
+def test_evaluation_after_the_last_step_is_no_step_and_all_counts_it():
+    model = stack()
+    for passes, rows in (("training", [10]), ("all", [10, 40])):
+        optimizer = sgd(model)
+        with attemper.watch(model, optimizer=optimizer, passes=passes) as watch:
+            model(X).sum().backward()
+            optimizer.step()
+            evaluate(model)
+        assert [entry.summary.rows[0] for entry in watch.record.entries if entry.layer == "0"] == rows
+    with pytest.raises(InputError, match=r"^watch\(\): `passes` must be 'training' or 'all'; got 'eval'\."):
+        attemper.watch(model, passes="eval")
+
+
+def test_passes_without_gradients_count_where_nothing_trains():
+    """Inference, a frozen part that is called by itself, and a model that is trained in evaluation mode."""
+    model = stack()
+    with torch.no_grad(), attemper.watch(model) as inference:
+        for _ in range(2):
+            evaluate(model)
+            inference.step()
+    assert [row["rows"] for row in inference.record.to_dicts()] == [40] * 8
+    with attemper.watch(model) as parts:
+        with torch.no_grad():
+            frozen = model[0](X)
+        model[1](frozen).sum().backward()
+    assert [row["rows"] for row in parts.record.to_dicts()] == [10] * 4
+    assert inference.record.notes == parts.record.notes == []
+    model.eval()
+    with attemper.watch(model) as fixed:
+        for _ in range(2):
+            model(X).sum().backward()
+            evaluate(model)
+            model.eval()
+            fixed.step()
+    assert [row["rows"] for row in fixed.record.to_dicts()] == [10] * 8
+
+
+def test_a_step_of_nothing_but_evaluation_is_said():
+    model = stack()
+    with attemper.watch(model) as watch:
+        model(X).sum().backward()
+        watch.step()
+        evaluate(model)
+        with pytest.warns(UserWarning, match="a step ended with none but passes without gradients"):
+            watch.step()
+    assert watch.record.steps == [0]
+    assert watch.record.notes == [LEFT_OUT, ONLY_OTHERS]
+
+
+def test_evaluation_that_does_not_count_is_not_measured(monkeypatch):
+    model = stack()
+    with attemper.watch(model) as watch:
+        model(X).sum().backward()
+        with monkeypatch.context() as patched:
+            patched.setattr(attach.Mode, "__torch_dispatch__", lambda *_: pytest.fail("it was looked at"))
+            evaluate(model)
+        watch.step()
+
+
+@pytest.mark.parametrize("file", [True, False])
+def test_a_long_run_holds_its_last_steps(tmp_path, file):
+    model, path = Block(), tmp_path / "run.jsonl"
+    options = {"path": path} if file else {}
+    with attemper.watch(model, keep=3, **options) as watch:
+        for step in range(7):
+            model(X)
+            watch.step()
+            assert watch.record.steps == list(range(max(0, step - 2), step + 1))
+    (note,) = watch.record.notes
+    where = f"attemper.Record.read({str(path)!r}) has all" if file else "keep= says how many are held"
+    assert note == f"only the last 3 steps are here; {where}."
+    if file:
+        whole = attemper.Record.read(path)
+        assert (whole.steps, whole.notes) == (list(range(7)), [])
+        assert repr(whole.filter(steps=[4, 5, 6]).to_dicts()) == repr(watch.record.to_dicts())
+    for keep in (0, -1, 2.0, True):
+        with pytest.raises(InputError, match=r"^watch\(\): `keep` must be a whole number of steps, at least 1; got"):
+            attemper.watch(model, keep=keep)
+
+
+def test_memory_stays_flat(tmp_path):
+    """By default with a file, and where it is asked for: 31 steps of 64 heads and 16 numbers fill a block."""
+    model = Block()
+    with attemper.watch(model, path=tmp_path / "run.jsonl", signs="entropy") as watch:
+        for _ in range(103):
+            model(X)
+            watch.step()
+    assert watch.record.steps == list(range(3, 103))
+    model, x = Block(128, 64), torch.randn(1, 2, 128)
+    with attemper.watch(model, keep=10) as watch:
+        for _ in range(130):
+            model(x)
+            watch.step()
+    assert watch.record.steps == list(range(120, 130))
+    assert len(watch.record._shelf.blocks) <= 2
