@@ -249,14 +249,21 @@ def _what_if(
         for one in inputs:
             call(model, one.batch)
 
-    for rule in rules:
-        progress(f"what if the scale were {rule}")
-        try:
-            with _unheard():
-                found += [one.to_dict() for one in what_if(model, again, [rule], applied)]
-        except KeyboardInterrupt:
-            document["notes"].insert(0, f"stopped by Ctrl-C before the rule {rule!r} was tried.")
-            return found, True
+    progress("what if: once more as it is")
+    try:
+        with _unheard():
+            what_if(
+                model,
+                again,
+                rules,
+                applied,
+                progress=lambda rule: progress(f"what if the scale were {rule}"),
+                keep=lambda one: found.append(one.to_dict()),
+            )
+    except KeyboardInterrupt:
+        left = [repr(rule) for rule in rules[len(found) :]]
+        document["notes"].insert(0, f"stopped by Ctrl-C; of --what-if were not tried: {', '.join(left) or 'none'}.")
+        return found, True
     return found, False
 
 
