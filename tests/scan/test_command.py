@@ -201,8 +201,36 @@ def test_fail_on_a_level(attemper_command, folder, monkeypatch, level, ends):
 
 
 def test_healthy_findings_never_fail(attemper_command):
-    assert not command.fails({"findings": [{"level": "healthy"}]}, "note")
-    assert command.fails({"findings": [{"level": "healthy"}, {"level": "note"}]}, "note")
+    judged = {"verdict": {"judged": True}}
+    assert not command.fails({**judged, "findings": [{"level": "healthy"}]}, "note")
+    assert command.fails({**judged, "findings": [{"level": "healthy"}, {"level": "note"}]}, "note")
+
+
+@pytest.mark.parametrize(("level", "ends"), [(None, 0), ("diverging", 1)])
+def test_one_token_is_not_judged(attemper_command, folder, level, ends):
+    options = [] if level is None else ["--fail-on", level]
+    code, out, err = attemper_command("scan", folder("gpt2"), "--text", "dog", *options)
+    assert code == ends
+    assert 'NOTE Nothing was judged: no token sees another one. Give a longer text: --text "…".' in " ".join(
+        out.split()
+    )
+    assert ("nothing was judged" in err) == bool(ends)
+
+
+@pytest.mark.parametrize("token", ["the", "chased", "fast"])
+def test_a_causal_token_looks_at_what_it_can_see(attemper_command, folder, token):
+    text = ["--text", "the dog chased a ball because it was fast"]
+    code, out, _ = attemper_command("scan", folder("gpt2"), *text, "--token", token, "--json")
+    found = json.loads(out)["token"]
+    assert code == 0
+    assert {target["position"] for target in found["targets"]} == set(range(found["position"] + 1))
+    assert found["best"] is None or found["best"]["position"] < found["position"] - 1
+    assert (found["best"] is None) == (token == "the")
+    _, out, _ = attemper_command("scan", folder("gpt2"), *text, "--token", token)
+    shown = out[
+        out.index("What") if "What" in out else out.index(f"{token} → " if found["best"] else f"'{token}' sees") :
+    ]
+    assert not {"because", "ball"} & set(shown.split()) or token == "fast"
 
 
 @pytest.mark.parametrize(
@@ -310,7 +338,7 @@ def test_ctrl_c_in_the_first_layer_leaves_an_empty_scan(attemper_command, folder
     monkeypatch.setattr(command, "load", lambda *given, **options: loaded)
     code, out, _ = attemper_command("scan")
     assert code == 130
-    assert "Nothing was measured." in out
+    assert "Nothing was judged: no attention was seen." in out
 
 
 def test_long_work_says_where_it_is(attemper_command, folder, monkeypatch):

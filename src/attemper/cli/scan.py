@@ -106,8 +106,9 @@ def scan(
     heard = _show(found, as_json, attention)
     if found.interrupted:
         raise typer.Exit(130)
-    if command.fails(found.document, fail_on):
-        note(f"a finding is at {fail_on!r} or above")
+    failed = command.fails(found.document, fail_on)
+    if failed:
+        note(failed)
         raise typer.Exit(1)
     if not heard:
         raise typer.Exit(READER_LEFT)

@@ -77,14 +77,21 @@ def answer(asked: Asked) -> Scan:
     return found
 
 
-def fails(document: dict[str, Any], level: str | None) -> bool:
-    """Whether a finding is at a level or above it.
+def fails(document: dict[str, Any], level: str | None) -> str | None:
+    """Why a scan fails: a finding at a level or above it, beside an older scan one that is new or worse; or nothing was judged.
 
     Args:
         document: of the scan.
         level: one of ``FAILING``; None: nothing fails.
     """
-    return level is not None and any(one["level"] in FAILING[FAILING.index(level) :] for one in document["findings"])
+    if level is None:
+        return None
+    if not document["verdict"]["judged"]:
+        return "nothing was judged, so --fail-on cannot pass"
+    counted = document["baseline"]["worse"] if "baseline" in document else document["findings"]
+    if not any(one["level"] in FAILING[FAILING.index(level) :] for one in counted):
+        return None
+    return f"a finding is {'new, and ' if 'baseline' in document else ''}at {level!r} or above"
 
 
 def read_texts(texts: Sequence[str], files: Sequence[str]) -> list[str]:

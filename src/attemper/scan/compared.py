@@ -49,7 +49,11 @@ def _token(document: Document) -> Iterator[RenderableType]:
     words = document["inputs"][token["input"]]["tokens"] or []
     best = token["best"]
     if best is None:
-        yield Text(f"{safe(token['asked'])!r}: no layer was seen over this text, or nothing but neighbours is there.")
+        asked = repr(safe(token["asked"]))
+        if not token["heads"]:
+            yield Text(f"{asked}: no self-attention was seen over this text.")
+        else:
+            yield Text(f"{asked} sees nothing but itself, its neighbours and special tokens. Ask for another --token.")
         return
     names, _ = short_names([row["layer"] for row in document["heads"]])
     where = f"layer {safe(names.get(best['layer'], best['layer']))} head {best['head']}"
@@ -65,7 +69,7 @@ def _token(document: Document) -> Iterator[RenderableType]:
         found = [
             (weight, place)
             for place, weight in enumerate(row["weights"])
-            if weight is not None and not special[place] and abs(place - token["position"]) > (0 if near else 1)
+            if weight and not special[place] and abs(place - token["position"]) > (0 if near else 1)
         ]
         return sorted(found, reverse=True)[:KEYS]
 
@@ -85,7 +89,9 @@ def _baseline(document: Document) -> Iterator[RenderableType]:
     for line in found["says"]:
         yield Text(f"but {safe(line)}", style=COLOURS["warn"])
     if not (found["new"] or found["gone"] or found["scales"] or found["moved"]):
-        yield Text("Nothing changed: the same findings, the same scales, no sign moved.")
+        heads = f"{found['compared']} of {len(document['heads'])}"
+        signs = f"no sign moved, in {heads} heads" if found["compared"] else "signs were not compared"
+        yield Text(f"Nothing changed: the same findings, the same scales; {signs}.")
         return
     for word, part in (("new", found["new"]), ("gone", found["gone"])):
         for one in part[:CHANGES]:

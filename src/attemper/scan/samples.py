@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import InputError, MissingExtra
 from . import folder
-from .load import Loaded, quiet, transformers
+from .load import Loaded, quiet, reason, transformers
 
 RATE = 16_000
 SAMPLE_IMAGE = "no --image was given: a picture of a disc before a gradient was generated."
@@ -79,7 +79,7 @@ def _extractor(loaded: Loaded, described: bool) -> Any:
                 )
             except Exception as error:  # of a file that anybody may have written: any kind
                 raise InputError(
-                    f"scan: preprocessor_config.json of {loaded.name!r} could not be used: {type(error).__name__}: {error}"
+                    f"scan: preprocessor_config.json of {loaded.name!r} could not be used: {reason(error)}. Check it."
                 ) from None
         if getattr(config, "model_type", None) == "whisper":
             return package.WhisperFeatureExtractor(feature_size=config.num_mel_bins)

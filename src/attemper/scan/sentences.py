@@ -79,6 +79,16 @@ def _says_uncontrolled(seen: Evidence, after: float | None) -> tuple[str, str]:
     )
 
 
+def _says_unscaled(seen: Evidence, after: float | None) -> tuple[str, str]:
+    spread = "" if seen.logit_std is None else f" Logits spread by {seen.logit_std:.3g} here, and"
+    return (
+        f"No scale, and nothing declares that: q·k is a sum over d_k = {seen.head_dim} numbers and is multiplied by nothing."
+        f"{spread or ' Logits'} grow with the weights: 1/√d_k = {seen.head_dim**-0.5:.4g} holds them.",
+        "If it is meant (1/√d_k folded into the weights, as T5 has it), declare it: scale = 1.0 in the attention module. Else "
+        "multiply q·k by head_dim ** -0.5.",
+    )
+
+
 def _says_multiplied(seen: Evidence, after: float | None) -> tuple[str, str]:
     divisor = inverse_of(seen)
     spread = "" if seen.logit_std is None else f" Logits spread by {seen.logit_std:.3g}."
@@ -125,6 +135,7 @@ SENTENCES = {
     "sqrt_dmodel": _says_sqrt_dmodel,
     "ignored": _says_ignored,
     "uncontrolled": _says_uncontrolled,
+    "unscaled": _says_unscaled,
     "multiplied": _says_multiplied,
     "negative": _says_negative,
     "shrunk": _says_shrunk,
