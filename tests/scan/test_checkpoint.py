@@ -1,4 +1,4 @@
-"""A checkpoint that is not whole, has other names, or a config of absurd sizes: mended, found, or refused before it takes room."""
+"""A checkpoint that is not whole, has other names, or a config of absurd sizes: mended, found, or refused at once."""
 
 import json
 import os

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from attemper import env
+from attemper.cli import progress
 from attemper.scan import command
 from attemper.scan.schema import schema
 
@@ -241,6 +243,9 @@ def test_a_causal_token_looks_at_what_it_can_see(attemper_command, folder, token
         (["--what-if", "sqrt_dkk"], "Did you mean 'sqrt_dk'?"),
         (["--token", "unicorn"], "--token: no token reads 'unicorn'"),
         (["--text", ""], "must hold at least one word"),
+        (["--attention"], "--attention puts the weights into the JSON. Add --json or -o FILE.json"),
+        (["--attention", "-o", "scan.csv"], "--attention puts the weights into the JSON"),
+        (["--file", "/dev/zero"], "has over 67,108,864 bytes. Give a shorter text."),
         (["--file", "no.txt"], "cannot read 'no.txt': No such file or directory"),
         (["--file", "."], "cannot read '.': Is a directory"),
         (["--baseline", "no.json"], "--baseline: cannot read 'no.json'"),
@@ -257,6 +262,70 @@ def test_wrong_use_is_one_sentence_on_stderr(attemper_command, folder, arguments
     assert err.startswith("Error: ")
     assert err.count("\n") == 1
     assert words in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--what-if", "sqrt_dkk"],
+        ["--what-if", "qk_norm"],
+        ["--what-if", ","],
+        ["--attention"],
+        ["--text", " "],
+        ["--fail-on", "wran"],
+        ["--file", "no.txt"],
+        ["--baseline", "no.json"],
+        ["-o", "scan.pdf"],
+    ],
+)
+def test_what_can_be_known_before_is_refused_before_a_model_is_loaded(attemper_command, monkeypatch, arguments):
+    monkeypatch.setattr(command, "load", lambda *given, **options: pytest.fail("it was loaded"))
+    assert attemper_command("scan", *arguments)[0] == 2
+
+
+def test_an_empty_model_is_not_the_folder_at_hand(attemper_command, folder, monkeypatch):
+    monkeypatch.chdir(folder("bert"))
+    code, out, err = attemper_command("scan", "")
+    assert (code, out) == (2, "")
+    assert "MODEL is empty" in err
+    assert attemper_command("scan", ".")[0] == 0
+
+
+HOSTILE = "\x1b[31m\u202e\x9b2J\x07"
+
+
+def shown(out, err):
+    """What was written, without what ends its lines."""
+    return (out + err).replace("\n", "")
+
+
+def test_no_control_character_is_shown_whoever_wrote_it(attemper_command, folder, tmp_path):
+    place = shutil.copytree(folder("bert"), tmp_path / "hostile")
+    words = json.loads((place / "tokenizer.json").read_text())
+    words["model"]["vocab"] = {
+        f"{word}{HOSTILE}" if word == "dog" else word: number for word, number in words["model"]["vocab"].items()
+    }
+    (place / "tokenizer.json").write_text(json.dumps(words))
+    config = json.loads((place / "config.json").read_text())
+    text = ["--text", f"the dog{HOSTILE} sat"]
+    for options, ends in (
+        (["--token", "zzz"], 2),
+        (["--token", "dog"], None),
+        (["--token", f"x{HOSTILE}"], 2),
+        (["--json"], 0),
+        ([], 0),
+        (["--what-if", HOSTILE], 2),
+        (["--device", HOSTILE], 2),
+        (["--baseline", HOSTILE], 2),
+    ):
+        code, out, err = attemper_command("scan", place, *text, *options)
+        assert ends is None or code == ends, options
+        assert shown(out, err).isprintable(), options
+    for name, value in (("dtype", HOSTILE), ("model_type", HOSTILE), ("hidden_size", HOSTILE), ("hidden_act", HOSTILE)):
+        (place / "config.json").write_text(json.dumps({**config, name: value}))
+        code, out, err = attemper_command("scan", place)
+        assert code == 2, name
+        assert shown(out, err).isprintable(), name
 
 
 def test_a_file_that_is_no_text_is_refused(attemper_command, folder, tmp_path):
@@ -342,9 +411,10 @@ def test_ctrl_c_in_the_first_layer_leaves_an_empty_scan(attemper_command, folder
 
 
 def test_long_work_says_where_it_is(attemper_command, folder, monkeypatch):
-    monkeypatch.setattr(command, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     code, _, err = attemper_command("scan", folder("bert"), "--what-if", "none")
     assert code == 0
+    assert err.splitlines()[:3] == ["loading torch", "loading transformers", f"reading {folder('bert')}"]
     assert "input 1 of 1: encoder.layer.1.attention.self" in err
     assert "what if the scale were none" in err
 

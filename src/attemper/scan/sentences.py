@@ -5,6 +5,8 @@ from __future__ import annotations
 from ..scale import RULES
 from .evidence import Evidence, close, inverse_of, limit, rule_of
 
+ALIGNED = 0.25  # this far from 1, a ratio of spreads is not chance at the sizes that models have
+
 
 def fine(seen: Evidence, rule: str | None, after: float | None) -> str:
     number = seen.applied
@@ -31,6 +33,19 @@ def fine(seen: Evidence, rule: str | None, after: float | None) -> str:
     if not seen.followed:
         words += "; what happened to q and k between their projections and the call could not be followed"
     return words + "."
+
+
+def spread(measured: float | None, predicted: float | None) -> str:
+    """The logit std beside the one that the lengths of q and k alone foretell: what it says of their directions."""
+    if not measured or not predicted:
+        return "The spread of the logits could not be compared with what the lengths of q and k foretell."
+    times = measured / predicted
+    means = "they point anywhere, as before training"
+    if times > 1 + ALIGNED:
+        means = "queries point to where keys differ, as training makes them"
+    elif times < 1 - ALIGNED:
+        means = "queries point to where keys are alike"
+    return f"Logits spread by {measured:.3g}, {times:.2g} times what the lengths of q and k foretell ({predicted:.3g}): {means}."
 
 
 def _says_twice(seen: Evidence, after: float | None) -> tuple[str, str]:

@@ -47,8 +47,6 @@ class Words:
             truncate: cut what is longer than the limit.
             limit: how many tokens the model has positions for; None: as its config and its tables say.
         """
-        if not text.strip():
-            raise InputError('scan: a text must hold at least one word; got an empty one. Type --text "…".')
         tokenizer = self.tokenizer()
         limit = limit_of(self.loaded.model) if limit is None else limit
         with quiet():
