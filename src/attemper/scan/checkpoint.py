@@ -46,7 +46,7 @@ class Stored:
         """The tensors under other names."""
         from safetensors import safe_open
 
-        found = {}
+        found: dict[str, Tensor] = {}
         for path in sorted(set(self.places.values())):
             with safe_open(str(path), framework="pt") as file:
                 found |= {names[name]: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

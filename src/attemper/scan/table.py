@@ -231,8 +231,8 @@ def _layers(document: Document, width: int) -> Iterator[RenderableType]:
         yield Text(f"and {left} more layers, none of them worse; --json has them", style="dim")
     if names[places[0]] != places[0][0]:
         yield Text(broken(f"layer {names[places[0]]} is {safe(places[0][0])}", width), style="dim")
-    for line in LEGEND if titles is TITLES else [*LEGEND, ABBREVIATED]:
-        yield Text(line, style="dim")
+    for told in LEGEND if titles is TITLES else [*LEGEND, ABBREVIATED]:
+        yield Text(told, style="dim")
 
 
 def _grid(*titles: str) -> Table:
