@@ -1,5 +1,6 @@
 """attemper scan: what it prints where, how it ends, and what bad input gets."""
 
+import contextlib
 import io
 import json
 import os
@@ -15,7 +16,7 @@ import jsonschema
 import pytest
 import torch
 
-from attemper import env
+from attemper import cli, env
 from attemper.cli import progress
 from attemper.scan import command
 from attemper.scan.schema import schema
@@ -414,9 +415,22 @@ def test_long_work_says_where_it_is(attemper_command, folder, monkeypatch):
     monkeypatch.setattr(progress, "EVERY", 0.0)
     code, _, err = attemper_command("scan", folder("bert"), "--what-if", "none")
     assert code == 0
-    assert err.splitlines()[:3] == ["loading torch", "loading transformers", f"reading {folder('bert')}"]
     assert "input 1 of 1: encoder.layer.1.attention.self" in err
     assert "what if the scale were none" in err
+
+
+def test_what_is_being_done_is_told_from_before_the_first_import_on(attemper_command, folder, monkeypatch):
+    told = []
+    monkeypatch.setattr(sys.modules["attemper.cli.scan"], "progress", lambda: contextlib.nullcontext(told.append))
+    monkeypatch.setitem(sys.modules, "attemper.scan", None)  # as long as it cannot be imported
+    with pytest.raises(ImportError):
+        cli.main(["scan", str(folder("bert"))])
+    assert told == ["loading torch"]
+    monkeypatch.undo()
+    monkeypatch.setattr(sys.modules["attemper.cli.scan"], "progress", lambda: contextlib.nullcontext(told.append))
+    assert attemper_command("scan", folder("bert"))[0] == 0
+    wanted = ["loading torch", "loading transformers", f"reading {folder('bert')}", "reading what it runs on"]
+    assert told[1:6] == [*wanted, "running the model"]
 
 
 def test_the_schema_is_printed(attemper_command):

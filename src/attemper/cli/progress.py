@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from .._shown import safe
 
-EVERY = 30.0  # seconds between lines of progress where there is no terminal
+EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
 
 @contextmanager
@@ -29,11 +29,15 @@ def progress() -> Iterator[Callable[[str], object]]:
 
 
 class _Lines:
+    """Lines in a log. What is loaded or read is not told there: the clock starts when the model runs."""
+
     def __init__(self) -> None:
         self.last = time.monotonic()
 
     def __call__(self, words: str) -> None:
         now = time.monotonic()
-        if now - self.last >= EVERY:
+        if words.startswith(("loading ", "reading ")):
+            self.last = now
+        elif now - self.last >= EVERY:
             self.last = now
             print(safe(words), file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ from ..watch import Record, watch
 from ..watch.call import Call, Examiner
 from .audit import Audit, LayerScale
 from .inputs import Input
-from .load import Loaded, offline, reason
+from .load import Loaded, offline, quiet, reason
 from .neighbours import Neighbours
 from .pictures import Pictures
 from .reading import Reading
@@ -103,7 +103,8 @@ def run(
     watching = watch(loaded.model)
     watching.where = "scan"
     done, interrupted = 0, False
-    with _as_in_use(loaded.model), nullcontext() if loaded.source == "object" else offline():
+    ours = loaded.source != "object"
+    with _as_in_use(loaded.model), offline() if ours else nullcontext(), quiet() if ours else nullcontext():
         try:
             with _unheard(), watching:
                 for number, one in enumerate(inputs):
