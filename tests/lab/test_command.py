@@ -124,11 +124,11 @@ def test_run_without_a_name_lists_and_is_wrong_use(attemper_command):
         (["two_keys", "-o", "no/such/x.csv"], "-o: there is no folder 'no/such'. Make it first."),
         (
             ["charlm", "--heads", "3"],
-            "run charlm: --d_model must be a multiple of --heads; got 64 and 3. Type --heads 2.",
+            "run charlm: --d-model must be a multiple of --heads; got 64 and 3. Type --heads 2.",
         ),
         (
             ["worked", "--heads", "7"],
-            "run worked: --d_model must be a multiple of --heads; got 512 and 7. Type --heads 4.",
+            "run worked: --d-model must be a multiple of --heads; got 512 and 7. Type --heads 4.",
         ),
         (["two_keys", "-o", "x.xls"], "-o must end in .json, .csv, .parquet, .svg, .png, .pdf or .html; got 'x.xls'."),
     ],

@@ -226,6 +226,7 @@ FAULTY: dict[str, Callable[[], Case]] = {
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=-ROOT), -ROOT, "negative"
     ),
     "uncontrolled by hand": lambda: stack(by_hand(1.0), 1.0, "uncontrolled", gain=2.0),
+    "unscaled by hand, modest logits": lambda: stack(by_hand(1.0), 1.0, "unscaled", gain=0.2),
     "uncontrolled with SDPA": lambda: stack(
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=1.0), 1.0, "uncontrolled", gain=2.0
     ),

@@ -57,6 +57,12 @@ class OwnNorm(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, scale=1.0).transpose(1, 2).flatten(2)
 
 
+class Declaring(Layer):
+    """Without a scale on purpose: it says so."""
+
+    scale = 1.0
+
+
 class OneHead(nn.Module):
     """d_model is d_k: the root of the one is the root of the other."""
 
@@ -235,7 +241,7 @@ INNOCENT: dict[str, Callable[[], Case]] = {
     "Swin v2: cosines": swin,
     "µP": lambda: layers(mup, 1 / EACH, "dk"),
     "µP by hand": lambda: layers(by_hand(1 / EACH), 1 / EACH, "dk"),
-    "no scale, small logits": lambda: layers(by_hand(1.0), 1.0, "none", gain=0.2),
+    "no scale, small logits, declared": lambda: Case(nn.Sequential(Declaring(by_hand(1.0), 0.2)), 1.0, "none"),
     "a number of its own": lambda: layers(by_hand(0.2), 0.2, None),
     "numbers per head": lambda: layers(per_head, 0.2, None),
     "talking heads": lambda: Case(nn.Sequential(Talking()), ROOT),

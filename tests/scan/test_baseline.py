@@ -8,7 +8,9 @@ import pytest
 import attemper
 from attemper.errors import InputError
 from attemper.scan import baseline
+from attemper.scan.command import fails
 from attemper.scan.result import SCHEMA
+from attemper.scan.table import text
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +31,11 @@ def test_the_same_scan_has_not_changed(document):
         "created": document["created"],
         "says": [],
         "new": [],
+        "worse": [],
         "gone": [],
         "scales": [],
         "factor": 1.5,
+        "compared": len(document["heads"]),
         "moved": [],
     }
 
@@ -52,7 +56,48 @@ def test_findings_are_new_or_gone(document, changed):
     assert baseline.compare(changed, document, "old")["gone"] == [one]
     worse = {**one, "level": "act"}
     found = baseline.compare(changed, {**changed, "findings": [worse, *changed["findings"][1:]]}, "old")
-    assert (found["new"], found["gone"]) == ([worse], [one])
+    assert (found["new"], found["gone"], found["worse"]) == ([worse], [one], [worse])
+    better = baseline.compare({**changed, "findings": [worse, *changed["findings"][1:]]}, changed, "old")
+    assert (better["new"], better["worse"]) == ([one], [])  # nothing that a ratchet fails on
+
+
+def test_a_ratchet_fails_on_what_is_new_alone(document, changed):
+    one = {**dict.fromkeys(("fault", "head")), "kind": "peak", "layer": "a", "layer_kind": "self"}
+    for before, after, level, ends in (
+        ("act", "act", "note", False),
+        ("act", "warn", "note", False),
+        ("warn", "act", "act", True),
+        ("warn", "act", "critical", False),
+        (None, "act", "warn", True),
+        ("act", None, "note", False),
+    ):
+        old, new = ({**document, "findings": [{**one, "level": at}] if at else []} for at in (before, after))
+        new["baseline"] = baseline.compare(old, new, "old")
+        assert bool(fails(new, level)) == ends, (before, after)
+        assert bool(fails({**new, "baseline": {**new["baseline"], "worse": []}}, level)) is False
+
+
+@pytest.mark.parametrize("lost", ["no heads", "null"])
+def test_heads_without_numbers_are_not_said_to_be_as_before(document, changed, lost):
+    count = len(document["heads"])
+    changed["heads"] = (
+        [] if lost == "no heads" else [{**row, **dict.fromkeys(baseline.MOVING)} for row in changed["heads"]]
+    )
+    found = baseline.compare(changed, document, "old")
+    assert found["compared"] == 0
+    assert found["says"] == [
+        f"the older scan has no numbers of {count} of {count} heads: their signs are not compared."
+    ]
+    shown = text({**document, "baseline": found})
+    assert "signs were not compared" in shown
+    assert "no sign moved" not in shown
+
+
+def test_a_renamed_folder_is_the_same_model(document, changed):
+    changed["model"]["name"] = "renamed"
+    assert baseline.compare(document, changed, "old")["says"] == []
+    changed["model"]["sha256"] = None
+    assert "was called tiny-bert then" in baseline.compare(document, changed, "old")["says"][0]
 
 
 def test_signs_that_moved_past_the_factor_are_told_largest_first(document, changed):
@@ -152,6 +197,17 @@ def test_any_file_is_survived(tmp_path, content, words):
     with pytest.raises(InputError, match="--baseline: ") as raised:
         baseline.read(path, SCHEMA)
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("value", ["3", True, [3], {}])
+@pytest.mark.parametrize("where", ["peak", "entropy", "applied"])
+def test_a_text_for_a_number_is_damage(tmp_path, changed, where, value):
+    row = changed["layers"][0]["scale"] if where == "applied" else changed["heads"][0]
+    row[where] = value
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(changed))
+    with pytest.raises(InputError, match="is damaged"):
+        baseline.read(path, SCHEMA)
 
 
 @pytest.mark.parametrize("part", ["model", "findings", "heads", "layers", "inputs", "attemper", "torch", "created"])

@@ -168,7 +168,7 @@ def test_a_mask_that_was_scaled_is_no_logit(gain):
     scaled, whole = found
     assert scaled.logit_std == pytest.approx(whole.logit_std, rel=1e-6)
     assert (scaled.fault, scaled.keys) == (whole.fault, whole.keys)
-    assert whole.fault == ("uncontrolled" if gain == 2.0 else None)
+    assert whole.fault == ("uncontrolled" if gain == 2.0 else "unscaled")
 
 
 def test_logits_that_lie_far_apart_by_themselves_count():

@@ -1,9 +1,11 @@
 """attemper scan: what it prints where, how it ends, and what bad input gets."""
 
+import contextlib
 import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +16,8 @@ import jsonschema
 import pytest
 import torch
 
-from attemper import env
+from attemper import cli, env
+from attemper.cli import progress
 from attemper.scan import command
 from attemper.scan.schema import schema
 
@@ -201,8 +204,36 @@ def test_fail_on_a_level(attemper_command, folder, monkeypatch, level, ends):
 
 
 def test_healthy_findings_never_fail(attemper_command):
-    assert not command.fails({"findings": [{"level": "healthy"}]}, "note")
-    assert command.fails({"findings": [{"level": "healthy"}, {"level": "note"}]}, "note")
+    judged = {"verdict": {"judged": True}}
+    assert not command.fails({**judged, "findings": [{"level": "healthy"}]}, "note")
+    assert command.fails({**judged, "findings": [{"level": "healthy"}, {"level": "note"}]}, "note")
+
+
+@pytest.mark.parametrize(("level", "ends"), [(None, 0), ("diverging", 1)])
+def test_one_token_is_not_judged(attemper_command, folder, level, ends):
+    options = [] if level is None else ["--fail-on", level]
+    code, out, err = attemper_command("scan", folder("gpt2"), "--text", "dog", *options)
+    assert code == ends
+    assert 'NOTE Nothing was judged: no token sees another one. Give a longer text: --text "…".' in " ".join(
+        out.split()
+    )
+    assert ("nothing was judged" in err) == bool(ends)
+
+
+@pytest.mark.parametrize("token", ["the", "chased", "fast"])
+def test_a_causal_token_looks_at_what_it_can_see(attemper_command, folder, token):
+    text = ["--text", "the dog chased a ball because it was fast"]
+    code, out, _ = attemper_command("scan", folder("gpt2"), *text, "--token", token, "--json")
+    found = json.loads(out)["token"]
+    assert code == 0
+    assert {target["position"] for target in found["targets"]} == set(range(found["position"] + 1))
+    assert found["best"] is None or found["best"]["position"] < found["position"] - 1
+    assert (found["best"] is None) == (token == "the")
+    _, out, _ = attemper_command("scan", folder("gpt2"), *text, "--token", token)
+    shown = out[
+        out.index("What") if "What" in out else out.index(f"{token} → " if found["best"] else f"'{token}' sees") :
+    ]
+    assert not {"because", "ball"} & set(shown.split()) or token == "fast"
 
 
 @pytest.mark.parametrize(
@@ -213,6 +244,9 @@ def test_healthy_findings_never_fail(attemper_command):
         (["--what-if", "sqrt_dkk"], "Did you mean 'sqrt_dk'?"),
         (["--token", "unicorn"], "--token: no token reads 'unicorn'"),
         (["--text", ""], "must hold at least one word"),
+        (["--attention"], "--attention puts the weights into the JSON. Add --json or -o FILE.json"),
+        (["--attention", "-o", "scan.csv"], "--attention puts the weights into the JSON"),
+        (["--file", "/dev/zero"], "has over 67,108,864 bytes. Give a shorter text."),
         (["--file", "no.txt"], "cannot read 'no.txt': No such file or directory"),
         (["--file", "."], "cannot read '.': Is a directory"),
         (["--baseline", "no.json"], "--baseline: cannot read 'no.json'"),
@@ -229,6 +263,70 @@ def test_wrong_use_is_one_sentence_on_stderr(attemper_command, folder, arguments
     assert err.startswith("Error: ")
     assert err.count("\n") == 1
     assert words in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--what-if", "sqrt_dkk"],
+        ["--what-if", "qk_norm"],
+        ["--what-if", ","],
+        ["--attention"],
+        ["--text", " "],
+        ["--fail-on", "wran"],
+        ["--file", "no.txt"],
+        ["--baseline", "no.json"],
+        ["-o", "scan.pdf"],
+    ],
+)
+def test_what_can_be_known_before_is_refused_before_a_model_is_loaded(attemper_command, monkeypatch, arguments):
+    monkeypatch.setattr(command, "load", lambda *given, **options: pytest.fail("it was loaded"))
+    assert attemper_command("scan", *arguments)[0] == 2
+
+
+def test_an_empty_model_is_not_the_folder_at_hand(attemper_command, folder, monkeypatch):
+    monkeypatch.chdir(folder("bert"))
+    code, out, err = attemper_command("scan", "")
+    assert (code, out) == (2, "")
+    assert "MODEL is empty" in err
+    assert attemper_command("scan", ".")[0] == 0
+
+
+HOSTILE = "\x1b[31m\u202e\x9b2J\x07"
+
+
+def shown(out, err):
+    """What was written, without what ends its lines."""
+    return (out + err).replace("\n", "")
+
+
+def test_no_control_character_is_shown_whoever_wrote_it(attemper_command, folder, tmp_path):
+    place = shutil.copytree(folder("bert"), tmp_path / "hostile")
+    words = json.loads((place / "tokenizer.json").read_text())
+    words["model"]["vocab"] = {
+        f"{word}{HOSTILE}" if word == "dog" else word: number for word, number in words["model"]["vocab"].items()
+    }
+    (place / "tokenizer.json").write_text(json.dumps(words))
+    config = json.loads((place / "config.json").read_text())
+    text = ["--text", f"the dog{HOSTILE} sat"]
+    for options, ends in (
+        (["--token", "zzz"], 2),
+        (["--token", "dog"], None),
+        (["--token", f"x{HOSTILE}"], 2),
+        (["--json"], 0),
+        ([], 0),
+        (["--what-if", HOSTILE], 2),
+        (["--device", HOSTILE], 2),
+        (["--baseline", HOSTILE], 2),
+    ):
+        code, out, err = attemper_command("scan", place, *text, *options)
+        assert ends is None or code == ends, options
+        assert shown(out, err).isprintable(), options
+    for name, value in (("dtype", HOSTILE), ("model_type", HOSTILE), ("hidden_size", HOSTILE), ("hidden_act", HOSTILE)):
+        (place / "config.json").write_text(json.dumps({**config, name: value}))
+        code, out, err = attemper_command("scan", place)
+        assert code == 2, name
+        assert shown(out, err).isprintable(), name
 
 
 def test_a_file_that_is_no_text_is_refused(attemper_command, folder, tmp_path):
@@ -310,15 +408,29 @@ def test_ctrl_c_in_the_first_layer_leaves_an_empty_scan(attemper_command, folder
     monkeypatch.setattr(command, "load", lambda *given, **options: loaded)
     code, out, _ = attemper_command("scan")
     assert code == 130
-    assert "Nothing was measured." in out
+    assert "Nothing was judged: no attention was seen." in out
 
 
 def test_long_work_says_where_it_is(attemper_command, folder, monkeypatch):
-    monkeypatch.setattr(command, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     code, _, err = attemper_command("scan", folder("bert"), "--what-if", "none")
     assert code == 0
     assert "input 1 of 1: encoder.layer.1.attention.self" in err
     assert "what if the scale were none" in err
+
+
+def test_what_is_being_done_is_told_from_before_the_first_import_on(attemper_command, folder, monkeypatch):
+    told = []
+    monkeypatch.setattr(sys.modules["attemper.cli.scan"], "progress", lambda: contextlib.nullcontext(told.append))
+    monkeypatch.setitem(sys.modules, "attemper.scan", None)  # as long as it cannot be imported
+    with pytest.raises(ImportError):
+        cli.main(["scan", str(folder("bert"))])
+    assert told == ["loading torch"]
+    monkeypatch.undo()
+    monkeypatch.setattr(sys.modules["attemper.cli.scan"], "progress", lambda: contextlib.nullcontext(told.append))
+    assert attemper_command("scan", folder("bert"))[0] == 0
+    wanted = ["loading torch", "loading transformers", f"reading {folder('bert')}", "reading what it runs on"]
+    assert told[1:6] == [*wanted, "running the model"]
 
 
 def test_the_schema_is_printed(attemper_command):

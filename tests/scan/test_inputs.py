@@ -1,5 +1,6 @@
 """Inputs: texts, images and sounds as batches, with tokens that people can read, and a sentence for what cannot be used."""
 
+import os
 import struct
 import sys
 import wave
@@ -323,3 +324,17 @@ def test_a_model_of_text_and_images_gets_both():
     assert found.batch["input_ids"].shape == (1, 8)
     model.model(**found.batch)
     assert f"the text encoder was given {SENTENCE!r}." in found.notes
+
+
+@pytest.mark.parametrize(("name", "option"), [("vit", "images"), ("whisper", "sounds")])
+def test_a_pipe_is_no_picture_and_no_sound(loaded, tmp_path, name, option):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="is no plain file"):
+        make(loaded(name), **{option: [str(tmp_path / "pipe")]})
+
+
+def test_an_absurd_picture_is_refused(loaded):
+    found = loaded("vit")
+    found.model.config.image_size = 10**9
+    with pytest.raises(InputError, match="which no model takes"):
+        make(found)

@@ -17,13 +17,21 @@ def test_what_cannot_be_told_is_no_fault():
     same = Evidence(head_dim=8, heads=8, applied=1 / 8)  # 1/d_k is 1/√d_model
     assert judge(same).fault is None
     assert judge(same).rule == "dk"
-    assert judge(replace(BARE, keys=3.0)).fault is None
+    assert judge(replace(BARE, keys=3.0)).fault == "unscaled"  # too few keys to say how wide is too wide
+    for excuse in (
+        {"by_design": True},
+        {"followed": False},
+        {"norms": (1.0, 1.0)},
+        {"softcap": 50.0},
+        {"varies": (0.9, 1.1)},
+    ):
+        assert judge(replace(BARE, keys=3.0, **excuse)).fault is None, excuse
 
 
 @pytest.mark.parametrize("keys", [8.0, 40.0, 5000.0])
 def test_a_spread_is_too_wide_from_the_root_of_twice_the_logarithm_on(keys):
     bound = math.sqrt(2 * math.log(keys))
-    assert judge(replace(BARE, keys=keys, logit_std=0.98 * bound)).fault is None
+    assert judge(replace(BARE, keys=keys, logit_std=0.98 * bound)).fault == "unscaled"
     wide = judge(replace(BARE, keys=keys, logit_std=1.02 * bound))
     assert wide.fault == "uncontrolled"
     assert f"√(2 ln n) = {bound:.3g}" in wide.says

@@ -301,6 +301,19 @@ def test_progress_is_told_each_rule_before_its_run():
     assert told == ["run", "none", "run", "dk", "run"]
 
 
+def test_a_scan_runs_the_model_once_for_each_rule_and_once_as_it_is():
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(16, 2, batch_first=True, dropout=0.5)
+    passes = []
+    model.register_forward_pre_hook(lambda *_: passes.append(1))
+    x, rules = torch.randn(1, 9, 16), ["none", "x2", "0.5"]
+    found = attemper.scan(model, x, what_if=rules, pictures=False).document["what_if"]
+    assert len(passes) == 1 + 1 + len(rules)  # the scan itself, then once as it is and once for each rule
+    applied = {("self_attn", "self"): 8**-0.5}
+    alone = [what_if(model.eval(), lambda: model(x), [rule], applied)[0].to_dict() for rule in rules]
+    assert found == alone
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     model = stack()

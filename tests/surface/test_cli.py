@@ -161,6 +161,8 @@ def test_the_installed_command_is_ours():
         (["scna"], "scan"),
         (["scan", "--what_if", "none"], "--what-if"),
         (["explain", "Love", "--rul", "dk"], "--rule"),
+        (["explain", "Love", "--d_model", "8"], "--d-model"),
+        (["run", "worked", "--d_model", "8"], "--d-model"),
     ],
 )
 def test_a_misspelling_is_met_with_the_right_spelling(attemper_command, arguments, words):
@@ -194,6 +196,19 @@ def test_a_misspelling_is_met_with_the_right_spelling(attemper_command, argument
         (
             ["--device", "warp"],
             "bench: --device 'warp' is not usable here; `attemper env` lists what is. Type --device cpu.",
+        ),
+        (
+            ["watch", "--shape", "1,2,3,4"],
+            "bench watch: --shape does nothing there; it is for speed. Leave it out, or type attemper bench speed --shape …",
+        ),
+        (
+            ["cpu", "--full"],
+            "bench cpu: --causal does nothing there; it is for speed. Leave it out, or type attemper bench speed --causal …",
+        ),
+        (
+            ["memory", "--rounds", "3"],
+            "bench memory: --rounds does nothing there; it is for speed and watch. "
+            "Leave it out, or type attemper bench speed --rounds …",
         ),
         (["-o", "rows.xls"], "-o must end in .json; got 'rows.xls'."),
         (["-o", "no/such/rows.json"], "-o: there is no folder 'no/such'. Make it first."),

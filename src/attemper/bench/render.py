@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from .._shown import print_table
 from . import watch
 from .candidates import CANDIDATES, DIRECTIONS
 from .cpu import geometric_mean
@@ -22,21 +23,21 @@ def show(document: dict[str, Any], console: Console) -> None:
     console.print(_headline(document["environment"], document["load"]))
     for table in _speed(document["speed"], wide=console.width >= WIDE):
         console.print()
-        console.print(table)
+        print_table(console, table)
     if document["speed"]:
         console.print("\n" + SPEED_LEGEND, style="dim")
     if document["cpu"]:
         for table in _cpu(document["cpu"], wide=console.width >= WIDE):
             console.print()
-            console.print(table)
+            print_table(console, table)
         console.print("\n" + CPU_LEGEND, style="dim")
     if document["memory"]:
         console.print()
-        console.print(_memory(document["memory"]))
+        print_table(console, _memory(document["memory"]))
         console.print("\n" + MEMORY_LEGEND, style="dim")
     for table in _watch(document["watch"]):
         console.print()
-        console.print(table)
+        print_table(console, table)
     if document["watch"]:
         console.print("\n" + WATCH_LEGEND, style="dim")
 

@@ -18,6 +18,13 @@ from .candidates import CANDIDATES, DTYPES, Case
 Shape = tuple[int, int, int, int]
 
 PARTS = ("speed", "memory", "cpu", "watch")
+USES = {
+    "speed": ("--shape", "--causal", "--dtype", "--device", "--kernel", "--rounds"),
+    "memory": ("--length", "--dtype", "--device", "--kernel"),
+    "cpu": ("--dtype", "--kernel"),
+    "watch": ("--device", "--rounds"),
+}
+"""The options that each part heeds, beside --quick; another would do nothing."""
 EAGER_LENGTH = 8192
 """Longest length at which the memory of eager attention is measured, for contrast: it grows with the square."""
 
@@ -59,6 +66,22 @@ def settings(quick: bool, **asked: Any) -> Settings:
     chosen = replace(QUICK if quick else DEFAULT, **{name: value for name, value in asked.items() if value})
     check(chosen)
     return chosen
+
+
+def check_options(part: str | None, given: Sequence[str]) -> None:
+    """Refuse options that the part asked for does not heed.
+
+    Args:
+        part: one of ``PARTS``; None: the first two, which heed them all between them.
+        given: the options that were typed, as they are typed.
+    """
+    for option in given if part in USES else ():
+        if option not in USES[str(part)]:
+            others = [name for name, options in USES.items() if option in options]
+            raise InputError(
+                f"bench {part}: {option} does nothing there; it is for {' and '.join(others)}. Leave it out, or type "
+                f"attemper bench {others[0]} {option} …"
+            )
 
 
 def parse_shape(text: str) -> Shape:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import __version__
+from .._shown import safe
 from ..errors import AttemperError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="attemper")
     except AttemperError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        print(f"Error: {safe(error)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
@@ -71,7 +72,7 @@ def console() -> Console:
 
 
 def note(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(safe(line), file=sys.stderr, flush=True)
 
 
 def say(words: str) -> bool:

@@ -42,6 +42,16 @@ def bench(
     from ..bench import render
     from ..bench import run as runner
 
+    typed = {
+        "--shape": shape,
+        "--causal": causal is not None,
+        "--dtype": dtype != "float32",
+        "--device": device != "cpu",
+        "--kernel": kernel != "auto",
+        "--rounds": rounds,
+        "--length": length,
+    }
+    runner.check_options(part, [option for option, was in typed.items() if was])
     settings = runner.settings(
         quick,
         parts=None if part is None else (part,),

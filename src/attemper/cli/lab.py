@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -115,5 +114,5 @@ def cards(
 
 def fail(failures: Sequence[object]) -> NoReturn:
     for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
+        note(f"failed: {failure}")
     raise typer.Exit(1)

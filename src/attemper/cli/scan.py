@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .._shown import json_text
 from .app import READER_LEFT, AsJson, Force, console, note, say
+from .progress import progress
 
 if TYPE_CHECKING:
     from ..scan import Scan
@@ -75,28 +77,31 @@ def scan(
 
         raise typer.Exit(0 if say(json.dumps(published(), indent=1, ensure_ascii=False)) else READER_LEFT)
     try:
-        from ..scan import command
+        with progress() as told:
+            told("loading torch")  # and all that stands on it: most of the time of a short scan
+            from ..scan import command
 
-        asked = command.Asked(
-            model=model,
-            texts=text or (),
-            files=file or (),
-            images=image or (),
-            sounds=audio or (),
-            task=task,
-            truncate=truncate,
-            token=token,
-            what_if=what_if,
-            attention=attention,
-            baseline=baseline,
-            output=output,
-            force=force,
-            fail_on=fail_on,
-            allow_download=allow_download,
-            dtype=dtype,
-            device=device,
-        )
-        found = command.answer(asked)
+            asked = command.Asked(
+                model=model,
+                texts=text or (),
+                files=file or (),
+                images=image or (),
+                sounds=audio or (),
+                task=task,
+                truncate=truncate,
+                token=token,
+                what_if=what_if,
+                as_json=as_json,
+                attention=attention,
+                baseline=baseline,
+                output=output,
+                force=force,
+                fail_on=fail_on,
+                allow_download=allow_download,
+                dtype=dtype,
+                device=device,
+            )
+            found = command.answer(asked, told)
     except KeyboardInterrupt:
         note("Stopped before anything was measured.")
         raise typer.Exit(130) from None
@@ -106,8 +111,9 @@ def scan(
     heard = _show(found, as_json, attention)
     if found.interrupted:
         raise typer.Exit(130)
-    if command.fails(found.document, fail_on):
-        note(f"a finding is at {fail_on!r} or above")
+    failed = command.fails(found.document, fail_on)
+    if failed:
+        note(failed)
         raise typer.Exit(1)
     if not heard:
         raise typer.Exit(READER_LEFT)
@@ -116,7 +122,7 @@ def scan(
 def _show(found: Scan, as_json: bool, attention: bool) -> bool:
     """Print it; whether there was a reader to the end."""
     if as_json:
-        return say(json.dumps(found.to_dict(attention), ensure_ascii=False))
+        return say(json_text(found.to_dict(attention)))
     screen = console()
     if screen.is_terminal:
         screen.print(found)

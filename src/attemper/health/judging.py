@@ -11,7 +11,7 @@ from ..errors import InputError
 from .finding import Finding, Row, count, listed
 from .logits import coarse, high
 from .patterns import TELL, patterns
-from .thresholds import CROWD, FAULTS, KINDS, LEVELS
+from .thresholds import CROWD, DRAWN, FAULTS, KINDS, LEVELS
 
 if TYPE_CHECKING:
     from ..watch import Record
@@ -39,6 +39,7 @@ def findings(
     layers: Iterable[Row] = (),
     audit: Iterable[Audited] = (),
     order: Sequence[tuple[str, str]] | None = None,
+    drawn: Sequence[str] = (),
 ) -> list[Finding]:
     """What is to be said about the heads of a model, the worst first, then in the order they run.
 
@@ -48,13 +49,14 @@ def findings(
         layers: a row per layer: ``layer``, ``kind``, ``route``, ``dtype``, ``softcap``, ``scale``, as a scan's document has them.
         audit: what the scale audit says of each layer.
         order: (layer, kind) in the order they ran; None: as the rows come.
+        drawn: names of weights that attention is made from and that were not loaded but drawn at random.
     """
     facts = {(row["layer"], row["kind"]): row for row in layers}
     grouped: dict[tuple[str, str], list[Row]] = {place: [] for place in order or ()}
     for row in heads:
         grouped.setdefault((row["layer"], row["kind"]), []).append(row)
     grouped = {place: rows for place, rows in grouped.items() if rows}
-    found = _not_a_number(grouped)
+    found = _not_a_number(grouped) + _drawn(drawn, list(grouped))
     for place, rows in grouped.items():
         sound = [row for row in rows if not _broken(row)]
         about = [(row, patterns(row)) for row in sound]
@@ -83,6 +85,10 @@ def verdict(findings: Sequence[Finding], heads: int | None = None) -> tuple[str,
     if not worst or worst[0].level == "healthy":
         return "ok", "Healthy: nothing to worry about was found."
     first, level = worst[0], worst[0].level
+    if first.kind == "weights":
+        number = int(first.value or 0)
+        verb = "was" if number == 1 else "were"
+        return level, f"Not the trained model: {count(number, 'weight')} of it {verb} drawn at random."
     if level == "note":
         kinds = ", ".join(count(times, _NAMES[kind]) for kind, times in Counter(one.kind for one in worst).items())
         return level, f"Healthy, with remarks ({kinds})."
@@ -170,6 +176,20 @@ def _not_a_number(grouped: Mapping[tuple[str, str], list[Row]]) -> list[Finding]
     says = f"NaN or infinity appears here first{step}, in {who}.{after}"
     todo = "Look at this layer's weights and at what runs just before it; in float16 or bfloat16, try float32."
     return [Finding("nan", "diverging", *first, heads[0] if alone else None, None, None, "IEEE 754", says, todo)]
+
+
+def _drawn(names: Sequence[str], places: Sequence[tuple[str, str]]) -> list[Finding]:
+    """One finding for all weights that are not the model's own, at the first layer that has one of them."""
+    if not names:
+        return []
+    own = (place for place in places if any(name.startswith(f"{place[0]}.") for name in names))
+    first = next(own, places[0] if places else ("", "self"))
+    which = f"{count(len(names), 'weight')} of its embeddings and attention layers"
+    verb = "is not in the files and was" if len(names) == 1 else "are not in the files and were"
+    says = f"{which} {verb} drawn at random ({names[0]}{', …' if len(names) > 1 else ''}): the signs below are not the model's."
+    todo = "Save the whole model again with save_pretrained(), or correct the layers in config.json."
+    number = float(len(names))
+    return [Finding("weights", DRAWN.level, *first, None, number, DRAWN.value, DRAWN.source, says, todo)]
 
 
 def _broken(row: Row) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 LEVELS = ("healthy", "ok", "note", "warn", "act", "critical", "diverging")
 """From nothing to worry about to lost. ``ok`` is a verdict's word for no finding above ``healthy``."""
 
-KINDS = ("nan", "scale", "peak", "overflow", "collapsed", "saturated", "flat", "dead", "sink", "positional")
+KINDS = ("weights", "nan", "scale", "peak", "overflow", "collapsed", "saturated", "flat", "dead", "sink", "positional")
 """What a finding can be about; of two with the same level the earlier is told first."""
 
 
@@ -47,9 +47,11 @@ SINK = Threshold(0.3, "healthy", "Gu et al. 2024, arXiv 2410.10781: a mean weigh
 POSITIONAL = Threshold(0.5, "healthy", f"{OURS}; such heads: Clark et al. 2019, arXiv 1906.04341, §3.1")
 CROWD = Threshold(0.5, "warn", OURS)
 """One sharp or flat head is a specialist. Where half of a layer is so, the layer has lost the choice between keys."""
+DRAWN = Threshold(0, "critical", OURS)
 FEW_KEYS = 4  # fewer share a row's weight evenly by chance
 
 TABLE = {
+    "weights": ("weights of embeddings and attention layers that are not in the files, above", (DRAWN,)),
     "peak": ("the largest logit, above", PEAK),
     "overflow": ("stored scores, as a share of the largest number of their dtype, above", OVERFLOW),
     "overflow, by rounding": ("how far rounding of stored scores moves a weight, above", ROUNDING),
@@ -91,11 +93,15 @@ FAULTS = {
         "Vaswani et al. 2017, eq. 1: the scale stands inside the softmax",
         "a mean over heads, or a scale after the softmax",
     ),
+    "unscaled": Fault(
+        "note", "Vaswani et al. 2017, §3.2.1: 1/√d_k keeps the variance of q·k at 1 whatever d_k", "no scale"
+    ),
     "odd": Fault("note", "the model's other layers", "unlike the other layers"),
 }
 """All of them, by name."""
 
 TITLES = {
+    "weights": "weights drawn at random",
     "nan": "NaN or infinity",
     "scale": "scale",
     "peak": "large logits",

@@ -23,7 +23,7 @@ COMMON = ("--list", "--preset", "--jobs", "--results", "--json", "--output", "--
 def options(experiment: Experiment, words: Sequence[str]) -> dict[str, str]:
     """``["--d", "16,64", "--rule=none"]`` → {"d": "16,64", "rule": "none"}."""
     name = experiment.name
-    known = [f"--{parameter.name}" for parameter in experiment.parameters]
+    known = {parameter.flag: parameter.name for parameter in experiment.parameters}
     found: dict[str, str] = {}
     left = list(words)
     while left:
@@ -39,7 +39,7 @@ def options(experiment: Experiment, words: Sequence[str]) -> dict[str, str]:
             if not left:
                 raise InputError(f"run {name}: --{option} needs a value. For example: --{option} 16,64.")
             value = left.pop(0)
-        found[option] = value
+        found[known[f"--{option}"]] = value
     return found
 
 

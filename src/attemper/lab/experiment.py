@@ -45,6 +45,11 @@ class Parameter:
     single: bool = False
 
     @property
+    def flag(self) -> str:
+        """As it is typed: --d-model for d_model."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
     def kind(self) -> type[Value]:
         return type(self.default[0])
 
@@ -53,15 +58,15 @@ class Parameter:
         values = tuple(dict.fromkeys(self._one(where, part.strip()) for part in text.split(",")))
         if self.single and len(values) > 1:
             raise InputError(
-                f"{where}: --{self.name} takes one value in one run, whose results are compared with one another; "
-                f"got {text!r}. Type --{self.name} {values[0]}, then run again with --{self.name} {values[1]}."
+                f"{where}: {self.flag} takes one value in one run, whose results are compared with one another; "
+                f"got {text!r}. Type {self.flag} {values[0]}, then run again with {self.flag} {values[1]}."
             )
         return values
 
     def _one(self, where: str, text: str) -> Value:
         if self.choices:
             if text not in self.choices:
-                raise InputError(f"{where}: unknown --{self.name} {text!r}. {nearest(text, self.choices)}")
+                raise InputError(f"{where}: unknown {self.flag} {text!r}. {nearest(text, self.choices)}")
             return text
         if self.kind is str:
             return text
@@ -71,7 +76,7 @@ class Parameter:
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or self._broken(value):
-            raise InputError(f"{where}: --{self.name} must be {self._rule()}; got {text!r}. {self._next()}")
+            raise InputError(f"{where}: {self.flag} must be {self._rule()}; got {text!r}. {self._next()}")
         return value
 
     def _broken(self, value: float) -> bool:
@@ -86,7 +91,7 @@ class Parameter:
         return noun + bound + (f" ({self.hint})" if self.hint else "")
 
     def _next(self) -> str:
-        return f"Type --{self.name} {','.join(map(str, self.default[:3]))}."
+        return f"Type {self.flag} {','.join(map(str, self.default[:3]))}."
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,7 @@ class Experiment:
         for name, text in (options or {}).items():
             if name not in known_names:
                 raise InputError(
-                    f"{where}: unknown option '--{name}'. {nearest(f'--{name}', [f'--{known}' for known in known_names])}"
+                    f"{where}: unknown option '--{name}'. {nearest(f'--{name}', [one.flag for one in self.parameters])}"
                 )
             chosen[name] = known_names[name].read(where, text)
         for device in chosen.get("device", ()):
@@ -189,7 +194,7 @@ def heads_divide(cell: Cell) -> str | None:
     if width % heads == 0:
         return None
     fits = next(count for count in range(heads, 0, -1) if width % count == 0)
-    return f"--d_model must be a multiple of --heads; got {width} and {heads}. Type --heads {fits}."
+    return f"--d-model must be a multiple of --heads; got {width} and {heads}. Type --heads {fits}."
 
 
 def _check_device(where: str, device: str) -> None:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from .._shown import hanging, print_table
 from . import NAMES, experiment
 from .experiment import Expectation, Experiment, Rows
 
@@ -25,14 +27,13 @@ def listing(console: Console) -> None:
     for name in NAMES:
         found = experiment(name)
         time = "minutes: it trains" if found.trains else "seconds"
-        console.print(f"{name}", style="bold", end="")
-        console.print(f"  {found.question} ({', '.join((*found.claims, time))})")
+        asks = f"  {found.question} ({', '.join((*found.claims, time))})"
+        console.print(Text.assemble((name, "bold"), asks))
         for parameter in found.parameters:
             shown = ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in parameter.default)
-            console.print(f"    --{parameter.name} {shown}", end="")
-            console.print(f"  {parameter.says}", style="dim")
+            hanging(console, Text.assemble(f"{parameter.flag} {shown}", (f"  {parameter.says}", "dim")))
         for preset in found.presets:
-            console.print(f"    --preset {preset}")
+            hanging(console, Text(f"--preset {preset}"))
 
 
 def show(found: Experiment, rows: Rows, console: Console) -> None:
@@ -44,7 +45,7 @@ def show(found: Experiment, rows: Rows, console: Console) -> None:
         console.print("\nNo closed form or published number is known for these settings.", style="dim")
         return
     console.print()
-    console.print(expectations(verdict.expectations))
+    print_table(console, expectations(verdict.expectations))
     agreeing = sum(one.agrees for one in verdict.expectations)
     console.print(f"\n{agreeing} of {len(verdict.expectations)} numbers lie within their interval.", style="dim")
 
@@ -77,20 +78,19 @@ def claims(found: Iterable[Judged], console: Console) -> None:
         "not run": "dim",
     }
     for one in found:
-        console.print(f"{one.claim.id:4}", style="bold", end="")
-        console.print(one.claim.sentence)
-        console.print(f"    {one.verdict}", style=styles[one.verdict], end="")
-        console.print(f": {one.condition}" if one.condition else "")
+        hanging(console, Text(one.claim.sentence), one.claim.id)
+        condition = f": {one.condition}" if one.condition else ""
+        hanging(console, Text.assemble((one.verdict, styles[one.verdict]), condition))
         for intro, some in (("", one.numbers), ("beside it: ", one.context)):
             if some:
                 shown = " · ".join(f"{name} {number(value)}" for name, value in some.items())
-                console.print(f"    {intro}{shown}", style="dim")
+                hanging(console, Text(f"{intro}{shown}", style="dim"))
         if one.claim.look:
-            console.print(f"    attemper {one.claim.look}", style="dim")
+            hanging(console, Text(f"attemper {one.claim.look}", style="dim"))
 
 
 def cards(found: Iterable[Card], console: Console) -> None:
     for place, card in enumerate(found, start=1):
-        console.print(f"{place:2}. {card.question}", style="bold")
-        console.print(f"    {card.answer}")
-        console.print(f"    measured now: {card.measured}", style="dim")
+        hanging(console, Text(card.question, style="bold"), f"{place:2}.")
+        hanging(console, Text(card.answer))
+        hanging(console, Text(f"measured now: {card.measured}", style="dim"))

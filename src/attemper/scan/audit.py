@@ -16,7 +16,7 @@ from .alike import odd_ones
 from .applied import Applied, applied, predicted_std
 from .declared import declared, hinted, is_of_transformers, layer_index, width
 from .evidence import WEIGHTS_CLOSE, Evidence, close
-from .sentences import out_of_line
+from .sentences import out_of_line, spread
 from .spread import logit_std
 from .verdict import REMARKS, judge
 
@@ -64,6 +64,7 @@ class LayerScale:
             "after_softmax": self.after_softmax,
             "predicted_std": self.predicted_std,
             "logit_std": self.logit_std,
+            "std_says": spread(self.logit_std, self.predicted_std),
             "verdict": self.verdict,
             "says": self.says,
         }

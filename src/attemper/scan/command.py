@@ -6,23 +6,22 @@ import os
 import select
 import stat
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, nearest
 from . import baseline, output
-from .inputs import make
+from .inputs import check_texts, make
 from .load import load
 from .result import SCHEMA, Scan
 from .scanning import run
+from .what_if import check_rules
 
 FAILING = ("note", "warn", "act", "critical", "diverging")
 PATIENCE = 1.0  # seconds for a pipe that nobody mentioned to begin
-EVERY = 10.0  # seconds between lines of progress where there is no terminal
+LARGEST_TEXT = 2**26  # bytes of a text; /dev/zero has no end
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Asked:
     truncate: bool = False
     token: str | None = None
     what_if: str | None = None
+    as_json: bool = False
     attention: bool = False
     baseline: Path | None = None
     output: Path | None = None
@@ -48,11 +48,12 @@ class Asked:
     device: str = "cpu"
 
 
-def answer(asked: Asked) -> Scan:
+def answer(asked: Asked, told: Callable[[str], object] = lambda words: None) -> Scan:
     """The scan that was asked for; what is wrong with the options is said before the work.
 
     Args:
         asked: the options.
+        told: progress, in a few words.
     """
     if asked.fail_on is not None and asked.fail_on not in FAILING:
         raise InputError(f"scan: unknown --fail-on {asked.fail_on!r}. {nearest(asked.fail_on, FAILING)}")
@@ -61,30 +62,50 @@ def answer(asked: Asked) -> Scan:
     rules = [word.strip() for word in (asked.what_if or "").split(",") if word.strip()]
     if asked.what_if is not None and not rules:
         raise InputError("scan: --what-if needs the names of rules. Type --what-if none,dk.")
+    check_rules(rules)
+    suffix = "" if asked.output is None else asked.output.suffix.lower()
+    if asked.attention and not asked.as_json and suffix not in (".json", ".html"):
+        raise InputError(
+            "scan: --attention puts the weights into the JSON. Add --json or -o FILE.json, or leave it out."
+        )
     given = read_texts(asked.texts, asked.files)
     if not given and not asked.images and not asked.sounds:
         given = read_texts((), ("-",)) if is_piped() else []
         given = [text for text in given if text]  # an empty pipe, as a scheduler has it, gives no text
+    check_texts(given)
     loaded = load(
-        asked.model, task=asked.task, dtype=asked.dtype, device=asked.device, allow_download=asked.allow_download
+        asked.model,
+        task=asked.task,
+        dtype=asked.dtype,
+        device=asked.device,
+        allow_download=asked.allow_download,
+        progress=told,
     )
+    told("reading what it runs on")
     inputs = make(loaded, texts=given, images=asked.images, sounds=asked.sounds, truncate=asked.truncate)
-    pictures = asked.attention or (asked.output is not None and asked.output.suffix.lower() == ".html")
-    with progress() as told:
-        found = run(loaded, inputs, rules=rules, token=asked.token, pictures=pictures, progress=told)
+    pictures = asked.attention or suffix == ".html"
+    told("running the model")
+    found = run(loaded, inputs, rules=rules, token=asked.token, pictures=pictures, progress=told)
     if older is not None and asked.baseline is not None:
         found.document["baseline"] = baseline.compare(older, found.document, asked.baseline.name)
     return found
 
 
-def fails(document: dict[str, Any], level: str | None) -> bool:
-    """Whether a finding is at a level or above it.
+def fails(document: dict[str, Any], level: str | None) -> str | None:
+    """Why a scan fails: a finding at a level or above it, beside an older scan one that is new or worse; or nothing was judged.
 
     Args:
         document: of the scan.
         level: one of ``FAILING``; None: nothing fails.
     """
-    return level is not None and any(one["level"] in FAILING[FAILING.index(level) :] for one in document["findings"])
+    if level is None:
+        return None
+    if not document["verdict"]["judged"]:
+        return "nothing was judged, so --fail-on cannot pass"
+    counted = document["baseline"]["worse"] if "baseline" in document else document["findings"]
+    if not any(one["level"] in FAILING[FAILING.index(level) :] for one in counted):
+        return None
+    return f"a finding is {'new, and ' if 'baseline' in document else ''}at {level!r} or above"
 
 
 def read_texts(texts: Sequence[str], files: Sequence[str]) -> list[str]:
@@ -92,7 +113,13 @@ def read_texts(texts: Sequence[str], files: Sequence[str]) -> list[str]:
     found = [text.encode("utf-8", "replace").decode() for text in texts]  # an argument may hold bytes that are no text
     for name in files:
         try:
-            raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+            if name == "-":
+                raw = sys.stdin.buffer.read(LARGEST_TEXT + 1)
+            else:
+                with Path(name).open("rb") as file:
+                    raw = file.read(LARGEST_TEXT + 1)
+            if len(raw) > LARGEST_TEXT:
+                raise InputError(f"scan: --file {name!r} has over {LARGEST_TEXT:,} bytes. Give a shorter text.")
             found.append(raw.decode("utf-8-sig").strip())
         except OSError as error:
             raise InputError(f"scan: --file: cannot read {name!r}: {error.strerror}. Give a text file.") from None
@@ -111,30 +138,3 @@ def is_piped() -> bool:
         return stat.S_ISFIFO(mode) and bool(select.select([descriptor], [], [], PATIENCE)[0])
     except (AttributeError, OSError, ValueError):  # no stdin at all, one without a descriptor, a pipe on Windows
         return False
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], object]]:
-    """On a terminal a line that changes; elsewhere a line now and then, when the work is long. Always on stderr."""
-    if not sys.stderr.isatty():
-        yield _Lines()
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda words: bar.update(task, description=escape(words))
-
-
-class _Lines:
-    def __init__(self) -> None:
-        self.last = time.monotonic()
-
-    def __call__(self, words: str) -> None:
-        now = time.monotonic()
-        if now - self.last >= EVERY:
-            self.last = now
-            print(words, file=sys.stderr, flush=True)

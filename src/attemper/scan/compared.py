@@ -9,19 +9,20 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .shown import COLOURS, number, safe, short_names
+from .shown import COLOURS, broken, number, safe, short_names
 from .what_if import WhatIf
 
 Document = dict[str, Any]
 HEADS, KEYS, CHANGES = 6, 3, 8
 """How many are shown."""
+WIDE = 64  # columns that the long titles take
 
 
-def compared(document: Document) -> Iterator[RenderableType]:
+def compared(document: Document, width: int = 80) -> Iterator[RenderableType]:
     """The tables, each followed by an empty line."""
     for name, part in (("what_if", _what_if), ("token", _token), ("baseline", _baseline)):
         if name in document:
-            yield from part(document)
+            yield from part(document, width)
             yield Text()
 
 
@@ -32,9 +33,10 @@ def _grid(*titles: str) -> Table:
     return grid
 
 
-def _what_if(document: Document) -> Iterator[RenderableType]:
+def _what_if(document: Document, width: int) -> Iterator[RenderableType]:
     yield Text("What if the scale were another?", style="bold")
-    grid = _grid("scale", "logit std", "peak", "effective keys", "saturated heads")
+    wide = ("scale", "logit std", "peak", "effective keys", "saturated heads")
+    grid = _grid(*(wide if width >= WIDE else ("scale", "std", "peak", "keys", "saturated")))
     heads = document["heads"]
     rows = [WhatIf.of("as it is", heads).to_dict(), *document["what_if"]]
     for row in rows:
@@ -44,15 +46,19 @@ def _what_if(document: Document) -> Iterator[RenderableType]:
     yield grid
 
 
-def _token(document: Document) -> Iterator[RenderableType]:
+def _token(document: Document, width: int) -> Iterator[RenderableType]:
     token = document["token"]
     words = document["inputs"][token["input"]]["tokens"] or []
     best = token["best"]
     if best is None:
-        yield Text(f"{safe(token['asked'])!r}: no layer was seen over this text, or nothing but neighbours is there.")
+        asked = repr(safe(token["asked"]))
+        if not token["heads"]:
+            yield Text(f"{asked}: no self-attention was seen over this text.")
+        else:
+            yield Text(f"{asked} sees nothing but itself, its neighbours and special tokens. Ask for another --token.")
         return
-    names, _ = short_names([row["layer"] for row in document["heads"]])
-    where = f"layer {safe(names.get(best['layer'], best['layer']))} head {best['head']}"
+    names = short_names((row["layer"], row["kind"]) for row in document["heads"])
+    where = f"layer {names[best['layer'], best['kind']]} head {best['head']}"
     yield Text.assemble(
         (f"{safe(token['token'])} → {safe(best['token'])}  ", "bold"), f"{best['weight']:.2f} in {where}, its best head"
     )
@@ -65,7 +71,7 @@ def _token(document: Document) -> Iterator[RenderableType]:
         found = [
             (weight, place)
             for place, weight in enumerate(row["weights"])
-            if weight is not None and not special[place] and abs(place - token["position"]) > (0 if near else 1)
+            if weight and not special[place] and abs(place - token["position"]) > (0 if near else 1)
         ]
         return sorted(found, reverse=True)[:KEYS]
 
@@ -74,29 +80,37 @@ def _token(document: Document) -> Iterator[RenderableType]:
 
     for row in sorted(token["heads"], key=rank, reverse=True)[:HEADS]:
         named = (f"{safe(words[place])} {weight:.2f}" for weight, place in keys(row, near=True))
-        kind = " cross" if row["kind"] == "cross" else ""
-        grid.add_row(safe(names.get(row["layer"], row["layer"])) + kind, str(row["head"]), "  ".join(named))
+        grid.add_row(names[row["layer"], row["kind"]], str(row["head"]), "  ".join(named))
     yield grid
 
 
-def _baseline(document: Document) -> Iterator[RenderableType]:
+def _baseline(document: Document, width: int) -> Iterator[RenderableType]:
     found = document["baseline"]
     yield Text.assemble(("Since ", "bold"), (safe(found["file"]), "bold"), f" ({safe(found['created'])})")
     for line in found["says"]:
         yield Text(f"but {safe(line)}", style=COLOURS["warn"])
     if not (found["new"] or found["gone"] or found["scales"] or found["moved"]):
-        yield Text("Nothing changed: the same findings, the same scales, no sign moved.")
+        heads = f"{found['compared']} of {len(document['heads'])}"
+        signs = f"no sign moved, in {heads} heads" if found["compared"] else "signs were not compared"
+        yield Text(f"Nothing changed: the same findings, the same scales; {signs}.")
         return
     for word, part in (("new", found["new"]), ("gone", found["gone"])):
         for one in part[:CHANGES]:
             head = "" if one["head"] is None else f" head {one['head']}"
-            yield Text(f"{word}: {one['level']} {one['kind']}, {safe(one['layer'])}{head}: {safe(one['says'])}")
+            yield Text(
+                broken(f"{word}: {one['level']} {one['kind']}, {safe(one['layer'])}{head}: {safe(one['says'])}", width)
+            )
         if len(part) > CHANGES:
             yield Text(f"and {len(part) - CHANGES} more {word}", style="dim")
     for one in found["scales"][:CHANGES]:
-        yield Text(f"scale: {safe(one['layer'])} applied {one['before']}, now {one['after']}")
+        yield Text(broken(f"scale: {safe(one['layer'])} applied {one['before']}, now {one['after']}", width))
     for one in found["moved"][:CHANGES]:
         was, now = number(one["before"], 2), number(one["after"], 2)
-        yield Text(f"moved: {safe(one['layer'])} head {one['head']} {one['sign']} {was} → {now} (× {one['times']:.2f})")
+        yield Text(
+            broken(
+                f"moved: {safe(one['layer'])} head {one['head']} {one['sign']} {was} → {now} (× {one['times']:.2f})",
+                width,
+            )
+        )
     if len(found["moved"]) > CHANGES:
         yield Text(f"and {len(found['moved']) - CHANGES} more signs moved by over {found['factor']} times", style="dim")

@@ -7,10 +7,12 @@ implementation that names a repository of the hub: all are refused unopened.
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .checkpoint import Stored
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 INDEX = "model.safetensors.index.json"
@@ -33,15 +35,16 @@ def check(folder: Path) -> dict[str, Any]:
     Args:
         folder: holds config.json and the weights as .safetensors, in one file or in several with an index.
     """
+    _check_kinds(folder)
+    if (folder / "adapter_config.json").is_file():
+        raise InputError(
+            f"scan: {str(folder)!r} holds an adapter (PEFT), which names a model elsewhere. Merge it into its model first "
+            "(merge_and_unload() of peft), save that with save_pretrained(), and give the folder of it."
+        )
     if not (folder / "config.json").is_file():
         raise InputError(
             f"scan: {str(folder)!r} has no config.json, so nobody can say which model it is. "
             "Give the folder that save_pretrained() wrote."
-        )
-    if (folder / "adapter_config.json").is_file():
-        raise InputError(
-            f"scan: {str(folder)!r} holds an adapter, which names a model elsewhere. Merge it into its model first "
-            "(merge_and_unload() of peft), and give the folder of that."
         )
     config = read(folder / "config.json")
     for name in MAY_NAME_CODE:
@@ -49,6 +52,13 @@ def check(folder: Path) -> dict[str, Any]:
             _refuse_code(folder / name)
     weights(folder)
     return config
+
+
+def stored(folder: Path) -> Stored:
+    """Which tensor lies in which weight file; where there is an index, in those that it names."""
+    named = read(folder / INDEX).get("weight_map", {}).values() if (folder / INDEX).is_file() else ()
+    files = [path for path in weights(folder) if not named or path.name in named]
+    return Stored({name: path for path in files for name in _check_header(path)})
 
 
 def weights(folder: Path) -> list[Path]:
@@ -156,15 +166,32 @@ def _check_index(folder: Path) -> None:
             )
 
 
-def _check_header(path: Path) -> None:
+def _check_kinds(folder: Path) -> None:
+    """Refuse what would be waited for without end, or is no file where one is read."""
+    for path in sorted(folder.iterdir()):
+        try:
+            mode = path.stat().st_mode
+        except OSError:  # a link to nowhere, which is as good as not there
+            continue
+        if stat.S_ISREG(mode) or (stat.S_ISDIR(mode) and path.suffix not in (".json", ".safetensors")):
+            continue
+        what = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
+        raise InputError(
+            f"scan: {path.name!r} in {str(folder)!r} is {what}, and a model's folder holds plain files. Copy the model again "
+            "from where it came."
+        )
+
+
+def _check_header(path: Path) -> list[str]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), framework="pt") as file:
-            empty = not file.keys()
+            names = list(file.keys())
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(
             f"scan: {str(path)!r} is no whole .safetensors file: {error}. Copy it again from where it came."
         ) from None
-    if empty:
+    if not names:
         raise InputError(f"scan: {str(path)!r} holds no tensor. Copy it again from where it came.")
+    return names

@@ -66,6 +66,7 @@ def make(
         sounds: WAV files.
         truncate: cut a text that is longer than the model's positions, where it would be an error.
     """
+    check_texts(texts)
     model = loaded.model
     main = MODALITIES.get(str(getattr(model, "main_input_name", "input_ids")), "text")
     both = _is_dual(model)
@@ -83,6 +84,12 @@ def make(
         if "use_cache" in inspect.signature(model.forward).parameters:
             one.batch["use_cache"] = False  # keys that nobody asks for again
     return found
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """Raise for a text with nothing in it, before a model is loaded for it."""
+    if not all(text.strip() for text in texts):
+        raise InputError('scan: a text must hold at least one word; got an empty one. Type --text "…".')
 
 
 def _is_dual(model: nn.Module) -> bool:

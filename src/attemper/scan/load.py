@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import InputError, MissingExtra, nearest
-from . import demo, folder
+from ..errors import AttemperError, InputError, MissingExtra, nearest
+from . import checkpoint, demo, folder
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -47,6 +48,9 @@ class Loaded:
     task: str | None = None
     sha256: str | None = None
     notes: list[str] = field(default_factory=list)
+    drawn: list[str] = field(
+        default_factory=list
+    )  # weights that attention is made from, and that the files do not hold
 
     def to_dict(self) -> dict[str, Any]:
         config = getattr(self.model, "config", None)
@@ -70,6 +74,7 @@ def load(
     dtype: str | None = None,
     device: str = "cpu",
     allow_download: bool = False,
+    progress: Callable[[str], object] = lambda words: None,
 ) -> Loaded:
     """A model in evaluation mode, loaded from safetensors, with no code but transformers' own.
 
@@ -79,21 +84,25 @@ def load(
         dtype: one of ``DTYPES``; None: as stored.
         device: where it runs.
         allow_download: fetch a hub id that is not in the local cache.
+        progress: told what is being done.
     """
     if task is not None and task not in TASKS:
         raise InputError(f"scan: unknown --task {task!r}. {nearest(task, TASKS)}")
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"scan: unknown --dtype {dtype!r}. {nearest(dtype, DTYPES)}")
     _check_device(device)
+    progress("loading transformers")
+    transformers()
+    progress("reading the model" if model is None else f"reading {model}")
     if model is None:
         place, source, shown = demo.embedded_folder(), "demo", demo.NAME
     else:
         place, source = _place(model, allow_download)
         shown = str(model) if source == "hub" else place.resolve().name
-    module, notes = _read(place, shown, task, dtype)
+    module, notes, drawn = _read(place, shown, task, dtype)
     digest = demo.SHA256 if source == "demo" else _digest(place)
     task = task or _task_of(type(module).__name__)
-    return Loaded(module.to(device).eval(), shown, source, place, task=task, sha256=digest, notes=notes)
+    return Loaded(module.to(device).eval(), shown, source, place, task=task, sha256=digest, notes=notes, drawn=drawn)
 
 
 def transformers() -> Any:
@@ -107,13 +116,15 @@ def transformers() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Neither bars nor warnings of transformers: what matters of them is in the notes."""
+    """Neither bars nor warnings, of transformers or from below it: what matters of them is in the notes."""
     logging = transformers().utils.logging
     level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.set_verbosity(level)
         if shown:
@@ -133,6 +144,11 @@ def offline() -> Iterator[None]:
 
 def _place(model: str | Path, allow_download: bool) -> tuple[Path, str]:
     """The folder that a name means, and whether it is the hub's."""
+    if not str(model).strip():
+        raise InputError(
+            "scan: MODEL is empty. Give a folder that save_pretrained() wrote (. for this one), or leave MODEL out for the "
+            "embedded MiniLM."
+        )
     path = Path(model).expanduser()
     try:
         exists, is_folder = path.exists(), path.is_dir()
@@ -177,8 +193,8 @@ def _hub(name: str, allow_download: bool) -> Path:
         ) from None
 
 
-def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple[nn.Module, list[str]]:
-    """The model, and what is to be said of how it was loaded."""
+def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple[nn.Module, list[str], list[str]]:
+    """The model, what is to be said of how it was loaded, and the weights of its attention that were drawn at random."""
     package = transformers()
     given = folder.check(place)
     kind, foreign = given.get("model_type"), folder.foreign(given)
@@ -190,31 +206,80 @@ def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple
             f"scan: config.json of {shown!r} has model_type {kind!r}, which transformers {package.__version__} does not know. "
             f"{near or 'A newer transformers may.'}"
         )
-    with quiet(), offline():
+    stored = folder.stored(place)
+    checkpoint.check_sizes(given, stored)
+    options: dict[str, Any] = {
+        "local_files_only": True,
+        "trust_remote_code": False,
+        "use_safetensors": True,
+        "dtype": "auto" if dtype is None else getattr(torch, dtype),
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # refused below, with the names and the sizes
+    }
+    with quiet(), offline(), checkpoint.bounded(stored), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # what is drawn is the same in every run
         try:
             config = package.AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
             if foreign:  # None: sdpa, and eager where a class has no other
                 config._attn_implementation = config._experts_implementation = None
             loader = getattr(package, TASKS[task][0]) if task else _saved_as(package, config)
-            model, info = loader.from_pretrained(
-                place,
-                config=config,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                dtype="auto" if dtype is None else getattr(torch, dtype),
-                output_loading_info=True,
-            )
+            model, info = loader.from_pretrained(place, config=config, **options)
+            names = checkpoint.renamed(stored, model) if info["missing_keys"] and info["unexpected_keys"] else None
+            if names is not None:
+                model, info = type(model).from_pretrained(
+                    None, config=config, state_dict=stored.tensors(names), **options
+                )
+        except AttemperError:
+            raise
         except Exception as error:  # of a file that anybody may have written: any kind
-            first = next(iter(str(error).strip().splitlines()), "")
             raise InputError(
-                f"scan: {shown!r} could not be loaded{f' for {task}' if task else ''}: {type(error).__name__}: {first[:300]}"
+                f"scan: {shown!r} could not be loaded{f' for {task}' if task else ''}: {reason(error)}. "
+                f"{'Try another --task.' if task else 'Check config.json, or copy the folder again from where it came.'}"
             ) from None
-    notes = [_drawn(sorted(map(str, info["missing_keys"])))] if info["missing_keys"] else []
+    notes, drawn = _checked(shown, model, info, stored)
+    if names is not None:
+        old = next(name for name in sorted(names) if names[name] != name)
+        notes.insert(0, f"the names in the files were brought to the model's: {old} was read as {names[old]}.")
     if foreign:
         ran = getattr(model.config, "_attn_implementation", None)
         notes.append(f"config.json asks for {', '.join(foreign)}, which needs more than torch; {ran} ran in its place.")
-    return model, notes
+    return model, notes, drawn
+
+
+def reason(error: Exception, length: int = 400) -> str:
+    """An error of somebody else's in one line: its kind, and all that it says."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words[:length].rstrip('.')}{'…' if len(words) > length else ''}"
+
+
+def _checked(shown: str, model: Any, info: dict[str, Any], stored: checkpoint.Stored) -> tuple[list[str], list[str]]:
+    """What is to be said of weights that are missing or left over, and which of those missing attention is made from."""
+    name = type(model).__name__
+    mismatched = sorted(map(tuple, info["mismatched_keys"]))
+    if mismatched:
+        first, inside, wanted = mismatched[0]
+        more = f" ({len(mismatched) - 1} more like it)" if len(mismatched) > 1 else ""
+        raise InputError(
+            f"scan: {shown!r} could not be loaded: {first} is {tuple(inside)} in the files and {tuple(wanted)} by config.json"
+            f"{more}. Copy both again from where they came."
+        )
+    missing, left = (sorted(map(str, info[part])) for part in ("missing_keys", "unexpected_keys"))
+    drawn = checkpoint.vital(model, missing)
+    inside = checkpoint.attends(model, [one for one, _ in model.named_parameters()])
+    if drawn and inside and not set(inside) - set(drawn):
+        raise InputError(
+            f"scan: {shown!r} could not be loaded: no weight of {name}'s attention is in the files, so all of it would be drawn "
+            f"at random. The model has {checkpoint.some(inside, 1)}, the files have {checkpoint.some(sorted(stored.places), 1)}. "
+            "Save it again with model.save_pretrained(folder), or rename the tensors."
+        )
+    notes = []
+    if missing:
+        verb = "weight is not in the files and was" if len(missing) == 1 else "weights are not in the files and were"
+        notes.append(f"{len(missing)} {verb} drawn at random: {checkpoint.some(missing)}.")
+    if left:
+        verb = "weight of the files has" if len(left) == 1 else "weights of the files have"
+        notes.append(f"{len(left)} {verb} no place in {name}: {checkpoint.some(left)}.")
+    return notes, drawn
 
 
 def _saved_as(package: Any, config: Any) -> Any:
@@ -229,11 +294,6 @@ def _saved_as(package: Any, config: Any) -> Any:
 
 def _task_of(name: str) -> str | None:
     return next((task for task, (_, ends) in reversed(TASKS.items()) if name.endswith(ends)), None)
-
-
-def _drawn(names: list[str]) -> str:
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"{len(names)} weights are not in the files and were drawn at random: {shown}."
 
 
 def _digest(place: Path) -> str | None:

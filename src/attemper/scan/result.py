@@ -72,9 +72,9 @@ class Scan:
         write_file(path, self.to_dict(attention or path.suffix.lower() == ".html"))
 
     def __rich__(self) -> RenderableType:
-        from .table import table
+        from .table import Fitted
 
-        return table(self.document)
+        return Fitted(self.document)
 
     def __str__(self) -> str:
         from .table import text

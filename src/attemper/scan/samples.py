@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ..errors import InputError, MissingExtra
 from . import folder
-from .load import Loaded, quiet, transformers
+from .load import Loaded, quiet, reason, transformers
 
 RATE = 16_000
+LARGEST = 2**28  # numbers of an image
 SAMPLE_IMAGE = "no --image was given: a picture of a disc before a gradient was generated."
 SAMPLE_SOUND = "no --audio was given: one second of a rising tone was generated."
 
@@ -28,6 +29,11 @@ def image_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], Te
     config = getattr(config, "vision_config", None) or config
     size, channels = getattr(config, "image_size", None) or 224, int(getattr(config, "num_channels", 3))
     height, width = (size, size) if isinstance(size, int) else tuple(size)
+    if not 0 < int(height) * int(width) * channels <= LARGEST:
+        raise InputError(
+            f"scan: config.json says that an image has {height} × {width} pixels of {channels} channels, which no model takes. "
+            "Correct it."
+        )
     pixels = _disc() if path is None else _read_image(Path(path))
     pixels = F.interpolate(pixels[None], (int(height), int(width)), mode="bilinear", antialias=True)
     if channels != 3:
@@ -79,7 +85,7 @@ def _extractor(loaded: Loaded, described: bool) -> Any:
                 )
             except Exception as error:  # of a file that anybody may have written: any kind
                 raise InputError(
-                    f"scan: preprocessor_config.json of {loaded.name!r} could not be used: {type(error).__name__}: {error}"
+                    f"scan: preprocessor_config.json of {loaded.name!r} could not be used: {reason(error)}. Check it."
                 ) from None
         if getattr(config, "model_type", None) == "whisper":
             return package.WhisperFeatureExtractor(feature_size=config.num_mel_bins)
@@ -114,12 +120,19 @@ def _normal(wave_form: Tensor) -> Tensor:
     return (wave_form - wave_form.mean()) / (wave_form.std() + 1e-7)
 
 
+def _check_plain(option: str, path: Path) -> None:
+    """Refuse a pipe or a device, which would be waited for without end."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"scan: {option} {str(path)!r} is no plain file. Give one.")
+
+
 def _read_image(path: Path) -> Tensor:
     try:
         import numpy
         from PIL import Image
     except ImportError:
         raise MissingExtra("scan: reading an image needs Pillow. Type pip install 'attemper[hf]'.") from None
+    _check_plain("--image", path)
     try:
         with Image.open(path) as picture:
             pixels = numpy.asarray(picture.convert("RGB"), dtype=numpy.float32)
@@ -131,6 +144,7 @@ def _read_image(path: Path) -> Tensor:
 
 
 def _read_wave(path: Path, rate: int) -> Tensor:
+    _check_plain("--audio", path)
     try:
         with wave.open(str(path), "rb") as file:
             width, channels, has = file.getsampwidth(), file.getnchannels(), file.getframerate()

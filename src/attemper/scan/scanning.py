@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,7 +19,7 @@ from ..watch import Record, watch
 from ..watch.call import Call, Examiner
 from .audit import Audit, LayerScale
 from .inputs import Input
-from .load import Loaded, offline
+from .load import Loaded, offline, quiet, reason
 from .neighbours import Neighbours
 from .patches import add_patches, images, pixels_of
 from .pictures import Pictures
@@ -33,6 +34,7 @@ FACTS = (
     *("route", "dtype", "heads", "kv_heads", "head_dim", "queries", "keys", "causal", "masked", "softcap", "window"),
     "implementation",
 )
+NO_CHOICE = 'no token sees another one. Give a longer text: --text "…"'
 Progress = Callable[[str], object]
 """Told what is being done, in a few words, whenever that changes."""
 
@@ -103,7 +105,8 @@ def run(
     watching = watch(loaded.model)
     watching.where = "scan"
     done, interrupted = 0, False
-    with _as_in_use(loaded.model), nullcontext() if loaded.source == "object" else offline():
+    ours = loaded.source != "object"
+    with _as_in_use(loaded.model), offline() if ours else nullcontext(), quiet() if ours else nullcontext():
         try:
             with _unheard(), watching:
                 for number, one in enumerate(inputs):
@@ -160,9 +163,8 @@ def _call(loaded: Loaded, one: Input) -> None:
         if loaded.source == "object" or isinstance(error, AttemperError):
             error.add_note(f"scan(): this was raised while calling {type(loaded.model).__name__} with the batch given.")
             raise
-        first = next(iter(str(error).strip().splitlines()), "")
         raise InputError(
-            f"scan: {type(loaded.model).__name__} failed on its input: {type(error).__name__}: {first[:300]}. Try another "
+            f"scan: {type(loaded.model).__name__} failed on its input: {reason(error)}. Try another "
             "--task, --dtype or --device, or call attemper.scan(model, batch) with a batch of your own."
         ) from error
 
@@ -174,10 +176,12 @@ def assemble(
     audited = {(one.layer, one.kind): one for one in examiners.audit.layers()}
     layers = [_layer(place, record, audited.get(place)) for place in record.facts]
     heads = _heads(record, examiners)
-    found = health.findings(heads, layers, audited.values(), list(record.facts))
+    found = health.findings(heads, layers, audited.values(), list(record.facts), loaded.drawn)
+    judged = any(row["evenness"] is not None and math.isfinite(row["evenness"]) for row in heads)
     level, line = health.verdict(found, len(heads))
-    if not heads:
-        level, line = "note", "Nothing was measured."
+    if level in ("ok", "note") and not judged:
+        level = "note"
+        line = f"Nothing was judged: {NO_CHOICE if heads else 'no attention was seen'}."
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -186,7 +190,7 @@ def assemble(
         "created": created,
         "model": loaded.to_dict(),
         "inputs": [one.to_dict() for one in inputs],
-        "verdict": {"level": level, "line": line},
+        "verdict": {"level": level, "line": line, "judged": judged or level not in ("ok", "note")},
         "layers": layers,
         "heads": heads,
         "findings": [one.to_dict() for one in found],
@@ -254,14 +258,21 @@ def _what_if(
         for one in inputs:
             call(model, one.batch)
 
-    for rule in rules:
-        progress(f"what if the scale were {rule}")
-        try:
-            with _unheard():
-                found += [one.to_dict() for one in what_if(model, again, [rule], applied)]
-        except KeyboardInterrupt:
-            document["notes"].insert(0, f"stopped by Ctrl-C before the rule {rule!r} was tried.")
-            return found, True
+    progress("what if: once more as it is")
+    try:
+        with _unheard():
+            what_if(
+                model,
+                again,
+                rules,
+                applied,
+                progress=lambda rule: progress(f"what if the scale were {rule}"),
+                keep=lambda one: found.append(one.to_dict()),
+            )
+    except KeyboardInterrupt:
+        left = [repr(rule) for rule in rules[len(found) :]]
+        document["notes"].insert(0, f"stopped by Ctrl-C; of --what-if were not tried: {', '.join(left) or 'none'}.")
+        return found, True
     return found, False
 
 

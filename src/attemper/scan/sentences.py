@@ -5,6 +5,8 @@ from __future__ import annotations
 from ..scale import RULES
 from .evidence import Evidence, close, inverse_of, limit, rule_of
 
+ALIGNED = 0.25  # this far from 1, a ratio of spreads is not chance at the sizes that models have
+
 
 def fine(seen: Evidence, rule: str | None, after: float | None) -> str:
     number = seen.applied
@@ -31,6 +33,19 @@ def fine(seen: Evidence, rule: str | None, after: float | None) -> str:
     if not seen.followed:
         words += "; what happened to q and k between their projections and the call could not be followed"
     return words + "."
+
+
+def spread(measured: float | None, predicted: float | None) -> str:
+    """The logit std beside the one that the lengths of q and k alone foretell: what it says of their directions."""
+    if not measured or not predicted:
+        return "The spread of the logits could not be compared with what the lengths of q and k foretell."
+    times = measured / predicted
+    means = "they point anywhere, as before training"
+    if times > 1 + ALIGNED:
+        means = "queries point to where keys differ, as training makes them"
+    elif times < 1 - ALIGNED:
+        means = "queries point to where keys are alike"
+    return f"Logits spread by {measured:.3g}, {times:.2g} times what the lengths of q and k foretell ({predicted:.3g}): {means}."
 
 
 def _says_twice(seen: Evidence, after: float | None) -> tuple[str, str]:
@@ -76,6 +91,16 @@ def _says_uncontrolled(seen: Evidence, after: float | None) -> tuple[str, str]:
         f"{seen.keys:.0f} keys a row sees, where a softmax freezes on one key.",
         "Multiply q·k by 1/√d_k (scaled_dot_product_attention does by itself), or normalise q and k. If 1/√d_k is folded into "
         "the weights, this is no fault of the scale: the heads are sharp by training.",
+    )
+
+
+def _says_unscaled(seen: Evidence, after: float | None) -> tuple[str, str]:
+    spread = "" if seen.logit_std is None else f" Logits spread by {seen.logit_std:.3g} here, and"
+    return (
+        f"No scale, and nothing declares that: q·k is a sum over d_k = {seen.head_dim} numbers and is multiplied by nothing."
+        f"{spread or ' Logits'} grow with the weights: 1/√d_k = {seen.head_dim**-0.5:.4g} holds them.",
+        "If it is meant (1/√d_k folded into the weights, as T5 has it), declare it: scale = 1.0 in the attention module. Else "
+        "multiply q·k by head_dim ** -0.5.",
     )
 
 
@@ -125,6 +150,7 @@ SENTENCES = {
     "sqrt_dmodel": _says_sqrt_dmodel,
     "ignored": _says_ignored,
     "uncontrolled": _says_uncontrolled,
+    "unscaled": _says_unscaled,
     "multiplied": _says_multiplied,
     "negative": _says_negative,
     "shrunk": _says_shrunk,

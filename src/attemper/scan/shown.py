@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import unicodedata
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from .._shown import safe as safe
+
+NUMBER = re.compile(r"\d+")
 COLOURS = {
     "healthy": "green",
     "ok": "green",
@@ -17,25 +19,67 @@ COLOURS = {
 }
 
 
-def safe(words: object) -> str:
-    """Text from a stranger: what would steer a terminal, or turn a line round, is shown as �."""
-    return "".join(c if c == " " or unicodedata.category(c)[0] not in "CZ" else "�" for c in str(words))
+Place = tuple[str, str]
+"""A layer's name and its kind, "self" or "cross"."""
 
 
-def short_names(layers: Sequence[str]) -> tuple[dict[str, str], str]:
-    """Layers without what all their names share, and that shared pattern: encoder.layer.*.attention → 0, 1, 2 …"""
-    unique = list(dict.fromkeys(layers))
-    parts = [name.split(".") for name in unique]
-    if len(unique) < 2:
-        return {name: name or "(the model)" for name in unique}, "layer"
-    start = sum(1 for _ in itertools.takewhile(lambda words: len(set(words)) == 1, zip(*parts, strict=False)))
-    ends = zip(*(reversed(words[start:]) for words in parts), strict=False)
-    end = sum(1 for _ in itertools.takewhile(lambda words: len(set(words)) == 1, ends))
-    end = min(end, min(map(len, parts)) - start - 1)
-    if end < 0 or start + end == 0:
-        return {name: name or "(the model)" for name in unique}, "layer"
-    pattern = ".".join([*parts[0][:start], "*", *parts[0][len(parts[0]) - end :]])
-    return {n: ".".join(w[start : len(w) - end]) for n, w in zip(unique, parts, strict=True)}, safe(pattern)
+def short_names(places: Iterable[Place]) -> dict[Place, str]:
+    """Layers without what their names share: encoder.layer.0.attention.self → 0; of several stacks encoder.0, decoder.0 …
+
+    Kept are the words that tell stacks apart, from the left and no more than it takes, and the numbers that differ within one; a
+    cross-attention is called so besides.
+    """
+    unique = list(dict.fromkeys(places))
+    stacks: dict[tuple[str, str], list[Place]] = {}
+    for layer, kind in unique:
+        stacks.setdefault((NUMBER.sub("#", layer), kind), []).append((layer, kind))
+    patterns = {stack: stack[0].split(".") for stack in stacks}
+    words = _telling(patterns)
+    found = {}
+    for members in stacks.values():
+        parts = [layer.split(".") for layer, _ in members]
+        counts = {at for at, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1}
+        for place, split in zip(members, parts, strict=True):
+            kept = ".".join(part for at, part in enumerate(split) if at in counts or at in words)
+            found[place] = (kept or place[0] or "(the model)") + (" cross" if place[1] == "cross" else "")
+    if len(set(found.values())) < len(unique):
+        found = {(layer, kind): layer + (" cross" if kind == "cross" else "") for layer, kind in unique}
+    return {place: safe(name) for place, name in found.items()}
+
+
+def _telling(patterns: Mapping[Place, Sequence[str]]) -> set[int]:
+    """The places of the words by which stacks of one kind can be told apart."""
+    chosen: set[int] = set()
+
+    def alike() -> int:
+        return len(
+            {
+                (kind, *(words[at] if at < len(words) else "" for at in sorted(chosen)))
+                for (_, kind), words in patterns.items()
+            }
+        )
+
+    for at in range(max(map(len, patterns.values()), default=0)):
+        if alike() == len(patterns):
+            break
+        before = alike()
+        chosen.add(at)
+        if alike() == before:
+            chosen.remove(at)
+    return chosen
+
+
+def broken(words: str, width: int) -> str:
+    """Text whose words that are wider than a line are broken behind a dot of theirs, where they have one."""
+    return re.sub(r"\S+", lambda word: "\n".join(_at_dots(word[0], width)), words)
+
+
+def _at_dots(word: str, width: int) -> Iterator[str]:
+    while len(word) > width and "." in word[:width]:
+        end = word.rindex(".", 0, width) + 1
+        yield word[:end]
+        word = word[end:]
+    yield word
 
 
 def mean(numbers: Iterable[float | None]) -> float | None:

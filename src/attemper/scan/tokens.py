@@ -86,7 +86,8 @@ class TokenWeights:
     """An examiner that keeps one query's weights over all tokens, in every self-attention over these tokens.
 
     ``best`` is the largest weight on another token, with special tokens and the two neighbours left out: heads that rest on a
-    special token, or look one token back or ahead, do so in any sentence. ``strongest`` leaves nothing out.
+    special token, or look one token back or ahead, do so in any sentence. ``strongest`` leaves nothing out. A token that no head
+    gives any weight is no target: a mask hides it, as a causal one hides all that comes later.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class TokenWeights:
             for head, row in enumerate((total / count).tolist())
         ]
         targets = [self._target(place, heads) for place in range(len(self.tokens))] if heads else []
+        targets = [target for target in targets if _weight(target) > 0]
         chosen = [
             target for target in targets if not target["special"] and abs(int(target["position"]) - self.position) > 1
         ]

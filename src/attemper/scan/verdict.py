@@ -9,7 +9,7 @@ from ..heads import SATURABLE_KEYS
 from .evidence import CLOSE, WEIGHTS_CLOSE, Evidence, close, inverse_of, limit, rule_of, widths
 from .sentences import SENTENCES, fine
 
-REMARKS = ("shrunk", "odd")
+REMARKS = ("shrunk", "unscaled", "odd")
 """Of the faults, those that are only worth a remark: the layer's verdict stays "ok"."""
 
 
@@ -59,9 +59,13 @@ def _fault(seen: Evidence, rule: str | None, after: float | None) -> str | None:
     if _inverted(seen):
         return "multiplied"
     unscaled = number > 1 - CLOSE and seen.norms is None and seen.softcap is None
-    if unscaled and not seen.by_design and seen.logit_std is not None and (seen.keys or 0) >= SATURABLE_KEYS:
-        return "uncontrolled" if seen.logit_std > limit(seen.keys or 0) else None
-    return None
+    if not unscaled or seen.by_design:
+        return None
+    many = seen.logit_std is not None and (seen.keys or 0) >= SATURABLE_KEYS
+    if many and (seen.logit_std or 0.0) > limit(seen.keys or 0):
+        return "uncontrolled"
+    silent = seen.declared is None and seen.followed and seen.varies is None
+    return "unscaled" if silent and close(number, 1.0) else None
 
 
 def _twice(seen: Evidence, root: float) -> bool:

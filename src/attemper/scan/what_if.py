@@ -102,8 +102,9 @@ def what_if(
     rules: Sequence[str],
     applied: Mapping[tuple[str, str], float | None] | None = None,
     progress: Callable[[str], object] | None = None,
+    keep: Callable[[WhatIf], object] | None = None,
 ) -> list[WhatIf]:
-    """Run a model once for each rule, with its scale replaced by the rule's, and read the signs of its heads.
+    """Run a model once as it is and once for each rule, with its scale replaced by the rule's, and read the signs of its heads.
 
     Gradients are off, and each run draws the same random numbers. Another watch that is open meanwhile hears these runs too.
 
@@ -115,6 +116,7 @@ def what_if(
         applied: the scale that each (layer, kind) applies now, in all, as the audit measures it; None: not known. Of what is
             not in it the call's own argument is taken, which does not show what q and k were multiplied by before.
         progress: told each rule before its run.
+        keep: given each result as soon as it is there: a Ctrl-C later loses none of them.
 
     Returns:
         one :class:`WhatIf` for each rule, in their order.
@@ -138,6 +140,8 @@ def what_if(
             heads, calls = _listen(model, run, second)
             _took_the_same_way(rule, first, alteration, calls, second)
             found.append(WhatIf.of(rule, heads))
+            if keep is not None:
+                keep(found[-1])
     return found
 
 

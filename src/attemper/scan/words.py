@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from .letters import readable
-from .load import Loaded, quiet, transformers
+from .load import Loaded, quiet, reason, transformers
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tekken.json", "*.model", "*.spm", "vocab.*")
 """One of these must be there: without any, transformers makes a tokenizer that knows no word."""
@@ -48,8 +48,6 @@ class Words:
             truncate: cut what is longer than the limit.
             limit: how many tokens the model has positions for; None: as its config and its tables say.
         """
-        if not text.strip():
-            raise InputError('scan: a text must hold at least one word; got an empty one. Type --text "…".')
         tokenizer = self.tokenizer()
         limit = limit_of(self.loaded.model) if limit is None else limit
         with quiet():
@@ -130,9 +128,8 @@ def _tokenizer(place: Path, name: str) -> Any:
         try:
             return package.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # of a file that anybody may have written: any kind
-            first = next(iter(str(error).strip().splitlines()), "")
             raise InputError(
-                f"scan: the tokenizer of {name!r} could not be loaded: {type(error).__name__}: {first[:300]}"
+                f"scan: the tokenizer of {name!r} could not be loaded: {reason(error)}. Check its files."
             ) from None
 
 

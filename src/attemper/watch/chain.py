@@ -261,10 +261,11 @@ def _call(name: str, scores: Scores, logits: Tensor, dim: int, frames: tuple[Fra
     if logits.dim() == 1:
         matrix, flipped = logits[None], scores.shape[1] == 1
     else:
-        matrix, flipped = ordered(logits, dim, *scores.shape, scores.strided)
+        matrix, flipped = ordered(logits, dim, *scores.shape, scores.strided, frames)
     matrix, known = by_head(matrix, frames)
     batch, heads, rows, keys = matrix.shape
     query, key = (scores.key, scores.query) if flipped else (scores.query, scores.key)
+    groups = key.shape[:-2].numel() // batch  # heads that share their keys are folded into the product's rows
     # SDPA's own math multiplies q and k by the root of the scale each
     math = name == SAFE and scores.root is not None
     facts = Facts(
@@ -273,7 +274,7 @@ def _call(name: str, scores: Scores, logits: Tensor, dim: int, frames: tuple[Fra
         dtype=str(query.dtype).removeprefix("torch."),
         batch=batch,
         heads=heads,
-        kv_heads=heads,
+        kv_heads=groups if groups and heads % groups == 0 else heads,
         head_dim=scores.query.shape[-1],
         queries=rows,
         keys=keys,

@@ -1,10 +1,14 @@
 """Layout: which dimensions of a model's own logits are batch, heads, queries and keys.
 
-Code by hand keeps them in any order: ``bhqk``, ``bqhk``, ``bqkh``, ``ijbn``, batch and heads folded into one. The softmax says
-which are the keys; the product says how many queries there are, and by its strides where; the module says how many heads.
+Code by hand keeps them in any order: ``bhqk``, ``bqhk``, ``bqkh``, ``ijbn``, batch and heads folded into one, grouped heads in
+two: ``bgrqk``, ``bqgrk``. The softmax says which are the keys; the product says how many queries there are, and by its
+strides where; the module says how many heads, and the batch and length it was called with say the rest.
 """
 
 from __future__ import annotations
+
+import math
+from itertools import combinations
 
 from torch import Tensor, nn
 
@@ -46,7 +50,9 @@ def heads_of(frames: tuple[Frame, ...], folded: int, rows: int) -> int | None:
     return 1 if folded == 1 else None
 
 
-def ordered(logits: Tensor, dim: int, rows: int, columns: int, strided: bool) -> tuple[Tensor, bool]:
+def ordered(
+    logits: Tensor, dim: int, rows: int, columns: int, strided: bool, frames: tuple[Frame, ...]
+) -> tuple[Tensor, bool]:
     """The logits as ``(…, Lq, Lk)``, and whether the queries are the product's columns.
 
     Args:
@@ -55,20 +61,22 @@ def ordered(logits: Tensor, dim: int, rows: int, columns: int, strided: bool) ->
         rows: of the product that made them.
         columns: of that product.
         strided: whether they still lie in memory as the product left them.
+        frames: the modules around it.
     """
     matrix = logits.movedim(dim, -1)
     leading = range(matrix.dim() - 1)
     keys, step = matrix.shape[-1], matrix.stride(-1)
+    flipped = strided and rows > 1 and columns > 1 and step == columns and keys == rows
     if strided and rows > 1 and columns > 1 and step in (1, columns):
-        flipped = step == columns
-        expected = (columns, 1) if flipped else (rows, columns)
+        expected = (columns, 1) if step == columns else (rows, columns)
         found = [axis for axis in leading if (matrix.shape[axis], matrix.stride(axis)) == expected]
-        if found and keys == (rows if flipped else columns):
-            return matrix.movedim(found[-1], -2), flipped
-    if matrix.shape[-2] != rows:
-        found = [axis for axis in leading if matrix.shape[axis] == rows]
+        if found and keys == (rows if step == columns else columns):
+            return matrix.movedim(found[-1], -2), step == columns
+    queries = columns if flipped else rows
+    if matrix.shape[-2] != queries:
+        found = [axis for axis in leading if matrix.shape[axis] == queries] or _folded(matrix, queries, frames)
         if found:
-            return matrix.movedim(found[-1], -2), False
+            return matrix.movedim(found[-1], -2), flipped
     return matrix, False
 
 
@@ -82,13 +90,37 @@ def by_head(matrix: Tensor, frames: tuple[Frame, ...]) -> tuple[Tensor, bool]:
         said = heads_of(frames, matrix.shape[0], rows)
         heads, known = said or 1, said is not None
     else:
-        # (B, G, R, Lq, Lk) is grouped heads, (B, T, H, Lq, Lk) is not: only the module can tell
-        inner, named = matrix.shape[1:-2].numel(), named_heads(frames)
-        if named is not None and named not in (inner, matrix.shape[-3]):
-            known = named in matrix.shape[:-2]
-            matrix = matrix.movedim(matrix.shape.index(named), -3) if known else matrix
-        heads = inner if named == inner else matrix.shape[-3]
+        matrix, heads, known = _by_sizes(matrix, frames)
     return matrix.reshape(matrix.shape[:-2].numel() // heads, heads, rows, keys), known
+
+
+def _folded(matrix: Tensor, rows: int, frames: tuple[Frame, ...]) -> list[int]:
+    """The axes that may be the queries where the product's rows hold the heads of a group too, as einsum folds them."""
+    sizes = matrix.shape[:-1]
+    axes = [axis for axis, size in enumerate(sizes) if rows % size == 0]
+    called, named = _called(frames), named_heads(frames)
+    long = [axis for axis in axes if called is not None and sizes[axis] == called[1]]
+    if long or named is None:
+        return long
+    return [axis for axis in axes if sizes.numel() // sizes[axis] % named == 0]
+
+
+def _by_sizes(matrix: Tensor, frames: tuple[Frame, ...]) -> tuple[Tensor, int, bool]:
+    """``(…, Lq, Lk)`` with the batch in front of the heads, how many these are, and whether something said so."""
+    sizes, named, called = matrix.shape[:-2], named_heads(frames), _called(frames)
+    if len(sizes) > 2 and called is not None and called[1] == matrix.shape[-2] and called[0] in sizes:
+        each = sizes.numel() // called[0]
+        if named in (None, each):  # all that is neither batch, queries nor keys: (B, G, R, Lq, Lk), in any order
+            return matrix.movedim(sizes.index(called[0]), 0), each, True
+    if named is None:
+        return matrix, sizes[-1], True
+    # (B, G, R, Lq, Lk) is grouped heads, (B, T, H, Lq, Lk) is not: only the module can tell
+    places = range(len(sizes))
+    likely = [tuple(places[1:]), tuple(places[-1:])]
+    for axes in [*likely, *(some for count in places[1:] for some in combinations(places, count))]:
+        if math.prod(sizes[axis] for axis in axes) == named:
+            return matrix.movedim(axes, tuple(range(-2 - len(axes), -2))), named, True
+    return matrix, sizes[-1], False
 
 
 def _has_parameters(module: nn.Module) -> bool:
@@ -97,11 +129,24 @@ def _has_parameters(module: nn.Module) -> bool:
 
 def _batch(frames: tuple[Frame, ...], rows: int) -> int | None:
     """The batch that the attention module was called with; sequence-first inputs are known by their length."""
+    shape = _shape(frames)
+    if shape is None or len(shape) < 3:
+        return None
+    sequence_first = len(shape) == 3 and shape[0] == rows and shape[1] != rows
+    return shape[1] if sequence_first else shape[0]
+
+
+def _called(frames: tuple[Frame, ...]) -> tuple[int, int] | None:
+    """The batch and the length that the attention module was called with, of (B, L, D); None: something else."""
+    shape = _shape(frames)
+    return (shape[0], shape[1]) if shape is not None and len(shape) == 3 else None
+
+
+def _shape(frames: tuple[Frame, ...]) -> tuple[int, ...] | None:
+    """What the innermost module that says it was called with: up to the first with parameters."""
     for frame in reversed(frames):
-        shape = frame.shape
-        if shape is not None and len(shape) > 2:
-            sequence_first = len(shape) == 3 and shape[0] == rows and shape[1] != rows
-            return shape[1] if sequence_first else shape[0]
-        if shape is not None or _has_parameters(frame.module):
+        if frame.shape is not None and len(frame.shape) > 2:
+            return frame.shape
+        if frame.shape is not None or _has_parameters(frame.module):
             return None
     return None

@@ -1,0 +1,61 @@
+"""What is shown of a stranger's words: of a model, a file or an argument, on a terminal or in an error."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+INDENT = 4
+READABLE = 14  # columns that a table's text needs
+NOT_ASCII = re.compile(r"[^ -~]+")
+
+
+def safe(words: object) -> str:
+    """One line in which nothing steers a terminal or turns it round: white space is a space, such a character �."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in str(words))
+
+
+def json_text(document: Any) -> str:
+    """A document in one line of JSON that a terminal shows as it is: what it would obey is written as an escape."""
+    written = json.dumps(document, ensure_ascii=False)
+    return NOT_ASCII.sub(lambda run: "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in run[0]), written)
+
+
+def hanging(console: Console, words: Text, start: str = "") -> None:
+    """Print words whose every line begins four columns in, the first behind what stands there; no line ends in spaces."""
+    from rich.text import Text
+
+    for place, line in enumerate(words.wrap(console, max(1, console.width - INDENT), overflow="fold")):
+        line.rstrip()
+        console.print(Text.assemble((f"{'' if place else start:{INDENT}}", "bold"), line))
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table; where it is wider than the terminal, its rows one below the other, so that no column is cut."""
+    from rich.measure import Measurement
+    from rich.text import Text
+
+    whole = Measurement.get(console, console.options.update(width=10_000), table).maximum
+    for column in table.columns:
+        widths = [max(map(len, text.splitlines()), default=0) for text in map(str, (column.header, *column.cells))]
+        if not column.no_wrap:  # may be folded, down to what can still be read
+            whole -= max(0, max(widths) - READABLE)
+    if whole <= console.width:
+        console.print(table)
+        return
+    if table.title:
+        console.print(Text(str(table.title), style="bold"))
+    titles = [str(column.header) for column in table.columns]
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        name, *values = map(str, row)
+        parts = [f"{title} {value}".strip() for title, value in zip(titles[1:], values, strict=True) if value]
+        console.print(Text(name or titles[0]))
+        hanging(console, Text(" · ".join(parts), style="dim"))
+    if table.caption:
+        console.print(Text(str(table.caption), style="dim"))

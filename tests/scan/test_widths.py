@@ -1,0 +1,121 @@
+"""At 40, 60, 80 and 120 columns: no line of a scan is wider, no column is missing, and no name breaks inside a word."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+import attemper
+from attemper import env
+from attemper._shown import print_table
+from attemper.lab import experiment, render
+from attemper.lab.cards import Card
+from attemper.lab.claims import CLAIMS, Judged
+from attemper.scan.shown import broken, short_names
+from attemper.scan.table import Fitted, text
+
+TEXT = "the dog chased the ball because it was fast ."
+WIDTHS = [40, 60, 80, 120]
+
+
+@pytest.fixture(scope="module")
+def documents(folder):
+    found = {name: attemper.scan(folder(name), TEXT, token="it", what_if=["none"]) for name in ("bert", "t5", "gpt2")}
+    return {name: one.document for name, one in found.items()}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["bert", "t5", "gpt2"])
+def test_a_scan_fits_and_loses_nothing(documents, name, width):
+    document = documents[name]
+    shown = text(document, width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert "…" not in shown.replace("it all …", "")
+    words = shown.split()
+    for row in (rows[0] for rows in _by_layer(document).values()):
+        for sign, digits in (("peak", 1), ("effective_keys", 1)):
+            values = [one[sign] for one in _by_layer(document)[row["layer"], row["kind"]]]
+            value = max(values) if sign == "peak" else sum(values) / len(values)
+            assert f"{value:.{digits}f}" in words, (row["layer"], sign)
+    assert (
+        sum(len(word) for word in words if set(word) <= set("▁▂▃▄▅▆▇█")) == len(document["heads"]) + 2
+    )  # and the legend's
+    assert "SelfAtt\n" not in shown
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+    console.print(Fitted(document))
+    assert [line.rstrip() for line in console.file.getvalue().rstrip().splitlines()] == shown.splitlines()
+
+
+def _by_layer(document):
+    found = {}
+    for row in document["heads"]:
+        found.setdefault((row["layer"], row["kind"]), []).append(row)
+    return found
+
+
+def test_names_keep_what_tells_layers_apart():
+    def named(*layers):
+        return list(short_names(layers).values())
+
+    bert = [(f"encoder.layer.{n}.attention.self", "self") for n in (0, 1)]
+    assert named(*bert) == ["0", "1"]
+    t5 = [
+        ("encoder.block.0.layer.0.SelfAttention", "self"),
+        ("encoder.block.1.layer.0.SelfAttention", "self"),
+        ("decoder.block.0.layer.0.SelfAttention", "self"),
+        ("decoder.block.1.layer.0.SelfAttention", "self"),
+        ("decoder.block.0.layer.1.EncDecAttention", "cross"),
+        ("decoder.block.1.layer.1.EncDecAttention", "cross"),
+    ]
+    assert named(*t5) == ["encoder.0", "encoder.1", "decoder.0", "decoder.1", "decoder.0 cross", "decoder.1 cross"]
+    assert named(("", "self")) == ["(the model)"]
+    assert named(("a.b", "self"), ("a.b", "cross")) == ["a.b", "a.b cross"]
+    assert named(("a\x1b.0", "self"), ("b.0.c", "self")) == ["a�", "b"]
+
+
+def test_a_name_breaks_behind_its_dots():
+    assert broken("in encoder.block.0.SelfAttention it", 16) == "in encoder.block.0.\nSelfAttention it"
+    assert broken("no-dots-in-this-word here", 6) == "no-dots-in-this-word here"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_else_is_printed_fits(width):
+    verdicts = ("holds", "holds with a condition", "false", "not decided", "not run")
+    judged = [
+        Judged(claim, verdicts[at % 5], {"a number of some length": 1.0}, "where " * 20, {"another": 2.0})
+        for at, claim in enumerate(CLAIMS)
+    ]
+    card = Card("A question " * 9, "An answer " * 12, "1.0 " * 30)
+    worked = experiment("worked")
+    rows = worked.run()
+    for what in (
+        lambda console: render.claims(judged, console),
+        lambda console: render.cards([card] * 12, console),
+        render.listing,
+        lambda console: render.show(worked, rows, console),
+        lambda console: console.print(env.table(env.describe())),
+    ):
+        console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False, markup=False)
+        what(console)
+        lines = console.file.getvalue().splitlines()
+        assert max(len(line.rstrip()) for line in lines) <= width
+        assert "…" not in "".join(lines).replace("cuda:1, …", "")
+
+
+def test_a_table_that_does_not_fit_is_a_list_with_every_number():
+    table = render.expectations(experiment("worked").verdict(experiment("worked").run()).expectations)
+    narrow, wide = (Console(file=io.StringIO(), width=width, color_system=None) for width in (40, 120))
+    for console in (narrow, wide):
+        print_table(console, table)
+    numbers = {word for word in wide.file.getvalue().split() if word.lstrip("±").replace(".", "").isdigit()}
+    assert numbers <= set(narrow.file.getvalue().split())
+
+
+def test_the_heads_of_a_scan_add_up(documents):
+    for document in documents.values():
+        line = next(line for line in text(document, 200).splitlines() if line.startswith("Of "))
+        numbers = [int(word) for word in line.split() if word.isdigit()]
+        assert numbers[0] == len(document["heads"]) == sum(numbers[1:]), line
+        assert all(one["scale"]["std_says"].startswith("Logits spread by ") for one in document["layers"])
+        assert json.dumps(document)
