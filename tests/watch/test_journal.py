@@ -3,8 +3,6 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 from torch import nn
 
 import attemper
+import forked
 from attemper.errors import InputError
 from attemper.watch import journal
 from attemper.watch.lines import HEADER
@@ -83,27 +82,40 @@ def test_a_disk_that_fills_up_ends_nothing_and_the_rows_come_later(model, tmp_pa
     assert "could not be written" in found.notes[0]
 
 
-LIMITED = """
-import resource, sys, warnings, torch, attemper
-warnings.simplefilter("always")
+CHILD = """
+import resource, warnings, torch, attemper
+path, start, limit = argv[0], int(argv[1]), int(argv[2])
 model, x = torch.nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(1, 5, 16)
-resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
-with attemper.watch(model, path=sys.argv[1]) as watch:
-    for _ in range(9):
-        model(x, x, x)
-        watch.step()
-assert len(watch.record.steps) == 9
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    with attemper.watch(model, path=path, start=start, keep=2 if limit else 300) as watch:
+        for _ in range(9 if limit else 200):
+            model(x, x, x)
+            watch.step()
+said = " ".join(str(warning.message) for warning in said)
+if limit:
+    # what is not in the file is in the record, however few steps it is to keep
+    assert {*attemper.Record.read(path).steps, *watch.record.steps} == set(range(9))
+    assert "'limited.jsonl' could not be written: File too large. The rows wait in memory" in said, said
+    words = "are not in 'limited.jsonl': File too large. This watch's record has them: watch.record.write(…)"
+    assert words in said, said
 """
 
 
-def test_a_limit_on_the_size_of_files(tmp_path):
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Files that processes of their own wrote: one with a limit on its size, one of two at once."""
     pytest.importorskip("resource")
-    path = tmp_path / "run.jsonl"
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "'run.jsonl' could not be written: File too large. The rows wait in memory" in done.stderr
-    assert "are not in 'run.jsonl': File too large. This watch's record has them: watch.record.write(…)" in done.stderr
-    steps = attemper.Record.read(path).steps  # with no warning: every line is whole
+    folder = tmp_path_factory.mktemp("written")
+    calls = [(folder / "limited.jsonl", 0, 3000), (folder / "two.jsonl", 0, 0), (folder / "two.jsonl", 1000, 0)]
+    forked.run(CHILD, calls, folder)
+    return folder
+
+
+def test_a_limit_on_the_size_of_files(written):
+    steps = attemper.Record.read(written / "limited.jsonl").steps  # with no warning: every line is whole
     assert 1 <= len(steps) < 9
     assert steps == list(range(len(steps)))
 
@@ -217,24 +229,7 @@ def test_two_watches_at_once(model, tmp_path):
     assert "written again later" in found.notes[0]
 
 
-WRITER = """
-import sys, warnings, torch, attemper
-warnings.simplefilter("ignore")
-model, x = torch.nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(1, 5, 16)
-with attemper.watch(model, path=sys.argv[1], start=int(sys.argv[2])) as watch:
-    for _ in range(200):
-        model(x, x, x)
-        watch.step()
-"""
-
-
-def test_two_processes_at_once(tmp_path):
-    path = tmp_path / "run.jsonl"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(path), start], env=environment) for start in ("0", "1000")
-    ]
-    assert [process.wait(120) for process in started] == [0, 0]
-    found = attemper.Record.read(path)
+def test_two_processes_at_once(written):
+    found = attemper.Record.read(written / "two.jsonl")
     assert sorted(found.steps) == [*range(200), *range(1000, 1200)]
     assert len(found) == 800

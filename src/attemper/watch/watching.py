@@ -304,8 +304,7 @@ class Watch:
 
     def _title(self, name: str) -> str:
         """What a layer is called in a sentence: the model itself by its class, not by that of a wrapper."""
-        whole = [module for module in self.modules if not self.names[id(module)]] or [self.model]
-        return name or type(whole[-1]).__name__
+        return name or [type(module).__name__ for module, named in named_modules(self.model).items() if not named][-1]
 
     def _note(self, sentence: str, aloud: bool = False) -> None:
         if sentence not in self._record.notes:
