@@ -120,5 +120,7 @@ def _plain_backward(saved: Any, grads: Any) -> bool:
     """Whether a backward can go straight to its kernel: nothing differentiates it again, traces it, or batches it."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or not at_rest():
         return False
-    # what is saved was plain; hooks of saved tensors may hand back another tensor, though not another kind of number
-    return all(t is None or is_plain(t) for t in grads) and all(t is None or is_kept(t) for t in saved)
+    # what is saved was plain; a hook of saved tensors may hand back something else
+    return not any(t is not None and not is_plain(t) for t in grads) and not any(
+        t is not None and not is_kept(t) for t in saved
+    )
