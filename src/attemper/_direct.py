@@ -16,9 +16,10 @@ from . import _ops, kernels
 from ._ops import bits, differentiate
 from ._plain import all_plain, at_rest, is_kept, is_plain, plain_problem
 from .kernels.seam import ARGMAX_BIT, BIT, Measured, Problem, Upstream, Wants
-from .vitals import Vitals
+from .vitals import SIGNS, Vitals
 
 _bits = cache(bits)
+assert Measured._fields[-len(SIGNS) :] == SIGNS
 
 
 def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
@@ -43,8 +44,7 @@ def attend_plain(problem: Problem, names: tuple[str, ...]) -> list[Any]:
             outputs = names if value is None else ("output", *names)
             found = _PlainAttention.apply(query, key, value, mask, gain, problem, signs, outputs)
             return [*found] if value is not None else [None, *found]
-    measured = kernels.load("cpu").bare_forward(problem, signs)
-    return [measured.output, *[getattr(measured, name) for name in names]]
+    return _named(kernels.load("cpu").bare_forward(problem, signs), names)
 
 
 def attend_unchecked(
@@ -68,7 +68,7 @@ def attend_unchecked(
         numbers = (_bits(names), grouped, causal, window, scale, softcap)
         measured = kernels.load("cpu").plain_forward(query, key, value, *numbers)
         if measured is not None:
-            return [measured.output, *[getattr(measured, name) for name in names]]
+            return _named(measured, names)
     problem = plain_problem(query, key, value, mask, causal, scale, window, softcap)
     if problem is None or not (grouped or query.shape[1] == key.shape[1]):
         return None
@@ -79,10 +79,15 @@ def _tracked(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.requires_grad
 
 
+def _named(measured: Measured, names: tuple[str, ...]) -> list[Any]:
+    # all signs are the last fields, in this order
+    return [measured[0], *(measured[-len(SIGNS) :] if names is SIGNS else [getattr(measured, name) for name in names])]
+
+
 def vitals_of(names: tuple[str, ...], tensors: Sequence[Tensor]) -> Vitals:
     """`Vitals(**signs)` of names that were checked."""
     vitals = Vitals.__new__(Vitals)
-    vitals.__dict__.update(zip(names, tensors, strict=True))
+    vitals.__dict__ = dict(zip(names, tensors, strict=True))
     return vitals
 
 
