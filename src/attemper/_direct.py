@@ -16,9 +16,10 @@ from . import _ops, kernels
 from ._ops import bits, differentiate
 from ._plain import all_plain, at_rest, is_kept, is_plain, plain_problem
 from .kernels.seam import Measured, Problem, Upstream, Wants, for_gradients
-from .vitals import Vitals
+from .vitals import SIGNS, Vitals
 
 _bits = cache(bits)
+assert Measured._fields[-len(SIGNS) :] == SIGNS
 
 
 def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
@@ -38,11 +39,11 @@ def attend_plain(problem: Problem, names: tuple[str, ...]) -> list[Any]:
     signs = _bits(names)
     if torch.is_grad_enabled() and any(map(_tracked, problem[:5])) and (names or value is not None):
         signs = for_gradients(signs, query, key, mask, gain)
-        outputs = _measured_of(names) if value is None else ("output", *_measured_of(names))
+        fields = (*names, "lse_low") if "lse" in names else names
+        outputs = fields if value is None else ("output", *fields)
         found = _PlainAttention.apply(query, key, value, mask, gain, problem, signs, outputs)
         return [*found] if value is not None else [None, *found]
-    measured = kernels.load("cpu").bare_forward(problem, signs)
-    return [measured.output, *[getattr(measured, name) for name in _measured_of(names)]]
+    return _named(kernels.load("cpu").bare_forward(problem, signs), names)
 
 
 def attend_unchecked(
@@ -66,7 +67,7 @@ def attend_unchecked(
         numbers = (_bits(names), grouped, causal, window, scale, softcap)
         measured = kernels.load("cpu").plain_forward(query, key, value, *numbers)
         if measured is not None:
-            return [measured.output, *[getattr(measured, name) for name in _measured_of(names)]]
+            return _named(measured, names)
     problem = plain_problem(query, key, value, mask, causal, scale, window, softcap)
     if problem is None or not (grouped or query.shape[1] == key.shape[1]):
         return None
@@ -77,17 +78,19 @@ def _tracked(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.requires_grad
 
 
-@cache
-def _measured_of(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The fields of `Measured` that vitals of these signs hold."""
-    return (*names, "lse_low") if "lse" in names else names
+def _named(measured: Measured, names: tuple[str, ...]) -> list[Any]:
+    # all signs are the last fields, in this order
+    signs = measured[-len(SIGNS) :] if names is SIGNS else [getattr(measured, name) for name in names]
+    return [measured.output, *signs, measured.lse_low] if "lse" in names else [measured.output, *signs]
 
 
 def plain_vitals(names: tuple[str, ...], tensors: Sequence[Tensor]) -> Vitals:
     """Vitals of signs whose names were checked, from what `attend_plain` gives after the output."""
     vitals = Vitals.__new__(Vitals)
-    vitals.__dict__.update(zip(names, tensors, strict=False))
-    return vitals._with_low(tensors[-1]) if tensors else vitals
+    vitals.__dict__ = dict(zip(names, tensors, strict=False))
+    if "lse" in names:
+        vitals._lse_low = tensors[-1]
+    return vitals
 
 
 class _PlainAttention(torch.autograd.Function):
@@ -123,5 +126,7 @@ def _plain_backward(saved: Any, grads: Any) -> bool:
     """Whether a backward can go straight to its kernel: nothing differentiates it again, traces it, or batches it."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or not at_rest():
         return False
-    # what is saved was plain; hooks of saved tensors may hand back another tensor, though not another kind of number
-    return all(t is None or is_plain(t) for t in grads) and all(t is None or is_kept(t) for t in saved)
+    # what is saved was plain; a hook of saved tensors may hand back something else
+    return not any(t is not None and not is_plain(t) for t in grads) and not any(
+        t is not None and not is_kept(t) for t in saved
+    )

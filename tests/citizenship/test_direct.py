@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attemper
 from attemper import _direct, kernels
 from attemper.errors import KernelUnavailable
-from native import needed, native
+from native import native, needed
 
 pytestmark = needed
 B, H, G, ROWS, KEYS, E = 2, 4, 2, 6, 9, 8
@@ -35,15 +35,18 @@ def direct(monkeypatch):
     """The passes that went straight to the kernel; "op" for a backward that did not."""
     taken, cpu = [], kernels.load("cpu")
     backward = cpu.backward
-    for name in ("plain_forward", "bare_forward", "bare_backward"):
 
-        def counted(*args, real=getattr(cpu, name), name=name, **options):
+    def counted(name, real):
+        def run(*args, **options):
             found = real(*args, **options)
             if found is not None:
                 taken.append(name)
             return found
 
-        monkeypatch.setattr(cpu, name, counted)
+        return run
+
+    for name in ("plain_forward", "bare_forward", "bare_backward"):
+        monkeypatch.setattr(cpu, name, counted(name, getattr(cpu, name)))
 
     def from_op(*args):
         found = backward(*args)

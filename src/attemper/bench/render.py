@@ -26,6 +26,10 @@ def show(document: dict[str, Any], console: Console) -> None:
         print_table(console, table)
     if document["speed"]:
         console.print("\n" + SPEED_LEGEND, style="dim")
+    if document["calls"]:
+        console.print()
+        console.print(_calls(document["calls"]))
+        console.print("\n" + CALLS_LEGEND, style="dim")
     if document["cpu"]:
         for table in _cpu(document["cpu"], wide=console.width >= WIDE):
             console.print()
@@ -64,6 +68,13 @@ CPU_LEGEND = (
     "× eager: against eager attention with the same statistics. GF/s, GB/s: of the products, or of keys and values read; "
     "machine: torch.mm, or a plain read, in the same rounds. Growth: of the time since "
     "the length above; where lengths double, 4 is quadratic."
+)
+
+
+CALLS_LEGEND = (
+    "µs: of sdpa(), or of attention(signs=()) where there is a window; median of interleaved rounds. ÷ torch: its time over "
+    "that of torch's SDPA (below 1 is faster), the median of the ratios within each round; all signs: that of attention() with "
+    "all of them. ÷ sliced: its time over that of the same call on the visible keys alone."
 )
 
 
@@ -122,6 +133,16 @@ def _cpu(rows: list[dict[str, Any]], wide: bool) -> Iterator[Table]:
             )
         table.caption = f"geometric mean {geometric_mean(cells):.2f} × SDPA"
         yield table
+
+
+def _calls(rows: list[dict[str, Any]]) -> Table:
+    table = _table(f"small calls, bands and layouts, {rows[0]['dtype']}")
+    for name in ("µs", "÷ torch", "all signs", "÷ sliced"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        over = (row["sdpa_over_torch"], row["signs_over_torch"], row["sdpa_over_sliced"])
+        table.add_row(row["name"], _number(row["us"]["sdpa"]), *(_ratio(spread, wide=False) for spread in over))
+    return table
 
 
 def _memory(rows: list[dict[str, Any]]) -> Table:

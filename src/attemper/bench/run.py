@@ -12,7 +12,7 @@ import torch
 from .. import env
 from ..errors import InputError, nearest
 from ..kernels import KERNELS
-from . import cpu, memory, operation, watch
+from . import calls, cpu, memory, operation, watch
 from .candidates import CANDIDATES, DTYPES, Case
 
 Shape = tuple[int, int, int, int]
@@ -119,7 +119,7 @@ def run(settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:
     found = env.describe()
     load = {"before": _load()}
     _warn(load["before"], 0, found["cpu"], note)
-    document: dict[str, Any] = {"environment": found, "load": load, **{part: [] for part in PARTS}}
+    document: dict[str, Any] = {"environment": found, "load": load, **{part: [] for part in (*PARTS, "calls")}}
     if "speed" in settings.parts:
         document["speed"] = operation.rows(cases(settings), rounds=settings.rounds, budget=settings.budget, note=note)
     if "memory" in settings.parts:
@@ -131,7 +131,9 @@ def run(settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:
         )
     if "cpu" in settings.parts:
         quick = settings.shapes == QUICK.shapes
-        document["cpu"] = cpu.rows(quick=quick, kernel=settings.kernel, dtype=settings.dtype, note=note)
+        common: dict[str, Any] = {"quick": quick, "kernel": settings.kernel, "dtype": settings.dtype, "note": note}
+        document["calls"] = calls.rows(**common)
+        document["cpu"] = cpu.rows(**common)
     load["after"] = _load()
     _warn(load["after"], found["cpu"]["threads"], found["cpu"], note)
     return document

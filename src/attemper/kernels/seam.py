@@ -241,32 +241,35 @@ def bare_room(query: Tensor, value_dim: int | None, signs: int, saved: bool) -> 
 
     Every tensor has memory of its own: of views of one block, writing into a sign would count as writing into what is saved.
     """
-    output: Any = None
+    batch, heads, rows, dim = query.shape
     # a tensor like another is the cheapest there is, and a small call is little more than these
-    if value_dim == query.shape[3]:
-        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    like = torch.empty_like
+    output: Any = None
+    if value_dim == dim:
+        output = like(query, memory_format=torch.contiguous_format)
     elif value_dim is not None:
-        output = query.new_empty((*query.shape[:3], value_dim))
+        output = query.new_empty((batch, heads, rows, value_dim))
     if not (signs or saved):
         return Measured(output, *_NOTHING)
-    lse: Any = query.new_empty(query.shape[:3], dtype=measuring_dtype(query.dtype))
-    like = torch.empty_like
+    steps, dtype = (heads * rows, rows, 1), measuring_dtype(query.dtype)
+    lse: Any = torch.empty_strided((batch, heads, rows), steps, dtype=dtype, device=query.device)
     low = value_dim is not None and signs & OUTPUT_LOW_BIT and query.dtype in HALVES
     return Measured(
-        output=output,
-        output_low=like(output, dtype=torch.int16) if low else None,  # type: ignore[arg-type]
-        argmax=like(lse, dtype=torch.int64) if signs & ARGMAX_BIT else None,  # type: ignore[arg-type]
-        lse_low=like(lse) if saved or signs & BIT["lse"] else None,  # type: ignore[arg-type]
-        visible=like(lse, dtype=torch.int32) if signs & BIT["visible"] else None,  # type: ignore[arg-type]
-        mean=like(lse) if signs & BIT["mean"] else None,  # type: ignore[arg-type]
-        variance=like(lse) if signs & BIT["variance"] else None,  # type: ignore[arg-type]
-        peak=like(lse) if signs & BIT["peak"] else None,  # type: ignore[arg-type]
-        lse=lse,
-        entropy=like(lse) if signs & BIT["entropy"] else None,  # type: ignore[arg-type]
-        p2=like(lse) if signs & BIT["p2"] else None,  # type: ignore[arg-type]
+        output,
+        like(output, dtype=torch.int16) if low else None,  # type: ignore[arg-type]
+        like(lse, dtype=torch.int64) if signs & ARGMAX_BIT else None,  # type: ignore[arg-type]
+        like(lse) if saved or signs & _LSE else None,  # type: ignore[arg-type]
+        like(lse, dtype=torch.int32) if signs & _VISIBLE else None,  # type: ignore[arg-type]
+        like(lse) if signs & _MEAN else None,  # type: ignore[arg-type]
+        like(lse) if signs & _VARIANCE else None,  # type: ignore[arg-type]
+        like(lse) if signs & _PEAK else None,  # type: ignore[arg-type]
+        lse,
+        like(lse) if signs & _ENTROPY else None,  # type: ignore[arg-type]
+        like(lse) if signs & _P2 else None,  # type: ignore[arg-type]
     )
 
 
+_VISIBLE, _MEAN, _VARIANCE, _PEAK, _LSE, _ENTROPY, _P2 = BIT.values()
 _NOTHING: Any = (None,) * (len(Measured._fields) - 1)
 
 

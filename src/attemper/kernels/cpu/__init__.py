@@ -65,7 +65,8 @@ def _measure(problem: Problem, signs: int, measured: Measured) -> Measured:
 
 
 def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants) -> Gradients:
-    found = bare_backward(problem, saved, upstream, wants)
+    there: Any = [tensor if tensor.numel() else None for tensor in saved]
+    found = bare_backward(problem, Measured(*there), upstream, wants)
     return Gradients(*(problem.query.new_empty(0) if gradient is None else gradient for gradient in found))
 
 
@@ -90,17 +91,17 @@ def bare_backward(problem: Problem, saved: Measured, upstream: Upstream, wants: 
         dmask,
     ]
     # addresses are taken below: what they point to lives until the call ends
-    kept = [None if tensor is None else tensor.contiguous() for tensor in saved]
-    arriving = [None if tensor is None else tensor.to(wide).contiguous() for tensor in upstream[1:]]
-    address = native.address
+    rows = [None if t is None else t.contiguous() for t in saved]
+    arriving = [None if t is None else t.to(wide).contiguous() for t in upstream[1:]]
+    g_output = upstream.output
     packed = native.pack(
         *_problem(problem, 0),
-        *[address(tensor) for tensor in kept],
-        *native.strided(upstream.output),
+        *[0 if t is None else t.data_ptr() for t in rows],
+        *(native.NOWHERE if g_output is None else (g_output.data_ptr(), *g_output.stride())),
         *(0, 0, 0),
-        *[address(tensor) for tensor in arriving],
+        *[0 if t is None else t.data_ptr() for t in arriving],
         bits,
-        *[address(tensor) for tensor in results],
+        *[0 if t is None else t.data_ptr() for t in results],
         *steps,
         parts,
         *native.how(),

@@ -139,11 +139,6 @@ def strided(tensor: Tensor | None) -> tuple[int, ...]:
     return (tensor.data_ptr(), *steps, *(0,) * (4 - len(steps)))
 
 
-def address(tensor: Tensor | None) -> int:
-    """Where a contiguous tensor is; 0 for one that is empty or not there."""
-    return 0 if tensor is None or not tensor.numel() else tensor.data_ptr()
-
-
 pack = LAYOUT.pack
 """One call for `run`: every field of Call."""
 

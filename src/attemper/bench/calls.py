@@ -1,0 +1,169 @@
+"""calls: the calls that the large cases hide: a few tokens, decode on short and long caches, bands, strange layouts.
+
+A small call is mostly the way to its kernel; a band on a long cache should cost what its visible keys cost. Each is measured as
+`sdpa()` (where there is a window, as `attention(signs=())`), with all signs, and as torch's SDPA, in the same rounds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..attention import attention, sdpa
+from .timing import interleave
+
+Row = dict[str, Any]
+
+ROUNDS, BUDGET = 40, 3.0
+BATCH = 1e-3
+"""Seconds that a timed step lasts at least: a small call is repeated within it."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One call to measure: `rows` queries of `heads` heads on `keys` keys, (B, G, L, E)."""
+
+    name: str
+    keys: tuple[int, int, int, int]
+    rows: int
+    heads: int = 0  # of the query; 0: as many as the keys have
+    causal: bool | str = False
+    window: int | None = None
+    turned: bool = False  # keys are stored (B, G, E, L)
+    mode: str = "no_grad"  # or "grad", with nothing that requires one, or "backward"
+
+    @property
+    def visible(self) -> slice | None:
+        """The keys that some row sees, where these are not all."""
+        length = self.keys[2]
+        if self.causal is True and self.window is None and self.rows < length:
+            return slice(0, self.rows)
+        if self.causal == "lower_right" and self.window is not None:
+            return slice(max(0, length - self.rows - self.window + 1), length)
+        return None
+
+
+SCENES = (
+    *(Scene(f"{n} tokens", (1, 8, n, 64), n) for n in (4, 16, 32, 64)),
+    Scene("4 tokens, causal", (1, 8, 4, 64), 4, causal=True),
+    Scene("4 tokens in grad mode", (1, 8, 4, 64), 4, mode="grad"),
+    *(Scene(f"{n} tokens, forward + backward", (1, 8, n, 64), n, mode="backward") for n in (4, 16)),
+    *(Scene(f"decode, {n} keys", (1, 8, n, 64), 1) for n in (16, 128, 512)),
+    Scene("decode, 12 heads on 1, 128 keys", (1, 1, 128, 64), 1, heads=12),
+    Scene("decode, 16 keys, B·H = 16,384", (1024, 16, 16, 64), 1),
+    Scene("decode, 2,048 keys stored (B, H, E, L)", (1, 16, 2048, 64), 1, turned=True),
+    Scene("1,024 rows on one key", (1, 8, 1, 64), 1024),
+    Scene("64 rows on 32,768 keys, causal", (1, 8, 32768, 64), 64, causal=True),
+    Scene("16 rows on 131,072 keys, the last 512", (1, 4, 131072, 64), 16, causal="lower_right", window=512),
+)
+
+
+def rows(*, quick: bool, kernel: str, dtype: str = "float32", note: Callable[[str], None]) -> list[Row]:
+    """Measure every scene; one row each."""
+    found = []
+    for scene in SCENES[:1] if quick else SCENES:
+        note(f"time: {scene.name}, {dtype}")
+        found.append(measure(scene, kernel, dtype, rounds=5 if quick else ROUNDS, budget=1.0 if quick else BUDGET))
+    return found
+
+
+def measure(scene: Scene, kernel: str, dtype: str, *, rounds: int, budget: float) -> Row:
+    """Times of ours over torch's, and over ours on the visible keys alone."""
+    inputs = _inputs(scene, getattr(torch, dtype))
+    calls = {
+        "attemper": _ours(scene, inputs, kernel, "all"),
+        "sdpa": _ours(scene, inputs, kernel, ()),
+        "torch": _torch(scene, inputs),
+    }
+    if scene.visible is not None:
+        query, key, value = inputs
+        calls["sliced"] = _ours(scene, (query, key[:, :, scene.visible], value[:, :, scene.visible]), kernel, ())
+    runs = {name: _in_mode(scene, inputs, call) for name, call in calls.items()}
+    repeats = {name: _repeats(run) for name, run in runs.items()}
+    times = interleave(
+        {name: _many(run, max(repeats.values())) for name, run in runs.items()}, rounds=rounds, budget=budget
+    )
+    each = {name: 1e6 * times.spread(name).median / max(repeats.values()) for name in runs}
+    return {
+        "name": scene.name,
+        "keys": list(scene.keys),
+        "rows": scene.rows,
+        "dtype": dtype,
+        "mode": scene.mode,
+        "us": {name: round(value, 2) for name, value in each.items()},
+        "sdpa_over_torch": times.speed("torch", "sdpa").to_dict(),
+        "signs_over_torch": times.speed("torch", "attemper").to_dict(),
+        "sdpa_over_sliced": times.speed("sliced", "sdpa").to_dict() if "sliced" in runs else None,
+    }
+
+
+def _inputs(scene: Scene, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    batch, groups, length, dim = scene.keys
+
+    def normal(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="cpu").normal_(generator=generator)
+
+    query = normal(batch, scene.heads or groups, scene.rows, dim)
+    key = normal(batch, groups, dim, length).mT if scene.turned else normal(*scene.keys)
+    tracked = scene.mode == "backward"
+    return query.requires_grad_(tracked), key.requires_grad_(tracked), normal(*scene.keys).requires_grad_(tracked)
+
+
+def _ours(scene: Scene, inputs: tuple[Tensor, ...], kernel: str, signs: Any) -> Callable[[], Tensor]:
+    query, key, value = inputs
+    grouped = query.shape[1] != key.shape[1]
+    if signs == () and kernel == "auto" and scene.window is None:
+        causal = bool(scene.causal)
+        return lambda: sdpa(query, key, value, is_causal=causal, enable_gqa=grouped)
+    options: dict[str, Any] = {"causal": scene.causal, "window": scene.window, "kernel": kernel, "signs": signs}
+    return lambda: attention(query, key, value, **options).output
+
+
+def _torch(scene: Scene, inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+    query, key, value = inputs
+    grouped = query.shape[1] != key.shape[1]
+    if scene.window is None:
+        causal = bool(scene.causal)
+        return lambda: scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=grouped)
+    # torch knows no window: a mask, made once
+    behind = key.shape[2] - scene.rows + torch.arange(scene.rows)[:, None] - torch.arange(key.shape[2])
+    mask = (behind >= 0) & (behind < scene.window)
+    return lambda: scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
+
+
+def _in_mode(scene: Scene, inputs: tuple[Tensor, ...], call: Callable[[], Tensor]) -> Callable[[], object]:
+    if scene.mode == "grad":
+        return call
+    if scene.mode == "backward":
+        arriving = torch.ones_like(inputs[0])
+        return lambda: torch.autograd.grad(call(), inputs, arriving)
+
+    def quietly() -> Tensor:
+        with torch.no_grad():
+            return call()
+
+    return quietly
+
+
+def _repeats(run: Callable[[], object]) -> int:
+    """How many calls last as long as BATCH."""
+    run()
+    start = time.perf_counter()
+    for _ in range(3):
+        run()
+    return max(1, round(BATCH / ((time.perf_counter() - start) / 3)))
+
+
+def _many(run: Callable[[], object], times: int) -> Callable[[], None]:
+    def repeated() -> None:
+        for _ in range(times):
+            run()
+
+    return repeated
