@@ -1,7 +1,8 @@
 """The command `attemper`: parse, call, print.
 
-Data goes to stdout, progress to stderr. Exit 0: fine; 1: findings, or a failure; 2: wrong use; 130: Ctrl-C; 141: nobody
-read to the end. What needs torch is imported inside a command, so that `--help` is quick.
+Data goes to stdout, progress to stderr. Exit 0: fine; 1: findings, or a failure; 2: wrong use, or a file or a disk that is in
+the way; 130: Ctrl-C; 143: SIGTERM; 141: nobody read to the end. What needs torch is imported inside a command, so that
+`--help` is quick.
 """
 
 from .app import app as app

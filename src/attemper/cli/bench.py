@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ..errors import InputError
-from .app import AsJson, console, note
+from .. import _files
+from .app import READER_LEFT, AsJson, Force, console, deliver, note
 
 
 def bench(
@@ -36,9 +36,10 @@ def bench(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="Write the JSON document here too.")
     ] = None,
+    force: Force = False,
 ) -> None:
     """What the operation costs in time and memory, beside torch SDPA and eager attention; what watching a model costs."""
-    _check_output(output, (".json",))
+    _files.check(output, (".json",), force)
     from ..bench import render
     from ..bench import run as runner
 
@@ -54,12 +55,13 @@ def bench(
         lengths=tuple(length or ()),
     )
     document = runner.run(settings, note=note)
-    if as_json:
-        print(json.dumps(document))
-    else:
-        render.show(document, console())
-    if output is not None:
-        _write(output, json.dumps(document, indent=1) + "\n")
+    text = json.dumps(document, indent=1) + "\n"
+    heard = deliver(
+        lambda: print(json.dumps(document)) if as_json else render.show(document, console()),
+        None if output is None else lambda: _files.save(output, text.encode()),
+    )
+    if not heard:
+        raise typer.Exit(READER_LEFT)
 
 
 def env(as_json: AsJson = False) -> None:
@@ -67,24 +69,5 @@ def env(as_json: AsJson = False) -> None:
     from .. import env as environment
 
     found = environment.describe()
-    if as_json:
-        print(json.dumps(found))
-    else:
-        console().print(environment.table(found))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"-o: cannot write {str(path)!r}: {error.strerror}. Choose another file.") from None
-
-
-def _check_output(path: Path | None, suffixes: tuple[str, ...]) -> None:
-    """Refuse a file that could not be written before the work, not after it."""
-    if path is None:
-        return
-    if path.suffix not in suffixes:
-        raise InputError(f"-o must end in {' or '.join(suffixes)}; got {path.name!r}.")
-    if not path.parent.is_dir():
-        raise InputError(f"-o: there is no folder {str(path.parent)!r}. Make it first.")
+    if not deliver(lambda: print(json.dumps(found)) if as_json else console().print(environment.table(found))):
+        raise typer.Exit(READER_LEFT)
