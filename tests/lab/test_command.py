@@ -221,7 +221,7 @@ def test_training_takes_every_core_unless_told(attemper_command, monkeypatch, tm
     assert asked[3:] == [4, 2]
     code, _, err = attemper_command(*tiny, "--jobs", "99999999999")
     assert code == 2
-    assert "1<=x<=4096" in err
+    assert "4096" in err
     assert len(asked) == 5
 
 

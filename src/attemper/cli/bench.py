@@ -26,7 +26,9 @@ def bench(
     dtype: Annotated[str, typer.Option(help="float16, bfloat16, float32 or float64.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
     kernel: Annotated[str, typer.Option(help="The kernel of ours to time; `attemper env` lists them.")] = "auto",
-    rounds: Annotated[int | None, typer.Option(min=1, help="Times each candidate runs.", show_default="15")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Times each candidate runs.", show_default="15")
+    ] = None,
     length: Annotated[
         list[int] | None,
         typer.Option(min=1, metavar="L", help="Length for memory; repeat for more.", show_default="8192, 16384, 32768"),

@@ -21,7 +21,7 @@ NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP: its termin
 PATIENCE = 10.0  # seconds for a call into C to come back
 AGAIN = 1.0  # seconds after which a signal is a second one, and not the same key press by way of a parent
 AFTER = 0.02  # seconds until a signal that was lost is sent again
-REPEAT = 255  # in the pipe, beside the signals' numbers
+REPEAT, END = 255, 0  # in the pipe, beside the signals' numbers
 
 
 class Stopped(KeyboardInterrupt):
@@ -56,8 +56,9 @@ class Stopping:
         if self._before and os.name == "posix":
             signal.set_wakeup_fd(self._wakeup)
             sys.unraisablehook = self._hook
-            os.close(self._writing)  # which ends the thread
+            os.write(self._writing, bytes([END]))  # a fork may hold the pipe open, so closing it says nothing
             self._thread.join()
+            os.close(self._writing)
             os.close(self._reading)
         self._before = {}
 
@@ -105,7 +106,7 @@ class Stopping:
                     self._leave("the step under way cannot be interrupted, so it was left where it stood")
                 continue
             heard = os.read(self._reading, 1)
-            if not heard:
+            if heard[0] == END:
                 return
             if heard[0] == REPEAT:
                 time.sleep(AFTER)

@@ -100,7 +100,7 @@ def run(
     about = None if token is None else _about(token, inputs)
     watching = watch(loaded.model)
     watching.where = "scan"
-    done, interrupted = 0, False
+    done, interrupted, by = 0, False, ""
     with _as_in_use(loaded.model), nullcontext() if loaded.source == "object" else offline():
         try:
             with _unheard(), watching:
@@ -111,12 +111,12 @@ def run(
                         watching.examiners.append(about)
                     _call(loaded, one)
                     done += 1
-        except KeyboardInterrupt:
-            interrupted = True
+        except KeyboardInterrupt as stop:
+            interrupted, by = True, str(stop) or "Ctrl-C"
         notes = [*loaded.notes, *_notes_of(inputs), *watching.record.notes]
         if interrupted:
             notes.insert(
-                0, f"stopped by Ctrl-C after {done} of {len(inputs)} inputs: what follows is what was measured."
+                0, f"stopped by {by} after {done} of {len(inputs)} inputs: what follows is what was measured."
             )
         document = assemble(loaded, inputs, watching.record, examiners, notes)
         if about is not None:
@@ -254,8 +254,8 @@ def _what_if(
         try:
             with _unheard():
                 found += [one.to_dict() for one in what_if(model, again, [rule], applied)]
-        except KeyboardInterrupt:
-            document["notes"].insert(0, f"stopped by Ctrl-C before the rule {rule!r} was tried.")
+        except KeyboardInterrupt as stop:
+            document["notes"].insert(0, f"stopped by {str(stop) or 'Ctrl-C'} before the rule {rule!r} was tried.")
             return found, True
     return found, False
 
