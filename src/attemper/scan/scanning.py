@@ -115,9 +115,7 @@ def run(
             interrupted, by = True, str(stop) or "Ctrl-C"
         notes = [*loaded.notes, *_notes_of(inputs), *watching.record.notes]
         if interrupted:
-            notes.insert(
-                0, f"stopped by {by} after {done} of {len(inputs)} inputs: what follows is what was measured."
-            )
+            notes.insert(0, f"stopped by {by} after {done} of {len(inputs)} inputs: what follows is what was measured.")
         document = assemble(loaded, inputs, watching.record, examiners, notes)
         if about is not None:
             document["token"] = about.to_dict()
