@@ -7,7 +7,7 @@ RUNS := .venv/runs
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist loadgroup
 
-.PHONY: run test test-all browser check format native fuzz sanitize bench docs figures clean
+.PHONY: run test test-all browser check format native fuzz sanitize hostile bench docs figures clean
 
 run: $(RUNS)  ## a scan of the embedded model, with and without its scale, and the report
 	$(BIN)/attemper scan --token it --what-if none -o attemper-report.html --force
@@ -38,6 +38,9 @@ fuzz: $(READY) native  ## 10,000 random calls of the native kernel against the d
 
 sanitize: $(READY)  ## the native kernel's tests with AddressSanitizer and UBSan
 	scripts/sanitize.sh -n $(CORES)
+
+hostile: $(READY)  ## every command under full disks, closed streams, signals and absurd numbers
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/hostile.py
 
 bench: $(READY)  ## ours, torch's SDPA, eager, eager with statistics: interleaved, as ratios
 	$(BIN)/attemper bench

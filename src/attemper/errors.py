@@ -32,6 +32,20 @@ class MissingExtra(AttemperError, ImportError):
     """An optional dependency is not installed."""
 
 
+NO_ROOM = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "calculation overflowed",
+    "multiplication overflow",
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is not enough memory, in one of the ways in which Python and torch say it."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in NO_ROOM)
+
+
 def nearest(word: object, known: Iterable[str]) -> str:
     """The clause that helps after a misspelt name: the closest known one, then all of them."""
     known = list(known)

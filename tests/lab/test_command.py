@@ -207,12 +207,22 @@ def test_training_takes_every_core_unless_told(attemper_command, monkeypatch, tm
         return Swept([], 0, [])
 
     monkeypatch.setattr(command, "sweep", sweep)
+    monkeypatch.setattr(command, "_cores", lambda: 4)
     tiny = ["run", "recall", "--results", str(tmp_path)]
     attemper_command(*tiny)
     attemper_command(*tiny, "--jobs", "3")
     attemper_command("run", "two_keys")
-    assert asked[0] >= 1
-    assert asked[1:] == [3, None]
+    assert asked == [4, 3, None]
+    # processes beyond the cells and the cores would only wait, and be waited for
+    lowered = attemper_command(*tiny, "--jobs", "300")[2]
+    assert "--jobs 300 is lowered to 4: there are 36 cells to measure and 4 cores" in lowered
+    few = attemper_command(*tiny, "--jobs", "3", "--seed", "0", "--lr", "1e-3", "--rule", "none,dk")[2]
+    assert "--jobs 3 is lowered to 2: there are 2 cells to measure and 4 cores" in few
+    assert asked[3:] == [4, 2]
+    code, _, err = attemper_command(*tiny, "--jobs", "99999999999")
+    assert code == 2
+    assert "4096" in err
+    assert len(asked) == 5
 
 
 def test_claims_prints_all_and_writes_a_page(attemper_command, tmp_path, little):

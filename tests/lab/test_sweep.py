@@ -95,6 +95,54 @@ def test_a_foreign_file_is_not_touched(tmp_path, content):
     assert path.read_text(encoding="utf-8") == content
 
 
+@pytest.mark.parametrize(
+    "damage", [b"\x00\xff\n", b"not json\n", b"[]\n", b'{"cell": {"x": 1}}\n', b'{"cell": 1, "rows": []}\n']
+)
+def test_a_damaged_line_is_named_and_its_cell_measured_again(tmp_path, damage):
+    seen, notes = [], []
+    found = toy(lambda cell: seen.append(cell["x"]) or [{"y": cell["x"]}])
+    sweep(found, {"x": (1, 2, 3)}, results=tmp_path)
+    path = tmp_path / "toy.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], damage, lines[3]]))
+    swept = sweep(found, {"x": (1, 2, 3)}, results=tmp_path, note=notes.append)
+    assert [row["y"] for row in swept.rows] == [1, 2, 3]
+    assert seen == [1, 2, 3, 2]
+    assert notes[0] == f"{str(path)!r}: line 3 cannot be read and is left out: what it held is measured again"
+    assert sweep(found, {"x": (1, 2, 3)}, results=tmp_path).resumed == 3
+
+
+def test_a_full_disk_does_not_end_a_sweep(tmp_path):
+    """What was measured is given, what could be kept is whole, and the next run measures the rest."""
+    resource = pytest.importorskip("resource")
+    found, notes = toy(lambda cell: [{"y": "long " * 2000 if cell["x"] == 2 else cell["x"]}]), []
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        swept = sweep(found, {"x": (1, 2, 3)}, results=tmp_path, note=notes.append)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(swept.rows) == 3
+    assert swept.unkept.startswith(f"run: not every cell could be kept in {str(tmp_path)!r}: File too large.")
+    assert len(notes) == 1
+    assert sweep(found, {"x": (1, 2, 3)}, results=tmp_path).resumed == 2
+    assert len((tmp_path / "toy.jsonl").read_bytes().splitlines()) == 4
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_sweep_that_is_stopped_says_what_is_kept(tmp_path, kept):
+    def measure(cell):
+        if cell["x"] == 3:
+            raise KeyboardInterrupt
+        return [{"y": cell["x"]}]
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        sweep(toy(measure), {"x": (1, 2, 3, 4)}, results=tmp_path if kept else None)
+    where = f"2 of 4 cells are kept in {str(tmp_path)!r}: type the same command to go on from them."
+    lost = "2 of 4 cells were measured, and none is kept: --results FOLDER keeps them."
+    assert stopped.value.__notes__ == [where if kept else lost]
+
+
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written(tmp_path):
     tmp_path.chmod(0o500)

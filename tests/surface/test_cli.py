@@ -60,6 +60,7 @@ OPTIONS = {
         "--json",
         "--output",
         "-o",
+        "--force",
     ],
     "explain": [
         "TEXT",
@@ -293,13 +294,17 @@ def test_bench_json_is_one_document_with_rows_and_the_machine(attemper_command, 
     assert "(1, 2, 64, 16) causal, float32 on cpu, forward" in err
 
 
-def test_bench_prints_even_when_the_file_cannot_be_written(attemper_command, fake_memory, tmp_path):
-    target = tmp_path / "folder.json"
-    target.mkdir()
-    code, out, err = attemper_command("bench", "memory", "--length", "256", "--json", "-o", str(target))
-    assert code == 2
-    assert json.loads(out)["memory"]
-    assert f"Error: -o: cannot write {str(target)!r}: Is a directory. Choose another file." in err
+def test_bench_keeps_a_file_that_is_there(attemper_command, fake_memory, tmp_path):
+    target = tmp_path / "rows.json"
+    target.write_text("precious")
+    words = ["bench", "memory", "--length", "256", "--json", "-o", str(target)]
+    code, out, err = attemper_command(*words)
+    assert (code, out, fake_memory) == (2, "", [])
+    assert "is there already. Add --force to overwrite it" in err
+    assert target.read_text() == "precious"
+    code, out, _ = attemper_command(*words, "--force")
+    assert code == 0
+    assert json.loads(out) == json.loads(target.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(

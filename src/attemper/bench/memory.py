@@ -11,6 +11,8 @@ import contextlib
 import ctypes
 import gc
 import json
+import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,6 +92,21 @@ def _on_cpu(run: Callable[[], tuple[Tensor, ...]]) -> tuple[int, tuple[Tensor, .
     before = _resident()
     results = run()
     return _high_water() - before, results
+
+
+def free(device: str) -> float:
+    """Bytes that a device could still give; without end where nobody says."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows
+        return math.inf
 
 
 def _return_free_memory() -> None:

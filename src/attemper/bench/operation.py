@@ -14,6 +14,8 @@ BASELINES = ("sdpa", "eager_statistics")
 GEMM = "gemm"
 EAGER_LIMIT = 4 << 30
 """Eager candidates are left out when one n × n matrix is larger than this: they hold several."""
+MOST_SIDE = 8192
+"""Of the matrix product: its rate no longer depends on its size, and three such matrices are held."""
 
 Row = dict[str, Any]
 
@@ -64,9 +66,9 @@ def measure(case: Case, *, rounds: int, budget: float, note: Callable[[str], Non
 
 
 def gemm_side(flops: float, device: str) -> int:
-    """The side of the square product with about as many operations, or large enough to show the device's rate."""
+    """The side of the square product with about as many operations, or with enough of them to show the device's rate."""
     least = 256 if torch.device(device).type == "cpu" else 4096
-    return max(least, round((flops / 2) ** (1 / 3) / 64) * 64)
+    return min(MOST_SIDE, max(least, round((flops / 2) ** (1 / 3) / 64) * 64))
 
 
 def gemm(case: Case, side: int) -> Callable[[], object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,9 @@ USES = {
 """The options that each part heeds, beside --quick; another would do nothing."""
 EAGER_LENGTH = 8192
 """Longest length at which the memory of eager attention is measured, for contrast: it grows with the square."""
+
+HELD = 8
+"""Tensors of the shape that a forward and a backward hold at once: inputs, output, and as many gradients."""
 
 BUSY = 0.5
 """Load per core beyond our own, above which other work is in the way."""
@@ -112,6 +116,23 @@ def check(settings: Settings) -> None:
         raise InputError(
             f"bench: --device {settings.device!r} is not usable here; `attemper env` lists what is. Type --device cpu."
         ) from None
+    _check_room(settings)
+
+
+def _check_room(settings: Settings) -> None:
+    """Refuse what no memory holds: a system may grant it, and kill the process that uses it."""
+    free = memory.free(settings.device)
+    shapes = [*(settings.shapes if "speed" in settings.parts else ())]
+    lengths = [*(settings.lengths if "memory" in settings.parts else ())]
+    for option, shape in [("--shape", shape) for shape in shapes] + [("--length", (1, 1, n, 64)) for n in lengths]:
+        needs = HELD * math.prod(shape) * getattr(torch, settings.dtype).itemsize
+        if needs > free:
+            typed = ",".join(map(str, shape)) if option == "--shape" else shape[2]
+            known = "1,8,2048,64" if option == "--shape" else "8192"
+            raise InputError(
+                f"bench: {option} {typed} needs about {needs // 2**30:,} GiB in {settings.dtype}; {free / 2**30:,.0f} GiB are "
+                f"free on {settings.device}. Type {option} {known}."
+            )
 
 
 def run(settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:

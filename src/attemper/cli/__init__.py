@@ -1,15 +1,19 @@
 """The command `attemper`: parse, call, print.
 
-Data goes to stdout, progress to stderr. Exit 0: fine; 1: findings, or a failure; 2: wrong use; 130: Ctrl-C; 141: nobody
-read to the end. What needs torch is imported inside a command, so that `--help` is quick.
+Data goes to stdout, progress to stderr. Exit 0: fine; 1: findings, or a failure; 2: wrong use, or a file or a disk that is in
+the way; 130: Ctrl-C; 143: SIGTERM; 141: nobody read to the end. What needs torch is imported inside a command, so that
+`--help` is quick.
 """
 
-from .app import app as app
-from .app import main as main
-from .bench import bench, env
-from .explain import explain
-from .lab import cards, claims, run
-from .scan import scan
+try:
+    from .app import app as app
+    from .app import main as main
+    from .bench import bench, env
+    from .explain import explain
+    from .lab import cards, claims, run
+    from .scan import scan
+except KeyboardInterrupt:  # before main() could say so
+    raise SystemExit(130) from None
 
 OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}  # an experiment's, which `run` hands on
 

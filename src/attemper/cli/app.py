@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
 from .._shown import safe
-from ..errors import AttemperError
+from ..errors import AttemperError, InputError, out_of_memory
+from .stopping import Stopping
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+
+class _Commands(TyperGroup):
+    """Every command runs in here, so that its end by a signal is told in one way, before typer has a word for it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        stopping: Stopping = ctx.obj
+        try:
+            return super().invoke(ctx)
+        except (AttemperError, typer.Exit):
+            raise
+        except (KeyboardInterrupt, Exception) as error:
+            # in the middle of an import a signal may come out as another error
+            if stopping.number is None and not isinstance(error, KeyboardInterrupt):
+                raise
+            kept = " ".join(getattr(error, "__notes__", ())) or "Nothing was kept."
+            note(f"Stopped by {stopping.name}. {kept}")
+            raise typer.Exit(INTERRUPTED) from None
+
+
 app = typer.Typer(
     name="attemper",
+    cls=_Commands,
     help="Scaled dot-product attention that measures itself while it runs.",
     no_args_is_help=True,
     add_completion=False,
@@ -27,6 +50,7 @@ app = typer.Typer(
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+INTERRUPTED = 130  # in place of which main() gives 143 for SIGTERM
 READER_LEFT = 141  # as a shell says it of a program that SIGPIPE ended
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file that -o names.")]
 
@@ -35,11 +59,53 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends in SystemExit."""
     for stream in (sys.stdout, sys.stderr):
         _never_fail(stream)
+    _open_streams()
+    with Stopping() as stopping:
+        code = _run(arguments, stopping)
+        raise SystemExit(stopping.code if code == INTERRUPTED else code)
+
+
+def _run(arguments: Sequence[str] | None, stopping: Stopping) -> int:
+    """The exit code; what ends in an error that is not ours to mend ends in a sentence, never in a traceback."""
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="attemper")
+        if sys.stdout is None:
+            raise InputError("stdout is closed, so nothing can be printed. Redirect it: > out.txt, or > /dev/null.")
+        try:
+            app(args=None if arguments is None else list(arguments), prog_name="attemper", obj=stopping)
+        except SystemExit as ended:
+            if not deliver(lambda: None):  # of --help, which nobody has flushed
+                return READER_LEFT
+            return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except AttemperError as error:
-        print(f"Error: {safe(error)}", file=sys.stderr)
-        raise SystemExit(2) from None
+        note(f"Error: {error}")
+    except OSError as error:
+        note(f"Error: {_of_the_system(error)}")
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        note("Error: there is not enough memory for this. Use smaller numbers, a shorter text or a smaller model.")
+    return 2
+
+
+def _of_the_system(error: OSError) -> str:
+    if error.filename is None:
+        return f"the system refused: {error.strerror or error}."
+    return f"cannot use {str(error.filename)!r}: {error.strerror}. Check that it is there and who may read it."
+
+
+def _open_streams() -> None:
+    """A descriptor that is closed would go to the next file that is opened, and what is printed would land in that."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            with contextlib.suppress(OSError):
+                empty = os.open(os.devnull, os.O_RDWR)
+                if empty != number:
+                    os.dup2(empty, number)
+                    os.close(empty)
+    if sys.stderr is None:  # print(file=None) would print to stdout
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (held to the end)
 
 
 def _never_fail(stream: object) -> None:
@@ -68,20 +134,50 @@ def _root(
 def console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False, markup=False)  # 'attemper[hf]' is not markup
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would end the program here, before a file is written
+
+    return Plain(highlight=False, markup=False)  # 'attemper[hf]' is not markup
 
 
 def note(line: str) -> None:
-    print(safe(line), file=sys.stderr, flush=True)
+    """A line on stderr, without what would steer a terminal; where nobody can read it the work goes on."""
+    with contextlib.suppress(OSError):
+        print(safe(line), file=sys.stderr, flush=True)
 
 
 def say(words: str) -> bool:
-    """Print to stdout; whether there was a reader to the end: `| head` leaves once it has its lines."""
+    """Print to stdout; whether there was a reader to the end."""
+    return deliver(lambda: print(words))
+
+
+def deliver(show: Callable[[], object], write: Callable[[], object] | None = None) -> bool:
+    """Print what was measured, then write it, each whatever becomes of the other. Whether there was a reader to the end:
+    `| head` leaves once it has its lines.
+
+    Args:
+        show: prints to stdout.
+        write: writes the file that was asked for; None where none was.
+    """
+    unread: OSError | None = None
     try:
-        print(words, flush=True)
-    except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # what is flushed at the end goes nowhere, silently
-        return False
-    return True
+        show()
+        sys.stdout.flush()
+    except OSError as error:
+        unread = error
+        _hush()
+    finally:  # after Ctrl-C too
+        if write is not None:
+            write()
+    if unread is not None and not isinstance(unread, BrokenPipeError):
+        raise InputError(f"stdout: cannot print: {unread.strerror}. Free some room, or redirect it elsewhere.")
+    return unread is None
+
+
+def _hush() -> None:
+    """What is still to be flushed at the end goes nowhere, silently."""
+    with contextlib.suppress(OSError, ValueError):  # not a real file, in a test or a notebook
+        empty = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(empty, sys.stdout.fileno())
+        os.close(empty)

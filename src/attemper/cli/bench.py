@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ..errors import InputError
-from .app import AsJson, console, note
+from .. import _files
+from .app import READER_LEFT, AsJson, Force, console, deliver, note
 
 
 def bench(
@@ -26,7 +26,9 @@ def bench(
     dtype: Annotated[str, typer.Option(help="float16, bfloat16, float32 or float64.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
     kernel: Annotated[str, typer.Option(help="The kernel of ours to time; `attemper env` lists them.")] = "auto",
-    rounds: Annotated[int | None, typer.Option(min=1, help="Times each candidate runs.", show_default="15")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Times each candidate runs.", show_default="15")
+    ] = None,
     length: Annotated[
         list[int] | None,
         typer.Option(min=1, metavar="L", help="Length for memory; repeat for more.", show_default="8192, 16384, 32768"),
@@ -36,9 +38,10 @@ def bench(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="Write the JSON document here too.")
     ] = None,
+    force: Force = False,
 ) -> None:
     """What the operation costs in time and memory, beside torch SDPA and eager attention; what watching a model costs."""
-    _check_output(output, (".json",))
+    _files.check(output, (".json",), force)
     from ..bench import render
     from ..bench import run as runner
 
@@ -64,12 +67,13 @@ def bench(
         lengths=tuple(length or ()),
     )
     document = runner.run(settings, note=note)
-    if as_json:
-        print(json.dumps(document))
-    else:
-        render.show(document, console())
-    if output is not None:
-        _write(output, json.dumps(document, indent=1) + "\n")
+    text = json.dumps(document, indent=1) + "\n"
+    heard = deliver(
+        lambda: print(json.dumps(document)) if as_json else render.show(document, console()),
+        None if output is None else lambda: _files.save(output, text.encode()),
+    )
+    if not heard:
+        raise typer.Exit(READER_LEFT)
 
 
 def env(as_json: AsJson = False) -> None:
@@ -77,24 +81,5 @@ def env(as_json: AsJson = False) -> None:
     from .. import env as environment
 
     found = environment.describe()
-    if as_json:
-        print(json.dumps(found))
-    else:
-        console().print(environment.table(found))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"-o: cannot write {str(path)!r}: {error.strerror}. Choose another file.") from None
-
-
-def _check_output(path: Path | None, suffixes: tuple[str, ...]) -> None:
-    """Refuse a file that could not be written before the work, not after it."""
-    if path is None:
-        return
-    if path.suffix not in suffixes:
-        raise InputError(f"-o must end in {' or '.join(suffixes)}; got {path.name!r}.")
-    if not path.parent.is_dir():
-        raise InputError(f"-o: there is no folder {str(path.parent)!r}. Make it first.")
+    if not deliver(lambda: print(json.dumps(found)) if as_json else console().print(environment.table(found))):
+        raise typer.Exit(READER_LEFT)

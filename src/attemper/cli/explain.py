@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..scale import RULES
-from .app import AsJson, console
+from .app import READER_LEFT, AsJson, console, deliver
 
 
 def explain(
@@ -40,11 +40,15 @@ def explain(
     from ..explain.text import plain
 
     found = told(" ".join(text), rule=rule, heads=heads, score=score, d_model=d_model, d_k=d_k, seed=seed, layer=layer)
-    if as_json:
-        print(json.dumps(found.to_dict()))
-        return
     screen = console()
-    if screen.is_terminal:
-        screen.print(found)
-    else:
-        print(plain(found, shutil.get_terminal_size().columns))  # 80, or COLUMNS
+
+    def show() -> None:
+        if as_json:
+            print(json.dumps(found.to_dict()))
+        elif screen.is_terminal:
+            screen.print(found)
+        else:
+            print(plain(found, shutil.get_terminal_size().columns))  # 80, or COLUMNS
+
+    if not deliver(show):
+        raise typer.Exit(READER_LEFT)

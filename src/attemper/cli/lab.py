@@ -8,7 +8,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from .app import AsJson, Force, console, note
+from ..errors import InputError
+from .app import READER_LEFT, AsJson, Force, console, deliver, note
+
+MOST_JOBS = 4096  # more than any machine has cores
 
 
 def run(
@@ -19,7 +22,10 @@ def run(
     jobs: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Processes that measure at the same time.", show_default="one per core where it trains"
+            min=1,
+            max=MOST_JOBS,
+            help="Processes that measure at the same time.",
+            show_default="one per core where it trains",
         ),
     ] = None,
     results: Annotated[
@@ -41,22 +47,28 @@ def run(
     from ..lab.command import measure, options
 
     if show_list or name is None:
-        render.listing(console())
-        raise typer.Exit(0 if show_list else 2)
+        heard = deliver(lambda: render.listing(console()))
+        raise typer.Exit(2 if not show_list else 0 if heard else READER_LEFT)
     found = experiment(name)
     settings = found.settings(options(found, context.args), preset)
     files.check(output, files.SUFFIXES, force)
     swept = measure(found, settings, results, jobs, note)
     if not swept.rows:
         fail(swept.failures)
-    if as_json:
-        print(files.text(files.document(found, swept.rows)))
-    else:
-        render.show(found, swept.rows, console())
-    if output is not None:
-        files.write(output, found, swept.rows)
+
+    def show() -> None:
+        if as_json:
+            print(files.text(files.document(found, swept.rows)))
+        else:
+            render.show(found, swept.rows, console())
+
+    heard = deliver(show, None if output is None else lambda: files.write(output, found, swept.rows))
     if swept.failures:
         fail(swept.failures)
+    if swept.unkept:
+        raise InputError(swept.unkept)
+    if not heard:
+        raise typer.Exit(READER_LEFT)
 
 
 def claims(
@@ -79,13 +91,14 @@ def claims(
     files.check(output, (".html", ".json"), force)
     judged = lab_claims.run(train=train, note=note, results=results)
     document = lab_claims.document(judged)
-    if as_json:
-        print(files.text(document))
-    else:
-        render.claims(judged, console())
-    if output is not None:
-        text = lab_claims.page(document) if output.suffix.lower() == ".html" else files.text(document, indent=1)
-        files.save(output, f"{text}\n".encode())
+
+    def write() -> None:
+        if output is not None:
+            text = lab_claims.page(document) if output.suffix.lower() == ".html" else files.text(document, indent=1)
+            files.save(output, f"{text}\n".encode())
+
+    if not deliver(lambda: print(files.text(document)) if as_json else render.claims(judged, console()), write):
+        raise typer.Exit(READER_LEFT)
 
 
 def cards(
@@ -103,13 +116,14 @@ def cards(
     files.check(output, (".tsv", ".json"), force)
     deck = lab_cards.deck(note)
     document = [vars(card) for card in deck]
-    if as_json:
-        print(files.text(document))
-    else:
-        render.cards(deck, console())
-    if output is not None:
-        text = lab_cards.anki(deck) if output.suffix.lower() == ".tsv" else files.text(document, indent=1) + "\n"
-        files.save(output, text.encode())
+
+    def write() -> None:
+        if output is not None:
+            text = lab_cards.anki(deck) if output.suffix.lower() == ".tsv" else files.text(document, indent=1) + "\n"
+            files.save(output, text.encode())
+
+    if not deliver(lambda: print(files.text(document)) if as_json else render.cards(deck, console()), write):
+        raise typer.Exit(READER_LEFT)
 
 
 def fail(failures: Sequence[object]) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .._shown import json_text
-from .app import READER_LEFT, AsJson, Force, console, note, say
+from .app import READER_LEFT, AsJson, Force, console, deliver, note, say
 from .progress import progress
 
 if TYPE_CHECKING:
@@ -105,10 +105,13 @@ def scan(
     except KeyboardInterrupt:
         note("Stopped before anything was measured.")
         raise typer.Exit(130) from None
-    if output is not None:  # before anything is printed: whoever reads that may leave early
-        found.write(output, attention)
-        note(f"{output} written" + ("; open it in a browser" if output.suffix.lower() == ".html" else ""))
-    heard = _show(found, as_json, attention)
+
+    def write() -> None:
+        if output is not None:
+            found.write(output, attention)
+            note(f"{output} written" + ("; open it in a browser" if output.suffix.lower() == ".html" else ""))
+
+    heard = deliver(lambda: _show(found, as_json, attention), write)
     if found.interrupted:
         raise typer.Exit(130)
     failed = command.fails(found.document, fail_on)
@@ -119,14 +122,14 @@ def scan(
         raise typer.Exit(READER_LEFT)
 
 
-def _show(found: Scan, as_json: bool, attention: bool) -> bool:
-    """Print it; whether there was a reader to the end."""
+def _show(found: Scan, as_json: bool, attention: bool) -> None:
     if as_json:
-        return say(json_text(found.to_dict(attention)))
+        print(json_text(found.to_dict(attention)))
+        return
     screen = console()
     if screen.is_terminal:
         screen.print(found)
-        return True
+        return
     from ..scan.table import text
 
-    return say(text(found.document, shutil.get_terminal_size().columns))
+    print(text(found.document, shutil.get_terminal_size().columns))

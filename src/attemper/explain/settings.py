@@ -17,6 +17,7 @@ D_K = 64
 MOST_WORDS = 20_000
 MOST_D_K = 8192  # the variance of a row of logits is measured through a d_k × d_k matrix: 0.5 GiB
 MOST_ENTRIES = 2**27  # of one drawn matrix: 1 GiB
+MOST_LAYERS = 10**6
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ def check(
     chosen = _check_rule(rule_name, score)
     if layer is not None:
         layer = _whole("layer", layer, "The first layer is 0.", least=0)
+        if layer > MOST_LAYERS:
+            raise InputError(f"explain(): `layer` may be {MOST_LAYERS:,}; got a larger number. GPT-3 has 96 layers.")
     elif "layer" in chosen.needs:
         raise InputError(
             f"explain(): rule {chosen.name!r} ({chosen.formula}) needs `layer`, {FACTS['layer']}; got none. "

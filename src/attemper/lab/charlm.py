@@ -7,7 +7,7 @@ import statistics
 from dataclasses import replace
 
 from .costs import LESS, MORE, NOTHING, SAME, Cost, apart, both, cost, of_text, parts
-from .experiment import DEVICE, Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide, pick
+from .experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide, pick
 from .language import INITS, NO_ATTENTION, RULES, TRAINING, train
 from .training import at_edge, best_lr, diverged, end, largest, runs, spread, survived
 
@@ -183,7 +183,7 @@ TASK = (
         single=True,
         hint="a window must fit, and the rest is held out",
     ),
-    Parameter("seed", (0, 1, 2), "which random stream", least=0),
+    replace(SEED, default=(0, 1, 2)),
     replace(DEVICE, single=True),
 )
 """What every experiment on this task shares."""
@@ -205,7 +205,7 @@ EXPERIMENT = Experiment(
         Parameter("rule", ("sqrt_dk", "none", NO_ATTENTION), "the scale's rule, or no attention at all", choices=RULES),
         Parameter("init", INITS, "projections: std 0.02 (small), or unit-variance q and k (unit)", choices=INITS),
         Parameter("lr", (1e-3, 3e-3), "Adam's learning rate", above=0),
-        Parameter("layers", (2,), "how many", least=1, single=True),
+        Parameter("layers", (2,), "how many", least=1, most=1000, single=True),
         *TASK,
     ),
     measure=measure,

@@ -43,11 +43,26 @@ def options(experiment: Experiment, words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _processes(settings: Mapping[str, tuple[Value, ...]]) -> int | None:
-    """Small models train best one per core. None, which leaves it to joblib's configuration, off the CPU or without joblib."""
-    if settings.get("device") != ("cpu",) or importlib.util.find_spec("joblib") is None:
-        return None
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processes(
+    asked: int | None, experiment: Experiment, settings: Mapping[str, tuple[Value, ...]], note: Callable[[str], None]
+) -> int | None:
+    """How many processes measure: never more than there are cells to measure or cores to do it.
+
+    Where nobody asked: one per core for what trains, since small models train best so. None leaves it to joblib's configuration:
+    what does not train, or not on a CPU, or without joblib.
+    """
+    cells, cores = len(experiment.cells(settings)), _cores()
+    most = max(1, min(cells, cores))
+    if asked is not None:
+        if asked > most:
+            note(f"--jobs {asked} is lowered to {most}: there are {cells} cells to measure and {cores} cores")
+        return min(asked, most)
+    on_cpu = settings.get("device") == ("cpu",)
+    return most if experiment.trains and on_cpu and importlib.util.find_spec("joblib") is not None else None
 
 
 def measure(
@@ -64,8 +79,7 @@ def measure(
     if results is None and experiment.trains:
         results = RESULTS
         note(f"finished cells are kept in {RESULTS}/; a killed run goes on from them")
-    if jobs is None and experiment.trains:
-        jobs = _processes(settings)
+    jobs = processes(jobs, experiment, settings, note)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(experiment.name, total=None)

@@ -26,12 +26,17 @@ Row = dict[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 
 
+LARGEST_WHOLE, LARGEST = 10**6, 1e30
+"""What a parameter may be where it does not say."""
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One thing that can be varied: the values it takes when nothing is asked, and what may be asked.
 
     ``least`` and ``most`` are the smallest and largest values allowed, ``above`` a number it must exceed, ``choices`` the words
-    allowed. ``hint`` says why. ``single``: one value in one run, where summaries compare runs that are alike in it.
+    allowed. ``hint`` says why. ``single``: one value in one run, where summaries compare runs that are alike in it. Where nothing
+    is said a whole number may be a million and another 1e30 or 1e-30, which float32 holds: beyond, nothing ends or fits.
     """
 
     name: str
@@ -73,21 +78,28 @@ class Parameter:
         read: Callable[[str], float] = int if self.kind is int else float
         try:
             value = read(text)
-        except ValueError:
+            math.isfinite(value)  # a whole number may be too long for any other
+        except (ValueError, OverflowError):
             value = math.nan
         if not math.isfinite(value) or self._broken(value):
-            raise InputError(f"{where}: {self.flag} must be {self._rule()}; got {text!r}. {self._next()}")
+            raise InputError(f"{where}: {self.flag} must be {self._rule(value)}; got {text!r}. {self._next()}")
         return value
 
     def _broken(self, value: float) -> bool:
         low = (self.least is not None and value < self.least) or (self.above is not None and value <= self.above)
-        return low or (self.most is not None and value > self.most)
+        return low or value > self._most() or 0 < abs(value) < 1 / LARGEST
 
-    def _rule(self) -> str:
+    def _most(self) -> float:
+        return self.most if self.most is not None else LARGEST_WHOLE if self.kind is int else LARGEST
+
+    def _rule(self, value: float) -> str:
         noun = "a whole number" if self.kind is int else "a number"
         bound = f" of at least {self.least:g}" if self.least is not None else ""
         bound = f" above {self.above:g}" if self.above is not None else bound
-        bound += f" and at most {self.most:g}" if self.most is not None else ""
+        if self.most is not None or value > self._most():
+            bound += f"{' and' if bound else ' of'} at most {self._most():g}"
+        if 0 < abs(value) < 1 / LARGEST:
+            bound += f", {1 / LARGEST:g} or more"
         return noun + bound + (f" ({self.hint})" if self.hint else "")
 
     def _next(self) -> str:
@@ -232,6 +244,7 @@ def pick(rows: Rows, **wanted: object) -> list[Mapping[str, Any]]:
     return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
 
 
-SEED = Parameter("seed", (0,), "which random stream", least=0)
+MOST_SEED = 2**63 - 1
+SEED = Parameter("seed", (0,), "which random stream", least=0, most=MOST_SEED)
 DEVICE = Parameter("device", ("cpu",), "cpu, cuda, cuda:1, …")
 """Every experiment has these two."""

@@ -100,7 +100,7 @@ EXPERIMENT = Experiment(
         Parameter("n", (64, 256, 1024), "how many tokens", least=2, hint="one token is one pass"),
         Parameter("d", (64,), "the head dim, d_k", least=1),
         Parameter("heads", (8,), "how many heads", least=1),
-        Parameter("threads", (1, 2), "CPU threads of the pass; the loop has one", least=1),
+        Parameter("threads", (1, 2), "CPU threads of the pass; the loop has one", least=1, most=256),
         Parameter("rounds", (3,), "times each is run", least=1),
         SEED,
         DEVICE,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .experiment import DEVICE, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from .experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
 from .layers import Scores
 from .training import at_edge, best_lr, diverged, fastest_lr, first_step, fit, largest, runs, spread, survived
 
@@ -195,7 +195,7 @@ TASK = (
         single=True,
         hint="one pair leaves no choice, and keys do not repeat",
     ),
-    Parameter("seed", (0, 1, 2), "which random stream", least=0),
+    replace(SEED, default=(0, 1, 2)),
     replace(DEVICE, single=True),
 )
 """What every experiment on this task shares."""

@@ -6,19 +6,25 @@ cluster. The process that called writes the results, so workers need no common d
 
 from __future__ import annotations
 
+import functools
 import importlib
+import multiprocessing
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import AttemperError, MissingExtra
+from ..errors import AttemperError, MissingExtra, out_of_memory
 from .experiment import Cell, Experiment, Row, Value, key
 from .fingerprint import fingerprint
 from .store import Store
 
 TRIES = 2  # of a cell whose worker died while nothing else ran
+LOOK = 0.5  # seconds after which a worker looks again whether its caller is there
 DEATHS = (BrokenExecutor, "KilledWorker")  # a pool's, and a Dask scheduler's, which needs no import to be recognised
 
 
@@ -35,11 +41,15 @@ class Failure:
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep gave: rows in the order of the cells, how many cells were already there, and those that failed."""
+    """What a sweep gave: rows in the order of the cells, how many cells were already there, and those that failed.
+
+    ``unkept`` is a sentence where the disk would not take some of the rows, and else empty.
+    """
 
     rows: list[Row]
     resumed: int
     failures: list[Failure]
+    unkept: str = ""
 
 
 def sweep(
@@ -64,11 +74,13 @@ def sweep(
     cells = experiment.cells(settings)
     store = Store(results, experiment.name, fingerprint(experiment.measure)) if results is not None else None
     found = dict(store.rows) if store else {}
+    if store and store.damaged:
+        note(store.damaged)
     waiting = [cell for cell in cells if key(cell) not in found]
     resumed = len(cells) - len(waiting)
     if resumed:
         note(f"{resumed} of {len(cells)} cells were already measured")
-    failures = []
+    failures, unkept = [], ""
     try:
         done(resumed, len(cells))
         for place, (cell, outcome) in enumerate(_outcomes(experiment, waiting, jobs, note), start=1):
@@ -76,13 +88,44 @@ def sweep(
                 failures.append(Failure(cell, outcome))
             else:
                 found[key(cell)] = outcome
-                if store:
-                    store.add(cell, outcome)
+                unkept = _keep(store, cell, outcome, unkept, note)
             done(resumed + place, len(cells))
+    except KeyboardInterrupt as stop:
+        stop.add_note(_kept(cells, found, store))
+        raise
     finally:
         if store:
             store.close()
-    return Swept([row for cell in cells for row in found.get(key(cell), [])], resumed, failures)
+    return Swept([row for cell in cells for row in found.get(key(cell), [])], resumed, failures, unkept)
+
+
+def _keep(store: Store | None, cell: Cell, rows: list[Row], unkept: str, note: Callable[[str], None]) -> str:
+    """Keep a cell. A full disk does not end hours of measuring: it is said once, and the next cell is tried again."""
+    if store is None:
+        return unkept
+    try:
+        store.add(cell, rows)
+    except OSError as error:
+        if not unkept:
+            note(
+                f"cannot keep a cell in {str(store.folder)!r}: {error.strerror}; the sweep goes on and keeps it in memory"
+            )
+        return (
+            f"run: not every cell could be kept in {str(store.folder)!r}: {error.strerror}. Free some room and type the same "
+            "command again: it measures what is missing."
+        )
+    return unkept
+
+
+def _kept(cells: Sequence[Cell], found: Mapping[str, list[Row]], store: Store | None) -> str:
+    """What is left of a sweep that was stopped."""
+    if store is None:
+        measured_cells = sum(key(cell) in found for cell in cells)
+        return f"{measured_cells} of {len(cells)} cells were measured, and none is kept: --results FOLDER keeps them."
+    kept = sum(key(cell) in store.rows for cell in cells)
+    return f"{kept} of {len(cells)} cells are kept in {str(store.folder)!r}" + (
+        ": type the same command to go on from them." if kept else "."
+    )
 
 
 def _outcomes(
@@ -109,7 +152,7 @@ def _outcomes(
             return _on_dask(client, experiment, some)
         # batches of one: a finished cell is handed over at once, and none waits unsaved behind another
         pool = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
-        return pool(joblib.delayed(measured)(experiment, cell) for cell in some)
+        return pool(joblib.delayed(_in_worker)(experiment, cell, os.getpid()) for cell in some)
 
     left = {key(cell): cell for cell in cells}
     try:
@@ -158,6 +201,24 @@ def _is_death(error: Exception) -> bool:
     return isinstance(error, kind) or type(error).__name__ == name
 
 
+def _in_worker(experiment: Experiment, cell: Cell, caller: int) -> tuple[Cell, list[Row] | str]:
+    if multiprocessing.current_process().name.startswith("LokyProcess"):  # joblib's own, a child of the caller
+        _end_with(caller)
+    return measured(experiment, cell)
+
+
+@functools.cache
+def _end_with(caller: int) -> None:
+    """A worker of a pool whose caller was killed would go on with its cell, which nobody waits for, and hold the terminal."""
+
+    def look() -> None:
+        while os.getppid() == caller:
+            time.sleep(LOOK)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True).start()
+
+
 def measured(experiment: Experiment, cell: Cell) -> tuple[Cell, list[Row] | str]:
     """What a worker does; a Python error becomes the reason why this cell has no rows, and the sweep goes on."""
     try:
@@ -167,4 +228,6 @@ def measured(experiment: Experiment, cell: Cell) -> tuple[Cell, list[Row] | str]
     except AttemperError as error:
         return cell, str(error)
     except Exception as error:
+        if out_of_memory(error):
+            return cell, "there is not enough memory for it. Use smaller numbers."
         return cell, f"{type(error).__name__}: {error}"

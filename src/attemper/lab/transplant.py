@@ -71,7 +71,7 @@ EXPERIMENT = Experiment(
         Parameter("kappa", (0.1, 1.0, 10.0, 100.0, 1e3, 1e4), "the RMS of q times that of k", above=0),
         Parameter("init", ("unit",), "of the projections", choices=INITS, single=True),
         Parameter("lr", (3e-3,), "Adam's learning rate", above=0, single=True),
-        Parameter("layers", (2,), "how many", least=1, single=True),
+        Parameter("layers", (2,), "how many", least=1, most=1000, single=True),
         *charlm.TASK,
     ),
     measure=measure,

@@ -67,7 +67,14 @@ EXPERIMENT = Experiment(
     claims=("C6",),
     parameters=(
         Parameter("d", (1, 4, 16, 64, 256, 1024), "the head dim, d_k", least=1),
-        Parameter("samples", (400_000,), "pairs of keys per cell, at most", least=1000, hint="fewer give no interval"),
+        Parameter(
+            "samples",
+            (400_000,),
+            "pairs of keys per cell, at most",
+            least=1000,
+            most=10**9,
+            hint="fewer give no interval",
+        ),
         SEED,
         DEVICE,
     ),

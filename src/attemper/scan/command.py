@@ -112,6 +112,8 @@ def read_texts(texts: Sequence[str], files: Sequence[str]) -> list[str]:
     """The texts that were typed, then those of files, a whole file being one text; ``-`` is what is piped in."""
     found = [text.encode("utf-8", "replace").decode() for text in texts]  # an argument may hold bytes that are no text
     for name in files:
+        if name == "-" and sys.stdin is None:
+            raise InputError("scan: --file -: stdin is closed, so there is nothing to read. Pipe a text in.")
         try:
             if name == "-":
                 raw = sys.stdin.buffer.read(LARGEST_TEXT + 1)

@@ -104,7 +104,7 @@ def run(
     about = None if token is None else _about(token, inputs)
     watching = watch(loaded.model)
     watching.where = "scan"
-    done, interrupted = 0, False
+    done, interrupted, by = 0, False, ""
     ours = loaded.source != "object"
     with _as_in_use(loaded.model), offline() if ours else nullcontext(), quiet() if ours else nullcontext():
         try:
@@ -116,13 +116,11 @@ def run(
                         watching.examiners.append(about)
                     _call(loaded, one)
                     done += 1
-        except KeyboardInterrupt:
-            interrupted = True
+        except KeyboardInterrupt as stop:
+            interrupted, by = True, str(stop) or "Ctrl-C"
         notes = [*loaded.notes, *_notes_of(inputs), *watching.record.notes]
         if interrupted:
-            notes.insert(
-                0, f"stopped by Ctrl-C after {done} of {len(inputs)} inputs: what follows is what was measured."
-            )
+            notes.insert(0, f"stopped by {by} after {done} of {len(inputs)} inputs: what follows is what was measured.")
         document = assemble(loaded, inputs, watching.record, examiners, notes)
         if about is not None:
             document["token"] = about.to_dict()
@@ -269,9 +267,9 @@ def _what_if(
                 progress=lambda rule: progress(f"what if the scale were {rule}"),
                 keep=lambda one: found.append(one.to_dict()),
             )
-    except KeyboardInterrupt:
-        left = [repr(rule) for rule in rules[len(found) :]]
-        document["notes"].insert(0, f"stopped by Ctrl-C; of --what-if were not tried: {', '.join(left) or 'none'}.")
+    except KeyboardInterrupt as stop:
+        by, left = str(stop) or "Ctrl-C", ", ".join(map(repr, rules[len(found) :])) or "none"
+        document["notes"].insert(0, f"stopped by {by}; of --what-if were not tried: {left}.")
         return found, True
     return found, False
 

@@ -1,0 +1,125 @@
+"""Ctrl-C and SIGTERM. The first ends what runs, which says what is kept; a second, or ten seconds inside C code, ends it at once.
+
+Python runs a signal's handler between two of its own instructions, so a long call into C would hold it up. A thread hears of
+every signal through a pipe, waits for the handler, and leaves by itself when that does not come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP: its terminal is gone"}
+PATIENCE = 10.0  # seconds for a call into C to come back
+AGAIN = 1.0  # seconds after which a signal is a second one, and not the same key press by way of a parent
+AFTER = 0.02  # seconds until a signal that was lost is sent again
+REPEAT, END = 255, 0  # in the pipe, beside the signals' numbers
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal ended the command. Whoever keeps something adds a note (``add_note``) that says what, where, and how to go on."""
+
+
+class Stopping:
+    """While the context lasts signals raise :class:`Stopped`; ``number`` is the first that came, or None."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._before: dict[int, Any] = {}
+        self._raised = threading.Event()
+
+    def __enter__(self) -> Stopping:
+        if threading.current_thread() is not threading.main_thread():
+            return self  # signals are the main thread's
+        for name in NAMES:
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            # what is ignored stays ignored: nohup, and a shell's jobs in the background
+            if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                self._before[number] = signal.signal(number, self._handle)
+        if os.name == "posix":
+            self._listen()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._before and os.name == "posix":
+            signal.set_wakeup_fd(self._wakeup)
+            sys.unraisablehook = self._hook
+            os.write(self._writing, bytes([END]))  # a fork may hold the pipe open, so closing it says nothing
+            self._thread.join()
+            os.close(self._writing)
+            os.close(self._reading)
+        self._before = {}
+
+    @property
+    def name(self) -> str:
+        """Who stopped it, in words."""
+        return NAMES.get(signal.Signals(self.number).name, "") if self.number is not None else NAMES["SIGINT"]
+
+    @property
+    def code(self) -> int:
+        """What a shell says of a program that this signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
+        return 128 + (self.number or signal.SIGINT)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._raised.is_set():
+            return  # the thread decides about a second one
+        self._raised.set()
+        self.number = self.number or number
+        raise Stopped(self.name)
+
+    def _listen(self) -> None:
+        if not self._before:
+            return
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        self._wakeup = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        self._hook: Callable[[Any], Any] = sys.unraisablehook
+        sys.unraisablehook = self._lost
+        self._thread = threading.Thread(target=self._hear, name="attemper-signals", daemon=True)
+        self._thread.start()
+
+    def _lost(self, unraisable: Any) -> None:
+        """Raised in a __del__, or in a callback such as those of imports, an exception goes no further: once more, then."""
+        if isinstance(unraisable.exc_value, Stopped):
+            os.write(self._writing, bytes([REPEAT]))
+        else:
+            self._hook(unraisable)
+
+    def _hear(self) -> None:
+        first = None
+        while True:
+            wait = None if first is None or self._raised.is_set() else max(0.0, first + PATIENCE - time.monotonic())
+            if not select.select([self._reading], [], [], wait)[0]:
+                if not self._raised.is_set():
+                    self._leave("the step under way cannot be interrupted, so it was left where it stood")
+                continue
+            heard = os.read(self._reading, 1)
+            if heard[0] == END:
+                return
+            if heard[0] == REPEAT:
+                time.sleep(AFTER)
+                self._raised.clear()
+                signal.pthread_kill(threading.main_thread().ident or 0, self.number or signal.SIGINT)
+            elif heard[0] in self._before and first is None:
+                first, self.number = time.monotonic(), heard[0]
+            elif heard[0] in self._before and first is not None and time.monotonic() - first > AGAIN:
+                self._leave("a second time, so it was left where it stood")
+
+    def _leave(self, why: str) -> None:
+        """End this process now. Workers see that it is gone and end too."""
+        cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
+        with contextlib.suppress(OSError):
+            os.write(2, f"{cursor}Stopped by {self.name}: {why}.\n".encode())
+        os._exit(self.code)

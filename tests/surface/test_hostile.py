@@ -1,0 +1,124 @@
+"""Bad days: full and read-only disks, streams that nobody reads, signals, absurd numbers. `make hostile` runs all of it."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attemper import _files, cli
+from attemper.cli import stopping
+from attemper.cli.stopping import Stopped, Stopping
+from attemper.errors import InputError
+
+REPO = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and devices as Linux has them")
+
+
+def test_no_command_ends_in_a_traceback_or_a_hang():
+    done = subprocess.run(
+        [sys.executable, str(REPO / "scripts" / "hostile.py"), "--quick"],
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1].endswith("cases, 0 wrong")
+
+
+def test_a_read_only_disk_is_said(tmp_path, monkeypatch):
+    """There even taking away what is not there is an error."""
+
+    def refuse(*words, **options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(_files, "open", refuse, raising=False)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(InputError, match=r"-o: cannot write '.*': Read-only file system. Choose another file."):
+        _files.check(tmp_path / "a.json", (".json", ".csv"), force=False)
+
+
+def test_a_file_is_replaced_as_it_was(tmp_path):
+    """Through a link, with the rights of the old one, and the old one stays where the new one does not fit."""
+    target, link = tmp_path / "a.json", tmp_path / "b.json"
+    target.write_text("old")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    _files.save(link, b"new")
+    assert (target.read_bytes(), target.stat().st_mode & 0o777, link.is_symlink()) == (b"new", 0o600, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
+    _files.save(tmp_path / f"{'x' * 250}.json", b"whole")  # a name beside it must not be longer
+
+
+def test_signals_have_their_handlers_back_afterwards():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    hook = sys.unraisablehook
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+    assert sys.unraisablehook is hook
+
+
+def test_a_signal_that_a_destructor_swallows_comes_again():
+    """An exception raised in a __del__, or in a callback such as those of imports, goes no further."""
+
+    class Deaf:
+        def __del__(self):
+            signal.raise_signal(signal.SIGTERM)
+
+    with Stopping() as stop, pytest.raises(Stopped):  # noqa: PT012
+        Deaf()
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert (stop.number, stop.code, stop.name) == (signal.SIGTERM, 143, "SIGTERM")
+
+
+def test_what_is_ignored_stays_ignored(monkeypatch):
+    """nohup, and jobs that a shell has put into the background."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stopping():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_signal_leaves_at_once(monkeypatch):
+    """One key press may arrive twice; another after a second is meant."""
+    left = []
+    monkeypatch.setattr(stopping, "AGAIN", 0.3)
+    monkeypatch.setattr(Stopping, "_leave", lambda self, why: left.append(why))
+    with Stopping():
+        with pytest.raises(Stopped):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.1)
+        assert left == []
+        deadline = time.monotonic() + 10
+        while not left and time.monotonic() < deadline:
+            time.sleep(0.35)
+            signal.raise_signal(signal.SIGINT)
+    assert left[0].startswith("a second time")
+
+
+def test_an_import_that_a_signal_broke_is_told_as_stopped(monkeypatch, capsys):
+    """An extension module may turn the exception of a signal into one of its own."""
+    from attemper import env
+
+    def describe():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except Stopped:
+            raise ImportError("initialization failed") from None
+
+    monkeypatch.setattr(env, "describe", describe)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["env"])
+    assert ended.value.code == 143
+    assert capsys.readouterr().err == "Stopped by SIGTERM. Nothing was kept.\n"
