@@ -177,7 +177,7 @@ static void differ_row(const Call *call, const Course *course, Differ *own, Meet
     if (dropping)
         for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
     if (call->upstream.peak) {
-        int64_t place = call->measured.argmax[index] - m.key;
+        int64_t place = call->measured.argmax[index] - call->origin - m.key;
         if (place >= 0 && place < m.width) dz[place] += s.peak;
     }
     if (call->d_mask) add_mask_gradient(call, m, i, part, dz);
@@ -185,18 +185,20 @@ static void differ_row(const Call *call, const Course *course, Differ *own, Meet
         for (int64_t j = 0; j < m.width; j++) dz[j] *= own->cap[j];
 }
 
-// The scores of few rows as `decode` found them, to the bit: of logits of 1e4 another order of adding leaves another 1e-3, which
+// The scores of few rows or keys as the forward pass found them, to the bit: of logits of 1e4 another order of adding leaves another 1e-3, which
 // is then no longer what lse and mean were made of.
 static void decode_scores(const Call *call, Differ *own, int64_t step, Meeting m, int64_t offset, REAL *z) {
 #if TILES
     (void)call, (void)own, (void)step, (void)m, (void)offset, (void)z;  // few rows never come here
 #else
-    Lying keys = {(const char *)(own->key_rows + offset * step), REAL_IS_FLOAT ? F32 : F64, step};
+    Lying keys = {(const char *)(own->key_rows + offset * step), REAL_IS_FLOAT ? F32 : F64, step, 0};
+    if (is_decode(call) && lies_turned(&call->key))
+        keys = tile_of(&call->key, (int)call->dtype, m.b, m.h / (call->heads / call->groups), m.key, m.width, call->dim, NULL);
     for (int64_t r = 0; r < m.rows; r++, z += TILE_STEP) {
         const REAL *query = row_of(&call->query, (int)call->dtype, m.b, m.h, m.row + r, call->dim, own->scratch);
         dots_of(1, query, keys, m.width, call->dim, z);
         for (int64_t j = 0; j < m.width; j++) z[j] *= own->factors[m.at + r];
-        for (int64_t j = m.width; j < up_to(m.width, PANEL); j++) z[j] = 0;
+        for (int64_t j = m.width; j < up_to(m.width, ALIGNED); j++) z[j] = 0;
     }
 #endif
 }
@@ -205,23 +207,23 @@ static void decode_scores(const Call *call, Differ *own, int64_t step, Meeting m
 static void differ_strip(const Call *call, const Course *course, Differ *own, Meeting m, int64_t part, int64_t key,
                          int64_t keys, REAL *dq) {
     REAL *p = own->p + m.at * TILE_STEP, *dz = own->dz + m.at * TILE_STEP;
-    int64_t offset = m.key - key, n = up_to(m.width, PANEL), panels = n / PANEL, rows = tile_rows(m.rows);
-    if (is_decode(call))
+    int64_t offset = m.key - key, n = up_to(m.width, ALIGNED), rows = tile_rows(m.rows);
+    if (is_decode(call) || has_few_keys(call))
         decode_scores(call, own, course->dq_step, m, offset, p + offset);
     else
         scores(call, (int)m.rows, own->query + m.at / MAX_ROWS * course->query_strip, own->factors + m.at, call->dim,
-               across_from(own->keys, offset, call->dim), panels, p + offset, NULL);
+               across_from(own->keys, offset, call->dim), n, p + offset, NULL);
     if (call->g_output.at)
         scores(call, (int)m.rows, own->g_out + m.at / MAX_ROWS * course->value_strip, NULL, call->value_dim,
-               across_from(own->values, offset, call->value_dim), panels, dz + offset, NULL);
+               across_from(own->values, offset, call->value_dim), n, dz + offset, NULL);
     for (int64_t r = 0; r < m.rows; r++) {
         REAL *z = p + r * TILE_STEP + offset, *d = dz + r * TILE_STEP + offset;
         if (!call->g_output.at) memset(d, 0, n * sizeof(REAL));
         differ_row(call, course, own, m, r, part, z, d, n);
         for (int side = 0; side < 2; side++) {  // the rest of the tile's keys, for `gather`
             REAL *row = side ? z - offset : d - offset;
-            memset(row, 0, offset * sizeof(REAL));
-            memset(row + offset + n, 0, (keys - offset - n) * sizeof(REAL));
+            if (offset) memset(row, 0, offset * sizeof(REAL));
+            if (keys > offset + n) memset(row + offset + n, 0, (keys - offset - n) * sizeof(REAL));
         }
     }
     memset(dz + m.rows * TILE_STEP, 0, (rows - m.rows) * TILE_STEP * sizeof(REAL));
@@ -246,7 +248,7 @@ static void fetch_block(const Call *call, const Course *course, Differ *own, int
 // A block of rows against a tile of keys: dQ, and the block's share of dK and dV.
 static void differ_block(const Call *call, const Course *course, Differ *own, int64_t b, int64_t h, int64_t first,
                          int64_t last, int64_t part, int64_t key, int64_t width, REAL *dq) {
-    int64_t rows = last - first, all = up_to(width, PANEL);
+    int64_t rows = last - first, all = up_to(width, ALIGNED);
     fetch_block(call, course, own, b, h, first, last);
     for (int64_t at = 0; at < rows; at += MAX_ROWS) {
         Meeting m = {b, h, first + at, rows - at < MAX_ROWS ? rows - at : MAX_ROWS, at, key, 0};
@@ -295,7 +297,7 @@ static void write_rows(const Call *call, const Course *course, int64_t b, int64_
 static void write_keys(const Call *call, const Course *course, Differ *own, int64_t b, int64_t g, int64_t key,
                        int64_t width) {
     for (int64_t j = 0; j < width; j++) {
-        int64_t at = (b * call->groups + g) * call->keys + key + j;
+        int64_t at = (b * call->groups + g) * call->all_keys + call->origin + key + j;
         if (call->wants & WANT_KEY)
             put(call->d_key, (int)call->dtype, at * call->dim, own->dk + j * course->dq_step, call->dim, 1);
         if (call->wants & WANT_VALUE)
@@ -308,6 +310,7 @@ static void differ_head(const Call *call, const Course *course, Differ *own, int
     REAL *dq = own->dq;
     if (course->dq) dq = course->dq + ((part * call->batch + b) * call->heads + g * repeat) * size;
     if (course->rows) memset(dq, 0, (size_t)(repeat * size) * sizeof(REAL));
+    clear_unseen(call, b, g, part);
     for (int64_t tile = part; tile < course->tiles; tile += call->parts) {
         int64_t key = tile * BACK_KEYS, width = call->keys - key < BACK_KEYS ? call->keys - key : BACK_KEYS;
         pack_across(own->keys, &call->key, (int)call->dtype, b, g, key, key + width, call->dim, own->scratch);

@@ -1,4 +1,5 @@
-// call.h: one attention call as Python packs it, field by field, 8 bytes each. `LAYOUT` in ../native.py is the same list.
+// call.h: one attention call as Python packs it, field by field, 8 bytes each. `LAYOUT` in ../native.py is the same list, up to
+// `origin`.
 #ifndef ATTEMPER_CALL_H
 #define ATTEMPER_CALL_H
 #include <stddef.h>
@@ -17,6 +18,7 @@ typedef struct {
 } Strided;
 
 enum { F32, F64, BF16, F16, BOOL, NONE };  // of inputs and masks
+static const int SIZE[] = {4, 8, 2, 2, 1, 0};
 
 enum {  // signs, as in seam.py
     VISIBLE = 1,
@@ -77,7 +79,16 @@ typedef struct {
     Parallel parallel;
     int64_t threads, poison;
     double scale, softcap, dropout;  // softcap 0 is none
+    // what native.c adds: the keys above are those that some row sees, and key 0 of them is key `origin` of all
+    int64_t origin, all_keys;
 } Call;
+
+// The keys in the band of row i: from the first to one past the last
+static inline int64_t first_key(const Call *call, int64_t i) { return i - call->left > 0 ? i - call->left : 0; }
+static inline int64_t last_key(const Call *call, int64_t i) {
+    int64_t last = i + call->right + 1;
+    return last < 0 ? 0 : last < call->keys ? last : call->keys;
+}
 
 typedef struct {  // one build of the kernel: an instruction set and a precision
     int (*forward)(const Call *);

@@ -6,24 +6,40 @@ enum { DECODE_ROWS = 8, ABREAST = 4, SPLIT_KEYS = 2 * TILE_KEYS };  // rows in a
 INLINE int is_decode(const Call *call) { return call->rows * (call->heads / call->groups) <= DECODE_ROWS; }
 
 typedef struct {  // the sums of all rows of one part of one key/value head
-    Row rows[DECODE_ROWS];
+    Row *rows;
     Vec *sums;
     REAL *out;
 } Part;
 
 typedef struct {
     Needs needs;
-    int64_t parts, rows, padded, out_step;  // padded: rows to a multiple of ABREAST
-    Part *all;
+    int64_t parts, rows, padded, out_step;  // padded: the rows that are worked on
+    char *memory;                           // of all parts, where there are several of a head; else a worker has its own
+    size_t each;
 } Split;
 
 typedef struct {
+    Part part;
     REAL *query, *z, *keys, *bias, *keep;
 } Decode;
+
+static Part take_part(Space *space, const Split *split) {
+    return (Part){
+        .rows = TAKE(space, Row, split->padded),
+        .sums = TAKE(space, Vec, split->padded * SUMS),
+        .out = TAKE(space, REAL, split->padded * split->out_step),
+    };
+}
+
+static Part shared_part(const Split *split, int64_t item) {
+    Space space = {.at = split->memory + item * split->each};
+    return take_part(&space, split);
+}
 
 static Decode take_decode(Space *space, const Call *call, const Split *split) {
     int64_t most = call->dim > call->value_dim ? call->dim : call->value_dim;
     return (Decode){
+        .part = split->parts > 1 ? (Part){0} : take_part(space, split),
         .query = TAKE(space, REAL, split->padded * call->dim),
         .z = TAKE(space, REAL, split->padded * TILE_STEP),
         .keys = TAKE(space, REAL, TILE_KEYS * most),
@@ -32,18 +48,20 @@ static Decode take_decode(Space *space, const Call *call, const Split *split) {
     };
 }
 
-typedef struct {  // rows of one dtype: where they lie, from row to row in numbers
+typedef struct {  // rows of one dtype: where they lie, from row to row in numbers; of `turned` ones, from number to number of a row
     const char *at;
     int dtype;
     int64_t step;
+    int turned;
 } Lying;
 
 INLINE const char *lying(Lying m, const int dtype, int64_t row, int64_t column) {
     return m.at + (row * m.step + column) * SIZE[dtype];
 }
 
-// z[rows][keys] = rows · keys, along the head dim; four keys at a time
-INLINE void dots(const int rows, const int dtype, const REAL *query, Lying keys, int64_t n, int64_t dim, REAL *z) {
+// z[rows][keys] = rows · keys, or += where it is `adding`, along the head dim; four keys at a time
+INLINE void dots(const int rows, const int dtype, const int adding, const REAL *query, int64_t query_step, Lying keys, int64_t n,
+                 int64_t dim, REAL *z, int64_t z_step) {
     for (int64_t j = 0; j < n; j += 4) {
         Vec sums[4][ABREAST];
         const char *key[4];
@@ -54,17 +72,50 @@ INLINE void dots(const int rows, const int dtype, const REAL *query, Lying keys,
             Vec k[4];
             UNROLL for (int s = 0; s < 4; s++) k[s] = load_as(dtype, key[s] + e * SIZE[dtype]);
             UNROLL for (int r = 0; r < rows; r++) {
-                Vec q = load(query + r * dim + e);
+                Vec q = load(query + r * query_step + e);
                 UNROLL for (int s = 0; s < 4; s++) sums[s][r] += q * k[s];
             }
         }
         UNROLL for (int r = 0; r < rows; r++) {
-            REAL *to = z + r * TILE_STEP + j;
-            sum_four(to, sums[0][r], sums[1][r], sums[2][r], sums[3][r]);
+            REAL *to = z + r * z_step + j, found[4];
+            sum_four(found, sums[0][r], sums[1][r], sums[2][r], sums[3][r]);
             for (int64_t f = e; f < dim; f++)
-                for (int s = 0; s < 4; s++) to[s] += query[r * dim + f] * number_as(dtype, key[s] + f * SIZE[dtype]);
+                for (int s = 0; s < 4; s++) found[s] += query[r * query_step + f] * number_as(dtype, key[s] + f * SIZE[dtype]);
+            for (int s = 0; s < 4; s++) to[s] = adding ? to[s] + found[s] : found[s];
         }
     }
+}
+
+// z[rows][keys] (+)= `deep` dims from e on of rows · keys that are turned: as many lines are read side by side
+INLINE void add_lines(const int rows, const int deep, const int dtype, const REAL *query, Lying keys, int64_t n, int64_t dim,
+                      int64_t e, REAL *z) {
+    for (int64_t j = 0; j + LANES <= n; j += LANES) {
+        Vec sums[ABREAST];
+        UNROLL for (int r = 0; r < rows; r++) sums[r] = e ? load(z + r * TILE_STEP + j) : splat(0);
+        UNROLL for (int s = 0; s < deep; s++) {
+            Vec k = load_as(dtype, lying(keys, dtype, e + s, j));
+            UNROLL for (int r = 0; r < rows; r++) sums[r] += splat(query[r * dim + e + s]) * k;
+        }
+        UNROLL for (int r = 0; r < rows; r++) store(z + r * TILE_STEP + j, sums[r]);
+    }
+}
+
+// The same sums as `dots`, of keys that are turned. A score is added up dim by dim, in order, wherever its key is met.
+INLINE void dots_of_turned(const int rows, const int dtype, const REAL *query, Lying keys, int64_t n, int64_t dim, REAL *z) {
+    const int deep = rows > 1 ? 4 : 8;
+    int64_t e = 0, from = n > LANES ? n - LANES : 0;  // of the last vector, which begins among keys that are done
+    for (; e + deep <= dim; e += deep) add_lines(rows, deep, dtype, query, keys, n, dim, e, z);
+    for (; e < dim; e++) add_lines(rows, 1, dtype, query, keys, n, dim, e, z);
+    if (n % LANES == 0) return;
+    Vec sums[ABREAST];
+    UNROLL for (int r = 0; r < rows; r++) sums[r] = splat(0);
+    for (e = 0; e < dim; e++) {
+        REAL few[LANES] = {0};
+        for (int64_t j = 0; n < LANES && j < n; j++) few[j] = number_as(dtype, lying(keys, dtype, e, j));
+        Vec k = n < LANES ? load(few) : load_as(dtype, lying(keys, dtype, e, from));
+        UNROLL for (int r = 0; r < rows; r++) sums[r] += splat(query[r * dim + e]) * k;
+    }
+    UNROLL for (int r = 0; r < rows; r++) store(z + r * TILE_STEP + from, sums[r]);
 }
 
 // out[rows][some columns] += weights[rows][keys] · values, `wide` vectors of columns from e on
@@ -113,29 +164,41 @@ INLINE void mix(const int rows, const int dtype, const REAL *weights, Lying valu
 #endif
 
 static void dots_of(int64_t rows, const REAL *query, Lying keys, int64_t n, int64_t dim, REAL *z) {
-#define CASE(ROWS, DTYPE) \
-    case ROWS * 8 + DTYPE: dots(ROWS, DTYPE, query, keys, n, dim, z); break;
+#define CASE(ROWS, DTYPE)                                                                        \
+    case ROWS * 8 + DTYPE:                                                                       \
+        if (keys.turned)                                                                         \
+            dots_of_turned(ROWS, DTYPE, query, keys, n, dim, z);                                 \
+        else                                                                                     \
+            dots(ROWS, DTYPE, 0, query, dim, keys, n, dim, z, TILE_STEP);                        \
+        break;
     switch ((rows > 2 ? 4 : rows) * 8 + keys.dtype) { EACH_DTYPE(CASE, 1) EACH_DTYPE(CASE, 2) EACH_DTYPE(CASE, 4) }
 #undef CASE
 }
 
+// What is turned is added up along the keys: the columns of the values are rows that meet the weights
 static void mix_of(int64_t rows, const REAL *weights, Lying values, int64_t n, int64_t dim, REAL *out, int64_t out_step) {
-#define CASE(ROWS, DTYPE) \
-    case ROWS * 8 + DTYPE: mix(ROWS, DTYPE, weights, values, n, dim, out, out_step); break;
+#define CASE(ROWS, DTYPE)                                                                        \
+    case ROWS * 8 + DTYPE:                                                                       \
+        if (values.turned)                                                                       \
+            dots(ROWS, DTYPE, 1, weights, TILE_STEP, values, dim, n, out, out_step);             \
+        else                                                                                     \
+            mix(ROWS, DTYPE, weights, values, n, dim, out, out_step);                            \
+        break;
     switch ((rows > 2 ? 4 : rows) * 8 + values.dtype) { EACH_DTYPE(CASE, 1) EACH_DTYPE(CASE, 2) EACH_DTYPE(CASE, 4) }
 #undef CASE
 }
 
-// A tile of a matrix, where it lies or, if its rows have gaps, as REAL in `scratch`
+// A tile of a matrix, where it lies or, if neither its rows nor its columns are without gaps, as REAL in `scratch`
 static Lying tile_of(const Strided *t, int dtype, int64_t b, int64_t g, int64_t key, int64_t n, int64_t dim, REAL *scratch) {
-    if (t->step[3] == 1) return (Lying){place(t, dtype, b, g, key), dtype, t->step[2]};
-    for (int64_t j = 0; j < n; j++) fetch(scratch + j * dim, place(t, dtype, b, g, key + j), dtype, dim, t->step[3]);
-    return (Lying){(const char *)scratch, REAL_IS_FLOAT ? F32 : F64, dim};
+    if (t->step[3] == 1) return (Lying){place(t, dtype, b, g, key), dtype, t->step[2], 0};
+    if (lies_turned(t)) return (Lying){place(t, dtype, b, g, key), dtype, t->step[3], 1};
+    fetch_rows(scratch, dim, t, dtype, b, g, key, n, dim);
+    return (Lying){(const char *)scratch, REAL_IS_FLOAT ? F32 : F64, dim, 0};
 }
 
 static void decode_tile(const Call *call, const Split *split, Decode *own, Part *part, int64_t b, int64_t g, int64_t key,
                         int64_t width) {
-    int64_t n = up_to(width, PANEL), repeat = call->heads / call->groups;
+    int64_t n = up_to(width, ALIGNED), repeat = call->heads / call->groups;
     Lying keys = tile_of(&call->key, (int)call->dtype, b, g, key, width, call->dim, own->keys);
     for (int64_t r = 0; r < split->rows; r += ABREAST)
         dots_of(split->rows - r, own->query + r * call->dim, keys, width, call->dim, own->z + r * TILE_STEP);
@@ -162,33 +225,6 @@ static void decode_tile(const Call *call, const Split *split, Decode *own, Part 
                split->out_step);
 }
 
-static void decode_item(const Job *job, void *memory, int64_t item) {
-    const Call *call = job->call;
-    const Split *split = job->shared;
-    Space space = {.at = memory};
-    Decode own = take_decode(&space, call, split);
-    Part *part = split->all + item;
-    int64_t pair = item / split->parts, p = item % split->parts, b = pair / call->groups, g = pair % call->groups;
-    int64_t repeat = call->heads / call->groups, tiles = (call->keys + TILE_KEYS - 1) / TILE_KEYS;
-    for (int64_t r = 0; r < split->padded; r++) {
-        begin_row(part->rows + r, part->sums + r * SUMS);
-        REAL *query = own.query + r * call->dim;
-        if (r < split->rows)
-            fetch(query, place(&call->query, (int)call->dtype, b, g * repeat + r / call->rows, r % call->rows),
-                  (int)call->dtype, call->dim, call->query.step[3]);
-        else
-            memset(query, 0, call->dim * sizeof(REAL));
-    }
-    memset(part->out, 0, split->padded * split->out_step * sizeof(REAL));
-    memset(own.z, 0, split->padded * TILE_STEP * sizeof(REAL));
-    int64_t last = tiles * (p + 1) / split->parts;
-    for (int64_t tile = tiles * p / split->parts; tile < last; tile++) {
-        int64_t key = tile * TILE_KEYS, width = call->keys - key < TILE_KEYS ? call->keys - key : TILE_KEYS;
-        if (last_key(call, call->rows - 1) <= key || first_key(call, 0) >= key + width) continue;
-        decode_tile(call, split, &own, part, b, g, key, width);
-    }
-}
-
 // Rows over other keys, `more`, join `row`; exact, as merge() in vitals.py is.
 static void join_rows(Row *row, Vec *sums, REAL *out, Row *more, Vec *more_sums, REAL *more_out, int64_t out_dim) {
     REAL reference = more->reference > row->reference ? more->reference : row->reference;
@@ -204,23 +240,46 @@ static void join_rows(Row *row, Vec *sums, REAL *out, Row *more, Vec *more_sums,
     for (int64_t e = 0; e < out_dim; e++) out[e] += more_out[e];
 }
 
-static void decode_finish(const Call *call, const Split *split, int64_t pair) {
-    int64_t b = pair / call->groups, g = pair % call->groups;
-    Part *part = split->all + pair * split->parts;
-    int64_t out_dim = call->output ? split->out_step : 0;
-    for (int64_t r = 0; r < split->rows; r++) {
-        REAL *out = part->out + r * split->out_step;
-        for (int64_t p = 1; p < split->parts; p++)
-            join_rows(part->rows + r, part->sums + r * SUMS, out, part[p].rows + r, part[p].sums + r * SUMS,
-                      part[p].out + r * split->out_step, out_dim);
-        int64_t h = g * (call->heads / call->groups) + r / call->rows;
-        int64_t at = (b * call->heads + h) * call->rows + r % call->rows;
-        REAL share;
-        finish_rows(call, split->needs, part->rows + r, part->sums + r * SUMS, at, 1, &share);
-        if (!call->output) continue;
-        put(call->output, (int)call->dtype, at * call->value_dim, out, call->value_dim, share);
-        put_low(call->output_low, (int)call->dtype, at * call->value_dim, out, call->value_dim, share);
+// The parts of a head after the first join it, and its rows are written.
+static void decode_finish(const Call *call, const Split *split, int64_t pair, Part part) {
+    int64_t b = pair / call->groups, g = pair % call->groups, out_dim = call->output ? split->out_step : 0;
+    for (int64_t p = 1; p < split->parts; p++) {
+        Part more = shared_part(split, pair * split->parts + p);
+        for (int64_t r = 0; r < split->rows; r++)
+            join_rows(part.rows + r, part.sums + r * SUMS, part.out + r * split->out_step, more.rows + r, more.sums + r * SUMS,
+                      more.out + r * split->out_step, out_dim);
     }
+    int64_t at = (b * call->heads + g * (call->heads / call->groups)) * call->rows;  // the rows of a group's heads lie together
+    REAL share[DECODE_ROWS];
+    finish_rows(call, split->needs, part.rows, part.sums, at, split->rows, share);
+    for (int64_t r = 0; call->output && r < split->rows; r++)
+        put_output(call, at + r, part.out + r * split->out_step, share[r]);
+}
+
+static void decode_item(const Job *job, void *memory, int64_t item) {
+    const Call *call = job->call;
+    const Split *split = job->shared;
+    Space space = {.at = memory};
+    Decode own = take_decode(&space, call, split);
+    Part part = split->parts > 1 ? shared_part(split, item) : own.part;
+    int64_t pair = item / split->parts, p = item % split->parts, b = pair / call->groups, g = pair % call->groups;
+    int64_t repeat = call->heads / call->groups, tiles = (call->keys + TILE_KEYS - 1) / TILE_KEYS;
+    for (int64_t r = 0; r < split->padded; r++) {
+        begin_row(part.rows + r, part.sums + r * SUMS);
+        REAL *query = own.query + r * call->dim;
+        if (r < split->rows)
+            fetch(query, place(&call->query, (int)call->dtype, b, g * repeat + r / call->rows, r % call->rows),
+                  (int)call->dtype, call->dim, call->query.step[3]);
+        else
+            memset(query, 0, call->dim * sizeof(REAL));
+    }
+    memset(part.out, 0, split->padded * split->out_step * sizeof(REAL));
+    int64_t last = tiles * (p + 1) / split->parts;
+    for (int64_t tile = tiles * p / split->parts; tile < last; tile++) {
+        int64_t key = tile * TILE_KEYS, width = call->keys - key < TILE_KEYS ? call->keys - key : TILE_KEYS;
+        decode_tile(call, split, &own, &part, b, g, key, width);
+    }
+    if (split->parts == 1) decode_finish(call, split, pair, part);
 }
 
 static int decode(const Call *call) {
@@ -231,25 +290,20 @@ static int decode(const Call *call) {
         .rows = call->rows * (call->heads / call->groups),
         .out_step = up_to(call->value_dim, PANEL),
     };
-    split.padded = up_to(split.rows, ABREAST);
+    split.padded = split.rows > 2 ? up_to(split.rows, ABREAST) : split.rows;  // as `dots_of` takes them
     if (split.parts > most) split.parts = most ? most : 1;
-    size_t sums = split.padded * SUMS * sizeof(Vec), out = up_to(split.padded * split.out_step * sizeof(REAL), 64);
-    int64_t count = pairs * split.parts;
-    char *memory = attemper_take((size_t)count * (sums + out), (int)call->poison);
-    split.all = malloc(count * sizeof(Part));
-    int failed = memory && split.all ? 0 : NO_MEMORY;
-    for (int64_t i = 0; !failed && i < count; i++) {
-        split.all[i].sums = (Vec *)(memory + i * (sums + out));
-        split.all[i].out = (REAL *)(memory + i * (sums + out) + sums);
+    Space one = {0}, space = {0};
+    take_part(&one, &split);
+    split.each = one.used;
+    if (split.parts > 1) {
+        split.memory = attemper_take((size_t)(pairs * split.parts) * split.each, (int)call->poison);
+        if (!split.memory) return NO_MEMORY;
     }
-    if (!failed) {
-        Space space = {0};
-        take_decode(&space, call, &split);
-        Job job = {.call = call, .shared = &split, .item = decode_item, .each = space.used, .items = count};
-        failed = run(&job);
-    }
-    for (int64_t pair = 0; !failed && pair < pairs; pair++) decode_finish(call, &split, pair);
-    attemper_give(memory);
-    free(split.all);
+    take_decode(&space, call, &split);
+    Job job = {.call = call, .shared = &split, .item = decode_item, .each = space.used, .items = pairs * split.parts};
+    int failed = run(&job);
+    for (int64_t pair = 0; split.parts > 1 && !failed && pair < pairs; pair++)
+        decode_finish(call, &split, pair, shared_part(&split, pair * split.parts));
+    attemper_give(split.memory);
     return failed;
 }

@@ -47,7 +47,7 @@ static void finish_rows(const Call *call, Needs needs, const Row *rows, const Ve
         part = keep_where(~empty, part);
         for (int64_t r = 0; r < some; r++) {
             share[r] = part[r];
-            if (to->argmax) to->argmax[at + r] = empty[r] ? -1 : rows[r].argmax;
+            if (to->argmax) to->argmax[at + r] = empty[r] ? -1 : call->origin + rows[r].argmax;
             if (to->visible) to->visible[at + r] = (int32_t)rows[r].count;
         }
     }

@@ -10,7 +10,7 @@ typedef struct {  // the packed keys and values of one key/value head
 typedef struct {  // what one worker writes to
     Head head;
     Packed *query, *weights;
-    REAL *out, *z, *bias, *keep, *share, *scratch;
+    REAL *out, *z, *few, *bias, *keep, *share, *scratch;
     Vec *sums;
     Row *rows;
 } Attend;
@@ -38,6 +38,7 @@ static Attend take_attend(Space *space, const Call *call, const Plan *plan) {
         .weights = TILES ? TAKE(space, Packed, left_size(MAX_ROWS, TILE_KEYS)) : NULL,
         .out = TAKE(space, REAL, (plan->block + MAX_ROWS) * plan->out_step),
         .z = TAKE(space, REAL, MAX_ROWS * TILE_STEP),
+        .few = has_few_keys(call) ? TAKE(space, REAL, FEW_KEYS * TILE_STEP) : NULL,
         .bias = call->mask_dtype == NONE ? NULL : TAKE(space, REAL, MAX_ROWS * TILE_STEP),
         .keep = TAKE(space, REAL, TILE_STEP),
         .share = TAKE(space, REAL, plan->block + LANES),
@@ -48,7 +49,10 @@ static Attend take_attend(Space *space, const Call *call, const Plan *plan) {
 }
 
 static void pack_head(const Call *call, const Head *head, int64_t b, int64_t g) {
-    pack_across(head->keys, &call->key, (int)call->dtype, b, g, 0, call->keys, call->dim, head->scratch);
+    if (has_few_keys(call))
+        pack_few(head->keys, call, b, g);
+    else
+        pack_across(head->keys, &call->key, (int)call->dtype, b, g, 0, call->keys, call->dim, head->scratch);
     if (head->values)
         pack_along(head->values, &call->value, (int)call->dtype, b, g, 0, call->keys, call->value_dim, head->scratch);
 }
@@ -59,20 +63,23 @@ typedef struct {  // a strip of rows meets a tile of keys
 } Meeting;
 
 static void meet(const Call *call, const Plan *plan, Attend *own, const Head *head, Panels value, Meeting m) {
-    int64_t panels = up_to(m.width, PANEL) / PANEL;
+    int64_t n = up_to(m.width, ALIGNED);
     REAL *out = own->out + m.at * plan->out_step;
     Row *rows = own->rows + m.at;
     Vec *sums = own->sums + m.at * SUMS;
     Sight sight[MAX_ROWS];
     Vec tops[MAX_ROWS];
-    int plain = call->mask_dtype == NONE && !call->softcap;
+    int few = has_few_keys(call), plain = call->mask_dtype == NONE && !call->softcap && !few;
     for (int r = 0; r < MAX_ROWS; r++) tops[r] = splat(-INFINITY);
-    scores(call, (int)m.rows, own->query + m.at / MAX_ROWS * plan->strip, own->share + m.at, call->dim,
-           across_from(head->keys, m.key, call->dim), panels, own->z, plain ? tops : NULL);
+    if (few)
+        turn_few(call, own->few + m.at, own->share + m.at, m.rows, own->z);
+    else
+        scores(call, (int)m.rows, own->query + m.at / MAX_ROWS * plan->strip, own->share + m.at, call->dim,
+               across_from(head->keys, m.key, call->dim), n, own->z, plain ? tops : NULL);
     // two rounds: the largest of one row is found while that of another is still on its way through the processor
     for (int64_t r = 0; r < m.rows; r++) {
         int64_t i = m.row + r, last = last_key(call, i) - m.key;
-        sight[r] = (Sight){own->z + r * TILE_STEP, panels * PANEL, m.key, first_key(call, i) - m.key,
+        sight[r] = (Sight){own->z + r * TILE_STEP, n, m.key, first_key(call, i) - m.key,
                            last < m.width ? last : m.width, NULL, NULL};
         if (plain && sight[r].from <= 0 && sight[r].to == sight[r].n) sight[r].top = tops + r;
         if (call->mask_dtype != NONE)
@@ -101,7 +108,10 @@ static void attend_block(const Call *call, const Plan *plan, Attend *own, const 
     int64_t g = h / (call->heads / call->groups);
     if (plan->values_in_place) value = (Panels){(const REAL *)place(&call->value, (int)call->dtype, b, g, 0), call->value.step[2]};
 #endif
-    pack_queries(own->query, call, b, h, first, last, own->share, own->scratch);
+    if (has_few_keys(call))
+        few_scores(call, b, h, first, last, head->keys, own->share, own->few, own->query);
+    else
+        pack_queries(own->query, call, b, h, first, last, own->share, own->scratch);
     if (call->output) memset(own->out, 0, up_to(rows, MAX_ROWS) * plan->out_step * sizeof(REAL));
     for (int64_t r = 0; r < rows; r++) begin_row(own->rows + r, own->sums + r * SUMS);
 
@@ -117,11 +127,8 @@ static void attend_block(const Call *call, const Plan *plan, Attend *own, const 
         }
     int64_t at = (b * call->heads + h) * call->rows + first;
     finish_rows(call, plan->needs, own->rows, own->sums, at, rows, own->share);
-    for (int64_t r = 0; call->output && r < rows; r++) {
-        const REAL *out = own->out + r * plan->out_step;
-        put(call->output, (int)call->dtype, (at + r) * call->value_dim, out, call->value_dim, own->share[r]);
-        put_low(call->output_low, (int)call->dtype, (at + r) * call->value_dim, out, call->value_dim, own->share[r]);
-    }
+    for (int64_t r = 0; call->output && r < rows; r++)
+        put_output(call, at + r, own->out + r * plan->out_step, own->share[r]);
 }
 
 static void attend_rows(const Job *job, void *own, int64_t b, int64_t h, int64_t block, const Head *head) {

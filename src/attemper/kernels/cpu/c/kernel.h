@@ -18,7 +18,9 @@
 #if !TILES
 #include "decode.h"
 #endif
+#include "few.h"
 #include "forward.h"
+#include "unseen.h"
 #include "backward.h"
 
 #if TILES

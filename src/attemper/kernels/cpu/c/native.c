@@ -57,10 +57,37 @@ static const Kernel *kernel_for(const Call *call, int variant) {
     return wide ? &attemper_portable_f64 : &attemper_portable_f32;
 }
 
+// The call on the keys that the band shows to some row, and no others: a long cache costs what its window costs.
+static Call on_seen_keys(const void *packed) {
+    Call call = {0};
+    memcpy(&call, packed, offsetof(Call, origin));
+    call.all_keys = call.keys;
+    int64_t first = first_key(&call, 0), last = call.rows ? last_key(&call, call.rows - 1) : 0;
+    if (first >= last) first = last = 0;  // no row sees a key
+    call.origin = first;
+    call.keys = last - first;
+    call.left += first;
+    call.right -= first;
+    if (call.key.at) call.key.at += first * call.key.step[2] * SIZE[call.dtype];
+    if (call.value.at) call.value.at += first * call.value.step[2] * SIZE[call.dtype];
+    if (call.mask.at) call.mask.at += first * call.mask.step[3] * SIZE[call.mask_dtype];
+    int wide = call.wants & WANT_MASK_WIDE || call.dtype == F64;
+    if (call.d_mask) call.d_mask = (char *)call.d_mask + first * call.d_mask_step[3] * (wide ? 8 : 4);
+    int64_t tiles = (call.keys + BACK_KEYS - 1) / BACK_KEYS;
+    if (call.parts > tiles) call.parts = tiles ? tiles : 1;
+    return call;
+}
+
 // 0, NO_MEMORY or NO_THREADS. The size is checked so that a library of another version is never called.
-int attemper_forward(const Call *call, int variant) { return kernel_for(call, variant)->forward(call); }
-int attemper_backward(const Call *call, int variant) { return kernel_for(call, variant)->backward(call); }
-int attemper_call_size(void) { return (int)sizeof(Call); }
+int attemper_forward(const void *packed, int variant) {
+    Call call = on_seen_keys(packed);
+    return kernel_for(&call, variant)->forward(&call);
+}
+int attemper_backward(const void *packed, int variant) {
+    Call call = on_seen_keys(packed);
+    return kernel_for(&call, variant)->backward(&call);
+}
+int attemper_call_size(void) { return (int)offsetof(Call, origin); }
 int attemper_back_keys(void) { return BACK_KEYS; }
 
 // Fresh pages cost more than the arithmetic of a small call, so a few blocks are kept; whoever finds none asks the system.

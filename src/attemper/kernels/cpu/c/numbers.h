@@ -31,8 +31,6 @@ INLINE uint16_t to_bfloat(float x) {
     return x != x ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-static const int SIZE[] = {4, 8, 2, 2, 1, 0};
-
 INLINE const char *place(const Strided *t, int dtype, int64_t a, int64_t b, int64_t c) {
     return t->at + (a * t->step[0] + b * t->step[1] + c * t->step[2]) * SIZE[dtype];
 }
@@ -120,6 +118,13 @@ static void put_low(int16_t *low, int dtype, int64_t offset, const REAL *from, i
         low[offset + i] = (int16_t)(y - y == 0 ? lost : 0);
     }
 }
+
+// A row of the output, and what rounding took from it where that is asked for
+static void put_output(const Call *call, int64_t row, const REAL *from, REAL factor) {
+    put(call->output, (int)call->dtype, row * call->value_dim, from, call->value_dim, factor);
+    put_low(call->output_low, (int)call->dtype, row * call->value_dim, from, call->value_dim, factor);
+}
+
 // n numbers that became whole again, as REAL
 static void restore(REAL *numbers, const int16_t *low, int64_t n) {
     for (int64_t i = 0; i < n; i++) numbers[i] = (REAL)from_bits(bits_of((float)numbers[i]) + (uint32_t)(int32_t)low[i]);
@@ -135,6 +140,28 @@ INLINE const REAL *row_of(const Strided *t, int dtype, int64_t b, int64_t h, int
     return scratch;
 }
 
+// Whether rows lie side by side, each number of them in a line of its own: keys of a cache that is stored (B, H, E, L)
+INLINE int lies_turned(const Strided *t) { return t->step[3] != 1 && t->step[2] == 1; }
+
+// Rows [first, first + n) as REAL, `step` apart; where they lie side by side, a line is read once for all of them
+static void fetch_rows(REAL *to, int64_t step, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t n,
+                       int64_t dim) {
+    enum { SIDE = 32 };
+    if (!lies_turned(t)) {
+        for (int64_t i = 0; i < n; i++) fetch(to + i * step, place(t, dtype, b, h, first + i), dtype, dim, t->step[3]);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += SIDE) {
+        int64_t some = n - i < SIDE ? n - i : SIDE;
+        const char *at = place(t, dtype, b, h, first + i);
+        for (int64_t e = 0; e < dim; e++) {
+            REAL column[SIDE];
+            fetch(column, at + e * t->step[3] * SIZE[dtype], dtype, some, 1);
+            for (int64_t r = 0; r < some; r++) to[(i + r) * step + e] = column[r];
+        }
+    }
+}
+
 // 0 or 1/(1-p) for `n` keys of one row, the same whenever it is drawn with the same seed.
 static void coins(REAL *keep, const Call *call, int64_t row, int64_t key, int64_t n) {
     uint64_t s = (uint64_t)call->seed + 0x9e3779b97f4a7c15u * (uint64_t)(row + 1);
@@ -145,7 +172,7 @@ static void coins(REAL *keep, const Call *call, int64_t row, int64_t key, int64_
     uint32_t below = (uint32_t)(call->dropout * 16777216.0);
     REAL kept = call->dropout < 1 ? (REAL)(1 / (1 - call->dropout)) : 0;
     for (int64_t j = 0; j < n; j++) {
-        uint32_t x = (uint32_t)(key + j) ^ low;
+        uint32_t x = (uint32_t)(call->origin + key + j) ^ low;
         x = (x ^ x >> 16) * 0x7feb352du;
         x = (x ^ x >> 15) * 0x846ca68bu;
         x = (x ^ x >> 16) + high;

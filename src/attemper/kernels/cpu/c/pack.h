@@ -29,12 +29,28 @@ static void turn_sixteen(REAL *to, const REAL *from, int64_t step, int64_t dim) 
 }
 #endif
 
+// Rows [first, last) that lie side by side already
+static void copy_across(REAL *to, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t last, int64_t dim) {
+    for (int64_t j = first; j < last; j += PANEL) {
+        int64_t n = last - j < PANEL ? last - j : PANEL;
+        const char *at = place(t, dtype, b, h, j);
+        for (int64_t e = 0; e < dim; e++, to += PANEL) {
+            fetch(to, at + e * t->step[3] * SIZE[dtype], dtype, n, 1);
+            for (int64_t r = n; r < PANEL; r++) to[r] = 0;
+        }
+    }
+}
+
 // Rows [first, last) of one head, PANEL side by side, [rows / PANEL][dim][PANEL]. `scratch` holds 5 rows.
 static void pack_across(REAL *to, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t last,
                         int64_t dim, REAL *scratch) {
+    if (lies_turned(t)) {
+        copy_across(to, t, dtype, b, h, first, last, dim);
+        return;
+    }
     memset(scratch + 4 * dim, 0, dim * sizeof(REAL));
     for (int64_t j = first; j < last; j += PANEL, to += dim * PANEL)
-        for (int64_t r = 0; r < PANEL; r += 4) {
+        for (int64_t r = 0; r < PANEL && j + r < first + up_to(last - first, ALIGNED); r += 4) {
 #if VECTOR_BYTES == 64 && REAL_IS_FLOAT
             if (r % 16 == 0 && j + r + 16 <= last && is_real(dtype) && t->step[3] == 1 && dim % 16 == 0) {
                 turn_sixteen(to + r, (const REAL *)place(t, dtype, b, h, j + r), t->step[2], dim);
@@ -49,34 +65,31 @@ static void pack_across(REAL *to, const Strided *t, int dtype, int64_t b, int64_
         }
 }
 
-// Rows [first, last) one under another, `step` apart, zeros up to a whole panel.
-static void pack_rows(REAL *to, int64_t step, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first,
-                      int64_t last, int64_t dim) {
-    int64_t padded = up_to(dim, PANEL);
-    for (int64_t i = first; i < last; i++, to += step) {
-        fetch(to, place(t, dtype, b, h, i), dtype, dim, t->step[3]);
-        for (int64_t e = dim; e < padded; e++) to[e] = 0;
-    }
-}
-
+// Rows [first, last) one under another, zeros up to a whole panel.
 static void pack_along(REAL *to, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t last, int64_t dim,
                        REAL *scratch) {
     (void)scratch;
-    pack_rows(to, up_to(dim, PANEL), t, dtype, b, h, first, last, dim);
+    int64_t padded = up_to(dim, PANEL);
+    fetch_rows(to, padded, t, dtype, b, h, first, last - first, dim);
+    for (; first < last; first++, to += padded)
+        for (int64_t e = dim; e < padded; e++) to[e] = 0;
 }
 
-// Rows [first, last), each times its factor, and zeros to a whole strip.
+// Rows [first, last), each times its factor, and zeros for the rows that a product works on besides.
 static void pack_left(REAL *to, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t last, int64_t dim,
                       const REAL *factors, REAL *scratch) {
     (void)scratch;
     int64_t padded = up_to(dim, PANEL), step = row_step(dim), rows = last - first;
+    int in_place = is_real(dtype) && t->step[3] == 1;
+    if (!in_place) fetch_rows(to, step, t, dtype, b, h, first, rows, dim);
     for (int64_t r = 0; r < rows; r++) {
         REAL *row = to + r * step;
-        const REAL *from = row_of(t, dtype, b, h, first + r, dim, row);
+        const REAL *from = in_place ? (const REAL *)place(t, dtype, b, h, first + r) : row;
         for (int64_t e = 0; e < dim; e++) row[e] = from[e] * factors[r];
         for (int64_t e = dim; e < padded; e++) row[e] = 0;
     }
-    memset(to + rows * step, 0, (up_to(rows, MAX_ROWS) - rows) * step * sizeof(REAL));
+    int64_t whole = rows / MAX_ROWS * MAX_ROWS, all = rows > whole ? whole + tile_rows(rows - whole) : rows;
+    for (int64_t r = rows; r < all; r++) memset(to + r * step, 0, padded * sizeof(REAL));
 }
 
 INLINE void pack_turned(REAL *to, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t last, int64_t dim,

@@ -1,17 +1,17 @@
 // pack_tiles.h: what pack.h does, for tiles. Every number of an input passes here, and is looked at: see `unfit`.
 
-INLINE int64_t pack_scratch(int64_t dim) { return (GROUP + 1) * up_to(dim, PANEL) + SLOT; }  // numbers
+INLINE int64_t pack_scratch(int64_t dim) { return GROUP * up_to(dim, PANEL) + SLOT; }  // numbers
 
-INLINE void look_at_row(IntVec *most, const REAL *row, int64_t padded) {
-    for (int64_t e = 0; e < padded; e += LANES) look_at(most, load(row + e));
+INLINE void look_at_row(IntVec *most, const REAL *row, int64_t n) {
+    for (int64_t e = 0; e < n; e += LANES) look_at(most, load(row + e));
 }
 
-// A row with zeros up to a whole panel: in place where it lies so, else in `scratch`
-INLINE const REAL *padded_row(const Strided *t, int dtype, int64_t b, int64_t h, int64_t i, int64_t dim, REAL *scratch) {
-    if (dim % PANEL == 0) return row_of(t, dtype, b, h, i, dim, scratch);
-    fetch(scratch, place(t, dtype, b, h, i), dtype, dim, t->step[3]);
-    for (int64_t e = dim; e < up_to(dim, PANEL); e++) scratch[e] = 0;
-    return scratch;
+// Rows [first, last), at most n of them, as REAL; zeros up to n rows and to a whole panel
+INLINE void padded_rows(REAL *to, int64_t n, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t last,
+                        int64_t dim) {
+    int64_t padded = up_to(dim, PANEL), there = last - first < n ? last - first : n;
+    if (there < n || dim < padded) memset(to, 0, n * padded * sizeof(REAL));
+    if (there > 0) fetch_rows(to, padded, t, dtype, b, h, first, there, dim);
 }
 
 // Rows [first, last), and zeros to a whole strip. Their factors, which would take more parts, wait for the scores.
@@ -36,15 +36,11 @@ static void pack_across(Packed *to, const Strided *t, int dtype, int64_t b, int6
     Packed *turning = (Packed *)scratch;
     IntVec most = {0};
     scratch += SLOT;
-    const REAL *row[16];
-    memset(scratch + 16 * padded, 0, padded * sizeof(REAL));
     for (int64_t i = first; i < first + up_to(last - first, PANEL); i += 16, to += groups * SLOT) {
-        for (int r = 0; r < 16; r++) {
-            row[r] = i + r < last ? padded_row(t, dtype, b, h, i + r, dim, scratch + r * padded) : scratch + 16 * padded;
-            look_at_row(&most, row[r], padded);
-        }
+        padded_rows(scratch, 16, t, dtype, b, h, i, last, dim);
+        look_at_row(&most, scratch, 16 * padded);
         for (int64_t g = 0; g < groups; g++) {
-            for (int r = 0; r < 16; r++) split_row(turning, r, row[r] + g * GROUP, 1);
+            for (int r = 0; r < 16; r++) split_row(turning, r, scratch + r * padded + g * GROUP, 1);
             turn_slot(to + g * SLOT, turning);
         }
     }
@@ -56,16 +52,12 @@ static void pack_along(Packed *to, const Strided *t, int dtype, int64_t b, int64
                        REAL *scratch) {
     int64_t padded = up_to(dim, PANEL);
     IntVec most = {0};
-    const REAL *row[GROUP];
-    memset(scratch + GROUP * padded, 0, padded * sizeof(REAL));
     for (int64_t i = first; i < last; i += GROUP, to += padded / 16 * SLOT) {
-        for (int r = 0; r < GROUP; r++) {
-            row[r] = i + r < last ? padded_row(t, dtype, b, h, i + r, dim, scratch + r * padded) : scratch + GROUP * padded;
-            look_at_row(&most, row[r], padded);
-        }
+        padded_rows(scratch, GROUP, t, dtype, b, h, i, last, dim);
+        look_at_row(&most, scratch, GROUP * padded);
         for (int64_t e = 0; e < padded; e += 16)
             for (int r = 0; r < 16; r++)
-                split(to + e / 16 * SLOT + r * 32, load(row[r] + e), load(row[r + 16] + e));
+                split(to + e / 16 * SLOT + r * 32, load(scratch + r * padded + e), load(scratch + (r + 16) * padded + e));
     }
     judge(most);
 }
@@ -77,12 +69,7 @@ static void pack_turned(Packed *to, const Strided *t, int dtype, int64_t b, int6
     Packed *turning = (Packed *)scratch;
     scratch += SLOT;
     for (int64_t g = 0; g * GROUP < rows; g++) {
-        for (int64_t r = 0; r < GROUP; r++) {
-            REAL *row = scratch + r * padded;
-            memset(row, 0, padded * sizeof(REAL));
-            if (g * GROUP + r >= rows) continue;
-            fetch(row, place(t, dtype, b, h, first + g * GROUP + r), dtype, dim, t->step[3]);
-        }
+        padded_rows(scratch, GROUP, t, dtype, b, h, first + g * GROUP, last, dim);
         for (int64_t e = 0; e < padded; e += 16) {
             for (int64_t r = 0; r < 16; r++)
                 split(turning + r * 32, load(scratch + r * padded + e), load(scratch + (r + 16) * padded + e));

@@ -30,12 +30,6 @@ INLINE Needs needs_of(const Call *call) {
     return needs;
 }
 
-INLINE int64_t first_key(const Call *call, int64_t i) { return i - call->left > 0 ? i - call->left : 0; }
-INLINE int64_t last_key(const Call *call, int64_t i) {  // one past it
-    int64_t last = i + call->right + 1;
-    return last < 0 ? 0 : last < call->keys ? last : call->keys;
-}
-
 INLINE REAL row_factor(const Call *call, int64_t b, int64_t h, int64_t i) {
     REAL scale = (REAL)call->scale;
     if (!call->gain.at) return scale;
@@ -96,8 +90,13 @@ INLINE void add_bias(REAL *z, const REAL *bias, int64_t n, int boolean) {
 
 // -inf outside of [from, to)
 INLINE void close_outside(REAL *z, int64_t from, int64_t to, int64_t n) {
-    for (int64_t j = 0; j < from && j < n; j++) z[j] = -INFINITY;
-    for (int64_t j = to < 0 ? 0 : to; j < n; j++) z[j] = -INFINITY;
+    IntVec lane;
+    UNROLL for (int i = 0; i < LANES; i++) lane[i] = i;
+    if (from > n) from = n;
+    if (to < 0) to = 0;
+    Vec closed = splat(-INFINITY);
+    for (int64_t j = 0; j < from; j += LANES) store(z + j, choose(lane < (Int)(from - j), closed, load(z + j)));
+    for (int64_t j = to / LANES * LANES; j < n; j += LANES) store(z + j, choose(lane >= (Int)(to - j), closed, load(z + j)));
 }
 
 // Rows [first, last) of the queries; their products, times `factors`, are logits.
@@ -109,10 +108,12 @@ static void pack_queries(Packed *to, const Call *call, int64_t b, int64_t h, int
 
 INLINE REAL row_peak(const REAL *z, int64_t n) {
     Vec one = splat(-INFINITY), two = one;
-    for (int64_t j = 0; j < n; j += PANEL) {
+    int64_t j = 0;
+    for (; j + PANEL <= n; j += PANEL) {
         one = larger(load(z + j), one);
         two = larger(load(z + j + LANES), two);
     }
+    if (j < n) one = larger(load(z + j), one);
     return largest(larger(one, two));
 }
 

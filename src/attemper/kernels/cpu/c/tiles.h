@@ -15,7 +15,7 @@
 
 typedef uint16_t Packed;
 
-enum { PARTS = 2, TILE = 512, SLOT = PARTS * TILE, GROUP = 32 };  // numbers of a tile, and of a tile in parts; depth of a tile
+enum { ALIGNED = PANEL, PARTS = 2, TILE = 512, SLOT = PARTS * TILE, GROUP = 32 };  // numbers of a tile, and of a tile in parts; depth of a tile
 
 INLINE int64_t groups_of(int64_t depth) { return (depth + GROUP - 1) / GROUP; }
 
@@ -161,15 +161,15 @@ INLINE int too_short(const Call *call, int64_t rows) { return call->rows < rows 
 
 // z = rows · keys, each row times its factor; `tops` as in product.h
 static void scores(const Call *call, int rows, const Packed *query, const REAL *factors, int64_t dim, const Packed *keys,
-                   int64_t panels, REAL *z, Vec *tops) {
+                   int64_t n, REAL *z, Vec *tops) {
     int parts = parts_of(call);
     int64_t groups = groups_of(dim), next = groups * SLOT;
-    for (int64_t c = 0; c < panels; c++)
-        multiply((Side){query, parts, next, SLOT}, (Side){keys + c * 2 * next, parts, next, SLOT}, 1, rows > 16 ? 2 : 1, groups,
-                 z + c * PANEL, TILE_STEP);
+    for (int64_t j = 0; j < n; j += PANEL)
+        multiply((Side){query, parts, next, SLOT}, (Side){keys + j / 16 * next, parts, next, SLOT}, 1, rows > 16 ? 2 : 1, groups,
+                 z + j, TILE_STEP);
     for (int r = 0; factors && r < rows; r++) {
         Vec top = splat(-INFINITY), two = top;
-        for (REAL *x = z + r * TILE_STEP; x < z + r * TILE_STEP + panels * PANEL; x += PANEL) {
+        for (REAL *x = z + r * TILE_STEP; x < z + r * TILE_STEP + n; x += PANEL) {
             Vec y = load(x) * factors[r], more = load(x + LANES) * factors[r];
             store(x, y);
             store(x + LANES, more);
