@@ -41,17 +41,14 @@ def plain_forward(
     softcap: float | None,
 ) -> Measured | None:
     """`bare_forward` of plain tensors that nobody has checked: the library reads them. None where it is not sure of them."""
-    if native.plain_forward is None or query.dim() != 4 or not (dim := query.shape[3]):
+    if not native.reads_tensors or query.dim() != 4 or not (dim := query.shape[3]):
         return None
     measured = bare_room(query, dim, signs, saved=False)
     rows = native.ROWS.pack(*[0 if tensor is None else tensor.data_ptr() for tensor in measured[1:]]) if signs else None
     scale = dim**-0.5 if scale is None else scale
-    how = (signs, grouped, _CAUSAL[causal], window or 0, scale, softcap or 0.0, torch.get_num_threads())
-    failed = native.plain_forward(query, key, value, measured.output.data_ptr(), rows, *how)
-    if failed == native.NOT_PLAIN:
-        return None
-    native.check("forward", failed)
-    return measured
+    how = (signs, grouped, _CAUSAL[causal], window or 0, scale, softcap or 0.0)
+    found = native.plain_forward(query, key, value, measured.output.data_ptr(), rows, *how)
+    return None if found == native.NOT_PLAIN else measured
 
 
 def _measure(problem: Problem, signs: int, measured: Measured) -> Measured:

@@ -108,20 +108,30 @@ def _bind() -> Any:
         ("PyCapsule_GetPointer", ctypes.pythonapi)
     )
     lock = (ctypes.pythonapi.PyEval_SaveThread, ctypes.pythonapi.PyEval_RestoreThread)
-    words = [find(capsule, b"dlpack_exchange_api"), *(ctypes.cast(part, ctypes.c_void_p) for part in lock), _PARALLEL]
     library = ctypes.PyDLL(_library._name)  # its functions are called with the interpreter's lock held
-    library.attemper_bind.argtypes = (*(ctypes.c_void_p,) * 4, ctypes.c_int64, ctypes.c_int)
-    if not library.attemper_bind(*words, _POISON, _VARIANT):
+    library.attemper_bind.argtypes = (ctypes.c_void_p,) * 3
+    if not library.attemper_bind(
+        find(capsule, b"dlpack_exchange_api"), *(ctypes.cast(p, ctypes.c_void_p) for p in lock)
+    ):
         return None
     tensors, numbers = (ctypes.py_object,) * 3, (ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
-    reals = (ctypes.c_double, ctypes.c_double)
+    reals, run = (ctypes.c_double,) * 2, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
     library.attemper_plain_forward.argtypes = (
-        *tensors, ctypes.c_void_p, ctypes.c_char_p, *numbers, *reals, ctypes.c_int64
+        *tensors, ctypes.c_void_p, ctypes.c_char_p, *numbers, *reals, *run
     )  # fmt: skip
     return library.attemper_plain_forward
 
 
-plain_forward = _bind()
+_plain_forward = _bind()
+reads_tensors = _plain_forward is not None
+
+
+def plain_forward(*args: Any) -> int:
+    """Run a forward of tensors as they are; NOT_PLAIN where the library is not sure of them."""
+    failed: int = _plain_forward(*args, _PARALLEL, torch.get_num_threads(), _POISON, _VARIANT)
+    if failed != NOT_PLAIN:
+        check("forward", failed)
+    return failed
 
 
 def strided(tensor: Tensor | None) -> tuple[int, ...]:

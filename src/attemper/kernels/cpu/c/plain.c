@@ -31,17 +31,12 @@ static struct {  // what Python hands over once
     Read read;
     void *(*let_go)(void);  // of the interpreter's lock
     void (*take_again)(void *);
-    Parallel parallel;
-    int64_t poison;
-    int variant;
 } bound;
 
 // Whether attemper_plain_forward can be called from now on.
-int attemper_bind(const Table *table, void *(*let_go)(void), void (*take_again)(void *), Parallel parallel, int64_t poison,
-                  int variant) {
+int attemper_bind(const Table *table, void *(*let_go)(void), void (*take_again)(void *)) {
     if (table->major != 1 || table->minor < 3 || !table->read) return 0;
     bound.read = table->read, bound.let_go = let_go, bound.take_again = take_again;
-    bound.parallel = parallel, bound.poison = poison, bound.variant = variant;
     return 1;
 }
 
@@ -72,10 +67,11 @@ static void find_band(Call *call, int causal, int64_t window) {  // band() in ..
 // Run a forward whose output has the query's shape; NOT_PLAIN, and nothing done, where these three are no valid problem in 4
 // dimensions, or another than this takes. Called with the interpreter's lock held. `grouped`: fewer key heads are in order.
 int attemper_plain_forward(void *query, void *key, void *value, char *output, const Rows *measured, int64_t signs, int grouped,
-                           int causal, int64_t window, double scale, double softcap, int64_t threads) {
+                           int causal, int64_t window, double scale, double softcap, Parallel parallel, int64_t threads,
+                           int64_t poison, int variant) {
     Tensor q, k, v;
-    Call call = {.mask_dtype = NONE, .signs = signs, .output = output, .parts = 1, .parallel = bound.parallel,
-                 .threads = threads, .poison = bound.poison, .scale = scale, .softcap = softcap};
+    Call call = {.mask_dtype = NONE, .signs = signs, .output = output, .parts = 1, .parallel = parallel,
+                 .threads = threads, .poison = poison, .scale = scale, .softcap = softcap};
     if (bound.read(query, &q) || bound.read(key, &k) || bound.read(value, &v)) return NOT_PLAIN;
     if (!lies(&q, &call.query) || !lies(&k, &call.key) || !lies(&v, &call.value)) return NOT_PLAIN;
     call.dtype = dtype_of(&q);
@@ -89,7 +85,7 @@ int attemper_plain_forward(void *query, void *key, void *value, char *output, co
     if (measured) call.measured = *measured;
     find_band(&call, causal, window);
     void *state = bound.let_go();
-    int failed = attemper_forward(&call, bound.variant);
+    int failed = attemper_forward(&call, variant);
     bound.take_again(state);
     return failed;
 }
