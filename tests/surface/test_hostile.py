@@ -96,14 +96,14 @@ def test_a_second_signal_leaves_at_once(monkeypatch):
     monkeypatch.setattr(Stopping, "_leave", lambda self, why: left.append(why))
     with Stopping():
         with pytest.raises(Stopped):
-            signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         time.sleep(0.1)
         assert left == []
         deadline = time.monotonic() + 10
         while not left and time.monotonic() < deadline:
             time.sleep(0.35)
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
     assert left[0].startswith("a second time")
 
 

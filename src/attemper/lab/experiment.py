@@ -96,7 +96,7 @@ class Parameter:
         noun = "a whole number" if self.kind is int else "a number"
         bound = f" of at least {self.least:g}" if self.least is not None else ""
         bound = f" above {self.above:g}" if self.above is not None else bound
-        if self.most is not None or value > self._most():
+        if self.most is not None or self._most() < value < math.inf:
             bound += f"{' and' if bound else ' of'} at most {self._most():g}"
         if 0 < abs(value) < 1 / LARGEST:
             bound += f", {1 / LARGEST:g} or more"
