@@ -133,7 +133,8 @@ def _torch(scene: Scene, inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
         causal = bool(scene.causal)
         return lambda: scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=grouped)
     # torch knows no window: a mask, made once
-    behind = key.shape[2] - scene.rows + torch.arange(scene.rows)[:, None] - torch.arange(key.shape[2])
+    keys, rows = (torch.arange(n, device="cpu") for n in (key.shape[2], scene.rows))
+    behind = key.shape[2] - scene.rows + rows[:, None] - keys
     mask = (behind >= 0) & (behind < scene.window)
     return lambda: scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
 
