@@ -159,7 +159,7 @@ STATES = {
     "a default device": (lambda: torch.device("meta"), 0),
     "a function mode": (Passing, 0),
     "a dispatch mode": (Seen, 0),
-    "a profiler": (torch.profiler.profile, 0),
+    "a profiler": (lambda: torch.profiler.profile(acc_events=True), 0),
     "autocast": (lambda: torch.autocast("cpu", enabled=True), 0),
     "a level of forward mode": (forward_ad.dual_level, 0),
 }

@@ -142,8 +142,13 @@ static void add_mask_gradient(const Call *call, Meeting m, int64_t i, int64_t pa
     const int64_t *step = call->d_mask_step;
     int64_t at = part * call->d_mask_part + m.b * step[0] + m.h * step[1] + i * step[2] + m.key * step[3];
     if (call->wants & WANT_MASK_WIDE) {
-        double *to = (double *)call->d_mask + at;
-        for (int64_t j = 0; j < m.width; j++) to[j * step[3]] += dz[j];
+        double *to = (double *)call->d_mask + at, total = 0;
+        for (int64_t j = 0; j < m.width; j++)
+            if (step[3])
+                to[j * step[3]] += dz[j];
+            else
+                total += dz[j];  // by themselves first: a sum of sums rounds less
+        if (!step[3]) *to += total;
     } else {
         REAL *to = (REAL *)call->d_mask + at;
         for (int64_t j = 0; j < m.width; j++) to[j * step[3]] += dz[j];
