@@ -328,9 +328,7 @@ def main() -> None:
     parser.add_argument("--times", action="store_true", help="how long each took")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # ignored in a job that a shell has put into the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's jobs in the background ignore it
     place = Path(tempfile.mkdtemp(prefix="attemper-hostile-"))
     place.chmod(0o755)  # for nobody
     found = []
