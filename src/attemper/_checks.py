@@ -131,7 +131,9 @@ def broadcast_like_torch(
 def _rounded_once(query: Tensor, key: Tensor, value: Any) -> tuple[Tensor, Tensor, Any]:
     """In float32 where a gradient may arrive: that of a half-precision input which is repeated is a sum, rounded at its end."""
     same = all(t is None or t.dtype == query.dtype for t in (key, value))
-    if query.dtype not in HALVES or not same or not may_get_gradients(query, key, value):
+    # autocast would lower them again, perhaps to another half
+    lowered = query.device.type != "meta" and torch.is_autocast_enabled(query.device.type)
+    if query.dtype not in HALVES or not same or lowered or not may_get_gradients(query, key, value):
         return query, key, value
     return query.float(), key.float(), None if value is None else value.float()
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from . import _ops, kernels
 from ._ops import bits, differentiate
-from ._plain import all_plain, at_rest, is_kept, is_plain, plain_problem
-from .kernels.seam import Measured, Problem, Upstream, Wants, for_gradients
+from ._plain import all_plain, at_rest, is_plain, plain_problem
+from .kernels.seam import FLOATS, Measured, Problem, Upstream, Wants, for_gradients
 from .vitals import SIGNS, Vitals
 
 _bits = cache(bits)
@@ -63,7 +63,7 @@ def attend_unchecked(
     Fewer key heads than query heads are taken where they may be `grouped`.
     """
     tracked = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    if mask is None and not tracked:
+    if mask is None and not tracked and key.dtype is value.dtype is query.dtype in FLOATS:  # DLPack knows no others
         numbers = (_bits(names), grouped, causal, window, scale, softcap)
         measured = kernels.load("cpu").plain_forward(query, key, value, *numbers)
         if measured is not None:
@@ -126,7 +126,5 @@ def _plain_backward(saved: Any, grads: Any) -> bool:
     """Whether a backward can go straight to its kernel: nothing differentiates it again, traces it, or batches it."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or not at_rest():
         return False
-    # what is saved was plain; a hook of saved tensors may hand back something else
-    return not any(t is not None and not is_plain(t) for t in grads) and not any(
-        t is not None and not is_kept(t) for t in saved
-    )
+    # what is saved was plain; hooks of saved tensors may hand back another
+    return all(t is None or is_plain(t) for tensors in (grads, saved) for t in tensors)

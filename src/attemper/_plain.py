@@ -57,11 +57,6 @@ def is_plain(tensor: Tensor) -> bool:
     return type(tensor) in _TYPES and _dispatch_keys(tensor).raw_repr() in _plain_keys()
 
 
-def is_kept(tensor: Tensor) -> bool:
-    """Whether a tensor that was plain when it was saved still is, whatever a hook did to it meanwhile."""
-    return type(tensor) in _TYPES and tensor.is_cpu
-
-
 def all_plain(problem: Problem) -> bool:
     """Whether a checked problem is a plain call."""
     if torch.compiler.is_compiling() or not at_rest():

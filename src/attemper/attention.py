@@ -69,7 +69,7 @@ def attention(
         0.5
     """
     if kernels.takes_plain(kernel) and is_plain_call(query, key, value, causal, scale, window, softcap, dropout):
-        names = SIGNS if signs == "all" else check_signs("attention", signs)
+        signs = names = SIGNS if isinstance(signs, str) and signs == "all" else check_signs("attention", signs)
         found = attend_unchecked(query, key, value, mask, causal, scale, window, softcap, names)
         if found is not None:
             return Attended(found[0], plain_vitals(names, found[1:]))

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
 from attemper import _direct, kernels
-from attemper.errors import KernelUnavailable
+from attemper.errors import InputError, KernelUnavailable
 from native import native, needed
 
 pytestmark = needed
@@ -288,3 +289,49 @@ def test_auto_takes_the_direct_way_only_where_cpu_is_first(direct, monkeypatch):
     monkeypatch.setitem(kernels._missing, "cpu", "is not built here")
     assert not kernels.takes_plain("cpu")
     assert _direct.attend_unchecked(*tensors(), None, False, None, None, None, (), grouped=False) is None
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 5, 8), (2, 5, 8)], ids=["4-d", "3-d"])
+@pytest.mark.parametrize(
+    "signs", [lambda: iter(["lse", "p2"]), lambda: np.array(["lse", "p2"])], ids=["iterator", "array"]
+)
+def test_signs_of_any_kind_reach_every_path(signs, shape):
+    assert attemper.attention(*[torch.randn(shape)] * 3, signs=signs()).vitals.measured == ("lse", "p2")
+
+
+def swap_data(key):
+    key.data = torch.randn(1, 2, 4000, 8)
+
+
+CHANGED = {
+    "other data": (swap_data, lambda t: t),
+    "a slice": (lambda key: None, lambda t: t[:, :, :1] if t.dim() == 3 else t),
+    "another dtype": (lambda key: None, lambda t: t.bfloat16() if t.dtype == torch.float32 else t),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_saved_tensor_that_changed_is_refused(change):
+    between, unpack = CHANGED[change]
+    query, key, value = (torch.randn(1, 2, n, 8, requires_grad=True) for n in (5, 9, 9))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        output = attemper.attention(query, key, value).output
+    between(key)
+    with pytest.raises(InputError, match="a tensor that was saved for the backward has another shape or dtype"):
+        torch.autograd.grad(output.sum(), (query, value))
+
+
+def test_a_lazy_sign_of_a_saved_tensor_counts():
+    query = torch.randn(1, 2, 5, 8, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: t, lambda t: torch._neg_view(t.neg()) if t.is_floating_point() else t
+    ):
+        output = attemper.attention(query, query, query).output
+    plain = attemper.attention(query, query, query).output
+    (found,), (expected,) = (torch.autograd.grad(o.square().sum(), query) for o in (output, plain))
+    assert torch.equal(found, expected)
+
+
+def test_a_dtype_that_dlpack_refuses_is_refused_in_our_words():
+    with pytest.raises(InputError, match="must be"):
+        attemper.attention(*[torch.empty(1, 1, 4, 4, dtype=torch.bits8)] * 3)

@@ -27,6 +27,7 @@ OUTPUT_LOW_BIT = 1 << len(SIGNS) + 1
 """Ask for what rounding took from a half-precision output: its gradient needs the output as it was summed."""
 
 HALVES = (torch.float16, torch.bfloat16)
+SMALL = torch.finfo(torch.float16).tiny
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LARGEST = torch.finfo(torch.float32).max
@@ -210,16 +211,21 @@ def room(problem: Problem, signs: int) -> Measured:
 def rounded_off(wide: Tensor, output: Tensor) -> Tensor:
     """What rounding float32 `wide` to half-precision `output` took, in units in the last place of `wide`, int16.
 
-    That is all of it: 16 bits of bfloat16 and 16 of what is left are float32. 0 where the output is inf or NaN.
+    That is all of it: 16 bits of bfloat16 and 16 of what is left are float32. Below the normal numbers of float16 it is in units
+    of 2^-40, which 16 bits hold. 0 where the output is inf or NaN.
     """
     short = output.float()
     lost = wide.view(torch.int32) - short.view(torch.int32)
+    if output.dtype == torch.float16:
+        lost = torch.where(short.abs() < SMALL, ((wide - short) * 2.0**40).round().to(torch.int32), lost)
     return lost.clamp_(-(1 << 15), (1 << 15) - 1).masked_fill_(~short.isfinite(), 0).to(torch.int16)
 
 
 def unrounded(output: Tensor, low: Tensor) -> Tensor:
     """The output as it was before rounding, float32; `low` is what `rounded_off` found."""
-    return (output.float().view(torch.int32) + low).view(torch.float32)
+    short = output.float()
+    whole = (short.view(torch.int32) + low).view(torch.float32)
+    return torch.where(short.abs() < SMALL, short + low * 2.0**-40, whole) if output.dtype == torch.float16 else whole
 
 
 def may_get_gradients(*tensors: Tensor | None) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import InputError
 from ..seam import Gradients, Measured, Problem, Upstream, Wants, bare_room, measuring_dtype, room
 from . import fold, native
 from .native import variant
@@ -75,6 +76,7 @@ def bare_backward(problem: Problem, saved: Measured, upstream: Upstream, wants: 
     asked, problem = problem.mask, _readable(problem)
     query, key, value, mask, gain = problem[:5]
     wide = measuring_dtype(query.dtype)
+    _check_saved(problem, saved, wide)
     bits = wants[0] | wants[1] << 1 | wants[2] << 2 | wants[3] << 3 | wants[4] << 4
     dmask: Any = None
     steps: tuple[int, ...] = _NO_STEPS
@@ -111,6 +113,30 @@ def bare_backward(problem: Problem, saved: Measured, upstream: Upstream, wants: 
     d_query, d_key, d_value, d_gain, _ = results
     d_mask: Any = None if dmask is None or asked is None else dmask.sum(0).to(asked.dtype)
     return Gradients(d_query, d_key, d_value, d_mask, d_gain)
+
+
+def _check_saved(problem: Problem, saved: Measured, wide: torch.dtype) -> None:
+    """What waited for a backward may come back changed, by `.data =` or a hook; the library reads it by address."""
+    query, key, value, mask, gain = problem[:5]
+    batch, heads, rows, dim = query.shape
+    full, real = (batch, heads, rows), query.dtype
+    same = (
+        key.dtype is real
+        and key.shape[0] == batch
+        and heads % key.shape[1] == 0
+        and key.shape[3] == dim
+        and (value is None or (value.dtype is real and value.shape[:3] == key.shape[:3]))
+        and (value is None or (saved.output.dtype is real and saved.output.shape == (*full, value.shape[3])))
+        and (saved.output_low is None or saved.output_low.shape == saved.output.shape)
+        and all(t is None or t.shape == full for t in (*saved[2:], gain))
+        and all(t is None or t.dtype is wide for t in (saved.lse_low, *saved[5:]))
+        and (mask is None or all(n in (1, size) for n, size in zip(mask.shape, (*full, key.shape[2]), strict=True)))
+    )
+    if not same:
+        raise InputError(
+            "attention(): a tensor that was saved for the backward has another shape or dtype now. Do not set `.data` of an "
+            "input before the backward, and let saved-tensor hooks give back what they were given."
+        )
 
 
 def _like(tensor: Tensor) -> Any:

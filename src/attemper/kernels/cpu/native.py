@@ -108,7 +108,11 @@ def _bind() -> Any:
         ("PyCapsule_GetPointer", ctypes.pythonapi)
     )
     lock = (ctypes.pythonapi.PyEval_SaveThread, ctypes.pythonapi.PyEval_RestoreThread)
-    words = [find(capsule, b"dlpack_exchange_api"), *(ctypes.cast(part, ctypes.c_void_p) for part in lock)]
+    try:
+        table = find(capsule, b"dlpack_exchange_api")
+    except ValueError:  # by another name: another table
+        return None
+    words = [table, *(ctypes.cast(part, ctypes.c_void_p) for part in lock)]
     library = ctypes.PyDLL(_library._name)  # its functions are called with the interpreter's lock held
     library.attemper_bind.argtypes = (ctypes.c_void_p,) * 3
     if not library.attemper_bind(*words):

@@ -70,7 +70,7 @@ static void find_slopes(const Job *job, void *memory, int64_t item) {
         if (s.lse == -INFINITY) s.lse = INFINITY;  // a row without keys: exp(z - inf) = 0
         if (call->g_output.at && !course->alone) {
             fetch(out, call->output + at * n * SIZE[call->dtype], (int)call->dtype, n, 1);
-            if (call->output_low) restore(out, call->output_low + at * n, n);  // δ of a rounded output does not cancel
+            if (call->output_low) restore(out, (int)call->dtype, call->output_low + at * n, n);  // δ of a rounded output does not cancel
             fetch(arriving, place(&call->g_output, (int)call->dtype, b, h, i), (int)call->dtype, n, call->g_output.step[3]);
             constant -= dot(out, arriving, n);
         }

@@ -95,6 +95,10 @@ typedef struct {  // one build of the kernel: an instruction set and a precision
     int (*backward)(const Call *);
 } Kernel;
 
+// One pass of a packed call, which ends before `origin`: 0, NO_MEMORY or NO_THREADS.
+int attemper_forward(const void *packed, int variant);
+int attemper_backward(const void *packed, int variant);
+
 // Memory for one call, 64-byte aligned; NULL when there is none. What is given back is kept for the next call, if it is small.
 void *attemper_take(size_t bytes, int poison);
 void attemper_give(void *memory);

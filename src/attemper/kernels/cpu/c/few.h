@@ -10,7 +10,7 @@ INLINE int has_few_keys(const Call *call) { return (void)call, 0; }
 #else
 enum { FEW_KEYS = ABREAST };
 
-INLINE int has_few_keys(const Call *call) { return call->keys <= FEW_KEYS; }
+INLINE int has_few_keys(const Call *call) { return call->keys && call->keys <= FEW_KEYS; }
 
 // The keys of a head, row by row, and zeros where there are fewer
 static void pack_few(REAL *to, const Call *call, int64_t b, int64_t g) {

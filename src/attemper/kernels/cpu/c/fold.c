@@ -8,7 +8,7 @@
 enum { ROWS, VISIBLE, MEAN, VARIANCE, LSE, ENTROPY, P2, TOP_WEIGHT, EFFECTIVE_KEYS, EVENNESS_ROWS, EVENNESS, JACOBIAN_TRACE,
        SATURABLE_ROWS, SATURATED, COLUMNS };
 
-typedef struct {  // `FOLD` in ../fold.py is the same list
+typedef struct {  // `FOLD` in ../native.py is the same list
     const int32_t *visible;  // (B, H, L), contiguous, and so are the others
     const float *mean, *variance, *peak, *lse, *entropy, *p2;
     const float *lse_low;  // what rounding took from lse; NULL: not known

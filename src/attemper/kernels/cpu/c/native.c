@@ -78,7 +78,6 @@ static Call on_seen_keys(const void *packed) {
     return call;
 }
 
-// 0, NO_MEMORY or NO_THREADS. The size is checked so that a library of another version is never called.
 int attemper_forward(const void *packed, int variant) {
     Call call = on_seen_keys(packed);
     return kernel_for(&call, variant)->forward(&call);
@@ -87,6 +86,7 @@ int attemper_backward(const void *packed, int variant) {
     Call call = on_seen_keys(packed);
     return kernel_for(&call, variant)->backward(&call);
 }
+// native.py compares the size with its own, so that a library of another version is never called
 int attemper_call_size(void) { return (int)offsetof(Call, origin); }
 int attemper_back_keys(void) { return BACK_KEYS; }
 

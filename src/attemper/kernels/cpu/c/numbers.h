@@ -107,13 +107,17 @@ static void put(char *to, int dtype, int64_t offset, const REAL *from, int64_t n
     }
 }
 
+// Whether a number is below the normal ones of float16
+INLINE int is_small(int dtype, float x) { return dtype == F16 && x < 0x1p-14f && x > -0x1p-14f; }
+
 // What rounding took from each number that `put` wrote, in units in the last place of float: with it the float is whole again.
-// 0 where the number became inf or NaN. `rounded_off` in seam.py is the same.
+// Of a small float16 it is in units of 2^-40, which 16 bits hold. 0 where the number became inf or NaN. `rounded_off` in seam.py is
+// the same.
 static void put_low(int16_t *low, int dtype, int64_t offset, const REAL *from, int64_t n, REAL factor) {
     if (!low) return;
     for (int64_t i = 0; i < n; i++) {
         float x = (float)(from[i] * factor), y = dtype == BF16 ? from_bits((uint32_t)to_bfloat(x) << 16) : from_half(to_half(x));
-        int32_t lost = (int32_t)(bits_of(x) - bits_of(y));
+        int32_t lost = is_small(dtype, y) ? (int32_t)lrintf((x - y) * 0x1p40f) : (int32_t)(bits_of(x) - bits_of(y));
         lost = lost > INT16_MAX ? INT16_MAX : lost < INT16_MIN ? INT16_MIN : lost;
         low[offset + i] = (int16_t)(y - y == 0 ? lost : 0);
     }
@@ -126,8 +130,11 @@ static void put_output(const Call *call, int64_t row, const REAL *from, REAL fac
 }
 
 // n numbers that became whole again, as REAL
-static void restore(REAL *numbers, const int16_t *low, int64_t n) {
-    for (int64_t i = 0; i < n; i++) numbers[i] = (REAL)from_bits(bits_of((float)numbers[i]) + (uint32_t)(int32_t)low[i]);
+static void restore(REAL *numbers, int dtype, const int16_t *low, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        float y = (float)numbers[i];
+        numbers[i] = (REAL)(is_small(dtype, y) ? y + (float)low[i] * 0x1p-40f : from_bits(bits_of(y) + (uint32_t)(int32_t)low[i]));
+    }
 }
 
 INLINE int is_real(int dtype) { return dtype == (REAL_IS_FLOAT ? F32 : F64); }

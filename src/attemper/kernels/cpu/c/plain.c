@@ -2,8 +2,6 @@
 // of functions that DLPack defines and torch.Tensor offers (`__dlpack_c_exchange_api__`), so nothing of Python or torch is linked.
 #include "call.h"
 
-int attemper_forward(const Call *call, int variant);
-
 // DLTensor of DLPack 1.x
 typedef struct {
     char *data;
