@@ -194,11 +194,11 @@ INLINE Chunk weigh_chunk(REAL *z, int64_t start, int64_t stop, const REAL *bias,
 }
 
 // One row of a tile: z becomes e, and the sums grow. Of a CLOSED row, every key before `open` has a logit that is not -inf.
-INLINE void weigh_row(REAL *z, int64_t n, int64_t open, const REAL *bias, REAL reference, REAL *moment, Vec *sums,
+INLINE void weigh_row(REAL *z, int64_t n, int64_t open, const REAL *bias, REAL reference, double *moment, Vec *sums,
                       const int kind, const int weights, const int moments) {
     // sums of sums: a chunk at a time, so that no sum has more than a few dozen terms
     enum { CHUNK = 16 * LANES };
-    REAL shift = moment[0];
+    REAL shift = (REAL)moment[0];
     Vec firsts = splat(0), seconds = splat(0);
     for (int64_t start = 0; start < n; start += CHUNK) {
         int64_t stop = start + CHUNK < n ? start + CHUNK : n;
@@ -211,11 +211,11 @@ INLINE void weigh_row(REAL *z, int64_t n, int64_t open, const REAL *bias, REAL r
         if (weights) sums[TILTED] += c.a, sums[SQUARES] += c.s;
         if (moments) firsts += c.first, seconds += c.second;
     }
-    if (moments) moment[0] = sum(firsts), moment[1] = sum(seconds);
+    if (moments) moment[0] = sum_wide(firsts), moment[1] = sum(seconds);
 }
 
 // `moment` holds the shift, and then Σ d and Σ d²
-static void weigh_row_by_kind(REAL *z, int64_t n, int64_t open, const REAL *bias, REAL reference, REAL moment[2],
+static void weigh_row_by_kind(REAL *z, int64_t n, int64_t open, const REAL *bias, REAL reference, double moment[2],
                               Vec *sums, int kind, Needs needs) {
 #define CASE(KIND, WEIGHTS, MOMENTS)                                                             \
     case KIND * 4 + WEIGHTS * 2 + MOMENTS:                                                       \
@@ -276,7 +276,8 @@ INLINE void count_in(Needs needs, Row *row, Vec *sums, Sight s) {
     int kind = s.bias ? BIASED : s.from > 0 || s.to < s.n ? CLOSED : OPEN;
     int64_t from = s.from > 0 ? s.from : 0;
     int64_t count = !s.bias ? (s.to > from ? s.to - from : 0) : needs.counting ? count_seen(s.bias, from, s.to) : 0;
-    REAL reference = row->reference == -INFINITY ? 0 : row->reference, shift = 0, moment[2] = {0};
+    REAL reference = row->reference == -INFINITY ? 0 : row->reference, shift = 0;
+    double moment[2] = {0};
     int64_t met = count, open = from ? 0 : s.to;
     if (needs.moments) {
         met = count_met(s.z, s.bias, from, s.to);
@@ -286,7 +287,7 @@ INLINE void count_in(Needs needs, Row *row, Vec *sums, Sight s) {
     weigh_row_by_kind(s.z, s.n, open, s.bias, reference, moment, sums, kind, needs);
     row->count += count;
     if (needs.moments && met) {
-        double mean = (double)moment[0] / (double)met;
+        double mean = moment[0] / (double)met;
         join_moments(row, met, shift + mean, moment[1] - moment[0] * mean);
     }
 }

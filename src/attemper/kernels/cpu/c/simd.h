@@ -79,6 +79,16 @@ INLINE REAL largest(Vec v) {
 }
 #endif
 
+// the sum in double: of numbers that do not cancel, a float loses what a mean could have kept
+INLINE double sum_wide(Vec v) {
+    typedef double Wide __attribute__((vector_size(LANES * sizeof(double))));
+    Wide wide = __builtin_convertvector(v, Wide);
+    double part[LANES];
+    memcpy(part, &wide, sizeof part);
+    UNROLL for (int n = LANES / 2; n; n /= 2) UNROLL for (int i = 0; i < n; i++) part[i] += part[i + n];
+    return part[0];
+}
+
 // to[0..3] = the sums of four vectors, which costs little more than one
 INLINE void sum_four(REAL *to, Vec a, Vec b, Vec c, Vec d) {
 #if VECTOR_BYTES == 64 && REAL_IS_FLOAT
