@@ -42,6 +42,7 @@ END = {"causal": "lower_right", "window": 70}
 BANDS = {
     "the first keys": ({"rows": 50, "keys": 900, "heads": 1}, {"causal": True}, None),
     "the first keys, few rows": ({"rows": 5, "keys": 900}, {"causal": True, "softcap": 2.0}, (5, 900)),
+    "the last keys, in bfloat16": ({"rows": 41, "keys": 1501, "dtype": torch.bfloat16}, END, None),
     "the last keys": ({"rows": 41, "keys": 1501}, END, (41, 1501)),
     "the last keys, few rows": ({"rows": 3, "keys": 1501, "dim": 33}, END, (1501,)),
     "the last keys, grouped": ({"rows": 9, "keys": 1501, "heads": 4, "groups": 1}, END, (9, 1)),
