@@ -379,7 +379,7 @@ def test_ctrl_c_before_anything_is_said(attemper_command, monkeypatch):
     monkeypatch.setattr(command, "load", load)
     code, out, err = attemper_command("scan")
     assert (code, out) == (130, "")
-    assert err == "Stopped before anything was measured.\n"
+    assert err == "Stopped by Ctrl-C. Nothing was measured.\n"
 
 
 def test_ctrl_c_in_the_first_layer_leaves_an_empty_scan(attemper_command, folder, monkeypatch):

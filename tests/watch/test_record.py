@@ -50,6 +50,7 @@ def test_filter(record):
     assert record.filter(steps=[0, 2]).steps == [0, 2]
     assert record.filter(layers="*.1.*").layers == ["layers.1.self_attn"]
     assert list(record.filter(layers="*.1.*").facts) == [("layers.1.self_attn", "self")]
+    assert record.filter(layers=["layers.1*", "layers.0.self_attn"]).layers == record.layers
     assert record.filter(layers=lambda name: "0" in name).layers == ["layers.0.self_attn"]
     one = record.filter(heads=1, steps=2, layers="layers.0*")
     assert one.to_dicts() == [row for row in record.to_dicts() if (row["step"], row["head"]) == (2, 1)][:1]
@@ -61,6 +62,9 @@ UNFIT = {
         {"layers": "layer.0.self_attn"},
         r"no layer fits 'layer\.0\.self_attn'\. Did you mean 'layers\.0\.self_attn'\? There are: 'layers\.0\.self_attn', 'l",
     ),
+    "a layer far from all": ({"layers": "typo"}, r"no layer fits 'typo'\. There are: 'layers\.0\.self_attn', 'l"),
+    "one of two layers": ({"layers": ["layers.0*", "typo"]}, r"no layer fits 'typo'\."),
+    "a layer by number": ({"layers": 3}, r"`layers` must be names or a function; got 3\."),
     "a kind": ({"kind": "corss"}, r"`kind` must be 'self' or 'cross'; got 'corss'\."),
     "a head": ({"heads": [2, -1]}, r"`heads` must be some of 0 … 1, which this record has; got \[2, -1\]\."),
     "a head in words": ({"heads": "1"}, r"`heads` must be a whole number or several; got '1'\."),

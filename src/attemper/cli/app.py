@@ -28,7 +28,10 @@ class _Commands(TyperGroup):
         stopping: Stopping = ctx.obj
         try:
             return super().invoke(ctx)
-        except (AttemperError, typer.Exit):
+        except typer.Exit:
+            stopping.told = True  # by the command itself
+            raise
+        except AttemperError:
             raise
         except (KeyboardInterrupt, Exception) as error:
             # in the middle of an import a signal may come out as another error
@@ -36,6 +39,7 @@ class _Commands(TyperGroup):
                 raise
             kept = " ".join(getattr(error, "__notes__", ())) or "Nothing was kept."
             note(f"Stopped by {stopping.name}. {kept}")
+            stopping.told = True
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -60,9 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         _never_fail(stream)
     _open_streams()
-    with Stopping() as stopping:
-        code = _run(arguments, stopping)
-        raise SystemExit(stopping.code if code == INTERRUPTED else code)
+    stopping = Stopping()
+    try:
+        with stopping:
+            code = _run(arguments, stopping)
+    except KeyboardInterrupt:  # before or after the command itself
+        code = INTERRUPTED
+    if code == INTERRUPTED and not stopping.told:
+        note(f"Stopped by {stopping.name}. Nothing was kept.")
+    raise SystemExit(stopping.code if code == INTERRUPTED else code)
 
 
 def _run(arguments: Sequence[str] | None, stopping: Stopping) -> int:

@@ -102,9 +102,9 @@ def scan(
                 device=device,
             )
             found = command.answer(asked, told)
-    except KeyboardInterrupt:
-        note("Stopped before anything was measured.")
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as stop:
+        stop.add_note("Nothing was measured.")
+        raise
 
     def write() -> None:
         if output is not None:

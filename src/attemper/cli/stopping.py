@@ -1,7 +1,8 @@
 """Ctrl-C and SIGTERM. The first ends what runs, which says what is kept; a second, or ten seconds inside C code, ends it at once.
 
 Python runs a signal's handler between two of its own instructions, so a long call into C would hold it up. A thread hears of
-every signal through a pipe, waits for the handler, and leaves by itself when that does not come.
+every signal through a pipe, waits for the handler, and leaves by itself when that does not come. Inside an import nothing is
+raised: C code that imports, as torch's does, may swallow it. The signal is sent again until the import ends or a second is over.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP: its termin
 PATIENCE = 10.0  # seconds for a call into C to come back
 AGAIN = 1.0  # seconds after which a signal is a second one, and not the same key press by way of a parent
 AFTER = 0.02  # seconds until a signal that was lost is sent again
+IMPORTING = 1.0  # seconds that an import gets to end
 REPEAT, END = 255, 0  # in the pipe, beside the signals' numbers
 
 
@@ -35,6 +37,7 @@ class Stopping:
         self.number: int | None = None
         self._before: dict[int, Any] = {}
         self._raised = threading.Event()
+        self.told = False  # whether somebody has said that it was stopped, and what is kept
 
     def __enter__(self) -> Stopping:
         if threading.current_thread() is not threading.main_thread():
@@ -75,8 +78,11 @@ class Stopping:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._raised.is_set():
             return  # the thread decides about a second one
-        self._raised.set()
         self.number = self.number or number
+        if os.name == "posix" and _is_importing(frame):
+            os.write(self._writing, bytes([REPEAT]))
+            return
+        self._raised.set()
         raise Stopped(self.name)
 
     def _listen(self) -> None:
@@ -98,7 +104,7 @@ class Stopping:
             self._hook(unraisable)
 
     def _hear(self) -> None:
-        first = None
+        first, repeats = None, 0  # repeats: signals that were sent again and not yet heard
         while True:
             wait = None if first is None or self._raised.is_set() else max(0.0, first + PATIENCE - time.monotonic())
             if not select.select([self._reading], [], [], wait)[0]:
@@ -109,9 +115,14 @@ class Stopping:
             if heard[0] == END:
                 return
             if heard[0] == REPEAT:
+                if not self._raised.is_set() and first is not None and time.monotonic() - first > IMPORTING:
+                    self._leave("modules were being loaded, so it was left where it stood")
                 time.sleep(AFTER)
                 self._raised.clear()
+                repeats += 1
                 signal.pthread_kill(threading.main_thread().ident or 0, self.number or signal.SIGINT)
+            elif heard[0] == self.number and repeats:
+                repeats -= 1
             elif heard[0] in self._before and first is None:
                 first, self.number = time.monotonic(), heard[0]
             elif heard[0] in self._before and first is not None and time.monotonic() - first > AGAIN:
@@ -123,3 +134,11 @@ class Stopping:
         with contextlib.suppress(OSError):
             os.write(2, f"{cursor}Stopped by {self.name}: {why}.\n".encode())
         os._exit(self.code)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

@@ -98,7 +98,7 @@ class Record:
         self,
         *,
         steps: int | Iterable[int] | None = None,
-        layers: str | Callable[[str], bool] | None = None,
+        layers: str | Iterable[str] | Callable[[str], bool] | None = None,
         heads: int | Iterable[int] | None = None,
         kind: str | None = None,
     ) -> Record:
@@ -106,7 +106,7 @@ class Record:
 
         Args:
             steps: one step or several; of those that this record has not, there are no rows.
-            layers: a name, with ``*`` and ``?`` as in file names, or a function that takes a name and says yes.
+            layers: one name or several, with ``*`` and ``?`` as in file names, or a function that takes a name and says yes.
             heads: one head or several.
             kind: ``"self"`` or ``"cross"``.
         """
@@ -115,9 +115,7 @@ class Record:
             wanted = _numbers("steps", steps)
             chosen = [entry for entry in chosen if entry.step in wanted]
         if layers is not None:
-            fits = layers if callable(layers) else lambda name: fnmatch.fnmatchcase(name, layers)
-            if not callable(layers) and self.layers and not any(map(fits, self.layers)):
-                raise InputError(_no_layer(layers, self.layers))
+            fits = layers if callable(layers) else self._named(layers)
             chosen = [entry for entry in chosen if fits(entry.layer)]
         if kind is not None:
             if kind not in ("self", "cross"):
@@ -133,6 +131,16 @@ class Record:
             chosen = [part for entry in chosen if (part := entry.take(numbers)) is not None]
         named = {(entry.layer, entry.kind) for entry in chosen}
         return Record(chosen, {place: facts for place, facts in self.facts.items() if place in named}, self.notes)
+
+    def _named(self, layers: str | Iterable[str]) -> Callable[[str], bool]:
+        """Whether a layer fits one of these names, each of which must fit some layer."""
+        patterns = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, Iterable) else [layers]
+        for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise InputError(f"Record.filter(): `layers` must be names or a function; got {pattern!r}.")
+            if self.layers and not fnmatch.filter(self.layers, pattern):
+                raise InputError(_no_layer(pattern, self.layers))
+        return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
     def merge(self, *others: Record) -> Record:
         """The rows of all of them; the same step, layer and heads in two of them become one, exactly.
@@ -212,9 +220,10 @@ def _numbers(name: str, given: int | Iterable[int]) -> frozenset[int]:
 
 
 def _no_layer(pattern: str, layers: list[str]) -> str:
-    near = difflib.get_close_matches(pattern, layers, 1, 0.0)
+    near = difflib.get_close_matches(pattern, layers, 1, 0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
     shown = ", ".join(map(repr, layers[:6])) + (f" and {len(layers) - 6} more" if len(layers) > 6 else "")
-    return f"Record.filter(): no layer fits {pattern!r}. Did you mean {near[0]!r}? There are: {shown}."
+    return f"Record.filter(): no layer fits {pattern!r}.{hint} There are: {shown}."
 
 
 def _missing(where: str, package: str) -> MissingExtra:
