@@ -33,8 +33,9 @@ format: $(READY)
 native: $(READY)  ## the C library of kernels/cpu again, in place
 	$(BIN)/python setup.py -q build_ext --inplace
 
-fuzz: $(READY) native  ## 10,000 random calls of the native kernel against the definition
+fuzz: $(READY) native  ## random calls: of the native kernel against the definition, of every kernel against a second one
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/fuzz.py --cases 10000
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/fuzz_anew.py --cases 5000
 
 sanitize: $(READY)  ## the native kernel's tests with AddressSanitizer and UBSan
 	scripts/sanitize.sh -n $(CORES)
