@@ -286,7 +286,7 @@ def test_auto_takes_the_direct_way_only_where_cpu_is_first(direct, monkeypatch):
     monkeypatch.setattr(kernels, "KERNELS", {"blockwise": kernels.KERNELS["blockwise"], **kernels.KERNELS})
     attemper.attention(*tensors())
     assert direct == []
-    monkeypatch.setitem(kernels._missing, "cpu", "is not built here")
+    monkeypatch.setattr(kernels, "_why_cpu_is_missing", lambda: "is not built here")
     assert not kernels.takes_plain("cpu")
     assert _direct.attend_unchecked(*tensors(), None, False, None, None, None, (), grouped=False) is None
 

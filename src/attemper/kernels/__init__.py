@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -12,18 +13,19 @@ from torch import Tensor
 from ..errors import InputError, KernelUnavailable, nearest
 from .seam import Call, Serves
 
-_missing: dict[str, str | None] = {}
+
+@cache
+def _why_cpu_is_missing() -> str | None:
+    try:
+        load("cpu")
+    except KernelUnavailable as reason:
+        return str(reason)
+    return None
 
 
 def cpu_is_missing() -> str | None:
     """Why the native kernel cannot run here at all; None when it can."""
-    if "cpu" not in _missing:
-        try:
-            load("cpu")
-            _missing["cpu"] = None
-        except KernelUnavailable as reason:
-            _missing["cpu"] = str(reason)
-    return _missing["cpu"]
+    return _why_cpu_is_missing()
 
 
 # what torch.compiler.assume_constant_result does, which would import all of Dynamo: a compiled graph asks once, while traced

@@ -123,7 +123,7 @@ def _check_saved(problem: Problem, saved: Measured, wide: torch.dtype) -> None:
     same = (
         key.dtype is real
         and key.shape[0] == batch
-        and heads % key.shape[1] == 0
+        and (heads % key.shape[1] == 0 if key.shape[1] else not heads)
         and key.shape[3] == dim
         and (value is None or (value.dtype is real and value.shape[:3] == key.shape[:3]))
         and (value is None or (saved.output.dtype is real and saved.output.shape == (*full, value.shape[3])))
