@@ -9,19 +9,9 @@ import attemper
 from attemper._checks import prepare
 from attemper.kernels.reference import define
 from judge import SIGNS
-from native import VARIANTS, native, needed
+from native import needed
 
-pytestmark = needed
-
-
-@pytest.fixture(params=VARIANTS, autouse=True)
-def _variant(request, monkeypatch, poisoned):
-    """Every test runs on every variant, with workspaces full of NaN; the number of threads is put back."""
-    monkeypatch.setattr(native, "_VARIANT", native.VARIANTS.index(request.param))
-    monkeypatch.setattr(native, "_POISON", 1)
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = [needed, pytest.mark.usefixtures("every_variant")]
 
 
 def attend(query, key, value, **options):
