@@ -20,11 +20,14 @@ import torch
 from full_size import FULL, TIMED, TIMINGS, kept
 
 from attemper import __version__
-from attemper.lab import NAMES, charlm, claims, depth, experiment, fold, numbers, output, recall, render, transplant
-from attemper.lab.command import RESULTS
-from attemper.lab.experiment import Experiment, Row, Rows
-from attemper.lab.sweep import sweep
-from attemper.lab.verdicts import NOT_RUN
+from attemper.lab import NAMES, experiment
+from attemper.lab.claims import claims, numbers
+from attemper.lab.claims.verdicts import NOT_RUN
+from attemper.lab.engine import output, render
+from attemper.lab.engine.command import RESULTS
+from attemper.lab.engine.experiment import Experiment, Row, Rows
+from attemper.lab.engine.sweep import sweep
+from attemper.lab.training import charlm, depth, fold, recall, transplant
 
 DOCS = Path(__file__).parents[1] / "docs"
 TABLE = ("<!-- claims -->", "<!-- /claims -->")

@@ -15,8 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attemper.lab import charlm, claims, experiment, output
-from attemper.lab.experiment import Experiment, Row, Rows, key
+from attemper.lab import experiment
+from attemper.lab.claims import claims
+from attemper.lab.engine import output
+from attemper.lab.engine.experiment import Experiment, Row, Rows, key
+from attemper.lab.training import charlm
 
 DOCS = Path(__file__).parents[1] / "docs"
 DATA = DOCS / "data"

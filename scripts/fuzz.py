@@ -18,9 +18,9 @@ import time
 import torch
 
 import attemper
-from attemper._checks import prepare
 from attemper.kernels.cpu import native
 from attemper.kernels.reference import define
+from attemper.operation.checks import prepare
 
 HIDDEN = -16384.0  # the way people write a mask, exact in every dtype
 SIGNS = ("mean", "variance", "peak", "lse", "entropy", "p2")

@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import attemper
-from attemper import _ops
-from attemper.kernels.seam import OUTPUT_LOW_BIT, for_gradients
+from attemper.kernels.contract import OUTPUT_LOW_BIT, for_gradients
+from attemper.operation import ops as _ops
 
 SHAPE = (1, 8, 1024, 64)
 DIVISOR = SHAPE[-1] ** -0.5

@@ -27,7 +27,8 @@ import torch
 
 from attemper import cli
 from attemper.bench import cpu, memory, run, watch
-from attemper.lab import additive_cost, claims
+from attemper.lab.claims import claims
+from attemper.lab.exact import additive_cost
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from folders import save
@@ -55,17 +56,17 @@ STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 LOADING = {
     "scan": "attemper.scan.command:load",
     "explain": "attemper.explain:check",
-    "claims": "attemper.lab.claims:gather",
-    "cards": "attemper.lab.claims:gather",
-    "run": "attemper.lab.experiment:Experiment.settings",
+    "claims": "attemper.lab.claims.claims:gather",
+    "cards": "attemper.lab.claims.claims:gather",
+    "run": "attemper.lab.engine.experiment:Experiment.settings",
     "env": "attemper.env:describe",
 } | {name: "attemper.bench.run:settings" for name in COMMANDS if name.startswith("bench")}
 MEASURING = {
-    "scan": "attemper.scan.scanning:call",
+    "scan": "attemper.scan.run:call",
     "explain": "attemper.explain:compute",
-    "claims": "attemper.lab.claims:judge",
-    "cards": "attemper.lab.cards:write",
-    "run": "attemper.lab.experiment:Experiment.rows",
+    "claims": "attemper.lab.claims.claims:judge",
+    "cards": "attemper.lab.claims.cards:write",
+    "run": "attemper.lab.engine.experiment:Experiment.rows",
     "bench speed": "attemper.bench.operation:interleave",
     "bench memory": "attemper.bench.memory:peak",
     "bench cpu": "attemper.bench.cpu:interleave",
@@ -267,7 +268,7 @@ def _stuck() -> Case:
 
     def arm() -> None:
         from attemper.cli import stopping
-        from attemper.lab import two_keys
+        from attemper.lab.exact import two_keys
 
         stopping.PATIENCE = 0.5
         big = torch.ones(8192, 8192, dtype=torch.float64)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import attemper
 import zoo
-from attemper.scan.reading import Reading
+from attemper.scan.examiners.items import Reading
 
 HIDDEN = -1e4
 

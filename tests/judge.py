@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper._checks import prepare
+from attemper.kernels.contract import Problem, measuring_dtype
 from attemper.kernels.reference import define
-from attemper.kernels.seam import Problem, measuring_dtype
+from attemper.operation.checks import prepare
 from rounding import gradient_mass, sign_mass
 
 SIGNS = ("mean", "variance", "peak", "lse", "entropy", "p2")

@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from attemper.kernels.contract import Problem
 from attemper.kernels.reference import logits
-from attemper.kernels.seam import Problem
 
 
 def sign_mass(problem: Problem, exact: dict[str, Tensor]) -> dict[str, float]:

@@ -14,8 +14,8 @@ from torch.nn.modules import module as torch_modules
 from torch.utils import _python_dispatch
 from torch.utils.checkpoint import checkpoint
 
-from attemper.watch import attach
-from attemper.watch.running import running
+from attemper.watch.attach import attachment as attach
+from attemper.watch.attach.running import running
 
 
 class Block(nn.Module):

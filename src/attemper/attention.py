@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from . import kernels
-from ._checks import Signs, broadcast_like_torch, check_signs, prepare
-from ._direct import attend, attend_unchecked, plain_vitals
-from ._ops import attend_aside, matrix
-from ._plain import is_plain_call
-from .kernels.seam import Problem
+from .kernels.contract import Problem
+from .operation.checks import Signs, broadcast_like_torch, check_signs, prepare
+from .operation.direct import attend, attend_unchecked, plain_vitals
+from .operation.ops import attend_aside, matrix
+from .operation.plain import is_plain_call
 from .vitals import SIGNS, Attended, Vitals
 
 

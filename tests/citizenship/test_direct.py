@@ -11,8 +11,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
-from attemper import _direct, kernels
+from attemper import kernels
 from attemper.errors import InputError, KernelUnavailable
+from attemper.operation import direct as _direct
 from native import native, needed
 
 pytestmark = needed

@@ -5,11 +5,11 @@ import torch
 from torch.func import grad, jacrev, vmap
 
 import attemper
-from attemper._checks import prepare
-from attemper._ops import ARGMAX_BIT, BIT
 from attemper.errors import KernelUnavailable
 from attemper.kernels import KERNELS
-from attemper.kernels.seam import Measured, Upstream
+from attemper.kernels.contract import Measured, Upstream
+from attemper.operation.checks import prepare
+from attemper.operation.ops import ARGMAX_BIT, BIT
 
 FUSED = [name for name in KERNELS if name != "reference"]
 ALL = sum(BIT.values()) | ARGMAX_BIT

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 import attemper
-from attemper._checks import prepare
 from attemper.kernels import KERNELS
 from attemper.kernels.reference import define
+from attemper.operation.checks import prepare
 from cases import GRID, pairwise
 
 F64_GRID = {**GRID, "dtype": ["f64"], "window": [None], "softcap": [None], "scale": ["default"]}

@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("altair")
 
-from attemper import figures
 from attemper.errors import InputError, MissingExtra
-from attemper.figures import panels, theme
-from attemper.lab import NAMES, experiment, output
+from attemper.lab import NAMES, experiment, figures
+from attemper.lab.engine import output
+from attemper.lab.figures import panels, theme
 
 DOCS = Path(__file__).parents[2] / "docs"
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import attemper
-from attemper._checks import prepare
 from attemper.errors import KernelUnavailable
 from attemper.kernels import load, why
+from attemper.operation.checks import prepare
 from cases import PAIRWISE
 from judge import judge
 from native import VARIANTS, native, needed

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import attemper
-from attemper._checks import prepare
 from attemper.kernels.reference import define
+from attemper.operation.checks import prepare
 from judge import SIGNS
 from native import needed
 

@@ -7,7 +7,7 @@ import attemper
 from attemper import kernels
 from attemper.heads import COLUMNS
 from attemper.vitals import SIGNS
-from attemper.watch import measuring
+from attemper.watch.attach import measuring
 
 pytestmark = pytest.mark.skipif(
     kernels.cpu_is_missing() is not None, reason="the native kernel is not built here; `attemper env` says why"

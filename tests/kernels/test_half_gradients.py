@@ -10,9 +10,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.testing import make_tensor
 
 import attemper
-from attemper._checks import broadcast_like_torch, prepare
+from attemper.kernels.contract import ARGMAX_BIT, BIT, OUTPUT_LOW_BIT
 from attemper.kernels.reference import define
-from attemper.kernels.seam import ARGMAX_BIT, BIT, OUTPUT_LOW_BIT
+from attemper.operation.checks import broadcast_like_torch, prepare
 from judge import assert_within, by_definition
 from rounding import gradient_mass
 from serving import FUSED

@@ -5,7 +5,7 @@ import torch
 
 from attemper import kernels
 from attemper.kernels import blockwise
-from attemper.kernels.seam import Serves
+from attemper.kernels.contract import Serves
 from judge import SIGNS, judge
 from serving import serving
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from attemper.lab import cards, claims, experiment
-from attemper.lab.page import page
-from attemper.lab.verdicts import CONDITION, FALSE, HOLDS, NOT_RUN, VERDICTS
+from attemper.lab import experiment
+from attemper.lab.claims import cards, claims
+from attemper.lab.claims.page import page
+from attemper.lab.claims.verdicts import CONDITION, FALSE, HOLDS, NOT_RUN, VERDICTS
 
 pytestmark = pytest.mark.xdist_group("claims")  # in one process: the evidence is gathered once
 

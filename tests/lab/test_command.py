@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from attemper import cli
-from attemper.lab import NAMES, cards, claims
+from attemper.lab import NAMES
+from attemper.lab.claims import cards, claims
 
 
 @pytest.fixture
@@ -152,7 +153,7 @@ def test_an_existing_output_is_kept_without_force(attemper_command, tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/version").exists(), reason="a folder that takes no files, for root either")
 def test_an_output_that_cannot_be_written_is_said_before_the_work(attemper_command, monkeypatch):
-    from attemper.lab import command
+    from attemper.lab.engine import command
 
     monkeypatch.setattr(command, "sweep", lambda *a, **b: pytest.fail("it measured first"))
     code, out, err = attemper_command(*SMALL, "-o", "/proc/rows.json")
@@ -197,8 +198,8 @@ def test_failed_cells_are_reported_and_the_exit_code_says_so(attemper_command):
 
 
 def test_training_takes_every_core_unless_told(attemper_command, monkeypatch, tmp_path):
-    from attemper.lab import command
-    from attemper.lab.sweep import Swept
+    from attemper.lab.engine import command
+    from attemper.lab.engine.sweep import Swept
 
     asked = []
 
@@ -258,7 +259,7 @@ def test_claims_train_measures_what_training_claims_need(attemper_command, monke
 
 
 def test_a_claim_whose_run_failed_says_so(attemper_command, monkeypatch):
-    from attemper.lab.sweep import Failure, Swept
+    from attemper.lab.engine.sweep import Failure, Swept
 
     monkeypatch.setattr(claims, "EVIDENCE", {})
     monkeypatch.setattr(claims, "measure", lambda *rest: Swept([], 0, [Failure({"d": 4}, "its worker died 2 times")]))

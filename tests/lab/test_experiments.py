@@ -10,8 +10,11 @@ import torch
 
 from attemper import __version__
 from attemper.errors import InputError
-from attemper.lab import NAMES, claims, experiment, moments, parallel, stats, theory
-from attemper.lab.experiment import generator, key
+from attemper.lab import NAMES, experiment
+from attemper.lab.claims import claims
+from attemper.lab.engine.experiment import generator, key
+from attemper.lab.exact import parallel
+from attemper.lab.maths import moments, stats, theory
 
 SMALL = {
     "worked": {},
@@ -125,7 +128,7 @@ def test_measuring_needs_torch_alone():
         "import sys\n"
         "for name in ('joblib', 'altair', 'pyarrow', 'vl_convert', 'pandas', 'rich', 'typer'): sys.modules[name] = None\n"
         "from attemper.lab import experiment\n"
-        "from attemper.lab.sweep import sweep\n"
+        "from attemper.lab.engine.sweep import sweep\n"
         "found = experiment('two_keys')\n"
         "print(len(sweep(found, {**found.settings(), 'd': (2,), 'samples': (1000,)}).rows))"
     )

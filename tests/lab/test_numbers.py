@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attemper.lab import numbers
+from attemper.lab.claims import numbers
 
 PAGE = Path(__file__).parents[2] / "docs" / "numbers.md"
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from attemper.lab import NAMES, claims, experiment
-from attemper.lab.verdicts import VERDICTS
+from attemper.lab import NAMES, experiment
+from attemper.lab.claims import claims
+from attemper.lab.claims.verdicts import VERDICTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "why-sqrt-dk.md").read_text(encoding="utf-8")
@@ -98,7 +99,7 @@ def test_timings_follow_from_the_rows_in_the_docs(full_size):
 
 
 def test_packed_rows_come_back(full_size, tmp_path, monkeypatch):
-    from attemper.lab.store import Store
+    from attemper.lab.engine.store import Store
 
     rows = [{"rule": "none", "seed": seed, "x": 1 / 3, "y": float("nan"), "step": 2} for seed in (0, 1)]
     rows[1]["at the end"] = 0.5  # a column that only some rows have

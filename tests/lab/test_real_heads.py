@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from attemper import cli
-from attemper.lab import claims, experiment, real_verdicts
-from attemper.lab.real_heads import ALMOST_ALL, almost_all
-from attemper.lab.real_model import PAIRS, batch, chosen, loaded
-from attemper.lab.subspaces import apart, distance, others, overlaps
-from attemper.lab.verdicts import CONDITION, FALSE, HOLDS, NOT_RUN
-from attemper.scan import demo
+from attemper import cli, demo
+from attemper.lab import experiment
+from attemper.lab.claims import claims, real_verdicts
+from attemper.lab.claims.verdicts import CONDITION, FALSE, HOLDS, NOT_RUN
+from attemper.lab.real_model.model import PAIRS, batch, chosen, loaded
+from attemper.lab.real_model.real_heads import ALMOST_ALL, almost_all
+from attemper.lab.real_model.subspaces import apart, distance, others, overlaps
 
 
 def test_both_sentences_of_a_pair_have_as_many_tokens():

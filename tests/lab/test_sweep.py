@@ -13,10 +13,10 @@ import pytest
 
 from attemper.errors import InputError
 from attemper.lab import experiment
-from attemper.lab.experiment import Experiment, Parameter
-from attemper.lab.fingerprint import fingerprint
-from attemper.lab.store import Store
-from attemper.lab.sweep import sweep
+from attemper.lab.engine.experiment import Experiment, Parameter
+from attemper.lab.engine.fingerprint import fingerprint
+from attemper.lab.engine.store import Store
+from attemper.lab.engine.sweep import sweep
 
 CELLS = "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16"
 RUN = [sys.executable, "-m", "attemper", "run", "two_keys", "--d", CELLS, "--samples", "200000", "--json"]
@@ -186,7 +186,8 @@ def test_results_of_edited_code_are_not_mixed_in(tmp_path):
 
 
 def test_the_fingerprint_follows_what_measuring_uses_and_nothing_else(monkeypatch):
-    from attemper.lab import gradient, stats, variance
+    from attemper.lab.exact import gradient, variance
+    from attemper.lab.maths import stats
 
     before = {one: fingerprint(one.measure) for one in (variance, gradient)}
     monkeypatch.setattr(variance, "finding", lambda rows: "another title")
@@ -199,11 +200,12 @@ def test_the_fingerprint_follows_what_measuring_uses_and_nothing_else(monkeypatc
 
 
 @pytest.mark.parametrize(
-    "imports", ["from attemper.lab.recall import measure", "measure = lambda cell: cell in {'a', 'b', ('c', None)}"]
+    "imports",
+    ["from attemper.lab.training.recall import measure", "measure = lambda cell: cell in {'a', 'b', ('c', None)}"],
 )
 def test_the_fingerprint_is_the_same_in_another_process(imports):
     """Whatever order sets of words have there: dataclasses of Python 3.12 hold such sets, and a killed sweep must go on."""
-    code = f"{imports}; from attemper.lab.fingerprint import fingerprint; print(fingerprint(measure))"
+    code = f"{imports}; from attemper.lab.engine.fingerprint import fingerprint; print(fingerprint(measure))"
     found = set()
     for seed in ("1", "2", "3"):
         process = subprocess.run(
@@ -213,7 +215,7 @@ def test_the_fingerprint_is_the_same_in_another_process(imports):
         found.add(process.stdout)
     assert len(found) == 1, found
     if "recall" in imports:
-        from attemper.lab import recall
+        from attemper.lab.training import recall
 
         assert found == {fingerprint(recall.measure) + "\n"}
 
@@ -308,8 +310,8 @@ DYING = """
 import os, signal, time
 import dask, joblib
 from distributed import Client, LocalCluster
-from attemper.lab.experiment import Experiment, Parameter
-from attemper.lab.sweep import sweep
+from attemper.lab.engine.experiment import Experiment, Parameter
+from attemper.lab.engine.sweep import sweep
 
 
 def measure(cell):

@@ -8,9 +8,11 @@ import torch
 
 import attemper
 from attemper.errors import InputError
-from attemper.lab import NAMES, charlm, experiment, language, layers, recall, seen, training
-from attemper.lab.experiment import pick
-from attemper.lab.training import best_lr, fastest_lr, first_step
+from attemper.lab import NAMES, experiment
+from attemper.lab.engine.experiment import pick
+from attemper.lab.training import charlm, language, layers, recall, seen
+from attemper.lab.training import loop as training
+from attemper.lab.training.loop import best_lr, fastest_lr, first_step
 
 TINY = {
     "recall": {"d": (16,), "steps": (3,), "seed": (0, 1), "batch": (4,), "lr": (1e-3,), "rule": recall.RULES},
@@ -45,8 +47,8 @@ def rows():
 @pytest.mark.parametrize("name", TINY)
 def test_a_run_logs_loss_and_vital_signs_and_has_a_figure(name, rows):
     pytest.importorskip("altair")
-    from attemper import figures
-    from attemper.lab import output
+    from attemper.lab import figures
+    from attemper.lab.engine import output
 
     found = experiment(name)
     assert found.trains
@@ -77,7 +79,7 @@ def _points(chart):
 def test_the_figure_of_the_language_model_shows_every_cell_of_its_title(rows):
     """The title speaks of initialisations and learning rates; curves are of the best rates alone."""
     pytest.importorskip("altair")
-    from attemper.figures import charlm as figure
+    from attemper.lab.figures import charlm as figure
 
     wider = [{**row, "lr": lr} for row in rows["charlm"] for lr in (1e-3, 1e-2)]
     drawn = figure.draw(wider, "").to_dict()
@@ -233,7 +235,7 @@ def test_of_equal_learning_rates_the_better_on_the_way_is_taken():
 
     rows = run(0.1, 0.2) + run(0.2, 0.9)
     assert best_lr(rows, "accuracy", True, rule="a") == 0.2
-    theme = pytest.importorskip("attemper.figures.theme")
+    theme = pytest.importorskip("attemper.lab.figures.theme")
     assert theme.best_rates(rows, "rule", "accuracy") == {"a": 0.2}
 
 
@@ -363,8 +365,8 @@ def test_what_summaries_would_mix_takes_one_value(name, option):
 def test_runs_that_diverge_are_counted_and_drawn(name):
     """A learning rate of 1e30 leaves no numbers; there is a sentence, a figure and a table all the same."""
     pytest.importorskip("altair")
-    from attemper import figures
-    from attemper.lab import output
+    from attemper.lab import figures
+    from attemper.lab.engine import output
 
     found = experiment(name)
     rows = found.run(**{**TINY[name], "lr": (1e30,), "steps": (6,)})

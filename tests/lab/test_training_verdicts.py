@@ -5,11 +5,12 @@ import re
 
 import pytest
 
-from attemper.lab import charlm, claims, costs, depth, fold, recall, training_verdicts
-from attemper.lab.costs import LESS, MORE, OPEN, SAME, Cost
-from attemper.lab.experiment import pick
-from attemper.lab.training_verdicts import commits_early, converges_faster, falls_apart, limits_depth
-from attemper.lab.verdicts import CONDITION, FALSE, HOLDS, UNDECIDED
+from attemper.lab.claims import claims, training_verdicts
+from attemper.lab.claims.training_verdicts import commits_early, converges_faster, falls_apart, limits_depth
+from attemper.lab.claims.verdicts import CONDITION, FALSE, HOLDS, UNDECIDED
+from attemper.lab.engine.experiment import pick
+from attemper.lab.training import charlm, costs, depth, fold, recall
+from attemper.lab.training.costs import LESS, MORE, OPEN, SAME, Cost
 
 SEEDS, NOISE = (0, 1, 2), (-0.002, 0.0, 0.002)
 

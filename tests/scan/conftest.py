@@ -3,7 +3,7 @@
 import pytest
 
 from attemper import cli
-from attemper.scan.demo import embedded
+from attemper.demo import embedded
 from folders import save
 from watched import state
 

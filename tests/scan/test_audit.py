@@ -5,8 +5,8 @@ import torch
 
 import attemper
 import zoo
-from attemper.scan.audit import Audit
-from attemper.scan.verdict import REMARKS
+from attemper.scan.audit.audit import Audit
+from attemper.scan.audit.verdict import REMARKS
 from scan import faults, innocents
 
 

@@ -7,10 +7,10 @@ import pytest
 
 import attemper
 from attemper.errors import InputError
-from attemper.scan import baseline
 from attemper.scan.command import fails
-from attemper.scan.result import SCHEMA
-from attemper.scan.table import text
+from attemper.scan.document import SCHEMA
+from attemper.scan.show import baseline
+from attemper.scan.show.terminal import text
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from attemper.errors import InputError
-from attemper.scan import checkpoint, load, scanning
+from attemper.scan import run as scanning
 from attemper.scan.command import fails
-from attemper.scan.inputs import make
+from attemper.scan.input import checkpoint
+from attemper.scan.input import model as load
+from attemper.scan.input.batch import make
 
 PREFIXES = ["module.", "_orig_mod.", "_orig_mod.module.", "model.", "net.core.", "_fsdp_wrapped_module."]
 QUERIES = {"bert": ".query.", "gpt2": "c_attn", "llama": "q_proj", "t5": "SelfAttention.q."}

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import transformers
 
+from attemper import demo
 from attemper.errors import InputError, MissingExtra
-from attemper.scan import demo
 
 
 def test_it_is_the_real_model(minilm):

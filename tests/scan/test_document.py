@@ -13,10 +13,10 @@ import attemper
 import zoo
 from attemper import health
 from attemper.errors import InputError, MissingExtra
-from attemper.scan import scanning
-from attemper.scan.result import SCHEMA, plain
+from attemper.scan import run as scanning
+from attemper.scan.document import SCHEMA, plain
 from attemper.scan.schema import schema
-from attemper.scan.table import text
+from attemper.scan.show.terminal import text
 from folders import tokenizer
 from watched import Block, stack
 

@@ -16,10 +16,10 @@ import zoo
 from attemper import health
 from attemper.errors import InputError
 from attemper.health import thresholds
-from attemper.scan.neighbours import Neighbours
-from attemper.scan.reading import Reading
-from attemper.scan.sinks import Sinks
-from attemper.scan.texts import Texts
+from attemper.scan.examiners.items import Reading
+from attemper.scan.examiners.neighbours import Neighbours
+from attemper.scan.examiners.sinks import Sinks
+from attemper.scan.examiners.text_dependence import Texts
 
 
 def head(number=0, layer="a", **signs):

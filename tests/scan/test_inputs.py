@@ -13,10 +13,10 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from attemper.errors import InputError, MissingExtra
-from attemper.scan import load
-from attemper.scan.inputs import make
-from attemper.scan.letters import readable
-from attemper.scan.words import Words, limit_of
+from attemper.scan.input import model as load
+from attemper.scan.input.batch import make
+from attemper.scan.input.letters import readable
+from attemper.scan.input.text import Words, limit_of
 from folders import WORDS, save, tokenizer
 
 SENTENCE = "the dog chased the ball ."
@@ -264,7 +264,7 @@ def sound(path, raw, width, channels, rate=16_000):
     ],
 )
 def test_wave_files_are_read_at_every_width(tmp_path, width, raw):
-    from attemper.scan.samples import _read_wave
+    from attemper.scan.input.media import _read_wave
 
     sound(tmp_path / "a.wav", raw, width, 1)
     assert _read_wave(tmp_path / "a.wav", 16_000).tolist() == [0.0, 0.5, -0.5, -1.0]

@@ -11,9 +11,11 @@ import pytest
 import torch
 import transformers
 
+from attemper import demo
 from attemper.errors import InputError, MissingExtra
-from attemper.scan import demo, load, scanning
-from attemper.scan.inputs import make
+from attemper.scan import run as scanning
+from attemper.scan.input import model as load
+from attemper.scan.input.batch import make
 from folders import save
 
 

@@ -94,9 +94,9 @@ def pixels(image):
 def test_the_image_is_small_and_as_people_see_it(folder, tmp_path):
     from PIL import Image
 
-    from attemper.scan.inputs import make
-    from attemper.scan.load import load
-    from attemper.scan.scanning import run
+    from attemper.scan.input.batch import make
+    from attemper.scan.input.model import load
+    from attemper.scan.run import run
 
     whole = numpy.zeros((40, 40, 3), dtype=numpy.uint8)
     whole[:, :20], whole[:, 20:] = (255, 0, 51), (0, 128, 255)

@@ -12,14 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
 import zoo
-from attemper.scan import pictures, weights
-from attemper.scan.neighbours import Neighbours
-from attemper.scan.pictures import Pictures
-from attemper.scan.reading import Reading
-from attemper.scan.sinks import Sinks
-from attemper.scan.texts import Texts
+from attemper.scan.examiners import maps as pictures
+from attemper.scan.examiners import weights
+from attemper.scan.examiners.items import Reading
+from attemper.scan.examiners.maps import Pictures
+from attemper.scan.examiners.neighbours import Neighbours
+from attemper.scan.examiners.sinks import Sinks
+from attemper.scan.examiners.text_dependence import Texts
+from attemper.watch.attach.measuring import vitals_of
 from attemper.watch.call import Call, Facts
-from attemper.watch.measuring import vitals_of
 from examined import examine, reading_of, rounding
 
 

@@ -9,10 +9,10 @@ from torch import nn
 
 import attemper
 import zoo
-from attemper.scan import sinks
-from attemper.scan.neighbours import Neighbours
-from attemper.scan.reading import Reading
-from attemper.scan.sinks import Sinks
+from attemper.scan.examiners import sinks
+from attemper.scan.examiners.items import Reading
+from attemper.scan.examiners.neighbours import Neighbours
+from attemper.scan.examiners.sinks import Sinks
 from examined import examine, reading_of, rounding
 
 MODELS = [

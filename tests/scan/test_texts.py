@@ -9,9 +9,9 @@ from torch import nn
 
 import attemper
 import zoo
-from attemper.scan import texts
-from attemper.scan.reading import Reading
-from attemper.scan.texts import Texts
+from attemper.scan.examiners import text_dependence as texts
+from attemper.scan.examiners.items import Reading
+from attemper.scan.examiners.text_dependence import Texts
 from examined import examine, reading_of, rounding
 
 MODELS = ["bert", "gpt2", "llama", "gpt_neo", "t5", "by_hand", "torch_encoder", "vit"]

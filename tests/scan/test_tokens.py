@@ -5,9 +5,9 @@ import torch
 
 import attemper
 import zoo
+from attemper.demo import SENTENCE
 from attemper.errors import InputError
-from attemper.scan.demo import SENTENCE
-from attemper.scan.tokens import TokenWeights, find_token, word_of
+from attemper.scan.examiners.tokens import TokenWeights, find_token, word_of
 
 TOKENS = ["[CLS]", "It", "##it", "Ġit", "▁it", "play", "##ing", "7", "it:2", "ball</w>"]
 

@@ -7,8 +7,8 @@ import transformers
 from torch import nn
 
 import attemper
-from attemper.scan.audit import Audit
-from attemper.watch import attach
+from attemper.scan.audit.audit import Audit
+from attemper.watch.attach import attachment as attach
 from scan.faults import EACH, FAULTY, HEADS, LENGTH, ROOT, SIZES, Layer, by_hand, llama, numbers, stack, tokens
 from scan.innocents import INNOCENT
 

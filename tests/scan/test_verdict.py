@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from attemper.health import thresholds
-from attemper.scan.evidence import Evidence
-from attemper.scan.sentences import SENTENCES
-from attemper.scan.verdict import REMARKS, judge
+from attemper.scan.audit.evidence import Evidence
+from attemper.scan.audit.sentences import SENTENCES
+from attemper.scan.audit.verdict import REMARKS, judge
 
 BARE = Evidence(head_dim=64, heads=2, applied=1.0, logit_std=9.0, keys=30.0)
 

@@ -14,7 +14,7 @@ import attemper
 import zoo
 from attemper.errors import InputError
 from attemper.scan.what_if import WhatIf, check_rules, layer_numbers, what_if
-from attemper.watch.running import running
+from attemper.watch.attach.running import running
 from watched import Block, stack
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")

@@ -8,12 +8,13 @@ from rich.console import Console
 
 import attemper
 from attemper import env
-from attemper._shown import print_table
-from attemper.lab import experiment, render
-from attemper.lab.cards import Card
-from attemper.lab.claims import CLAIMS, Judged
-from attemper.scan.shown import broken, short_names
-from attemper.scan.table import Fitted, text
+from attemper._display import print_table
+from attemper.lab import experiment
+from attemper.lab.claims.cards import Card
+from attemper.lab.claims.claims import CLAIMS, Judged
+from attemper.lab.engine import render
+from attemper.scan.show.format import broken, short_names
+from attemper.scan.show.terminal import Fitted, text
 
 TEXT = "the dog chased the ball because it was fast ."
 WIDTHS = [40, 60, 80, 120]

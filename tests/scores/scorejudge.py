@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 import attemper
-from attemper._checks import prepare
-from attemper.kernels.seam import measuring_dtype
+from attemper.kernels.contract import measuring_dtype
+from attemper.operation.checks import prepare
 from cases import DTYPES
 from judge import SIGNS, _clear_winner, assert_within, gradients
 from scores.plain import AdditiveRounding, CosineRounding, additive_logits, attend, cosine_logits, kept, per_head

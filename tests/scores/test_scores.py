@@ -2,8 +2,9 @@
 
 import pytest
 
-from attemper.kernels.blockwise import tiles
-from attemper.scores import blocks, cosine
+from attemper.kernels.blockwise import additive as blocks
+from attemper.kernels.blockwise import plan as tiles
+from attemper.scores import cosine
 from scores.scorejudge import Case, judge
 
 CASES = [

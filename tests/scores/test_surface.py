@@ -11,7 +11,7 @@ from torch.func import grad, jacrev, jvp, vmap
 import attemper
 from attemper.bench import memory
 from attemper.errors import InputError, KernelUnavailable
-from attemper.kernels.seam import Measured, Upstream
+from attemper.kernels.contract import Measured, Upstream
 from attemper.scores import ops
 
 Q = torch.randn(2, 12, 5, 8)

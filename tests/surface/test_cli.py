@@ -16,7 +16,7 @@ import attemper
 from attemper import cli, env, kernels
 from attemper.bench import memory, run
 from attemper.errors import KernelUnavailable
-from attemper.kernels.seam import Serves
+from attemper.kernels.contract import Serves
 
 REPO = Path(__file__).parents[2]
 

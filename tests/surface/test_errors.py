@@ -8,7 +8,7 @@ import torch
 import attemper
 from attemper.errors import AttemperError, InputError, KernelUnavailable
 from attemper.kernels import KERNELS, choose
-from attemper.kernels.seam import Call, Serves
+from attemper.kernels.contract import Call, Serves
 
 Q = torch.randn(2, 12, 5, 8)
 

@@ -83,7 +83,7 @@ def test_names_do_not_depend_on_what_is_read_first():
     blocks = [f"import attemper\nattemper.{name}{USE}" for name in attemper.__all__]
     blocks += [
         f"import attemper.{module}\nimport attemper{USE}"
-        for module in ("attention", "kernels", "vitals", "_ops", "watch", "watch.record")
+        for module in ("attention", "kernels", "vitals", "operation.ops", "watch", "watch.record")
     ]
     blocks += [f"from attemper import {name}\nimport attemper{USE}" for name in ("attention", "sdpa", "kernels")]
     blocks += [f"from attemper import {name}\nimport attemper.{name}{USE}" for name in ("attention", "watch")]

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import attemper
-from attemper.watch.attach import attachment
-from attemper.watch.running import running
+from attemper.watch.attach.attachment import attachment
+from attemper.watch.attach.running import running
 from watched import Block, state
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import attemper
-from attemper.watch.gradients import Gradients
-from attemper.watch.watching import NO_GRADIENTS
+from attemper.watch.attach.gradients import Gradients
+from attemper.watch.session import NO_GRADIENTS
 from watched import Block
 
 

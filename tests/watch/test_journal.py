@@ -12,8 +12,8 @@ from torch import nn
 import attemper
 import forked
 from attemper.errors import InputError
-from attemper.watch import journal
-from attemper.watch.lines import HEADER
+from attemper.watch.record import journal
+from attemper.watch.record.lines import HEADER
 from watched import same
 
 X = torch.randn(1, 5, 16)

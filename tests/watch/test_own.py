@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import attemper
-from attemper.watch.own import band
+from attemper.watch.routes.attemper import band
 
 BATCH, HEADS, LENGTH, KEYS, EACH = 2, 4, 9, 12, 8
 OPTIONS = {

@@ -11,8 +11,9 @@ from torch.utils import _python_dispatch
 
 import attemper
 import zoo
-from attemper.watch import attach, measuring
-from attemper.watch.running import running
+from attemper.watch.attach import attachment as attach
+from attemper.watch.attach import measuring
+from attemper.watch.attach.running import running
 from watched import Block, resident, stack, state
 
 pytestmark = [

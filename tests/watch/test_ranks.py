@@ -6,7 +6,7 @@ from torch import nn
 
 import attemper
 import forked
-from attemper.watch.ranks import ALONE
+from attemper.watch.record.ranks import ALONE
 
 RANK = """
 import datetime, time, warnings, torch, attemper

@@ -14,7 +14,7 @@ from torch import nn
 
 import attemper
 from attemper.errors import InputError, MissingExtra
-from attemper.watch.lines import HEADER
+from attemper.watch.record.lines import HEADER
 
 
 @pytest.fixture(scope="module")

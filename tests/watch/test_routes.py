@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import attemper
 import zoo
 from attemper.errors import InputError
-from attemper.watch.replace import unwatched
+from attemper.watch.routes.replace import unwatched
 from judge import assert_as_exact
 
 

@@ -5,7 +5,7 @@ import torch
 
 import attemper
 from attemper.errors import InputError
-from attemper.watch import attach
+from attemper.watch.attach import attachment as attach
 from attemper.watch.passes import LEFT_OUT, ONLY_OTHERS
 from watched import Block, stack
 

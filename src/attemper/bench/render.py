@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .._shown import print_table
+from .._display import print_table
 from . import watch
 from .candidates import CANDIDATES, DIRECTIONS
 from .cpu import geometric_mean

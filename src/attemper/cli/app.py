@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from .._shown import safe
+from .._display import safe
 from ..errors import AttemperError, InputError, out_of_memory
 from .stopping import Stopping
 

@@ -42,9 +42,10 @@ def run(
     force: Force = False,
 ) -> None:
     """Measure one question about the scale. An experiment's own options: --d 16,64 --rule none …"""
-    from ..lab import experiment, render
-    from ..lab import output as files
-    from ..lab.command import measure, options
+    from ..lab import experiment
+    from ..lab.engine import output as files
+    from ..lab.engine import render
+    from ..lab.engine.command import measure, options
 
     if show_list or name is None:
         heard = deliver(lambda: render.listing(console()))
@@ -84,9 +85,9 @@ def claims(
     force: Force = False,
 ) -> None:
     """Every claim about √d_k in the notes, measured: holds, holds with a condition, false, not decided, or not run."""
-    from ..lab import claims as lab_claims
-    from ..lab import output as files
-    from ..lab import render
+    from ..lab.claims import claims as lab_claims
+    from ..lab.engine import output as files
+    from ..lab.engine import render
 
     files.check(output, (".html", ".json"), force)
     judged = lab_claims.run(train=train, note=note, results=results)
@@ -109,9 +110,9 @@ def cards(
     force: Force = False,
 ) -> None:
     """Revision cards: a question, its answer, and the number just measured."""
-    from ..lab import cards as lab_cards
-    from ..lab import output as files
-    from ..lab import render
+    from ..lab.claims import cards as lab_cards
+    from ..lab.engine import output as files
+    from ..lab.engine import render
 
     files.check(output, (".tsv", ".json"), force)
     deck = lab_cards.deck(note)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from .._shown import safe
+from .._display import safe
 
 EVERY = 10.0  # seconds between lines of progress where there is no terminal
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .._shown import json_text
+from .._display import json_text
 from .app import READER_LEFT, AsJson, Force, console, deliver, note, say
 from .progress import progress
 
@@ -130,6 +130,6 @@ def _show(found: Scan, as_json: bool, attention: bool) -> None:
     if screen.is_terminal:
         screen.print(found)
         return
-    from ..scan.table import text
+    from ..scan.show.terminal import text
 
     print(text(found.document, shutil.get_terminal_size().columns))

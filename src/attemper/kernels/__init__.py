@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..errors import InputError, KernelUnavailable, nearest
-from .seam import Call, Serves
+from .contract import Call, Serves
 
 
 @cache
@@ -109,7 +109,7 @@ def why(
         blockwise  not taken: serves this call, but slower
         reference  not taken: serves this call, but slower
     """
-    from .._checks import prepare
+    from ..operation.checks import prepare
 
     options: dict[str, Any] = {
         "mask": mask,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
-from .seam import HIDDEN_BIAS, Problem
+from .contract import HIDDEN_BIAS, Problem
 
 
 class Definition(NamedTuple):

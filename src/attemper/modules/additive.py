@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .._checks import Signs
 from ..errors import InputError
+from ..operation.checks import Signs
 from ..scores import additive_attention
 from ..vitals import Attended
 from .checks import check_counts, check_inputs, check_mask

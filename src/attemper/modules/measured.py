@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from .._checks import Signs, check_signs
+from ..operation.checks import Signs, check_signs
 from ..vitals import Vitals
 
 

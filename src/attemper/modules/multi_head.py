@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from .. import kernels
-from .._checks import Signs, check_dropout
 from ..attention import attention, weights
 from ..errors import InputError
+from ..operation.checks import Signs, check_dropout
 from ..scale import Rule
 from ..scale import rule as rule_named
 from ..scores.cosine import cosine_attention, direction

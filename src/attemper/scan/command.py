@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, nearest
-from . import baseline, output
-from .inputs import check_texts, make
-from .load import load
-from .result import SCHEMA, Scan
-from .scanning import run
+from .document import SCHEMA, Scan
+from .input.batch import check_texts, make
+from .input.model import load
+from .run import run
+from .show import baseline, output
 from .what_if import check_rules
 
 FAILING = ("note", "warn", "act", "critical", "diverging")

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from ..errors import InputError, nearest
 from ..scale import RULES, Rule
 from ..vitals import Vitals
-from ..watch.alter import Alteration, altered
+from ..watch.attach.alter import Alteration, altered
+from ..watch.attach.running import Place, running
 from ..watch.call import Call, Facts
-from ..watch.running import Place, running
-from ..watch.watching import watch
+from ..watch.session import watch
 
 MOSTLY = 0.5
 """A head is called saturated when more than this share of its rows is (rows that see enough keys to be: heads.py)."""

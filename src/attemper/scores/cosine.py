@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from .._checks import Signs, prepare
-from .._direct import attend
-from .._ops import without_autocast
 from ..errors import InputError
-from ..kernels.seam import LARGEST, measuring_dtype
+from ..kernels.contract import LARGEST, measuring_dtype
+from ..operation.checks import Signs, prepare
+from ..operation.direct import attend
+from ..operation.ops import without_autocast
 from ..vitals import Attended
 
 

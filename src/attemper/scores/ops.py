@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._ops import without_autocast
 from ..errors import KernelUnavailable
-from ..kernels.seam import ARGMAX_BIT, BIT, Measured, Problem, Upstream, room
-from . import blocks
-from .blocks import Gradients, Wants
+from ..kernels.blockwise import additive as blocks
+from ..kernels.blockwise.additive import Gradients, Wants
+from ..kernels.contract import ARGMAX_BIT, BIT, Measured, Problem, Upstream, room
+from ..operation.ops import without_autocast
 
 _INPUTS = (
     "Tensor query, Tensor key, Tensor value, Tensor weight, Tensor? mask, Tensor? seed, "

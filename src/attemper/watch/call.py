@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from ..vitals import Vitals
-from .paths import Traced
-from .running import Frame, Place
+from .attach.running import Frame, Place
+from .trace.paths import Traced
 
 
 @dataclass(frozen=True)

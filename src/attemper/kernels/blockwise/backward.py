@@ -14,9 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..seam import Gradients, Measured, Problem, Upstream, Wants, measuring_dtype, unrounded
-from .scores import Block, dropout_tile
-from .tiles import LOWEST, Heads, Plan, Tile, narrow, split_heads
+from ..contract import Gradients, Measured, Problem, Upstream, Wants, measuring_dtype, unrounded
+from .block import Block, dropout_tile
+from .plan import LOWEST, Heads, Plan, Tile, narrow, split_heads
 
 
 def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants) -> Gradients:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ...vitals import rounding_of_sum
-from ..seam import ARGMAX_BIT, BIT, Measured, Problem, room, rounded_off
-from .scores import Block, dropout_tile
-from .tiles import Plan, Tile
+from ..contract import ARGMAX_BIT, BIT, Measured, Problem, room, rounded_off
+from .block import Block, dropout_tile
+from .plan import Plan, Tile
 
 SLACK = 20.0
 

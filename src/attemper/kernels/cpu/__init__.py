@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..seam import Gradients, Measured, Problem, Upstream, Wants, bare_room, measuring_dtype, room
-from . import fold, native
+from ..contract import Gradients, Measured, Problem, Upstream, Wants, bare_room, measuring_dtype, room
+from . import native
+from . import summary as fold
 from .native import variant
 
 __all__ = ["backward", "bare_backward", "bare_forward", "fold", "forward", "plain_forward", "variant"]

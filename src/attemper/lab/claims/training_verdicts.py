@@ -1,0 +1,172 @@
+"""training_verdicts: what the training experiments' rows say about the claims on training. Pure functions, as in verdicts.py.
+
+What a small run cannot tell is *not decided*: nothing learned under any rule, or an interval too wide to say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..engine.experiment import Rows, pick
+from ..training import charlm, depth, recall
+from ..training.costs import LESS, MORE, NOTHING, OPEN, SAME, Cost
+from ..training.language import NO_ATTENTION
+from .verdicts import CONDITION, FALSE, HOLDS, UNDECIDED, Evidence, Judgement
+
+RUIN = 0.5  # nats: a language model that is worse by this much has not been trained
+
+
+def _recall(evidence: Evidence) -> tuple[dict[str, Mapping[str, Any]], str]:
+    """The summary by rule, and how long was trained, in words."""
+    rows = evidence["recall"]
+    long = f"within {rows[0]['steps']} steps of {rows[0]['batch']} sequences"
+    best: dict[str, Mapping[str, Any]] = {row["rule"]: row for row in recall.summary(rows)}
+    edge = [name for name in ("sqrt_dk", "none") if best[name]["at_edge"]]
+    return best, long + (f" (best learning rate at the edge of those tried: {', '.join(edge)})" if edge else "")
+
+
+def _cells(evidence: Evidence) -> dict[str, Cost]:
+    found = charlm.cells(evidence["charlm"])
+    return {f"{init} init, lr {lr:g}": one for (init, lr), one in found.items()}
+
+
+def _numbers(cells: Mapping[str, Cost]) -> dict[str, float]:
+    """The cost of every cell; where a run diverged the cost is said to be without bound, and counted as such."""
+    return {
+        f"language model, none less 1/√d_k, nats, {name}": math.inf if _lost(one) else one.mean
+        for name, one in cells.items()
+    }
+
+
+def _lost(one: Cost) -> bool:
+    """Whether runs diverged without a scale that did not with it."""
+    return one.diverged > one.diverged_scaled
+
+
+def _beside(evidence: Evidence, cells: Mapping[str, Cost]) -> dict[str, float]:
+    """What helps to read the costs and decides nothing: their intervals, and what is reached without attention."""
+    rows = evidence["charlm"]
+    found = {f"95 % interval ±, {name}": (one.high - one.low) / 2 for name, one in cells.items()}
+    best = charlm.summary(rows)
+    for name, words in (("sqrt_dk", "held-out loss, 1/√d_k"), (NO_ATTENTION, "without attention")):
+        losses = [row["held_out"] for row in best if row["rule"] == name]
+        found |= {words: min(losses)} if losses else {}
+    return found | ({"counting pairs": rows[0]["bigram"]} if "bigram" in rows[0] else {})
+
+
+def falls_apart(evidence: Evidence) -> Judgement:
+    best, long = _recall(evidence)
+    scaled, bare = best["sqrt_dk"]["accuracy"], best["none"]["accuracy"]
+    cells = _cells(evidence)
+    numbers = {"recall accuracy, 1/√d_k": scaled, "none": bare, **_numbers(cells)}
+    beside = _beside(evidence, cells)
+    if scaled < recall.LEARNED:
+        return Judgement(UNDECIDED, numbers, f"recall is not learned {long} with 1/√d_k either", beside)
+    ruined = [name for name, one in cells.items() if _lost(one) or one.low > RUIN]
+    recalls = bare >= 0.9 * scaled
+    if recalls and not ruined:
+        return Judgement(FALSE, numbers, f"{long}, recall is learned without a scale too", beside)
+    if not recalls and len(ruined) == len(cells):
+        return Judgement(HOLDS, numbers, f"on recall {long}, and in every language model tried", beside)
+    words = f"not on recall {long}" if recalls else f"on recall {long}"
+    words += f", {'but' if recalls else 'and'} in a language model with {' and '.join(ruined)}" if ruined else ""
+    same = [name for name, one in cells.items() if one.says == SAME and not _lost(one)]
+    if len(ruined) < len(cells):
+        words += "; other language models train without it" if ruined else "; a language model trains without it"
+    return Judgement(
+        CONDITION, numbers, words + (f", and it makes no difference with {' and '.join(same)}" if same else ""), beside
+    )
+
+
+def converges_faster(evidence: Evidence) -> Judgement:
+    best, long = _recall(evidence)
+    scaled, bare = best["sqrt_dk"]["steps_to_90"], best["none"]["steps_to_90"]
+    cells = _cells(evidence)
+    numbers = {"steps to 90 % on recall, 1/√d_k": scaled, "none (∞: never)": bare, **_numbers(cells)}
+    beside = {"of": float(evidence["recall"][0]["steps"]), **_beside(evidence, cells)}
+    if not math.isfinite(scaled):
+        return Judgement(UNDECIDED, numbers, f"recall is not learned {long} with 1/√d_k either", beside)
+    if scaled >= bare:
+        return Judgement(FALSE, numbers, f"on recall it is not faster, {long}", beside)
+    says = {name: MORE if _lost(one) else one.says for name, one in cells.items()}
+    if all(word == MORE for word in says.values()):
+        return Judgement(HOLDS, numbers, "on recall and in every language model tried", beside)
+    parts = [
+        f"{words} {', '.join(names)}"
+        for word, words in (
+            (MORE, "in a language model with"),
+            (SAME, "no difference with"),
+            (LESS, "slower with"),
+            (OPEN, "not decided at this size with"),
+        )
+        if (names := [name for name, said in says.items() if said == word])
+    ]
+    return Judgement(CONDITION, numbers, f"on recall {long}; {'; '.join(parts)}", beside)
+
+
+def _early_entropy(rows: Rows) -> dict[str, float]:
+    return {row["rule"]: row["early_entropy"] for row in charlm.summary(rows)}
+
+
+def commits_early(evidence: Evidence) -> Judgement:
+    """Generalising worse is a higher loss on unseen text at the same loss on seen text; there must be a gap to speak of it."""
+    rows = pick(evidence["memorise"], init="unit")
+    found = charlm.at_equal_fit(rows)
+    summary = {row["rule"]: row for row in charlm.summary(rows)}
+    early = _early_entropy(rows)
+    gaps = {name: summary[name]["gap"] for name in ("none", "sqrt_dk")}
+    numbers = {
+        "early entropy, none": early["none"],
+        "early entropy, 1/√d_k": early["sqrt_dk"],
+        "held-out loss at equal training loss, none less 1/√d_k, nats": found.mean,
+        "held-out less training loss at the end, 1/√d_k": gaps["sqrt_dk"],
+    }
+    beside = {
+        "95 % interval ±": (found.high - found.low) / 2,
+        "held-out less training loss at the end, none": gaps["none"],
+    }
+    first = rows[0]
+    epochs = first["steps"] * first["batch"] * first["length"] / first["text"]
+    rates = ", ".join(f"{lr:g}" for lr in sorted({row["lr"] for row in rows}))
+    where = f"{first['text']} characters read {epochs:.0f} times, lr {rates}"
+    if early["none"] >= early["sqrt_dk"]:
+        return Judgement(FALSE, numbers, f"attention is not more decided early on ({where})", beside)
+    if not gaps["sqrt_dk"] > NOTHING:
+        return Judgement(UNDECIDED, numbers, f"{where}: seen and unseen text are not yet apart", beside)
+    if found.says == OPEN:
+        return Judgement(
+            UNDECIDED, numbers, f"it commits early; whether it generalises worse is open ({where})", beside
+        )
+    if found.says == MORE:
+        return Judgement(HOLDS, numbers, f"at equal training loss, {where}", beside)
+    return Judgement(
+        FALSE, numbers, f"it does commit early, but at equal training loss unseen text is no worse ({where})", beside
+    )
+
+
+def limits_depth(evidence: Evidence) -> Judgement:
+    """Every depth must have learned more than pairs of characters; the growth is that of the line through all depths."""
+    rows = evidence["depth"]
+    costs, more = depth.costs(rows), depth.growth(rows)
+    deepest = costs[max(costs)]
+    past = {layers: charlm.past_pairs(pick(rows, layers=layers)) for layers in costs}
+    numbers = {f"none less 1/√d_k, nats, depth {layers}": one.mean for layers, one in costs.items()}
+    numbers["growth from the shallowest to the deepest"] = more.mean
+    numbers["nats below counting pairs, the least trained depth"] = min(past.values())
+    beside = {"95 % interval ± of the growth": (more.high - more.low) / 2}
+    beside["95 % interval ± of the deepest"] = (deepest.high - deepest.low) / 2
+    first = rows[0]
+    size = f"width {first['d_model']}, {first['steps']} steps of {first['batch']} windows"
+    if not min(past.values()) > 0:
+        return Judgement(UNDECIDED, numbers, f"some depth has not learned pairs yet at this size ({size})", beside)
+    if _lost(deepest) and not any(_lost(one) for one in costs.values() if one is not deepest):
+        return Judgement(HOLDS, numbers, f"the deepest diverges without a scale ({size})", beside)
+    if deepest.says in (SAME, LESS):
+        return Judgement(FALSE, numbers, f"leaving it out costs the deepest model nothing ({size})", beside)
+    if deepest.says == MORE and more.says == MORE:
+        return Judgement(HOLDS, numbers, size, beside)
+    if deepest.says == MORE and more.says in (SAME, LESS):
+        return Judgement(CONDITION, numbers, f"it costs something, but no more the deeper the model ({size})", beside)
+    return Judgement(UNDECIDED, numbers, f"the intervals are too wide at this size ({size})", beside)

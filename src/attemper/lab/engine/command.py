@@ -1,0 +1,90 @@
+"""command: what `attemper run` does between parsing and printing: the experiment's own options, progress, where results go."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ...errors import InputError, nearest
+from .experiment import Experiment, Value
+from .sweep import Swept, sweep
+
+RESULTS = Path("attemper-results")
+"""Where a training sweep keeps its cells when nothing is said: hours must not hang on one process."""
+
+
+COMMON = ("--list", "--preset", "--jobs", "--results", "--json", "--output", "--force")
+"""The options of `attemper run` itself, for whoever misspells one."""
+
+
+def options(experiment: Experiment, words: Sequence[str]) -> dict[str, str]:
+    """``["--d", "16,64", "--rule=none"]`` → {"d": "16,64", "rule": "none"}."""
+    name = experiment.name
+    known = {parameter.flag: parameter.name for parameter in experiment.parameters}
+    found: dict[str, str] = {}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if not word.startswith("--"):
+            raise InputError(
+                f"run {name}: {word!r} follows no option. For example: --d 16,64. `attemper run --list` shows them."
+            )
+        option, equals, value = word.removeprefix("--").partition("=")
+        if f"--{option}" not in known:
+            raise InputError(f"run {name}: unknown option '--{option}'. {nearest(f'--{option}', [*known, *COMMON])}")
+        if not equals:
+            if not left:
+                raise InputError(f"run {name}: --{option} needs a value. For example: --{option} 16,64.")
+            value = left.pop(0)
+        found[known[f"--{option}"]] = value
+    return found
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processes(
+    asked: int | None, experiment: Experiment, settings: Mapping[str, tuple[Value, ...]], note: Callable[[str], None]
+) -> int | None:
+    """How many processes measure: never more than there are cells to measure or cores to do it.
+
+    Where nobody asked: one per core for what trains, since small models train best so. None leaves it to joblib's configuration:
+    what does not train, or not on a CPU, or without joblib.
+    """
+    cells, cores = len(experiment.cells(settings)), _cores()
+    most = max(1, min(cells, cores))
+    if asked is not None:
+        if asked > most:
+            note(f"--jobs {asked} is lowered to {most}: there are {cells} cells to measure and {cores} cores")
+        return min(asked, most)
+    on_cpu = settings.get("device") == ("cpu",)
+    return most if experiment.trains and on_cpu and importlib.util.find_spec("joblib") is not None else None
+
+
+def measure(
+    experiment: Experiment,
+    settings: Mapping[str, tuple[Value, ...]],
+    results: Path | None,
+    jobs: int | None,
+    note: Callable[[str], None],
+) -> Swept:
+    """Sweep with a progress bar on stderr; an experiment that trains keeps its cells in a folder, asked or not."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    if results is None and experiment.trains:
+        results = RESULTS
+        note(f"finished cells are kept in {RESULTS}/; a killed run goes on from them")
+    jobs = processes(jobs, experiment, settings, note)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(experiment.name, total=None)
+
+        def done(finished: int, cells: int) -> None:
+            bar.update(task, completed=finished, total=cells)
+
+        return sweep(experiment, settings, results=results, jobs=jobs, done=done, note=note)

@@ -1,0 +1,250 @@
+"""The contract: an experiment is a question, a sweep, a measure that gives rows, expectations with their source, a verdict.
+
+Measuring needs torch alone, but for the experiments on the embedded model. Rows are plain dicts that JSON takes; charts, tables
+and verdicts are made from rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ... import __version__
+from ...errors import InputError, nearest
+
+Value = int | float | str
+Cell = Mapping[str, Value]  # one point of the sweep: parameter → value
+Row = dict[str, Any]
+Rows = Sequence[Mapping[str, Any]]
+
+
+LARGEST_WHOLE, LARGEST = 10**6, 1e30
+"""What a parameter may be where it does not say."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One thing that can be varied: the values it takes when nothing is asked, and what may be asked.
+
+    ``least`` and ``most`` are the smallest and largest values allowed, ``above`` a number it must exceed, ``choices`` the words
+    allowed. ``hint`` says why. ``single``: one value in one run, where summaries compare runs that are alike in it. Where nothing
+    is said a whole number may be a million and another 1e30 or 1e-30, which float32 holds: beyond, nothing ends or fits.
+    """
+
+    name: str
+    default: tuple[Value, ...]
+    says: str
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    choices: tuple[str, ...] = ()
+    hint: str = ""
+    single: bool = False
+
+    @property
+    def flag(self) -> str:
+        """As it is typed: --d-model for d_model."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def kind(self) -> type[Value]:
+        return type(self.default[0])
+
+    def read(self, where: str, text: str) -> tuple[Value, ...]:
+        """``"16,64"`` → (16, 64), checked; a value said twice is measured once."""
+        values = tuple(dict.fromkeys(self._one(where, part.strip()) for part in text.split(",")))
+        if self.single and len(values) > 1:
+            raise InputError(
+                f"{where}: {self.flag} takes one value in one run, whose results are compared with one another; "
+                f"got {text!r}. Type {self.flag} {values[0]}, then run again with {self.flag} {values[1]}."
+            )
+        return values
+
+    def _one(self, where: str, text: str) -> Value:
+        if self.choices:
+            if text not in self.choices:
+                raise InputError(f"{where}: unknown {self.flag} {text!r}. {nearest(text, self.choices)}")
+            return text
+        if self.kind is str:
+            return text
+        read: Callable[[str], float] = int if self.kind is int else float
+        try:
+            value = read(text)
+            math.isfinite(value)  # a whole number may be too long for any other
+        except (ValueError, OverflowError):
+            value = math.nan
+        if not math.isfinite(value) or self._broken(value):
+            raise InputError(f"{where}: {self.flag} must be {self._rule(value)}; got {text!r}. {self._next()}")
+        return value
+
+    def _broken(self, value: float) -> bool:
+        low = (self.least is not None and value < self.least) or (self.above is not None and value <= self.above)
+        return low or value > self._most() or 0 < abs(value) < 1 / LARGEST
+
+    def _most(self) -> float:
+        return self.most if self.most is not None else LARGEST_WHOLE if self.kind is int else LARGEST
+
+    def _rule(self, value: float) -> str:
+        noun = "a whole number" if self.kind is int else "a number"
+        bound = f" of at least {self.least:g}" if self.least is not None else ""
+        bound = f" above {self.above:g}" if self.above is not None else bound
+        if self.most is not None or self._most() < value < math.inf:
+            bound += f"{' and' if bound else ' of'} at most {self._most():g}"
+        if 0 < abs(value) < 1 / LARGEST:
+            bound += f", {1 / LARGEST:g} or more"
+        return noun + bound + (f" ({self.hint})" if self.hint else "")
+
+    def _next(self) -> str:
+        return f"Type {self.flag} {','.join(map(str, self.default[:3]))}."
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """A number that theory or a paper gives, beside the one that was measured.
+
+    ``within`` is the half-width of the interval in which they count as equal, ``because`` what sets it.
+    """
+
+    quantity: str
+    expected: float
+    measured: float
+    within: float
+    source: str
+    because: str
+
+    @property
+    def agrees(self) -> bool:
+        return abs(self.measured - self.expected) <= self.within  # False for NaN
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the rows say: whether every expectation is met, and the finding in a sentence."""
+
+    agrees: bool
+    sentence: str
+    expectations: tuple[Expectation, ...]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One question, and everything needed to answer it.
+
+    ``measure`` turns a cell into rows and is the only part that takes time; ``expect`` and ``finding`` are functions of
+    rows, so a verdict cannot be anything but what the rows say. ``chart`` is the name of a file in ``figures/``. ``presets`` are
+    other settings by name; ``trains`` marks the ones that take minutes. ``check`` gives the rule that a cell breaks and the next
+    step, where parameters must fit one another.
+    """
+
+    name: str
+    question: str
+    claims: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    measure: Callable[[Cell], list[Row]] = field(repr=False)
+    expect: Callable[[Rows], list[Expectation]] = field(repr=False)
+    finding: Callable[[Rows], str] = field(repr=False)
+    chart: str
+    presets: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
+    trains: bool = False
+    check: Callable[[Cell], str | None] = field(default=lambda cell: None, repr=False)
+
+    def settings(
+        self, options: Mapping[str, str] | None = None, preset: str | None = None
+    ) -> dict[str, tuple[Value, ...]]:
+        """The values of every parameter: the defaults, a preset over them, and what was asked over both."""
+        where = f"run {self.name}"
+        chosen = {parameter.name: parameter.default for parameter in self.parameters}
+        if preset is not None:
+            if preset not in self.presets:
+                known = nearest(preset, self.presets) if self.presets else "It has none: leave --preset out."
+                raise InputError(f"{where}: unknown --preset {preset!r}. {known}")
+            chosen |= self.presets[preset]
+        known_names = {parameter.name: parameter for parameter in self.parameters}
+        for name, text in (options or {}).items():
+            if name not in known_names:
+                raise InputError(
+                    f"{where}: unknown option '--{name}'. {nearest(f'--{name}', [one.flag for one in self.parameters])}"
+                )
+            chosen[name] = known_names[name].read(where, text)
+        for device in chosen.get("device", ()):
+            _check_device(where, str(device))
+        for cell in self.cells(chosen):
+            broken = self.check(cell)
+            if broken:
+                raise InputError(f"{where}: {broken}")
+        return chosen
+
+    def cells(self, settings: Mapping[str, tuple[Value, ...]]) -> list[dict[str, Value]]:
+        """Every combination of the values, in order."""
+        return [dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())]
+
+    def rows(self, cell: Cell) -> list[Row]:
+        """Measure one cell; every row carries what made it."""
+        return [{**origin(self.name), **cell, **row} for row in self.measure(cell)]
+
+    def run(self, **settings: tuple[Value, ...]) -> list[Row]:
+        """Measure in this process, without a results folder; what is left out takes its default."""
+        chosen = {**self.settings(), **settings}
+        return [row for cell in self.cells(chosen) for row in self.rows(cell)]
+
+    def verdict(self, rows: Rows) -> Verdict:
+        found = tuple(self.expect(rows))
+        return Verdict(all(one.agrees for one in found), self.finding(rows), found)
+
+
+def heads_divide(cell: Cell) -> str | None:
+    """The check of experiments that split a width into heads."""
+    width, heads = int(cell["d_model"]), int(cell["heads"])
+    if width % heads == 0:
+        return None
+    fits = next(count for count in range(heads, 0, -1) if width % count == 0)
+    return f"--d-model must be a multiple of --heads; got {width} and {heads}. Type --heads {fits}."
+
+
+def _check_device(where: str, device: str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InputError(
+            f"{where}: --device {device!r} is not usable here; `attemper env` lists what is. Type --device cpu."
+        ) from None
+
+
+def origin(experiment: str) -> Row:
+    """What a row must carry so that it can be compared with another."""
+    return {
+        "experiment": experiment,
+        "attemper": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def key(cell: Cell) -> str:
+    """The same text for the same cell, in any process."""
+    return json.dumps(dict(sorted(cell.items())))
+
+
+def generator(device: Value, *names: object) -> torch.Generator:
+    """A random stream that depends on what is named and nothing else: not on other cells, their order, or the process."""
+    digest = hashlib.sha256(json.dumps(names).encode()).digest()
+    return torch.Generator(device=str(device)).manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def pick(rows: Rows, **wanted: object) -> list[Mapping[str, Any]]:
+    """The rows with these values."""
+    return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+
+
+MOST_SEED = 2**63 - 1
+SEED = Parameter("seed", (0,), "which random stream", least=0, most=MOST_SEED)
+DEVICE = Parameter("device", ("cpu",), "cpu, cuda, cuda:1, …")
+"""Every experiment has these two."""

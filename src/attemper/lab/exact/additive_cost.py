@@ -1,0 +1,152 @@
+"""additive_cost: what does additive attention cost beside the dot product, and how do its scores spread?
+
+Two weights w: `unit` has entries of variance 1, `fan_in` of variance 1/d, as layers are initialised.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...attention import attention
+from ...bench.memory import MIB, rise
+from ...bench.timing import interleave
+from ...errors import InputError
+from ...scores import additive_attention
+from ...vitals import Vitals
+from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..maths.stats import CHANCE, Estimate, over_batches
+
+SPREAD_TOKENS = 64
+WEIGHTS = 32  # draws of w, with queries and keys of their own
+CALLS = ("dot", "additive")
+
+
+def measure(cell: Cell) -> list[Row]:
+    n, d = int(cell["n"]), int(cell["d"])
+    calls = _calls(cell)
+    times = interleave(calls, rounds=int(cell["rounds"]), warmup=1, budget=10.0, device=str(cell["device"]))
+    slower = times.speed("dot", than="additive")
+    stream = generator(cell["device"], "additive_cost spread", d, cell["seed"])
+    query, key = torch.randn(2, WEIGHTS, SPREAD_TOKENS, d, generator=stream, device=stream.device)
+    weight = torch.randn(WEIGHTS, d, generator=stream, device=stream.device)
+    spread = {
+        name: _variances(additive_attention(query, key, key[..., :1], weight * factor, signs=("variance",)).vitals)
+        for name, factor in (("unit", 1.0), ("fan_in", 1 / math.sqrt(d)))
+    }
+    dot = _variances(attention(query, key, key[..., :1], scale=1.0, signs=("variance",)).vitals)
+    return [
+        {
+            "dot_ms": times.spread("dot").median * 1e3,
+            "additive_ms": times.spread("additive").median * 1e3,
+            "factor": slower.median,
+            "factor_low": slower.low,
+            "factor_high": slower.high,
+            **{f"{name}_mib": size / MIB for name, size in _memory(cell).items()},
+            "whole_mib": n * n * d * 4 / MIB,  # what q + k would take if every sum were kept
+            **dot.columns("dot_variance"),
+            **spread["unit"].columns("additive_variance_unit"),
+            **spread["fan_in"].columns("additive_variance_fan_in"),
+            "threads": torch.get_num_threads(),
+        }
+    ]
+
+
+def _variances(vitals: Vitals) -> Estimate:
+    return over_batches(vitals.variance * SPREAD_TOKENS / (SPREAD_TOKENS - 1))  # the sample's is that much smaller
+
+
+def _calls(cell: Cell) -> dict[str, Callable[[], tuple[Tensor, ...]]]:
+    n, d = int(cell["n"]), int(cell["d"])
+    stream = generator(cell["device"], "additive_cost", n, d, cell["seed"])
+    query, key, value = torch.randn(3, n, d, generator=stream, device=stream.device)
+    weight = torch.randn(d, generator=stream, device=stream.device) / math.sqrt(d)
+    return {
+        "dot": lambda: (attention(query, key, value, signs=()).output,),
+        "additive": lambda: (additive_attention(query, key, value, weight, signs=()).output,),
+    }
+
+
+def _memory(cell: Cell) -> dict[str, int]:
+    """Bytes beyond inputs and outputs at the peak of each call, in a fresh process so that nothing freed is reused."""
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, json.dumps(dict(cell))], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"signal {-done.returncode}"])[-1]
+        raise InputError(f"run additive_cost: measuring memory failed: {last}. Use a smaller --n.")
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    cell = json.loads(sys.argv[1])
+    sizes = {}
+    for name in CALLS:
+        _calls({**cell, "n": min(64, cell["n"])})[name]()  # loads what is loaded once
+        risen, results = rise(_calls(cell)[name], cell["device"])
+        sizes[name] = max(0, risen - sum(tensor.nbytes for tensor in results))
+    print(json.dumps(sizes))
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    inside = tanh_variance()
+    found = []
+    for d in dict.fromkeys(row["d"] for row in rows):
+        row = pick(rows, d=d)[0]
+        found.append(
+            Expectation(
+                f"variance of additive scores, w of variance 1/d, d = {d}",
+                inside,
+                row["additive_variance_fan_in"],
+                row["additive_variance_fan_in_reach"],
+                "closed form: E‖w‖² E_q Var_k tanh(q + k), q and k unit normal",
+                CHANCE,
+            )
+        )
+    return found
+
+
+def tanh_variance() -> float:
+    """E_q Var_k tanh(q + k) for unit normal q and k: what each entry of w contributes to a row's variance."""
+    grid = torch.linspace(-8, 8, 801, dtype=torch.float64, device="cpu")
+    weight = torch.exp(-grid.square() / 2)
+    weight = weight / weight.sum()
+    bent = torch.tanh(grid[:, None] + grid)  # (q, k)
+    mean = bent @ weight
+    return float(weight @ (bent.square() @ weight - mean.square()))
+
+
+def finding(rows: Rows) -> str:
+    last = max(rows, key=lambda row: (row["n"], row["d"]))
+    return (
+        f"Additive attention takes {last['factor']:.0f} times as long as the dot product at n = {last['n']}, d = {last['d']}; "
+        f"its scores' variance is {last['additive_variance_fan_in']:.2f}, the bare dot product's {last['dot_variance']:.0f}"
+    )
+
+
+EXPERIMENT = Experiment(
+    name="additive_cost",
+    question="What does additive attention cost beside the dot product, and how do its scores spread?",
+    claims=("C13",),
+    parameters=(
+        Parameter("n", (256, 1024), "how many tokens", least=2, hint="one token has nothing to compare"),
+        Parameter("d", (16, 64, 256), "the head dim, d_k", least=1),
+        Parameter("rounds", (5,), "times each is run", least=1),
+        SEED,
+        DEVICE,
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="additive_cost",
+)
+
+if __name__ == "__main__":
+    main()

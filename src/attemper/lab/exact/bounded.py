@@ -1,0 +1,112 @@
+"""bounded: when logits cannot exceed a bound, how much weight can one of n keys get at most?
+
+The measurement makes the best case: one key that scores highest, all others lowest, through the score itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...attention import attention
+from ...scores import additive_attention, cosine_attention
+from ...vitals import Vitals
+from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..maths import theory
+
+WIDTH = 8
+HUGE = 1e4  # far beyond the bound: tanh is 1, the softcap is at its cap
+
+
+def measure(cell: Cell) -> list[Row]:
+    score, bound, n = str(cell["score"]), float(cell["bound"]), int(cell["n"])
+    stream = generator(cell["device"], "bounded", score, bound, n, cell["seed"])
+    direction = torch.nn.functional.normalize(torch.randn(WIDTH, generator=stream, device=stream.device), dim=0)
+    weight = torch.randn(WIDTH, generator=stream, device=stream.device)
+    weight = weight * bound / weight.abs().sum()
+    keys = _one_against_all(score, direction, weight, n)
+    best, others = (_signs(score, bound, direction, weight, some) for some in (keys, keys[1:]))
+    return [
+        {
+            "largest_score": float(best.peak),
+            "smallest_score": float(others.peak),
+            "top_weight": float(best.top_weight),
+            "top_weight_theory": theory.top_weight_cap(bound, n),
+            "bound_for_90": theory.bound_for(0.9, n),
+        }
+    ]
+
+
+def _one_against_all(score: str, direction: Tensor, weight: Tensor, n: int) -> Tensor:
+    """Keys of which the first scores highest and the others lowest."""
+    toward = HUGE * (weight.sign() if score == "additive" else direction)
+    return torch.cat([toward.unsqueeze(0), -toward.expand(n - 1, WIDTH)])
+
+
+def _signs(score: str, bound: float, query: Tensor, weight: Tensor, key: Tensor) -> Vitals:
+    query = query.unsqueeze(0)
+    value = key[:, :1]  # attention wants values; the signs do not depend on them
+    if score == "cosine":
+        return cosine_attention(query, key, value, scale=bound).vitals
+    if score == "softcap":
+        return attention(query, key, value, scale=1.0, softcap=bound).vitals
+    return additive_attention(query, key, value, weight).vitals
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    found = []
+    for row in rows:
+        label = f"{row['score']}, bound {row['bound']:.4g}, n = {row['n']}"
+        found.append(
+            Expectation(
+                f"largest weight, {label}",
+                row["top_weight_theory"],
+                row["top_weight"],
+                1e-4 * row["top_weight_theory"],
+                "closed form: 1/(1 + (n−1)e^(−2·bound))",
+                "float32 rounding",
+            )
+        )
+        name = "‖w‖₁" if row["score"] == "additive" else "the bound"
+        for which, sign in (("largest", 1), ("smallest", -1)):
+            found.append(
+                Expectation(
+                    f"{which} score against {name}, {label}",
+                    sign * row["bound"],
+                    row[f"{which}_score"],
+                    1e-5 * row["bound"],
+                    "closed form: Σ|w| · 1" if row["score"] == "additive" else "definition",
+                    "float32 rounding",
+                )
+            )
+    return found
+
+
+def finding(rows: Rows) -> str:
+    n = min((row["n"] for row in rows), key=lambda size: abs(size - 1024))
+    cosine = pick(rows, score="cosine", bound=1.0, n=n)
+    best = f"A pure cosine gives one of {n} keys at most {cosine[0]['top_weight']:.2%}; " if cosine else ""
+    largest = max((row["largest_score"] for row in pick(rows, score="additive")), default=0.0)
+    word = "an" if best else "An"
+    added = f"{word} additive score reached {largest:.3g}: its bound is not 1 but Σ|w|" if largest else ""
+    return (best + added).strip(
+        "; "
+    ) or f"With {n} keys a top weight of 90 % needs a bound of {rows[0]['bound_for_90']:.2f}"
+
+
+EXPERIMENT = Experiment(
+    name="bounded",
+    question="When logits cannot exceed a bound, how much weight can one of n keys get?",
+    claims=("C12",),
+    parameters=(
+        Parameter("score", ("cosine", "softcap", "additive"), "which score", choices=("cosine", "softcap", "additive")),
+        Parameter("bound", (1.0, 2.0, 4.56, 6.99, 10.0), "cosine's scale, the softcap, or ‖w‖₁", above=0),
+        Parameter("n", (16, 1024, 131072), "how many keys", least=2, hint="one key always has all the weight"),
+        SEED,
+        DEVICE,
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="bounded",
+)

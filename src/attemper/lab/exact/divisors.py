@@ -1,0 +1,108 @@
+"""divisors: what does each divisor — none, √d_k, d_k, √d_model — do to attention before any training?"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...attention import measure as vitals_of
+from ...scale import rule
+from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..maths.stats import CHANCE, over_batches
+
+RULES = ("none", "sqrt_dk", "dk", "sqrt_dmodel")
+WORDS = {"none": "without a divisor", "sqrt_dk": "with √d_k", "dk": "with d_k", "sqrt_dmodel": "with √d_model"}
+NUMBERS = 12_000_000  # entries of keys drawn per cell, at most
+QUERIES = 32
+
+
+def measure(cell: Cell) -> list[Row]:
+    d, heads, n, name = int(cell["d"]), int(cell["heads"]), int(cell["n"]), str(cell["rule"])
+    # the same queries and keys for every rule and number of heads
+    stream = generator(cell["device"], "divisors", d, n, cell["batches"], cell["seed"])
+    batches = max(8, min(int(cell["batches"]), NUMBERS // (n * d)))
+    scale = rule(name).scale(head_dim=d, heads=heads)
+    query = torch.randn(batches, QUERIES, d, generator=stream, device=stream.device)
+    key = torch.randn(batches, n, d, generator=stream, device=stream.device)
+    signs = vitals_of(query, key, scale=scale, signs=("variance", "effective_keys", "evenness", "top_weight", "lse"))
+    # a key that the query has learned to look for: the query itself, beside the n others
+    aligned = scale * query.square().sum(-1)
+    found = torch.sigmoid((aligned - signs.lse).double())
+    return [
+        {
+            "scale": scale,
+            "temperature": 1 / (scale * math.sqrt(d)),
+            **over_batches(signs.variance).root("logit_std"),
+            **over_batches(signs.effective_keys).columns("effective_keys"),
+            **over_batches(signs.evenness).columns("evenness"),
+            **over_batches(signs.top_weight).columns("top_weight"),
+            **over_batches(found).columns("aligned_weight"),
+        }
+    ]
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    found = []
+    for row in rows:
+        label = f"rule {row['rule']}, d_k = {row['d']}, heads = {row['heads']}"
+        expected = row["scale"] * math.sqrt(row["d"])
+        found.append(
+            Expectation(
+                f"logit std, {label}",
+                expected,
+                row["logit_std"],
+                row["logit_std_reach"],
+                "closed form: scale × √d_k",
+                CHANCE,
+            )
+        )
+    for row in pick(rows, rule="sqrt_dmodel", heads=96):
+        scaled = pick(rows, rule="sqrt_dk", heads=96, **{name: row[name] for name in ("d", "n", "batches", "seed")})
+        if not scaled:
+            continue
+        found.append(
+            Expectation(
+                f"temperature of √d_model over √d_k, 96 heads, d_k = {row['d']}",
+                math.sqrt(96),
+                scaled[0]["logit_std"] / row["logit_std"],
+                1e-3,
+                "Brown et al. 2020 (GPT-3): 96 heads of 128; √96 = 9.80",
+                "rounding: both use the same draws",
+            )
+        )
+    return found
+
+
+def finding(rows: Rows) -> str:
+    n, d = max(row["n"] for row in rows), max(row["d"] for row in rows)
+    names = list(dict.fromkeys(row["rule"] for row in rows))
+    shown = [max(pick(rows, rule=name, d=d, n=n), key=lambda one: one["heads"]) for name in names]
+    keys = [
+        f"{row['effective_keys']:.{0 if row['effective_keys'] > 100 else 1}f} {WORDS[row['rule']]}" for row in shown
+    ]
+    found = [f"{row['aligned_weight']:.2g}" for row in shown]
+    words = f"At d_k = {d} a query looks at {', '.join(keys)}, of {n} keys"
+    return f"{words}; one more key, equal to it, gets a weight of {', '.join(found)}"
+
+
+EXPERIMENT = Experiment(
+    name="divisors",
+    question="What does each divisor do to attention before any training?",
+    claims=("C10", "C11", "C16"),
+    parameters=(
+        Parameter("rule", RULES, "the divisor", choices=RULES),
+        Parameter("d", (16, 64, 128, 512), "the head dim, d_k", least=1),
+        Parameter("heads", (12, 96), "how many heads; only √d_model asks", least=1),
+        Parameter("n", (1024,), "how many keys", least=2, hint="one key always has all the weight"),
+        Parameter(
+            "batches", (24,), "independent sets of keys per cell, at most", least=8, hint="fewer give no interval"
+        ),
+        SEED,
+        DEVICE,
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="divisors",
+)

@@ -1,0 +1,75 @@
+"""init: is folding 1/√d_k into W_q's initialisation, as T5 does, the same function before training?"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...attention import attention
+from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def measure(cell: Cell) -> list[Row]:
+    d, width, dtype = int(cell["d"]), int(cell["d_model"]), DTYPES[str(cell["dtype"])]
+    stream = generator(cell["device"], "init", d, width, cell["seed"])
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=stream, device=stream.device, dtype=torch.float64).to(dtype)
+
+    tokens = draw(32, width)
+    w_q, w_k, w_v = (draw(width, d) / math.sqrt(width) for _ in range(3))
+    key, value = tokens @ w_k, tokens @ w_v
+    scaled = attention(tokens @ w_q, key, value, scale=1 / math.sqrt(d))
+    folded = attention(tokens @ (w_q / math.sqrt(d)), key, value, scale=1.0)
+    largest = float(scaled.output.abs().max())
+    return [
+        {
+            "difference": float((scaled.output - folded.output).abs().max()) / largest,
+            "identical": bool(torch.equal(scaled.output, folded.output)),
+            "logit_std_scaled": float(scaled.vitals.variance.mean().sqrt()),
+            "logit_std_folded": float(folded.vitals.variance.mean().sqrt()),
+            "rounding": torch.finfo(dtype).eps,
+        }
+    ]
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    return [
+        Expectation(
+            f"folded output against scaled, d_k = {row['d']}, {row['dtype']}",
+            0.0,
+            row["difference"],
+            64 * row["rounding"],
+            "Raffel et al. 2020 (T5): W_q drawn with std 1/√(d_model d_k), no divisor",
+            "64 units of rounding",
+        )
+        for row in rows
+    ]
+
+
+def finding(rows: Rows) -> str:
+    exact = sorted({row["d"] for row in rows if row["identical"]})
+    worst = max(row["difference"] / row["rounding"] for row in rows)
+    words = f"; bit for bit at d_k = {', '.join(map(str, exact))}, where √d_k is a power of two" if exact else ""
+    return f"Folding the scale into W_q gives the same function at step 0, to {worst:.0f} units of rounding{words}"
+
+
+EXPERIMENT = Experiment(
+    name="init",
+    question="Is folding 1/√d_k into W_q's initialisation, as T5 does, the same function before training?",
+    claims=(),
+    parameters=(
+        Parameter("d", (16, 32, 48, 64, 128, 256), "the head dim, d_k", least=1),
+        Parameter("d_model", (512,), "the model's width", least=1),
+        Parameter("dtype", ("float32", "float64"), "of the computation", choices=tuple(DTYPES)),
+        SEED,
+        DEVICE,
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="init",
+)

@@ -1,0 +1,136 @@
+"""jacobian: how large is the softmax's Jacobian, for q and k of unit variance, as d_k grows?"""
+
+from __future__ import annotations
+
+import torch
+
+from ...attention import weights
+from ...scale import rule
+from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..maths import moments, theory
+from ..maths.stats import CHANCE, over_batches
+
+NUMBERS = 40_000_000  # entries of keys drawn per cell, at most
+QUERIES = 64
+
+_BLOG = "J. Odeyemi, article of 2026-07-08"
+_PILOT = "pilot of this project, other code and seed"
+SAID = {
+    "norm": "mean ‖J‖_F",
+    "trace": "tr J",
+    "square": "E‖J‖_F²",
+    "top_weight": "mean top weight",
+    "saturated": "rows above 0.99",
+}
+PUBLISHED = {
+    ("none", 16, 256, "norm"): (0.288, _BLOG),
+    ("none", 64, 256, "norm"): (0.231, _BLOG),
+    ("none", 256, 256, "norm"): (0.142, _BLOG),
+    ("none", 1024, 256, "norm"): (0.083, _BLOG),
+    ("none", 64, 256, "top_weight"): (0.749, _BLOG),
+    ("sqrt_dk", 64, 256, "norm"): (0.099, _BLOG),
+    ("none", 64, 1024, "trace"): (0.392, _PILOT),
+    ("none", 256, 1024, "trace"): (0.204, _PILOT),
+    ("none", 1024, 1024, "trace"): (0.109, _PILOT),
+    ("none", 64, 1024, "square"): (0.0825, _PILOT),
+    ("none", 256, 1024, "square"): (0.0557, _PILOT),
+    ("none", 1024, 1024, "square"): (0.0331, _PILOT),
+    ("none", 64, 1024, "top_weight"): (0.71, _PILOT),
+}
+"""What others measured: rule, d_k, n, which number → the number and where it is written."""
+
+
+def measure(cell: Cell) -> list[Row]:
+    d, n, name = int(cell["d"]), int(cell["n"]), str(cell["rule"])
+    # the same queries and keys for every rule
+    stream = generator(cell["device"], "jacobian", d, n, cell["batches"], cell["seed"])
+    batches = max(8, min(int(cell["batches"]), NUMBERS // (n * d)))
+    found = []
+    for _ in range(batches):
+        query = torch.randn(QUERIES, d, generator=stream, device=stream.device)
+        key = torch.randn(n, d, generator=stream, device=stream.device)
+        p = weights(query, key, scale=rule(name).scale(head_dim=d)).double()
+        p2, p3 = p.square().sum(-1), p.pow(3).sum(-1)
+        square = (p2 - 2 * p3 + p2.square()).clamp(min=0)  # ‖diag p − p pᵀ‖_F²; rounding may take it below 0
+        found.append(torch.stack([square, square.sqrt(), 1 - p2, p.amax(-1)]))
+    square, norm, trace, top = torch.stack(found, dim=1)  # each (batches, queries)
+    scale = float(rule(name).scale(head_dim=d))
+    m, exact = theory.frozen(scale * d**0.5, n), moments.of_dot_products(d, n, scale)
+    return [
+        {
+            **over_batches(square).columns("square"),
+            **over_batches(norm).columns("norm"),
+            **over_batches(trace).columns("trace"),
+            **over_batches(top).columns("top_weight"),
+            **over_batches((top > 0.99).double()).columns("saturated"),
+            "m": m,
+            "square_theory": exact.square if exact else None,
+            "trace_theory": exact.trace if exact else None,
+            "square_limit": theory.jacobian_square(m) if m < 1 else None,
+        }
+    ]
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    found = []
+    for (name, d, n, column), (number, source) in PUBLISHED.items():
+        for row in pick(rows, rule=name, d=d, n=n):
+            found.append(
+                Expectation(
+                    f"{SAID[column]}, rule {name}, d_k = {d}, n = {n}",
+                    number,
+                    row[column],
+                    row[f"{column}_reach"] + 0.02 * number,
+                    source,
+                    f"{CHANCE}; and 2 % for the other measurement's own",
+                )
+            )
+    for row in rows:
+        if row["square_theory"] is None:
+            continue
+        limit = f"; for large n m(1−m)/3 = {row['square_limit']:.3g}" if row["square_limit"] is not None else ""
+        for column, more in (("trace", ""), ("square", limit)):
+            found.append(
+                Expectation(
+                    f"{SAID[column]} against theory, rule {row['rule']}, d_k = {row['d']}, n = {row['n']}",
+                    row[f"{column}_theory"],
+                    row[column],
+                    row[f"{column}_reach"] + 1e-5,
+                    f"exact mean by quadrature (lab/moments.py){more}",
+                    f"{CHANCE}; and 1e-5 for float32",
+                )
+            )
+    return found
+
+
+def finding(rows: Rows) -> str:
+    bare = pick(rows, rule="none", n=max(row["n"] for row in rows)) or rows
+    top = max(bare, key=lambda row: row["square"])
+    low, high = min(bare, key=lambda row: row["d"]), max(bare, key=lambda row: row["d"])
+    if top in (low, high) or top["rule"] != "none":
+        return f"Of these d_k, ‖J‖_F² is largest at {top['d']}: {top['square']:.4f} with {top['n']} keys, rule {top['rule']}"
+    return (
+        f"Unscaled, ‖J‖_F² is a hump in d_k: {low['square']:.4f} at {low['d']}, {top['square']:.4f} at {top['d']}, "
+        f"{high['square']:.4f} at {high['d']} with {top['n']} keys"
+    )
+
+
+EXPERIMENT = Experiment(
+    name="jacobian",
+    question="How large is the softmax's Jacobian as d_k grows?",
+    claims=("C5", "C6"),
+    parameters=(
+        Parameter("d", (1, 4, 16, 32, 64, 128, 256, 1024), "the head dim, d_k", least=1),
+        Parameter("n", (256, 1024), "how many keys", least=2, hint="one key has no Jacobian"),
+        Parameter("rule", ("none", "sqrt_dk"), "the scale's rule", choices=("none", "sqrt_dk", "dk")),
+        Parameter(
+            "batches", (96,), "independent sets of keys per cell, at most", least=8, hint="fewer give no interval"
+        ),
+        SEED,
+        DEVICE,
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="jacobian",
+)

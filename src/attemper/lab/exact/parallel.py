@@ -1,0 +1,112 @@
+"""parallel: how much faster is one pass over a whole sequence than a loop over its tokens?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...attention import attention
+from ...bench.timing import interleave
+from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+
+
+def measure(cell: Cell) -> list[Row]:
+    n, d, heads = int(cell["n"]), int(cell["d"]), int(cell["heads"])
+    stream = generator(cell["device"], "parallel", n, d, heads, cell["seed"])
+    query, key, value = torch.randn(3, heads, n, d, generator=stream, device=stream.device)
+
+    def once() -> Tensor:
+        torch.set_num_threads(int(cell["threads"]))
+        return attention(query, key, value, causal=True, signs=()).output
+
+    def call(token: int, keys: int) -> Tensor:
+        return attention(query[:, token : token + 1], key[:, :keys], value[:, :keys], signs=()).output
+
+    def token_by_token() -> Tensor:
+        torch.set_num_threads(1)  # one token leaves nothing to share out
+        return torch.cat([call(token, token + 1) for token in range(n)], dim=1)
+
+    timer: dict[str, Any] = {"rounds": int(cell["rounds"]), "warmup": 1, "device": str(cell["device"])}
+    before = torch.get_num_threads()
+    try:
+        times = interleave({"pass": once, "loop": token_by_token}, **timer)
+        torch.set_num_threads(1)
+        each = [
+            interleave({"call": partial(call, token, token + 1), "empty": partial(call, token, 1)}, **timer).seconds
+            for token in range(n)
+        ]
+        difference = float((once() - token_by_token()).abs().max())
+    finally:
+        torch.set_num_threads(before)
+    faster = times.speed("pass", than="loop")
+    calls, work = without_calls(each)
+    return [
+        {
+            **{f"{name}_ms": times.spread(name).median * 1e3 for name in ("pass", "loop")},
+            "calls_ms": calls * 1e3,
+            "work_ms": work * 1e3,
+            "factor": faster.median,
+            "factor_low": faster.low,
+            "factor_high": faster.high,
+            "work_factor": work / min(times.seconds["pass"]),
+            "difference": difference,
+        }
+    ]
+
+
+def without_calls(each: Sequence[Mapping[str, Sequence[float]]]) -> tuple[float, float]:
+    """Seconds that a loop spends on calling, and on computing, from every token's call and an empty one (one key) beside it.
+
+    Computing is a small difference of two large times, so both are taken call by call, in turn, and the fastest of each counts:
+    whatever disturbed a call came on top. What is left of noise can still exceed the difference; less than nothing is nothing.
+    """
+    calls = sum(min(one["empty"]) for one in each)
+    return calls, max(0.0, sum(min(one["call"]) for one in each) - calls)
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    return [
+        Expectation(
+            f"one pass against the loop, largest difference, n = {row['n']}, {row['threads']} threads",
+            0.0,
+            row["difference"],
+            1e-5,
+            "both compute causal attention",
+            "float32 rounding",
+        )
+        for row in rows
+    ]
+
+
+def finding(rows: Rows) -> str:
+    few = min(row["threads"] for row in rows)
+    last = max(pick(rows, threads=few), key=lambda row: row["n"])
+    return (
+        f"One pass over {last['n']} tokens takes {last['pass_ms']:.1f} ms, a loop over them {last['loop_ms']:.0f} ms: "
+        f"{last['factor']:.0f} times as long. At their fastest, its calls spend {last['calls_ms']:.0f} ms on being called and "
+        f"{last['work_ms']:.0f} ms on computing: {last['work_factor']:.1f} times the fastest pass"
+    )
+
+
+EXPERIMENT = Experiment(
+    name="parallel",
+    question="How much faster is one pass over a sequence than a loop over its tokens?",
+    claims=("C21",),
+    parameters=(
+        Parameter("n", (64, 256, 1024), "how many tokens", least=2, hint="one token is one pass"),
+        Parameter("d", (64,), "the head dim, d_k", least=1),
+        Parameter("heads", (8,), "how many heads", least=1),
+        Parameter("threads", (1, 2), "CPU threads of the pass; the loop has one", least=1, most=256),
+        Parameter("rounds", (3,), "times each is run", least=1),
+        SEED,
+        DEVICE,
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="parallel",
+)

@@ -1,0 +1,173 @@
+"""precision: what does storing the scores in 16 bits do to the weights, and when does exp overflow?
+
+`stored` rounds the scores to the dtype, as eager attention in 16 bits does; `fused` is attemper.attention on 16-bit inputs, which
+keeps scores in float32, as FlashAttention does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...attention import attention
+from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, pick
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+POINTS = 4001
+
+# by how much a weight moves when its logit, stored in bfloat16, is off by half a unit in the last place
+TABLE = {32.0: 0.13, 64.0: 0.28, 128.0: 0.65, 1000.0: 6.4}
+
+
+def measure(cell: Cell) -> list[Row]:
+    dtype, size = DTYPES[str(cell["dtype"])], float(cell["size"])
+    device = str(cell["device"])
+    near = torch.linspace(0.97 * size, size * 1.03, POINTS, dtype=torch.float64, device=device)
+    exact_spacing = _spacing(size, dtype)
+    at = torch.tensor([size], dtype=torch.float64, device=device) + torch.linspace(
+        -exact_spacing / 2, exact_spacing / 2, POINTS, dtype=torch.float64, device=device
+    )
+    moved = (at.to(dtype).double() - at).abs().max()
+    stored = near.to(dtype)
+    plain = _plain_softmax(stored)
+    return [
+        {
+            "spacing": exact_spacing,
+            "weight_moves": float(torch.expm1(moved)),
+            "weight_moves_theory": _moves(exact_spacing / 2),
+            "plain_finite": bool(plain.isfinite().all()),
+            "softmax_finite": bool(torch.softmax(stored, 0).isfinite().all()),
+            "stored_finite": bool(stored.isfinite().all()),
+            **_attend(size, dtype, device),
+            "plain_limit": largest(lambda x: _plain_softmax(torch.tensor([x, 0.0], device=device).to(dtype))),
+            "stored_limit": largest(lambda x: _stored(_query(x, torch.float32, device), dtype)),
+        }
+    ]
+
+
+def largest(of: Callable[[float], Tensor]) -> float | None:
+    """The largest score for which a softmax is finite, to 1e-6 of itself; None if even the largest float32 is fine."""
+    low, high = 1.0, 2.0**127
+    if bool(of(high).isfinite().all()):
+        return None
+    while high > low * (1 + 1e-6):
+        middle = math.sqrt(low) * math.sqrt(high)
+        low, high = (middle, high) if bool(of(middle).isfinite().all()) else (low, middle)
+    return low
+
+
+def _moves(off: float) -> float:
+    """By how much a weight changes, relative to itself, when its logit is off by this much."""
+    return math.expm1(off) if off < 700 else math.inf
+
+
+def _spacing(size: float, dtype: torch.dtype) -> float:
+    """The distance between neighbouring numbers of a dtype near `size`."""
+    return torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(size))
+
+
+def _plain_softmax(scores: Tensor) -> Tensor:
+    """As a textbook writes it, without subtracting the maximum."""
+    powers = scores.exp()
+    return powers / powers.sum()
+
+
+def _query(size: float, dtype: torch.dtype, device: str) -> Tensor:
+    """Two queries whose largest score against the keys of :func:`_keys` is `size`, before any scale."""
+    return torch.full((2, 64), math.sqrt(size / 64), device=device).to(dtype)
+
+
+def _keys(query: Tensor) -> Tensor:
+    return torch.stack([query[0], -query[0], query[0] / 2])
+
+
+def _stored(query: Tensor, dtype: torch.dtype) -> Tensor:
+    """Attention's weights through scores summed in float32 and stored in the dtype, as eager code does."""
+    scores = (query.float() @ _keys(query).float().T).to(dtype)
+    return torch.softmax(scores * 0.125, -1)
+
+
+def _attend(size: float, dtype: torch.dtype, device: str) -> dict[str, bool]:
+    """Attention whose largest score is `size`, through stored scores and through the fused form, from inputs of the dtype."""
+    query = _query(size, dtype, device)
+    value = torch.eye(3, 4, device=device).to(dtype)
+    fused = attention(query, _keys(query), value, signs=()).output
+    return {
+        "inputs_finite": bool(query.isfinite().all()),
+        "eager_finite": bool(_stored(query, dtype).isfinite().all()),
+        "fused_finite": bool(fused.isfinite().all()),
+    }
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    found = [
+        Expectation(
+            f"a weight moves by, bfloat16, |logit| = {size:g}",
+            number,
+            row["weight_moves"],
+            0.01 * (1 + number),
+            "closed form: e^(half a unit in the last place) − 1",
+            "the digits given",
+        )
+        for size, number in TABLE.items()
+        for row in pick(rows, dtype="bfloat16", size=size)
+    ]
+    limits = {row["dtype"]: row for row in rows}
+    for name, column, expected, what, source in (
+        ("float32", "plain_limit", 128 * math.log(2), "textbook softmax overflows above", "ln of float32's end, 2^128"),
+        ("float16", "plain_limit", 16 * math.log(2), "textbook softmax overflows above", "ln of float16's end, 2^16"),
+        ("float16", "stored_limit", 65520.0, "stored scores overflow above", "65504 + 16, which rounds away"),
+    ):
+        if name in limits:
+            found.append(
+                Expectation(
+                    f"{what}, {name}",
+                    expected,
+                    limits[name][column],
+                    expected * max(torch.finfo(DTYPES[name]).eps, 2e-6),
+                    f"IEEE 754: {source}",
+                    "rounding of the dtype, and 2e-6 for the search",
+                )
+            )
+    return found
+
+
+def finding(rows: Rows) -> str:
+    sizes = [row for row in rows if row["stored_finite"] and row["weight_moves"] < 1e4]
+    parts = []
+    if sizes:
+        size = min((row["size"] for row in sizes), key=lambda one: abs(math.log(one / 128)))
+        moved = [f"{row['weight_moves']:.2g} ({row['dtype']})" for row in pick(sizes, size=size)]
+        parts.append(f"Storing a logit of {size:g} changes its weight by up to {', '.join(moved)} of itself")
+    softmax = sum(row["stored_finite"] and not row["softmax_finite"] for row in rows)
+    parts.append(f"{softmax} of {len(rows)} softmaxes overflowed" if softmax else "no softmax overflowed")
+    limits = {row["dtype"]: row["stored_limit"] for row in rows if row["stored_limit"] is not None}
+    parts += [f"scores stored in {name} do above {limit:.0f}" for name, limit in limits.items() if limit < 1e30]
+    return "; ".join(parts)
+
+
+EXPERIMENT = Experiment(
+    name="precision",
+    question="What does storing the scores in 16 bits do to the weights, and when does exp overflow?",
+    claims=("C8",),
+    parameters=(
+        Parameter("dtype", tuple(DTYPES), "of the stored scores", choices=tuple(DTYPES)),
+        Parameter(
+            "size",
+            (1.0, 8.0, 32.0, 64.0, 128.0, 1000.0, 1e4, 6e4, 8e4),
+            "the size of the largest logit or score",
+            above=0,
+            most=1e38,
+            hint="float32 ends at 3.4e38",
+        ),
+        SEED,
+        DEVICE,
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="precision",
+)

@@ -1,0 +1,128 @@
+"""saturation: at which spread of the logits does softmax put nearly all the weight on one key?
+
+The logits are drawn as N(0, s²): given a query, its logits over normal keys are exactly that, with s = |q| × scale.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...attention import measure as vitals_of
+from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..maths import moments, theory
+from ..maths.stats import CHANCE, over_batches
+
+SATURATED = 0.99
+BATCHES = 16
+ROUNDING = 1e-5  # float32 rounds the logits, and Σp² sums n of them
+
+
+def measure(cell: Cell) -> list[Row]:
+    n, s = int(cell["n"]), float(cell["s"])
+    stream = generator(cell["device"], "saturation", n, s, cell["rows"], cell["seed"])
+    shape = (BATCHES, max(1, int(cell["rows"]) // BATCHES), n, 1)
+    logits = s * torch.randn(shape, generator=stream, device=stream.device)
+    # one query of one entry, 1, against keys of one entry each: the logits are the keys
+    signs = vitals_of(torch.ones_like(logits[:, :, :1]), logits, scale=1.0)
+    top = signs.top_weight
+    exact = moments.of_logits(s, n)
+    return [
+        {
+            "critical": theory.critical_std(n),
+            "ratio": s / theory.critical_std(n),
+            **over_batches(top).columns("top_weight"),
+            **over_batches(signs.entropy).columns("entropy"),
+            **over_batches(signs.effective_keys).columns("effective_keys"),
+            **over_batches(signs.jacobian_trace).columns("jacobian_trace"),
+            "saturated": float((top > SATURATED).double().mean()),
+            "entropy_theory": exact.entropy if exact else None,
+            "jacobian_trace_theory": exact.trace if exact else None,
+            "jacobian_trace_limit": theory.jacobian_trace(s, n),
+        }
+    ]
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    return [
+        Expectation(
+            f"{words}, n = {row['n']}, s = {row['s']:g}",
+            row[f"{column}_theory"],
+            row[column],
+            row[f"{column}_reach"] + ROUNDING * abs(row[f"{column}_theory"]),
+            f"exact mean by quadrature (lab/moments.py); for large n {limit}",
+            CHANCE,
+        )
+        for row in rows
+        if row["entropy_theory"] is not None
+        for column, words, limit in (
+            ("entropy", "entropy of the weights", _entropy_limit(row)),
+            ("jacobian_trace", "tr J = 1 − Σp²", _trace_limit(row)),
+        )
+    ]
+
+
+def _entropy_limit(row: Mapping[str, Any]) -> str:
+    value = f"{theory.entropy(row['s'], row['n']):.3g}"
+    return f"ln n − s²/2 = {value}" if row["ratio"] <= 1 else f"ψ(1) − ψ(1−m) = {value} (random energy model, frozen)"
+
+
+def _trace_limit(row: Mapping[str, Any]) -> str:
+    limit = row["jacobian_trace_limit"]
+    if limit is None:
+        return "no form is of use between s_c/2 and s_c"
+    return f"{'m' if row['ratio'] > 1 else '1 − eˢ²/n'} = {limit:.3g} (random energy model)"
+
+
+def spread_at(rows: Rows, n: int, level: float) -> float:
+    """The logit std at which the mean top weight reaches a level, between the two measured that enclose it; NaN if none do."""
+    curve = sorted(pick(rows, n=n), key=lambda row: row["s"])
+    for low, high in itertools.pairwise(curve):
+        if low["top_weight"] < level <= high["top_weight"]:
+            share = (level - low["top_weight"]) / (high["top_weight"] - low["top_weight"])
+            return float(low["s"] * (high["s"] / low["s"]) ** share)
+    return math.nan
+
+
+def width(rows: Rows, n: int) -> float:
+    """By which factor the spread must grow for the top weight to go from a quarter to three quarters: 1 would be a jump."""
+    return spread_at(rows, n, 0.75) / spread_at(rows, n, 0.25)
+
+
+def finding(rows: Rows) -> str:
+    parts = []
+    for n in sorted({row["n"] for row in rows}):
+        found = spread_at(rows, n, 0.5)
+        if math.isfinite(found):
+            parts.append(f"{found / theory.critical_std(n):.2f} with {n}")
+    if not parts:
+        last = max(rows, key=lambda row: (row["n"], row["s"]))
+        return f"With {last['n']} keys and a logit std of {last['s']:g} the top weight is {last['top_weight']:.3g}"
+    return f"One key gets half the weight at a logit std near √(2 ln n); in its units, by number of keys: {', '.join(parts)}"
+
+
+EXPERIMENT = Experiment(
+    name="saturation",
+    question="At which spread of the logits does softmax put nearly all the weight on one key?",
+    claims=("C5",),
+    parameters=(
+        Parameter("n", (16, 128, 1024, 8192), "how many keys", least=2, hint="one key always has all the weight"),
+        Parameter(
+            "s",
+            (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0, 32.0),
+            "the std of the logits",
+            above=0,
+        ),
+        Parameter("rows", (800,), "queries per cell", least=32, hint="fewer give no interval"),
+        SEED,
+        DEVICE,
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="saturation",
+)

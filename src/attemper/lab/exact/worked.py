@@ -1,0 +1,93 @@
+"""worked: the notes' own examples, computed — two softmaxes by hand, and the shapes of one pass."""
+
+from __future__ import annotations
+
+import torch
+
+from ...attention import attention
+from ...modules import MultiHeadAttention
+from ..engine.experiment import (
+    DEVICE,
+    SEED,
+    Cell,
+    Expectation,
+    Experiment,
+    Parameter,
+    Row,
+    Rows,
+    generator,
+    heads_divide,
+    pick,
+)
+
+SOFTMAXES = {"7, 3": ((7.0, 3.0), (0.98, 0.02)), "25, 2, -3": ((25.0, 2.0, -3.0), (1.0, 0.0, 0.0))}
+"""Logits, and the weights the notes give, to two decimals."""
+
+
+def measure(cell: Cell) -> list[Row]:
+    rows: list[Row] = []
+    for name, (logits, claimed) in SOFTMAXES.items():
+        found = torch.softmax(torch.tensor(logits, dtype=torch.float64, device=str(cell["device"])), 0).tolist()
+        for place, (weight, said) in enumerate(zip(found, claimed, strict=True)):
+            rows.append({"kind": "softmax", "example": name, "place": place, "value": weight, "said": said})
+    return rows + _shapes(int(cell["d_model"]), int(cell["heads"]), cell)
+
+
+def _shapes(width: int, heads: int, cell: Cell) -> list[Row]:
+    """ "Love Apple phones": [3 × 512] · [512 × 64] → [3 × 64] → [3 × 3] → [3 × 64], and the heads joined → [3 × 512]."""
+    stream = generator(cell["device"], "worked", width, heads, cell["seed"])
+    tokens = torch.randn(1, 3, width, generator=stream, device=stream.device)
+    block = MultiHeadAttention(width, heads, batch_first=True, device=stream.device)
+    with torch.no_grad():
+        output, weights = block(tokens, tokens, tokens, average_attn_weights=False)
+    one = tokens @ torch.randn(3, width, width // heads, generator=stream, device=stream.device) / width**0.5
+    alone = attention(*(part.unsqueeze(0) for part in one)).output  # query, key and value of one head
+    found = {"input": tokens.shape[-1], "one head": alone.shape[-1], "heads joined": output.shape[-1]}
+    assert weights is not None
+    rows: list[Row] = [
+        {"kind": "width", "example": name, "place": 0, "value": float(size), "said": None}
+        for name, size in found.items()
+    ]
+    rows.append({"kind": "weights", "example": "per head", "place": 0, "value": float(weights.shape[-1]), "said": 3.0})
+    return rows
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    return [
+        Expectation(
+            f"softmax([{row['example']}]), weight {row['place'] + 1}",
+            row["said"],
+            row["value"],
+            0.005,
+            "notes 003 and 004",
+            "two decimals",
+        )
+        for row in pick(rows, kind="softmax")
+    ]
+
+
+def finding(rows: Rows) -> str:
+    top = pick(rows, kind="softmax", example="7, 3", place=0)[0]["value"]
+    widths = {row["example"]: int(row["value"]) for row in pick(rows, kind="width")}
+    return (
+        f"softmax([7, 3]) gives {top:.3f}; a head turns {widths['input']} numbers per token into {widths['one head']}, "
+        f"and the heads joined and projected into {widths['heads joined']} again"
+    )
+
+
+EXPERIMENT = Experiment(
+    name="worked",
+    question="Do the notes' own examples come out as written?",
+    claims=("C4", "C17"),
+    parameters=(
+        Parameter("d_model", (512,), "the model's width", least=1),
+        Parameter("heads", (8,), "how many heads", least=1),
+        SEED,
+        DEVICE,
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="worked",
+    check=heads_divide,
+)

@@ -1,0 +1,1 @@
+"""lab/real_model."""

@@ -1,0 +1,230 @@
+"""charlm: on a small language model of Python source, how much does the scale matter, for each initialisation?"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+
+from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide, pick
+from .costs import LESS, MORE, NOTHING, SAME, Cost, apart, both, cost, of_text, parts
+from .language import INITS, NO_ATTENTION, RULES, TRAINING, train
+from .loop import at_edge, best_lr, diverged, end, largest, runs, spread, survived
+
+PILOT = 350  # steps
+
+
+def measure(cell: Cell) -> list[Row]:
+    return train(cell, str(cell["rule"]))
+
+
+def summary(rows: Rows) -> list[Row]:
+    """Per rule and initialisation, at the rule's own best learning rate: held-out loss over seeds, median and range.
+
+    ``gap`` is held-out less training loss, both at the last step and of as many windows.
+    """
+    found = []
+    for init in dict.fromkeys(row["init"] for row in rows):
+        for name in dict.fromkeys(row["rule"] for row in rows):
+            tried = pick(rows, init=init, rule=name)
+            lr = best_lr(tried, "held_out", False)
+            of_seed = list(runs(pick(tried, lr=lr), "seed").values())
+            last = [math.inf if diverged(run) else statistics.fmean(parts(run)) for run in of_seed]
+            found.append(
+                {
+                    "init": init,
+                    "rule": name,
+                    "lr": lr,
+                    "at_edge": at_edge(tried, lr),
+                    "seeds": len(last),
+                    "diverged": sum(map(diverged, of_seed)),
+                    **spread("held_out", last),
+                    "early_entropy": statistics.median(early(run)["entropy"] for run in of_seed),
+                    "gap": statistics.median(gap(run) for run in of_seed),
+                    "peak": largest([row for run in of_seed for row in run], "peak"),
+                }
+            )
+    return found
+
+
+def early(run: Rows) -> Row:
+    """The third logged step: an eighth of the training."""
+    return dict(run[min(2, len(run) - 1)])
+
+
+def gap(run: Rows) -> float:
+    """Held-out less training loss at the end; NaN where rows have no loss of the training text as a whole."""
+    return end(run, "held_out") - float(run[-1].get("seen", math.nan))
+
+
+def differences(rows: Rows) -> list[Row]:
+    """Per initialisation and learning rate: what leaving the scale out costs, with its interval and what that says."""
+    return [
+        {"init": init, "lr": lr, **found.row(), "diverged": found.diverged, "diverged with it": found.diverged_scaled}
+        for (init, lr), found in cells(rows).items()
+    ]
+
+
+def cells(rows: Rows) -> dict[tuple[str, float], Cost]:
+    """(initialisation, learning rate) → the cost of leaving the scale out, where both were run."""
+    which = dict.fromkeys((row["init"], row["lr"]) for row in rows)
+    pairs = {(init, lr): both(rows, init=init, lr=lr) for init, lr in which}
+    return {name: cost(*pair) for name, pair in sorted(pairs.items()) if all(pair)}
+
+
+def at_equal_fit(rows: Rows) -> Cost:
+    """How much more held-out loss without a scale where both have the same loss on the training text: the lowest that every run
+    reaches. What a rule that fits less well loses by that is no worse generalisation."""
+    scaled, bare = both(rows)
+    chosen = [pick(some, lr=best_lr(some, "held_out", False)) for some in (scaled, bare)]
+    found = [{seed: run for (seed,), run in runs(some, "seed").items() if not diverged(run)} for some in chosen]
+    every = [run for some in found for run in some.values()]
+    if not every:
+        return apart([])
+    level = max(min(row["seen"] for row in run) for run in every)
+    one, other = ({seed: _when(run, level) for seed, run in some.items()} for some in found)
+    return apart([[other[seed] - one[seed]] for seed in one if seed in other], text=of_text(*chosen))
+
+
+def _when(run: Rows, level: float) -> float:
+    """The held-out loss when the training loss first fell to a level, on the straight line between logged steps."""
+    before = run[0]
+    for row in run:
+        if row["seen"] <= level:
+            part = (before["seen"] - level) / (before["seen"] - row["seen"]) if row is not before else 0.0
+            return float(before["held_out"] + part * (row["held_out"] - before["held_out"]))
+        before = row
+    return float(run[-1]["held_out"])
+
+
+def past_pairs(rows: Rows) -> float:
+    """How far the best learning rate's median run with 1/√d_k is below counting pairs; negative where it has not learned that."""
+    scaled = pick(rows, rule="sqrt_dk")
+    of_seed = runs(pick(scaled, lr=best_lr(scaled, "held_out", False)), "seed").values()
+    last = statistics.median(math.inf if diverged(run) else statistics.fmean(parts(run)) for run in of_seed)
+    return float(scaled[0]["bigram"]) - last
+
+
+def trained(rows: Rows, what: str) -> Expectation:
+    return Expectation(
+        f"nats below counting pairs of characters, 1/√d_k{what}",
+        0.5,
+        past_pairs(rows),
+        0.5,
+        "counting pairs: this run's own text",
+        "above 0: it has learned more than pairs; no small model gains more than 1",
+    )
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    found = []
+    for init in INITS:
+        part = pick(rows, init=init, rule="sqrt_dk")
+        if part and "bigram" in part[0]:
+            found.append(trained(part, f", {init} initialisation"))
+    where = cells(rows)
+    if ("small", 1e-3) in where and max(row["steps"] for row in rows) <= PILOT:
+        found.append(
+            Expectation(
+                "held-out loss, none less 1/√d_k, projections drawn with std 0.02, lr 0.001",
+                0.004,
+                where["small", 1e-3].mean,
+                NOTHING,
+                f"pilot of this project: +0.004 nats at d_k = 32 after {PILOT} steps",
+                "differences under 0.05 nats mean nothing at this size",
+            )
+        )
+    return found
+
+
+WORDS = {"small": "std 0.02", "unit": "unit variance"}
+
+
+def finding(rows: Rows) -> str:
+    lost = survived(rows, "rule", "init", "lr", "seed")
+    where = {name: found for name, found in cells(rows).items() if math.isfinite(found.mean)}
+    if not where:
+        least = min(
+            (end(run, "held_out") for run in runs(rows, "rule", "init", "lr", "seed").values()), default=math.inf
+        )
+        return f"Held-out loss {least:.3f} nats at best{lost}"
+    (init, lr), most = max(where.items(), key=lambda one: one[1].mean)
+    same = [f"{WORDS[one]}, lr {rate:g}" for (one, rate), found in where.items() if found.says == SAME]
+    range_ = f"{most.mean:+.3f} nats ({most.low:+.3f} to {most.high:+.3f}; {WORDS[init]}, lr {lr:g})"
+    words = f"Leaving the scale out costs a small language model up to {range_}"
+    if most.says != MORE:
+        words = f"What leaving the scale out costs a small language model is not seen at this size: at most {range_}"
+    words += f"; it makes no difference with {' and '.join(same)}" if same else ""
+    (init, lr), fewest = min(where.items(), key=lambda one: one[1].mean)
+    words += f"; it gains {-fewest.mean:.3f} nats with {WORDS[init]}, lr {lr:g}" if fewest.says == LESS else ""
+    return words + lost
+
+
+TASK = (
+    Parameter("steps", (200,), "how many", least=1, single=True),
+    Parameter("batch", (16,), "windows per step", least=1, single=True),
+    Parameter(
+        "length",
+        (48,),
+        "characters per window",
+        least=2,
+        most=4096,
+        single=True,
+        hint="one character has nothing before it, and the held-out text must have many windows",
+    ),
+    Parameter("d_model", (64,), "the model's width", least=1, single=True),
+    Parameter("heads", (2,), "how many heads", least=1, single=True),
+    Parameter(
+        "text",
+        (TRAINING,),
+        "characters to train on",
+        least=5000,
+        most=TRAINING,
+        single=True,
+        hint="a window must fit, and the rest is held out",
+    ),
+    replace(SEED, default=(0, 1, 2)),
+    replace(DEVICE, single=True),
+)
+"""What every experiment on this task shares."""
+
+# a text that is read many times over, so that seen and unseen text can come apart
+MEMORISE: dict[str, tuple[int | float | str, ...]] = {
+    "rule": ("sqrt_dk", "none"),
+    "init": ("unit",),
+    "lr": (3e-3,),
+    "text": (10_000,),
+    "steps": (400,),
+}
+
+EXPERIMENT = Experiment(
+    name="charlm",
+    question="On a small language model of source code, how much does the scale matter?",
+    claims=("C9", "C15", "C19"),
+    parameters=(
+        Parameter("rule", ("sqrt_dk", "none", NO_ATTENTION), "the scale's rule, or no attention at all", choices=RULES),
+        Parameter("init", INITS, "projections: std 0.02 (small), or unit-variance q and k (unit)", choices=INITS),
+        Parameter("lr", (1e-3, 3e-3), "Adam's learning rate", above=0),
+        Parameter("layers", (2,), "how many", least=1, most=1000, single=True),
+        *TASK,
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="charlm",
+    check=heads_divide,
+    presets={
+        "full": {
+            "rule": ("sqrt_dk", "none", "dk", "qk_norm", NO_ATTENTION),
+            "lr": (1e-4, 3e-4, 1e-3, 3e-3),
+            "steps": (800,),
+            "batch": (32,),
+            "length": (128,),
+            "d_model": (256,),
+            "heads": (4,),
+            "layers": (4,),
+        },
+        "memorise": MEMORISE,
+    },
+    trains=True,
+)

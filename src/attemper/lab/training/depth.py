@@ -1,0 +1,133 @@
+"""depth: does leaving the scale out cost more in a deeper model? The language model of language.py at several depths."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+
+from ..engine.experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide, pick
+from . import charlm
+from .costs import LESS, MORE, OPEN, SAME, Cost, apart, both, by_seed, cost
+from .language import INITS, RULES, train
+from .loop import at_edge, best_lr, survived
+
+
+def measure(cell: Cell) -> list[Row]:
+    return train(cell, str(cell["rule"]))
+
+
+def at_best(rows: Rows) -> dict[int, tuple[Rows, Rows]]:
+    """layers → the runs with 1/√d_k and those without a scale, each at its own best learning rate at that depth."""
+    found: dict[int, tuple[Rows, Rows]] = {}
+    for layers in sorted({row["layers"] for row in rows}):
+        pair = both(rows, layers=layers)
+        if all(pair):
+            one, other = (pick(some, lr=best_lr(some, "held_out", False)) for some in pair)
+            found[layers] = (one, other)
+    return found
+
+
+def costs(rows: Rows) -> dict[int, Cost]:
+    """layers → what leaving the scale out costs."""
+    return {layers: cost(*pair) for layers, pair in at_best(rows).items()}
+
+
+def summary(rows: Rows) -> list[Row]:
+    """Per depth: the cost with its interval, and the learning rates it was measured at; ``at_edge`` says which rule's is the
+    least or the most that was tried, so that a better one may lie beyond."""
+    found = []
+    for layers, pair in at_best(rows).items():
+        lrs = {name: some[0]["lr"] for name, some in zip(("sqrt_dk", "none"), pair, strict=True)}
+        edge = [name for name, lr in lrs.items() if at_edge(pick(rows, layers=layers, rule=name), lr)]
+        columns = {f"lr, {name}": lr for name, lr in lrs.items()}
+        found.append({"layers": layers, **cost(*pair).row(), **columns, "at_edge": " and ".join(edge) or "neither"})
+    return found
+
+
+def growth(rows: Rows) -> Cost:
+    """How much more leaving the scale out costs from the shallowest to the deepest: the straight line through all depths, against
+    their logarithm. Seeds of which any run diverged are left out."""
+    of_depth = {math.log2(layers): by_seed(*pair) for layers, pair in at_best(rows).items()}
+    if len(of_depth) < 2:
+        return apart([])
+    seeds = set.intersection(*(set(some) for some in of_depth.values()))
+    depths = list(of_depth)
+    reach = max(depths) - min(depths)
+    lines = [
+        [
+            reach * statistics.linear_regression(depths, of_part).slope
+            for of_part in zip(*(of_depth[depth][seed] for depth in depths), strict=True)
+        ]
+        for seed in sorted(seeds)
+    ]
+    return apart(lines)
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    """Each depth is trained past counting pairs: before that, attention has had nothing to do."""
+    scaled = pick(rows, rule="sqrt_dk")
+    depths = sorted({row["layers"] for row in scaled})
+    return [charlm.trained(pick(scaled, layers=layers), f", depth {layers}") for layers in depths]
+
+
+GROWS = {
+    MORE: ": {} more from the shallowest to the deepest",
+    LESS: ": no more the deeper; {} from the shallowest to the deepest",
+    SAME: ": the same at every depth; {} from the shallowest to the deepest",
+    OPEN: "; whether that grows is not decided: {} from the shallowest to the deepest",
+}
+"""What the growth of the cost says, in words."""
+
+
+def finding(rows: Rows) -> str:
+    lost = survived(rows, "rule", "layers", "lr", "seed")
+    found = {layers: one for layers, one in costs(rows).items() if math.isfinite(one.mean)}
+    if not found:
+        least = min((row["held_out"] for row in rows if math.isfinite(row["held_out"])), default=math.inf)
+        return f"Held-out loss {least:.3f} nats at best{lost}"
+    said = ", ".join(f"{one.mean:+.3f}" for one in found.values())
+    words = f"Leaving the scale out costs {said} nats at depth {', '.join(map(str, found))}"
+    if len(found) > 1:
+        words += GROWS[growth(rows).says].format(growth(rows))
+    return words + lost
+
+
+# eight layers in seconds: the width and the windows of charlm's model, halved
+_HALVED: dict[str, tuple[int, ...]] = {"steps": (200,), "length": (32,), "d_model": (32,), "heads": (1,)}
+SMALLER = tuple(replace(one, default=_HALVED.get(one.name, one.default)) for one in charlm.TASK)
+
+EXPERIMENT = Experiment(
+    name="depth",
+    question="Does leaving the scale out cost more in a deeper model?",
+    claims=("C20",),
+    parameters=(
+        Parameter("rule", ("sqrt_dk", "none"), "the scale's rule", choices=RULES),
+        Parameter("layers", (1, 2, 4, 8), "how many", least=1, most=1000),
+        Parameter(
+            "init",
+            ("unit",),
+            "projections: std 0.02 (small), or unit-variance q and k (unit)",
+            choices=INITS,
+            single=True,
+        ),
+        Parameter("lr", (3e-3, 1e-2), "Adam's learning rate", above=0),
+        *SMALLER,
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="depth",
+    check=heads_divide,
+    presets={
+        "full": {
+            "lr": (1e-4, 3e-4, 1e-3, 3e-3),
+            "steps": (600,),
+            "batch": (32,),
+            "length": (128,),
+            "d_model": (256,),
+            "heads": (4,),
+        }
+    },
+    trains=True,
+)

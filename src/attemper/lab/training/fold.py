@@ -1,0 +1,106 @@
+"""fold: the scale folded into W_q is the same function at step 0; does it train the same? Recall, per optimizer."""
+
+from __future__ import annotations
+
+from ..engine.experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, pick
+from . import recall
+from .loop import diverged, largest, runs, spread, survived
+
+HOWS = ("scaled", "folded", "none")
+OPTIMIZERS = ("adam", "sgd", "adafactor")
+
+
+def measure(cell: Cell) -> list[Row]:
+    how = str(cell["how"])
+    return recall.train(cell, "sqrt_dk" if how == "scaled" else "none", how == "folded", str(cell["optimizer"]))
+
+
+def table(rows: Rows) -> list[Row]:
+    """Per optimizer, way and learning rate: the last accuracy over seeds, and the largest logit."""
+    found = []
+    for (optimizer, how, lr), part in runs(rows, "optimizer", "how", "lr").items():
+        of_seed = list(runs(part, "seed").values())
+        found.append(
+            {
+                "optimizer": optimizer,
+                "how": how,
+                "lr": lr,
+                **spread("accuracy", [run[-1]["accuracy"] for run in of_seed]),
+                "diverged": sum(map(diverged, of_seed)),
+                "peak": largest(part, "peak"),
+            }
+        )
+    return found
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    """The same function at step 0: the first loss must not differ."""
+    found = []
+    for seed in sorted({row["seed"] for row in rows}):
+        first = {row["how"]: row["loss"] for row in pick(rows, seed=seed, step=0)}
+        if {"scaled", "folded"} <= set(first):
+            found.append(
+                Expectation(
+                    f"loss at step 0, folded less scaled, seed {seed}",
+                    0.0,
+                    first["folded"] - first["scaled"],
+                    1e-4,
+                    "Raffel et al. 2020 (T5)",
+                    "float32 rounding",
+                )
+            )
+    return found
+
+
+NAMES = {"adam": "Adam", "sgd": "SGD", "adafactor": "Adafactor"}
+APART = 0.1  # of accuracy: medians that differ by more, at any learning rate, are of two trainings
+
+
+def finding(rows: Rows) -> str:
+    """Under which optimizers folding is another training, and the learning rates at which each way learns recall."""
+    other: list[str] = []
+    same: list[str] = []
+    neither: list[str] = []  # two runs that learn nothing are no sign of one training
+    rates: list[str] = []
+    for optimizer in dict.fromkeys(row["optimizer"] for row in rows):
+        found = pick(table(rows), optimizer=optimizer)
+        of_how = {how: {row["lr"]: row["accuracy"] for row in pick(found, how=how)} for how in HOWS}
+        divided, folded = of_how["scaled"], of_how["folded"]
+        if max((*divided.values(), *folded.values()), default=0.0) < recall.LEARNED:
+            neither.append(NAMES[optimizer])
+        elif divided and folded:
+            apart = any(abs(divided[lr] - folded[lr]) > APART for lr in divided if lr in folded)
+            (other if apart else same).append(NAMES[optimizer])
+        said = " / ".join(_range([lr for lr, one in some.items() if one >= recall.LEARNED]) for some in of_how.values())
+        rates.append(f"{NAMES[optimizer]} {said}")
+    words = "Folding the scale into W_q is the same function at step 0"
+    words += f", another training under {' and '.join(other)}" if other else ""
+    words += f", and the same training under {' and '.join(same)}" if same else ""
+    words += f"; under {' and '.join(neither)} neither way learns" if neither else ""
+    words += f". Rates that learn recall, divided / folded / neither: {'; '.join(rates)}"
+    return words + survived(rows, "optimizer", "how", "lr", "seed")
+
+
+def _range(rates: list[float]) -> str:
+    """The learning rates from the least to the most; those between are in the table."""
+    return "–".join(f"{lr:g}" for lr in dict.fromkeys((min(rates), max(rates)))) if rates else "none"
+
+
+EXPERIMENT = Experiment(
+    name="fold",
+    question="The scale folded into W_q is the same function at step 0; does it train the same?",
+    claims=(),
+    parameters=(
+        Parameter("optimizer", OPTIMIZERS, "which", choices=OPTIMIZERS),
+        Parameter("how", HOWS, "divide by √d_k, fold it into W_q, or do neither", choices=HOWS),
+        Parameter("lr", (3e-4, 1e-3, 1e-2, 0.1), "the learning rate", above=0),
+        Parameter("d", (256,), "the head dim, d_k", least=1, single=True),
+        *recall.TASK,
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="fold",
+    presets={"full": {"lr": (3e-4, 1e-3, 3e-3, 1e-2, 0.1, 1.0), "steps": (400,)}},
+    trains=True,
+)

@@ -1,0 +1,70 @@
+"""scores: as d grows, which score still learns to recall? The shape of table 5 in Britz et al. 2017.
+
+Two cores reach d = 256 in the minutes that a default may take. Their table goes to 1024: `--preset full`, on a GPU.
+"""
+
+from __future__ import annotations
+
+from ..engine.experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, pick
+from . import recall
+from .loop import survived
+
+NAMES = {"dot": "the dot product", "scaled": "dot/√d", "additive": "additive", "cosine": "cosine"}
+RULE = {"dot": "none", "scaled": "sqrt_dk", "additive": "additive", "cosine": "cosine"}
+
+BRITZ = {
+    "dot": {128: 22.03, 256: 22.33, 512: 21.78, 1024: 18.22},
+    "additive": {128: 22.23, 256: 22.33, 512: 22.47, 1024: 22.10},
+}
+"""BLEU on newstest2013, Britz et al. 2017 (arXiv:1703.03906), table 5. Another task: only the shape can be compared."""
+
+
+def measure(cell: Cell) -> list[Row]:
+    return recall.train(cell, RULE[str(cell["score"])])
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    """The shape: at the largest d the bare dot product is worst, as it is in the table."""
+    best = recall.summary(rows, "score")
+    d = max(row["d"] for row in rows)
+    last = {row["score"]: row["accuracy"] for row in pick(best, d=d)}
+    if len(last) < 2 or "dot" not in last:
+        return []
+    return [
+        Expectation(
+            f"the bare dot product's place from the bottom at d = {d}",
+            1.0,
+            float(1 + sum(value < last["dot"] for value in last.values())),
+            0.0,
+            "Britz et al. 2017, table 5: 18.22 BLEU at 1024, the lowest",
+            "shape only",
+        )
+    ]
+
+
+def finding(rows: Rows) -> str:
+    d = max(row["d"] for row in rows)
+    best = {row["score"]: row for row in pick(recall.summary(rows, "score"), d=d)}
+    lost = survived(rows, "score", "d", "lr", "seed")
+    steps = max(row["steps"] for row in rows)
+    said = recall.learned(best, NAMES)
+    return f"Recall at d = {d} in {steps} steps, each score at its best learning rate: {said}{lost}"
+
+
+EXPERIMENT = Experiment(
+    name="scores",
+    question="As d grows, which score still learns to recall?",
+    claims=("C13",),
+    parameters=(
+        Parameter("score", tuple(RULE), "which", choices=tuple(RULE)),
+        Parameter("d", (128, 256), "the head dim", least=1),
+        Parameter("lr", (3e-3, 1e-2), "Adam's learning rate", above=0),
+        *recall.TASK,
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="scores",
+    presets={"full": {"d": (128, 256, 512, 1024), "lr": (3e-4, 1e-3, 3e-3, 1e-2), "steps": (400,)}},
+    trains=True,
+)

@@ -1,0 +1,95 @@
+"""transplant: with the logits' scale forced to κ, from which κ on does training suffer? After Wortsman et al. 2023, figure 10."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from ..engine.experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide
+from . import charlm
+from .costs import parts
+from .language import INITS, train
+from .loop import diverged, runs, survived
+
+WORSE = 0.1  # nats above the best
+
+
+def measure(cell: Cell) -> list[Row]:
+    return train(cell, "kappa", float(cell["kappa"]))
+
+
+def losses(rows: Rows) -> dict[float, tuple[float, float, float]]:
+    """κ → the last held-out loss: median, least, most over seeds; infinite for a run that diverged."""
+    found = {}
+    for (kappa,), part in runs(rows, "kappa").items():
+        of_seed = runs(part, "seed").values()
+        last = [math.inf if diverged(run) else statistics.fmean(parts(run)) for run in of_seed]
+        found[kappa] = (statistics.median(last), min(last), max(last))
+    return dict(sorted(found.items()))
+
+
+def knee(rows: Rows) -> float:
+    """The first κ, from the best on, at which the median loss is a tenth of a nat above the best; NaN when there is none."""
+    found = losses(rows)
+    best = min(found, key=lambda kappa: found[kappa][0])
+    worse = (kappa for kappa in found if kappa > best and found[kappa][0] > found[best][0] + WORSE)
+    return min(worse, default=math.nan)
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    return [
+        Expectation(
+            "log₁₀ of the κ at which held-out loss is 0.1 nats above its best",
+            3.0,
+            math.log10(knee(rows)),
+            0.5,
+            "Wortsman et al. 2023, arXiv:2309.14322, fig. 10: near 1e3, with 10 M parameters",
+            "half a decade",
+        )
+    ]
+
+
+def finding(rows: Rows) -> str:
+    lost = survived(rows, "kappa", "seed")
+    found, pairs, turn = losses(rows), rows[0]["bigram"], knee(rows)
+    best, last = min(found, key=lambda kappa: found[kappa][0]), max(found)
+    if not math.isfinite(found[best][0]):
+        return f"At no κ is there a held-out loss to speak of{lost}"
+    words = f"Held-out loss is lowest at κ = {best:g} ({found[best][0]:.2f} nats)"
+    words += f", 0.1 nats higher from κ = {turn:g} on" if math.isfinite(turn) else ", and nowhere 0.1 nats higher"
+    if last != best and math.isfinite(found[last][0]):
+        beside = "worse" if found[last][0] > pairs else "better"
+        words += f"; at {last:g} it is {found[last][0]:.2f}, {beside} than counting pairs of characters ({pairs:.2f})"
+    return words + lost
+
+
+EXPERIMENT = Experiment(
+    name="transplant",
+    question="With the logits' scale forced to κ, from which κ on does a language model train worse?",
+    claims=("C9",),
+    parameters=(
+        Parameter("kappa", (0.1, 1.0, 10.0, 100.0, 1e3, 1e4), "the RMS of q times that of k", above=0),
+        Parameter("init", ("unit",), "of the projections", choices=INITS, single=True),
+        Parameter("lr", (3e-3,), "Adam's learning rate", above=0, single=True),
+        Parameter("layers", (2,), "how many", least=1, most=1000, single=True),
+        *charlm.TASK,
+    ),
+    measure=measure,
+    expect=expect,
+    finding=finding,
+    chart="transplant",
+    check=heads_divide,
+    presets={
+        "full": {
+            "kappa": (0.1, 1.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4),
+            "steps": (1200,),
+            "batch": (32,),
+            "length": (128,),
+            "d_model": (256,),
+            "heads": (4,),
+            "layers": (4,),
+            "lr": (1e-3,),
+        }
+    },
+    trains=True,
+)

@@ -1,0 +1,131 @@
+"""The direct way: a plain call goes to the native kernel without an op, and is differentiated by a Function without one.
+
+What is not plain (`_plain.py`) goes through the op of `_ops.py`, which torch can trace, transform and see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..kernels.contract import FLOATS, Measured, Problem, Upstream, Wants, for_gradients
+from ..vitals import SIGNS, Vitals
+from . import ops as _ops
+from .ops import bits, differentiate
+from .plain import all_plain, at_rest, is_plain, plain_problem
+
+_bits = cache(bits)
+assert Measured._fields[-len(SIGNS) :] == SIGNS
+
+
+def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
+    """Run a checked problem on a kernel; output (B, H, Lq, Ev), empty without values, and the signs named, (B, H, Lq) each."""
+    if kernel == "cpu" and all_plain(problem):
+        output, *found = attend_plain(problem, names)
+        return problem.query.new_empty(0) if output is None else output, plain_vitals(names, found)
+    return _ops.attend(problem, names, kernel)
+
+
+def attend_plain(problem: Problem, names: tuple[str, ...]) -> list[Any]:
+    """A plain call: the native kernel itself, and where a gradient is asked for a Function without an op.
+
+    Returns the output (None without values), then the signs that are named, and `lse_low` where lse is.
+    """
+    query, key, value, mask, gain = problem[:5]
+    signs = _bits(names)
+    if torch.is_grad_enabled() and any(map(_tracked, problem[:5])) and (names or value is not None):
+        signs = for_gradients(signs, query, key, mask, gain)
+        fields = (*names, "lse_low") if "lse" in names else names
+        outputs = fields if value is None else ("output", *fields)
+        found = _PlainAttention.apply(query, key, value, mask, gain, problem, signs, outputs)
+        return [*found] if value is not None else [None, *found]
+    return _named(kernels.load("cpu").bare_forward(problem, signs), names)
+
+
+def attend_unchecked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool | str,
+    scale: Any,
+    window: int | None,
+    softcap: float | None,
+    names: tuple[str, ...],
+    grouped: bool = True,
+) -> list[Any] | None:
+    """`attend_plain` for a plain call of which shapes and dtypes were not looked at; None where these are not surely valid.
+
+    Fewer key heads than query heads are taken where they may be `grouped`.
+    """
+    tracked = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    if mask is None and not tracked and key.dtype is value.dtype is query.dtype in FLOATS:  # DLPack knows no others
+        numbers = (_bits(names), grouped, causal, window, scale, softcap)
+        measured = kernels.load("cpu").plain_forward(query, key, value, *numbers)
+        if measured is not None:
+            return _named(measured, names)
+    problem = plain_problem(query, key, value, mask, causal, scale, window, softcap)
+    if problem is None or not (grouped or query.shape[1] == key.shape[1]):
+        return None
+    return attend_plain(problem, names)
+
+
+def _tracked(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.requires_grad
+
+
+def _named(measured: Measured, names: tuple[str, ...]) -> list[Any]:
+    # all signs are the last fields, in this order
+    signs = measured[-len(SIGNS) :] if names is SIGNS else [getattr(measured, name) for name in names]
+    return [measured.output, *signs, measured.lse_low] if "lse" in names else [measured.output, *signs]
+
+
+def plain_vitals(names: tuple[str, ...], tensors: Sequence[Tensor]) -> Vitals:
+    """Vitals of signs whose names were checked, from what `attend_plain` gives after the output."""
+    vitals = Vitals.__new__(Vitals)
+    vitals.__dict__ = dict(zip(names, tensors, strict=False))
+    if "lse" in names:
+        vitals._lse_low = tensors[-1]
+    return vitals
+
+
+class _PlainAttention(torch.autograd.Function):
+    """`_Attention` of a plain call, on the native kernel: what is asked for comes out, and what a backward reads is saved."""
+
+    @staticmethod
+    def forward(ctx: Any, query, key, value, mask, gain, problem, signs, outputs) -> Any:  # type: ignore[no-untyped-def]
+        measured = kernels.load("cpu").bare_forward(problem, signs, saved=True)
+        ctx.save_for_backward(*problem[:6], *measured)
+        ctx.numbers, ctx.outputs = problem[6:], outputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*[getattr(measured, name) for name in ("visible", "lse_low") if name in outputs])
+        return tuple([getattr(measured, name) for name in outputs])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        saved = ctx.saved_tensors
+        problem, measured = Problem(*saved[:6], *ctx.numbers), Measured(*saved[6:])
+        wants = Wants(*ctx.needs_input_grad[:5])
+        arrived = dict(zip(ctx.outputs, grads, strict=True))
+        if not (wants.query or wants.key or wants.mask or wants.gain):
+            arrived = {"output": arrived.get("output")}  # the signs know nothing of the values
+        upstream = Upstream(*[arrived.get(name) for name in Upstream._fields])
+        if _plain_backward(saved, grads):
+            found = kernels.load("cpu").bare_backward(problem, measured, upstream, wants)
+        else:
+            whole = Measured(*[problem.query.new_empty(0) if tensor is None else tensor for tensor in measured])
+            found = differentiate(problem, whole, upstream, list(wants), "cpu")
+        return (*found, None, None, None)
+
+
+def _plain_backward(saved: Any, grads: Any) -> bool:
+    """Whether a backward can go straight to its kernel: nothing differentiates it again, traces it, or batches it."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or not at_rest():
+        return False
+    # what is saved was plain; hooks of saved tensors may hand back another
+    return all(t is None or is_plain(t) for tensors in (grads, saved) for t in tensors)

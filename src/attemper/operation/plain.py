@@ -1,0 +1,140 @@
+"""A plain call: plain tensors on the CPU, and nothing that traces, transforms or records. It needs no op around its kernel.
+
+The checks of `_checks.py`, an op of torch.library and a Function that can be transformed take several times as long as a small
+attention. Quick tests know most plain calls; what fails one of them, valid or not, goes the careful way, which has the sentences.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch._C import (
+    _dispatch_keys,
+    _get_tracing_state,
+    _is_any_autocast_enabled,
+    _is_torch_function_mode_enabled,
+    _len_torch_dispatch_stack,
+)
+from torch._C._autograd import _profiler_enabled
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+
+from ..kernels.contract import FLOATS, LARGEST, Problem
+
+_TYPES = frozenset({Tensor, torch.nn.Parameter})
+_FAR = 1 << 40
+_MASKS = frozenset({*FLOATS, torch.bool})
+
+
+def at_rest() -> bool:
+    """Whether an op would go straight to its kernel: no mode, transform, trace, autocast, profiler or forward-mode derivative."""
+    return not (
+        _len_torch_dispatch_stack()
+        or _is_torch_function_mode_enabled()
+        or peek_interpreter_stack() is not None
+        or _get_tracing_state() is not None
+        or _is_any_autocast_enabled()
+        or _profiler_enabled()
+        or forward_ad._current_level >= 0
+    )
+
+
+@cache
+def _plain_keys() -> frozenset[int]:
+    """The dispatch keys of a CPU tensor that is nothing else, made outside of inference mode and inside."""
+    found = set()
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            found.add(_dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
+    return frozenset(found)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is what its address, sizes and strides say; asked `at_rest`."""
+    # the keys know of each layout, device, wrapper and sign still to be applied that a Python type does not show
+    return type(tensor) in _TYPES and _dispatch_keys(tensor).raw_repr() in _plain_keys()
+
+
+def all_plain(problem: Problem) -> bool:
+    """Whether a checked problem is a plain call."""
+    if torch.compiler.is_compiling() or not at_rest():
+        return False
+    return all(tensor is None or is_plain(tensor) for tensor in problem[:6])
+
+
+def is_plain_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool | str,
+    scale: float | Tensor | None,
+    window: int | None,
+    softcap: float | None,
+    dropout: float,
+) -> bool:
+    """Whether this is a plain call without dropout whose numbers are surely valid; shapes and dtypes are not looked at."""
+    return (
+        not torch.compiler.is_compiling()
+        and at_rest()
+        and is_plain(query)
+        and is_plain(key)
+        and is_plain(value)
+        and type(dropout) is float
+        and dropout == 0.0
+        and (scale is None or (type(scale) is float and abs(scale) <= LARGEST))
+        and (causal is False or causal is True or (type(causal) is str and causal == "lower_right"))
+        and (window is None or (type(window) is int and 0 < window < _FAR))
+        and (softcap is None or (type(softcap) is float and 0 < softcap <= LARGEST))
+    )
+
+
+def plain_problem(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool | str,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Problem | None:
+    """The problem of a plain call if its shapes and dtypes are surely valid, in 4 dimensions; None for every other."""
+    dtype, shape, key_shape, value_shape = query.dtype, query.shape, key.shape, value.shape
+    if not (len(shape) == len(key_shape) == len(value_shape) == 4 and dtype is key.dtype is value.dtype in FLOATS):
+        return None
+    batch, heads, rows, dim = shape
+    key_batch, groups, keys, key_dim = key_shape
+    if value_shape != (batch, groups, keys, value_shape[3]) or batch != key_batch or dim != key_dim:
+        return None
+    if (
+        0 in shape
+        or 0 in value_shape
+        or heads % groups
+        or not (mask is None or _fits(mask, (batch, heads, rows, keys)))
+    ):
+        return None
+    left, right = band(causal, window, rows, keys)
+    scale = dim**-0.5 if scale is None else scale
+    return Problem(query, key, value, mask, None, None, scale, left, right, softcap, 0.0)
+
+
+def _fits(mask: Tensor, full: tuple[int, ...]) -> bool:
+    return (
+        isinstance(mask, Tensor)
+        and is_plain(mask)
+        and mask.dtype in _MASKS
+        and mask.dim() == 4
+        and all(size in (1, wanted) for size, wanted in zip(mask.shape, full, strict=True))
+    )
+
+
+def band(causal: bool | str, window: int | None, rows: int, keys: int) -> tuple[int | None, int | None]:
+    """Causal and window as one band: query i sees keys i - left … i + right."""
+    offset = keys - rows if causal == "lower_right" else 0
+    right = offset if causal else None
+    if window is None:
+        return None, right
+    window = min(int(window), rows + keys)  # no row reaches further
+    return window - 1 - offset, (window - 1 if right is None else right)

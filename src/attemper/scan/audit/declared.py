@@ -1,0 +1,232 @@
+"""Declared: the scale that a model's config, its attention module or its rule says it applies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...modules import MultiHeadAttention
+from ...watch.attach.running import traits
+from ...watch.call import Call
+
+UNSCALED = {
+    "gpt_neo": "GPT-Neo divides by nothing",
+    "t5": "T5 folds the divisor into its initialisation",
+    "mt5": "T5 folds the divisor into its initialisation",
+    "umt5": "T5 folds the divisor into its initialisation",
+    "longt5": "T5 folds the divisor into its initialisation",
+    "switch_transformers": "T5 folds the divisor into its initialisation",
+    "pop2piano": "T5 folds the divisor into its initialisation",
+    "udop": "T5 folds the divisor into its initialisation",
+    "pix2struct": "T5 folds the divisor into its initialisation",
+}
+"""Model types without a divisor, by design, and why."""
+
+ATTRIBUTES = (
+    "scaling",
+    "scale",
+    "softmax_scale",
+    "qk_scale",
+    "attn_scale",
+    "inv_norm_factor",
+    "norm_factor",
+    "scale_attn",
+)
+"""What attention modules call their scale, or its inverse."""
+
+MEANT = ("scaling", "scale", "softmax_scale", "qk_scale")
+"""Of those, the names that mean nothing else in a module named attention: below 1 and applied nowhere, it is ignored."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A scale that somebody wrote down. `firm`: a setting or a design, which the whole path must honour; otherwise an attribute
+    or an argument, which may be only a part of it."""
+
+    number: float
+    by: str
+    says: str = ""  # the formula, where there is one
+    firm: bool = True
+    rule: str | None = None  # the name of the rule, where it was named
+    heeded: bool = True  # whether the path that ran has anything to do with it
+
+
+def declared(call: Call, keys: Tensor | None = None) -> Declared | None:
+    """What is declared for the layer that made a call, the firmest first.
+
+    Args:
+        call: the call, with the modules around it.
+        keys: how many keys its rows see, for a rule that needs it.
+    """
+    facts = call.facts
+    module = call.frames[-1].module
+    if isinstance(module, MultiHeadAttention):
+        return _by_rule(module, keys)
+    layer = layer_index(call)
+    for settings, name in _settings(call):
+        for attribute, reader in CONFIG.items():
+            value = _setting(settings, attribute)
+            found = reader(value, settings, facts.head_dim, layer) if value is not None else None
+            if found is not None:
+                number, by, says = found
+                return Declared(number, f"{name}.{by}", says)
+        kind = getattr(settings, "model_type", None)
+        if kind in UNSCALED:
+            return Declared(1.0, f"{name}.model_type", UNSCALED[kind])
+    return None
+
+
+def hinted(call: Call, applied: float, factors: list[float]) -> Declared | None:
+    """What is less than a setting: an attribute of the attention module that is what was applied or a part of it, else what the
+    attention interface was told, else the argument of the call.
+
+    Args:
+        call: the call, with the modules around it.
+        applied: the scale measured.
+        factors: what it is made of.
+    """
+    module = call.frames[-1].module
+    unheeded = None
+    for name in ATTRIBUTES:
+        value = getattr(module, name, None)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            continue
+        by = f"{type(module).__name__}.{name}"
+        for number in (float(value), 1 / float(value)):
+            parts = (applied,) if number == 1.0 else (applied, *factors)  # a 1 may mean: done before
+            if any(abs(number - other) <= 1e-2 * abs(other) for other in parts):
+                return Declared(number, by, firm=False)
+        if name in MEANT and value < 1 and traits(module).attends:
+            unheeded = Declared(float(value), by, firm=False, heeded=False)
+    if unheeded is not None:
+        return unheeded
+    told, by = call.facts.declared, "scaling, as the attention interface was told"
+    if told is None and not call.product:
+        told = call.facts.scale
+        by = (
+            "scale, the call's argument"
+            if call.scale is not None
+            else "the call, which leaves the scale to its default"
+        )
+    if told is None or (told == 1.0 and abs(applied - told) > 1e-2):
+        return None
+    return Declared(told, by, firm=False)
+
+
+def layer_index(call: Call) -> int | None:
+    """The layer's place in the model, counted from 0: as its module says, else the first number in its name."""
+    for frame in reversed(call.frames):
+        for name in ("layer_idx", "layer_id", "layer_index"):
+            value = getattr(frame.module, name, None)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+    numbers = [part for part in call.frames[-1].name.split(".") if part.isdigit()]
+    return int(numbers[0]) if numbers else None
+
+
+def is_of_transformers(module: nn.Module) -> bool:
+    """Whether a module's author published it there: its scale, also none, is that of a paper."""
+    return type(module).__module__.startswith("transformers.")
+
+
+def width(call: Call) -> int | None:
+    """The model's width as a config or the attention module names it."""
+    for settings, _ in _settings(call):
+        for name in ("hidden_size", "d_model", "n_embd", "embed_dim"):
+            value = _setting(settings, name)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+    return None
+
+
+def _setting(settings: Any, name: str) -> Any:
+    try:
+        return getattr(settings, name, None)
+    except RuntimeError:  # a config whose layers differ does not tell a setting of all of them
+        return None
+
+
+def _settings(call: Call) -> list[tuple[Any, str]]:
+    """Where settings are kept: the config nearest to the call, then the attention module itself."""
+    configs = [
+        frame.module.config for frame in reversed(call.frames) if getattr(frame.module, "config", None) is not None
+    ]
+    return [(config, "config") for config in configs[:1]] + [
+        (call.frames[-1].module, type(call.frames[-1].module).__name__)
+    ]
+
+
+def _by_rule(module: MultiHeadAttention, keys: Tensor | None) -> Declared | None:
+    rule = module.rule
+    counted = keys[keys > 0] if keys is not None else None
+    if "keys" in rule.needs and (counted is None or not len(counted)):
+        return None
+    found = rule.scale(
+        head_dim=module.head_dim,
+        heads=module.num_heads,
+        layer=module.layer,
+        keys=counted.double() if counted is not None else None,
+        gain=float(module.gain.detach().double().mean()) if module.gain is not None else None,
+    )
+    number = float(found.mean() if isinstance(found, Tensor) else found)
+    return Declared(number, f"rule={rule.name!r}", rule.formula, rule=rule.name)
+
+
+Reading = tuple[float, str, str] | None
+"""The number, the setting's name, and the formula in words."""
+
+
+def _gpt2(value: Any, settings: Any, head_dim: int, layer: int | None) -> Reading:
+    number = head_dim**-0.5 if value else 1.0
+    says = "1/√d_k" if value else "no scale"
+    if not getattr(settings, "scale_attn_by_inverse_layer_idx", False):
+        return number, "scale_attn_weights", says
+    if layer is None:
+        return None
+    says = f"1/({layer + 1} √d_k)" if value else f"1/{layer + 1}"
+    return number / (layer + 1), "scale_attn_by_inverse_layer_idx", says
+
+
+def _number(name: str) -> Callable[..., Reading]:
+    def read(value: Any, settings: Any, head_dim: int, layer: int | None) -> Reading:
+        return (float(value), name, "") if _is_number(value) else None
+
+    return read
+
+
+def _pre_scalar(value: Any, settings: Any, head_dim: int, layer: int | None) -> Reading:
+    return (value**-0.5, "query_pre_attn_scalar", f"1/√{value:g}") if _is_number(value) and value > 0 else None
+
+
+def _keys_multiplied(value: Any, settings: Any, head_dim: int, layer: int | None) -> Reading:
+    return (value * head_dim**-0.5, "key_multiplier", f"{value:g}/√d_k") if _is_number(value) else None
+
+
+def _mpt(value: Any, settings: Any, head_dim: int, layer: int | None) -> Reading:
+    number = getattr(value, "softmax_scale", None)
+    return (float(number), "attn_config.softmax_scale", "") if isinstance(number, (int, float)) else None
+
+
+def _deberta(value: Any, settings: Any, head_dim: int, layer: int | None) -> Reading:
+    if not getattr(settings, "relative_attention", False) or not hasattr(value, "__iter__"):
+        return None
+    parts = 1 + len({"c2p", "p2c"} & set(value))
+    return (parts * head_dim) ** -0.5, "pos_att_type", f"1/√({parts} d_k)"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+CONFIG: dict[str, Callable[[Any, Any, int, int | None], Reading]] = {
+    "scale_attn_weights": _gpt2,  # GPT-2, ImageGPT, Decision Transformer, GPT-BigCode
+    "attention_multiplier": _number("attention_multiplier"),  # Granite, HyperCLOVA X
+    "query_pre_attn_scalar": _pre_scalar,  # Gemma 2 and 3, T5Gemma, VaultGemma
+    "key_multiplier": _keys_multiplied,  # Falcon-H1
+    "attn_config": _mpt,
+    "pos_att_type": _deberta,
+}
+"""A config's attribute → the scale it asks for, as transformers 5 reads it."""

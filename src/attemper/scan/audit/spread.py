@@ -1,0 +1,65 @@
+"""Spread: how wide the logits of a call lie, without the keys that a mask hides only half."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...kernels.contract import HIDDEN_BIAS
+from ...vitals import Vitals
+from ...watch.call import Call
+
+FAR = 400.0
+"""A mask of −1e4 that was scaled by 1/√d_k lies further below the other logits than this, up to heads 625 wide."""
+
+APART = 4.0
+"""… and by this many times the range of either side: scores alone leave no such gap."""
+
+ROWS = 256
+"""How many rows of each head are looked at then: every row of a long text would be sorted otherwise."""
+
+
+def logit_std(call: Call, vitals: Vitals, rows: Tensor | None) -> tuple[float, float, float]:
+    """Sums over the rows that count: how many, their variances, the keys they see.
+
+    Args:
+        call: while its logits are there.
+        vitals: of the call, row by row.
+        rows: (B, Lq), False for padding; None: all count.
+    """
+    variance, visible = vitals.variance.double(), vitals.visible.double()
+    step = 1
+    if call.logits is not None and call.facts.masked and _reaches(call.logits):
+        step = -(-call.logits.shape[-2] // ROWS)
+        logits = call.logits[:, :, ::step].detach().double()
+        seen = _seen(logits)
+        visible = seen.sum(-1).double()
+        mean = logits.where(seen, 0.0).sum(-1, keepdim=True) / visible.clamp(min=1).unsqueeze(-1)
+        variance = (logits - mean).where(seen, 0.0).square().sum(-1) / visible.clamp(min=1)
+    counted = visible > 1
+    if rows is not None:
+        counted = counted & rows[:, None, ::step]
+    return float(counted.sum()), float(variance.where(counted, 0.0).sum()), float(visible.where(counted, 0.0).sum())
+
+
+def _reaches(logits: Tensor) -> bool:
+    """Whether two logits of a row that count as seen lie so far apart at all; a head at a time, for the memory's sake."""
+    for head in logits.detach().flatten(0, 1):
+        seen = head > HIDDEN_BIAS
+        reach = head.amax(-1) - head.where(seen, torch.inf).amin(-1)
+        if bool((reach > FAR).any()):
+            return True
+    return False
+
+
+def _seen(logits: Tensor) -> Tensor:
+    """The logits that no mask hides: not those that lie, in every head, across a gap below the rest of their row."""
+    seen = logits > HIDDEN_BIAS
+    ordered = logits.where(seen, -torch.inf).sort(-1, descending=True).values
+    upper, lower = ordered[..., :-1], ordered[..., 1:]
+    gap, place = (upper - lower).where(lower.isfinite(), 0.0).max(-1, keepdim=True)
+    above, below = upper.gather(-1, place), lower.gather(-1, place)
+    last = logits.where(seen, torch.inf).amin(-1, keepdim=True)
+    wide = torch.maximum(ordered[..., :1] - above, below - last)
+    hidden = (gap > FAR) & (gap > APART * wide) & (logits <= below)
+    return seen & ~hidden.all(1, keepdim=True)

@@ -1,0 +1,198 @@
+"""Pictures: the attention weights that a report shows, as small as they can be drawn from.
+
+A short text is kept whole, in 8 or 16 bits a weight. Of a long one the eight largest weights of up to 512 rows are kept, and
+when all layers are in, fewer rows if need be, so that a report stays within a few megabytes however long the text. What the
+largest weights leave out is in a thumbnail: for 16 × 16 blocks of queries and keys, the share of the queries' weight that lies on
+the keys. On an image a row is seen as a whole: there the 64 largest are kept, of fewer rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...vitals import Vitals
+from ...watch.call import Call
+from .items import Item, Reading, items
+from .weights import chunks, weights_of_rows
+
+WHOLE, WHOLE_IMAGE = 128, 256  # tokens; a longer text is kept by its largest weights
+FINE, COARSE = 2**18, 2**20  # weights in all up to which 16 and 8 bits are kept of each
+TOP, TOP_IMAGE, ROWS = 8, 64, 512
+BYTES = 3 * 2**19  # of largest weights and their places, in all; base64 makes 2 MiB of them
+TEXTS = 4  # inputs that are drawn
+SIDES, SMALL = (16, 8), 2**18  # blocks along a thumbnail, the most that fit, and bytes of all thumbnails
+MOST = 2**16 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """One layer reading one input: the weights of some rows, whole or the largest."""
+
+    layer: str
+    kind: str
+    number: int  # of the input
+    queries: int
+    keys: int
+    top: int  # how many of the largest weights of a row are kept where it is not whole
+    weights: Tensor  # (H, R, keys or top), 16-bit numbers in int32
+    places: Tensor | None  # (H, R, top), the keys of the largest weights; None: whole
+    rows: Tensor  # (R,), int64
+    blocks: Tensor  # (H, blocks of queries, blocks of keys), the weight in each, summed over its rows
+    counts: Tensor  # (blocks of queries,), the rows in each
+
+
+Drawn = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]  # weights to counts
+
+
+class Pictures:
+    """Examiner: set ``reading`` before each pass, read ``attention()`` after the last. ``notes`` says what is not drawn."""
+
+    def __init__(self) -> None:
+        self.reading = Reading()
+        self.notes: list[str] = []
+        self._pictures: dict[tuple[str, str, int], Picture] = {}
+
+    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> list[tuple[Item, Drawn]]:
+        first: dict[int, Item] = {}
+        for item in items(call, rows, self.reading):
+            if item.number < TEXTS and item.rows[1] > item.rows[0]:
+                first.setdefault(item.number, item)  # of an input that is a batch, the first item
+        return [(item, _drawn(call, vitals, item, self.reading.image)) for item in first.values()]
+
+    def keep(self, name: str, call: Call, seen: list[tuple[Item, Drawn]]) -> None:
+        kind = call.facts.kind
+        numbers = self.reading.inputs or (0,)
+        if max(numbers) >= TEXTS:
+            self._note(
+                f"the attention of the first {TEXTS} inputs is drawn, of the others only their numbers are there"
+            )
+        elif not seen:
+            self._note(f"{name or 'the model'}: its attention is not drawn: its columns are not the keys in order")
+        for item, drawn in seen:
+            place = (name, kind, item.number)
+            if place in self._pictures:  # weights shared by several layers
+                self._note(f"{name or 'the model'}: runs more than once in a pass; its first attention is drawn")
+                continue
+            queries, keys = item.rows[1] - item.rows[0], item.keys[1] - item.keys[0]
+            top = min(keys, TOP_IMAGE if self.reading.image else TOP)
+            self._pictures[place] = Picture(name, kind, item.number, queries, keys, top, *drawn)
+
+    def attention(self) -> list[dict[str, Any]]:
+        """The pictures in the document's format: ``dense`` where the weights of all are few enough, else ``top``."""
+        found = list(self._pictures.values())
+        whole = [picture for picture in found if picture.places is None]
+        count = sum(picture.weights.numel() for picture in whole)
+        bits = 16 if count <= FINE else 8
+        # 8 bits are too few for a row of hundreds of patches
+        dense = whole if count <= (FINE if any(picture.top > TOP for picture in whole) else COARSE) else []
+        tops = [picture for picture in found if picture not in dense]
+        left = max(BYTES // 4, BYTES - (count * bits // 8 if dense else 0))
+        rows = left // max(1, sum(picture.weights.shape[0] * picture.top * _width(picture) for picture in tops))
+        heads = sum(picture.weights.shape[0] for picture in tops)
+        side = next((side for side in SIDES if heads * side**2 <= SMALL), 0)
+        if not side:
+            self._note(
+                f"the thumbnails of {heads} heads are made from their largest weights: they are too many for more"
+            )
+        return [_dense(picture, bits) if picture in dense else _top(picture, max(1, rows), side) for picture in found]
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+
+def _drawn(call: Call, vitals: Vitals, item: Item, image: bool) -> Drawn:
+    """The weights of one item as 16-bit numbers, the keys they lie on where only the largest are kept, which rows; blocks."""
+    (start, stop), (first, last) = item.rows, item.keys
+    whole = max(stop - start, last - first) <= (WHOLE_IMAGE if image else WHOLE)
+    top = min(TOP_IMAGE if image else TOP, last - first)
+    count = stop - start
+    rows = torch.linspace(0, count - 1, min(count, ROWS), device="cpu").round().long()
+    kept, places, sums = [], [], []
+    for part in chunks(call, (rows + start).to(vitals.lse.device)):
+        weights = weights_of_rows(call, vitals, part, item.place)[0, ..., first:last].nan_to_num_(0.0)
+        sums.append(_summed(weights, -1, _sizes(torch.arange(last - first, device="cpu"), last - first)).cpu())
+        if not whole:
+            weights, where = weights.topk(top, -1)
+            places.append(where.int().cpu())
+        kept.append((weights * MOST).round().int().cpu())
+    counts = _sizes(rows, count)
+    blocks = _summed(torch.cat(sums, 1), -2, counts)
+    return torch.cat(kept, 1), None if whole else torch.cat(places, 1), rows, blocks, counts
+
+
+def _sizes(places: Tensor, length: int, side: int = SIDES[0]) -> Tensor:
+    """How many of some places in a row lie in each of the blocks, at most so many, that a length is cut into."""
+    side = max(1, min(side, length))
+    return torch.bincount(places * side // max(1, length), minlength=side)
+
+
+def _summed(numbers: Tensor, dim: int, sizes: Tensor) -> Tensor:
+    """The sums over blocks of a dimension."""
+    return torch.stack([part.sum(dim) for part in numbers.split(sizes.tolist(), dim)], dim)
+
+
+def _dense(picture: Picture, bits: int) -> dict[str, Any]:
+    weights = picture.weights.numpy()
+    if bits == 8:
+        weights = np.rint(weights * (255 / MOST))
+    return {**_facts(picture), "format": "dense", "bits": bits, "data": _base64(weights, bits // 8)}
+
+
+def _top(picture: Picture, most: int, side: int) -> dict[str, Any]:
+    """The largest weights of at most so many rows, and a thumbnail of at most so many blocks along a side."""
+    weights, places = picture.weights, picture.places
+    if places is None:
+        weights, places = weights.topk(picture.top, -1)
+    rows = picture.rows
+    if len(rows) > most:
+        chosen = torch.linspace(0, len(rows) - 1, most, device="cpu").round().long()
+        rows, weights, places = rows[chosen], weights[:, chosen], places[:, chosen]
+    return {
+        **_facts(picture),
+        "format": "top",
+        "k": weights.shape[-1],
+        "rows": rows.tolist(),
+        "indices": _base64(places.numpy(), 2 if picture.keys <= MOST else 4),
+        "weights": _base64(weights.numpy(), 2),
+        **({"thumbnail": _thumbnail(picture, side)} if side else {}),
+    }
+
+
+def _thumbnail(picture: Picture, side: int) -> dict[str, Any]:
+    blocks, counts = picture.blocks, picture.counts
+    for dim in (-2, -1):
+        length = blocks.shape[dim]
+        sizes = _sizes(torch.arange(length, device="cpu"), length, side)
+        blocks, counts = _summed(blocks, dim, sizes), _summed(counts, 0, sizes) if dim == -2 else counts
+    shares = (blocks / counts.clamp(min=1)[:, None]).clamp(max=1.0)
+    return {"rows": shares.shape[1], "columns": shares.shape[2], "data": _base64(np.rint(shares.numpy() * 255), 1)}
+
+
+def _facts(picture: Picture) -> dict[str, Any]:
+    return {
+        "layer": picture.layer,
+        "kind": picture.kind,
+        "input": picture.number,
+        "heads": picture.weights.shape[0],
+        "queries": picture.queries,
+        "keys": picture.keys,
+    }
+
+
+def _width(picture: Picture) -> int:
+    """Bytes of a weight and its place."""
+    return 4 if picture.keys <= MOST else 6
+
+
+def _base64(numbers: npt.NDArray[Any], size: int) -> str:
+    whole = numbers.astype({1: np.uint8, 2: np.uint16, 4: np.uint32}[size])
+    return base64.b64encode((whole if sys.byteorder == "little" else whole.byteswap()).tobytes()).decode()

@@ -1,0 +1,151 @@
+"""Sinks: how much of its weight each head puts on the first and the special tokens, and how even it is without them.
+
+A key that every query may rest on costs O(n·E) to look at: exp(logit - lse) for that column alone. With P the weight of such
+keys in a row, its entropy without them is (H + Σ p ln p)/(1 - P) + ln(1 - P), since what is left is the same softmax.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...heads import SATURABLE_KEYS
+from ...kernels.contract import HIDDEN_BIAS
+from ...vitals import Vitals
+from ...watch.call import Call
+from .items import Item, Reading, items
+from .weights import logits_of_keys
+
+FIRST = "the first token"  # texts do not begin with the same word, but all begin
+SPECIAL = "a special token"
+BESIDE = "a learned column"
+LEAST_REST = 1e-3  # where less is left, what is left of float32 is not enough to speak of
+COLUMNS = 16  # looked at together
+
+
+@dataclass
+class Group:
+    """Keys that bear one name."""
+
+    weight: Tensor  # (H,), summed over rows
+    token: str | None
+    positions: list[int]
+    each: Tensor  # (H, positions), of the text it was first seen in
+
+
+@dataclass
+class Seen:
+    """What the rows of some texts add up to."""
+
+    rows: Tensor  # (H,): that see enough keys for a weight to mean something
+    evenness: Tensor
+    evenness_rows: Tensor
+    groups: dict[str, Group] = field(default_factory=dict)
+
+    def add(self, other: Seen) -> None:
+        self.rows = self.rows + other.rows
+        self.evenness, self.evenness_rows = self.evenness + other.evenness, self.evenness_rows + other.evenness_rows
+        for name, group in other.groups.items():
+            if name in self.groups:
+                self.groups[name].weight = self.groups[name].weight + group.weight
+            else:
+                self.groups[name] = group
+
+
+class Sinks:
+    """Examiner: set ``reading`` before each pass, read ``table()`` after the last."""
+
+    def __init__(self) -> None:
+        self.reading = Reading()
+        self._seen: dict[tuple[str, str], Seen] = {}
+
+    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> list[Seen]:
+        return [_look(call, vitals, rows, item) for item in items(call, rows, self.reading)]
+
+    def keep(self, name: str, call: Call, seen: list[Seen]) -> None:
+        place = (name, call.facts.kind)
+        for one in seen:
+            if place not in self._seen:
+                self._seen[place] = one
+            elif len(self._seen[place].rows) == len(one.rows):
+                self._seen[place].add(one)
+
+    def table(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
+        """Per (layer, kind) and head: sink_weight, sink_token, sink_position, evenness_without_sinks; None: not known.
+
+        The weight is the mean over rows that see at least 8 keys, on the name that has most of it; the position is that of the
+        first text in which the name appeared.
+        """
+        return {place: [_of_head(seen, head) for head in range(len(seen.rows))] for place, seen in self._seen.items()}
+
+
+def _look(call: Call, vitals: Vitals, rows: Tensor | None, item: Item) -> Seen:
+    lse, visible, entropy = (sign[item.place] for sign in (vitals.lse, vitals.visible, vitals.entropy))  # (H, Lq)
+    counted = visible > 0
+    if rows is not None:
+        counted = counted & rows[item.place if rows.shape[0] > 1 else 0]
+    enough = counted & (visible >= SATURABLE_KEYS)
+    named = _named(call, item)
+    columns = torch.tensor([column for group in named.values() for column in group], device=lse.device)
+    weight, own, seen, each = torch.zeros_like(lse), torch.zeros_like(lse), torch.zeros_like(visible), []
+    for part in columns.split(COLUMNS):
+        z = logits_of_keys(call, item.place, part)
+        log_weight = z - lse.unsqueeze(-1)
+        p = log_weight.exp()
+        weight, seen = weight + p.sum(-1), seen + (z > HIDDEN_BIAS).sum(-1)
+        own = own + (p * log_weight.masked_fill(p == 0, 0.0)).sum(-1)
+        each.append(p.masked_fill(~enough.unsqueeze(-1), 0.0).double().sum(1))
+    rest, left = 1 - weight, visible - seen
+    used = counted & (left >= 2) & (rest > LEAST_REST)
+    rest = rest.where(used, 1.0)
+    even = ((entropy + own) / rest + rest.log()) / left.where(used, 2).to(rest.dtype).log()
+    found = Seen(enough.sum(-1), even.clamp(0, 1).where(used, 0.0).double().sum(-1), used.sum(-1))
+    sums, start = torch.cat(each, -1), 0
+    for name, group in named.items():
+        part = sums[:, start : start + len(group)]
+        start += len(group)
+        positions = [column - item.keys[0] for column in group]
+        token = None if name == BESIDE or item.tokens is None else item.tokens[positions[0]]
+        found.groups[name] = Group(part.sum(-1), token, positions, part)
+    return found
+
+
+def _named(call: Call, item: Item) -> dict[str, list[int]]:
+    """The columns that may be sinks, by name: the first key, special tokens, and columns that are no keys."""
+    start, stop = item.keys
+    found: dict[str, list[int]] = {}
+    for column in range(start, stop):
+        if item.special[column - start]:
+            name = item.tokens[column - start] if item.tokens is not None else SPECIAL
+        elif column == start:
+            name = FIRST
+        else:
+            continue
+        found.setdefault(name, []).append(column)
+    before, after = call.beside
+    beside = [*range(before), *range(call.facts.keys - after, call.facts.keys)]
+    return found | ({BESIDE: beside} if beside else {})
+
+
+def _of_head(seen: Seen, head: int) -> dict[str, Any]:
+    found: dict[str, Any] = dict.fromkeys(("sink_weight", "sink_token", "sink_position", "evenness_without_sinks"))
+    rows, even_rows = int(seen.rows[head]), int(seen.evenness_rows[head])
+    evenness = float(seen.evenness[head])
+    if even_rows and math.isfinite(evenness):
+        found["evenness_without_sinks"] = evenness / even_rows
+    if rows and seen.groups:
+        group = max(seen.groups.values(), key=lambda group: float(group.weight[head]))
+        weight = float(group.weight[head]) / rows
+        if math.isfinite(weight):
+            position = group.positions[int(group.each[head].argmax())]
+            outside = position < 0 or group is seen.groups.get(BESIDE)
+            found |= {
+                "sink_weight": weight,
+                "sink_token": group.token,
+                "sink_position": None if outside else position,
+            }
+    return found

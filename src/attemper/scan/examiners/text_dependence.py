@@ -1,0 +1,112 @@
+"""Texts: whether a head's weights depend on the text at all, by comparing the same rows in different texts.
+
+Some rows of the first text are kept, in half precision; those of every other text are compared with them. Two texts share the
+positions that both have, counted from the start, and the special tokens that end them, counted from the end. On those, each
+row is brought to a sum of 1, and half the sum of absolute differences (the total variation) is 0 for a head that goes by
+position alone and 1 for one that looks elsewhere in every text.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...vitals import Vitals
+from ...watch.call import Call
+from .items import Item, Reading, items
+from .weights import chunks, weights_of_rows
+
+REACH = 1024  # positions compared, so that what is kept does not grow with n
+ROWS = sorted({round(1.26**power) for power in range(30)})  # 1, 2, 3, 4, 5, 6, 8, … 814: dense where short texts are
+LEAST = 1e-3  # a row with less of its weight on shared positions says nothing
+FEW_ROWS = 4  # fewer say nothing of a head
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some rows of one text: their weights on its first keys, and on the special tokens that end it."""
+
+    text: tuple[int, int]  # the input, and the item of its batch
+    tokens: tuple[str, ...] | None
+    body: Tensor  # (H, rows, keys), float16
+    tail: Tensor  # (H, rows, special tokens at the end)
+    chooses: Tensor  # (H, rows): whether it sees two keys or more
+
+
+class Texts:
+    """Examiner: set ``reading`` before each pass, read ``table()`` after the last."""
+
+    def __init__(self) -> None:
+        self.reading = Reading()
+        self._first: dict[tuple[str, str], Sample] = {}
+        self._distance: dict[tuple[str, str], Tensor] = {}  # (H,)
+
+    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> list[Sample]:
+        return [_sampled(call, vitals, item) for item in items(call, rows, self.reading)]
+
+    def keep(self, name: str, call: Call, seen: list[Sample]) -> None:
+        place = (name, call.facts.kind)
+        for sample in seen:
+            first = self._first.setdefault(place, sample)
+            if first is sample or first.text == sample.text or first.body.shape[0] != sample.body.shape[0]:
+                continue  # a layer that runs twice reads the same text
+            if first.tokens is not None and first.tokens == sample.tokens:
+                continue
+            distance = _distance(first, sample)
+            before = self._distance.get(place, torch.full_like(distance, math.nan))
+            self._distance[place] = before.fmax(distance)
+
+    def table(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
+        """Per (layer, kind) and head: text_distance, the mean over rows, for the text that differs most from the first; None
+        with one text."""
+        found = {}
+        for place, first in self._first.items():
+            distance = self._distance.get(place, torch.full((first.body.shape[0],), math.nan, device="cpu"))
+            found[place] = [{"text_distance": None if math.isnan(value) else value} for value in distance.tolist()]
+        return found
+
+
+def _sampled(call: Call, vitals: Vitals, item: Item) -> Sample:
+    (start, stop), (first, last) = item.rows, item.keys
+    device = vitals.lse.device
+    end = last - item.tail
+    if call.facts.kind == "self":
+        stop -= item.tail  # in a longer text that row is a word
+    chosen = torch.tensor([start + row for row in ROWS if start + row < stop], dtype=torch.long, device=device)
+    reach = min(end, first + REACH)
+    body, tail = [], []
+    for part in chunks(call, chosen):
+        weights = weights_of_rows(call, vitals, part, item.place)[0]
+        body.append(weights[..., first:reach].half())
+        tail.append(weights[..., end:last].half())
+    heads = call.facts.heads
+    empty = torch.zeros(heads, 0, 0, dtype=torch.half, device=device)
+    return Sample(
+        (item.number, item.place),
+        item.tokens,
+        torch.cat(body, 1) if body else empty,
+        torch.cat(tail, 1) if tail else empty,
+        vitals.visible[item.place][:, chosen] >= 2,
+    )
+
+
+def _distance(one: Sample, other: Sample) -> Tensor:
+    """The mean total variation over the rows that both texts have, (H,); NaN where they share too few."""
+    rows = min(one.body.shape[1], other.body.shape[1])
+    keys = min(one.body.shape[2], other.body.shape[2])
+    tail = min(one.tail.shape[2], other.tail.shape[2])
+    shared, sums = [], []
+    for sample in (one, other):
+        ends = sample.tail[:, :rows, sample.tail.shape[2] - tail :]
+        weights = torch.cat([sample.body[:, :rows, :keys], ends], -1).float()
+        total = weights.sum(-1, keepdim=True)
+        shared.append(weights / total.clamp(min=LEAST))
+        sums.append(total.squeeze(-1))
+    used = (sums[0] > LEAST) & (sums[1] > LEAST) & one.chooses[:, :rows] & other.chooses[:, :rows]
+    variation = (shared[0] - shared[1]).abs().sum(-1) / 2
+    count = used.sum(-1)  # a row with a NaN is not used: it is not above LEAST
+    return (variation.where(used, 0.0).double().sum(-1) / count).masked_fill(count < FEW_ROWS, math.nan)

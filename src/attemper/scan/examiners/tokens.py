@@ -1,0 +1,160 @@
+"""Tokens: which tokens a token attends to, head by head, and for each of them the head that gives it most."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError
+from ...vitals import Vitals
+from ...watch.call import Call
+from .weights import weights_of_rows
+
+PIECE = re.compile(r"^(?:##|[Ġ▁])|</w>$| \(\d+/\d+\)$")
+"""What is added to a piece of text: BERT's ##, GPT-2's Ġ, SentencePiece's ▁, CLIP's </w>, which part of a letter it is."""
+
+COUNTED = re.compile(r"(.+):([1-9]\d*)")
+SHOWN = 60  # tokens named in an error
+
+
+def find_token(asked: str, tokens: Sequence[str]) -> int:
+    """The position of a token in a sequence.
+
+    Args:
+        asked: its text, as the tokenizer has it or without its marks, in any case; ``"it:2"`` is the second one of that text,
+            and a plain number is a position (so ``"7:1"`` is the first token that reads 7).
+        tokens: the sequence, as the tokenizer has it.
+
+    Example:
+        >>> from attemper.scan.tokens import find_token
+        >>> find_token("it", ["[CLS]", "was", "Ġit", "##it"])
+        2
+    """
+    if asked.isdecimal():
+        if int(asked) < len(tokens):
+            return int(asked)
+        raise InputError(
+            f"--token: `{asked}` must be a position from 0 to {len(tokens) - 1}; got {asked}. {_named(tokens)} "
+            f"For the text {asked!r} type {asked}:1."
+        )
+    counted = COUNTED.fullmatch(asked) if asked not in tokens else None
+    text, number = (counted[1], int(counted[2])) if counted else (asked, 1)
+    plain = [word_of(token) for token in tokens]
+    # as it stands, else without marks, else in any case
+    for wanted, there in ((text, tokens), (text, plain), (text.casefold(), [word.casefold() for word in plain])):
+        found = [place for place, token in enumerate(there) if token == wanted]
+        if len(found) >= number:
+            return found[number - 1]
+        if found:
+            raise InputError(
+                f"--token: {text!r} is there {len(found)} times, at {', '.join(map(str, found))}; got {asked!r}. "
+                f"Type {text}:{len(found)} for the last."
+            )
+    pieces = _pieces(text, tokens)
+    split = f" It is made of {' + '.join(map(repr, pieces))}: ask for one of them." if pieces else ""
+    raise InputError(f"--token: no token reads {text!r}.{split} {_named(tokens)}")
+
+
+def word_of(token: str) -> str:
+    """A token without what its tokenizer marks it with."""
+    return PIECE.sub("", token)
+
+
+def _pieces(word: str, tokens: Sequence[str]) -> list[str]:
+    """The tokens in a row that make a word together; none where there are no such."""
+    for start in range(len(tokens)):
+        made = ""
+        for end in range(start, len(tokens)):
+            made += word_of(tokens[end]).casefold()
+            if made == word.casefold():
+                return list(tokens[start : end + 1])
+            if len(made) >= len(word):
+                break
+    return []
+
+
+def _named(tokens: Sequence[str]) -> str:
+    more = f" … ({len(tokens)} in all)" if len(tokens) > SHOWN else ""
+    return f"The tokens are: {' '.join(map(word_of, tokens[:SHOWN]))}{more}."
+
+
+class TokenWeights:
+    """An examiner that keeps one query's weights over all tokens, in every self-attention over these tokens.
+
+    ``best`` is the largest weight on another token, with special tokens and the two neighbours left out: heads that rest on a
+    special token, or look one token back or ahead, do so in any sentence. ``strongest`` leaves nothing out. A token that no head
+    gives any weight is no target: a mask hides it, as a causal one hides all that comes later.
+    """
+
+    def __init__(
+        self,
+        asked: str,
+        tokens: Sequence[str],
+        special: Sequence[bool] | None = None,
+        number: int = 0,
+        item: int = 0,
+    ) -> None:
+        self.asked, self.tokens = asked, list(tokens)
+        self.special = list(special) if special is not None else [False] * len(tokens)
+        self.position = find_token(asked, tokens)
+        self.input, self.item = number, item
+        self._sums: dict[tuple[str, str], tuple[Tensor, int]] = {}  # a layer that runs several times is averaged
+
+    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> Tensor | None:
+        """The weights of the query, (H, tokens); None where the call is not over these tokens."""
+        before, after = call.beside
+        keys = call.facts.keys - before - after
+        here = call.facts.kind == "self" and call.in_order and self.item < call.facts.batch
+        if not here or not call.facts.queries == keys == len(self.tokens):
+            return None
+        weights = weights_of_rows(call, vitals, torch.tensor([self.position], device=vitals.lse.device))[
+            self.item, :, 0
+        ]
+        return weights[:, before : before + keys].double().cpu()
+
+    def keep(self, name: str, call: Call, seen: Tensor | None) -> None:
+        if seen is not None:
+            total, count = self._sums.get((name, call.facts.kind), (torch.zeros_like(seen), 0))
+            self._sums[name, call.facts.kind] = (total + seen, count + 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document's "token": plain data."""
+        heads = [
+            {"layer": layer, "kind": kind, "head": head, "weights": row}
+            for (layer, kind), (total, count) in self._sums.items()
+            for head, row in enumerate((total / count).tolist())
+        ]
+        targets = [self._target(place, heads) for place in range(len(self.tokens))] if heads else []
+        targets = [target for target in targets if _weight(target) > 0]
+        chosen = [
+            target for target in targets if not target["special"] and abs(int(target["position"]) - self.position) > 1
+        ]
+        return {
+            "asked": self.asked,
+            "token": self.tokens[self.position],
+            "input": self.input,
+            "position": self.position,
+            "heads": heads,
+            "targets": targets,
+            "best": max(chosen, key=_weight, default=None),
+            "strongest": max(targets, key=_weight, default=None),
+        }
+
+    def _target(self, place: int, heads: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """A token that is looked at, and the head that gives it most."""
+        best = max(heads, key=lambda row: float(row["weights"][place]))
+        return {
+            **{name: best[name] for name in ("layer", "kind", "head")},
+            "token": self.tokens[place],
+            "position": place,
+            "weight": best["weights"][place],
+            "special": self.special[place],
+        }
+
+
+def _weight(target: dict[str, Any]) -> float:
+    return float(target["weight"])

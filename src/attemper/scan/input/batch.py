@@ -1,0 +1,187 @@
+"""inputs: what a model is run on. A text, an image or a sound becomes one batch with what the document says of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...demo import SENTENCE
+from ...errors import InputError
+from .media import image_batch, sound_batch
+from .model import Loaded
+from .text import Words, limit_of
+
+MODALITIES = {"input_ids": "text", "pixel_values": "image", "input_features": "audio", "input_values": "audio"}
+STARTS = 8  # tokens for a decoder when no tokenizer can make any
+
+
+@dataclass
+class Input:
+    """One batch for the model, run by itself, and how it came to be."""
+
+    batch: Mapping[str, Any] | tuple[Any, ...] | Tensor
+    kind: str = "batch"  # "text", "image", "audio" or "batch"
+    text: str | None = None
+    tokens: list[str] | None = None  # of the first sequence, as people read them
+    special: list[bool] | None = None
+    generated: bool = False
+    truncated: bool = False
+    notes: list[str] = field(default_factory=list)
+    pixels: Tensor | None = None  # of an image, (C, H, W), 0 to 1, as people see it
+
+    @property
+    def length(self) -> int | None:
+        """How many tokens, where that is known."""
+        if self.tokens is not None:
+            return len(self.tokens)
+        ids = self.batch.get("input_ids") if isinstance(self.batch, Mapping) else self.batch
+        if isinstance(ids, Tensor) and ids.dim() >= 1 and not ids.is_floating_point():
+            return int(ids.shape[-1])
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("kind", "text", "tokens", "special", "length", "generated", "truncated")
+        return {name: getattr(self, name) for name in names}
+
+
+def make(
+    loaded: Loaded,
+    *,
+    texts: Sequence[str] = (),
+    images: Sequence[str] = (),
+    sounds: Sequence[str] = (),
+    truncate: bool = False,
+) -> list[Input]:
+    """One input per text, image or sound that the model takes; a default, or a generated sample, where none is given.
+
+    Args:
+        loaded: the model and its folder.
+        texts: whole texts.
+        images: files that Pillow reads.
+        sounds: WAV files.
+        truncate: cut a text that is longer than the model's positions, where it would be an error.
+    """
+    check_texts(texts)
+    model = loaded.model
+    main = MODALITIES.get(str(getattr(model, "main_input_name", "input_ids")), "text")
+    both = _is_dual(model)
+    _check_wanted(model, main, both, texts, images, sounds)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if main == "text" and not both:
+        found = [_text(loaded, text, truncate) for text in texts or (SENTENCE,)]
+    elif main == "audio":
+        found = [_sound(loaded, sound, texts, truncate) for sound in sounds or (None,)]
+    else:
+        found = [_image(loaded, image, texts, truncate, both) for image in images or (None,)]
+    for one in found:
+        assert isinstance(one.batch, dict)
+        one.batch = {name: value.to(device) for name, value in _fitting(model, one.batch).items()}
+        if "use_cache" in inspect.signature(model.forward).parameters:
+            one.batch["use_cache"] = False  # keys that nobody asks for again
+    return found
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """Raise for a text with nothing in it, before a model is loaded for it."""
+    if not all(text.strip() for text in texts):
+        raise InputError('scan: a text must hold at least one word; got an empty one. Type --text "…".')
+
+
+def _is_dual(model: nn.Module) -> bool:
+    """A text encoder and an image encoder side by side, which want both (CLIP)."""
+    names = inspect.signature(model.forward).parameters
+    generates = getattr(model, "can_generate", lambda: False)()
+    return {"input_ids", "pixel_values"} <= set(names) and not generates
+
+
+def _check_wanted(
+    model: nn.Module, main: str, both: bool, texts: Sequence[str], images: Sequence[str], sounds: Sequence[str]
+) -> None:
+    takes = {"text", "image"} if both else {main} | ({"text"} if _decodes(model) else set())
+    for option, given, kind in (("--text", texts, "text"), ("--image", images, "image"), ("--audio", sounds, "audio")):
+        if given and kind not in takes:
+            raise InputError(
+                f"scan: {type(model).__name__} takes {' and '.join(sorted(takes))}, so {option} is not for it. Leave it out, or "
+                "call attemper.scan(model, batch) with a batch of your own."
+            )
+    if len(texts) > 1 and (both or main != "text"):
+        raise InputError(f"scan: {type(model).__name__} takes one text beside each {main}; got {len(texts)}. Give one.")
+
+
+def _decodes(model: nn.Module) -> bool:
+    return "decoder_input_ids" in inspect.signature(model.forward).parameters
+
+
+def _fitting(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the forward names: a tokenizer may give token types to a model that has none."""
+    names = inspect.signature(model.forward).parameters
+    kept = {name: value for name, value in batch.items() if name in names or name in ("input_ids", "attention_mask")}
+    first = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return {name: value.to(first) if value.is_floating_point() else value for name, value in kept.items()}
+
+
+def _text(loaded: Loaded, text: str, truncate: bool) -> Input:
+    words = Words(loaded)
+    encoded = words.encode(text, truncate)
+    found = Input(
+        encoded.batch,
+        "text",
+        text,
+        encoded.tokens,
+        encoded.special,
+        truncated=encoded.truncated,
+        notes=encoded.notes,
+    )
+    if _decodes(loaded.model):
+        encoded.batch["decoder_input_ids"] = _behind_start(loaded, encoded.batch["input_ids"])
+        found.notes.append("the decoder was given its start token and the same text.")
+    return found
+
+
+def _sound(loaded: Loaded, path: str | None, texts: Sequence[str], truncate: bool) -> Input:
+    batch, notes = sound_batch(loaded, path)
+    found = Input(batch, "audio", generated=path is None, notes=notes)
+    if _decodes(loaded.model):
+        words = Words(loaded)
+        if words.present():
+            encoded = words.encode(texts[0] if texts else SENTENCE, truncate, limit_of(loaded.model, decoder=True))
+            batch["decoder_input_ids"] = _behind_start(loaded, encoded.batch["input_ids"])
+            found.text = texts[0] if texts else SENTENCE
+            found.notes += [*encoded.notes, f"the decoder was given the text {found.text!r}."]
+        else:
+            batch["decoder_input_ids"] = torch.full((1, STARTS), _start(loaded), device="cpu")
+            found.notes.append(f"the folder has no tokenizer: the decoder was given its start token {STARTS} times.")
+    return found
+
+
+def _image(loaded: Loaded, path: str | None, texts: Sequence[str], truncate: bool, both: bool) -> Input:
+    batch, pixels, notes = image_batch(loaded, path)
+    found = Input(batch, "image", generated=path is None, notes=notes, pixels=pixels)
+    if both:
+        text = texts[0] if texts else SENTENCE
+        encoded = Words(loaded).encode(text, truncate)
+        batch |= encoded.batch
+        found.text, found.truncated = text, encoded.truncated
+        found.notes += [*encoded.notes, f"the text encoder was given {text!r}."]
+    return found
+
+
+def _behind_start(loaded: Loaded, ids: Tensor) -> Tensor:
+    """What a decoder reads when it writes a text; without its last token where there is no position for it."""
+    limit = limit_of(loaded.model, decoder=True)
+    return torch.cat([ids.new_full((1, 1), _start(loaded)), ids], 1)[:, :limit]
+
+
+def _start(loaded: Loaded) -> int:
+    """The token a decoder starts from."""
+    for holder in (getattr(loaded.model, "generation_config", None), getattr(loaded.model, "config", None)):
+        for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"):
+            found = getattr(holder, name, None)
+            if isinstance(found, int):
+                return found
+    return 0

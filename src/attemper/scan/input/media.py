@@ -1,0 +1,170 @@
+"""samples: an image or a sound for a model that sees or hears, from a file, or generated where none is given.
+
+Pixels are resized, rescaled and normalised here, from preprocessor_config.json: no processor has to be installed for it.
+"""
+
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import InputError, MissingExtra
+from . import folder
+from .model import Loaded, quiet, reason, transformers
+
+RATE = 16_000
+LARGEST = 2**28  # numbers of an image
+SAMPLE_IMAGE = "no --image was given: a picture of a disc before a gradient was generated."
+SAMPLE_SOUND = "no --audio was given: one second of a rising tone was generated."
+
+
+def image_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], Tensor, list[str]]:
+    """``pixel_values`` (1, C, H, W) from a file or a generated picture, the same as people see it, and what to say of it."""
+    config = getattr(loaded.model, "config", None)
+    config = getattr(config, "vision_config", None) or config
+    size, channels = getattr(config, "image_size", None) or 224, int(getattr(config, "num_channels", 3))
+    height, width = (size, size) if isinstance(size, int) else tuple(size)
+    if not 0 < int(height) * int(width) * channels <= LARGEST:
+        raise InputError(
+            f"scan: config.json says that an image has {height} × {width} pixels of {channels} channels, which no model takes. "
+            "Correct it."
+        )
+    pixels = _disc() if path is None else _read_image(Path(path))
+    pixels = F.interpolate(pixels[None], (int(height), int(width)), mode="bilinear", antialias=True)
+    if channels != 3:
+        pixels = pixels.mean(1, keepdim=True).expand(-1, channels, -1, -1)
+    setting, seen = _preprocessor(loaded), pixels[0]
+    if setting.get("do_normalize", True):
+        mean, std = (_channels(setting, f"image_{name}", channels) for name in ("mean", "std"))
+        pixels = (pixels - mean) / std
+    notes = [SAMPLE_IMAGE] if path is None else [f"{Path(path).name!r} was resized to {height} × {width} pixels."]
+    return {"pixel_values": pixels}, seen, notes
+
+
+def sound_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], list[str]]:
+    """What the model hears, from a WAV file or a generated tone, and what is to be said of it."""
+    setting = _preprocessor(loaded)
+    rate = setting.get("sampling_rate", RATE)
+    rate = rate if isinstance(rate, int) and rate > 0 else RATE
+    wave_form, notes = (_tone(rate), [SAMPLE_SOUND]) if path is None else (_read_wave(Path(path), rate), [])
+    name = str(getattr(loaded.model, "main_input_name", "input_values"))
+    extractor = _extractor(loaded, bool(setting))
+    if extractor is None:
+        if name != "input_values":
+            raise InputError(
+                f"scan: {type(loaded.model).__name__} wants {name}, and its folder has no preprocessor_config.json that says "
+                "how a sound becomes that. Put it there, or call attemper.scan(model, batch)."
+            )
+        return {name: _normal(wave_form)[None]}, notes
+    features = extractor(wave_form.numpy(), sampling_rate=rate, return_tensors="pt")[name]
+    frames = 2 * int(getattr(loaded.model.config, "max_source_positions", 0) or 0)
+    if name == "input_features" and frames:
+        features = F.pad(features, (0, max(0, frames - features.shape[-1])))[..., :frames]
+    return {name: features}, notes
+
+
+def _preprocessor(loaded: Loaded) -> dict[str, Any]:
+    path = None if loaded.folder is None else loaded.folder / "preprocessor_config.json"
+    return folder.read(path) if path is not None and path.is_file() else {}
+
+
+def _extractor(loaded: Loaded, described: bool) -> Any:
+    """transformers' own feature extractor: the one the folder describes, or Whisper's for a Whisper."""
+    package = transformers()
+    config: Any = getattr(loaded.model, "config", None)
+    with quiet():
+        if described:
+            try:
+                return package.AutoFeatureExtractor.from_pretrained(
+                    loaded.folder, local_files_only=True, trust_remote_code=False
+                )
+            except Exception as error:  # of a file that anybody may have written: any kind
+                raise InputError(
+                    f"scan: preprocessor_config.json of {loaded.name!r} could not be used: {reason(error)}. Check it."
+                ) from None
+        if getattr(config, "model_type", None) == "whisper":
+            return package.WhisperFeatureExtractor(feature_size=config.num_mel_bins)
+    return None
+
+
+def _channels(setting: dict[str, Any], name: str, channels: int) -> Tensor:
+    values = setting.get(name)
+    if not isinstance(values, list) or len(values) not in (1, channels):
+        values = [0.5]
+    try:
+        return torch.tensor([float(value) for value in values], device="cpu").view(1, -1, 1, 1)
+    except (TypeError, ValueError):
+        raise InputError(f"scan: {name} of preprocessor_config.json must be numbers; got {values!r}.") from None
+
+
+def _disc(size: int = 256) -> Tensor:
+    """A disc before a gradient, (3, H, W), 0 to 1."""
+    side = torch.linspace(0, 1, size, device="cpu")
+    y, x = torch.meshgrid(side, side, indexing="ij")
+    inside = (x - 0.4) ** 2 + (y - 0.45) ** 2 < 0.06
+    return torch.stack([torch.where(inside, 0.9, x), torch.where(inside, 0.3, y), torch.where(inside, 0.2, 1 - x)])
+
+
+def _tone(rate: int) -> Tensor:
+    """A second that rises from 200 to 2,000 Hz and swells three times."""
+    time = torch.arange(rate, device="cpu") / rate
+    return 0.5 * torch.sin(2 * torch.pi * (200 * time + 900 * time**2)) * torch.sin(3 * torch.pi * time).abs()
+
+
+def _normal(wave_form: Tensor) -> Tensor:
+    return (wave_form - wave_form.mean()) / (wave_form.std() + 1e-7)
+
+
+def _check_plain(option: str, path: Path) -> None:
+    """Refuse a pipe or a device, which would be waited for without end."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"scan: {option} {str(path)!r} is no plain file. Give one.")
+
+
+def _read_image(path: Path) -> Tensor:
+    try:
+        import numpy
+        from PIL import Image
+    except ImportError:
+        raise MissingExtra("scan: reading an image needs Pillow. Type pip install 'attemper[hf]'.") from None
+    _check_plain("--image", path)
+    try:
+        with Image.open(path) as picture:
+            pixels = numpy.asarray(picture.convert("RGB"), dtype=numpy.float32)
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(
+            f"scan: --image {str(path)!r} could not be read as an image: {error}. Give a PNG or JPEG."
+        ) from None
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255
+
+
+def _read_wave(path: Path, rate: int) -> Tensor:
+    _check_plain("--audio", path)
+    try:
+        with wave.open(str(path), "rb") as file:
+            width, channels, has = file.getsampwidth(), file.getnchannels(), file.getframerate()
+            raw = bytearray(file.readframes(file.getnframes()))
+    except (OSError, EOFError, wave.Error) as error:
+        raise InputError(
+            f"scan: --audio {str(path)!r} could not be read as WAV: {error or 'it ends early'}. Convert it to a PCM .wav file."
+        ) from None
+    raw = raw[: len(raw) // (width * channels) * (width * channels)]
+    if not raw:
+        raise InputError(f"scan: --audio {str(path)!r} holds no sound. Give a WAV file of at least a second.")
+    if width == 1:
+        samples = torch.frombuffer(raw, dtype=torch.uint8).float() / 128 - 1
+    elif width == 3:
+        parts = torch.frombuffer(raw, dtype=torch.uint8).view(-1, 3).int()
+        whole = parts[:, 0] | parts[:, 1] << 8 | parts[:, 2] << 16
+        samples = torch.where(whole >= 2**23, whole - 2**24, whole).float() / 2**23
+    else:
+        samples = torch.frombuffer(raw, dtype={2: torch.int16, 4: torch.int32}[width]).float() / 2.0 ** (8 * width - 1)
+    mono = samples.view(-1, channels).mean(1)
+    if has != rate:
+        mono = F.interpolate(mono[None, None], max(1, round(len(mono) * rate / has)), mode="linear")[0, 0]
+    return mono

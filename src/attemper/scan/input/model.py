@@ -1,0 +1,319 @@
+"""load: a model to scan, from the embedded package, a local folder of safetensors, or the hub when downloading is allowed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ... import demo
+from ...errors import AttemperError, InputError, MissingExtra, nearest
+from . import checkpoint, folder
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+HASHED = 2 * 2**30  # bytes of weights that are worth a sha256
+TASKS = {
+    "feature-extraction": ("AutoModel", ("Model",)),
+    "fill-mask": ("AutoModelForMaskedLM", ("ForMaskedLM",)),
+    "text-generation": ("AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
+    "text2text-generation": ("AutoModelForSeq2SeqLM", ("ForConditionalGeneration",)),
+    "text-classification": ("AutoModelForSequenceClassification", ("ForSequenceClassification",)),
+    "token-classification": ("AutoModelForTokenClassification", ("ForTokenClassification",)),
+    "question-answering": ("AutoModelForQuestionAnswering", ("ForQuestionAnswering",)),
+    "image-classification": ("AutoModelForImageClassification", ("ForImageClassification",)),
+    "audio-classification": ("AutoModelForAudioClassification", ("ForAudioClassification",)),
+    "speech-to-text": ("AutoModelForSpeechSeq2Seq", ("ForSpeechSeq2Seq",)),
+}
+"""Task → the Auto class of transformers that loads it, and how the classes are named that were saved for it."""
+
+
+@dataclass
+class Loaded:
+    """A model with what the document says of it; ``folder`` has its tokenizer and preprocessor, where it has one."""
+
+    model: nn.Module
+    name: str
+    source: str  # "demo", "folder", "hub" or "object"
+    folder: Path | None = None
+    tokenizer: Any = None  # of a model that was handed over; a folder's is loaded when a text comes
+    task: str | None = None
+    sha256: str | None = None
+    notes: list[str] = field(default_factory=list)
+    drawn: list[str] = field(
+        default_factory=list
+    )  # weights that attention is made from, and that the files do not hold
+
+    def to_dict(self) -> dict[str, Any]:
+        config = getattr(self.model, "config", None)
+        first = next((p for p in self.model.parameters() if p.is_floating_point()), None)
+        return {
+            "name": self.name,
+            "source": self.source,
+            "class": type(self.model).__name__,
+            "type": getattr(config, "model_type", None) or None,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "dtype": None if first is None else str(first.dtype).removeprefix("torch."),
+            "sha256": self.sha256,
+            "task": self.task,
+        }
+
+
+def load(
+    model: str | Path | None = None,
+    *,
+    task: str | None = None,
+    dtype: str | None = None,
+    device: str = "cpu",
+    allow_download: bool = False,
+    progress: Callable[[str], object] = lambda words: None,
+) -> Loaded:
+    """A model in evaluation mode, loaded from safetensors, with no code but transformers' own.
+
+    Args:
+        model: a folder, or a hub id; None: the embedded MiniLM.
+        task: which head to load, a key of ``TASKS``; None: the class the checkpoint was saved as.
+        dtype: one of ``DTYPES``; None: as stored.
+        device: where it runs.
+        allow_download: fetch a hub id that is not in the local cache.
+        progress: told what is being done.
+    """
+    if task is not None and task not in TASKS:
+        raise InputError(f"scan: unknown --task {task!r}. {nearest(task, TASKS)}")
+    if dtype is not None and dtype not in DTYPES:
+        raise InputError(f"scan: unknown --dtype {dtype!r}. {nearest(dtype, DTYPES)}")
+    _check_device(device)
+    progress("loading transformers")
+    transformers()
+    progress("reading the model" if model is None else f"reading {model}")
+    if model is None:
+        place, source, shown = demo.embedded_folder(), "demo", demo.NAME
+    else:
+        place, source = _place(model, allow_download)
+        shown = str(model) if source == "hub" else place.resolve().name
+    module, notes, drawn = _read(place, shown, task, dtype)
+    digest = demo.SHA256 if source == "demo" else _digest(place)
+    task = task or _task_of(type(module).__name__)
+    return Loaded(module.to(device).eval(), shown, source, place, task=task, sha256=digest, notes=notes, drawn=drawn)
+
+
+def transformers() -> Any:
+    """The package, or the line that installs it."""
+    try:
+        import_module("safetensors")
+        return import_module("transformers")
+    except ImportError:
+        raise MissingExtra("scan: loading a model needs transformers. Type pip install 'attemper[hf]'.") from None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Neither bars nor warnings, of transformers or from below it: what matters of them is in the notes."""
+    logging = transformers().utils.logging
+    level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Nothing is fetched, whatever a config or a class asks for: the package `kernels` would bring compiled code."""
+    constants: Any = import_module("huggingface_hub.constants")
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _place(model: str | Path, allow_download: bool) -> tuple[Path, str]:
+    """The folder that a name means, and whether it is the hub's."""
+    if not str(model).strip():
+        raise InputError(
+            "scan: MODEL is empty. Give a folder that save_pretrained() wrote (. for this one), or leave MODEL out for the "
+            "embedded MiniLM."
+        )
+    path = Path(model).expanduser()
+    try:
+        exists, is_folder = path.exists(), path.is_dir()
+    except (OSError, ValueError):  # a name too long, or with a NUL
+        exists = is_folder = False
+    if is_folder:
+        return path, "folder"
+    folder.refuse_pickle(path)
+    if exists:
+        raise InputError(
+            f"scan: MODEL must be a folder with config.json and .safetensors; {str(model)!r} is a file. "
+            f"Type its folder: {str(path.parent)!r}."
+        )
+    if not HUB_ID.fullmatch(str(model)):
+        raise InputError(
+            f"scan: there is no folder {str(model)!r}. Give a folder that save_pretrained() wrote, or leave MODEL out for "
+            "the embedded MiniLM."
+        )
+    return _hub(str(model), allow_download), "hub"
+
+
+def _hub(name: str, allow_download: bool) -> Path:
+    """A snapshot of a hub repository: safetensors, JSON and vocabularies, never code and never a pickle."""
+    transformers()
+    hub = import_module("huggingface_hub")
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+    try:
+        return Path(hub.snapshot_download(name, allow_patterns=wanted, local_files_only=True))
+    except Exception:  # not in the cache, which may say so in many ways
+        if not allow_download:
+            raise InputError(
+                f"scan: there is no folder {name!r}, and a model of the hub is fetched only with --allow-download. "
+                f"Type attemper scan {name} --allow-download, or give a local folder."
+            ) from None
+    try:
+        return Path(hub.snapshot_download(name, allow_patterns=wanted))
+    except Exception as error:  # unreachable, unknown, gated: the hub's client has a class for each
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no answer"
+        raise InputError(
+            f"scan: {name!r} could not be fetched from the hub ({type(error).__name__}: {reason[:200]}). Check the name and the "
+            "connection, or give a local folder."
+        ) from None
+
+
+def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple[nn.Module, list[str], list[str]]:
+    """The model, what is to be said of how it was loaded, and the weights of its attention that were drawn at random."""
+    package = transformers()
+    given = folder.check(place)
+    kind, foreign = given.get("model_type"), folder.foreign(given)
+    known = package.CONFIG_MAPPING.keys()
+    if kind not in known:
+        near = nearest(kind, known).split(" Known:")[0] if isinstance(kind, str) else ""
+        near = near if near.startswith("Did") else ""
+        raise InputError(
+            f"scan: config.json of {shown!r} has model_type {kind!r}, which transformers {package.__version__} does not know. "
+            f"{near or 'A newer transformers may.'}"
+        )
+    stored = folder.stored(place)
+    checkpoint.check_sizes(given, stored)
+    options: dict[str, Any] = {
+        "local_files_only": True,
+        "trust_remote_code": False,
+        "use_safetensors": True,
+        "dtype": "auto" if dtype is None else getattr(torch, dtype),
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # refused below, with the names and the sizes
+    }
+    with quiet(), offline(), checkpoint.bounded(stored), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # what is drawn is the same in every run
+        try:
+            config = package.AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+            if foreign:  # None: sdpa, and eager where a class has no other
+                config._attn_implementation = config._experts_implementation = None
+            loader = getattr(package, TASKS[task][0]) if task else _saved_as(package, config)
+            model, info = loader.from_pretrained(place, config=config, **options)
+            names = checkpoint.renamed(stored, model) if info["missing_keys"] and info["unexpected_keys"] else None
+            if names is not None:
+                model, info = type(model).from_pretrained(
+                    None, config=config, state_dict=stored.tensors(names), **options
+                )
+        except AttemperError:
+            raise
+        except Exception as error:  # of a file that anybody may have written: any kind
+            raise InputError(
+                f"scan: {shown!r} could not be loaded{f' for {task}' if task else ''}: {reason(error)}. "
+                f"{'Try another --task.' if task else 'Check config.json, or copy the folder again from where it came.'}"
+            ) from None
+    notes, drawn = _checked(shown, model, info, stored)
+    if names is not None:
+        old = next(name for name in sorted(names) if names[name] != name)
+        notes.insert(0, f"the names in the files were brought to the model's: {old} was read as {names[old]}.")
+    if foreign:
+        ran = getattr(model.config, "_attn_implementation", None)
+        notes.append(f"config.json asks for {', '.join(foreign)}, which needs more than torch; {ran} ran in its place.")
+    return model, notes, drawn
+
+
+def reason(error: Exception, length: int = 400) -> str:
+    """An error of somebody else's in one line: its kind, and all that it says."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words[:length].rstrip('.')}{'…' if len(words) > length else ''}"
+
+
+def _checked(shown: str, model: Any, info: dict[str, Any], stored: checkpoint.Stored) -> tuple[list[str], list[str]]:
+    """What is to be said of weights that are missing or left over, and which of those missing attention is made from."""
+    name = type(model).__name__
+    mismatched = sorted(map(tuple, info["mismatched_keys"]))
+    if mismatched:
+        first, inside, wanted = mismatched[0]
+        more = f" ({len(mismatched) - 1} more like it)" if len(mismatched) > 1 else ""
+        raise InputError(
+            f"scan: {shown!r} could not be loaded: {first} is {tuple(inside)} in the files and {tuple(wanted)} by config.json"
+            f"{more}. Copy both again from where they came."
+        )
+    missing, left = (sorted(map(str, info[part])) for part in ("missing_keys", "unexpected_keys"))
+    drawn = checkpoint.vital(model, missing)
+    inside = checkpoint.attends(model, [one for one, _ in model.named_parameters()])
+    if drawn and inside and not set(inside) - set(drawn):
+        raise InputError(
+            f"scan: {shown!r} could not be loaded: no weight of {name}'s attention is in the files, so all of it would be drawn "
+            f"at random. The model has {checkpoint.some(inside, 1)}, the files have {checkpoint.some(sorted(stored.places), 1)}. "
+            "Save it again with model.save_pretrained(folder), or rename the tensors."
+        )
+    notes = []
+    if missing:
+        verb = "weight is not in the files and was" if len(missing) == 1 else "weights are not in the files and were"
+        notes.append(f"{len(missing)} {verb} drawn at random: {checkpoint.some(missing)}.")
+    if left:
+        verb = "weight of the files has" if len(left) == 1 else "weights of the files have"
+        notes.append(f"{len(left)} {verb} no place in {name}: {checkpoint.some(left)}.")
+    return notes, drawn
+
+
+def _saved_as(package: Any, config: Any) -> Any:
+    """The class that the checkpoint was saved as, where it is transformers' own for this config; else the bare model."""
+    for name in config.architectures or ():
+        found = getattr(package, str(name), None)
+        own = isinstance(found, type) and issubclass(found, package.PreTrainedModel)
+        if own and isinstance(config, getattr(found, "config_class", None) or ()):
+            return found
+    return package.AutoModel
+
+
+def _task_of(name: str) -> str | None:
+    return next((task for task, (_, ends) in reversed(TASKS.items()) if name.endswith(ends)), None)
+
+
+def _digest(place: Path) -> str | None:
+    """One sha256 over the weight files in the order of their names; None where reading them twice would take long."""
+    files = folder.weights(place)
+    if sum(path.stat().st_size for path in files) > HASHED:
+        return None
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while part := file.read(2**20):
+                digest.update(part)
+    return digest.hexdigest()
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise InputError(
+            f"scan: --device {device!r} is not usable here; `attemper env` lists what is. Type --device cpu."
+        ) from None

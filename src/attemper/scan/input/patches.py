@@ -1,0 +1,115 @@
+"""patches: which tokens of a model that sees are which places of its picture, and the picture itself, small.
+
+A model that sees cuts its picture with one convolution whose windows do not overlap; what it attends over is then the patches,
+row by row, behind a few tokens of its own ([class], registers).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .batch import Input
+
+FRONT = 8  # tokens before the patches: one class token, a distilled one, four registers; more is another layout
+PIXELS = 88  # of the longer side: three bytes each make 31 kB of base64
+
+
+def add_patches(attention: Sequence[dict[str, Any]], model: nn.Module, inputs: Sequence[Input]) -> None:
+    """Say of every entry of a document's "attention" that is over patches where they begin, and how many there are.
+
+    Args:
+        attention: the entries, which get ``patches`` where it is so.
+        model: whose first convolution cuts the picture.
+        inputs: what was read.
+    """
+    cut = _cutter(model)
+    if cut is None:
+        return
+    name, layer = cut
+    tower = _tower(name, [entry["layer"] for entry in attention])
+    for entry in attention:
+        pixels = pixels_of(inputs[entry["input"]])
+        if pixels is None or not _within(entry["layer"], tower) or entry["queries"] != entry["keys"]:
+            continue
+        rows, columns = (size // step for size, step in zip(pixels.shape[-2:], layer.kernel_size, strict=True))
+        first = entry["keys"] - rows * columns
+        if rows * columns > 1 and 0 <= first <= FRONT:
+            entry["patches"] = {"rows": rows, "columns": columns, "first": first}
+
+
+def images(attention: Sequence[Mapping[str, Any]], inputs: Sequence[Input]) -> list[dict[str, Any]]:
+    """The document's "images": those whose patches are drawn, as bytes of red, green and blue.
+
+    Args:
+        attention: the entries that are drawn.
+        inputs: what was read.
+    """
+    drawn = sorted({entry["input"] for entry in attention if "patches" in entry})
+    found = []
+    for number in drawn:
+        pixels = _seen(inputs[number])
+        shrink = min(1.0, PIXELS / max(pixels.shape[1:]))
+        size = tuple(max(1, round(side * shrink)) for side in pixels.shape[1:])
+        small = F.interpolate(pixels[None], size, mode="bilinear", antialias=True)[0]
+        data = (small.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous().cpu()
+        coded = base64.b64encode(data.numpy().tobytes()).decode()
+        found.append({"input": number, "width": size[1], "height": size[0], "data": coded})
+    return found
+
+
+def _cutter(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
+    """The first convolution whose windows lie side by side."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Conv2d):
+            whole = (
+                layer.kernel_size == layer.stride and layer.padding in ((0, 0), "valid") and layer.kernel_size[0] > 1
+            )
+            return (name, layer) if whole else None
+    return None
+
+
+def _tower(name: str, layers: Sequence[str]) -> str:
+    """The smallest part of a model that holds a module and some of the layers: the half of CLIP that sees."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        prefix = ".".join(parts[:end])
+        if any(_within(layer, prefix) for layer in layers):
+            return prefix
+    return ""
+
+
+def _within(layer: str, tower: str) -> bool:
+    return not tower or layer == tower or layer.startswith(f"{tower}.")
+
+
+def pixels_of(one: Input) -> Tensor | None:
+    """The picture that a model was given, (C, H, W); None where it was given none.
+
+    Args:
+        one: what was read.
+    """
+    batch = one.batch
+    if isinstance(batch, Mapping):
+        batch = batch.get("pixel_values", ())
+    elif isinstance(batch, tuple) and batch:
+        batch = batch[0]
+    usable = isinstance(batch, Tensor) and batch.dim() == 4 and batch.shape[1] in (1, 3) and batch.is_floating_point()
+    return batch[0] if usable and isinstance(batch, Tensor) else None
+
+
+def _seen(one: Input) -> Tensor:
+    """The picture before it was normalised, (3, H, W), 0 to 1; of a batch of one's own, stretched from least to largest."""
+    pixels = one.pixels
+    if pixels is None:
+        given = pixels_of(one)
+        assert given is not None  # or it would have no patches
+        pixels = given.detach().float().nan_to_num(0.0)
+        low, high = torch.aminmax(pixels)
+        pixels = (pixels - low) / (high - low).clamp(min=1e-12)
+    return pixels.float().expand(3, -1, -1)

@@ -1,0 +1,155 @@
+"""words: a text as the tokens of a model's own tokenizer: ids, readable tokens, which are special, and what was unknown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...errors import InputError
+from .letters import readable
+from .model import Loaded, quiet, reason, transformers
+
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tekken.json", "*.model", "*.spm", "vocab.*")
+"""One of these must be there: without any, transformers makes a tokenizer that knows no word."""
+POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length")
+
+
+@dataclass
+class Encoded:
+    """A text as the model takes it."""
+
+    batch: dict[str, Tensor]
+    tokens: list[str]
+    special: list[bool]
+    truncated: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+class Words:
+    """The tokenizer of a model, loaded from its folder when it is first needed."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.loaded = loaded
+
+    def present(self) -> bool:
+        place = self.loaded.folder
+        return self.loaded.tokenizer is not None or (
+            place is not None and any(next(place.glob(name), None) for name in VOCABULARIES)
+        )
+
+    def encode(self, text: str, truncate: bool = False, limit: int | None = None) -> Encoded:
+        """A text as one batch of one row.
+
+        Args:
+            text: whatever there is to read; empty is refused.
+            truncate: cut what is longer than the limit.
+            limit: how many tokens the model has positions for; None: as its config and its tables say.
+        """
+        tokenizer = self.tokenizer()
+        limit = limit_of(self.loaded.model) if limit is None else limit
+        with quiet():
+            ids = tokenizer(text)["input_ids"]
+            too_long = limit is not None and len(ids) > limit
+            if too_long and not truncate:
+                raise InputError(
+                    f"scan: the text has {len(ids)} tokens and {type(self.loaded.model).__name__} has positions for {limit}. "
+                    "Add --truncate to scan the first of them, or give a shorter text."
+                )
+            options: dict[str, Any] = {"truncation": True, "max_length": limit} if too_long else {}
+            fast = bool(getattr(tokenizer, "is_fast", False))
+            batch = dict(tokenizer(text, return_tensors="pt", return_offsets_mapping=fast, **options))
+        offsets = batch.pop("offset_mapping", None)
+        ids = batch["input_ids"][0].tolist()
+        self._check_ids(ids)
+        notes = [f"the text was cut from its tokens to the first {limit}, as --truncate says."] if too_long else []
+        notes += _unknown(tokenizer, ids, text, None if offsets is None else offsets[0].tolist())
+        return Encoded(batch, readable(tokenizer, ids), _special(tokenizer, ids), too_long, notes)
+
+    def tokenizer(self) -> Any:
+        if self.loaded.tokenizer is None:
+            self.loaded.tokenizer = self._load()
+        return self.loaded.tokenizer
+
+    def _load(self) -> Any:
+        place = self.loaded.folder
+        if place is None or not self.present():
+            where = f"the folder {str(place)!r} has no tokenizer" if place is not None else "no tokenizer was given"
+            raise InputError(
+                f"scan: {where}, so a text cannot become tokens. Put tokenizer.json beside config.json, or call "
+                "attemper.scan(model, {'input_ids': …}) with ids of your own."
+            )
+        return _tokenizer(place, self.loaded.name)
+
+    def _check_ids(self, ids: list[int]) -> None:
+        try:
+            table = getattr(self.loaded.model, "get_input_embeddings", lambda: None)()
+        except NotImplementedError:  # two towers have two tables
+            table = None
+        known = getattr(table, "num_embeddings", None)
+        if known is not None and ids and max(ids) >= known:
+            raise InputError(
+                f"scan: the tokenizer gives token {max(ids)}, and the model has embeddings for {known}: they do not belong "
+                "together. Put the model's own tokenizer in its folder."
+            )
+
+
+def limit_of(model: nn.Module, decoder: bool = False) -> int | None:
+    """How many tokens a model has positions for; None where no table and no config says."""
+    config = getattr(model, "config", None)
+    names = ("max_target_positions", *POSITIONS) if decoder else POSITIONS
+    inner = getattr(config, "text_config", None)
+    found = [
+        value
+        for holder in (config, inner)
+        for name in names
+        if isinstance(value := getattr(holder, name, None), int) and value > 0
+    ]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and name.endswith("position_embeddings") and module.padding_idx is not None:
+            # RoBERTa counts positions from the one after padding
+            return int(module.num_embeddings) - int(module.padding_idx) - 1
+    return min(found[:1], default=None)
+
+
+def named(tokenizer: Any, ids: object) -> tuple[list[str] | None, list[bool] | None]:
+    """The tokens of a batch of one that somebody else made, and which are special; None where nobody can say."""
+    if tokenizer is None or not isinstance(ids, Tensor) or ids.dim() != 2 or len(ids) != 1:
+        return None, None
+    numbers = ids[0].tolist()
+    return readable(tokenizer, numbers), _special(tokenizer, numbers)
+
+
+def _tokenizer(place: Path, name: str) -> Any:
+    package = transformers()
+    with quiet():
+        try:
+            return package.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # of a file that anybody may have written: any kind
+            raise InputError(
+                f"scan: the tokenizer of {name!r} could not be loaded: {reason(error)}. Check its files."
+            ) from None
+
+
+def _special(tokenizer: Any, ids: list[int]) -> list[bool]:
+    """The tokens that frame a text. [UNK] and [MASK] stand for words."""
+    frame = set(tokenizer.all_special_ids) - {
+        getattr(tokenizer, "unk_token_id", None),
+        getattr(tokenizer, "mask_token_id", None),
+    }
+    return [token in frame for token in ids]
+
+
+def _unknown(tokenizer: Any, ids: list[int], text: str, offsets: list[list[int]] | None) -> list[str]:
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    places = [place for place, token in enumerate(ids) if token == unknown]
+    if not places or (unknown in (tokenizer.bos_token_id, tokenizer.eos_token_id)):  # GPT-2's is its end of text
+        return []
+    if offsets is None:
+        return [f"{len(places)} words are not in the vocabulary and became {tokenizer.unk_token}."]
+    words = dict.fromkeys(text[slice(*offsets[place])] for place in places)
+    shown = ", ".join(map(repr, list(words)[:5])) + (f" and {len(words) - 5} more" if len(words) > 5 else "")
+    verb = "is not in the vocabulary and became" if len(words) == 1 else "are not in the vocabulary and became"
+    return [f"{shown} {verb} {tokenizer.unk_token}."]

@@ -1,0 +1,186 @@
+"""baseline: what changed since an older scan: findings that are new or gone, scales, and signs that moved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from ...health import LEVELS
+
+FACTOR = 1.5
+"""A sign has moved when it is this many times what it was, or the other way round."""
+MOVING = {"peak": 1.0, "effective_keys": 0.5, "variance": 0.25, "entropy": 0.1}
+"""The signs that are compared, and by how much they must differ besides: half of nearly nothing is nothing."""
+
+LARGEST = 2**30  # bytes; with --attention a scan of a long text has a few hundred million
+
+Document = dict[str, Any]
+Place = tuple[str, str, int | None]
+
+
+def read(path: Path, schema: str) -> Document:
+    """An older document, from a file that may be anything.
+
+    Args:
+        path: what ``attemper scan --json`` or ``-o scan.json`` wrote.
+        schema: the schema that it must name.
+    """
+    found: Document
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LARGEST + 1)
+        if len(raw) > LARGEST:
+            raise InputError(f"--baseline: {str(path)!r} is larger than any scan. Give an older scan's JSON.")
+        found = json.loads(raw.decode("utf-8"))
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(
+            f"--baseline: cannot read {str(path)!r}: {error.strerror}. Give an older scan's JSON."
+        ) from None
+    except (ValueError, RecursionError):
+        raise InputError(f"--baseline: {str(path)!r} is not JSON. Make one with attemper scan -o old.json.") from None
+    named = found.get("schema") if isinstance(found, dict) else None
+    if named != schema:
+        raise InputError(
+            f"--baseline: {str(path)!r} must be a scan with schema {schema!r}; it has {named!r}. "
+            "Make one with attemper scan -o old.json."
+        )
+    if not _is_whole(found):
+        raise InputError(f"--baseline: {str(path)!r} is damaged: parts of the scan are missing. Make it again.")
+    return found
+
+
+def compare(old: Document, new: Document, name: str) -> Document:
+    """What changed, as plain data.
+
+    Args:
+        old: the older document.
+        new: the one at hand.
+        name: what the older one is called: its file.
+    """
+    same = [one["text"] for one in old["inputs"]] == [one["text"] for one in new["inputs"]]
+    # what a head does depends on the text: of other texts only what is wrong can be compared
+    before, after = (
+        {_key(one): one for one in document["findings"] if same or LEVELS.index(one["level"]) >= LEVELS.index("warn")}
+        for document in (old, new)
+    )
+    return {
+        "file": name,
+        "created": old["created"],
+        "says": list(_differences(old, new)),
+        "new": [one for key, one in after.items() if key not in before],
+        "worse": list(_worse(before.values(), after.values())),
+        "gone": [one for key, one in before.items() if key not in after],
+        "scales": list(_scales(old, new)),
+        "factor": FACTOR,
+        "compared": len(_both(old, new)) if same else 0,
+        "moved": sorted(
+            _moved(old, new) if same else (), key=lambda one: -one["times"] if one["times"] > 1 else -1 / one["times"]
+        ),
+    }
+
+
+def _differences(old: Document, new: Document) -> Iterator[str]:
+    """Why the two may differ without anything having changed."""
+    before, after = old["model"], new["model"]
+    digests = before["sha256"], after["sha256"]
+    known = None not in digests
+    if before["class"] != after["class"] or (before["name"] != after["name"] and known and digests[0] != digests[1]):
+        yield f"the older scan is of another model: {before['name']} ({before['class']})."
+    elif known and digests[0] != digests[1]:
+        yield "the weights are others than then."
+    elif before["name"] != after["name"] and not known:
+        yield f"the model was called {before['name']} then; whether its weights are the same is not known."
+    if before["dtype"] != after["dtype"]:
+        yield f"the older scan ran in {before['dtype']}, this one in {after['dtype']}."
+    if [one["text"] for one in old["inputs"]] != [one["text"] for one in new["inputs"]]:
+        yield "the older scan is of other texts: only scales and findings from warn on are compared."
+    wanted, both = sum(map(_is_known, new["heads"])), len(_both(old, new))
+    if both < wanted:
+        yield f"the older scan has no numbers of {wanted - both} of {wanted} heads: their signs are not compared."
+    for name in ("attemper", "torch"):
+        if old[name] != new[name]:
+            yield f"the older scan was made with {name} {old[name]}, this one with {new[name]}."
+
+
+def _scales(old: Document, new: Document) -> Iterator[Document]:
+    before = {(one["layer"], one["kind"]): one["scale"].get("applied") for one in old["layers"]}
+    for one in new["layers"]:
+        place = (one["layer"], one["kind"])
+        was, now = before.get(place), one["scale"].get("applied")
+        if place in before and was != now and (was is None or now is None or abs(was - now) > 1e-3 * abs(was)):
+            yield {"layer": one["layer"], "kind": one["kind"], "before": was, "after": now}
+
+
+def _both(old: Document, new: Document) -> list[tuple[Document, Document]]:
+    """The heads that have signs in both."""
+    before = {_place(row): row for row in old["heads"] if _is_known(row)}
+    return [(before[_place(row)], row) for row in new["heads"] if _place(row) in before and _is_known(row)]
+
+
+def _moved(old: Document, new: Document) -> Iterator[Document]:
+    for then, row in _both(old, new):
+        for sign, least in MOVING.items():
+            was, now = then.get(sign), row.get(sign)
+            if not isinstance(was, (int, float)) or not isinstance(now, (int, float)) or was <= 0 or now <= 0:
+                continue
+            times = now / was
+            if max(times, 1 / times) > FACTOR and abs(now - was) > least:
+                where = {name: row[name] for name in ("layer", "kind", "head")}
+                yield {**where, "sign": sign, "before": was, "after": now, "times": times}
+
+
+def _worse(before: Iterable[Document], after: Iterable[Document]) -> Iterator[Document]:
+    """The findings that were not there before, or were milder: what a ratchet fails on."""
+    levels: dict[tuple[Any, ...], int] = {}
+    for one in before:
+        levels[_about(one)] = max(LEVELS.index(one["level"]), levels.get(_about(one), -1))
+    for one in after:
+        if LEVELS.index(one["level"]) > levels.get(_about(one), -1):
+            yield one
+
+
+def _about(finding: Document) -> tuple[Any, ...]:
+    return tuple(finding[name] for name in ("kind", "fault", "layer", "layer_kind", "head"))
+
+
+def _key(finding: Document) -> tuple[Any, ...]:
+    return (*_about(finding), finding["level"])
+
+
+def _place(row: Document) -> Place:
+    return row["layer"], row["kind"], row["head"]
+
+
+def _is_known(row: Document) -> bool:
+    """Whether a head has a sign that can be compared; NaN is written as null."""
+    return any(row.get(sign) is not None for sign in MOVING)
+
+
+def _numbers(*values: object) -> None:
+    for value in values:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise TypeError
+
+
+def _is_whole(document: Document) -> bool:
+    """Whether every part that is compared is there, with the names it is compared by."""
+    try:
+        for name in ("name", "class", "sha256", "dtype"):
+            document["model"][name]
+        for name in ("attemper", "torch", "created"):
+            document[name].strip()
+        hash(tuple((_key(one), LEVELS.index(one["level"])) for one in document["findings"]))
+        hash(tuple(map(_place, document["heads"])))
+        for row in document["heads"]:
+            _numbers(*(row[sign] for sign in MOVING))
+        hash(tuple((one["layer"], one["kind"]) for one in document["layers"]))
+        _numbers(*(one["scale"].get("applied") for one in document["layers"]))
+        hash(tuple(one["text"] for one in document["inputs"]))
+    except (KeyError, TypeError, AttributeError, ValueError):
+        return False
+    return True

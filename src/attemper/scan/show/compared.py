@@ -1,0 +1,116 @@
+"""compared: the parts of a scan that were asked for beside it: another scale, one token, an older scan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..what_if import WhatIf
+from .format import COLOURS, broken, number, safe, short_names
+
+Document = dict[str, Any]
+HEADS, KEYS, CHANGES = 6, 3, 8
+"""How many are shown."""
+WIDE = 64  # columns that the long titles take
+
+
+def compared(document: Document, width: int = 80) -> Iterator[RenderableType]:
+    """The tables, each followed by an empty line."""
+    for name, part in (("what_if", _what_if), ("token", _token), ("baseline", _baseline)):
+        if name in document:
+            yield from part(document, width)
+            yield Text()
+
+
+def _grid(*titles: str) -> Table:
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for place, title in enumerate(titles):
+        grid.add_column(title, justify="right" if place else "left", no_wrap=bool(place))
+    return grid
+
+
+def _what_if(document: Document, width: int) -> Iterator[RenderableType]:
+    yield Text("What if the scale were another?", style="bold")
+    wide = ("scale", "logit std", "peak", "effective keys", "saturated heads")
+    grid = _grid(*(wide if width >= WIDE else ("scale", "std", "peak", "keys", "saturated")))
+    heads = document["heads"]
+    rows = [WhatIf.of("as it is", heads).to_dict(), *document["what_if"]]
+    for row in rows:
+        frozen = f"{row['saturated_heads']} of {len(row['heads'])}"
+        numbers = (number(row["logit_std"], 2), number(row["peak"], 1), number(row["effective_keys"], 2))
+        grid.add_row(safe(row["rule"]), *numbers, frozen)
+    yield grid
+
+
+def _token(document: Document, width: int) -> Iterator[RenderableType]:
+    token = document["token"]
+    words = document["inputs"][token["input"]]["tokens"] or []
+    best = token["best"]
+    if best is None:
+        asked = repr(safe(token["asked"]))
+        if not token["heads"]:
+            yield Text(f"{asked}: no self-attention was seen over this text.")
+        else:
+            yield Text(f"{asked} sees nothing but itself, its neighbours and special tokens. Ask for another --token.")
+        return
+    names = short_names((row["layer"], row["kind"]) for row in document["heads"])
+    where = f"layer {names[best['layer'], best['kind']]} head {best['head']}"
+    yield Text.assemble(
+        (f"{safe(token['token'])} → {safe(best['token'])}  ", "bold"), f"{best['weight']:.2f} in {where}, its best head"
+    )
+    grid = _grid("layer", "head", "attends to")
+    grid.columns[2].justify, grid.columns[2].no_wrap = "left", False
+    special = document["inputs"][token["input"]]["special"] or [False] * len(words)
+
+    def keys(row: Document, near: bool) -> list[tuple[float, int]]:
+        """Its largest weights, without special tokens and itself; without the neighbours too where a head is ranked."""
+        found = [
+            (weight, place)
+            for place, weight in enumerate(row["weights"])
+            if weight and not special[place] and abs(place - token["position"]) > (0 if near else 1)
+        ]
+        return sorted(found, reverse=True)[:KEYS]
+
+    def rank(row: Document) -> float:
+        return max((weight for weight, _ in keys(row, near=False)), default=0.0)
+
+    for row in sorted(token["heads"], key=rank, reverse=True)[:HEADS]:
+        named = (f"{safe(words[place])} {weight:.2f}" for weight, place in keys(row, near=True))
+        grid.add_row(names[row["layer"], row["kind"]], str(row["head"]), "  ".join(named))
+    yield grid
+
+
+def _baseline(document: Document, width: int) -> Iterator[RenderableType]:
+    found = document["baseline"]
+    yield Text.assemble(("Since ", "bold"), (safe(found["file"]), "bold"), f" ({safe(found['created'])})")
+    for line in found["says"]:
+        yield Text(f"but {safe(line)}", style=COLOURS["warn"])
+    if not (found["new"] or found["gone"] or found["scales"] or found["moved"]):
+        heads = f"{found['compared']} of {len(document['heads'])}"
+        signs = f"no sign moved, in {heads} heads" if found["compared"] else "signs were not compared"
+        yield Text(f"Nothing changed: the same findings, the same scales; {signs}.")
+        return
+    for word, part in (("new", found["new"]), ("gone", found["gone"])):
+        for one in part[:CHANGES]:
+            head = "" if one["head"] is None else f" head {one['head']}"
+            yield Text(
+                broken(f"{word}: {one['level']} {one['kind']}, {safe(one['layer'])}{head}: {safe(one['says'])}", width)
+            )
+        if len(part) > CHANGES:
+            yield Text(f"and {len(part) - CHANGES} more {word}", style="dim")
+    for one in found["scales"][:CHANGES]:
+        yield Text(broken(f"scale: {safe(one['layer'])} applied {one['before']}, now {one['after']}", width))
+    for one in found["moved"][:CHANGES]:
+        was, now = number(one["before"], 2), number(one["after"], 2)
+        yield Text(
+            broken(
+                f"moved: {safe(one['layer'])} head {one['head']} {one['sign']} {was} → {now} (× {one['times']:.2f})",
+                width,
+            )
+        )
+    if len(found["moved"]) > CHANGES:
+        yield Text(f"and {len(found['moved']) - CHANGES} more signs moved by over {found['factor']} times", style="dim")

@@ -1,0 +1,100 @@
+"""shown: how the numbers, names and levels of a scan are written for a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ..._display import safe as safe
+
+NUMBER = re.compile(r"\d+")
+COLOURS = {
+    "healthy": "green",
+    "ok": "green",
+    "note": "cyan",
+    "warn": "yellow",
+    "act": "dark_orange",
+    "critical": "red",
+    "diverging": "bold red",
+}
+
+
+Place = tuple[str, str]
+"""A layer's name and its kind, "self" or "cross"."""
+
+
+def short_names(places: Iterable[Place]) -> dict[Place, str]:
+    """Layers without what their names share: encoder.layer.0.attention.self → 0; of several stacks encoder.0, decoder.0 …
+
+    Kept are the words that tell stacks apart, from the left and no more than it takes, and the numbers that differ within one; a
+    cross-attention is called so besides.
+    """
+    unique = list(dict.fromkeys(places))
+    stacks: dict[tuple[str, str], list[Place]] = {}
+    for layer, kind in unique:
+        stacks.setdefault((NUMBER.sub("#", layer), kind), []).append((layer, kind))
+    patterns = {stack: stack[0].split(".") for stack in stacks}
+    words = _telling(patterns)
+    found = {}
+    for members in stacks.values():
+        parts = [layer.split(".") for layer, _ in members]
+        counts = {at for at, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1}
+        for place, split in zip(members, parts, strict=True):
+            kept = ".".join(part for at, part in enumerate(split) if at in counts or at in words)
+            found[place] = (kept or place[0] or "(the model)") + (" cross" if place[1] == "cross" else "")
+    if len(set(found.values())) < len(unique):
+        found = {(layer, kind): layer + (" cross" if kind == "cross" else "") for layer, kind in unique}
+    return {place: safe(name) for place, name in found.items()}
+
+
+def _telling(patterns: Mapping[Place, Sequence[str]]) -> set[int]:
+    """The places of the words by which stacks of one kind can be told apart."""
+    chosen: set[int] = set()
+
+    def alike() -> int:
+        return len(
+            {
+                (kind, *(words[at] if at < len(words) else "" for at in sorted(chosen)))
+                for (_, kind), words in patterns.items()
+            }
+        )
+
+    for at in range(max(map(len, patterns.values()), default=0)):
+        if alike() == len(patterns):
+            break
+        before = alike()
+        chosen.add(at)
+        if alike() == before:
+            chosen.remove(at)
+    return chosen
+
+
+def broken(words: str, width: int) -> str:
+    """Text whose words that are wider than a line are broken behind a dot of theirs, where they have one."""
+    return re.sub(r"\S+", lambda word: "\n".join(_at_dots(word[0], width)), words)
+
+
+def _at_dots(word: str, width: int) -> Iterator[str]:
+    while len(word) > width and "." in word[:width]:
+        end = word.rindex(".", 0, width) + 1
+        yield word[:end]
+        word = word[end:]
+    yield word
+
+
+def mean(numbers: Iterable[float | None]) -> float | None:
+    there = [number for number in numbers if number is not None]
+    return sum(there) / len(there) if there else None
+
+
+def number(value: float | None, digits: int) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.2e}"
+
+
+def count(number: int) -> str:
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f} {letter}"
+    return str(number)

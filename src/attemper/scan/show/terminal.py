@@ -1,0 +1,276 @@
+"""table: a scan's document for a terminal: the verdict, the scale, what was found, the layers; to be read in ten seconds."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from .compared import compared
+from .format import COLOURS, broken, count, mean, number, safe, short_names
+
+Document = dict[str, Any]
+BLOCKS = "▁▂▃▄▅▆▇█"
+GROUPS, LAYERS, NOTES, TEXTS = 6, 16, 6, 3
+"""How many of each are shown; what is left out is counted."""
+TITLES = ("logit std", "peak", "effective keys", "saturated")
+SHORT = ("std", "peak", "keys", "sat.")
+"""What the columns are called, and where the terminal is narrow."""
+NARROWEST = 5  # of the layer's name
+GAP = 2  # columns of the terminal between two of a table
+LEGEND = (
+    "logit std: how far apart the logits of a token lie; peak: the largest logit",
+    "effective keys: how many tokens share a token's attention, on average",
+    "saturated: tokens that give one other over 99 % of it",
+    "heads: ▁ one token has it all … █ all tokens share it evenly",
+)
+ABBREVIATED = "std: logit std; keys: effective keys; sat.: saturated"
+
+
+class Fitted:
+    """A document that is laid out when it is known how wide the terminal is."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        yield table(self.document, options.max_width)
+
+
+def table(document: Document, width: int = 80) -> RenderableType:
+    """Everything that a person needs first, in the order they need it."""
+    parts: list[RenderableType] = [*_head(document), Text()]
+    parts += [_verdict(document, width), *_heads(document), Text()]
+    if document["layers"]:
+        parts += [*_scales(document["layers"], width), *_spread(document["layers"]), Text()]
+    parts += _findings(document["findings"], width)
+    if document["heads"]:
+        parts += [*_layers(document, width), Text()]
+    parts += compared(document, width)
+    parts += _notes(document["notes"], width)
+    return Group(*parts)
+
+
+def text(document: Document, width: int = 80) -> str:
+    """The same without colours, no line ending in spaces."""
+    console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False, markup=False, emoji=False)
+    with console.capture() as held:
+        console.print(table(document, width))
+    return "\n".join(line.rstrip() for line in held.get().rstrip().splitlines())
+
+
+def _head(document: Document) -> Iterator[Text]:
+    model = document["model"]
+    facts = ", ".join(filter(None, [f"{count(model['parameters'])} parameters", model["dtype"]]))
+    name = "" if model["name"] == model["class"] else f" · {model['class']}"
+    yield Text.assemble((safe(model["name"]), "bold"), f"{safe(name)} · {facts}", overflow="fold")
+    for one in document["inputs"][:TEXTS]:
+        what = one["text"] or ("a generated sample" if one["generated"] else f"a {one['kind']}")
+        told = safe(what if len(what) <= 60 else f"{what[:59]}…")
+        length = f" · {one['length']} tokens" if one["length"] is not None else ""
+        cut = ", cut" if one["truncated"] else ""
+        kind = (
+            f" · {one['kind']}" + (", generated" if one["generated"] else "")
+            if one["kind"] in ("image", "audio")
+            else ""
+        )
+        yield Text(f"{told!r}{kind}{length}{cut}" if one["text"] else f"{told}{kind}{length}", overflow="fold")
+    more = len(document["inputs"]) - TEXTS
+    if more > 0:
+        yield Text(f"and {more} more")
+
+
+def _verdict(document: Document, width: int) -> Text:
+    verdict = document["verdict"]
+    line = broken(safe(verdict["line"]), width)
+    return Text.assemble((verdict["level"].upper(), f"bold {COLOURS[verdict['level']]}"), "  ", line)
+
+
+def _heads(document: Document) -> Iterator[Text]:
+    """What every head does, in one line: what looks odd on the map and is not, and how many are told of below."""
+    kinds: dict[tuple[Any, ...], set[str]] = {
+        (row["layer"], row["kind"], row["head"]): set() for row in document["heads"]
+    }
+    for one in document["findings"]:
+        place = (one["layer"], one["layer_kind"], one["head"])
+        if place in kinds:
+            kinds[place].add(one["kind"] if one["level"] == "healthy" else "told")
+    blind = {(row["layer"], row["kind"], row["head"]) for row in document["heads"] if row["evenness"] is None}
+    counts = Counter(
+        next(
+            (kind for kind in ("sink", "positional", "told") if kind in found), "blind" if place in blind else "mixing"
+        )
+        for place, found in kinds.items()
+    )
+    sinks, near, mixing = counts["sink"], counts["positional"], counts["mixing"]
+    usual = [f"{sinks} rest{'s' if sinks == 1 else ''} on a first or special token"] if sinks else []
+    usual += [f"{near} look{'s' if near == 1 else ''} at a neighbour"] if near else []
+    usual += [f"{mixing} mix{'es' if mixing == 1 else ''} several tokens"] if mixing else []
+    parts = [f"{', '.join(usual)}, as usual"] if usual else []
+    parts += [f"{counts['told']} {'is' if counts['told'] == 1 else 'are'} told of below"] if counts["told"] else []
+    parts += [f"{counts['blind']} saw one token at a time"] if counts["blind"] else []
+    if parts:
+        yield Text(f"Of {len(kinds)} heads {'; '.join(parts)}.", style="dim")
+
+
+def _spread(layers: Sequence[Document]) -> Iterator[Text]:
+    """The logit std, and how it compares with the one that the lengths of q and k foretell."""
+    both = [(one["scale"]["logit_std"], one["scale"]["predicted_std"]) for one in layers]
+    known = [(measured, measured / predicted) for measured, predicted in both if measured and predicted]
+    if not known:
+        return
+    stds, times = ([f"{end([pair[at] for pair in known]):.3g}" for end in (min, max)] for at in (0, 1))
+    shown = [ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}" for ends in (stds, times)]
+    words = f"std {shown[0]}, {shown[1]} times what the lengths of q and k foretell (1: they point anywhere; more: they align)"
+    yield Text.assemble(("Logits ", "bold"), words)
+
+
+def _scales(layers: Sequence[Document], width: int) -> Iterator[Text]:
+    """One line when all layers agree; one per run of layers that do not."""
+
+    def same(layer: Document) -> tuple[Any, ...]:
+        scale = layer["scale"]
+        rounded = None if scale["applied"] is None else f"{scale['applied']:.4g}"
+        return rounded, scale["rule"], scale["verdict"], layer["heads"], layer["head_dim"], scale["qk_norm"]
+
+    runs = [list(run) for _, run in itertools.groupby(layers, same)]
+    if len(runs) == 1:
+        number = f"{len(layers)} layers" if len(layers) > 1 else "1 layer"
+        yield _scale(
+            f"{number}, {layers[0]['heads']} heads of {layers[0]['head_dim']}: ", layers[0]["scale"], "all apply "
+        )
+        return
+    for run in runs[:GROUPS]:
+        first, last = safe(run[0]["layer"]), safe(run[-1]["layer"])
+        where = f"{first} … {last}" if len(run) > 1 else first
+        where = broken(where, width)
+        yield _scale(f"{where}, {run[0]['heads']} heads of {run[0]['head_dim']}: ", run[0]["scale"])
+    if len(runs) > GROUPS:
+        yield Text(f"and {len(runs) - GROUPS} more; --json has them", style="dim")
+
+
+def _scale(start: str, scale: Document, verb: str = "") -> Text:
+    start += "" if scale["applied"] is None else verb
+    words = Text.assemble(("Scale  ", "bold"), start, _number_of(scale), overflow="fold")
+    if scale["verdict"] == "fault":
+        words.append(": a fault, told below", style=COLOURS["act"])
+    return words
+
+
+def _number_of(scale: Document) -> str:
+    if scale["applied"] is None:
+        return safe(scale["says"])
+    formula = scale["formula"] or ""
+    short = "1" + formula.removeprefix("q·k").replace(" ", "") if formula.startswith("q·k") else ""
+    equal = f" = {short}" if short not in ("", "1") else ""
+    norm = ", after QK-norm" if scale["qk_norm"] and scale["rule"] != "qk_norm" else ""
+    why = scale["rule"] or (safe(f"as {scale['declared_by']} says") if scale["declared_by"] else "no rule by name")
+    return f"{scale['applied']:.4g}{equal} ({why}){norm}"
+
+
+def _findings(findings: Sequence[Document], width: int) -> Iterator[RenderableType]:
+    """The worst of each kind and level, with how many there are like it."""
+    told = [one for one in findings if one["level"] != "healthy"]
+    groups: dict[tuple[Any, ...], list[Document]] = {}
+    for one in told:
+        groups.setdefault((one["kind"], one["fault"], one["level"]), []).append(one)
+    grid = Table(box=None, show_header=False, padding=(0, GAP, 0, 0), pad_edge=False)
+    width -= GAP + max((len(level) for _, _, level in list(groups)[:GROUPS]), default=0)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for (_, _, level), group in list(groups.items())[:GROUPS]:
+        where = _where(group[0]) + (f" and {len(group) - 1} more" if len(group) > 1 else "")
+        grid.add_row(
+            Text(level, style=COLOURS[level]),
+            Text.assemble((f"{group[0]['title']}: ", "bold"), broken(safe(where), width)),
+        )
+        grid.add_row("", Text(broken(safe(group[0]["says"]), width)))
+        grid.add_row("", Text(broken(f"→ {safe(group[0]['todo'])}", width), style="dim"))
+    if groups:
+        yield grid
+    if len(groups) > GROUPS:
+        yield Text(f"and {len(groups) - GROUPS} more kinds; --json has all {len(told)} findings", style="dim")
+    if groups:
+        yield Text()
+
+
+def _where(finding: Document) -> str:
+    layer = finding["layer"] or "the model"
+    layer += " (cross)" if finding["layer_kind"] == "cross" else ""
+    return layer if finding["head"] is None else f"{layer} head {finding['head']}"
+
+
+def _layers(document: Document, width: int) -> Iterator[RenderableType]:
+    """A line per layer with its heads as blocks, below the numbers where both do not fit; the worst layers of too many."""
+    places = list(dict.fromkeys((row["layer"], row["kind"]) for row in document["heads"]))
+    worst = list(dict.fromkeys((one["layer"], one["layer_kind"]) for one in document["findings"]))
+    chosen = set([*[place for place in worst if place in places], *places][:LAYERS] if len(places) > LAYERS else places)
+    names = short_names(places)
+    lines = [(names[place], *_signs(document, place)) for place in places if place in chosen]
+    titles = next((some for some in (TITLES, SHORT) if _needs(lines, some) <= width), None)
+    room = width - _needs([("", *line[1:]) for line in lines], titles or SHORT, blocks=titles is not None) + NARROWEST
+    grid = _grid(*(titles or SHORT), *(["heads"] if titles else []))
+    blocks = _grid("heads")
+    for line in lines:
+        name = broken(line[0], room)
+        grid.add_row(name, *(line[1:] if titles else line[1:-1]))
+        blocks.add_row(broken(line[0], width // 2), line[-1])
+    yield grid
+    if titles is None:
+        yield Text()
+        yield blocks
+    left = len(places) - len(chosen)
+    if left:
+        yield Text(f"and {left} more layers, none of them worse; --json has them", style="dim")
+    if names[places[0]] != places[0][0]:
+        yield Text(broken(f"layer {names[places[0]]} is {safe(places[0][0])}", width), style="dim")
+    for told in LEGEND if titles is TITLES else [*LEGEND, ABBREVIATED]:
+        yield Text(told, style="dim")
+
+
+def _grid(*titles: str) -> Table:
+    """A name, numbers to the right, and blocks that go on in the next line where they are too many."""
+    grid = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim")
+    grid.add_column("layer", overflow="fold", min_width=5)
+    for title in titles:
+        if title == "heads":
+            grid.add_column(title, overflow="fold")
+        else:
+            grid.add_column(title, justify="right", no_wrap=True)
+    return grid
+
+
+def _needs(lines: Sequence[tuple[str, ...]], titles: Sequence[str], blocks: bool = True) -> int:
+    """How wide a table of these lines is; names of over 24 and blocks of over 16 go on in the next line where they must."""
+    name, *columns, heads = (max((len(line[at]) for line in lines), default=0) for at in range(len(titles) + 2))
+    inner = sum(max(width, len(title)) for width, title in zip(columns, titles, strict=True)) + GAP * len(titles)
+    return min(max(name, NARROWEST), 24) + inner + (GAP + min(max(heads, 5), 16) if blocks else 0)
+
+
+def _signs(document: Document, place: tuple[str, str]) -> tuple[str, ...]:
+    """A layer's numbers, as they are shown, and its heads as blocks."""
+    rows = [row for row in document["heads"] if (row["layer"], row["kind"]) == place]
+    variance, keys = mean(row["variance"] for row in rows), mean(row["effective_keys"] for row in rows)
+    peak = max((row["peak"] for row in rows if row["peak"] is not None), default=None)
+    frozen = mean(row["saturated"] for row in rows)
+    share = "–" if frozen is None else f"{frozen:.0%}"
+    heads = "".join(_block(row["evenness"]) for row in rows)
+    return number(None if variance is None else variance**0.5, 2), number(peak, 1), number(keys, 1), share, heads
+
+
+def _notes(notes: Sequence[str], width: int) -> Iterator[RenderableType]:
+    for note in notes[:NOTES]:
+        yield Padding(Text(broken(f"note: {safe(note)}", width), style="dim"), 0)
+    if len(notes) > NOTES:
+        yield Text(f"and {len(notes) - NOTES} more notes; --json has them", style="dim")
+
+
+def _block(evenness: float | None) -> str:
+    return "·" if evenness is None else BLOCKS[min(len(BLOCKS) - 1, max(0, int(evenness * len(BLOCKS))))]

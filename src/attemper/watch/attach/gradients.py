@@ -1,0 +1,87 @@
+"""Gradients: the root mean square and the median of |dq| and |dk|, per head, when the backward reaches them.
+
+The gradient is that of the tensor which enters the product, after position encoding, norms and what else was done.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from ..call import Call, aside
+
+COLUMNS = ("grad_q_count", "grad_q_square", "grad_q_median", "grad_k_count", "grad_k_square", "grad_k_median")
+
+
+class Gradients:
+    """Sums per head for one layer and step. A median does not merge: passes are averaged, weighted by their entries."""
+
+    def __init__(self, heads: int) -> None:
+        self.heads = heads
+        self.sums: Tensor | None = None  # (H, 6), float64
+        self.handles: list[RemovableHandle] = []
+        self.failure: str | None = None  # what went wrong while a gradient was looked at
+
+    def follow(self, call: Call) -> None:
+        """Ask to be told when the gradients of this call's q and k are there."""
+        # a product has its right factor as (..., E, L)
+        turned = call.product and not call.flipped
+        for place, tensor, flipped in ((0, call.query, call.flipped), (3, call.key, turned)):
+            if not tensor.requires_grad or tensor.dim() < 2:
+                continue
+            rows = call.rows if place == 0 or call.facts.kind == "self" else None
+            handle = tensor.register_hook(self._hook(place, call.facts.batch, flipped, rows))
+            if tensor.is_leaf:  # a graph takes its hooks with it; a leaf would keep them
+                self.handles.append(handle)
+
+    def _hook(self, place: int, batch: int, flipped: bool, rows: Tensor | None) -> Callable[[Tensor], None]:
+        # held weakly: a graph that outlives the watch must not keep it
+        mine = weakref.ref(self)
+
+        def hook(gradient: Tensor) -> None:
+            own = mine()
+            if own is not None:
+                try:
+                    with aside(gradient.device.type):
+                        own.add(place, gradient.detach().mT if flipped else gradient.detach(), batch, rows)
+                except RuntimeError as error:  # no memory left, for one: the backward goes on
+                    own.failure = str(error)
+
+        return hook
+
+    def add(self, place: int, gradient: Tensor, batch: int, rows: Tensor | None) -> None:
+        length, width = gradient.shape[-2:]
+        if gradient.numel() % (batch * length * width):
+            return  # a factor shared over the batch: it is no head's own
+        parts = gradient.reshape(batch, -1, length, width)
+        if parts.shape[1] != self.heads:
+            if self.heads % parts.shape[1]:
+                return
+            # grouped heads: each query head is given its group's
+            parts = parts.repeat_interleave(self.heads // parts.shape[1], dim=1)
+        parts = parts.movedim(1, 0)  # (H, B, L, E)
+        count = torch.full((self.heads,), float(batch * length * width), dtype=torch.float64, device=parts.device)
+        if rows is not None and rows.shape[-1] == length:
+            keep = rows[None, :, :, None].expand(1, batch, length, 1)
+            count = keep.double().sum() * width + torch.zeros_like(count)
+            parts = parts.masked_fill(~keep, math.nan)
+        size = parts.abs().flatten(1).to(torch.promote_types(parts.dtype, torch.float32))
+        square = size.double().square().nansum(-1)
+        median = size.nanmedian(-1).values.double().nan_to_num(0.0)
+        if self.sums is None:
+            self.sums = torch.zeros(self.heads, len(COLUMNS), dtype=torch.float64, device=parts.device)
+        self.sums[:, place] += count
+        self.sums[:, place + 1] += square
+        self.sums[:, place + 2] += median * count
+
+    def close(self) -> Tensor | None:
+        """Stop listening; what was summed."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+        return self.sums

@@ -1,0 +1,232 @@
+"""Record: a table of vitals per step, layer and head, that merges, filters, and goes to files and data frames."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError, MissingExtra
+from ..call import Facts
+from .buffer import Shelf, Slot
+from .entry import Entry, join
+
+KEYS = ("step", "layer", "kind", "head")
+
+
+class Record:
+    """Vitals per step, layer and head, as ``watch.record`` holds them and as files keep them.
+
+    A row has ``step``, ``layer`` (as the model names it), ``kind`` (self or cross), ``head``, and one number per sign: the mean
+    over the rows counted (``rows`` of them), except ``peak``, which is the largest. With gradients also ``grad_q_rms``,
+    ``grad_q_median``, ``grad_k_rms``, ``grad_k_median``. ``facts`` holds, per layer and kind, what the calls were: scale,
+    head dim, heads, lengths, route. ``notes`` says what was not measured, and why, and where a watch holds its last steps only.
+
+    Example:
+        >>> model = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+        >>> x = torch.zeros(1, 5, 16)
+        >>> with attemper.watch(model) as watch:
+        ...     _ = model(x, x, x)
+        >>> watch.record
+        Record(1 step, 1 layer, 2 rows)
+        >>> round(watch.record.to_dicts()[0]["effective_keys"], 4)      # five equal keys
+        5.0
+    """
+
+    def __init__(
+        self,
+        entries: Iterable[Entry] = (),
+        facts: dict[tuple[str, str], Facts] | None = None,
+        notes: Iterable[str] = (),
+    ) -> None:
+        self._shelf = Shelf()
+        self._waiting = list(entries)  # for their device, which nobody waits for before they are read
+        self.facts = dict(facts or {})
+        self.notes = list(notes)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """One entry per step and layer, in host memory: its heads, their summary, and the sums of their gradients."""
+        self._settle()
+        return [self._shelf.get(slot) for slot in self._shelf.slots]
+
+    def _settle(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for entry in waiting:
+            self._shelf.put(entry)
+
+    def _add(self, entries: Iterable[Entry], facts: dict[tuple[str, str], Facts]) -> None:
+        """Take in a step. The one before it is settled by now: its device is done with it."""
+        self._settle()
+        self._waiting = list(entries)
+        self.facts |= facts
+        if all(entry.on_host() for entry in self._waiting):
+            self._settle()
+
+    def _forget(self, keep: int) -> bool:
+        """Hold no more than so many of the last steps; whether there were more. One may wait, and is let be."""
+        return self._shelf.drop(keep - bool(self._waiting))
+
+    @property
+    def _slots(self) -> list[Slot]:
+        self._settle()
+        return self._shelf.slots
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that were watched, in order."""
+        return sorted({slot.step for slot in self._slots})
+
+    @property
+    def layers(self) -> list[str]:
+        """The layers, in the order they ran."""
+        return list(dict.fromkeys(slot.layer for slot in self._slots))
+
+    @property
+    def signs(self) -> list[str]:
+        """The columns that hold measurements."""
+        names: dict[str, None] = {}
+        for slot in self._slots:
+            names |= dict.fromkeys(name for name in slot.columns if not name.endswith("_rows"))
+            if slot.has_gradients:
+                names |= dict.fromkeys(("grad_q_rms", "grad_q_median", "grad_k_rms", "grad_k_median"))
+        return list(names)
+
+    def filter(
+        self,
+        *,
+        steps: int | Iterable[int] | None = None,
+        layers: str | Iterable[str] | Callable[[str], bool] | None = None,
+        heads: int | Iterable[int] | None = None,
+        kind: str | None = None,
+    ) -> Record:
+        """The rows that fit all of what is given.
+
+        Args:
+            steps: one step or several; of those that this record has not, there are no rows.
+            layers: one name or several, with ``*`` and ``?`` as in file names, or a function that takes a name and says yes.
+            heads: one head or several.
+            kind: ``"self"`` or ``"cross"``.
+        """
+        chosen = self.entries
+        if steps is not None:
+            wanted = _numbers("steps", steps)
+            chosen = [entry for entry in chosen if entry.step in wanted]
+        if layers is not None:
+            fits = layers if callable(layers) else self._named(layers)
+            chosen = [entry for entry in chosen if fits(entry.layer)]
+        if kind is not None:
+            if kind not in ("self", "cross"):
+                raise InputError(f"Record.filter(): `kind` must be 'self' or 'cross'; got {kind!r}.")
+            chosen = [entry for entry in chosen if entry.kind == kind]
+        if heads is not None:
+            numbers = _numbers("heads", heads)
+            highest = max((max(slot.heads) for slot in self._slots), default=-1)
+            if self._slots and not any(0 <= number <= highest for number in numbers):
+                raise InputError(
+                    f"Record.filter(): `heads` must be some of 0 … {highest}, which this record has; got {heads!r}."
+                )
+            chosen = [part for entry in chosen if (part := entry.take(numbers)) is not None]
+        named = {(entry.layer, entry.kind) for entry in chosen}
+        return Record(chosen, {place: facts for place, facts in self.facts.items() if place in named}, self.notes)
+
+    def _named(self, layers: str | Iterable[str]) -> Callable[[str], bool]:
+        """Whether a layer fits one of these names, each of which must fit some layer."""
+        patterns = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, Iterable) else [layers]
+        for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise InputError(f"Record.filter(): `layers` must be names or a function; got {pattern!r}.")
+            if self.layers and not fnmatch.filter(self.layers, pattern):
+                raise InputError(_no_layer(pattern, self.layers))
+        return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+    def merge(self, *others: Record) -> Record:
+        """The rows of all of them; the same step, layer and heads in two of them become one, exactly.
+
+        Args:
+            others: records of other ranks, other data or other steps of the same model.
+        """
+        found: dict[tuple[Any, ...], Entry] = {}
+        for entry in (entry for record in (self, *others) for entry in record.entries):
+            present = found.get(entry.place)
+            found[entry.place] = entry if present is None else join(present, entry)
+        facts = {place: facts for record in (self, *others) for place, facts in record.facts.items()}
+        notes = dict.fromkeys(note for record in (self, *others) for note in record.notes)
+        return Record(sorted(found.values(), key=lambda entry: entry.step), facts, notes)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """One dict per step, layer and head."""
+        return [row for entry in self.entries for row in entry.to_dicts()]
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame of the rows. Needs ``pip install 'attemper[record]'``."""
+        try:
+            import pandas
+        except ImportError:
+            raise _missing("to_pandas", "pandas") from None
+        return pandas.DataFrame(self.to_dicts(), columns=None if len(self) else list(KEYS))
+
+    def to_arrow(self) -> Any:
+        """A pyarrow Table of the rows, with the facts in its metadata. Needs ``pip install 'attemper[record]'``."""
+        from .store import to_arrow
+
+        return to_arrow(self, _missing("to_arrow", "pyarrow"))
+
+    def write(self, path: str | Path) -> None:
+        """Write the record to a new file, by suffix. A file that was there is replaced once the new one is whole.
+
+        Args:
+            path: ending in ``.jsonl``, or ``.parquet``, which needs ``pip install 'attemper[record]'``.
+        """
+        from .store import to_path, write
+
+        write(self, to_path("Record.write", path))
+
+    @classmethod
+    def read(cls, path: str | Path) -> Record:
+        """Read a record. Lines that are cut short or damaged are left out, with a warning that names them.
+
+        Where a run was resumed and wrote a step again, the last rows are read, and ``notes`` says so.
+
+        Args:
+            path: a file that ``write()`` or ``watch(path=…)`` made.
+        """
+        from .store import read, to_path
+
+        return read(to_path("Record.read", path))
+
+    def __len__(self) -> int:
+        return sum(len(slot.heads) for slot in self._slots)
+
+    def __repr__(self) -> str:
+        counts = ((len(self.steps), "step"), (len(self.layers), "layer"), (len(self), "row"))
+        return f"Record({', '.join(f'{n} {word}' if n == 1 else f'{n} {word}s' for n, word in counts)})"
+
+    def _repr_html_(self) -> str:
+        from .html import table
+
+        return table(self)
+
+
+def _numbers(name: str, given: int | Iterable[int]) -> frozenset[int]:
+    """One number or several; a word is several letters, and fits nothing."""
+    several = (given,) if isinstance(given, int) or not isinstance(given, Iterable) else tuple(given)
+    # numpy's whole numbers are equal to ours; a bool would be head 0 or 1
+    if any(isinstance(number, (bool, str)) or not hasattr(number, "__index__") for number in several):
+        raise InputError(f"Record.filter(): `{name}` must be a whole number or several; got {given!r}.")
+    return frozenset(several)
+
+
+def _no_layer(pattern: str, layers: list[str]) -> str:
+    near = difflib.get_close_matches(pattern, layers, 1, 0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    shown = ", ".join(map(repr, layers[:6])) + (f" and {len(layers) - 6} more" if len(layers) > 6 else "")
+    return f"Record.filter(): no layer fits {pattern!r}.{hint} There are: {shown}."
+
+
+def _missing(where: str, package: str) -> MissingExtra:
+    return MissingExtra(
+        f"Record.{where}(): needs {package}, which is not installed. Type pip install 'attemper[record]'."
+    )

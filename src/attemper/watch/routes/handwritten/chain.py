@@ -1,0 +1,290 @@
+"""The route through hand-written attention: a product q·kᵀ, then scale, mask and bias, a softmax, and a product with values.
+
+A softmax over anything else (a router, a vocabulary) is not attention: only one whose input comes from a product of two
+activations, and whose output meets a third in a product over the same dimension, is counted. Vitals are taken from the
+model's own logits when the softmax runs, and kept only if the last product follows. What looks like attention and was
+not traced is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...attach.running import Frame, kind_of, projects, running, weighs_channels
+from ...call import Call, Facts
+from ..sequences import Sequences
+from .layout import by_head, ordered
+from .matrices import Count, Scores, Weights, number
+from .op_names import (
+    CARRYING,
+    FLEX,
+    FOREIGN,
+    KEEPING,
+    LINEAR,
+    LOG_SOFTMAXES,
+    PRODUCTS,
+    RESHAPING,
+    SAFE,
+    SCALINGS,
+    SELECTING,
+    SOFTMAXES,
+    op_name,
+)
+from .storages import Storages, address
+
+UNTRACED = "a softmax meets values, but the scores it was taken of could not be traced to queries and keys"
+Miss = Callable[[tuple[Frame, ...], str], None]
+
+
+class Chain:
+    """Follows matrices through the ops of one pass, by storage."""
+
+    def __init__(
+        self,
+        parameters: Storages[bool],
+        hear: Callable[[Call], Count],
+        unheard: Miss,
+        missed: Miss,
+    ) -> None:
+        self.parameters = parameters
+        self.hear, self.unheard, self.missed = hear, unheard, missed
+        self.sequences = Sequences()
+        self.scores: Storages[Scores] = Storages()
+        self.weights: Storages[Weights] = Storages()
+        self.multiplied: Storages[float | None] = Storages()  # by which number, as the last thing done
+        self.triangles: Storages[bool] = Storages()  # lower triangles of ones, and masks made of them
+
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Look at one op that has just run."""
+        name = op_name(func)
+        if name in PRODUCTS:
+            self._product(name, args, kwargs, out)
+        elif name in KEEPING:
+            self._step(name, args, out)
+        elif name in SOFTMAXES or name in LOG_SOFTMAXES:
+            self._softmax(name, args, out)
+        elif name in CARRYING or name == LINEAR:
+            self.sequences.follow((part for part in args if isinstance(part, Tensor)), _first(out))
+        elif name == "tril" and len(args) == 1:
+            self.triangles.put(out, True)
+        elif name == FLEX:
+            self.unheard(tuple(running.frames), "a flex_attention call that is not the interface's")
+        elif name == FOREIGN and (running.current is None or running.current.interfaced is None):
+            self.unheard(tuple(running.frames), f"a {func} call: {FOREIGN}")
+
+    def carry(self, source: Tensor, made: Tensor, module: nn.Module) -> None:
+        """A layer in which no op need be looked at made this of that; talking heads mix scores or weights by one."""
+        scores = self.scores.get(source) if self.scores else None
+        if scores is not None and weighs_channels(module) and not scores.are_across(source, -1):
+            self.scores.drop(made)
+            scores = None
+        if scores is not None:
+            self.scores.put(made, replace(scores, scale=None, strided=False))
+        elif self.weights and (weights := self.weights.get(source)) is not None:
+            self.weights.put(made, replace(weights, stride=None))
+        else:
+            self.sequences.put(made, self.sequences.of(source))
+
+    def _product(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+        left, right = (args[place] for place in PRODUCTS[name])
+        if out.is_nested:
+            return
+        sides = ((left, right, -1), (right, left, -2 if right.dim() > 1 else 0))
+        if self.weights and any(self._weigh(*side, out) for side in sides):
+            return
+        if self.scores and any(self._mix(*side, out) for side in sides):
+            return
+        # a factor that is a parameter makes it a linear layer; a learned query on the left is a query
+        if self.is_parameter(right) or (running.frames and projects(running.frames[-1].module)):
+            self.sequences.put(out, self.sequences.of(left))
+            return
+        if left.dim() < 2 or (name == "mv" and self.is_parameter(left)) or not out.is_floating_point():
+            return
+        for kept in (self.scores, self.weights, self.multiplied):
+            kept.drop_freed()
+        biased = name in ("baddbmm", "addmm")
+        scale = number(kwargs.get("alpha", 1.0)) if biased else 1.0
+        before = self.multiplied.get(left), self.multiplied.get(right)
+        root = before[0] if before[0] == before[1] else None
+        if self.multiplied.has(left) or self.multiplied.has(right):
+            scale = None  # q or k was multiplied on the way: by how much in all is not known
+        shape = (left.shape[-2], right.shape[-1] if right.dim() > 1 else 1)
+        scores = Scores(left, right, tuple(running.frames), shape, scale, root, masked=biased)
+        current = running.current
+        if current is not None and current.place is not None:
+            scores = scores.made_at(current.place, current.ratio)
+            if biased and self.scores and (other := self.scores.get(args[0])) is not None:
+                scores = replace(scores, places=(*other.places, *scores.places))
+        self.scores.put(out, scores)
+
+    def _weigh(self, tensor: Tensor, other: Tensor, axis: int, out: Tensor) -> bool:
+        """A product with weights: with values, or with a parameter that mixes heads."""
+        weights = self.weights.get(tensor)
+        if weights is None:
+            return False
+        if weights.summed(tensor, axis):
+            self._meet(weights, other, out)
+        elif self.is_parameter(other):
+            self.weights.put(out, replace(weights, stride=None))
+        else:
+            return False
+        return True
+
+    def _meet(self, weights: Weights, other: Tensor, out: Tensor) -> None:
+        """Weights meet values."""
+        frames = tuple(running.frames)
+        for count in weights.calls:
+            count(frames)
+        if not weights.calls and not self.is_parameter(other):
+            self.missed(frames, UNTRACED)
+        if weights.sequence is not None:
+            self.sequences.put(out, weights.sequence)
+
+    def _mix(self, tensor: Tensor, other: Tensor, axis: int, out: Tensor) -> bool:
+        """A product with scores: a parameter mixes heads; without a softmax, values make it another attention."""
+        scores = self.scores.get(tensor)
+        if scores is None:
+            return False
+        if self.is_parameter(other):
+            if not scores.are_across(tensor, axis):
+                return False  # a linear layer, of what is no longer logits
+            self.scores.put(out, replace(scores, scale=None, strided=False))
+        elif scores.exponential:
+            self.missed(tuple(running.frames), f"scores meet values through {scores.exponential}(), not a softmax")
+        else:
+            return False
+        return True
+
+    def is_parameter(self, tensor: Tensor) -> bool:
+        """Whether it is a weight, or made of weights alone."""
+        return bool(self.parameters.get(tensor))
+
+    def _step(self, name: str, args: tuple[Any, ...], out: Any) -> None:
+        result = _first(out)
+        parts = args[0] if isinstance(args[0], (tuple, list)) else args
+        tensors = [part for part in parts if isinstance(part, Tensor)]
+        if name == "copy":
+            tensors = tensors[1:]
+        if not tensors:
+            return
+        if (self.scores or self.weights) and self._keep(name, tensors, args, result):
+            return
+        if all(map(self.is_parameter, tensors)):
+            self.parameters.put(result, True)  # autocast's copy of a weight is a weight, and so is a weight normalised
+            return
+        if name in SCALINGS and len(args) > 1 and not (isinstance(args[1], Tensor) and args[1].dim()):
+            self.multiplied.put(result, number(args[1]) if name == "mul" else None)
+        elif name in ("clone", "_to_copy") and self.multiplied.has(tensors[0]):
+            self.multiplied.put(result, self.multiplied.get(tensors[0]))
+        elif name == "where" and self.triangles and self.triangles.get(tensors[0]):
+            self.triangles.put(result, True)
+        self.sequences.follow(tensors, result)
+
+    def _keep(self, name: str, tensors: list[Tensor], args: tuple[Any, ...], result: Tensor) -> bool:
+        """Follow weights or scores through one op; whether it was one of theirs."""
+        found = [(tensor, weights) for tensor in tensors if (weights := self.weights.get(tensor)) is not None]
+        if found:
+            tensor, weights = found[0]
+            if result.numel() > tensor.numel() and name == "mul":
+                if weights.calls:  # values by a sum of products; a router does the same with its experts
+                    self._meet(weights, result, result)
+            elif result.shape[-1] == tensor.shape[-1] or name in RESHAPING or name in SELECTING:
+                # a difference of two softmaxes: both wait for the values
+                calls = tuple(dict.fromkeys(call for _, each in found for call in each.calls))
+                self.weights.put(result, replace(weights.after(name, tensor, result), calls=calls))
+            return True
+        for tensor in tensors:
+            scores = self.scores.get(tensor)
+            if scores is not None and (
+                name in SELECTING or result.shape[-2:].numel() >= tensor.shape[-2:].numel() or tensor.dim() < 2
+            ):
+                after = scores.after(name, args, tensor, result)
+                if self.triangles and any(map(self.triangles.get, tensors)):
+                    after = replace(after, causal=True)
+                if after.places and name not in SCALINGS:  # terms of one sum, or entries of one matrix
+                    made = [each.places for tensor in tensors if (each := self.scores.get(tensor)) is not None]
+                    after = replace(after, places=tuple(dict.fromkeys(sum(made, ()))))
+                self.scores.put(result, after)
+                return True
+        return False
+
+    def _softmax(self, name: str, args: tuple[Any, ...], out: Tensor) -> None:
+        logits, dim = args[0], args[1]
+        if not isinstance(logits, Tensor) or not logits.dim() or self.is_parameter(logits):
+            return
+        frames = tuple(running.frames)
+        if logits.is_nested:
+            self.missed(frames, "a softmax of nested tensors, which are not followed")
+            return
+        scores = self.scores.get(logits)
+        call = None
+        if scores is not None and not scores.exponential:
+            call = _call(name, scores, logits, dim, tuple(shared(scores.frames, frames)))
+        calls: tuple[Count, ...] = ()
+        sequence = None
+        if call is not None:
+            calls = (_marking(self.hear(call), (*scores.frames, *frames) if scores else frames),)
+            sequence = self.sequences.known(call.query)
+        size, stride = out.shape[dim], out.stride(dim)
+        beside = 0 if call is None else sum(call.beside)
+        self.weights.put(out, Weights(calls, frames, sequence, size, stride, beside, name in LOG_SOFTMAXES))
+
+
+def _first(out: Any) -> Tensor:
+    return out[0] if isinstance(out, (tuple, list)) else out
+
+
+def _marking(count: Count, around: tuple[Frame, ...]) -> Count:
+    """Count, and mark the modules in which scores and weights were made as heard."""
+
+    def counting(last: tuple[Frame, ...]) -> None:
+        for frame in (*around, *last):
+            frame.heard = True
+        count(last)
+
+    return counting
+
+
+def shared(first: tuple[Frame, ...], second: tuple[Frame, ...]) -> list[Frame]:
+    """The modules around both; never none, since the outermost is around everything."""
+    return [a for a, b in zip(first, second, strict=False) if a is b]
+
+
+def _call(name: str, scores: Scores, logits: Tensor, dim: int, frames: tuple[Frame, ...]) -> Call | None:
+    if not logits.numel() or logits.is_meta or type(logits) is not Tensor:
+        return None
+    logits = scores.hidden(logits)
+    if logits.dim() == 1:
+        matrix, flipped = logits[None], scores.shape[1] == 1
+    else:
+        matrix, flipped = ordered(logits, dim, *scores.shape, scores.strided, frames)
+    matrix, known = by_head(matrix, frames)
+    batch, heads, rows, keys = matrix.shape
+    query, key = (scores.key, scores.query) if flipped else (scores.query, scores.key)
+    groups = key.shape[:-2].numel() // batch  # heads that share their keys are folded into the product's rows
+    # SDPA's own math multiplies q and k by the root of the scale each
+    math = name == SAFE and scores.root is not None
+    facts = Facts(
+        route="sdpa" if math else "hand-written",
+        kind=kind_of(frames, query, key, (rows, keys - sum(scores.beside))),
+        dtype=str(query.dtype).removeprefix("torch."),
+        batch=batch,
+        heads=heads,
+        kv_heads=groups if groups and heads % groups == 0 else heads,
+        head_dim=scores.query.shape[-1],
+        queries=rows,
+        keys=keys,
+        scale=scores.root**2 if math and scores.root is not None else scores.scale,
+        causal=math and scores.causal,
+        masked=scores.masked,
+        softcap=scores.cap if scores.capped else None,
+    )
+    call = Call(facts, frames, query, key, logits=matrix)
+    call.product, call.flipped, call.heads_known = True, flipped, known
+    call.beside, call.in_order, call.places = scores.beside, scores.in_order, scores.places
+    call.as_product = scores.strided and address(matrix) == address(logits)
+    return call

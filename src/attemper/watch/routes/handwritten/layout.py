@@ -1,0 +1,152 @@
+"""Layout: which dimensions of a model's own logits are batch, heads, queries and keys.
+
+Code by hand keeps them in any order: ``bhqk``, ``bqhk``, ``bqkh``, ``ijbn``, batch and heads folded into one, grouped heads in
+two: ``bgrqk``, ``bqgrk``. The softmax says which are the keys; the product says how many queries there are, and by its
+strides where; the module says how many heads, and the batch and length it was called with say the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+from torch import Tensor, nn
+
+from ...attach.running import Frame
+
+HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
+
+
+def named_heads(frames: tuple[Frame, ...]) -> int | None:
+    """The heads that the attention module names: the innermost with parameters, not the modules around it."""
+    for frame in reversed(frames):
+        for attribute in HEADS:
+            heads = getattr(frame.module, attribute, None)
+            if isinstance(heads, int) and not isinstance(heads, bool) and heads > 0:
+                return heads
+        if _has_parameters(frame.module):
+            return None
+    return None
+
+
+def all_heads(frames: tuple[Frame, ...]) -> int | None:
+    """The heads that the attention module says it has, by itself or in its config, however many of them run here."""
+    named = named_heads(frames)
+    if named is not None or not frames:
+        return named
+    heads = getattr(getattr(frames[-1].module, "config", None), "num_attention_heads", None)
+    return heads if isinstance(heads, int) and heads > 0 else None
+
+
+def heads_of(frames: tuple[Frame, ...], folded: int, rows: int) -> int | None:
+    """The heads in a folded (B·H) dimension: as the module says, else by the batch it was called with; None: nothing says."""
+    named = named_heads(frames)
+    batch = _batch(frames, rows)
+    if batch is not None and folded % batch == 0:
+        each = folded // batch
+        return named if named is not None and each % named == 0 else each
+    if named is not None and folded % named == 0:
+        return named
+    return 1 if folded == 1 else None
+
+
+def ordered(
+    logits: Tensor, dim: int, rows: int, columns: int, strided: bool, frames: tuple[Frame, ...]
+) -> tuple[Tensor, bool]:
+    """The logits as ``(…, Lq, Lk)``, and whether the queries are the product's columns.
+
+    Args:
+        logits: what the softmax was given.
+        dim: its dimension.
+        rows: of the product that made them.
+        columns: of that product.
+        strided: whether they still lie in memory as the product left them.
+        frames: the modules around it.
+    """
+    matrix = logits.movedim(dim, -1)
+    leading = range(matrix.dim() - 1)
+    keys, step = matrix.shape[-1], matrix.stride(-1)
+    flipped = strided and rows > 1 and columns > 1 and step == columns and keys == rows
+    if strided and rows > 1 and columns > 1 and step in (1, columns):
+        expected = (columns, 1) if step == columns else (rows, columns)
+        found = [axis for axis in leading if (matrix.shape[axis], matrix.stride(axis)) == expected]
+        if found and keys == (rows if step == columns else columns):
+            return matrix.movedim(found[-1], -2), step == columns
+    queries = columns if flipped else rows
+    if matrix.shape[-2] != queries:
+        found = [axis for axis in leading if matrix.shape[axis] == queries] or _folded(matrix, queries, frames)
+        if found:
+            return matrix.movedim(found[-1], -2), flipped
+    return matrix, False
+
+
+def by_head(matrix: Tensor, frames: tuple[Frame, ...]) -> tuple[Tensor, bool]:
+    """``(…, Lq, Lk)`` as ``(B, H, Lq, Lk)``, and whether something said what the heads are."""
+    rows, keys = matrix.shape[-2:]
+    known = True
+    if matrix.dim() == 2:
+        heads = 1
+    elif matrix.dim() == 3:
+        said = heads_of(frames, matrix.shape[0], rows)
+        heads, known = said or 1, said is not None
+    else:
+        matrix, heads, known = _by_sizes(matrix, frames)
+    return matrix.reshape(matrix.shape[:-2].numel() // heads, heads, rows, keys), known
+
+
+def _folded(matrix: Tensor, rows: int, frames: tuple[Frame, ...]) -> list[int]:
+    """The axes that may be the queries where the product's rows hold the heads of a group too, as einsum folds them."""
+    sizes = matrix.shape[:-1]
+    axes = [axis for axis, size in enumerate(sizes) if rows % size == 0]
+    called, named = _called(frames), named_heads(frames)
+    long = [axis for axis in axes if called is not None and sizes[axis] == called[1]]
+    if long or named is None:
+        return long
+    return [axis for axis in axes if sizes.numel() // sizes[axis] % named == 0]
+
+
+def _by_sizes(matrix: Tensor, frames: tuple[Frame, ...]) -> tuple[Tensor, int, bool]:
+    """``(…, Lq, Lk)`` with the batch in front of the heads, how many these are, and whether something said so."""
+    sizes, named, called = matrix.shape[:-2], named_heads(frames), _called(frames)
+    if len(sizes) > 2 and called is not None and called[1] == matrix.shape[-2] and called[0] in sizes:
+        each = sizes.numel() // called[0]
+        if named in (None, each):  # all that is neither batch, queries nor keys: (B, G, R, Lq, Lk), in any order
+            return matrix.movedim(sizes.index(called[0]), 0), each, True
+    if named is None:
+        return matrix, sizes[-1], True
+    # (B, G, R, Lq, Lk) is grouped heads, (B, T, H, Lq, Lk) is not: only the module can tell
+    places = range(len(sizes))
+    likely = [tuple(places[1:]), tuple(places[-1:])]
+    for axes in [*likely, *(some for count in places[1:] for some in combinations(places, count))]:
+        if math.prod(sizes[axis] for axis in axes) == named:
+            return matrix.movedim(axes, tuple(range(-2 - len(axes), -2))), named, True
+    return matrix, sizes[-1], False
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _batch(frames: tuple[Frame, ...], rows: int) -> int | None:
+    """The batch that the attention module was called with; sequence-first inputs are known by their length."""
+    shape = _shape(frames)
+    if shape is None or len(shape) < 3:
+        return None
+    sequence_first = len(shape) == 3 and shape[0] == rows and shape[1] != rows
+    return shape[1] if sequence_first else shape[0]
+
+
+def _called(frames: tuple[Frame, ...]) -> tuple[int, int] | None:
+    """The batch and the length that the attention module was called with, of (B, L, D); None: something else."""
+    shape = _shape(frames)
+    return (shape[0], shape[1]) if shape is not None and len(shape) == 3 else None
+
+
+def _shape(frames: tuple[Frame, ...]) -> tuple[int, ...] | None:
+    """What the innermost module that says it was called with: up to the first with parameters."""
+    for frame in reversed(frames):
+        if frame.shape is not None and len(frame.shape) > 2:
+            return frame.shape
+        if frame.shape is not None or _has_parameters(frame.module):
+            return None
+    return None

@@ -1,0 +1,54 @@
+"""Padding: which queries a mask shows to be no tokens at all."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...kernels.contract import HIDDEN_BIAS
+from ..attach.running import running
+from ..call import Call
+
+
+def leave_padding_out(call: Call) -> None:
+    """Which rows count: a self-attention's mask says it; a cross-attention has the queries of one before it."""
+    current, facts = running.current, call.facts
+    if current is None:
+        return
+    sequence = current.sequences.known(call.query)
+    place = None if sequence is None else (sequence, facts.batch, facts.queries)
+    if facts.kind == "cross":
+        # only of the same sequence: another of the same length has padding of its own
+        call.rows = current.kept.get(place) if call.rows is None and place is not None else call.rows
+        return
+    before, after = call.beside
+    keys = facts.keys - before - after
+    matrix = call.logits if call.logits is not None else call.mask
+    if call.rows is None and matrix is not None and facts.masked and call.in_order and facts.queries == keys:
+        matrix = matrix.reshape((1,) * (4 - matrix.dim()) + tuple(matrix.shape)) if matrix.dim() < 4 else matrix
+        if matrix.dim() == 4 and matrix.shape[-1] == facts.keys:
+            call.rows = kept_by_mask(matrix[..., before : facts.keys - after])
+    if place is not None:
+        current.kept[place] = call.rows
+
+
+def kept_by_mask(mask: Tensor) -> Tensor:
+    """Which queries are real, ``(B or 1, L)``, from the square mask or the logits of a self-attention, ``(B, H, L, L)``.
+
+    A key that no query sees is padding, and so is its query. Where real queries do not see their own keys either (a strictly
+    causal mask), a key without a query says nothing. Some models let a padded query see itself (XLNet): two or more keys at
+    the end that nobody else sees are padding too; a causal mask has one.
+    """
+    first = mask[:, 0]  # padding is the same for every head
+    # a NaN hides nothing: a model that diverges has not turned into padding
+    seen = first if mask.dtype == torch.bool else ~(first <= HIDDEN_BIAS)
+    if seen.shape[1] == 1:
+        return seen[:, 0]
+    any_query = seen.any(1)
+    own = seen.diagonal(dim1=-2, dim2=-1)
+    strict = (any_query & ~own).sum(-1, keepdim=True) * 2 > any_query.sum(-1, keepdim=True)
+    lonely = seen.sum(1) <= own.long()
+    tail = lonely.flip(-1).cumprod(-1).flip(-1).bool()
+    length = tail.sum(-1, keepdim=True)
+    padded_tail = tail & (length > 1) & (length < tail.shape[-1])
+    return (any_query & ~padded_tail) | strict

@@ -1,0 +1,178 @@
+"""The routes through torch's fused attention: the SDPA ops, and the two ops of the encoder's and MHA's fast path.
+
+A fast-path op takes the layer's input and weights, so its queries and keys are computed here once more, beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.functional import layer_norm, linear
+
+from ..attach.running import Frame, kind_of, running
+from ..call import Call, Facts, aside
+from .handwritten.layout import heads_of
+
+SDPA = (
+    "scaled_dot_product_attention",  # whole only in inference mode; elsewhere it arrives as one of these
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_dot_product_attention_math_for_mps",
+)
+PLAIN = (Tensor, Parameter)
+ENCODER = "_transformer_encoder_layer_fwd"
+MHA = "_native_multi_head_attention"
+
+Reader = Callable[[Any, tuple[Any, ...], dict[str, Any], tuple[Frame, ...]], Call | str | None]
+"""What reads an op's arguments: the call, or what it is made on that cannot be measured, or None where it is no attention."""
+
+
+def readers() -> dict[Any, Reader]:
+    """Op → how its arguments are read as a call; ops that this torch lacks are left out."""
+    found: dict[Any, Reader] = {}
+    for name, reader in ((ENCODER, _encoder), (MHA, _mha), *((name, _sdpa) for name in SDPA)):
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is not None:
+            found[packet.default] = reader
+    return found
+
+
+@cache
+def _parameters(func: Any) -> dict[str, Any]:
+    """An op's arguments and their defaults, in order."""
+    return {argument.name: argument.default_value for argument in func._schema.arguments}
+
+
+def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name, defaults filled in."""
+    parameters = _parameters(func)
+    return {**parameters, **dict(zip(parameters, args, strict=False)), **kwargs}
+
+
+def wrapped(kind: type) -> str:
+    """Tensors of a class that is not torch's plain one, in words."""
+    if kind.__name__ == "DTensor":
+        return "DTensors, of which each rank holds a part: attention on what their to_local() gives is measured"
+    return f"{kind.__name__} objects"
+
+
+def unreadable(*tensors: Tensor | None) -> str | None:
+    """Why these are no numbers that could be measured; None where they are."""
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) not in PLAIN:
+            return wrapped(type(tensor))
+        if tensor.is_nested or tensor.is_meta:
+            return "nested tensors" if tensor.is_nested else "meta tensors"
+        if not tensor.numel():
+            return "empty tensors"
+    return None
+
+
+def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | str:
+    given = _bound(func, args, kwargs)
+    query, key = given["query"], given["key"]
+    mask = given.get("attn_mask") if "attn_mask" in given else given.get("attn_bias")
+    reason = unreadable(query, key, mask)
+    if reason is not None:
+        return reason
+    if query.dim() < 3:
+        return f"{query.dim()} dimensions"
+    said: int | None = 1
+    if query.dim() == 3:
+        said = heads_of(frames, query.shape[0], query.shape[1])
+        heads = said or 1
+        query, key = (tensor.unflatten(0, (-1, heads)) for tensor in (query, key))
+        mask = mask if mask is None or mask.dim() < 3 else mask.unflatten(0, (-1, min(heads, mask.shape[0])))
+    call = _call("sdpa", frames, query, key, mask, given["is_causal"], given["scale"], given["dropout_p"])
+    call.heads_known = said is not None
+    return call
+
+
+def _call(
+    route: str,
+    frames: tuple[Frame, ...],
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    dropout: float = 0.0,
+) -> Call:
+    kind = kind_of(frames, query, key, (query.shape[-2], key.shape[-2]))
+    facts = Facts.of(route, kind, query, key, scale=scale, causal=causal, mask=mask, dropout=dropout)
+    return Call(facts, frames, query, key, mask=mask, causal=causal, scale=scale)
+
+
+def _mha(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | str:
+    given = _bound(func, args, kwargs)
+    source = given["query"]
+    reason = unreadable(given["qkv_weight"], *(() if source.is_nested else (source, given["key"], given["mask"])))
+    if reason is not None:
+        return reason
+    if source.data_ptr() != given["key"].data_ptr():
+        return "keys that are not the queries"  # torch takes this path for self-attention alone
+    return _projected(given, given["query"], given["num_head"], frames)
+
+
+def _encoder(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | str:
+    given = _bound(func, args, kwargs)
+    source = given["src"]
+    reason = unreadable(given["qkv_weight"], *(() if source.is_nested else (source, given["mask"])))
+    if reason is not None:
+        return reason
+    if given["norm_first"]:
+        with aside(source.device.type):
+            width = given["norm_weight_1"].shape
+            source = layer_norm(source, width, given["norm_weight_1"], given["norm_bias_1"], given["eps"])
+    return _projected(given, source, given["num_heads"], _with_attention(frames))
+
+
+def _with_attention(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The fused layer never calls its attention module; the call is that module's all the same."""
+    layer = frames[-1]
+    inner = getattr(layer.module, "self_attn", None)
+    if inner is None:
+        return frames
+    return (*frames, Frame(inner, f"{layer.name}.self_attn", ()))
+
+
+def _projected(given: dict[str, Any], source: Tensor, heads: int, frames: tuple[Frame, ...]) -> Call:
+    with aside(source.device.type):
+        keep = None
+        if source.is_nested:
+            # TransformerEncoder packs padded sequences; real lengths are the rows that count
+            lengths = torch.tensor([part.shape[0] for part in source.unbind()], device=source.device)
+            source = source.to_padded_tensor(0.0)
+            keep = torch.arange(source.shape[1], device=source.device) < lengths[:, None]
+        batch, length, width = source.shape
+        both = linear(source, given["qkv_weight"][: 2 * width], given["qkv_bias"][: 2 * width])
+        query, key = both.view(batch, length, 2, heads, width // heads).permute(2, 0, 3, 1, 4)
+        mask = (
+            keep[:, None, None, :] if keep is not None else _visible(given["mask"], given["mask_type"], batch, length)
+        )
+        if running.current is not None:
+            # q and k are ours: they belong to the sequence that the op was given
+            sequences = running.current.sequences
+            sequences.put(both, sequences.of(given["src"] if "src" in given else given["query"]))
+        call = _call("fused", frames, query, key, mask, False, None)
+    call.rows = keep
+    return call
+
+
+def _visible(mask: Tensor | None, kind: int | None, batch: int, length: int) -> Tensor | None:
+    """The fast path's mask, True or -inf = hidden, as ours; type 0 is (L, L), 1 is (B, L), 2 is (B, H, L, L)."""
+    if mask is None:
+        return None
+    shape = (1, 1, length, length) if mask.dim() == 2 and kind == 0 else (batch, 1, 1, length)
+    mask = mask.reshape(shape) if mask.dim() == 2 else mask
+    return ~mask if mask.dtype == torch.bool else mask

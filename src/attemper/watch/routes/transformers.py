@@ -1,0 +1,167 @@
+"""The route through the Hugging Face attention interface: the function in use is wrapped, and still computes the output.
+
+The ops inside it are seen anyway and tell what is computed; the wrapper adds what was declared (scale, window, softcap,
+key/value heads). Where no op can be seen (a kernel from outside torch), the call is measured from its arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attach.running import Frame, kind_of, running
+from ..call import Call, Facts, without_modes
+from .handwritten.op_names import FLEX
+
+Begin = Callable[[Call], Callable[[tuple[Frame, ...]], None]]
+Unheard = Callable[[tuple[Frame, ...], str], None]
+
+
+class Interfaced:
+    """One call of the interface: what it was told, and whether an op inside it was seen."""
+
+    def __init__(self, implementation: str | None, module: Any, key: Tensor, options: dict[str, Any]) -> None:
+        self.implementation, self.kv_heads = implementation or "eager", key.shape[1]
+        asked = options.get("is_causal")
+        self.causal = bool(getattr(module, "is_causal", False) if asked is None else asked)
+        self.options = options
+        self.seen = False
+
+    def complete(self, facts: Facts) -> Facts:
+        """The facts of an op inside, with what only the interface was told."""
+        self.seen = True
+        return replace(
+            facts,
+            kv_heads=self.kv_heads,
+            causal=facts.causal or (self.causal and facts.kind == "self"),  # the mask may hold it
+            declared=_number(self.options.get("scaling")),
+            softcap=_number(self.options.get("softcap")),
+            window=self.options.get("sliding_window"),
+            implementation=self.implementation,
+        )
+
+
+class Interface:
+    """Wraps what ``AttentionInterface.get_interface`` hands out: also eager, which is in no table."""
+
+    def __init__(self, begin: Begin, unheard: Unheard) -> None:
+        self.begin, self.unheard = begin, unheard
+        self.original: Callable[..., Any] | None = None
+
+    def install(self) -> None:
+        """Only where transformers is loaded; a model of it cannot be there otherwise."""
+        library = sys.modules.get("transformers.modeling_utils")
+        if library is None or self.original is not None:
+            return
+        original = self.original = library.AttentionInterface.get_interface
+
+        def get_interface(table: Any, implementation: str | None, default: Callable[..., Any]) -> Callable[..., Any]:
+            function = original(table, implementation, default)
+            if running.current is None or getattr(function, "measures_itself", False):
+                return function
+            return self.wrap(function, implementation)
+
+        library.AttentionInterface.get_interface = get_interface
+
+    def uninstall(self) -> None:
+        if self.original is not None:
+            sys.modules["transformers.modeling_utils"].AttentionInterface.get_interface = self.original
+            self.original = None
+
+    def wrap(self, function: Callable[..., Any], implementation: str | None) -> Callable[..., Any]:
+        def heard(module: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
+            current = running.current
+            if current is None:
+                return function(module, query, key, value, *rest, **options)
+            before, current.interfaced = current.interfaced, Interfaced(implementation, module, key, options)
+            try:
+                # flex attention is torch.compile's: run eagerly, as the rest is while we listen, it would store n × n
+                with compiling() if implementation == FLEX else nullcontext():
+                    out = function(module, query, key, value, *rest, **options)
+                if not current.interfaced.seen:
+                    mask = rest[0] if rest else options.get("attention_mask")  # models pass it either way
+                    self.from_arguments(module, query, key, mask, options, current.interfaced)
+            finally:
+                current.interfaced = before
+            return out
+
+        return heard
+
+    def from_arguments(
+        self, module: Any, query: Tensor, key: Tensor, mask: Any, options: dict[str, Any], told: Interfaced
+    ) -> None:
+        """Measure a call that no op showed, or say why it cannot be."""
+        frames = tuple(running.frames)
+        reason = refusal(mask, options)
+        if reason is not None:
+            self.unheard(frames, f"attn_implementation={told.implementation!r} with {reason}")
+            return
+        rows, keys = query.shape[2], key.shape[2]
+        flash = isinstance(mask, Tensor) and mask.dim() == 2
+        causal = is_causal(module, query, mask, options) if mask is None or flash else False
+        if flash:  # flash attention's (B, Lk), nonzero = a real token
+            mask = mask.bool()[:, None, None, :]
+        if type(mask).__name__ == "BlockMask":
+            mask = dense(mask, query, key)
+        mask = with_bias(mask, options.get("position_bias"))
+        scale = _number(options.get("scaling"))
+        kind = kind_of(frames, query, key, (rows, keys))
+        facts = Facts.of("interface", kind, query, key, scale=scale, causal=causal, mask=mask)
+        call = Call(facts, frames, query, key, mask=mask, causal="lower_right" if causal else False, scale=scale)
+        call.softcap = _number(options.get("softcap"))
+        if causal:
+            call.window = options.get("sliding_window")
+        self.begin(call)(frames)
+
+
+def refusal(mask: object, options: dict[str, Any]) -> str | None:
+    """What these arguments hold that neither the measurement nor our kernels can honour."""
+    if options.get("s_aux") is not None:
+        return "attention sinks (s_aux)"
+    if options.get("cache") is not None:
+        return "a paged cache"
+    if type(mask).__name__ == "BlockMask":
+        return None
+    if mask is not None and not (isinstance(mask, Tensor) and mask.dim() in (2, 4)):
+        return f"a {type(mask).__name__} as its mask"
+    return None
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Let Dynamo compile, unseen by any mode."""
+    with without_modes(), torch.compiler.set_stance("default"):
+        yield
+
+
+def dense(mask: Any, query: Tensor, key: Tensor) -> Tensor:
+    """A flex attention's BlockMask as booleans, for all pairs of a query and a key."""
+    from torch.nn.attention.flex_attention import create_mask
+
+    with without_modes():
+        return create_mask(mask.mask_mod, query.shape[0], 1, query.shape[2], key.shape[2], device=str(query.device))
+
+
+def is_causal(module: Any, query: Tensor, mask: Tensor | None, options: dict[str, Any]) -> bool:
+    """The interface's rule: no mask means causal if the call or the module says so, but not for one query."""
+    asked = options.get("is_causal")
+    return query.shape[2] > 1 and bool(getattr(module, "is_causal", True) if asked is None else asked)
+
+
+def with_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """A position bias and a mask as one additive mask."""
+    if bias is None or mask is None:
+        return mask if bias is None else bias
+    if mask.dtype == torch.bool:
+        return torch.where(mask, bias, torch.finfo(bias.dtype).min)
+    return bias + mask
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None

@@ -1,0 +1,339 @@
+"""Trace: follows q and k from the output of a projection to the attention call, and notes what multiplies them on the way.
+
+It runs only where somebody asks (a scan). Copies, splits, caches, repeated heads and added positions leave a tensor what it is;
+a number multiplies it; a cosine and a sine turn it; its own length, divided out, is a norm. Anything else ends the trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from ..attach.running import NORM, QUIET, projects
+from ..call import Call, aside
+from ..routes.handwritten.op_names import LINEAR, LOG_SOFTMAXES, PRODUCTS, SOFTMAXES, op_name
+from ..routes.handwritten.storages import Storages, address
+from ..routes.sdpa import PLAIN, SDPA
+from .factors import few, multiplied, rms
+from .paths import Factor, Path, Traced, Turn, joined
+
+if TYPE_CHECKING:
+    from ..routes.handwritten.chain import Chain
+    from ..routes.handwritten.matrices import Count
+
+COPIES = {
+    *(
+        "clone",
+        "_to_copy",
+        "to",
+        "contiguous",
+        "reshape",
+        "flatten",
+        "_unsafe_view",
+        "view_copy",
+        "repeat",
+        "flip",
+        "roll",
+    ),
+    *(
+        "repeat_interleave",
+        "expand",
+        "index_select",
+        "index",
+        "gather",
+        "stack",
+        "slice_scatter",
+        "select_scatter",
+        "neg",
+    ),
+    *("masked_fill", "where", "native_dropout", "dropout", "constant_pad_nd", "nan_to_num", "tril", "triu"),
+    *("tanh", "clamp", "clamp_min", "clamp_max", "maximum", "minimum"),
+}
+"""The numbers stay what they are, or are moved, hidden or bounded."""
+
+WEIGHING = SOFTMAXES | LOG_SOFTMAXES
+WRITES = {
+    "copy": 1,
+    "index_copy": 3,
+    "index_put": 2,
+    "scatter": 3,
+    "index_add": 3,
+    "scatter_add": 3,
+    "slice_scatter": 1,
+}
+"""Op → the place of what it writes into its first argument: a cache, or the rows of several experts."""
+
+AFFINE = {"native_batch_norm", "_native_batch_norm_legit_no_training", "batch_norm", "cudnn_batch_norm"}
+"""Fixed numbers per channel: part of the projection before it."""
+
+NORMS = {"native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm", "native_group_norm", "group_norm"}
+LENGTHS = {"linalg_vector_norm", "norm", "amax", "sum", "mean", "std", "var", "var_mean", "std_mean"}
+SIZES = {"pow", "square", "abs", "rsqrt", "sqrt", "reciprocal", "exp", "log", *COPIES}
+"""What may be done to the lengths of vectors before they are divided out."""
+
+
+class Trace:
+    """Paths of one pass, by storage."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.paths: Storages[Path] = Storages()
+        self.parts: Storages[dict[int, Path]] = Storages()  # by offset: parts that were multiplied in place
+        self.products: Storages[tuple[Path | None, Path | None]] = Storages()  # scores → the paths of their factors
+        self.lengths: Storages[bool] = Storages()  # made of the entries' sizes: what a norm divides by
+        self.outputs: Storages[Traced] = Storages()
+        self.waiting: dict[Count, Traced] = {}  # softmaxed scores that wait for their values
+        self.asked: Tensor | None = None  # what the softmax under way was given
+        self.last: Traced | None = None
+
+    def path(self, tensor: Tensor) -> Path | None:
+        if self.parts and (parts := self.parts.get(tensor)) is not None and int(tensor.storage_offset()) in parts:
+            return parts[int(tensor.storage_offset())]
+        return self.paths.get(tensor)
+
+    def before(self, func: Any, args: tuple[Any, ...]) -> None:
+        """An op is about to run: a softmax, or a product with weights, whose rows can still be summed."""
+        name = op_name(func)
+        self.asked = self.last = None
+        if name in WEIGHING and isinstance(args[0], Tensor):
+            self.asked = args[0]
+        elif name in PRODUCTS and self.waiting:
+            left, right = (args[place] for place in PRODUCTS[name])
+            for tensor, axis in ((left, -1), (right, -2 if right.dim() > 1 else 0)):
+                weights = self.chain.weights.get(tensor)
+                if weights is not None and weights.summed(tensor, axis):
+                    self._sum_rows(tensor, axis, weights.calls)
+
+    def read(self, call: Call) -> Traced:
+        """What is known of a call that is being measured."""
+        query, key = call.query, call.key
+        if not call.product:
+            self.last = Traced(self._ended(query), self._ended(key))
+        else:
+            left, right = (self.products.get(self.asked) if self.asked is not None else None) or (None, None)
+            scores = self._ended(self.asked) if self.asked is not None else None
+            self.last = Traced(*((right, left) if call.flipped else (left, right)), scores)
+        return self.last
+
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Look at one op that has just run, after the chain has."""
+        result = out[0] if isinstance(out, (tuple, list)) and out else out
+        if not _is_plain(result) or not args:
+            return
+        name = op_name(func)
+        with aside(result.device.type):
+            if self.last is not None:
+                self._answered(name, args, result)
+            elif name in PRODUCTS or name == LINEAR:
+                self._product(name, args, kwargs, result)
+            elif name in ("mul", "div"):
+                self._scaled(name, args, result, func)
+            elif name in ("add", "sub"):
+                self._added(args, result)
+            elif name in AFFINE:
+                self.paths.put(result, Path())
+            elif name in NORMS:
+                self.paths.put(result, Path().normed(rms(result)))
+            elif name in ("cat", "concat", "concatenate"):
+                self._side_by_side(args, kwargs, result)
+            elif name in WRITES and len(args) > WRITES[name]:
+                self._written(args[0], args[WRITES[name]], result)
+            elif name in LENGTHS:
+                self._measured(args, out)
+            elif name in SIZES:
+                self._copied(name, args, result)
+        self.asked = self.last = None
+
+    def left(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
+        """A module has ended: a projection begins a path, a norm begins it anew."""
+        if not _is_plain(output) or not arguments or not isinstance(arguments[0], Tensor):
+            return
+        kind = type(module)
+        if projects(module) or (kind in QUIET and not NORM.search(kind.__name__)):
+            self._projected(arguments[0], output)
+        elif _is_norm(module) and output.shape == arguments[0].shape and output is not arguments[0]:
+            with aside(output.device.type):
+                self.paths.put(output, Path().normed(rms(output)))
+
+    def _ended(self, tensor: Tensor) -> Path | None:
+        path = self.path(tensor)
+        return None if path is None else path.turned()
+
+    def _answered(self, name: str, args: tuple[Any, ...], result: Tensor) -> None:
+        """An attention call was read while this op ran: its weights wait for values, or this is its output."""
+        assert self.last is not None
+        weights = self.chain.weights.get(result) if name in WEIGHING else None
+        if weights is None:
+            self.outputs.put(result, self.last)
+            if name in SDPA:
+                self._met(self.last, args[2])
+        for count in weights.calls if weights is not None else ():
+            self.waiting[count] = self.last
+
+    def _sum_rows(self, weights: Tensor, axis: int, counts: tuple[Count, ...]) -> None:
+        with aside(weights.device.type):
+            sums = few(weights.detach().movedim(axis, -1), 512, keep=1).double().sum(-1)
+            sums = sums[sums != 0]  # a row that sees no key
+        for count in counts:
+            traced = self.waiting.get(count)
+            if traced is not None and len(sums):
+                traced.sums = (float(sums.min()), float(sums.max()))
+
+    def _product(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+        left, right = (args[place] for place in PRODUCTS.get(name, (0, 1)))
+        weights = self.chain.weights
+        for tensor, values in ((left, right), (right, left)):
+            found = weights.get(tensor) if weights else None
+            if found is not None:
+                for count in found.calls:
+                    traced = self.waiting.pop(count, None)  # it holds q and k
+                    if traced is not None:
+                        self.outputs.put(result, traced)
+                        self._met(traced, values)
+                return
+        if name == LINEAR or any(map(self.chain.is_parameter, (left, right))):
+            self._projected(left if self.products.has(left) else right, result)
+            return
+        sides = tuple(self._ended(tensor) for tensor in (left, right))
+        self.products.put(result, (sides[0], sides[1]))
+        alpha = kwargs.get("alpha", 1.0) if name in ("baddbmm", "addmm") else 1.0
+        self.paths.put(result, Path().times(Factor("by the product itself (alpha)", float(alpha))))
+
+    def _met(self, traced: Traced, values: object) -> None:
+        """What multiplies all values multiplies the output: the same as if it came behind the softmax."""
+        path = self._ended(values) if isinstance(values, Tensor) else None
+        if path is not None:
+            traced.after += [
+                factor for factor in path.factors if factor.counts and not factor.varies and not factor.turn
+            ]
+
+    def _projected(self, source: Tensor, result: Tensor) -> None:
+        """A path begins; but heads that talk to one another mix their scores by a projection too."""
+        self.paths.put(result, Path(mixed=self.products.has(source)))
+        self._keep_product(source, result)
+
+    def _scaled(self, name: str, args: tuple[Any, ...], result: Tensor, func: Any) -> None:
+        first, second = args[0], args[1]
+        if self._is_length(first) and not (isinstance(second, Tensor) and self.path(second)):
+            self.lengths.put(result, True)
+            return
+        if name == "mul" and isinstance(second, Tensor) and (not isinstance(first, Tensor) or self.path(first) is None):
+            first, second = second, first  # a number, or a table of cosines, times q
+        path = self.path(first) if isinstance(first, Tensor) else None
+        output = self.outputs.get(first) if isinstance(first, Tensor) and self.outputs else None
+        if path is None and output is None:
+            return
+        if self._is_length(second):
+            if path is not None:
+                self.paths.put(result, path.normed(rms(result)))
+            return
+        if isinstance(second, Tensor) and self.path(second) is not None:
+            if second is first or address(second) == address(first):
+                self.lengths.put(result, True)  # x · x, on the way to a norm
+            return
+        multiplier = multiplied(name, second, isinstance(second, Tensor) and self.chain.is_parameter(second))
+        if multiplier is None:
+            return
+        if output is not None:
+            if isinstance(multiplier, Factor) and not multiplier.varies and multiplier.counts:
+                output.after.append(multiplier)
+                self.outputs.put(result, output)
+            return
+        assert path is not None
+        turned = path.turned()
+        made = path.times(multiplier) if isinstance(multiplier, Factor) else replace(turned, turn=multiplier)
+        in_place = func._schema.name.endswith("_") and first.untyped_storage().nbytes() > first.nbytes
+        if in_place:
+            self.parts.put(result, {**(self.parts.get(result) or {}), int(result.storage_offset()): made})
+        else:
+            self.paths.put(result, made)
+        self._keep_product(first, result)
+
+    def _added(self, args: tuple[Any, ...], result: Tensor) -> None:
+        tensors = [part for part in args[:2] if isinstance(part, Tensor)]
+        if self._is_length(tensors[0]):
+            if len(tensors) == 1:
+                self.lengths.put(result, True)
+            return
+        known = [(tensor, path) for tensor in tensors if (path := self.path(tensor)) is not None]
+        if not known:
+            return
+        # scores stay scores when a bias is added, be it from a layer that is followed too
+        first, path = next((one for one in known if self.products.has(one[0])), known[0])
+        turns = [other.turn for _, other in known]
+        if len(known) == 2 and turns[0] is not None and turns[1] is not None:
+            path = Path(path.factors, path.norm, Turn(turns[0].square + turns[1].square, whole=True))
+        else:
+            path = path.turned()
+        self.paths.put(result, path)
+        self._keep_product(first, result)
+
+    def _side_by_side(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+        parts = [part for part in args[0] if isinstance(part, Tensor)]
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        known = [(part, path) for part in parts if (path := self.path(part)) is not None]
+        if not known:
+            return
+        beside = dim in (-1, result.dim() - 1)  # otherwise keys behind a cache: this pass has followed the last
+        self.paths.put(result, joined([(path, part.shape[-1]) for part, path in known]) if beside else known[-1][1])
+        self._keep_product(known[0][0], result)
+
+    def _written(self, into: Any, source: Any, result: Tensor) -> None:
+        path = self.path(source) if isinstance(source, Tensor) else None
+        part_of_it = result.untyped_storage().nbytes() > result.nbytes and self.paths.get(result) is not None
+        if path is None and isinstance(into, Tensor) and into is not result:
+            path = self.path(into)
+        if path is not None and not part_of_it:
+            self.paths.put(result, path)
+
+    def _measured(self, args: tuple[Any, ...], out: Any) -> None:
+        """A reduction of what is followed: the lengths of its vectors."""
+        if isinstance(args[0], Tensor) and (self.path(args[0]) is not None or self._is_length(args[0])):
+            for part in out if isinstance(out, (tuple, list)) else (out,):
+                self.lengths.put(part, True)
+
+    def _copied(self, name: str, args: tuple[Any, ...], result: Tensor) -> None:
+        parts = args[0] if isinstance(args[0], (tuple, list)) else args
+        for part in parts:
+            if not isinstance(part, Tensor) or part.dtype == torch.bool:
+                continue
+            if address(part) == address(result):
+                return  # a view knows what its storage knows
+            if self._is_length(part):
+                self.lengths.put(result, True)
+                return
+            path = self.path(part)
+            if path is not None:
+                if name in COPIES:
+                    self.paths.put(result, path)
+                    self._keep_product(part, result)
+                else:
+                    self.lengths.put(result, True)  # its squares, or its sizes
+                return
+            if name in COPIES and self.outputs and (output := self.outputs.get(part)) is not None:
+                self.outputs.put(result, output)
+                return
+
+    def _keep_product(self, tensor: Tensor, result: Tensor) -> None:
+        """Scores stay scores of the same q and k."""
+        if self.products and (product := self.products.get(tensor)) is not None:
+            self.products.put(result, product)
+
+    def _is_length(self, value: object) -> bool:
+        return isinstance(value, Tensor) and bool(self.lengths) and bool(self.lengths.get(value))
+
+
+def _is_plain(value: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor with numbers in a storage: not nested, sparse, meta or wrapped."""
+    if not isinstance(value, Tensor) or type(value) not in PLAIN:
+        return False
+    return value.layout is torch.strided and not (value.is_nested or value.is_meta)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """A norm of each vector by itself; one over the batch is a projection's affair."""
+    name = type(module).__name__.lower()
+    return "norm" in name and "batch" not in name and next(module.children(), None) is None
