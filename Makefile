@@ -46,8 +46,10 @@ hostile: $(READY)  ## every command under full disks, closed streams, signals an
 bench: $(READY)  ## ours, torch's SDPA, eager, eager with statistics: interleaved, as ratios
 	$(BIN)/attemper bench
 
-docs: $(READY)  ## docs/reference.md from the docstrings, and the pictures
+docs: $(READY)  ## docs/reference.md and the file tree from the docstrings, the output of the pages' blocks, the pictures
 	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/tree.py
+	$(BIN)/python scripts/blocks.py
 	$(BIN)/python scripts/screenshots.py
 
 figures: $(READY)  ## what docs/ shows of the lab: figures, numbers.md, the claims

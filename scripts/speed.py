@@ -1,4 +1,4 @@
-"""Writes the README's table of small calls from a document of `attemper bench cpu -o bench.json`."""
+"""Writes the table of small calls in docs/performance.md from a document of `attemper bench cpu -o bench.json`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 BEGIN, END = "<!-- calls -->", "<!-- /calls -->"
 
 
@@ -31,9 +31,9 @@ def table(document: dict[str, Any]) -> str:
 
 def main() -> None:
     document = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    README.write_text(f"{before}{BEGIN}\n{table(document)}\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n{table(document)}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -125,14 +126,14 @@ def test_the_modules_can_be_joined():
 
 
 def test_every_module_is_there_and_imports_what_stands_before_it():
-    folder = report.files("attemper.report")
-    on_disk = {path.name for path in folder.iterdir() if path.name.endswith(".js")}
-    assert on_disk == {*report.SCRIPTS, "start.js"}
+    folder = Path(report.__file__).parent
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.js")} == {*report.SCRIPTS, "start.js"}
     for place, name in enumerate(report.SCRIPTS):
         text = folder.joinpath(name).read_text(encoding="utf-8")
         assert text.startswith("// "), "open the file by saying what it is"
         assert len(text.splitlines()) <= 400
-        assert set(re.findall(r'from "\./([\w.]+)"', text)) <= set(report.SCRIPTS[:place])
+        imported = [(folder / name).parent / target for target in re.findall(r'from "([^"]+)"', text)]
+        assert {path.resolve().relative_to(folder).as_posix() for path in imported} <= set(report.SCRIPTS[:place])
 
 
 def test_size():
@@ -175,7 +176,7 @@ def test_what_is_no_scan_is_refused(document, words):
 
 def test_the_thresholds_drawn_are_those_of_health():
     thresholds = pytest.importorskip("attemper.health.thresholds")
-    source = report.files("attemper.report").joinpath("numbers.js").read_text(encoding="utf-8")
+    source = report.files("attemper.report").joinpath("data/numbers.js").read_text(encoding="utf-8")
     entries = re.findall(r'key: "(\w+)"((?:(?!key: ").)*)', source, flags=re.DOTALL)
     found = {key: re.search(r"marks: (\[\[.*?\]\])", rest) for key, rest in entries}
     drawn = {key: json.loads(marks[1]) for key, marks in found.items() if marks}

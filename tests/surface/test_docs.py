@@ -1,6 +1,5 @@
-"""What is written is true: doctests, the README's code, tree and table, the reference page, and the examples."""
+"""What is written is true: doctests, the blocks of the pages, the tree, the tables, the reference page, and the examples."""
 
-import contextlib
 import doctest
 import importlib
 import importlib.util
@@ -9,6 +8,7 @@ import io
 import os
 import pkgutil
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +16,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from typer.testing import CliRunner
 
 import attemper
+import folders
+from attemper.cli import app
+from attemper.health import thresholds
 from attemper.vitals import DERIVED, SIGNS
 
 REPO = Path(__file__).parents[2]
-PACKAGE = Path(attemper.__file__).parent
 README = (REPO / "README.md").read_text(encoding="utf-8")
 MODULES = ["attemper"] + [
     found.name for found in pkgutil.walk_packages(attemper.__path__, "attemper.") if not found.name.endswith("__main__")
@@ -42,25 +45,6 @@ def fences(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def tree_on_page(text: str) -> dict[str, str]:
-    """Path → purpose, from the block that draws src/attemper/ with two spaces per level."""
-    block = next(body for _, body in fences(text) if body.startswith("src/attemper/"))
-    paths, folders = {}, []
-    for line in block.splitlines()[1:]:
-        name, _, purpose = line.strip().partition(" ")
-        depth = (len(line) - len(line.lstrip())) // 2 - 1
-        folders[depth:] = [name]
-        paths["".join(folders)] = purpose.strip()
-    return paths
-
-
-def tree_on_disk(root: Path) -> set[str]:
-    """Every module, and a folder for its __init__.py."""
-    files = {path.relative_to(root).as_posix() for path in root.rglob("*.py")}
-    inner = {name for name in files if name.endswith("/__init__.py")}
-    return files - inner | {name.removesuffix("__init__.py") for name in inner}
-
-
 def undocumented(function) -> set[str]:
     """The parameters that a docstring names neither itself nor through the function it points to."""
     text = inspect.getdoc(function) or ""
@@ -79,13 +63,13 @@ def script(name: str):
     return module
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_doctests(name):
-    globs = {"attemper": attemper, "torch": torch}
+def test_doctests():
     report = io.StringIO()
     runner = doctest.DocTestRunner()
-    for test in doctest.DocTestFinder().find(importlib.import_module(name), globs=globs):
-        runner.run(test, out=report.write)
+    for name in MODULES:
+        globs = {"attemper": attemper, "torch": torch}
+        for test in doctest.DocTestFinder().find(importlib.import_module(name), globs=globs):
+            runner.run(test, out=report.write)
     assert runner.failures == 0, report.getvalue()
 
 
@@ -94,19 +78,34 @@ def test_doctests_are_found():
     assert sum(len(test.examples) for test in tests) >= 7
 
 
-def test_readme_code_prints_what_readme_shows():
-    blocks = fences(README)
-    namespace: dict[str, object] = {}
-    checked = 0
-    for (language, code), (following, shown) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
-        if language != "python":
-            continue
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(code, namespace)
-        if following == "text":
-            assert printed.getvalue() == shown
-            checked += 1
-    assert checked
+def test_blocks_print_what_the_pages_show():
+    assert script("blocks").stale() == [], "run make docs, and read what changed"
+
+
+def test_a_changed_output_is_noticed():
+    page = "```python\nprint(1)\n```\n\n```text\n2\n```\n"
+    assert script("blocks").filled(page) == page.replace("2", "1")
+
+
+def test_the_readme_is_one_page():
+    assert len(README.splitlines()) <= 180
+
+
+def test_every_command_of_the_readme_runs(tmp_path, monkeypatch):
+    """With a small model in the place of path/to/model. `make` and `pip` are run by tests/install and by whoever runs this."""
+    folders.save(tmp_path / "path" / "to" / "model", "bert")
+    monkeypatch.chdir(tmp_path)
+    lines = [line for language, body in fences(README) if language == "sh" for line in body.splitlines()]
+    lines = [line for line in lines if line.startswith("attemper ") and "path/to/model" in line]
+    for line in lines:
+        _, *arguments = shlex.split(line, comments=True)
+        arguments, _, file = " ".join(map(shlex.quote, arguments)).partition(" '>' ")
+        done = CliRunner().invoke(app, shlex.split(arguments))
+        assert done.exit_code == 0, (line, done.output)
+        if file:
+            Path(file).write_text(done.stdout, encoding="utf-8")
+    assert len(lines) >= 4
+    assert "<html" in Path("report.html").read_text(encoding="utf-8")
 
 
 def test_ten_lines_are_ten():
@@ -114,26 +113,36 @@ def test_ten_lines_are_ten():
     assert sum(bool(line.strip()) for line in code.splitlines()) == 10
 
 
-def test_readme_tree_is_the_disk():
-    page = tree_on_page(README)
-    assert set(page) == tree_on_disk(PACKAGE)
-    assert [name for name, purpose in page.items() if not purpose] == []
+def test_the_tree_is_the_disk():
+    assert script("tree").main(["--check"]) == 0
 
 
-def test_the_tree_reader_reads():
-    page = "```text\nsrc/attemper/\n  a.py    one\n  b/      two\n    c/    three\n      d.py  four\n  e.py\n```\n"
-    assert tree_on_page(page) == {"a.py": "one", "b/": "two", "b/c/": "three", "b/c/d.py": "four", "e.py": ""}
+def test_the_vitals_page_explains_every_sign():
+    page = (REPO / "docs" / "vitals.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)) == {*SIGNS, *DERIVED}
 
 
-def test_readme_explains_every_sign():
-    assert set(re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE)) == {*SIGNS, *DERIVED}
+def test_the_scan_page_explains_every_finding_and_fault():
+    page = (REPO / "docs" / "scan.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)) == {*thresholds.FAULTS, *thresholds.KINDS} - {
+        "scale"
+    }
 
 
 def test_links_lead_somewhere():
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
-        text = (REPO / name).read_text(encoding="utf-8")
-        for link in re.findall(r"\]\(([^):#]+)(?:#[\w-]+)?\)", text):
-            assert (REPO / link).exists(), f"{name} links to {link}"
+    broken = []
+    for path in (*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md")):
+        for link in re.findall(r"\]\(([^):#]+)(?:#[\w-]+)?\)", path.read_text(encoding="utf-8")):
+            if not (path.parent / link).exists():
+                broken.append(f"{path.name} links to {link}")
+    assert broken == []
+
+
+def test_every_page_is_in_the_index():
+    index = (REPO / "docs" / "index.md").read_text(encoding="utf-8")
+    assert [
+        path.name for path in (REPO / "docs").glob("*.md") if path.name != "index.md" and f"({path.name})" not in index
+    ] == []
 
 
 def test_make_targets_in_the_documents_exist():
@@ -164,9 +173,9 @@ def test_reference_page_has_every_public_name():
     assert names == []
 
 
-@pytest.mark.parametrize("name", [n for n in attemper.__all__ if inspect.isfunction(getattr(attemper, n))])
-def test_docstrings_name_every_parameter(name):
-    assert undocumented(getattr(attemper, name)) == set()
+def test_docstrings_name_every_parameter():
+    functions = [name for name in attemper.__all__ if inspect.isfunction(getattr(attemper, name))]
+    assert {name: undocumented(getattr(attemper, name)) for name in functions} == {name: set() for name in functions}
 
 
 def test_other_docstrings_name_every_parameter():

@@ -1,4 +1,8 @@
-"""report: a scan's document as one HTML file that needs nothing else: no network, no server, no other file."""
+"""report: a scan's document as one HTML file that needs nothing else: no network, no server, no other file.
+
+The page (page.html, report.css) reads the document in data/ (numbers, text, weights), and shows it by views/ (the map of heads, findings,
+sections, lanes) and tokens/ (the attention of one head: as a matrix, columns, running text or image patches). start.js calls render().
+"""
 
 from __future__ import annotations
 
@@ -18,18 +22,10 @@ from ..errors import InputError
 SCHEMA = "attemper.scan/1"
 # In the order in which one needs the other. Each is an ES module on its own; a page may also serve them as they are.
 SCRIPTS = (
-    *(
-        "numbers.js",
-        "text.js",
-        "weights.js",
-        "dom.js",
-        "thumbnails.js",
-        "map.js",
-        "columns.js",
-        "running.js",
-        "patches.js",
-    ),
-    *("matrix.js", "tokens.js", "findings.js", "lanes.js", "sections.js", "heads.js"),
+    *("data/numbers.js", "data/text.js", "data/weights.js"),
+    *("views/dom.js", "views/thumbnails.js", "views/map.js"),
+    *("tokens/columns.js", "tokens/running.js", "tokens/patches.js", "tokens/matrix.js", "tokens/tokens.js"),
+    *("views/findings.js", "views/lanes.js", "views/sections.js", "views/heads.js"),
 )
 # direction marks and control characters: outside the script, which makes them visible, nothing is lost with them
 STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -117,7 +113,7 @@ def _digest(text: str) -> str:
 
 def _module(name: str) -> str:
     """A module without its imports of the others: joined, they share one scope."""
-    return re.sub(r"^import \{[^}]*\} from \"\./\w+\.js\";\n", "", _text(name), flags=re.MULTILINE)
+    return re.sub(r"^import \{[^}]*\} from \"\.[\w./]+\.js\";\n", "", _text(name), flags=re.MULTILINE)
 
 
 def _text(name: str) -> str:

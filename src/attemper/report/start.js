@@ -1,6 +1,6 @@
 // The report's last lines: its document into its page, and what is chosen into its address.
 
-import { render } from "./heads.js";
+import { render } from "./views/heads.js";
 
 const address = {
   get hash() { return window.location.hash; },

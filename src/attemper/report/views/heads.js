@@ -1,11 +1,11 @@
 // render(root, document): a scan's document as a page one can point at. No globals, no markup parsed, nothing fetched.
 
-import { LEVELS, SIGNS, SIGN_OF, measured, shortened } from "./numbers.js";
-import { cleaned, cut, isolated, visible } from "./text.js";
-import { album } from "./weights.js";
+import { LEVELS, SIGNS, SIGN_OF, measured, shortened } from "../data/numbers.js";
+import { cleaned, cut, isolated, visible } from "../data/text.js";
+import { album } from "../data/weights.js";
 import { maker } from "./dom.js";
 import { density, mapView } from "./map.js";
-import { VIEWS, tokensView } from "./tokens.js";
+import { VIEWS, tokensView } from "../tokens/tokens.js";
 import { findings, since, verdict } from "./findings.js";
 import { lanesView } from "./lanes.js";
 import { asked, audit, glossary, headView, notes, provenance, reading } from "./sections.js";

@@ -1,6 +1,6 @@
 // The map: layers × heads, shaded by any sign on one scale, with every finding marked by a shape.
 
-import { SHAPES, SIGN_OF, place, scale, shading, value, written } from "./numbers.js";
+import { SHAPES, SIGN_OF, place, scale, shading, value, written } from "../data/numbers.js";
 import { grid, roving } from "./dom.js";
 import { paintSmall } from "./thumbnails.js";
 

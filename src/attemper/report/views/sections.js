@@ -1,7 +1,7 @@
 // The parts around the map: what was read, one head's signs, the scale audit, the token asked for, where it all comes from.
 
-import { RULES, SHAPES, SIGNS, given, measured, plural, value, written } from "./numbers.js";
-import { visible } from "./text.js";
+import { RULES, SHAPES, SIGNS, given, measured, plural, value, written } from "../data/numbers.js";
+import { visible } from "../data/text.js";
 import { grid, roving } from "./dom.js";
 import { badge } from "./findings.js";
 

@@ -1,7 +1,7 @@
 // A thumbnail of every head: where the weight of its rows lies, in at most 16 × 16 blocks, on one scale for all heads.
 
-import { shade } from "./numbers.js";
-import { bytes } from "./weights.js";
+import { shade } from "../data/numbers.js";
+import { bytes } from "../data/weights.js";
 
 const SIDE = 16; // blocks along a side, as the scan makes them
 

@@ -1,6 +1,6 @@
 // The whole matrix of a head as a small picture: stripes, diagonals and blocks at a glance.
 
-import { shade } from "./numbers.js";
+import { shade } from "../data/numbers.js";
 
 const PIXELS = 160, TALLEST = 320; // of the page: where nothing is laid out yet, and as in the style sheet
 

@@ -1,6 +1,6 @@
 // Two columns of tokens with ribbons between them: queries on the left, keys on the right.
 
-import { roving } from "./dom.js";
+import { roving } from "../views/dom.js";
 
 export const ROW = 26; // height of a token, as in the style sheet
 const FAINT = 0.03; // while nothing is pointed at, smaller weights draw no ribbon

@@ -1,6 +1,6 @@
 // Findings in words: the verdict, the list worst first, and what changed since an older scan.
 
-import { SHAPES, given, plain, plural, written } from "./numbers.js";
+import { SHAPES, given, plain, plural, written } from "../data/numbers.js";
 
 /** Findings that say the same of several heads, as one: {first, all}. The order, worst first, is kept. */
 export function grouped(findings) {

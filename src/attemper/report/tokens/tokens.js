@@ -1,8 +1,8 @@
 // The attention of one head: point at a token to see where it looks, click to lock, hide what is special.
 
-import { percent, plural, written } from "./numbers.js";
-import { cut, isolated } from "./text.js";
-import { labels, look, received, shares } from "./weights.js";
+import { percent, plural, written } from "../data/numbers.js";
+import { cut, isolated } from "../data/text.js";
+import { labels, look, received, shares } from "../data/weights.js";
 import { columns } from "./columns.js";
 import { running } from "./running.js";
 import { patches } from "./patches.js";

@@ -1,6 +1,6 @@
 // What if: the same heads under other scales, one lane each, on one axis and one scale of colours.
 
-import { RULES, SIGNS, measured, place, plural, scale, shading, value, written } from "./numbers.js";
+import { RULES, SIGNS, measured, place, plural, scale, shading, value, written } from "../data/numbers.js";
 import { legend } from "./map.js";
 
 const COLUMNS = ["saturated heads", "effective keys", "peak logit", "logit std"];

@@ -1,6 +1,6 @@
 // Running text, shaded by the weight a token gets: what two columns cannot do for hundreds of tokens.
 
-import { shading, written } from "./numbers.js";
+import { shading, written } from "../data/numbers.js";
 import { tokenList } from "./columns.js";
 
 const UNSHADED = 0.0005; // smaller weights are not shaded

@@ -1,8 +1,8 @@
 // The patches of an image: point at one and see, on the image, where it looks.
 
-import { shading, written } from "./numbers.js";
-import { bytes } from "./weights.js";
-import { roving } from "./dom.js";
+import { shading, written } from "../data/numbers.js";
+import { bytes } from "../data/weights.js";
+import { roving } from "../views/dom.js";
 import { tokenButton } from "./columns.js";
 
 /** The image on a canvas; null where the document has none, or too few bytes. */
