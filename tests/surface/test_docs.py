@@ -131,11 +131,24 @@ def test_the_scan_page_explains_every_finding_and_fault():
 
 def test_links_lead_somewhere():
     broken = []
-    for path in (*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md")):
+    for path in (*REPO.glob("*.md"), *(REPO / "docs").glob("*.md")):
         for link in re.findall(r"\]\(([^):#]+)(?:#[\w-]+)?\)", path.read_text(encoding="utf-8")):
             if not (path.parent / link).exists():
                 broken.append(f"{path.name} links to {link}")
     assert broken == []
+
+
+def test_the_design_names_what_exists():
+    """`foo.py` and `bar/` in docs/design.md are paths below src/attemper or the repository, or called planned in the same sentence."""
+    page = (REPO / "docs" / "design.md").read_text(encoding="utf-8")
+    roots = (Path(attemper.__file__).parent, REPO, *Path(attemper.__file__).parent.iterdir())
+    missing = []
+    for part in re.split(r"(?<=[.;|])\s", page):
+        names = re.findall(
+            r"`([\w./]+(?:\.(?:py|c|h|js)|/))`", part.partition("lanned:")[0] if "lanned" in part else part
+        )
+        missing += [name for name in names if not any((root / name).exists() for root in roots)]
+    assert missing == []
 
 
 def test_every_page_is_in_the_index():
