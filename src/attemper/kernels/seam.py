@@ -228,9 +228,15 @@ def unrounded(output: Tensor, low: Tensor) -> Tensor:
     return torch.where(short.abs() < SMALL, short + low * 2.0**-40, whole) if output.dtype == torch.float16 else whole
 
 
+def is_recording() -> bool:
+    """Whether autograd records what is computed: in inference mode it does not, also under enable_grad."""
+    # Dynamo cannot trace the question, and a compiled graph is never in inference mode
+    return torch.is_grad_enabled() and (torch.compiler.is_compiling() or not torch.is_inference_mode_enabled())
+
+
 def may_get_gradients(*tensors: Tensor | None) -> bool:
     """Whether a gradient may arrive at one of these; of a traced graph nobody knows, and its own check runs without."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    if any(t is not None and t.requires_grad for t in tensors) and is_recording():
         return True
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
