@@ -15,7 +15,7 @@ from torch import Tensor
 from . import _ops, kernels
 from ._ops import bits, differentiate
 from ._plain import all_plain, at_rest, is_plain, plain_problem
-from .kernels.seam import FLOATS, Measured, Problem, Upstream, Wants, for_gradients, is_recording
+from .kernels.seam import FLOATS, Measured, Problem, Upstream, Wants, for_gradients
 from .vitals import SIGNS, Vitals
 
 _bits = cache(bits)
@@ -37,7 +37,7 @@ def attend_plain(problem: Problem, names: tuple[str, ...]) -> list[Any]:
     """
     query, key, value, mask, gain = problem[:5]
     signs = _bits(names)
-    if any(map(_tracked, problem[:5])) and is_recording() and (names or value is not None):
+    if torch.is_grad_enabled() and any(map(_tracked, problem[:5])) and (names or value is not None):
         signs = for_gradients(signs, query, key, mask, gain)
         fields = (*names, "lse_low") if "lse" in names else names
         outputs = fields if value is None else ("output", *fields)
@@ -62,7 +62,7 @@ def attend_unchecked(
 
     Fewer key heads than query heads are taken where they may be `grouped`.
     """
-    tracked = (query.requires_grad or key.requires_grad or value.requires_grad) and is_recording()
+    tracked = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     if mask is None and not tracked and key.dtype is value.dtype is query.dtype in FLOATS:  # DLPack knows no others
         numbers = (_bits(names), grouped, causal, window, scale, softcap)
         measured = kernels.load("cpu").plain_forward(query, key, value, *numbers)
@@ -71,8 +71,10 @@ def attend_unchecked(
     problem = plain_problem(query, key, value, mask, causal, scale, window, softcap)
     if problem is None or not (grouped or query.shape[1] == key.shape[1]):
         return None
-    if (tracked or _tracked(mask)) and any(t is not None and t.is_inference() for t in problem[:4]):
-        return None  # the careful way copies it
+    if (tracked or _tracked(mask)) and (
+        query.is_inference() or key.is_inference() or value.is_inference() or (mask is not None and mask.is_inference())
+    ):
+        return None  # the careful way copies what a backward may not keep
     return attend_plain(problem, names)
 
 
