@@ -31,7 +31,7 @@ LAYERS = [
     {"_plain"},
     {"kernels"},
     {"vitals"},
-    {"heads", "scale", "_files", "_shown"},
+    {"heads", "scale", "_files", "_orphans", "_shown"},
     {"errors"},
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
