@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._plain import band
 from .errors import InputError, nearest, nearest_divisors
-from .kernels.seam import FLOATS, HALVES, LARGEST, Call, Problem, is_recording, may_get_gradients, measuring_dtype
+from .kernels.seam import FLOATS, HALVES, LARGEST, Call, Problem, may_get_gradients, measuring_dtype, savable
 from .scale import RULES
 from .vitals import DERIVED, SIGNS
 
@@ -88,31 +88,13 @@ def prepare(
         value_dim=0 if value is None else value.shape[-1],
         grouped=key.shape[1] != heads,
         mask="none" if mask is None else "bool" if mask.dtype == torch.bool else "additive",
-        mask_gradient=mask is not None and mask.requires_grad and is_recording(),
+        mask_gradient=mask is not None and mask.requires_grad and torch.is_grad_enabled(),
         banded=left is not None or right is not None,
         softcap=softcap is not None,
         dropout=dropout > 0,
         gain=gain is not None,
     )
     return Prepared(problem, call, names, shape)
-
-
-def savable(*inputs: Any) -> tuple[Any, ...]:
-    """With copies of tensors from inference mode, where a gradient may arrive: a backward must not keep those themselves.
-
-    torch counts no writes into them. Its own SDPA keeps no boolean mask, and so takes one of these. In a compiled graph nobody
-    can ask what a tensor is: there torch's own error remains.
-    """
-    tensors = [thing for thing in inputs if isinstance(thing, Tensor)]
-    if torch.compiler.is_compiling() or not may_get_gradients(*tensors):
-        return inputs
-    return tuple(_copy(thing) if isinstance(thing, Tensor) and thing.is_inference() else thing for thing in inputs)
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """As large as the numbers in it: what was expanded is so again."""
-    once = tensor[tuple(slice(None) if step else slice(1) for step in tensor.stride())]
-    return once.clone().expand(tensor.shape)
 
 
 def broadcast_like_torch(

@@ -241,6 +241,24 @@ def may_get_gradients(*tensors: Tensor | None) -> bool:
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 
+def savable(*inputs: Any) -> tuple[Any, ...]:
+    """With copies of tensors from inference mode, where a gradient may arrive: a backward must not keep those themselves.
+
+    torch counts no writes into them. Its own SDPA keeps no boolean mask, and so takes one of these. In a compiled graph nobody
+    can ask what a tensor is: there torch's own error remains.
+    """
+    tensors = [thing for thing in inputs if isinstance(thing, Tensor)]
+    if torch.compiler.is_compiling() or not may_get_gradients(*tensors):
+        return inputs
+    return tuple(_copy(thing) if isinstance(thing, Tensor) and thing.is_inference() else thing for thing in inputs)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """As large as the numbers in it: what was expanded is so again."""
+    once = tensor[tuple(slice(None) if step else slice(1) for step in tensor.stride())]
+    return once.clone().expand(tensor.shape)
+
+
 def for_gradients(signs: int, *tracked: Tensor | None) -> int:
     """With what the gradients of the logits need, where one of these tensors may get one; finding it costs time and memory."""
     if not may_get_gradients(*tracked):

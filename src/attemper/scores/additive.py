@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._checks import Signs, prepare, savable
+from .._checks import Signs, prepare
 from .._ops import bits, vitals_of
 from ..errors import InputError
-from ..kernels.seam import for_gradients, measuring_dtype
+from ..kernels.seam import for_gradients, measuring_dtype, savable
 from ..vitals import Attended
 from .ops import additive
 
