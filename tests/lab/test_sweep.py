@@ -276,6 +276,39 @@ def test_a_worker_that_dies_once_is_retried_and_one_that_always_dies_is_reported
     assert len((tmp_path / "results" / "toy.jsonl").read_text(encoding="utf-8").splitlines()) == 4
 
 
+IMPORTING = """
+import os, sys
+from attemper.lab.experiment import Experiment, Parameter
+from attemper.lab.engine.sweep import sweep
+
+sys.path.insert(0, sys.argv[1])  # which workers take over
+toy = Experiment("toy", "?", (), (Parameter("x", (1, 2), "?"),), lambda cell: [{}], lambda rows: [], lambda rows: "", "none")
+sweep(toy, {"x": (1, 2)}, jobs=2)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a process whose parent died has another one on POSIX alone")
+def test_workers_that_still_import_torch_end_with_a_caller_that_is_killed(tmp_path):
+    """They hold its stdout, so a pipe behind it would wait for them: here the import takes a minute."""
+    slow = f"import os, time; open({str(tmp_path)!r} + f'/{{os.getpid()}}.pid', 'x').close(); time.sleep(60)"
+    (tmp_path / "torch.py").write_text(slow, encoding="utf-8")
+    caller = subprocess.Popen([sys.executable, "-c", IMPORTING, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(tmp_path.glob("*.pid"))) < 2:
+            assert caller.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        caller.kill()
+        caller.communicate(timeout=20)
+    except subprocess.TimeoutExpired:
+        for path in tmp_path.glob("*.pid"):
+            os.kill(int(path.stem), signal.SIGKILL)
+        pytest.fail("workers were left")
+    finally:
+        caller.kill()
+
+
 def test_more_processes_need_joblib(monkeypatch):
     monkeypatch.setitem(sys.modules, "joblib", None)
     found = toy(lambda cell: [{"y": cell["x"]}])

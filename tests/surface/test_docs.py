@@ -139,7 +139,7 @@ def test_links_lead_somewhere():
 
 
 def test_the_design_names_what_exists():
-    """`foo.py` and `bar/` in docs/design.md are paths below src/attemper or the repository, or called planned in the same sentence."""
+    """`foo.py` and `bar/` in docs/design.md are paths, or called planned in the same sentence."""
     page = (REPO / "docs" / "design.md").read_text(encoding="utf-8")
     roots = (Path(attemper.__file__).parent, REPO, *Path(attemper.__file__).parent.iterdir())
     missing = []

@@ -92,11 +92,11 @@ def test_gradients_that_did_not_come_are_noted(context):
         model(x)
         watch.step()
         model(x)  # said once
-    assert watch.record.notes == [NO_GRADIENTS.format(layers="any layer")]
+    assert watch.record.notes == [NO_GRADIENTS.format(step=0, layers="any layer")]
     model[0].requires_grad_(False)
     with attemper.watch(model, gradients=True) as watch:
         model(x).sum().backward()
-    assert watch.record.notes == [NO_GRADIENTS.format(layers="0")]
+    assert watch.record.notes == [NO_GRADIENTS.format(step=0, layers="0")]
 
 
 def test_a_gradient_that_cannot_be_measured_ends_no_backward(monkeypatch):

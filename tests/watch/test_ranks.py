@@ -91,7 +91,9 @@ watched = case != "missing" or rank == 0
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     if case != "alone":
-        watch = attemper.watch(model if watched else nn.Identity(), optimizer=optimizer, gradients=True, path=path)
+        passes = "all" if case == "uneven" else "training"
+        target = model if watched else nn.Identity()
+        watch = attemper.watch(target, optimizer=optimizer, gradients=True, path=path, passes=passes)
     if watched:
         watch.__enter__()
     for step in range(3 if case == "late" else 2):
@@ -103,7 +105,7 @@ with warnings.catch_warnings(record=True) as said:
                 time.sleep(0.01)
         optimizer.step()
         meeting.PATIENCE = datetime.timedelta(seconds=60) if case == "late" else meeting.PATIENCE
-    if case == "uneven" and rank == 0:
+    if case in ("uneven", "rest") and rank == 0:
         layers(x)  # a pass of its own, after the last step
     if watched:
         watch.__exit__(None, None, None)
@@ -126,7 +128,9 @@ distributed.barrier()
 distributed.destroy_process_group()
 """
 CASES = {
-    **dict.fromkeys(("same", "different", "uneven", "alone", "heads", "a part", "missing", "late", "dtensors"), 2),
+    **dict.fromkeys(
+        ("same", "different", "uneven", "rest", "alone", "heads", "a part", "missing", "late", "dtensors"), 2
+    ),
     "some": 3,
 }
 
@@ -173,6 +177,8 @@ def test_a_rank_with_rows_after_its_last_step_waits_for_nobody(folder):
     assert (first.steps, second.steps) == ([0, 1, 2], [0, 1])
     assert [record.filter(steps=1).to_dicts()[0]["rows"] for record in (first, second)] == [36, 36]
     assert first.filter(steps=2).to_dicts()[0]["rows"] == 18
+    for record in read(folder, "rest"):  # where it does not count nobody has rows
+        assert [row["rows"] for row in record.to_dicts()] == [36] * 8
 
 
 def test_a_model_inside_of_the_wrapped_one_is_not_joined_and_it_is_said(folder):

@@ -1,12 +1,15 @@
 """In the loops of trainers: wrapped optimizers, evaluation between steps, runs that are longer than memory."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 
 import attemper
 from attemper.errors import InputError
 from attemper.watch.attach import attachment as attach
-from attemper.watch.passes import LEFT_OUT, ONLY_OTHERS
+from attemper.watch.passes import LEFT_OUT, ONLY_OTHERS, UNFINISHED
+from attemper.watch.session import NO_GRADIENTS
 from watched import Block, stack
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
@@ -85,17 +88,60 @@ def test_evaluation_between_two_steps_is_in_neither(first, without_gradients):
     assert watch.record.notes == [LEFT_OUT]
 
 
-def test_evaluation_after_the_last_step_is_no_step_and_all_counts_it():
+@pytest.mark.parametrize("how", ["no_grad", "eval", "train", "a part"])
+@pytest.mark.parametrize("ended_by", ["optimizer", "step"])
+def test_evaluation_after_the_last_step_is_no_step_and_all_counts_it(how, ended_by):
+    """Whatever tells it from training: no gradients, the model's mode, or that the optimizer takes no step after it."""
     model = stack()
-    for passes, rows in (("training", [10]), ("all", [10, 40])):
+    counts = how == "train" and ended_by == "step"  # may be one that the end of the block ends
+    for passes, rows in (("training", [10, 40] if counts else [10]), ("all", [10, 40])):
         optimizer = sgd(model)
-        with attemper.watch(model, optimizer=optimizer, passes=passes) as watch:
+        options = {"optimizer": optimizer} if ended_by == "optimizer" else {}
+        with attemper.watch(model, passes=passes, gradients=True, **options) as watch:
             model(X).sum().backward()
             optimizer.step()
-            evaluate(model)
+            if ended_by == "step":
+                watch.step()
+            if how == "train":
+                for _ in range(4):
+                    model(X)
+            else:
+                evaluate(model[0] if how == "a part" else model, how == "no_grad")
         assert [entry.summary.rows[0] for entry in watch.record.entries if entry.layer == "0"] == rows
+        if len(rows) == 1:
+            assert watch.record.notes == [LEFT_OUT if how == "no_grad" else UNFINISHED]
+        else:
+            assert watch.record.notes == [NO_GRADIENTS.format(step=1, layers="any layer")]
     with pytest.raises(InputError, match=r"^watch\(\): `passes` must be 'training' or 'all'; got 'eval'\."):
         attemper.watch(model, passes="eval")
+
+
+def test_what_is_left_after_an_error_is_kept_unless_it_is_evaluation():
+    """A loss that is NaN ends a loop before the optimizer's step: the rows of that step show where it began."""
+    model = stack()
+    for left, steps in ((model, [0, 1]), (evaluate, [0])):
+        optimizer = sgd(model)
+        with suppress(FloatingPointError), attemper.watch(model, optimizer=optimizer) as watch:
+            model(X).sum().backward()
+            optimizer.step()
+            if left is model:
+                model(X)
+            else:
+                evaluate(model, without_gradients=False)
+            raise FloatingPointError
+        assert watch.record.steps == steps
+
+
+def test_a_watch_that_is_opened_again_goes_on_with_the_number_of_what_was_left_out():
+    model = stack()
+    optimizer = sgd(model)
+    watch = attemper.watch(model, optimizer=optimizer)
+    for _ in range(2):
+        with watch:
+            model(X).sum().backward()
+            optimizer.step()
+            evaluate(model, without_gradients=False)
+    assert watch.record.steps == [0, 1]
 
 
 def test_passes_without_gradients_count_where_nothing_trains():

@@ -228,11 +228,35 @@ def unrounded(output: Tensor, low: Tensor) -> Tensor:
     return torch.where(short.abs() < SMALL, short + low * 2.0**-40, whole) if output.dtype == torch.float16 else whole
 
 
+def is_recording() -> bool:
+    """Whether autograd records what is computed: in inference mode it does not, also under enable_grad."""
+    # Dynamo cannot trace the question, and a compiled graph is never in inference mode
+    return torch.is_grad_enabled() and (torch.compiler.is_compiling() or not torch.is_inference_mode_enabled())
+
+
 def may_get_gradients(*tensors: Tensor | None) -> bool:
     """Whether a gradient may arrive at one of these; of a traced graph nobody knows, and its own check runs without."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    if any(t is not None and t.requires_grad for t in tensors) and is_recording():
         return True
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+
+
+def savable(*inputs: Any) -> tuple[Any, ...]:
+    """With copies of tensors from inference mode, where a gradient may arrive: a backward must not keep those themselves.
+
+    torch counts no writes into them. Its own SDPA keeps no boolean mask, and so takes one of these. In a compiled graph nobody
+    can ask what a tensor is: there torch's own error remains.
+    """
+    tensors = [thing for thing in inputs if isinstance(thing, Tensor)]
+    if torch.compiler.is_compiling() or not may_get_gradients(*tensors):
+        return inputs
+    return tuple(_copy(thing) if isinstance(thing, Tensor) and thing.is_inference() else thing for thing in inputs)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """As large as the numbers in it: what was expanded is so again."""
+    once = tensor[tuple(slice(None) if step else slice(1) for step in tensor.stride())]
+    return once.clone().expand(tensor.shape)
 
 
 def for_gradients(signs: int, *tracked: Tensor | None) -> int:

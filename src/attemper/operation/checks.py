@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, nearest, nearest_divisors
-from ..kernels.contract import FLOATS, HALVES, LARGEST, Call, Problem, may_get_gradients, measuring_dtype
+from ..kernels.contract import FLOATS, HALVES, LARGEST, Call, Problem, may_get_gradients, measuring_dtype, savable
 from ..scale import RULES
 from ..vitals import DERIVED, SIGNS
 from .plain import band
@@ -52,6 +52,7 @@ def prepare(
     query, key, value = _autocast(*tensors)
     _check_dtypes(where, query, key, value)
     _check_devices(where, query=query, key=key, value=value, mask=mask, scale=scale)
+    query, key, value, mask, scale = savable(query, key, value, mask, scale)
     lead = _check_shapes(where, query, key, value)
     asked = query.dtype
     if asked in HALVES and any(t is not None and tuple(t.shape[:-3]) != lead for t in (query, key, value)):

@@ -72,6 +72,10 @@ def attend_unchecked(
     problem = plain_problem(query, key, value, mask, causal, scale, window, softcap)
     if problem is None or not (grouped or query.shape[1] == key.shape[1]):
         return None
+    if (tracked or _tracked(mask)) and (
+        query.is_inference() or key.is_inference() or value.is_inference() or (mask is not None and mask.is_inference())
+    ):
+        return None  # the careful way copies what a backward may not keep
     return attend_plain(problem, names)
 
 

@@ -27,6 +27,7 @@ from ..kernels.contract import (
     Upstream,
     Wants,
     for_gradients,
+    is_recording,
     measuring_dtype,
     room,
 )
@@ -281,7 +282,7 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
         key, value = problem.key, problem.value
         problem = problem._replace(key=key.view_as(key), value=None if value is None else value.view_as(value))
         measured = Measured(*_Attention.apply(*problem, signs, kernel))
-    elif not torch.is_grad_enabled() and forward_ad._current_level < 0:
+    elif not is_recording() and forward_ad._current_level < 0:
         # nothing is differentiated: a Function's apply, or the bare op's rule of autograd, costs as much as a small call
         with torch._C._AutoDispatchBelowAutograd():
             measured = Measured(*torch.ops.attemper.forward(*problem, signs, kernel))

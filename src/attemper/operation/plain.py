@@ -16,6 +16,8 @@ from torch._C import (
     _is_any_autocast_enabled,
     _is_torch_function_mode_enabled,
     _len_torch_dispatch_stack,
+    is_grad_enabled,
+    is_inference_mode_enabled,
 )
 from torch._C._autograd import _profiler_enabled
 from torch._C._functorch import peek_interpreter_stack
@@ -29,7 +31,10 @@ _MASKS = frozenset({*FLOATS, torch.bool})
 
 
 def at_rest() -> bool:
-    """Whether an op would go straight to its kernel: no mode, transform, trace, autocast, profiler or forward-mode derivative."""
+    """Whether an op would go straight to its kernel: no mode, transform, trace, autocast, profiler or forward-mode derivative.
+
+    And whether gradients are recorded where grad mode says so: under enable_grad inside of inference mode none are.
+    """
     return not (
         _len_torch_dispatch_stack()
         or _is_torch_function_mode_enabled()
@@ -38,6 +43,7 @@ def at_rest() -> bool:
         or _is_any_autocast_enabled()
         or _profiler_enabled()
         or forward_ad._current_level >= 0
+        or (is_inference_mode_enabled() and is_grad_enabled())
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..errors import InputError
-from ..kernels.contract import for_gradients, measuring_dtype
+from ..kernels.contract import for_gradients, measuring_dtype, savable
 from ..operation.checks import Signs, prepare
 from ..operation.ops import bits, vitals_of
 from ..vitals import Attended
@@ -50,9 +50,12 @@ def additive_attention(
     )  # fmt: skip
     weight = _check_weight(weight, problem.query)
 
-    wanted = for_gradients(bits(names), problem.query, problem.key, problem.mask, weight)
-    inputs = (problem.query, problem.key, problem.value, weight, problem.mask, problem.seed)
-    measured = additive(*inputs, problem.left, problem.right, problem.dropout, wanted)
+    # once more: the weight may be all that is learned
+    query, key, value, weight, mask = savable(problem.query, problem.key, problem.value, weight, problem.mask)
+    wanted = for_gradients(bits(names), query, key, mask, weight)
+    measured = additive(
+        query, key, value, weight, mask, problem.seed, problem.left, problem.right, problem.dropout, wanted
+    )
     vitals = vitals_of(measured, names).each(lambda sign: sign.reshape(shape))
     return Attended(measured.output.to(call.dtype).reshape(*shape, measured.output.shape[-1]), vitals)
 

@@ -156,5 +156,7 @@ torch.library.register_autograd("attemper::additive_forward", _Additive.backward
 def additive(*args: Any) -> Measured:
     """Run the op on its inputs, in the order of the schema."""
     in_graph = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-    run = torch.ops.attemper.additive_forward if in_graph else _Additive.apply
+    # in inference mode the op has no autograd either, and a Function under enable_grad would
+    bare = in_graph or torch.is_inference_mode_enabled()
+    run = torch.ops.attemper.additive_forward if bare else _Additive.apply
     return Measured(*run(*args))

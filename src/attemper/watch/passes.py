@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..kernels.contract import is_recording
+
 KINDS = ("training", "all")
 LEFT_OUT = (
     "passes without gradients, or in evaluation mode beside others in training mode, are left out of steps; "
@@ -14,6 +16,10 @@ ONLY_OTHERS = (
     "a step ended with none but passes without gradients, after others that had them: it has no rows. "
     "Use passes='all' to count every pass."
 )
+UNFINISHED = (
+    "what ran after the last step is left out: it was in evaluation mode after steps in training mode, or the optimizer took no "
+    "step after it. Use passes='all' to count every pass."
+)
 
 
 class Passes:
@@ -21,6 +27,7 @@ class Passes:
 
     In a step, a pass in training mode with gradients on goes before one in evaluation mode, and that before one without
     gradients. Once a pass had gradients, none without them counts: the watch is over a training. Where none has, all count.
+    What is left when the watch ends is no step if the steps before it went before it in that order: see `rest`.
     Passes are compared where one's outermost module is the other's or holds it: a frozen part that is called by itself counts.
     """
 
@@ -31,7 +38,7 @@ class Passes:
     def begin(self) -> None:
         """A watch opens."""
         self.seen = self.counted = 0
-        self.trained: set[str] = set()  # modules that were called with gradients on
+        self.highest: dict[str, int] = {}  # the best grade of any step, by the module that was called
         self.end_step()
 
     def end_step(self) -> None:
@@ -44,21 +51,28 @@ class Passes:
         again = torch._C._current_graph_task_id() != -1  # a checkpoint, computed again in a backward
         worse: list[str] = []
         if self.kind != "all" and not again:
-            grade = (1 + module.training) * torch.is_grad_enabled()
+            grade = (1 + module.training) * is_recording()
             others = {other: found for other, found in self.grades.items() if _are_kin(name, other)}
-            if any(grade < found for found in others.values()) or (
-                not grade and any(_are_kin(name, other) for other in self.trained)
-            ):
+            if any(grade < found for found in others.values()) or (not grade and self._highest(name)):
                 self.left_out = True
                 return None
             worse = [other for other, found in others.items() if found < grade]
             for other in worse:
                 del self.grades[other]
             self.grades[name] = grade
-            if grade:
-                self.trained.add(name)
+            self.highest[name] = max(grade, self.highest.get(name, 0))
         self.counted += 1
         return worse
+
+    def rest(self, after_optimizer: bool) -> list[str]:
+        """The modules whose passes in the step under way are no step of training, where nothing more comes to end it.
+
+        `after_optimizer`: steps end with an optimizer's, and one has ended.
+        """
+        return [name for name, grade in self.grades.items() if after_optimizer or grade < self._highest(name)]
+
+    def _highest(self, name: str) -> int:
+        return max((grade for other, grade in self.highest.items() if _are_kin(name, other)), default=0)
 
 
 def _are_kin(name: str, other: str) -> bool:

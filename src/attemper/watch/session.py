@@ -23,7 +23,7 @@ from .attach.running import running
 from .call import Call, Examiner
 from .optimizers import with_hooks
 from .options import check_model, check_options
-from .passes import LEFT_OUT, ONLY_OTHERS, Passes
+from .passes import LEFT_OUT, ONLY_OTHERS, UNFINISHED, Passes
 from .record.entry import Entry
 from .record.journal import Journal
 from .record.ledger import Ledger
@@ -40,8 +40,8 @@ FOLLOWS = (
 
 KEPT = 100  # steps that are held in memory where a file has all
 NO_GRADIENTS = (
-    "gradients=True, but none reached q and k of {layers}: passes ran under no_grad or inference_mode, layers are frozen, or "
-    "no backward ran before the step ended."
+    "gradients=True, but in step {step} none reached q and k of {layers}: passes ran under no_grad or inference_mode, layers are "
+    "frozen, or no backward ran before the step ended."
 )
 COMPILED = "the model is compiled: watched steps run eagerly, the others as compiled."
 
@@ -84,7 +84,8 @@ def watch(
         start: the number of the first step, for a run that is resumed.
         passes: ``"training"``: evaluation does not count into the steps around it. Once a pass ran with gradients, those without
             are left out; so are, in a step with passes in training mode, those in evaluation mode. Where no pass has
-            gradients, all count. ``"all"``: every pass counts.
+            gradients, all count. What ran after the last step counts as one more, unless it was in evaluation mode and the
+            steps were not, or ``optimizer`` ended them. ``"all"``: every pass counts.
         keep: how many of the last steps ``record`` holds in memory, 8 bytes for every step, head and sign. None: all of them,
             or with ``path`` the last 100 of those that are in the file.
 
@@ -142,6 +143,7 @@ class Watch:
         self._tail = f"only the last {keep or KEPT} steps are here; {where}."
         self._ranks: Ranks | None = None  # while the watch is open
         self._split = False  # whether a layer ran a part of its heads
+        self._without_gradients: set[str] = set()  # layers of which it was noted
         self._step, self._steps_ended, self._passes = start, 0, Passes(passes)
         self._open, self._listening = False, False
         self._depth = 0
@@ -221,6 +223,7 @@ class Watch:
     ) -> None:
         was_listening = self._listening
         try:
+            self._drop_rest(ended_well=kind is None)
             # other ranks may not get here when this one fails; when it does not, they wait for it, rows or no rows
             join = kind is None and self._ranks is not None and self._ranks.group is not None
             if was_listening and (self._ledger.lines or join):
@@ -230,6 +233,14 @@ class Watch:
             self._let_go()
         if kind is None:
             self._complain(was_listening)
+
+    def _drop_rest(self, ended_well: bool) -> None:
+        """Forget what is left when the block ends, if it is evaluation; after an error it may show what went wrong."""
+        rest = self._passes.rest(ended_well and self.optimizer is not None and self._steps_ended > 0)
+        if rest:
+            self._note(UNFINISHED)
+        for name in rest:
+            self._ledger.drop(name)
 
     def _let_go(self) -> None:
         self._open = False
@@ -343,7 +354,10 @@ class Watch:
         layers = [self._title(entry.layer) for entry in entries if entry.gradients is None]
         if layers and self.wants_gradients:
             named = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
-            self._note(NO_GRADIENTS.format(layers="any layer" if len(layers) == len(entries) else named))
+            named = "any layer" if len(layers) == len(entries) else named
+            if named not in self._without_gradients:  # the first such step stands for all
+                self._without_gradients.add(named)
+                self._note(NO_GRADIENTS.format(step=entries[0].step, layers=named))
 
     def _check_seen(self) -> None:
         if self._passes.counted and not self._ledger.calls and not self._unheard:

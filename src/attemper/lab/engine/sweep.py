@@ -6,25 +6,21 @@ cluster. The process that called writes the results, so workers need no common d
 
 from __future__ import annotations
 
-import functools
 import importlib
-import multiprocessing
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..._orphans import end_with
 from ...errors import AttemperError, MissingExtra, out_of_memory
 from .experiment import Cell, Experiment, Row, Value, key
 from .fingerprint import fingerprint
 from .store import Store
 
 TRIES = 2  # of a cell whose worker died while nothing else ran
-LOOK = 0.5  # seconds after which a worker looks again whether its caller is there
 DEATHS = (BrokenExecutor, "KilledWorker")  # a pool's, and a Dask scheduler's, which needs no import to be recognised
 
 
@@ -143,16 +139,20 @@ def _outcomes(
             yield cell, measured(experiment, cell)[1]
         return
 
-    client = getattr(
-        joblib.parallel.get_active_backend()[0], "client", None
-    )  # of a Dask cluster, if that is configured
+    backend = joblib.parallel.get_active_backend()[0]
+    client = getattr(backend, "client", None)  # of a Dask cluster, if that is configured
+    # Workers of joblib's own end with their caller, also while they still import what measuring needs. Whoever calls may have
+    # configured a start for them: theirs comes first.
+    guard: dict[str, Any] = {}
+    if type(backend).__name__ == "LokyBackend" and "initializer" not in backend.backend_kwargs:
+        guard = {"initializer": end_with, "initargs": (os.getpid(),)}
 
     def parallel(some: Sequence[Cell]) -> Iterator[tuple[Cell, list[Row] | str]]:
         if client is not None:
             return _on_dask(client, experiment, some)
         # batches of one: a finished cell is handed over at once, and none waits unsaved behind another
-        pool = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
-        return pool(joblib.delayed(_in_worker)(experiment, cell, os.getpid()) for cell in some)
+        pool = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered", **guard)
+        return pool(joblib.delayed(measured)(experiment, cell) for cell in some)
 
     left = {key(cell): cell for cell in cells}
     try:
@@ -199,24 +199,6 @@ def _alone(cell: Cell, parallel: Callable[[Sequence[Cell]], Iterator[tuple[Cell,
 def _is_death(error: Exception) -> bool:
     kind, name = DEATHS
     return isinstance(error, kind) or type(error).__name__ == name
-
-
-def _in_worker(experiment: Experiment, cell: Cell, caller: int) -> tuple[Cell, list[Row] | str]:
-    if multiprocessing.current_process().name.startswith("LokyProcess"):  # joblib's own, a child of the caller
-        _end_with(caller)
-    return measured(experiment, cell)
-
-
-@functools.cache
-def _end_with(caller: int) -> None:
-    """A worker of a pool whose caller was killed would go on with its cell, which nobody waits for, and hold the terminal."""
-
-    def look() -> None:
-        while os.getppid() == caller:
-            time.sleep(LOOK)
-        os._exit(1)
-
-    threading.Thread(target=look, daemon=True).start()
 
 
 def measured(experiment: Experiment, cell: Cell) -> tuple[Cell, list[Row] | str]:
