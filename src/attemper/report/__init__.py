@@ -1,7 +1,8 @@
 """report: a scan's document as one HTML file that needs nothing else: no network, no server, no other file.
 
-page.html and report.css are the page. data/ reads the document (numbers, text, weights); views/ shows the map of heads, findings, sections
-and lanes; tokens/ shows the attention of one head, as a matrix, columns, running text or image patches; start.js calls render().
+page.html and report.css are the page. data/ reads the document (numbers, text, weights). views/ shows the map of heads, findings,
+sections and lanes. tokens/ shows the attention of one head, as a matrix, columns, running text or image patches.
+start.js calls render().
 """
 
 from __future__ import annotations
