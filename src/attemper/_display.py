@@ -1,4 +1,4 @@
-"""What is shown of a stranger's words: of a model, a file or an argument, on a terminal or in an error."""
+"""How text from a model, a file or an argument is printed: without control characters; and tables that fit the terminal."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ NOT_ASCII = re.compile(r"[^ -~]+")
 
 
 def safe(words: object) -> str:
-    """One line in which nothing steers a terminal or turns it round: white space is a space, such a character �."""
+    """One line without control characters and direction marks: white space becomes a space, the others become �."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in str(words))
 
 
 def json_text(document: Any) -> str:
-    """A document in one line of JSON that a terminal shows as it is: what it would obey is written as an escape."""
+    """A document as one line of JSON in which control characters are written as escapes."""
     written = json.dumps(document, ensure_ascii=False)
     return NOT_ASCII.sub(lambda run: "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in run[0]), written)
 
 
 def hanging(console: Console, words: Text, start: str = "") -> None:
-    """Print words whose every line begins four columns in, the first behind what stands there; no line ends in spaces."""
+    """Print wrapped text indented by four columns; `start` stands in the indent of the first line. No trailing spaces."""
     from rich.text import Text
 
     for place, line in enumerate(words.wrap(console, max(1, console.width - INDENT), overflow="fold")):
@@ -37,7 +37,7 @@ def hanging(console: Console, words: Text, start: str = "") -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table; where it is wider than the terminal, its rows one below the other, so that no column is cut."""
+    """Print a table; if it is wider than the terminal, print each row as a block of lines, so that no column is cut."""
     from rich.measure import Measurement
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""The application that commands join, what they share, and where every error ends."""
+"""The typer application, what all commands share, and how every error becomes a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 class _Commands(TyperGroup):
-    """Every command runs in here, so that its end by a signal is told in one way, before typer has a word for it."""
+    """Runs every command, so that a signal always ends in the same sentence."""
 
     def invoke(self, ctx: Any) -> Any:
         stopping: Stopping = ctx.obj
         try:
             return super().invoke(ctx)
         except typer.Exit:
-            stopping.told = True  # by the command itself
+            stopping.told = True  # the command has printed its own sentence
             raise
         except AttemperError:
             raise
         except (KeyboardInterrupt, Exception) as error:
-            # in the middle of an import a signal may come out as another error
+            # during an import, a signal may surface as another exception
             if stopping.number is None and not isinstance(error, KeyboardInterrupt):
                 raise
             kept = " ".join(getattr(error, "__notes__", ())) or "Nothing was kept."
@@ -54,8 +54,8 @@ app = typer.Typer(
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
-INTERRUPTED = 130  # in place of which main() gives 143 for SIGTERM
-READER_LEFT = 141  # as a shell says it of a program that SIGPIPE ended
+INTERRUPTED = 130  # main() turns it into 143 for SIGTERM
+READER_LEFT = 141  # what a shell reports for SIGPIPE
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file that -o names.")]
 
 
@@ -76,14 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str] | None, stopping: Stopping) -> int:
-    """The exit code; what ends in an error that is not ours to mend ends in a sentence, never in a traceback."""
+    """The exit code. Errors that the user can do something about are printed as a sentence, without a traceback."""
     try:
         if sys.stdout is None:
             raise InputError("stdout is closed, so nothing can be printed. Redirect it: > out.txt, or > /dev/null.")
         try:
             app(args=None if arguments is None else list(arguments), prog_name="attemper", obj=stopping)
         except SystemExit as ended:
-            if not deliver(lambda: None):  # of --help, which nobody has flushed
+            if not deliver(lambda: None):  # flushes what --help printed
                 return READER_LEFT
             return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except AttemperError as error:
@@ -104,7 +104,7 @@ def _of_the_system(error: OSError) -> str:
 
 
 def _open_streams() -> None:
-    """A descriptor that is closed would go to the next file that is opened, and what is printed would land in that."""
+    """Open what is closed of stdin, stdout and stderr: the next file to be opened would get that number, and our output."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -119,7 +119,7 @@ def _open_streams() -> None:
 
 
 def _never_fail(stream: object) -> None:
-    """Print ? for what an encoding lacks (√ in cp1252, as of a pipe on Windows) instead of ending in an error."""
+    """Print ? for characters that the encoding lacks (√ in cp1252) instead of failing."""
     if isinstance(stream, io.TextIOWrapper):
         try:
             "√ₕ私".encode(stream.encoding, stream.errors or "strict")
@@ -152,23 +152,24 @@ def console() -> Console:
 
 
 def note(line: str) -> None:
-    """A line on stderr, without what would steer a terminal; where nobody can read it the work goes on."""
+    """Print a line to stderr, without control characters. A stderr that cannot be written to is ignored."""
     with contextlib.suppress(OSError):
         print(safe(line), file=sys.stderr, flush=True)
 
 
 def say(words: str) -> bool:
-    """Print to stdout; whether there was a reader to the end."""
+    """Print to stdout. Returns False if the reader left early (`| head`)."""
     return deliver(lambda: print(words))
 
 
 def deliver(show: Callable[[], object], write: Callable[[], object] | None = None) -> bool:
-    """Print what was measured, then write it, each whatever becomes of the other. Whether there was a reader to the end:
-    `| head` leaves once it has its lines.
+    """Print the result, then write the file; a failure of one does not prevent the other.
+
+    Returns False if the reader of stdout left early (`| head`).
 
     Args:
         show: prints to stdout.
-        write: writes the file that was asked for; None where none was.
+        write: writes the file of `-o`; None without one.
     """
     unread: OSError | None = None
     try:
@@ -186,7 +187,7 @@ def deliver(show: Callable[[], object], write: Callable[[], object] | None = Non
 
 
 def _hush() -> None:
-    """What is still to be flushed at the end goes nowhere, silently."""
+    """Send what is still buffered to the null device, so that the final flush does not fail."""
     with contextlib.suppress(OSError, ValueError):  # not a real file, in a test or a notebook
         empty = os.open(os.devnull, os.O_WRONLY)
         os.dup2(empty, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""progress: what is being done, on stderr, from before the first slow import on."""
+"""progress: what the command is doing, on stderr, from before the first slow import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], object]]:
-    """On a terminal a line that changes; elsewhere a line now and then, when the work is long. Always on stderr."""
+    """On a terminal, one line that is updated; elsewhere, a line every ten seconds of work. Always on stderr."""
     if not sys.stderr.isatty():
         yield _Lines()
         return
@@ -29,7 +29,7 @@ def progress() -> Iterator[Callable[[str], object]]:
 
 
 class _Lines:
-    """Lines in a log. What is loaded or read is not told there: the clock starts when the model runs."""
+    """Progress as lines of a log. Loading and reading are not logged: the clock starts when the model runs."""
 
     def __init__(self) -> None:
         self.last = time.monotonic()

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM. The first ends what runs, which says what is kept; a second, or ten seconds inside C code, ends it at once.
+"""Ctrl-C and SIGTERM. The first stops the work and says what was kept; a second one, or ten seconds inside C code, exits at once.
 
-Python runs a signal's handler between two of its own instructions, so a long call into C would hold it up. A thread hears of
-every signal through a pipe, waits for the handler, and leaves by itself when that does not come. Inside an import nothing is
-raised: C code that imports, as torch's does, may swallow it. The signal is sent again until the import ends or a second is over.
+Python runs a signal handler between two bytecode instructions, so a long call into C delays it. A thread reads every signal from
+a pipe, waits for the handler, and exits the process if the handler does not run in time. Inside an import no exception is raised,
+because C code that imports (torch's does) may swallow it; the signal is sent again until the import ends or a second has passed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ REPEAT, END = 255, 0  # in the pipe, beside the signals' numbers
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ended the command. Whoever keeps something adds a note (``add_note``) that says what, where, and how to go on."""
+    """A signal ended the command. Code that keeps results adds a note (``add_note``): what is kept, where, and how to resume."""
 
 
 class Stopping:
-    """While the context lasts signals raise :class:`Stopped`; ``number`` is the first that came, or None."""
+    """Inside this context, signals raise :class:`Stopped`; ``number`` is the first signal that arrived, or None."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         self._before: dict[int, Any] = {}
         self._raised = threading.Event()
-        self.told = False  # whether somebody has said that it was stopped, and what is kept
+        self.told = False  # whether the user was told that it stopped and what was kept
 
     def __enter__(self) -> Stopping:
         if threading.current_thread() is not threading.main_thread():
