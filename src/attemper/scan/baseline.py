@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..health import LEVELS
+from . import piped
 
 FACTOR = 1.5
 """A sign has moved when it is this many times what it was, or the other way round."""
@@ -21,17 +22,17 @@ Document = dict[str, Any]
 Place = tuple[str, str, int | None]
 
 
-def read(path: Path, schema: str) -> Document:
+def read(path: Path, schema: str, told: piped.Told = lambda words: None) -> Document:
     """An older document, from a file that may be anything.
 
     Args:
         path: what ``attemper scan --json`` or ``-o scan.json`` wrote.
         schema: the schema that it must name.
+        told: progress, where it is a pipe that is waited for.
     """
     found: Document
     try:
-        with path.open("rb") as file:
-            raw = file.read(LARGEST + 1)
+        raw = piped.read(path, LARGEST + 1, "--baseline:", told)
         if len(raw) > LARGEST:
             raise InputError(f"--baseline: {str(path)!r} is larger than any scan. Give an older scan's JSON.")
         found = json.loads(raw.decode("utf-8"))
