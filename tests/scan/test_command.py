@@ -95,7 +95,7 @@ def test_the_table_of_a_token_and_of_other_scales(attemper_command, folder):
         "none",
     )
     assert code == 0
-    assert "What if the scale were another?" in out
+    assert "What if the scale were different?" in out
     assert "as it is" in out
     assert "it → " in out
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, nearest
+from ..health.finding import count
 from . import baseline, output, piped
 from .inputs import check_texts, make
 from .load import load
@@ -92,7 +93,8 @@ def answer(asked: Asked, told: Callable[[str], object] = lambda words: None) -> 
 
 
 def fails(document: dict[str, Any], level: str | None) -> str | None:
-    """Why a scan fails: a finding at a level or above it, beside an older scan one that is new or worse; or nothing was judged.
+    """Why a scan fails: a finding at a level or above it, beside an older scan one that is new or worse; or nothing was judged,
+    or notes could not be compared.
 
     Args:
         document: of the scan.
@@ -103,9 +105,15 @@ def fails(document: dict[str, Any], level: str | None) -> str | None:
     if not document["verdict"]["judged"]:
         return "nothing was judged, so --fail-on cannot pass"
     counted = document["baseline"]["worse"] if "baseline" in document else document["findings"]
-    if not any(one["level"] in FAILING[FAILING.index(level) :] for one in counted):
-        return None
-    return f"a finding is {'new, and ' if 'baseline' in document else ''}at {level!r} or above"
+    if any(one["level"] in FAILING[FAILING.index(level) :] for one in counted):
+        return f"a finding is {'new or worse, and ' if 'baseline' in document else ''}at {level!r} or above"
+    unknown = len(document["baseline"]["uncompared"]) if "baseline" in document else 0
+    if level == "note" and unknown:
+        return (
+            f"--fail-on note cannot pass: the older scan is of other texts, so {count(unknown, 'note')} could not be compared "
+            "with it, only scales and findings from warn on. Scan the same texts, or type --fail-on warn"
+        )
+    return None
 
 
 def read_texts(texts: Sequence[str], files: Sequence[str], told: piped.Told) -> list[str]:

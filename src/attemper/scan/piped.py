@@ -51,7 +51,7 @@ def read_stdin(most: int, told: Told) -> bytes:
     try:
         descriptor = sys.stdin.fileno()
         piped = stat.S_ISFIFO(os.fstat(descriptor).st_mode) and os.name == "posix"
-    except (OSError, ValueError):  # a stdin without a descriptor
+    except (AttributeError, OSError, ValueError):  # a stdin without a descriptor
         piped = False
     if not piped:
         return sys.stdin.buffer.read(most)
@@ -59,7 +59,7 @@ def read_stdin(most: int, told: Told) -> bytes:
 
 
 def _drain(descriptor: int, most: int, name: str, told: Told, opened: bool) -> bytes | None:
-    """All that comes; None where nobody opened it. Before that a FIFO reads as empty, as it does when its writer has closed it."""
+    """All that comes; None where nobody opened it: until then a FIFO reads as empty, as it does once its writer has closed it."""
     found, began = bytearray(), time.monotonic()
     while len(found) < most:
         if opened and not select.select([descriptor], [], [], STEP)[0]:
