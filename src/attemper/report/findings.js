@@ -74,15 +74,13 @@ const MOST = 12; // moved heads that are shown
 export function since(make, scan, act) {
   const { baseline } = scan.document;
   if (!baseline) return null;
-  const { created, file, says = [], levels = [], gone = [], scales = [], moved = [] } = baseline, fresh = baseline.new ?? [];
+  const { created, file, says = [], gone = [], scales = [], moved = [] } = baseline, fresh = baseline.worse ?? baseline.new ?? [];
   const where = (one) => [make("bdi", {}, scan.label(one)), given(one.head) ? ` · ${one.head}` : ""];
   const step = (one) => ` ${one.sign ?? "scale"} ${written(one.before)} → ${written(one.after)}`;
   const changed = (one) => make("li", {}, chip(make, scan, one, act), step(one));
-  const values = ({ before, after }) => (given(before.value) && given(after.value) ? ` ${written(before.value)} → ${written(after.value)}` : "");
-  const regraded = (one) => make("li", {}, chip(make, scan, one.after, act), ` ${one.after.kind}${values(one)} (${one.before.level} → ${one.after.level})`);
   const lost = (one) => make("li", {}, "gone: ", where(one), ` ${one.kind}`);
   const words = says.map((line) => make("li", {}, line));
-  const lines = [...words, ...levels.map(regraded), ...gone.map(lost), ...scales.map(changed), ...moved.slice(0, MOST).map(changed)];
+  const lines = [...words, ...gone.map(lost), ...scales.map(changed), ...moved.slice(0, MOST).map(changed)];
   const more = moved.length > MOST ? ` ${moved.length} heads moved; the first ${MOST} are shown.` : "";
   return make("section.wide", { "aria-label": "What changed" }, make("h2", {}, "What changed since ", make("bdi", {}, file)),
     make("p.says", {}, `The older scan was made ${created}.${more}`),
