@@ -29,6 +29,7 @@ from attemper import cli
 from attemper.bench import cpu, memory, run, watch
 from attemper.lab.claims import claims
 from attemper.lab.exact import additive_cost
+from attemper.scan.input import piped
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from folders import save
@@ -100,7 +101,7 @@ def cases(model: Path, quick: bool) -> list[Case]:
         words = [str(model) if word == "MODEL" else word for word in typed]
         found += [*_streams(command, words), *_signals(command, words)]
         found += _outputs(command, words) if command in FILES else []
-    found += [*_inputs(model), *_numbers(model), *_workers(), _stuck()]
+    found += [*_inputs(model), *_helps(), *_numbers(model), *_workers(), _stuck()]
     return [case for case in found if not quick or _is_essential(case)]
 
 
@@ -185,6 +186,13 @@ def _inputs(model: Path) -> list[Case]:
         path.unlink()
         path.symlink_to(path.name)
 
+    def silent(change: Callable[[], object]) -> Callable[[], None]:
+        def prepare() -> None:
+            piped.PATIENCE = 0.3
+            change()
+
+        return prepare
+
     scan = ["scan", "model", "--text", "the dog"]
     embedded = ["scan", str(model)]
     kept = [*RUN, "--results", "kept"]
@@ -194,13 +202,19 @@ def _inputs(model: Path) -> list[Case]:
         "config locked": (scan, copy(lambda at: (at / "config.json").chmod(0))),
         "weights locked": (scan, copy(lambda at: (at / "model.safetensors").chmod(0))),
         "weights a folder": (scan, copy(lambda at: turned(at / "model.safetensors"))),
+        "weights a pipe": (
+            scan,
+            copy(lambda at: ((at / "model.safetensors").unlink(), os.mkfifo(at / "model.safetensors"))),
+        ),
         "tokenizer locked": (scan, copy(lambda at: (at / "tokenizer.json").chmod(0))),
         "folder locked": (scan, copy(lambda at: at.chmod(0))),
         "file a folder": ([*embedded, "--file", "."], lambda: None),
         "file a loop": ([*embedded, "--file", "loop"], lambda: os.symlink("loop", "loop")),
+        "file a pipe": ([*embedded, "--file", "pipe"], silent(lambda: os.mkfifo("pipe"))),
         "file - closed": ([*embedded, "--file", "-"], lambda: closed(0)),
         "baseline a folder": ([*embedded, "--baseline", "."], lambda: None),
         "baseline a loop": ([*embedded, "--baseline", "loop"], lambda: os.symlink("loop", "loop")),
+        "baseline a pipe": ([*embedded, "--baseline", "pipe"], silent(lambda: os.mkfifo("pipe"))),
         "results a file": (kept, lambda: Path("kept").touch()),
         "results a loop": (kept, lambda: os.symlink("kept", "kept")),
         "results locked": (kept, lambda: (os.mkdir("kept"), os.chmod("kept", 0), as_nobody())),
@@ -213,6 +227,16 @@ def _inputs(model: Path) -> list[Case]:
         *found,
         Case("run", "results full disk", kept, (2,), limit_files, printed=None, said="cannot keep"),
     ]
+
+
+def _helps() -> list[Case]:
+    """--help is printed by rich, in the name of typer, and ends as what a command prints."""
+    found = []
+    for command, words in (("env", []), ("env", ["--help"]), ("env", ["--version"]), ("scan", ["scan", "--help"])):
+        name = words[-1] if words else "no words"
+        full = Case(command, f"{name}, full", words, (2,), onto("/dev/full", 1), said="stdout: cannot print")
+        found += [full, Case(command, f"{name}, unread", words, (141,), lambda: unread(1))]
+    return found
 
 
 def _numbers(model: Path) -> list[Case]:

@@ -374,15 +374,17 @@ def test_what_changed_since_a_baseline(browser, tmp_path):
         "after": 7.0,
         "times": 2.0,
     }
-    document["baseline"] = {"file": HOSTILE[0], "created": "2026-01-01", "says": ["the weights are others than then."]}
-    document["baseline"] |= {"new": document["findings"], "gone": [], "scales": [], "factor": 1.5, "moved": [moved]}
+    document["baseline"] = {"file": HOSTILE[0], "created": "2026-01-01", "says": ["the weights have changed since."]}
+    document["baseline"] |= {"new": [], "gone": [], "scales": [], "factor": 1.5, "moved": [moved]}
+    document["baseline"]["worse"] = document["findings"]  # one that was there before, at a lower level, is not new
     with opened(browser, document, tmp_path) as page:
         section = page.locator("section[aria-label='What changed']")
         assert section.locator("h2").text_content() == f"What changed since {HOSTILE[0]}"
         assert section.locator(".changes li").all_text_contents() == [
-            "the weights are others than then.",
+            "the weights have changed since.",
             "layer 2 · head 1 peak 3.500 → 7.000",
         ]
+        assert section.locator(".findings > li").count() == 1
         section.locator(".changes button").click()
         assert cell(page, 2, 1).get_attribute("aria-pressed") == "true"
 

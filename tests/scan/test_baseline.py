@@ -32,7 +32,9 @@ def test_the_same_scan_has_not_changed(document):
         "says": [],
         "new": [],
         "worse": [],
+        "levels": [],
         "gone": [],
+        "uncompared": [],
         "scales": [],
         "factor": 1.5,
         "compared": len(document["heads"]),
@@ -56,9 +58,11 @@ def test_findings_are_new_or_gone(document, changed):
     assert baseline.compare(changed, document, "old")["gone"] == [one]
     worse = {**one, "level": "act"}
     found = baseline.compare(changed, {**changed, "findings": [worse, *changed["findings"][1:]]}, "old")
-    assert (found["new"], found["gone"], found["worse"]) == ([worse], [one], [worse])
+    assert (found["new"], found["gone"], found["worse"]) == ([], [], [worse])
+    assert found["levels"] == [{"before": one, "after": worse}]
     better = baseline.compare({**changed, "findings": [worse, *changed["findings"][1:]]}, changed, "old")
-    assert (better["new"], better["worse"]) == ([one], [])  # nothing that a ratchet fails on
+    assert (better["new"], better["worse"]) == ([], [])  # nothing that a ratchet fails on
+    assert better["levels"] == [{"before": worse, "after": one}]
 
 
 def test_a_ratchet_fails_on_what_is_new_alone(document, changed):
@@ -137,9 +141,9 @@ def test_why_two_scans_may_differ_is_said(document, changed):
     changed["torch"] = "9.9"
     says = baseline.compare(document, changed, "old")["says"]
     assert says == [
-        "the weights are others than then.",
+        "the weights have changed since.",
         "the older scan ran in float32, this one in float16.",
-        "the older scan is of other texts: only scales and findings from warn on are compared.",
+        "the older scan is of other texts: scales and findings from warn on are compared, notes and signs are not.",
         f"the older scan was made with torch {document['torch']}, this one with 9.9.",
     ]
     changed["model"]["name"] = "another"
@@ -161,6 +165,75 @@ def test_of_other_texts_only_what_is_wrong_is_compared(document, changed):
     assert (found["moved"], len(found["scales"])) == ([], 1)
 
 
+def large(row, level, value):
+    """A finding about a head."""
+    where = {"layer": row["layer"], "layer_kind": row["kind"], "head": row["head"]}
+    said = {"title": "large logits", "says": f"The largest logit is {value:g}.", "todo": ""}
+    return {"kind": "peak", "fault": None, "level": level, **where, "value": value, "threshold": 30, **said}
+
+
+def test_notes_that_were_not_compared_do_not_pass(document, changed):
+    """Whether a note is new cannot be told from other texts; one that both have is not new."""
+    old = {**document, "findings": [large(document["heads"][0], "note", 31)]}
+    for at, same, ends in ((0, False, False), (1, False, True), (1, True, True), (None, False, False)):
+        changed["inputs"][0]["text"] = document["inputs"][0]["text"] if same else "a cat"
+        changed["findings"] = [] if at is None else [large(document["heads"][at], "note", 40)]
+        changed["baseline"] = baseline.compare(old, changed, "old")
+        assert bool(fails(changed, "note")) == ends, (at, same)
+        assert fails(changed, "warn") is None
+        assert len(changed["baseline"]["uncompared"]) == (ends and not same)
+    changed["inputs"][0]["text"] = "a cat"
+    changed["findings"] = [large(document["heads"][1], "note", 40), large(document["heads"][0], "warn", 60)]
+    changed["baseline"] = baseline.compare(old, changed, "old")
+    assert "new or worse" in fails(changed, "note")  # what is known comes first
+    changed["findings"].pop()
+    changed["baseline"] = baseline.compare(old, changed, "old")
+    assert "1 note could not be compared with it" in fails(changed, "note")
+
+
+def test_changes_are_told_once_per_layer_with_the_heads(document, changed):
+    old = copy.deepcopy(document)
+    heads, layer = document["heads"], document["heads"][0]["layer"]
+    old["findings"] = [large(heads[0], "note", 45), large(heads[1], "note", 40), large(heads[4], "act", 110)]
+    changed["findings"] = [large(row, "warn", 50 + 10 * at) for at, row in enumerate(heads[:4])]
+    for row in changed["heads"][:3]:
+        row["peak"] *= 2 + row["head"]
+    for one in changed["layers"]:
+        one["scale"]["applied"] = 1.0
+    shown = text({**changed, "baseline": baseline.compare(old, changed, "old")}, 300)
+    peak = heads[2]["peak"]
+    assert shown.partition("Since ")[2].splitlines()[1:] == [
+        f"new: warn peak, {layer} heads 2, 3. Head 3: The largest logit is 80.",
+        f"worse: peak 40 → 60 in head 1 (note → warn), {layer} heads 0, 1",
+        f"gone: act peak, {heads[4]['layer']} head 0: The largest logit is 110.",
+        f"scale: {layer} and 1 more layer applied 0.3536, now 1",
+        f"moved: {layer} heads 0, 1, 2: peak × 2.00 to × 4.00, most in head 2: {peak:.2f} → {4 * peak:.2f}",
+    ]
+
+
+def test_what_is_left_out_is_counted(document, changed):
+    """Eight lines of each kind of change are shown."""
+    layers = [f"layer.{number}" for number in range(11)]
+    scales = [{"layer": layer, "kind": "self", "before": None, "after": 0.1 * at} for at, layer in enumerate(layers)]
+    moved = [
+        {"layer": layer, "kind": "self", "head": head, "sign": "peak", "before": 1.0, "after": 2.0, "times": 2.0}
+        for layer in layers
+        for head in (0, 1)
+    ]
+    findings = [large({"layer": layer, "kind": "self", "head": 0}, "warn", 60) for layer in layers]
+    found = baseline.compare(document, changed, "old") | {"scales": scales, "moved": moved, "gone": findings}
+    found |= {"new": findings, "levels": [{"before": {**one, "level": "note"}, "after": one} for one in findings]}
+    shown = text({**document, "baseline": found}, 300).splitlines()
+    assert [line for line in shown if line.startswith("and ")] == [
+        "and 3 more new findings; --json has them",
+        "and 3 more findings that are worse; --json has them",
+        "and 3 more findings that are gone; --json has them",
+        "and 3 more scales; --json has them",
+        "and 6 more signs that moved by over 1.5 times; --json has them",
+    ]
+    assert "scale: layer.0 applied one that could not be measured, now 0" in shown
+
+
 def test_through_the_command(attemper_command, folder, tmp_path):
     old = tmp_path / "old.json"
     text = ["--text", "the dog chased the ball because it was fast ."]
@@ -172,7 +245,7 @@ def test_through_the_command(attemper_command, folder, tmp_path):
     code, out, _ = attemper_command("scan", folder("bert"), "--text", "a cat sat on it", "--baseline", old, "--json")
     assert code == 0
     assert (
-        "the older scan is of other texts: only scales and findings from warn on are compared."
+        "the older scan is of other texts: scales and findings from warn on are compared, notes and signs are not."
         in json.loads(out)["baseline"]["says"]
     )
     code, out, _ = attemper_command("scan", folder("gpt2"), *text, "--baseline", old)
@@ -200,9 +273,11 @@ def test_any_file_is_survived(tmp_path, content, words):
 
 
 @pytest.mark.parametrize("value", ["3", True, [3], {}])
-@pytest.mark.parametrize("where", ["peak", "entropy", "applied"])
+@pytest.mark.parametrize("where", ["peak", "entropy", "applied", "value", "threshold"])
 def test_a_text_for_a_number_is_damage(tmp_path, changed, where, value):
+    changed["findings"] = [large(changed["heads"][0], "warn", 60)]
     row = changed["layers"][0]["scale"] if where == "applied" else changed["heads"][0]
+    row = changed["findings"][0] if where in ("value", "threshold") else row
     row[where] = value
     path = tmp_path / "old.json"
     path.write_text(json.dumps(changed))

@@ -87,7 +87,7 @@ def test_a_text_that_is_too_long_says_the_limit(loaded):
     assert (found.length, found.truncated) == (64, True)
     assert found.tokens[-1] == "[SEP]"
     assert found.special[-1]
-    assert "to the first 64" in found.notes[0]
+    assert "to its first 64 tokens" in found.notes[0]
     model.model(**found.batch)
 
 

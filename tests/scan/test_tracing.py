@@ -282,7 +282,7 @@ def test_scores_of_heads_that_talk_have_no_one_scale():
     model = Talking()
     (layer,) = audited(model, lambda: model(numbers()))
     assert (layer.applied, layer.rule, layer.fault) == (None, None, None)
-    assert "could not be read" in layer.says
+    assert "could not be measured" in layer.says
 
 
 def test_the_numbers_of_a_document():

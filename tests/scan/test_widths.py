@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -14,7 +15,7 @@ from attemper.lab.claims.cards import Card
 from attemper.lab.claims.claims import CLAIMS, Judged
 from attemper.lab.engine import render
 from attemper.scan.show.format import broken, short_names
-from attemper.scan.show.terminal import Fitted, text
+from attemper.scan.show.terminal import SHORT, TITLES, Fitted, text
 
 TEXT = "the dog chased the ball because it was fast ."
 WIDTHS = [40, 60, 80, 120]
@@ -32,7 +33,7 @@ def test_a_scan_fits_and_loses_nothing(documents, name, width):
     document = documents[name]
     shown = text(document, width)
     assert max(map(len, shown.splitlines())) <= width
-    assert "…" not in shown.replace("it all …", "")
+    assert "…" not in shown.replace("all attention …", "").replace("all attention\n…", "")
     words = shown.split()
     for row in (rows[0] for rows in _by_layer(document).values()):
         for sign, digits in (("peak", 1), ("effective_keys", 1)):
@@ -113,10 +114,58 @@ def test_a_table_that_does_not_fit_is_a_list_with_every_number():
     assert numbers <= set(narrow.file.getvalue().split())
 
 
+def summed(document):
+    """The line about all heads."""
+    return text(document, 200).split("\n\n")[1].splitlines()[1]
+
+
 def test_the_heads_of_a_scan_add_up(documents):
     for document in documents.values():
-        line = next(line for line in text(document, 200).splitlines() if line.startswith("Of "))
+        line, heads = summed(document), len(document["heads"])
         numbers = [int(word) for word in line.split() if word.isdigit()]
-        assert numbers[0] == len(document["heads"]) == sum(numbers[1:]), line
+        if line.startswith("All "):
+            assert numbers == [heads]
+        else:
+            first, of, *others = numbers
+            assert of == heads == first + sum(others), line
         assert all(one["scale"]["std_says"].startswith("Logits spread by ") for one in document["layers"])
         assert json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("heads", "found", "line"),
+    [
+        (8, 8, "All 8 heads are in the findings below."),
+        (8, 5, "5 of 8 heads are in the findings below; 3 mix several tokens, as usual."),
+        (8, 1, "1 of 8 heads is in the findings below; 7 mix several tokens, as usual."),
+        (8, 0, "All 8 heads mix several tokens, as usual."),
+        (1, 0, "The only head mixes several tokens, as usual."),
+    ],
+)
+def test_what_is_said_of_all_heads_is_a_sentence(documents, heads, found, line):
+    document = {name: part for name, part in documents["bert"].items() if name not in ("token", "what_if")}
+    document |= {"heads": document["heads"][:heads], "findings": []}
+    about = {"kind": "peak", "fault": None, "level": "note", "title": "large logits", "says": "", "todo": ""}
+    for row in document["heads"][:found]:
+        document["findings"].append({**about, "layer": row["layer"], "layer_kind": row["kind"], "head": row["head"]})
+    assert summed(document) == line
+
+
+def test_one_of_anything_is_not_called_several(documents):
+    document = documents["bert"]
+    one = {**document, "inputs": [{**document["inputs"][0], "length": 1}], "layers": document["layers"][:1]}
+    one["layers"] = [{**one["layers"][0], "heads": 1}]
+    shown = text({**one, "notes": ["a"] * 7})
+    for words in ("· 1 token\n", "1 layer, 1 head of 8: applies ", "and 1 more note; "):
+        assert words in shown
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_legend_explains_the_columns_in_their_order(documents, width):
+    """By the titles that are shown, each with its long form where that is shorter."""
+    lines = text(documents["bert"], width).splitlines()
+    titles = re.split("  +", next(line for line in lines if line.startswith("layer ") and "peak" in line).strip())[1:]
+    titles += [] if titles[-1] == "heads" else ["heads"]
+    assert titles in ([*TITLES, "heads"], [*SHORT, "heads"])
+    explained = [title for line in lines for title in titles if re.match(rf"{re.escape(title)}( \(.*\))?: ", line)]
+    assert explained == titles

@@ -6,6 +6,7 @@ the way; 130: Ctrl-C; 143: SIGTERM; 141: nobody read to the end. What needs torc
 """
 
 try:
+    from .app import Command
     from .app import app as app
     from .app import main as main
     from .bench import bench, env
@@ -18,10 +19,5 @@ except KeyboardInterrupt:  # before main() could say so
 OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}  # an experiment's, which `run` hands on
 
 # --help lists them in this order
-app.command()(scan)
-app.command()(explain)
-app.command()(claims)
-app.command()(cards)
-app.command(context_settings=OWN_OPTIONS)(run)
-app.command()(bench)
-app.command()(env)
+for command in (scan, explain, claims, cards, run, bench, env):
+    app.command(cls=Command, context_settings=OWN_OPTIONS if command is run else None)(command)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from .._display import safe
@@ -21,8 +21,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+class Command(TyperCommand):
+    """A command whose --help ends as all else that is printed, on a full disk and where nobody reads."""
+
+    def get_help(self, ctx: Any) -> str:
+        return _helped(super().get_help, ctx)
+
+
 class _Commands(TyperGroup):
     """Runs every command, so that a signal always ends in the same sentence."""
+
+    def get_help(self, ctx: Any) -> str:
+        return _helped(super().get_help, ctx)
 
     def invoke(self, ctx: Any) -> Any:
         stopping: Stopping = ctx.obj
@@ -83,8 +93,6 @@ def _run(arguments: Sequence[str] | None, stopping: Stopping) -> int:
         try:
             app(args=None if arguments is None else list(arguments), prog_name="attemper", obj=stopping)
         except SystemExit as ended:
-            if not deliver(lambda: None):  # flushes what --help printed
-                return READER_LEFT
             return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except AttemperError as error:
         note(f"Error: {error}")
@@ -129,8 +137,7 @@ def _never_fail(stream: object) -> None:
 
 def _version(asked: bool) -> None:
     if asked:
-        print(__version__)
-        raise typer.Exit
+        raise typer.Exit(0 if say(__version__) else READER_LEFT)
 
 
 @app.callback()
@@ -184,6 +191,20 @@ def deliver(show: Callable[[], object], write: Callable[[], object] | None = Non
     if unread is not None and not isinstance(unread, BrokenPipeError):
         raise InputError(f"stdout: cannot print: {unread.strerror}. Free some room, or redirect it elsewhere.")
     return unread is None
+
+
+def _helped(help_of: Callable[[Any], str], ctx: Any) -> str:
+    """Print the help of a command; what is left for typer to print is nothing."""
+
+    def show() -> None:
+        try:
+            print(help_of(ctx), end="")  # rich has printed it, or it is here
+        except SystemExit:  # rich's way to end where nobody reads
+            raise BrokenPipeError from None
+
+    if not deliver(show):
+        raise typer.Exit(READER_LEFT)
+    return ""
 
 
 def _hush() -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, nearest
+from ..health.finding import count
 from .document import SCHEMA, Scan
+from .input import piped
 from .input.batch import check_texts, make
 from .input.model import load
 from .run import run
@@ -58,7 +60,7 @@ def answer(asked: Asked, told: Callable[[str], object] = lambda words: None) -> 
     if asked.fail_on is not None and asked.fail_on not in FAILING:
         raise InputError(f"scan: unknown --fail-on {asked.fail_on!r}. {nearest(asked.fail_on, FAILING)}")
     output.check(asked.output, asked.force)
-    older = None if asked.baseline is None else baseline.read(asked.baseline, SCHEMA)
+    older = None if asked.baseline is None else baseline.read(asked.baseline, SCHEMA, told)
     rules = [word.strip() for word in (asked.what_if or "").split(",") if word.strip()]
     if asked.what_if is not None and not rules:
         raise InputError("scan: --what-if needs the names of rules. Type --what-if none,dk.")
@@ -68,9 +70,9 @@ def answer(asked: Asked, told: Callable[[str], object] = lambda words: None) -> 
         raise InputError(
             "scan: --attention puts the weights into the JSON. Add --json or -o FILE.json, or leave it out."
         )
-    given = read_texts(asked.texts, asked.files)
+    given = read_texts(asked.texts, asked.files, told)
     if not given and not asked.images and not asked.sounds:
-        given = read_texts((), ("-",)) if is_piped() else []
+        given = read_texts((), ("-",), told) if is_piped() else []
         given = [text for text in given if text]  # an empty pipe, as a scheduler has it, gives no text
     check_texts(given)
     loaded = load(
@@ -92,7 +94,8 @@ def answer(asked: Asked, told: Callable[[str], object] = lambda words: None) -> 
 
 
 def fails(document: dict[str, Any], level: str | None) -> str | None:
-    """Why a scan fails: a finding at a level or above it, beside an older scan one that is new or worse; or nothing was judged.
+    """Why a scan fails: a finding at a level or above it, beside an older scan one that is new or worse; or nothing was judged,
+    or notes could not be compared.
 
     Args:
         document: of the scan.
@@ -103,12 +106,18 @@ def fails(document: dict[str, Any], level: str | None) -> str | None:
     if not document["verdict"]["judged"]:
         return "nothing was judged, so --fail-on cannot pass"
     counted = document["baseline"]["worse"] if "baseline" in document else document["findings"]
-    if not any(one["level"] in FAILING[FAILING.index(level) :] for one in counted):
-        return None
-    return f"a finding is {'new, and ' if 'baseline' in document else ''}at {level!r} or above"
+    if any(one["level"] in FAILING[FAILING.index(level) :] for one in counted):
+        return f"a finding is {'new or worse, and ' if 'baseline' in document else ''}at {level!r} or above"
+    unknown = len(document["baseline"]["uncompared"]) if "baseline" in document else 0
+    if level == "note" and unknown:
+        return (
+            f"--fail-on note cannot pass: the older scan is of other texts, so {count(unknown, 'note')} could not be compared "
+            "with it, only scales and findings from warn on. Scan the same texts, or type --fail-on warn"
+        )
+    return None
 
 
-def read_texts(texts: Sequence[str], files: Sequence[str]) -> list[str]:
+def read_texts(texts: Sequence[str], files: Sequence[str], told: piped.Told) -> list[str]:
     """The texts that were typed, then those of files, a whole file being one text; ``-`` is what is piped in."""
     found = [text.encode("utf-8", "replace").decode() for text in texts]  # an argument may hold bytes that are no text
     for name in files:
@@ -116,10 +125,9 @@ def read_texts(texts: Sequence[str], files: Sequence[str]) -> list[str]:
             raise InputError("scan: --file -: stdin is closed, so there is nothing to read. Pipe a text in.")
         try:
             if name == "-":
-                raw = sys.stdin.buffer.read(LARGEST_TEXT + 1)
+                raw = piped.read_stdin(LARGEST_TEXT + 1, told)
             else:
-                with Path(name).open("rb") as file:
-                    raw = file.read(LARGEST_TEXT + 1)
+                raw = piped.read(Path(name), LARGEST_TEXT + 1, "scan: --file", told)
             if len(raw) > LARGEST_TEXT:
                 raise InputError(f"scan: --file {name!r} has over {LARGEST_TEXT:,} bytes. Give a shorter text.")
             found.append(raw.decode("utf-8-sig").strip())

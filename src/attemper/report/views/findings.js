@@ -74,7 +74,7 @@ const MOST = 12; // moved heads that are shown
 export function since(make, scan, act) {
   const { baseline } = scan.document;
   if (!baseline) return null;
-  const { created, file, says = [], gone = [], scales = [], moved = [] } = baseline, fresh = baseline.new ?? [];
+  const { created, file, says = [], gone = [], scales = [], moved = [] } = baseline, fresh = baseline.worse ?? baseline.new ?? [];
   const where = (one) => [make("bdi", {}, scan.label(one)), given(one.head) ? ` · ${one.head}` : ""];
   const step = (one) => ` ${one.sign ?? "scale"} ${written(one.before)} → ${written(one.after)}`;
   const changed = (one) => make("li", {}, chip(make, scan, one, act), step(one));

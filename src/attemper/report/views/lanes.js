@@ -12,7 +12,7 @@ export function lanesView(make, scan) {
   const lanes = scan.document.what_if;
   if (!lanes?.length) return null;
   const table = make("table.lanes"), says = make("p.says");
-  const title = "What if the scale were another";
+  const title = "What if the scale were different";
   const node = make("section.wide", { "aria-label": title }, make("h2", {}, title), says, make("div.scroll", {}, table));
   const all = [{ rule: null, heads: scan.heads }, ...lanes];
   return { node, show(state) {

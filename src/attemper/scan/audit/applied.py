@@ -91,11 +91,11 @@ def applied(call: Call) -> Applied:
 
 
 def predicted_std(call: Call, scale: float | None) -> float | None:
-    """The spread of logits that the lengths of q and k alone foretell: ``scale · |q| · |k − k̄| / √E``, as a root mean square.
+    """The spread of logits that q and k of these lengths would have in random directions.
 
-    This is exact for directions that have nothing to do with one another; k̄ is the mean key of a sequence and head, which moves
-    all logits of a row and spreads none. What is measured beyond it is alignment. The mean over rows and keys is taken within
-    each sequence and head, then over those, by their rows.
+    ``scale · |q| · |k − k̄| / √E``, as a root mean square. This is exact for directions that have nothing to do with one
+    another; k̄ is the mean key of a sequence and head, which moves all logits of a row and spreads none. What is measured beyond
+    it is alignment. The mean over rows and keys is taken within each sequence and head, then over those, by their rows.
 
     Args:
         call: while its q and k are there.

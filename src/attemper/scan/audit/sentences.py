@@ -11,7 +11,7 @@ ALIGNED = 0.25  # this far from 1, a ratio of spreads is not chance at the sizes
 def fine(seen: Evidence, rule: str | None, after: float | None) -> str:
     number = seen.applied
     if number is None:
-        return "Its scale could not be read: the scores are mixed or bent before the softmax."
+        return "The scale could not be measured: between q·k and the softmax the scores are changed by more than one factor."
     shown = f"{number:.4g}" if seen.varies is None else f"{seen.varies[0]:.4g} to {seen.varies[1]:.4g}"
     words = f"q·k is multiplied by {shown}"
     if seen.norms is not None:
@@ -20,7 +20,7 @@ def fine(seen: Evidence, rule: str | None, after: float | None) -> str:
     elif rule is not None:
         words += f": {RULES[rule].formula}"
     else:
-        words += ", which is no rule by name"
+        words += ", which matches no named rule"
     if seen.declared is not None and (seen.declared.firm or "." in seen.declared.by):
         formula = f" ({seen.declared.says})" if seen.declared.says and seen.declared.says != "1/√d_k" else ""
         words += f", as {seen.declared.by} says{formula}" if close(number / seen.turn, seen.declared.number) else ""
@@ -36,16 +36,19 @@ def fine(seen: Evidence, rule: str | None, after: float | None) -> str:
 
 
 def spread(measured: float | None, predicted: float | None) -> str:
-    """The logit std beside the one that the lengths of q and k alone foretell: what it says of their directions."""
+    """The logit std beside the one that q and k of the same lengths in random directions would have."""
     if not measured or not predicted:
-        return "The spread of the logits could not be compared with what the lengths of q and k foretell."
+        return "The spread of the logits could not be compared with that of q and k in random directions."
     times = measured / predicted
-    means = "they point anywhere, as before training"
+    means = "their directions look random, as before training"
     if times > 1 + ALIGNED:
-        means = "queries point to where keys differ, as training makes them"
+        means = "queries are aligned with the directions in which keys differ, as training makes them"
     elif times < 1 - ALIGNED:
-        means = "queries point to where keys are alike"
-    return f"Logits spread by {measured:.3g}, {times:.2g} times what the lengths of q and k foretell ({predicted:.3g}): {means}."
+        means = "queries are aligned with directions in which keys are alike"
+    return (
+        f"Logits spread by {measured:.3g}, {times:.2g} times the {predicted:.3g} of q and k of the same lengths in random "
+        f"directions: {means}."
+    )
 
 
 def _says_twice(seen: Evidence, after: float | None) -> tuple[str, str]:

@@ -64,7 +64,7 @@ class Words:
         offsets = batch.pop("offset_mapping", None)
         ids = batch["input_ids"][0].tolist()
         self._check_ids(ids)
-        notes = [f"the text was cut from its tokens to the first {limit}, as --truncate says."] if too_long else []
+        notes = [f"the text was cut to its first {limit} tokens (--truncate)."] if too_long else []
         notes += _unknown(tokenizer, ids, text, None if offsets is None else offsets[0].tolist())
         return Encoded(batch, readable(tokenizer, ids), _special(tokenizer, ids), too_long, notes)
 

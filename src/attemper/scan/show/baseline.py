@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...health import LEVELS
+from ..input import piped
 
 FACTOR = 1.5
 """A sign has moved when it is this many times what it was, or the other way round."""
@@ -21,17 +22,17 @@ Document = dict[str, Any]
 Place = tuple[str, str, int | None]
 
 
-def read(path: Path, schema: str) -> Document:
+def read(path: Path, schema: str, told: piped.Told = lambda words: None) -> Document:
     """An older document, from a file that may be anything.
 
     Args:
         path: what ``attemper scan --json`` or ``-o scan.json`` wrote.
         schema: the schema that it must name.
+        told: progress, where it is a pipe that is waited for.
     """
     found: Document
     try:
-        with path.open("rb") as file:
-            raw = file.read(LARGEST + 1)
+        raw = piped.read(path, LARGEST + 1, "--baseline:", told)
         if len(raw) > LARGEST:
             raise InputError(f"--baseline: {str(path)!r} is larger than any scan. Give an older scan's JSON.")
         found = json.loads(raw.decode("utf-8"))
@@ -64,17 +65,30 @@ def compare(old: Document, new: Document, name: str) -> Document:
     """
     same = [one["text"] for one in old["inputs"]] == [one["text"] for one in new["inputs"]]
     # what a head does depends on the text: of other texts only what is wrong can be compared
-    before, after = (
-        {_key(one): one for one in document["findings"] if same or LEVELS.index(one["level"]) >= LEVELS.index("warn")}
-        for document in (old, new)
+    least = LEVELS.index("healthy" if same else "warn")
+    before, after = _worst(old["findings"]), _worst(new["findings"])
+    told_before, told_after = (
+        {about: one for about, one in some.items() if _level(one) >= least} for some in (before, after)
     )
     return {
         "file": name,
         "created": old["created"],
         "says": list(_differences(old, new)),
-        "new": [one for key, one in after.items() if key not in before],
-        "worse": list(_worse(before.values(), after.values())),
-        "gone": [one for key, one in before.items() if key not in after],
+        "new": [one for about, one in told_after.items() if about not in before],
+        "worse": [
+            one for about, one in told_after.items() if about not in before or _level(one) > _level(before[about])
+        ],
+        "levels": [
+            {"before": before[about], "after": one}
+            for about, one in after.items()
+            if about in before
+            and _level(one) != _level(before[about])
+            and (about in told_before or about in told_after)
+        ],
+        "gone": [one for about, one in told_before.items() if about not in after],
+        "uncompared": [
+            one for about, one in after.items() if not same and one["level"] == "note" and about not in before
+        ],
         "scales": list(_scales(old, new)),
         "factor": FACTOR,
         "compared": len(_both(old, new)) if same else 0,
@@ -82,6 +96,19 @@ def compare(old: Document, new: Document, name: str) -> Document:
             _moved(old, new) if same else (), key=lambda one: -one["times"] if one["times"] > 1 else -1 / one["times"]
         ),
     }
+
+
+def _worst(findings: Iterable[Document]) -> dict[tuple[Any, ...], Document]:
+    """The findings by what they are about, each at its highest level."""
+    found: dict[tuple[Any, ...], Document] = {}
+    for one in findings:
+        if _about(one) not in found or _level(one) > _level(found[_about(one)]):
+            found[_about(one)] = one
+    return found
+
+
+def _level(finding: Document) -> int:
+    return LEVELS.index(finding["level"])
 
 
 def _differences(old: Document, new: Document) -> Iterator[str]:
@@ -92,13 +119,13 @@ def _differences(old: Document, new: Document) -> Iterator[str]:
     if before["class"] != after["class"] or (before["name"] != after["name"] and known and digests[0] != digests[1]):
         yield f"the older scan is of another model: {before['name']} ({before['class']})."
     elif known and digests[0] != digests[1]:
-        yield "the weights are others than then."
+        yield "the weights have changed since."
     elif before["name"] != after["name"] and not known:
         yield f"the model was called {before['name']} then; whether its weights are the same is not known."
     if before["dtype"] != after["dtype"]:
         yield f"the older scan ran in {before['dtype']}, this one in {after['dtype']}."
     if [one["text"] for one in old["inputs"]] != [one["text"] for one in new["inputs"]]:
-        yield "the older scan is of other texts: only scales and findings from warn on are compared."
+        yield "the older scan is of other texts: scales and findings from warn on are compared, notes and signs are not."
     wanted, both = sum(map(_is_known, new["heads"])), len(_both(old, new))
     if both < wanted:
         yield f"the older scan has no numbers of {wanted - both} of {wanted} heads: their signs are not compared."
@@ -134,22 +161,8 @@ def _moved(old: Document, new: Document) -> Iterator[Document]:
                 yield {**where, "sign": sign, "before": was, "after": now, "times": times}
 
 
-def _worse(before: Iterable[Document], after: Iterable[Document]) -> Iterator[Document]:
-    """The findings that were not there before, or were milder: what a ratchet fails on."""
-    levels: dict[tuple[Any, ...], int] = {}
-    for one in before:
-        levels[_about(one)] = max(LEVELS.index(one["level"]), levels.get(_about(one), -1))
-    for one in after:
-        if LEVELS.index(one["level"]) > levels.get(_about(one), -1):
-            yield one
-
-
 def _about(finding: Document) -> tuple[Any, ...]:
     return tuple(finding[name] for name in ("kind", "fault", "layer", "layer_kind", "head"))
-
-
-def _key(finding: Document) -> tuple[Any, ...]:
-    return (*_about(finding), finding["level"])
 
 
 def _place(row: Document) -> Place:
@@ -174,7 +187,10 @@ def _is_whole(document: Document) -> bool:
             document["model"][name]
         for name in ("attemper", "torch", "created"):
             document[name].strip()
-        hash(tuple((_key(one), LEVELS.index(one["level"])) for one in document["findings"]))
+        hash(tuple((_about(one), _level(one)) for one in document["findings"]))
+        for one in document["findings"]:
+            one["says"].strip()
+            _numbers(one["head"], one["value"], one["threshold"])
         hash(tuple(map(_place, document["heads"])))
         for row in document["heads"]:
             _numbers(*(row[sign] for sign in MOVING))

@@ -10,17 +10,18 @@ from rich.table import Table
 from rich.text import Text
 
 from ..what_if import WhatIf
-from .format import COLOURS, broken, number, safe, short_names
+from .format import number, safe, short_names
+from .since import since
 
 Document = dict[str, Any]
-HEADS, KEYS, CHANGES = 6, 3, 8
+HEADS, KEYS = 6, 3
 """How many are shown."""
 WIDE = 64  # columns that the long titles take
 
 
 def compared(document: Document, width: int = 80) -> Iterator[RenderableType]:
     """The tables, each followed by an empty line."""
-    for name, part in (("what_if", _what_if), ("token", _token), ("baseline", _baseline)):
+    for name, part in (("what_if", _what_if), ("token", _token), ("baseline", since)):
         if name in document:
             yield from part(document, width)
             yield Text()
@@ -34,7 +35,7 @@ def _grid(*titles: str) -> Table:
 
 
 def _what_if(document: Document, width: int) -> Iterator[RenderableType]:
-    yield Text("What if the scale were another?", style="bold")
+    yield Text("What if the scale were different?", style="bold")
     wide = ("scale", "logit std", "peak", "effective keys", "saturated heads")
     grid = _grid(*(wide if width >= WIDE else ("scale", "std", "peak", "keys", "saturated")))
     heads = document["heads"]
@@ -82,35 +83,3 @@ def _token(document: Document, width: int) -> Iterator[RenderableType]:
         named = (f"{safe(words[place])} {weight:.2f}" for weight, place in keys(row, near=True))
         grid.add_row(names[row["layer"], row["kind"]], str(row["head"]), "  ".join(named))
     yield grid
-
-
-def _baseline(document: Document, width: int) -> Iterator[RenderableType]:
-    found = document["baseline"]
-    yield Text.assemble(("Since ", "bold"), (safe(found["file"]), "bold"), f" ({safe(found['created'])})")
-    for line in found["says"]:
-        yield Text(f"but {safe(line)}", style=COLOURS["warn"])
-    if not (found["new"] or found["gone"] or found["scales"] or found["moved"]):
-        heads = f"{found['compared']} of {len(document['heads'])}"
-        signs = f"no sign moved, in {heads} heads" if found["compared"] else "signs were not compared"
-        yield Text(f"Nothing changed: the same findings, the same scales; {signs}.")
-        return
-    for word, part in (("new", found["new"]), ("gone", found["gone"])):
-        for one in part[:CHANGES]:
-            head = "" if one["head"] is None else f" head {one['head']}"
-            yield Text(
-                broken(f"{word}: {one['level']} {one['kind']}, {safe(one['layer'])}{head}: {safe(one['says'])}", width)
-            )
-        if len(part) > CHANGES:
-            yield Text(f"and {len(part) - CHANGES} more {word}", style="dim")
-    for one in found["scales"][:CHANGES]:
-        yield Text(broken(f"scale: {safe(one['layer'])} applied {one['before']}, now {one['after']}", width))
-    for one in found["moved"][:CHANGES]:
-        was, now = number(one["before"], 2), number(one["after"], 2)
-        yield Text(
-            broken(
-                f"moved: {safe(one['layer'])} head {one['head']} {one['sign']} {was} → {now} (× {one['times']:.2f})",
-                width,
-            )
-        )
-    if len(found["moved"]) > CHANGES:
-        yield Text(f"and {len(found['moved']) - CHANGES} more signs moved by over {found['factor']} times", style="dim")

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ...health.finding import count as plural
 from .compared import compared
 from .format import COLOURS, broken, count, mean, number, safe, short_names
 
@@ -25,13 +26,24 @@ SHORT = ("std", "peak", "keys", "sat.")
 """What the columns are called, and where the terminal is narrow."""
 NARROWEST = 5  # of the layer's name
 GAP = 2  # columns of the terminal between two of a table
-LEGEND = (
-    "logit std: how far apart the logits of a token lie; peak: the largest logit",
-    "effective keys: how many tokens share a token's attention, on average",
-    "saturated: tokens that give one other over 99 % of it",
-    "heads: ▁ one token has it all … █ all tokens share it evenly",
+MEANINGS = (
+    "how far apart a token's logits lie (standard deviation)",
+    "the largest logit",
+    "how many tokens share a token's attention, on average",
+    "share of tokens with over 99 % of their attention on one token",
+    "▁ one token gets all attention … █ all get the same",
 )
-ABBREVIATED = "std: logit std; keys: effective keys; sat.: saturated"
+"""What the columns mean, in their order; the last is heads."""
+
+
+_DOES = {
+    "told": ("is in the findings below", "are in the findings below"),
+    "sink": ("rests on a first or special token", "rest on a first or special token"),
+    "positional": ("looks at a neighbour", "look at a neighbour"),
+    "mixing": ("mixes several tokens", "mix several tokens"),
+    "blind": ("saw one token at a time", "saw one token at a time"),
+}
+"""What is said of a head, and of several; of two that are true the first."""
 
 
 class Fitted:
@@ -74,7 +86,7 @@ def _head(document: Document) -> Iterator[Text]:
     for one in document["inputs"][:TEXTS]:
         what = one["text"] or ("a generated sample" if one["generated"] else f"a {one['kind']}")
         told = safe(what if len(what) <= 60 else f"{what[:59]}…")
-        length = f" · {one['length']} tokens" if one["length"] is not None else ""
+        length = f" · {plural(one['length'], 'token')}" if one["length"] is not None else ""
         cut = ", cut" if one["truncated"] else ""
         kind = (
             f" · {one['kind']}" + (", generated" if one["generated"] else "")
@@ -84,7 +96,7 @@ def _head(document: Document) -> Iterator[Text]:
         yield Text(f"{told!r}{kind}{length}{cut}" if one["text"] else f"{told}{kind}{length}", overflow="fold")
     more = len(document["inputs"]) - TEXTS
     if more > 0:
-        yield Text(f"and {more} more")
+        yield Text(f"and {plural(more, 'more input')}")
 
 
 def _verdict(document: Document, width: int) -> Text:
@@ -94,7 +106,7 @@ def _verdict(document: Document, width: int) -> Text:
 
 
 def _heads(document: Document) -> Iterator[Text]:
-    """What every head does, in one line: what looks odd on the map and is not, and how many are told of below."""
+    """What every head does, in one line: how many have findings, and what looks odd on the map and is not."""
     kinds: dict[tuple[Any, ...], set[str]] = {
         (row["layer"], row["kind"], row["head"]): set() for row in document["heads"]
     }
@@ -104,31 +116,30 @@ def _heads(document: Document) -> Iterator[Text]:
             kinds[place].add(one["kind"] if one["level"] == "healthy" else "told")
     blind = {(row["layer"], row["kind"], row["head"]) for row in document["heads"] if row["evenness"] is None}
     counts = Counter(
-        next(
-            (kind for kind in ("sink", "positional", "told") if kind in found), "blind" if place in blind else "mixing"
-        )
+        next((kind for kind in _DOES if kind in found), "blind" if place in blind else "mixing")
         for place, found in kinds.items()
     )
-    sinks, near, mixing = counts["sink"], counts["positional"], counts["mixing"]
-    usual = [f"{sinks} rest{'s' if sinks == 1 else ''} on a first or special token"] if sinks else []
-    usual += [f"{near} look{'s' if near == 1 else ''} at a neighbour"] if near else []
-    usual += [f"{mixing} mix{'es' if mixing == 1 else ''} several tokens"] if mixing else []
-    parts = [f"{', '.join(usual)}, as usual"] if usual else []
-    parts += [f"{counts['told']} {'is' if counts['told'] == 1 else 'are'} told of below"] if counts["told"] else []
-    parts += [f"{counts['blind']} saw one token at a time"] if counts["blind"] else []
-    if parts:
-        yield Text(f"Of {len(kinds)} heads {'; '.join(parts)}.", style="dim")
+    told, usual, unseeing = (
+        [f"{counts[kind]} {_DOES[kind][counts[kind] > 1]}" for kind in some if counts[kind]]
+        for some in (("told",), ("sink", "positional", "mixing"), ("blind",))
+    )
+    line = "; ".join([*told, *([", ".join([*usual, "as usual"])] if usual else []), *unseeing])
+    first, _, rest = line.partition(" ")
+    everybody = "The only head" if len(kinds) == 1 else f"All {len(kinds)} heads"
+    if kinds:
+        who = everybody if first == str(len(kinds)) else f"{first} of {len(kinds)} heads"
+        yield Text(f"{who} {rest}.", style="dim")
 
 
 def _spread(layers: Sequence[Document]) -> Iterator[Text]:
-    """The logit std, and how it compares with the one that the lengths of q and k foretell."""
+    """The logit std, beside the one that q and k of the same lengths in random directions would have."""
     both = [(one["scale"]["logit_std"], one["scale"]["predicted_std"]) for one in layers]
     known = [(measured, measured / predicted) for measured, predicted in both if measured and predicted]
     if not known:
         return
     stds, times = ([f"{end([pair[at] for pair in known]):.3g}" for end in (min, max)] for at in (0, 1))
     shown = [ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}" for ends in (stds, times)]
-    words = f"std {shown[0]}, {shown[1]} times what the lengths of q and k foretell (1: they point anywhere; more: they align)"
+    words = f"std {shown[0]}: {shown[1]} times that of q and k in random directions (above 1: they are aligned)"
     yield Text.assemble(("Logits ", "bold"), words)
 
 
@@ -142,16 +153,14 @@ def _scales(layers: Sequence[Document], width: int) -> Iterator[Text]:
 
     runs = [list(run) for _, run in itertools.groupby(layers, same)]
     if len(runs) == 1:
-        number = f"{len(layers)} layers" if len(layers) > 1 else "1 layer"
-        yield _scale(
-            f"{number}, {layers[0]['heads']} heads of {layers[0]['head_dim']}: ", layers[0]["scale"], "all apply "
-        )
+        start = f"{plural(len(layers), 'layer')}, {plural(layers[0]['heads'], 'head')} of {layers[0]['head_dim']}: "
+        yield _scale(start, layers[0]["scale"], "all apply " if len(layers) > 1 else "applies ")
         return
     for run in runs[:GROUPS]:
         first, last = safe(run[0]["layer"]), safe(run[-1]["layer"])
         where = f"{first} … {last}" if len(run) > 1 else first
         where = broken(where, width)
-        yield _scale(f"{where}, {run[0]['heads']} heads of {run[0]['head_dim']}: ", run[0]["scale"])
+        yield _scale(f"{where}, {plural(run[0]['heads'], 'head')} of {run[0]['head_dim']}: ", run[0]["scale"])
     if len(runs) > GROUPS:
         yield Text(f"and {len(runs) - GROUPS} more; --json has them", style="dim")
 
@@ -160,7 +169,7 @@ def _scale(start: str, scale: Document, verb: str = "") -> Text:
     start += "" if scale["applied"] is None else verb
     words = Text.assemble(("Scale  ", "bold"), start, _number_of(scale), overflow="fold")
     if scale["verdict"] == "fault":
-        words.append(": a fault, told below", style=COLOURS["act"])
+        words.append(": a fault, see below", style=COLOURS["act"])
     return words
 
 
@@ -171,7 +180,7 @@ def _number_of(scale: Document) -> str:
     short = "1" + formula.removeprefix("q·k").replace(" ", "") if formula.startswith("q·k") else ""
     equal = f" = {short}" if short not in ("", "1") else ""
     norm = ", after QK-norm" if scale["qk_norm"] and scale["rule"] != "qk_norm" else ""
-    why = scale["rule"] or (safe(f"as {scale['declared_by']} says") if scale["declared_by"] else "no rule by name")
+    why = scale["rule"] or (safe(f"as {scale['declared_by']} says") if scale["declared_by"] else "no named rule")
     return f"{scale['applied']:.4g}{equal} ({why}){norm}"
 
 
@@ -196,7 +205,7 @@ def _findings(findings: Sequence[Document], width: int) -> Iterator[RenderableTy
     if groups:
         yield grid
     if len(groups) > GROUPS:
-        yield Text(f"and {len(groups) - GROUPS} more kinds; --json has all {len(told)} findings", style="dim")
+        yield Text(f"and {plural(len(groups) - GROUPS, 'more kind')}; --json has all {len(told)} findings", style="dim")
     if groups:
         yield Text()
 
@@ -228,11 +237,17 @@ def _layers(document: Document, width: int) -> Iterator[RenderableType]:
         yield blocks
     left = len(places) - len(chosen)
     if left:
-        yield Text(f"and {left} more layers, none of them worse; --json has them", style="dim")
+        yield Text(f"and {plural(left, 'more layer')} without worse findings; --json has them", style="dim")
     if names[places[0]] != places[0][0]:
         yield Text(broken(f"layer {names[places[0]]} is {safe(places[0][0])}", width), style="dim")
-    for told in LEGEND if titles is TITLES else [*LEGEND, ABBREVIATED]:
-        yield Text(told, style="dim")
+    yield from _legend(titles or SHORT)
+
+
+def _legend(titles: Sequence[str]) -> Iterator[Text]:
+    """What each column means, in the order in which they are shown."""
+    for title, whole, meaning in zip((*titles, "heads"), (*TITLES, "heads"), MEANINGS, strict=True):
+        called = title if title == whole else f"{title} ({whole})"
+        yield Text(f"{called}: {meaning}", style="dim")
 
 
 def _grid(*titles: str) -> Table:
@@ -269,7 +284,7 @@ def _notes(notes: Sequence[str], width: int) -> Iterator[RenderableType]:
     for note in notes[:NOTES]:
         yield Padding(Text(broken(f"note: {safe(note)}", width), style="dim"), 0)
     if len(notes) > NOTES:
-        yield Text(f"and {len(notes) - NOTES} more notes; --json has them", style="dim")
+        yield Text(f"and {plural(len(notes) - NOTES, 'more note')}; --json has them", style="dim")
 
 
 def _block(evenness: float | None) -> str:

@@ -1,0 +1,82 @@
+"""piped: the bytes of a file that may be a pipe. `<(command)` is one, and may take its time; a FIFO that nobody opens for
+writing would be waited for without end.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ...errors import InputError
+
+PATIENCE = 10.0  # seconds for a FIFO to be opened for writing
+STEP = 0.2  # seconds between two looks at a pipe that is silent
+CHUNK = 2**16  # bytes, all that a pipe holds
+
+Told = Callable[[str], object]
+
+
+def read(path: Path, most: int, option: str, told: Told) -> bytes:
+    """What a file holds, up to a size. A pipe is waited for as long as somebody holds it open for writing.
+
+    Args:
+        path: a file or a pipe.
+        most: bytes that are read and no more; /dev/zero has no end.
+        option: the one that named it, for the error.
+        told: hears what is waited for.
+    """
+    if not stat.S_ISFIFO(path.stat().st_mode):
+        with path.open("rb") as file:
+            return file.read(most)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # otherwise open() itself would wait, and say nothing
+    try:
+        found = _drain(descriptor, most, repr(str(path)), told, opened=False)
+    finally:
+        os.close(descriptor)
+    if found is None:
+        raise InputError(
+            f"{option} {str(path)!r} is a pipe, and nothing opened it for writing within {PATIENCE:g} seconds. Start what writes "
+            "to it first, or give a file."
+        )
+    return found
+
+
+def read_stdin(most: int, told: Told) -> bytes:
+    """What is piped in, or typed up to Ctrl-D."""
+    try:
+        descriptor = sys.stdin.fileno()
+        piped = stat.S_ISFIFO(os.fstat(descriptor).st_mode) and os.name == "posix"
+    except (AttributeError, OSError, ValueError):  # a stdin without a descriptor
+        piped = False
+    if not piped:
+        return sys.stdin.buffer.read(most)
+    return _drain(descriptor, most, "stdin", told, opened=True) or b""
+
+
+def _drain(descriptor: int, most: int, name: str, told: Told, opened: bool) -> bytes | None:
+    """All that comes; None where nobody opened it: until then a FIFO reads as empty, as it does once its writer has closed it."""
+    found, began = bytearray(), time.monotonic()
+    while len(found) < most:
+        if opened and not select.select([descriptor], [], [], STEP)[0]:
+            told(f"waiting for {name}: a pipe that is open and silent")
+            continue
+        try:
+            part = os.read(descriptor, min(CHUNK, most - len(found)))
+        except BlockingIOError:
+            opened = True
+            continue
+        found += part
+        if not part and opened:
+            break
+        opened = bool(part)
+        if not opened:
+            if time.monotonic() - began > PATIENCE:
+                return None
+            told(f"waiting for {name}: a pipe that nothing has opened for writing")
+            time.sleep(STEP)
+    return bytes(found)
