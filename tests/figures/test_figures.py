@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("altair")
 
 from attemper.errors import InputError, MissingExtra
-from attemper.lab import NAMES, experiment, figures
+from attemper.lab import NAMES, experiment
 from attemper.lab.engine import output
 from attemper.lab.figures import panels, theme
 
@@ -39,7 +39,7 @@ SETTINGS = {
 def made(name):
     found = experiment(name)
     rows = found.run(**SETTINGS[name])
-    return found, rows, figures.chart(found.chart, rows, found.finding(rows)).to_dict()
+    return found, rows, found.chart(rows).to_dict()
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -91,12 +91,12 @@ def test_every_form_of_output(tmp_path, suffix, start):
     found = experiment("two_keys")
     rows = found.run(**SETTINGS["two_keys"])
     path = tmp_path / f"rows{suffix}"
-    output.check(path, output.SUFFIXES, force=False)
+    output.check(path, force=False)
     output.write(path, found, rows)
     assert path.read_bytes().lstrip()[:200].upper().startswith(start.upper())
     with pytest.raises(InputError, match=r"is there already\. Add --force"):
-        output.check(path, output.SUFFIXES, force=False)
-    output.check(path, output.SUFFIXES, force=True)
+        output.check(path, force=False)
+    output.check(path, force=True)
 
 
 def test_parquet_gives_the_rows_back(tmp_path):
@@ -110,29 +110,29 @@ def test_parquet_gives_the_rows_back(tmp_path):
 def test_a_missing_package_is_named_before_the_work(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(MissingExtra, match=r"needs vl_convert. Type pip install 'attemper\[lab\]'"):
-        output.check(tmp_path / "figure.png", output.SUFFIXES, force=False)
+        output.check(tmp_path / "figure.png", force=False)
 
 
 def test_what_cannot_be_written_is_said(tmp_path):
     folder = tmp_path / "a.csv"
     folder.mkdir()
     with pytest.raises(InputError, match=r"is a folder. Choose another file"):
-        output.check(folder, output.SUFFIXES, force=False)
+        output.check(folder, force=False)
     with pytest.raises(
         InputError, match=r"-o must end in .json, .csv, .parquet, .svg, .png, .pdf or .html; got 'a.xls'"
     ):
-        output.check(tmp_path / "a.xls", output.SUFFIXES, force=False)
+        output.check(tmp_path / "a.xls", force=False)
     with pytest.raises(InputError, match="there is no folder"):
-        output.check(tmp_path / "no" / "a.csv", output.SUFFIXES, force=False)
+        output.check(tmp_path / "no" / "a.csv", force=False)
     with pytest.raises(InputError, match=r"-o: cannot write '.*': File name too long. Choose another file."):
-        output.check(tmp_path / ("a" * 300 + ".csv"), output.SUFFIXES, force=False)
+        output.check(tmp_path / ("a" * 300 + ".csv"), force=False)
 
 
 def test_looking_whether_a_file_can_be_written_leaves_no_trace(tmp_path):
     there = tmp_path / "there.csv"
     there.write_text("mine", encoding="utf-8")
-    output.check(there, output.SUFFIXES, force=True)
-    output.check(tmp_path / "new.csv", output.SUFFIXES, force=False)
+    output.check(there, force=True)
+    output.check(tmp_path / "new.csv", force=False)
     assert [(path.name, path.read_text(encoding="utf-8")) for path in tmp_path.iterdir()] == [("there.csv", "mine")]
 
 

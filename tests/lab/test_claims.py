@@ -11,8 +11,8 @@ import pytest
 
 from attemper.lab import experiment
 from attemper.lab.claims import cards, claims
-from attemper.lab.claims.page import page
-from attemper.lab.claims.verdicts import CONDITION, FALSE, HOLDS, NOT_RUN, VERDICTS
+from attemper.lab.claims.judgement import CONDITION, FALSE, HOLDS, NOT_RUN, VERDICTS
+from attemper.lab.claims.show import page
 
 pytestmark = pytest.mark.xdist_group("claims")  # in one process: the evidence is gathered once
 

@@ -32,7 +32,7 @@ def toy(measure, values=(1, 2, 3, 4)) -> Experiment:
         measure=measure,
         expect=lambda rows: [],
         finding=lambda rows: "",
-        chart="none",
+        draw=lambda rows, finding: None,
     )
 
 
@@ -323,7 +323,7 @@ def measure(cell):
 
 if __name__ == "__main__":
     x = Parameter("x", (1, 2, 3, 4), "a number")
-    toy = Experiment("toy", "?", (), (x,), measure, lambda rows: [], lambda rows: "", "none")
+    toy = Experiment("toy", "?", (), (x,), measure, lambda rows: [], lambda rows: "", None)
     dask.config.set({"distributed.scheduler.allowed-failures": 0})
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster):
         with joblib.parallel_config(backend="dask"):

@@ -27,7 +27,7 @@ LAYERS = [
     {"operation"},
     {"kernels"},
     {"vitals"},
-    {"heads", "scale", "_files", "_display"},
+    {"heads", "scale", "_files", "_display", "_memory"},
     {"errors"},
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..engine.experiment import pick
 from ..exact.gradient import crossing, without_over_with
 from . import claims
-from .verdicts import Evidence
+from .judgement import Evidence
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""The contract: an experiment is a question, a sweep, a measure that gives rows, expectations with their source, a verdict.
+"""The contract: an experiment is a question, a sweep, a measure that gives rows, expected numbers, a figure, a verdict.
 
-Measuring needs torch alone, but for the experiments on the embedded model. Rows are plain dicts that JSON takes; charts, tables
-and verdicts are made from rows.
+Measuring needs torch alone, except for the experiments on the embedded model. Rows are plain dicts that JSON can hold; figures,
+tables and verdicts are made from rows.
 """
 
 from __future__ import annotations
@@ -139,9 +139,9 @@ class Experiment:
     """One question, and everything needed to answer it.
 
     ``measure`` turns a cell into rows and is the only part that takes time; ``expect`` and ``finding`` are functions of
-    rows, so a verdict cannot be anything but what the rows say. ``chart`` is the name of a file in ``figures/``. ``presets`` are
-    other settings by name; ``trains`` marks the ones that take minutes. ``check`` gives the rule that a cell breaks and the next
-    step, where parameters must fit one another.
+    rows, so a verdict cannot be anything but what the rows say. ``draw`` makes the figure from rows and a title, and imports what
+    it needs when it is called. ``presets`` are other settings by name; ``trains`` marks experiments that take minutes. ``check``
+    returns the rule that a cell breaks and the next step, where parameters depend on one another.
     """
 
     name: str
@@ -151,7 +151,7 @@ class Experiment:
     measure: Callable[[Cell], list[Row]] = field(repr=False)
     expect: Callable[[Rows], list[Expectation]] = field(repr=False)
     finding: Callable[[Rows], str] = field(repr=False)
-    chart: str
+    draw: Callable[[Rows, str], Any] = field(repr=False)
     presets: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
     trains: bool = False
     check: Callable[[Cell], str | None] = field(default=lambda cell: None, repr=False)
@@ -194,6 +194,10 @@ class Experiment:
         """Measure in this process, without a results folder; what is left out takes its default."""
         chosen = {**self.settings(), **settings}
         return [row for cell in self.cells(chosen) for row in self.rows(cell)]
+
+    def chart(self, rows: Rows) -> Any:
+        """The figure of rows, an Altair chart whose title is the finding."""
+        return self.draw(rows, self.finding(rows))
 
     def verdict(self, rows: Rows) -> Verdict:
         found = tuple(self.expect(rows))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ...attention import weights
@@ -115,6 +117,32 @@ def finding(rows: Rows) -> str:
     )
 
 
+def draw(rows: Rows, finding: str) -> Any:
+    """‖J‖_F² against d_k: a hump without the scale, a constant with it."""
+    import altair as alt
+
+    from ..figures import marks, theme
+
+    n = max(row["n"] for row in rows)
+    shown = theme.labelled([row for row in rows if row["n"] == n])
+    colour = theme.by_rule(shown)
+    x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
+    low, high = min(row["d"] for row in shown), max(row["d"] for row in shown)
+    between = (low * (high / low) ** (i / 100) for i in range(101))
+    grid = [{"d": d, "form": theory.jacobian_square(m)} for d in between if (m := theory.frozen(d**0.5, n)) < 1]
+    chart = (
+        marks.labelled_line(1 / 12, "1/12")
+        + marks.theory(grid, x, "form", dash=(5, 3))
+        + marks.theory(shown, x, "square_theory", colour, smooth=True)
+        + marks.measured(shown, x, "square", "mean ‖J‖_F²", colour, axis=alt.Axis(format=".2f"))
+    )
+    note = (
+        f"n = {n} keys. Points: measured, with 95 % intervals. Coloured lines: exact means for {n} keys. Grey line: their limit "
+        "for many keys without a scale, m(1−m)/3 with m = √(2 ln n / d_k), which is reached slowly where m is near 1."
+    )
+    return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
+
+
 EXPERIMENT = Experiment(
     name="jacobian",
     question="How large is the softmax's Jacobian as d_k grows?",
@@ -132,5 +160,5 @@ EXPERIMENT = Experiment(
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="jacobian",
+    draw=draw,
 )

@@ -53,8 +53,8 @@ def within(row: Mapping[str, Any], name: str, expected: float) -> bool:
     return bool(abs(row[name] - expected) <= row[f"{name}_reach"])
 
 
-def apart(low: Mapping[str, Any], high: Mapping[str, Any], name: str) -> bool:
-    """Whether one row's estimate lies above another's by more than both reaches."""
+def clearly_below(low: Mapping[str, Any], high: Mapping[str, Any], name: str) -> bool:
+    """Whether one row's estimate is below another's by more than both reaches."""
     return bool(low[name] + low[f"{name}_reach"] < high[name] - high[f"{name}_reach"])
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..engine.experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, pick
 from . import recall
-from .loop import diverged, largest, runs, spread, survived
+from .runs import at_best, diverged, largest, runs, spread, survived
 
 HOWS = ("scaled", "folded", "none")
 OPTIMIZERS = ("adam", "sgd", "adafactor")
@@ -15,7 +17,7 @@ def measure(cell: Cell) -> list[Row]:
     return recall.train(cell, "sqrt_dk" if how == "scaled" else "none", how == "folded", str(cell["optimizer"]))
 
 
-def table(rows: Rows) -> list[Row]:
+def summary(rows: Rows) -> list[Row]:
     """Per optimizer, way and learning rate: the last accuracy over seeds, and the largest logit."""
     found = []
     for (optimizer, how, lr), part in runs(rows, "optimizer", "how", "lr").items():
@@ -63,7 +65,7 @@ def finding(rows: Rows) -> str:
     neither: list[str] = []  # two runs that learn nothing are no sign of one training
     rates: list[str] = []
     for optimizer in dict.fromkeys(row["optimizer"] for row in rows):
-        found = pick(table(rows), optimizer=optimizer)
+        found = pick(summary(rows), optimizer=optimizer)
         of_how = {how: {row["lr"]: row["accuracy"] for row in pick(found, how=how)} for how in HOWS}
         divided, folded = of_how["scaled"], of_how["folded"]
         if max((*divided.values(), *folded.values()), default=0.0) < recall.LEARNED:
@@ -79,6 +81,39 @@ def finding(rows: Rows) -> str:
     words += f"; under {' and '.join(neither)} neither way learns" if neither else ""
     words += f". Rates that learn recall, divided / folded / neither: {'; '.join(rates)}"
     return words + survived(rows, "optimizer", "how", "lr", "seed")
+
+
+LABELS = {"scaled": "divide by √d_k", "folded": "fold into W_q", "none": "neither"}
+
+
+def draw(rows: Rows, finding: str) -> Any:
+    """Recall against the learning rate with the scale divided, folded into W_q, or left out; and the same while it trains."""
+    import altair as alt
+
+    from ..figures import marks, panels, theme
+
+    named, shown = ([{**row, "name": LABELS[row["how"]]} for row in some] for some in (rows, summary(rows)))
+    colour = theme.series("name", "the scale", list(LABELS.values()))
+    optimizers = list(dict.fromkeys(row["optimizer"] for row in rows))
+    tops, series = [], {}
+    for optimizer in optimizers:
+        part = pick(shown, optimizer=optimizer)
+        x = theme.powers("lr", "learning rate", [row["lr"] for row in part], ".0e")
+        title = "accuracy" if optimizer == optimizers[0] else ""
+        panel = marks.joined(part, x, "accuracy", colour, nested=True) + marks.measured(
+            part, x, "accuracy", title, colour, nested=True
+        )
+        width = (theme.WIDTH - panels.GAP * (len(optimizers) - 1)) // len(optimizers)
+        tops.append(panel.properties(width=width, height=180, title=panels.heading(optimizer)))
+        series[optimizer] = at_best(pick(named, optimizer=optimizer), "name", "accuracy", True)
+    chart = alt.vconcat(
+        alt.hconcat(*tops, spacing=18), panels.draw(series, colour, "name", panels.TRAINING), spacing=24
+    )
+    note = (
+        f"Recall, d = {max(row['d'] for row in rows)}. Top: median and range over seeds. "
+        f"Below: each way at its best learning rate. {panels.NOTE}"
+    )
+    return theme.finish(chart, finding, note)
 
 
 def _range(rates: list[float]) -> str:
@@ -100,7 +135,7 @@ EXPERIMENT = Experiment(
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="fold",
+    draw=draw,
     presets={"full": {"lr": (3e-4, 1e-3, 3e-3, 1e-2, 0.1, 1.0), "steps": (400,)}},
     trains=True,
 )

@@ -1,39 +1,21 @@
-"""verdicts: what the numbers say about each claim. Pure functions from rows; nothing here knows what to expect.
+"""judge_exact: what the exact experiments say about each claim. Pure functions from rows; none of them knows what to expect.
 
-Each takes the evidence, rows by name, and gives a verdict, the numbers it rests on, and the condition under which it holds.
+Each takes the evidence, rows by name, and returns a verdict, the numbers it rests on, and the condition under which it holds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..engine.experiment import Rows, pick
 from ..exact.gradient import crossing, without_over_with
 from ..exact.saturation import spread_at, width
-from ..maths.stats import apart, within
+from ..maths.stats import clearly_below, within
 from ..maths.theory import critical_std
 from ..training import recall
-
-HOLDS, CONDITION, FALSE = "holds", "holds with a condition", "false"
-UNDECIDED, NOT_RUN = "not decided", "not run"
-VERDICTS = (HOLDS, CONDITION, FALSE, UNDECIDED, NOT_RUN)
-
-Evidence = Mapping[str, Rows]
-
-
-class Judgement(NamedTuple):
-    """A verdict, the numbers it was computed from, and its condition or reason in words.
-
-    Every number in ``numbers`` can turn the verdict; what stands beside it to be compared with is in ``context``.
-    """
-
-    verdict: str
-    numbers: dict[str, float]
-    condition: str
-    context: Mapping[str, float] = MappingProxyType({})
+from .judgement import CONDITION, FALSE, HOLDS, Evidence, Judgement
 
 
 def _end(rows: Rows, **wanted: object) -> Mapping[str, Any]:
@@ -81,7 +63,9 @@ def scaling_gives_one(evidence: Evidence) -> Judgement:
 def range_grows(evidence: Evidence) -> Judgement:
     two, five = (pick(evidence["variance"], d=d)[0] for d in (2, 5))
     numbers = {"mean range at d_k = 2": two["range"], "at d_k = 5": five["range"]}
-    return Judgement(HOLDS if apart(two, five, "range") else FALSE, numbers, f"of {two['range_of']} dot products each")
+    return Judgement(
+        HOLDS if clearly_below(two, five, "range") else FALSE, numbers, f"of {two['range_of']} dot products each"
+    )
 
 
 def softmax_examples(evidence: Evidence) -> Judgement:
@@ -142,7 +126,7 @@ def gradients_vanish(evidence: Evidence) -> Judgement:
     peak = max(rows, key=lambda row: row["square"])
     numbers[f"‖J‖_F² at its peak, d_k = {peak['d']}"] = peak["square"]
     numbers[f"‖J‖_F² at d_k = {rows[-1]['d']}"] = rows[-1]["square"]
-    if not apart(rows[-1], peak, "square"):
+    if not clearly_below(rows[-1], peak, "square"):
         return Judgement(FALSE, numbers, "the softmax's Jacobian does not shrink as the logits grow", context)
     if min(turns.values()) == math.inf:
         return Judgement(
@@ -200,7 +184,7 @@ def dk_is_too_flat(evidence: Evidence) -> Judgement:
         f"weight of a key equal to q among {flat['n']}, under 1/d_k": flat["aligned_weight"],
         "the same under 1/√d_k": scaled["aligned_weight"],
     }
-    if not apart(scaled, flat, "evenness"):
+    if not clearly_below(scaled, flat, "evenness"):
         return Judgement(FALSE, numbers, "the weights are no flatter than with √d_k")
     if flat["aligned_weight"] >= FOUND or scaled["aligned_weight"] < FOUND:
         return Judgement(FALSE, numbers, "a key equal to q is found as well as with √d_k")
@@ -272,7 +256,7 @@ def keys_stay_many(evidence: Evidence) -> Judgement:
     }
     if low["effective_keys"] <= 0.25 * low["n"]:
         return Judgement(FALSE, numbers, "with it fewer than a quarter of the keys have the weight")
-    if not apart(bare, low, "effective_keys"):
+    if not clearly_below(bare, low, "effective_keys"):
         return Judgement(FALSE, numbers, "they are as many without it")
     return Judgement(HOLDS, numbers, "before training")
 

@@ -1,6 +1,6 @@
-"""training_verdicts: what the training experiments' rows say about the claims on training. Pure functions, as in verdicts.py.
+"""judge_training: what the rows of the training experiments say about the claims on training. Pure functions from rows.
 
-What a small run cannot tell is *not decided*: nothing learned under any rule, or an interval too wide to say.
+What a small run cannot show is *not decided*: nothing was learned under any rule, or an interval is too wide.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 from ..engine.experiment import Rows, pick
 from ..training import charlm, depth, recall
-from ..training.costs import LESS, MORE, NOTHING, OPEN, SAME, Cost
 from ..training.language import NO_ATTENTION
-from .verdicts import CONDITION, FALSE, HOLDS, UNDECIDED, Evidence, Judgement
+from ..training.runs import LESS, MORE, NOTHING, OPEN, SAME, Cost
+from .judgement import CONDITION, FALSE, HOLDS, UNDECIDED, Evidence, Judgement
 
 RUIN = 0.5  # nats: a language model that is worse by this much has not been trained
 

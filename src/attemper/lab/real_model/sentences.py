@@ -1,6 +1,7 @@
-"""real_model: the embedded MiniLM, and the sentences that the experiments on its heads let it read.
+"""sentences: what the embedded MiniLM reads in the experiments on its heads, and the model itself.
 
-Each pair has the same syntax and the same number of tokens with other words, so that a head can be compared with itself.
+Both sentences of a pair have the same syntax and the same number of tokens, with other words, so that a head can be compared with
+itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""real_verdicts: what the heads of a real model say about the claims made of them. Pure functions from rows."""
+"""judge_real_model: what the heads of a real model say about the claims made of them. Pure functions from rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from statistics import fmean, median
 
 from ..engine.experiment import pick
 from ..real_model.real_heads import ALMOST_ALL, almost_all
-from .verdicts import CONDITION, FALSE, HOLDS, Evidence, Judgement
+from .judgement import CONDITION, FALSE, HOLDS, Evidence, Judgement
 
 NEARLY_ALL, MOST = 0.9, 0.5  # of the heads, or of the pairs of heads
 ONE_SPACE = 0.5  # an overlap from which on two heads read one subspace rather than two
