@@ -1,4 +1,4 @@
-"""Every number of an explanation against a plain float64 recomputation, and the shapes against the notes."""
+"""Every number of an explanation against a plain float64 recomputation, and the shapes against those of a textbook."""
 
 import hashlib
 import json
@@ -59,7 +59,7 @@ def assert_signs(signs, logits):
         assert signs[name] == pytest.approx(value.item(), rel=1e-9, abs=1e-12), name
 
 
-def test_the_shapes_are_those_of_the_notes():
+def test_the_shapes_are_those_of_a_textbook():
     found = steps(attemper.explain(TEXT))
     assert list(found) == ["embeddings", "projections", "queries", "scores", "logits", "weights", "signs", "context"]
     sizes = {name: [m.size for m in (*step.matrices, *step.lanes)] for name, step in found.items()}

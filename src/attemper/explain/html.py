@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from .steps import CORNER, HeadLine, Matrix, Reading, Step, measured
+from .settings import CORNER
+from .steps import HeadLine, LaneReading, LessonStep, Matrix, measured
 
 if TYPE_CHECKING:
     from . import Explanation
@@ -56,7 +57,7 @@ def render(explanation: Explanation) -> str:
     facts = (
         f"{words} · d_model {asked.d_model}{several} · d_k {asked.d_k} · score {asked.score} · seed {asked.seed}{layer}"
     )
-    lanes = " <span class='dim'>beside</span> ".join(
+    lanes = " <span class='dim'>and</span> ".join(
         f"<span class='{style}'>{escape(lane.label)}</span> {escape(lane.formula)}"
         for lane, style in zip(explanation.lanes, LANES, strict=True)
     )
@@ -68,7 +69,7 @@ def render(explanation: Explanation) -> str:
     )
 
 
-def _step(number: int, step: Step, labels: tuple[str, str]) -> str:
+def _step(number: int, step: LessonStep, labels: tuple[str, str]) -> str:
     parts = [f"<h4>{number} {escape(step.title)}<code>{escape(step.formula)}</code></h4><p>{escape(step.words)}</p>"]
     if step.matrices:
         most = 3 if len(step.matrices) > 1 else CORNER  # three fit side by side
@@ -111,7 +112,7 @@ def _cell(value: float, matrix: Matrix) -> str:
     return f"<td class='weight' style='background: {paint}; color: {ink}'>{matrix.format(value)}</td>"
 
 
-def _readings(readings: tuple[Reading, ...], labels: tuple[str, str]) -> str:
+def _readings(readings: tuple[LaneReading, ...], labels: tuple[str, str]) -> str:
     rows = f"<tr><th></th>{_lane_heads(labels)}<th></th></tr>"
     for reading in readings:
         values = "".join(f"<td>{escape(measured(value))}</td>" for value in reading.values)

@@ -110,10 +110,12 @@ def finish(chart: Any, finding: str, note: str) -> Any:
         subtitleColor="#555555",
         offset=14,
     )
-    return (
-        chart.properties(title=title, background="white")
-        .configure_axis(labelFontSize=12, titleFontSize=13, titleFontWeight="normal", gridColor="#e8e8e8")
-        .configure_legend(labelFontSize=12, titleFontSize=12, symbolSize=90, symbolOpacity=1)
-        .configure_view(strokeWidth=0)
-        .configure_header(labelFontSize=13, titleFontSize=13)
+    config = alt.Config(
+        axis=alt.AxisConfig(labelFontSize=12, titleFontSize=13, titleFontWeight="normal", gridColor="#e8e8e8"),
+        legend=alt.LegendConfig(labelFontSize=12, titleFontSize=12, symbolSize=90, symbolOpacity=1),
+        view=alt.ViewConfig(strokeWidth=0),
+        header=alt.HeaderConfig(labelFontSize=13, titleFontSize=13),
     )
+    return chart.properties(
+        title=title, background="white", config=config
+    )  # each such call copies all data: one is enough
