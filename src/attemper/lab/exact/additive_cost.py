@@ -1,4 +1,4 @@
-"""additive_cost: what does additive attention cost beside the dot product, and how do its scores spread?
+"""additive_cost: what does additive attention cost compared with the dot product, and how do its scores spread?
 
 Two weights w: `unit` has entries of variance 1, `fan_in` of variance 1/d, as layers are initialised.
 """
@@ -174,12 +174,12 @@ def draw(rows: Rows, finding: str) -> Any:
 
 EXPERIMENT = Experiment(
     name="additive_cost",
-    question="What does additive attention cost beside the dot product, and how do its scores spread?",
+    question="What does additive attention cost compared with the dot product, and how do its scores spread?",
     claims=("C13",),
     parameters=(
-        Parameter("n", (256, 1024), "how many tokens", least=2, hint="one token has nothing to compare"),
+        Parameter("n", (256, 1024), "number of tokens", least=2, hint="one token has nothing to compare"),
         Parameter("d", (16, 64, 256), "the head dim, d_k", least=1),
-        Parameter("rounds", (5,), "times each is run", least=1),
+        Parameter("rounds", (5,), "how often each is timed", least=1),
         SEED,
         DEVICE,
     ),

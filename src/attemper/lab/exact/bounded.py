@@ -128,9 +128,9 @@ EXPERIMENT = Experiment(
     question="When logits cannot exceed a bound, how much weight can one of n keys get?",
     claims=("C12",),
     parameters=(
-        Parameter("score", ("cosine", "softcap", "additive"), "which score", choices=("cosine", "softcap", "additive")),
+        Parameter("score", ("cosine", "softcap", "additive"), "the score", choices=("cosine", "softcap", "additive")),
         Parameter("bound", (1.0, 2.0, 4.56, 6.99, 10.0), "cosine's scale, the softcap, or ‖w‖₁", above=0),
-        Parameter("n", (16, 1024, 131072), "how many keys", least=2, hint="one key always has all the weight"),
+        Parameter("n", (16, 1024, 131072), "number of keys", least=2, hint="one key always has all the weight"),
         SEED,
         DEVICE,
     ),

@@ -119,8 +119,8 @@ EXPERIMENT = Experiment(
     parameters=(
         Parameter("rule", RULES, "the divisor", choices=RULES),
         Parameter("d", (16, 64, 128, 512), "the head dim, d_k", least=1),
-        Parameter("heads", (12, 96), "how many heads; only √d_model asks", least=1),
-        Parameter("n", (1024,), "how many keys", least=2, hint="one key always has all the weight"),
+        Parameter("heads", (12, 96), "number of heads; only √d_model uses it", least=1),
+        Parameter("n", (1024,), "number of keys", least=2, hint="one key always has all the weight"),
         Parameter(
             "batches", (24,), "independent sets of keys per cell, at most", least=8, hint="fewer give no interval"
         ),

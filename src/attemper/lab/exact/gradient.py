@@ -173,7 +173,7 @@ EXPERIMENT = Experiment(
     claims=("C6", "C7", "C22"),
     parameters=(
         Parameter("d", (16, 64, 128, 256, 512, 1024), "the head dim, d_k", least=1),
-        Parameter("n", (128,), "how many keys, and queries", least=2, hint="one key gets no gradient"),
+        Parameter("n", (128,), "number of keys, and of queries", least=2, hint="one key gets no gradient"),
         Parameter("rule", ("none", "sqrt_dk", "dk"), "the scale's rule", choices=("none", "sqrt_dk", "dk")),
         Parameter("batches", (48,), "independent draws of queries, keys and values", least=2, hint="one has no error"),
         Parameter("projected", (6,), "draws with W_q and W_k, whose d×d products take most of the time", least=0),

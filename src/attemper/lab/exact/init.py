@@ -86,7 +86,7 @@ EXPERIMENT = Experiment(
     parameters=(
         Parameter("d", (16, 32, 48, 64, 128, 256), "the head dim, d_k", least=1),
         Parameter("d_model", (512,), "the model's width", least=1),
-        Parameter("dtype", ("float32", "float64"), "of the computation", choices=tuple(DTYPES)),
+        Parameter("dtype", ("float32", "float64"), "the dtype of the computation", choices=tuple(DTYPES)),
         SEED,
         DEVICE,
     ),

@@ -98,7 +98,7 @@ def expect(rows: Rows) -> list[Expectation]:
                     row[f"{column}_theory"],
                     row[column],
                     row[f"{column}_reach"] + 1e-5,
-                    f"exact mean by quadrature (lab/moments.py){more}",
+                    f"exact mean by quadrature (lab/maths/moments.py){more}",
                     f"{CHANCE}; and 1e-5 for float32",
                 )
             )
@@ -149,7 +149,7 @@ EXPERIMENT = Experiment(
     claims=("C5", "C6"),
     parameters=(
         Parameter("d", (1, 4, 16, 32, 64, 128, 256, 1024), "the head dim, d_k", least=1),
-        Parameter("n", (256, 1024), "how many keys", least=2, hint="one key has no Jacobian"),
+        Parameter("n", (256, 1024), "number of keys", least=2, hint="one key has no Jacobian"),
         Parameter("rule", ("none", "sqrt_dk"), "the scale's rule", choices=("none", "sqrt_dk", "dk")),
         Parameter(
             "batches", (96,), "independent sets of keys per cell, at most", least=8, hint="fewer give no interval"

@@ -177,7 +177,7 @@ EXPERIMENT = Experiment(
     question="What does storing the scores in 16 bits do to the weights, and when does exp overflow?",
     claims=("C8",),
     parameters=(
-        Parameter("dtype", tuple(DTYPES), "of the stored scores", choices=tuple(DTYPES)),
+        Parameter("dtype", tuple(DTYPES), "the dtype of the stored scores", choices=tuple(DTYPES)),
         Parameter(
             "size",
             (1.0, 8.0, 32.0, 64.0, 128.0, 1000.0, 1e4, 6e4, 8e4),

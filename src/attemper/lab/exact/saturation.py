@@ -54,7 +54,7 @@ def expect(rows: Rows) -> list[Expectation]:
             row[f"{column}_theory"],
             row[column],
             row[f"{column}_reach"] + ROUNDING * abs(row[f"{column}_theory"]),
-            f"exact mean by quadrature (lab/moments.py); for large n {limit}",
+            f"exact mean by quadrature (lab/maths/moments.py); for large n {limit}",
             CHANCE,
         )
         for row in rows
@@ -147,7 +147,7 @@ EXPERIMENT = Experiment(
     question="At which spread of the logits does softmax put nearly all the weight on one key?",
     claims=("C5",),
     parameters=(
-        Parameter("n", (16, 128, 1024, 8192), "how many keys", least=2, hint="one key always has all the weight"),
+        Parameter("n", (16, 128, 1024, 8192), "number of keys", least=2, hint="one key always has all the weight"),
         Parameter(
             "s",
             (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0, 32.0),

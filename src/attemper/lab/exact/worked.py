@@ -113,7 +113,7 @@ EXPERIMENT = Experiment(
     claims=("C4", "C17"),
     parameters=(
         Parameter("d_model", (512,), "the model's width", least=1),
-        Parameter("heads", (8,), "how many heads", least=1),
+        Parameter("heads", (8,), "number of heads", least=1),
         SEED,
         DEVICE,
     ),

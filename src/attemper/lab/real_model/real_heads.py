@@ -1,4 +1,4 @@
-"""real_heads: in a real model's heads, does one token get almost all the attention when the scale is taken away?
+"""real_heads: in a real model's heads, does one token get almost all the attention when the scale is removed?
 
 The embedded MiniLM reads sentences while the scale of every layer is replaced. It was trained with 1/√d_k; what a model does that
 was trained without it is another question (`attemper run charlm`).
@@ -105,10 +105,10 @@ def draw(rows: Rows, finding: str) -> Any:
 
 EXPERIMENT = Experiment(
     name="real_heads",
-    question="In a real model's heads, does one token get almost all the attention when the scale is taken away?",
+    question="In a real model's heads, does one token get almost all the attention when the scale is removed?",
     claims=("C14",),
     parameters=(
-        Parameter("rule", SCALES, "the scale put in place", choices=SCALES),
+        Parameter("rule", SCALES, "the rule that replaces the scale", choices=SCALES),
         READ,
         SEED,
         DEVICE,

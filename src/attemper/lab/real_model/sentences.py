@@ -28,7 +28,7 @@ PAIRS = (
     ("The company that bought the factory closed it in March.", "The farmer who sold the field missed it in autumn."),
     ("Nobody knew why the lights in the tower went out.", "Everyone saw how the clouds over the valley moved on."),
 )
-READ = Parameter("pairs", (len(PAIRS),), "how many pairs of sentences are read", least=1, most=len(PAIRS))
+READ = Parameter("pairs", (len(PAIRS),), "number of pairs of sentences that are read", least=1, most=len(PAIRS))
 
 
 @cache

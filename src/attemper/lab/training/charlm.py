@@ -219,7 +219,7 @@ def _top(costs: dict[str, list[dict[str, Any]]]) -> Any:
     for name, some in costs.items():
         x = theme.powers("lr", "learning rate", [row["lr"] for row in some], ".0e")
         points = (
-            marks.labelled_line(0.0, "no cost", at=width / 2)
+            marks.labelled_line(0.0, "no cost", at=0.62 * width)
             + marks.joined(some, x, "cost", one)
             + marks.measured(some, x, "cost", "" if found else f"{COST}, nats", one)
         )
@@ -228,7 +228,7 @@ def _top(costs: dict[str, list[dict[str, Any]]]) -> Any:
 
 
 TASK = (
-    Parameter("steps", (200,), "how many", least=1, single=True),
+    Parameter("steps", (200,), "training steps", least=1, single=True),
     Parameter("batch", (16,), "windows per step", least=1, single=True),
     Parameter(
         "length",
@@ -240,7 +240,7 @@ TASK = (
         hint="one character has nothing before it, and the held-out text must have many windows",
     ),
     Parameter("d_model", (64,), "the model's width", least=1, single=True),
-    Parameter("heads", (2,), "how many heads", least=1, single=True),
+    Parameter("heads", (2,), "number of heads", least=1, single=True),
     Parameter(
         "text",
         (TRAINING,),
@@ -253,7 +253,7 @@ TASK = (
     replace(SEED, default=(0, 1, 2)),
     replace(DEVICE, single=True),
 )
-"""What every experiment on this task shares."""
+"""The parameters that every experiment on this task has."""
 
 # a text that is read many times over, so that seen and unseen text can come apart
 MEMORISE: dict[str, tuple[int | float | str, ...]] = {
@@ -272,7 +272,7 @@ EXPERIMENT = Experiment(
         Parameter("rule", ("sqrt_dk", "none", NO_ATTENTION), "the scale's rule, or no attention at all", choices=RULES),
         Parameter("init", INITS, "projections: std 0.02 (small), or unit-variance q and k (unit)", choices=INITS),
         Parameter("lr", (1e-3, 3e-3), "Adam's learning rate", above=0),
-        Parameter("layers", (2,), "how many", least=1, most=1000, single=True),
+        Parameter("layers", (2,), "number of layers", least=1, most=1000, single=True),
         *TASK,
     ),
     measure=measure,

@@ -126,7 +126,7 @@ EXPERIMENT = Experiment(
     claims=("C20",),
     parameters=(
         Parameter("rule", ("sqrt_dk", "none"), "the scale's rule", choices=RULES),
-        Parameter("layers", (1, 2, 4, 8), "how many", least=1, most=1000),
+        Parameter("layers", (1, 2, 4, 8), "number of layers", least=1, most=1000),
         Parameter(
             "init",
             ("unit",),

@@ -126,7 +126,7 @@ EXPERIMENT = Experiment(
     question="The scale folded into W_q is the same function at step 0; does it train the same?",
     claims=(),
     parameters=(
-        Parameter("optimizer", OPTIMIZERS, "which", choices=OPTIMIZERS),
+        Parameter("optimizer", OPTIMIZERS, "the optimizer", choices=OPTIMIZERS),
         Parameter("how", HOWS, "divide by √d_k, fold it into W_q, or do neither", choices=HOWS),
         Parameter("lr", (3e-4, 1e-3, 1e-2, 0.1), "the learning rate", above=0),
         Parameter("d", (256,), "the head dim, d_k", least=1, single=True),

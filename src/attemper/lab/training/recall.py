@@ -196,7 +196,7 @@ def learned(best: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> 
 
 
 TASK = (
-    Parameter("steps", (150,), "how many", least=1, single=True),
+    Parameter("steps", (150,), "training steps", least=1, single=True),
     Parameter("batch", (32,), "sequences per step", least=1, single=True),
     Parameter(
         "pairs",
@@ -210,7 +210,7 @@ TASK = (
     replace(SEED, default=(0, 1, 2)),
     replace(DEVICE, single=True),
 )
-"""What every experiment on this task shares."""
+"""The parameters that every experiment on this task has."""
 
 EXPERIMENT = Experiment(
     name="recall",

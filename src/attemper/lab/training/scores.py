@@ -87,7 +87,7 @@ EXPERIMENT = Experiment(
     question="As d grows, which score still learns to recall?",
     claims=("C13",),
     parameters=(
-        Parameter("score", tuple(RULE), "which", choices=tuple(RULE)),
+        Parameter("score", tuple(RULE), "the score", choices=tuple(RULE)),
         Parameter("d", (128, 256), "the head dim", least=1),
         Parameter("lr", (3e-3, 1e-2), "Adam's learning rate", above=0),
         *recall.TASK,

@@ -100,9 +100,15 @@ EXPERIMENT = Experiment(
     claims=("C9",),
     parameters=(
         Parameter("kappa", (0.1, 1.0, 10.0, 100.0, 1e3, 1e4), "the RMS of q times that of k", above=0),
-        Parameter("init", ("unit",), "of the projections", choices=INITS, single=True),
+        Parameter(
+            "init",
+            ("unit",),
+            "how projections are drawn: std 0.02 (small), or unit-variance q and k (unit)",
+            choices=INITS,
+            single=True,
+        ),
         Parameter("lr", (3e-3,), "Adam's learning rate", above=0, single=True),
-        Parameter("layers", (2,), "how many", least=1, most=1000, single=True),
+        Parameter("layers", (2,), "number of layers", least=1, most=1000, single=True),
         *charlm.TASK,
     ),
     measure=measure,
