@@ -51,12 +51,6 @@ def render(explanation: Explanation) -> str:
     """The explanation as one ``<div>``."""
     asked = explanation.settings
     labels = (explanation.lanes[0].label, explanation.lanes[1].label)
-    words = f"{asked.count:,} {'words' if asked.count > 1 else 'word'}"
-    several = f" · {asked.heads} heads" if asked.heads else ""
-    layer = f" · layer {asked.layer}" if "layer" in asked.rule.needs else ""
-    facts = (
-        f"{words} · d_model {asked.d_model}{several} · d_k {asked.d_k} · score {asked.score} · seed {asked.seed}{layer}"
-    )
     lanes = " <span class='dim'>and</span> ".join(
         f"<span class='{style}'>{escape(lane.label)}</span> {escape(lane.formula)}"
         for lane, style in zip(explanation.lanes, LANES, strict=True)
@@ -64,7 +58,7 @@ def render(explanation: Explanation) -> str:
     steps = "".join(_step(number, step, labels) for number, step in enumerate(explanation.steps, start=1))
     return (
         f"<div class='attemper-explain'><style>{STYLE}</style><h3>{escape(asked.title)}</h3>"
-        f"<p><span class='dim'>{escape(facts)}</span><br>{lanes}</p>{steps}"
+        f"<p><span class='dim'>{escape(asked.facts)}</span><br>{lanes}</p>{steps}"
         f"<p class='conclusion'>{escape(explanation.conclusion)}</p></div>"
     )
 

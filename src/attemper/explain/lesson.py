@@ -112,10 +112,7 @@ def _logits(settings: ExplainSettings, found: Computed) -> LessonStep:
             f"There is nothing to divide: no score exceeds ‖w‖₁ = {first.info.bound:.2f} (not 1)."
         )
     else:
-        title, formula = (
-            "Scale",
-            ",  ".join(f"{lane.info.label}: {_scaled(lane, settings)}" for lane in found.lanes),
-        )
+        title, formula = ("Scale", ",  ".join(f"{lane.info.label}: {_scaled(lane, settings)}" for lane in found.lanes))
         words = "One number multiplies the scores. Two choices of it, on the same q and k."
     return LessonStep(
         "logits",

@@ -57,6 +57,16 @@ class ExplainSettings:
         return line if len(line) <= 200 else line[:199] + "…"
 
     @property
+    def facts(self) -> str:
+        """The settings in one line."""
+        heads = f" · {self.heads} heads" if self.heads else ""
+        layer = f" · layer {self.layer}" if "layer" in self.rule.needs else ""
+        words = (
+            f"{self.count:,} {'words' if self.count > 1 else 'word'} · d_model {self.d_model}{heads} · d_k {self.d_k}"
+        )
+        return f"{words} · score {self.score} · seed {self.seed}{layer}"
+
+    @property
     def model_heads(self) -> int | None:
         """The heads of the model this comes from; None where d_k does not divide d_model."""
         return self.heads or (self.d_model // self.d_k if self.d_model % self.d_k == 0 else None)

@@ -73,12 +73,7 @@ def _header(explanation: Explanation, width: int) -> Iterator[Text]:
     """The sentence, the settings, the two lanes."""
     asked = explanation.settings
     yield Text(fit(asked.title, width - 1), style="bold")
-    words = f"{asked.count:,} {'words' if asked.count > 1 else 'word'}"
-    several = f" · {asked.heads} heads" if asked.heads else ""
-    facts = f"{words} · d_model {asked.d_model}{several} · d_k {asked.d_k} · score {asked.score} · seed {asked.seed}"
-    if "layer" in asked.rule.needs:
-        facts += f" · layer {asked.layer}"
-    yield Text(facts, style="dim")
+    yield Text(asked.facts, style="dim")
     lanes = [
         Text.assemble((lane.label, style), f"  {lane.formula}")
         for lane, style in zip(explanation.lanes, LANES, strict=True)

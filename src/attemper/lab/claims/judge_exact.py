@@ -98,9 +98,7 @@ def large_logits_saturate(evidence: Evidence) -> Judgement:
     )
 
 
-def _gradients(
-    evidence: Evidence,
-) -> tuple[dict[int, float], dict[int, float], dict[str, float], dict[str, float]]:
+def _gradients(evidence: Evidence) -> tuple[dict[int, float], dict[int, float], dict[str, float], dict[str, float]]:
     """By n: the least that the RMS grows, and where the median turns; both as numbers; medians of common head dims as context."""
     numbers: dict[str, float] = {}
     context: dict[str, float] = {}

@@ -14,13 +14,7 @@ from ..engine.render import number
 from .cards import Card
 from .claims import JudgedClaim
 
-STYLES = {
-    "holds": "green",
-    "holds with a condition": "yellow",
-    "false": "red",
-    "not decided": "cyan",
-    "not run": "dim",
-}
+STYLES = {"holds": "green", "holds with a condition": "yellow", "false": "red", "not decided": "cyan", "not run": "dim"}
 
 
 def claims(found: Iterable[JudgedClaim], console: Console) -> None:

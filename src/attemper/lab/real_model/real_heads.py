@@ -107,12 +107,7 @@ EXPERIMENT = Experiment(
     name="real_heads",
     question="In a real model's heads, does one token get almost all the attention when the scale is removed?",
     claims=("C14",),
-    parameters=(
-        Parameter("rule", SCALES, "the rule that replaces the scale", choices=SCALES),
-        READ,
-        SEED,
-        DEVICE,
-    ),
+    parameters=(Parameter("rule", SCALES, "the rule that replaces the scale", choices=SCALES), READ, SEED, DEVICE),
     measure=measure,
     expect=expect,
     finding=finding,

@@ -155,11 +155,7 @@ EXPERIMENT = Experiment(
     name="subspaces",
     question="Do the heads of a layer of a real model read different subspaces, and look at different tokens?",
     claims=("C18",),
-    parameters=(
-        READ,
-        SEED,
-        DEVICE,
-    ),
+    parameters=(READ, SEED, DEVICE),
     measure=measure,
     expect=expect,
     finding=finding,

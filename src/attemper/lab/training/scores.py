@@ -75,7 +75,7 @@ def draw(rows: Rows, finding: str) -> Any:
     below = panels.draw({f"d = {largest}": series}, colour, "name")
     note = (
         "Recall, each score at its best learning rate. Top: median and range over seeds; Britz et al. 2017, table 5 (BLEU): "
-        f"dot 22.0, 22.3, 21.8, 18.2 at 128 to 1024. {panels.NOTE}"
+        f"dot {', '.join(f'{bleu:.1f}' for bleu in BRITZ['dot'].values())} at 128 to 1024. {panels.NOTE}"
     )
     return theme.finish(
         alt.vconcat(alt.layer(points).properties(width=theme.WIDTH, height=180), below, spacing=24), finding, note
