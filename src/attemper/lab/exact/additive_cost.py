@@ -22,7 +22,7 @@ from ...errors import InputError
 from ...scores import additive_attention
 from ...vitals import Vitals
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
-from ..maths.stats import CHANCE, Estimate, over_batches
+from ..maths.stats import Estimate, expect_column, over_batches
 
 SPREAD_TOKENS = 64
 WEIGHTS = 32  # draws of w, with queries and keys of their own
@@ -101,16 +101,9 @@ def expect(rows: Rows) -> list[Expectation]:
     found = []
     for d in dict.fromkeys(row["d"] for row in rows):
         row = pick(rows, d=d)[0]
-        found.append(
-            Expectation(
-                f"variance of additive scores, w of variance 1/d, d = {d}",
-                inside,
-                row["additive_variance_fan_in"],
-                row["additive_variance_fan_in_reach"],
-                "closed form: E‖w‖² E_q Var_k tanh(q + k), q and k unit normal",
-                CHANCE,
-            )
-        )
+        quantity = f"variance of additive scores, w of variance 1/d, d = {d}"
+        source = "closed form: E‖w‖² E_q Var_k tanh(q + k), q and k unit normal"
+        found.append(expect_column(row, "additive_variance_fan_in", quantity, inside, source))
     return found
 
 

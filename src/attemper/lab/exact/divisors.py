@@ -10,7 +10,7 @@ import torch
 from ...attention import measure as vitals_of
 from ...scale import rule
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
-from ..maths.stats import CHANCE, over_batches
+from ..maths.stats import expect_column, over_batches
 
 RULES = ("none", "sqrt_dk", "dk", "sqrt_dmodel")
 WORDS = {"none": "without a divisor", "sqrt_dk": "with √d_k", "dk": "with d_k", "sqrt_dmodel": "with √d_model"}
@@ -48,16 +48,7 @@ def expect(rows: Rows) -> list[Expectation]:
     for row in rows:
         label = f"rule {row['rule']}, d_k = {row['d']}, heads = {row['heads']}"
         expected = row["scale"] * math.sqrt(row["d"])
-        found.append(
-            Expectation(
-                f"logit std, {label}",
-                expected,
-                row["logit_std"],
-                row["logit_std_reach"],
-                "closed form: scale × √d_k",
-                CHANCE,
-            )
-        )
+        found.append(expect_column(row, "logit_std", f"logit std, {label}", expected, "closed form: scale × √d_k"))
     for row in pick(rows, rule="sqrt_dmodel", heads=96):
         scaled = pick(rows, rule="sqrt_dk", heads=96, **{name: row[name] for name in ("d", "n", "batches", "seed")})
         if not scaled:

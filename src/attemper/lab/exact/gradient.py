@@ -17,7 +17,7 @@ from torch import Tensor
 from ...attention import attention, weights
 from ...scale import rule
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
-from ..maths.stats import CHANCE, over_batches
+from ..maths.stats import expect_column, over_batches
 
 SMALL = 0.01  # a share of the RMS
 
@@ -86,17 +86,9 @@ def _small(gradient: Tensor) -> Tensor:
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    return [
-        Expectation(
-            f"RMS of |dL/dq|, rule {row['rule']}, d_k = {row['d']}, n = {row['n']}",
-            row["rms_theory"],
-            row["rms"],
-            row["rms_reach"],
-            "closed form: scale √(d_k E‖J‖_F²)",
-            CHANCE,
-        )
-        for row in rows
-    ]
+    names = [f"RMS of |dL/dq|, rule {row['rule']}, d_k = {row['d']}, n = {row['n']}" for row in rows]
+    source = "closed form: scale √(d_k E‖J‖_F²)"
+    return [expect_column(row, "rms", name, row["rms_theory"], source) for row, name in zip(rows, names, strict=True)]
 
 
 def without_over_with(rows: Rows, column: str, n: int) -> dict[int, float]:

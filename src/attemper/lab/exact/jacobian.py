@@ -10,7 +10,7 @@ from ...attention import weights
 from ...scale import rule
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
 from ..maths import moments, theory
-from ..maths.stats import CHANCE, over_batches
+from ..maths.stats import expect_column, over_batches
 
 NUMBERS = 40_000_000  # entries of keys drawn per cell, at most
 QUERIES = 64
@@ -77,30 +77,17 @@ def expect(rows: Rows) -> list[Expectation]:
     found = []
     for (name, d, n, column), (number, source) in PUBLISHED.items():
         for row in pick(rows, rule=name, d=d, n=n):
-            found.append(
-                Expectation(
-                    f"{SAID[column]}, rule {name}, d_k = {d}, n = {n}",
-                    number,
-                    row[column],
-                    row[f"{column}_reach"] + 0.02 * number,
-                    source,
-                    f"{CHANCE}; and 2 % for the other measurement's own",
-                )
-            )
+            quantity, other = f"{SAID[column]}, rule {name}, d_k = {d}, n = {n}", "2 % for the other measurement's own"
+            found.append(expect_column(row, column, quantity, number, source, 0.02 * number, other))
     for row in rows:
         if row["square_theory"] is None:
             continue
         limit = f"; for large n m(1−m)/3 = {row['square_limit']:.3g}" if row["square_limit"] is not None else ""
         for column, more in (("trace", ""), ("square", limit)):
+            quantity = f"{SAID[column]} against theory, rule {row['rule']}, d_k = {row['d']}, n = {row['n']}"
+            source = f"exact mean by quadrature (lab/maths/moments.py){more}"
             found.append(
-                Expectation(
-                    f"{SAID[column]} against theory, rule {row['rule']}, d_k = {row['d']}, n = {row['n']}",
-                    row[f"{column}_theory"],
-                    row[column],
-                    row[f"{column}_reach"] + 1e-5,
-                    f"exact mean by quadrature (lab/maths/moments.py){more}",
-                    f"{CHANCE}; and 1e-5 for float32",
-                )
+                expect_column(row, column, quantity, row[f"{column}_theory"], source, 1e-5, "1e-5 for float32")
             )
     return found
 

@@ -15,7 +15,7 @@ import torch
 from ...attention import measure as vitals_of
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
 from ..maths import moments, theory
-from ..maths.stats import CHANCE, over_batches
+from ..maths.stats import expect_column, over_batches
 
 SATURATED = 0.99
 BATCHES = 16
@@ -49,13 +49,13 @@ def measure(cell: Cell) -> list[Row]:
 
 def expect(rows: Rows) -> list[Expectation]:
     return [
-        Expectation(
+        expect_column(
+            row,
+            column,
             f"{words}, n = {row['n']}, s = {row['s']:g}",
             row[f"{column}_theory"],
-            row[column],
-            row[f"{column}_reach"] + ROUNDING * abs(row[f"{column}_theory"]),
             f"exact mean by quadrature (lab/maths/moments.py); for large n {limit}",
-            CHANCE,
+            more=ROUNDING * abs(row[f"{column}_theory"]),
         )
         for row in rows
         if row["entropy_theory"] is not None

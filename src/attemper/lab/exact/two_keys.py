@@ -9,7 +9,7 @@ import torch
 from ...scale import rule
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator
 from ..maths import theory
-from ..maths.stats import CHANCE, over_batches
+from ..maths.stats import expect_column, over_batches
 
 BATCHES = 32
 NUMBERS = 30_000_000
@@ -42,13 +42,14 @@ def _slope(difference: torch.Tensor) -> torch.Tensor:
 
 def expect(rows: Rows) -> list[Expectation]:
     return [
-        Expectation(
+        expect_column(
+            row,
+            "slope",
             f"E p(1−p), two keys, unscaled, d_k = {row['d']}",
             row["slope_theory"],
-            row["slope"],
-            row["slope_reach"] + 0.1 / row["d"] * row["slope_theory"],
             "closed form: 1/(2√(π d_k)) for large d_k",
-            f"{CHANCE}; and 0.1/d_k of the value: the next term is (3/4 − π²/12)/d_k = −0.07/d_k",
+            more=0.1 / row["d"] * row["slope_theory"],
+            why="0.1/d_k of the value: the next term is (3/4 − π²/12)/d_k = −0.07/d_k",
         )
         for row in rows
         if row["d"] >= 16

@@ -13,7 +13,7 @@ from ...attention import measure as vitals_of
 from ...scale import rule
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
 from ..maths import theory
-from ..maths.stats import CHANCE, over_batches
+from ..maths.stats import CHANCE, expect_column, over_batches
 
 BATCHES = 32
 NUMBERS = 30_000_000  # drawn per cell at most, which bounds the time at large d
@@ -125,22 +125,15 @@ def expect(rows: Rows) -> list[Expectation]:
 def _of_entries(row: Mapping[str, Any]) -> list[Expectation]:
     d = row["d"]
     return [
-        Expectation(
-            f"Var(q·k), entries of variance {row['a']:g} and 1, d_k = {d}",
-            row["variance_theory"],
-            row["variance"],
-            row["variance_reach"],
-            "Vaswani et al. 2017, footnote 4: d_k",
-            CHANCE,
-        ),
-        Expectation(
-            f"kurtosis of q·k, d_k = {d}",
-            row["kurtosis_theory"],
-            row["kurtosis"],
-            row["kurtosis_reach"],
-            "closed form: 3 + 6/d_k for normal entries",
-            CHANCE,
-        ),
+        expect_column(row, column, quantity, row[f"{column}_theory"], source)
+        for column, quantity, source in (
+            (
+                "variance",
+                f"Var(q·k), entries of variance {row['a']:g} and 1, d_k = {d}",
+                "Vaswani et al. 2017, footnote 4: d_k",
+            ),
+            ("kurtosis", f"kurtosis of q·k, d_k = {d}", "closed form: 3 + 6/d_k for normal entries"),
+        )
     ]
 
 
