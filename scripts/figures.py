@@ -22,7 +22,7 @@ from full_size import FULL, TIMED, TIMINGS, kept
 from attemper import __version__
 from attemper.lab import NAMES, experiment
 from attemper.lab.claims import claims, numbers
-from attemper.lab.claims.verdicts import NOT_RUN
+from attemper.lab.claims.judgement import NOT_RUN
 from attemper.lab.engine import output, render
 from attemper.lab.engine.command import RESULTS
 from attemper.lab.engine.experiment import Experiment, Row, Rows
@@ -42,7 +42,7 @@ def draw(name: str, results: Path | None = None) -> Rows:
     return rows
 
 
-def write_claims(judged: list[claims.Judged]) -> None:
+def write_claims(judged: list[claims.JudgedClaim]) -> None:
     """The claims as a table in docs/why-sqrt-dk.md; a claim that was not run keeps the line of an earlier run, with its date."""
     page = DOCS / "why-sqrt-dk.md"
     head, rest = page.read_text(encoding="utf-8").split(TABLE[0])
@@ -58,7 +58,7 @@ def write_claims(judged: list[claims.Judged]) -> None:
     page.write_text("\n".join([f"{head}{TABLE[0]}", *lines, f"{TABLE[1]}{tail}"]), encoding="utf-8")
 
 
-def numbered(one: claims.Judged) -> str:
+def numbered(one: claims.JudgedClaim) -> str:
     """The numbers that decide a claim, and in italics those beside them."""
     shown, beside = (
         "; ".join(f"{name} {render.number(value)}" for name, value in some.items())
@@ -82,7 +82,7 @@ SUMMARIES: dict[str, Callable[[Rows], list[Row]]] = {
     "recall": recall.summary,
     "charlm": charlm.differences,
     "depth": depth.summary,
-    "fold": fold.table,
+    "fold": fold.summary,
     "transplant": lambda rows: [
         {"κ": kappa, "held-out loss": middle, "least": low, "most": high}
         for kappa, (middle, low, high) in transplant.losses(rows).items()

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from attemper import _files
 from attemper.lab import experiment
 from attemper.lab.claims import claims
 from attemper.lab.engine import output
@@ -34,7 +35,7 @@ def pack(folder: Path) -> None:
     for path in sorted(folder.glob("*.json*")):
         name = path.name.split(".")[0]
         rows = json.loads(path.read_text())["rows"] if path.suffix == ".json" else _stored(path)
-        columns = output.columns(rows)
+        columns = _files.columns(rows)
         always = [one for one in columns if one in rows[0] and all(row.get(one) == rows[0][one] for row in rows)]
         fixed = {one: _short(rows[0][one]) for one in always}
         moving = [one for one in columns if one not in fixed]

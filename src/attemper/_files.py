@@ -1,18 +1,41 @@
-"""Files written for people: refused before the work where they could not or should not be written, then put there whole."""
+"""Files: checked before the work and written whole; rows as JSON, CSV and Parquet; files of lines that survive a kill.
+
+check, save                            -o: refuse what cannot be written; write beside, then move into place
+finite, json_text, json_bytes,
+csv_bytes, parquet_bytes, columns      plain data and rows as bytes
+load                                   an optional package, or the pip command that installs it
+open_lines, lock, append,
+end_of_last_line                       files of lines: one writer at a time, a line whole or not at all
+"""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import errno
+import importlib
+import io
+import json
+import math
 import os
 import secrets
 import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from .errors import InputError
+from .errors import InputError, MissingExtra
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
+CHUNK = 1 << 16
 
 
 def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
-    """Refuse a file that could not or should not be written, before the work and not after it."""
+    """Refuse a file that cannot or should not be written, before the work."""
     if path is None:
         return
     if path.suffix.lower() not in suffixes:
@@ -68,3 +91,107 @@ def _beside(path: Path, content: bytes, keep: bool) -> None:
 
 def _unwritable(path: Path, error: OSError) -> InputError:
     return InputError(f"-o: cannot write {str(path)!r}: {error.strerror}. Choose another file.")
+
+
+def finite(value: Any) -> Any:
+    """The same plain data with None for NaN and the infinities, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: finite(part) for name, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def json_text(document: Any, indent: int | None = None) -> str:
+    """One strict JSON document."""
+    return json.dumps(finite(document), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def json_bytes(document: Any) -> bytes:
+    """A JSON file for people and programs: indented by one space."""
+    return f"{json_text(document, indent=1)}\n".encode()
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Every column of the rows, in the order of first appearance."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def csv_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Rows as CSV; a column that a row does not have is empty."""
+    sheet = io.StringIO()
+    writer = csv.DictWriter(sheet, columns(rows), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return sheet.getvalue().encode()
+
+
+def parquet_bytes(rows: Sequence[Mapping[str, Any]], extra: str) -> bytes:
+    """Rows as Parquet, which needs pyarrow; ``extra`` is the extra of attemper that has it."""
+    arrow, parquet = (load(package, ".parquet", extra) for package in ("pyarrow", "pyarrow.parquet"))
+    sink = io.BytesIO()
+    parquet.write_table(arrow.table({name: [row.get(name) for row in rows] for name in columns(rows)}), sink)
+    return sink.getvalue()
+
+
+def load(package: str, suffix: str, extra: str) -> Any:
+    """A package that a kind of file needs, or an error with the pip command for it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        name = package.split(".")[0]
+        raise MissingExtra(f"-o *{suffix} needs {name}. Type pip install 'attemper[{extra}]'.") from None
+
+
+def open_lines(path: Path) -> int:
+    """A file descriptor to read lines from and append them to; the file is made where there is none."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+
+
+def lock(file: int, wait: bool = True) -> bool:
+    """Lock an open file until it is closed; False where another process holds the lock and ``wait`` is False.
+
+    Where the system or the file system has no locks, nothing is locked.
+    """
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+    return True
+
+
+def append(file: int, text: bytes, sync: bool = False) -> None:
+    """Append to a file opened for appending, whole or not at all: a write that fails is taken back, and raises.
+
+    ``sync`` waits until the disk has it.
+    """
+    before = os.fstat(file).st_size
+    try:
+        rest = memoryview(text)
+        while rest:  # a disk that is nearly full takes a part, and says so only when it is given the rest
+            count = os.write(file, rest)
+            if not count:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            rest = rest[count:]
+        if sync:
+            os.fsync(file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.ftruncate(file, before)
+        raise
+
+
+def end_of_last_line(file: int) -> int:
+    """Where the last whole line of an open file ends; what follows was cut short by a kill, and may be truncated."""
+    end = os.fstat(file).st_size
+    while end:
+        start = max(0, end - CHUNK)
+        os.lseek(file, start, os.SEEK_SET)
+        newline = os.read(file, end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 
 import attemper
 from attemper.explain.steps import measured
-from attemper.explain.text import plain
+from attemper.explain.terminal import plain
 
 TEXT = "Love Apple phones"
 CALLS = {

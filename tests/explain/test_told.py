@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import attemper
-from attemper.explain.verdict import conclude, state
+from attemper.explain.lesson import conclude, state
 
 REPO = Path(__file__).parents[2]
 TEXT = "Love Apple phones"
@@ -64,7 +64,7 @@ def test_the_text_shows_every_step_with_its_formula_and_numbers():
     for words in ("[3×512]", "[512×64]", "[3×64]", "[3×3]", "64 ± 3", "1 ± 0.5", "not the size of a gradient"):
         assert words in re.sub(r"\s+", " ", text)
     assert "layer" not in text
-    assert repr(explanation) == "Explanation('Love Apple phones', sqrt_dk beside none; print() shows it)"
+    assert repr(explanation) == "Explanation('Love Apple phones', sqrt_dk and none; print() shows it)"
 
 
 def test_attention_has_its_inputs_shape_only_after_concatenation_and_projection():
@@ -82,7 +82,7 @@ def test_colour_goes_to_terminals_only():
 def test_the_conclusion_flips_when_the_numbers_do():
     wide, narrow = attemper.explain(TEXT), attemper.explain(TEXT, d_k=1)
     assert "With none, attention is nearly one-hot" in wide.conclusion
-    assert "it is sqrt_dk that keeps" in wide.conclusion
+    assert "sqrt_dk keeps" in wide.conclusion
     assert state(narrow.signs[1]) == "shared"
     assert "nothing saturates here" in narrow.conclusion
     assert "one-hot" not in narrow.conclusion
@@ -90,7 +90,7 @@ def test_the_conclusion_flips_when_the_numbers_do():
         TEXT, seed=next(s for s in range(50) if attemper.explain(TEXT, seed=s).signs[1]["top_weight"] < 0.8)
     )
     assert "nearly one-hot" not in lucky.conclusion
-    assert "dk is what flattens" in attemper.explain(TEXT, rule="dk", d_k=1024).conclusion
+    assert "dk is what makes them even" in attemper.explain(TEXT, rule="dk", d_k=1024).conclusion
     assert "none leaves" in attemper.explain(TEXT, rule="none").conclusion
     assert "whatever the scale" in attemper.explain("one").conclusion
     assert "every weight is 1/3 whatever the scale" in attemper.explain("no no no").conclusion

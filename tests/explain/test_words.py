@@ -5,7 +5,7 @@ import re
 from rich.cells import cell_len
 
 import attemper
-from attemper.explain.words import MOST_CELLS, shown
+from attemper.explain.settings import MOST_CELLS, shown
 
 LONG = "x" * 5000
 

@@ -11,38 +11,24 @@ import pytest
 pytest.importorskip("altair")
 
 from attemper.errors import InputError, MissingExtra
-from attemper.lab import NAMES, experiment, figures
+from attemper.lab import NAMES, experiment
 from attemper.lab.engine import output
 from attemper.lab.figures import panels, theme
+from measured import GROUP, SMALL, small
 
 DOCS = Path(__file__).parents[2] / "docs"
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
-SETTINGS = {
-    "variance": {"d": (2, 4), "samples": (1000,)},
-    "saturation": {"n": (4, 16), "s": (0.5, 8.0), "rows": (32,)},
-    "jacobian": {"d": (4, 16, 64), "n": (16,), "batches": (8,)},
-    "gradient": {"d": (4, 8), "n": (16,), "batches": (2,)},
-    "two_keys": {"d": (2, 16), "samples": (1000,)},
-    "divisors": {"d": (8, 16), "heads": (2,), "n": (16,), "batches": (8,)},
-    "bounded": {"bound": (1.0, 2.0), "n": (8,)},
-    "precision": {"size": (8.0, 64.0)},
-    "additive_cost": {"n": (16,), "d": (8,), "rounds": (1,)},
-    "parallel": {"n": (4, 8), "rounds": (1,)},
-    "init": {"d": (4, 6), "d_model": (16,)},
-    "real_heads": {"pairs": (1,)},
-    "subspaces": {"pairs": (2,)},
-    "worked": {},
-}
+pytestmark = pytest.mark.xdist_group(GROUP)  # in one process: rows are measured once
 
 
 @functools.cache
 def made(name):
     found = experiment(name)
-    rows = found.run(**SETTINGS[name])
-    return found, rows, figures.chart(found.chart, rows, found.finding(rows)).to_dict()
+    rows = small(name)
+    return found, rows, found.chart(rows).to_dict()
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", SMALL)
 def test_a_figure_states_its_finding(name):
     found, rows, chart = made(name)
     assert " ".join(chart["title"]["text"]) == found.finding(rows)
@@ -58,7 +44,7 @@ def test_colours_are_okabe_and_ito():
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in SETTINGS if name not in ("worked", "divisors", "parallel", "additive_cost", "init")]
+    "name", [name for name in SMALL if name not in ("worked", "divisors", "parallel", "additive_cost", "init")]
 )
 def test_theory_is_a_line_and_measurement_points(name):
     text = json.dumps(made(name)[2])
@@ -72,7 +58,7 @@ def test_every_experiment_has_a_figure_in_the_docs():
 
 
 def test_figures_in_the_docs_state_what_they_found():
-    for name in SETTINGS:
+    for name in SMALL:
         assert "<text" in (DOCS / "figures" / f"{name}.svg").read_text(encoding="utf-8")
 
 
@@ -89,20 +75,20 @@ def test_figures_in_the_docs_state_what_they_found():
 )
 def test_every_form_of_output(tmp_path, suffix, start):
     found = experiment("two_keys")
-    rows = found.run(**SETTINGS["two_keys"])
+    rows = small("two_keys")
     path = tmp_path / f"rows{suffix}"
-    output.check(path, output.SUFFIXES, force=False)
+    output.check(path, force=False)
     output.write(path, found, rows)
     assert path.read_bytes().lstrip()[:200].upper().startswith(start.upper())
     with pytest.raises(InputError, match=r"is there already\. Add --force"):
-        output.check(path, output.SUFFIXES, force=False)
-    output.check(path, output.SUFFIXES, force=True)
+        output.check(path, force=False)
+    output.check(path, force=True)
 
 
 def test_parquet_gives_the_rows_back(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     found = experiment("two_keys")
-    rows = found.run(**SETTINGS["two_keys"])
+    rows = small("two_keys")
     output.write(tmp_path / "rows.parquet", found, rows)
     assert parquet.read_table(tmp_path / "rows.parquet").to_pylist() == rows
 
@@ -110,29 +96,29 @@ def test_parquet_gives_the_rows_back(tmp_path):
 def test_a_missing_package_is_named_before_the_work(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(MissingExtra, match=r"needs vl_convert. Type pip install 'attemper\[lab\]'"):
-        output.check(tmp_path / "figure.png", output.SUFFIXES, force=False)
+        output.check(tmp_path / "figure.png", force=False)
 
 
 def test_what_cannot_be_written_is_said(tmp_path):
     folder = tmp_path / "a.csv"
     folder.mkdir()
     with pytest.raises(InputError, match=r"is a folder. Choose another file"):
-        output.check(folder, output.SUFFIXES, force=False)
+        output.check(folder, force=False)
     with pytest.raises(
         InputError, match=r"-o must end in .json, .csv, .parquet, .svg, .png, .pdf or .html; got 'a.xls'"
     ):
-        output.check(tmp_path / "a.xls", output.SUFFIXES, force=False)
+        output.check(tmp_path / "a.xls", force=False)
     with pytest.raises(InputError, match="there is no folder"):
-        output.check(tmp_path / "no" / "a.csv", output.SUFFIXES, force=False)
+        output.check(tmp_path / "no" / "a.csv", force=False)
     with pytest.raises(InputError, match=r"-o: cannot write '.*': File name too long. Choose another file."):
-        output.check(tmp_path / ("a" * 300 + ".csv"), output.SUFFIXES, force=False)
+        output.check(tmp_path / ("a" * 300 + ".csv"), force=False)
 
 
 def test_looking_whether_a_file_can_be_written_leaves_no_trace(tmp_path):
     there = tmp_path / "there.csv"
     there.write_text("mine", encoding="utf-8")
-    output.check(there, output.SUFFIXES, force=True)
-    output.check(tmp_path / "new.csv", output.SUFFIXES, force=False)
+    output.check(there, force=True)
+    output.check(tmp_path / "new.csv", force=False)
     assert [(path.name, path.read_text(encoding="utf-8")) for path in tmp_path.iterdir()] == [("there.csv", "mine")]
 
 

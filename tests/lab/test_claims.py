@@ -11,15 +11,11 @@ import pytest
 
 from attemper.lab import experiment
 from attemper.lab.claims import cards, claims
-from attemper.lab.claims.page import page
-from attemper.lab.claims.verdicts import CONDITION, FALSE, HOLDS, NOT_RUN, VERDICTS
+from attemper.lab.claims.judgement import CONDITION, FALSE, HOLDS, NOT_RUN, VERDICTS
+from attemper.lab.claims.show import page
+from measured import GROUP
 
-pytestmark = pytest.mark.xdist_group("claims")  # in one process: the evidence is gathered once
-
-
-@pytest.fixture(scope="module")
-def evidence():
-    return claims.gather(False, lambda line: None)
+pytestmark = pytest.mark.xdist_group(GROUP)  # in one process: the evidence is gathered once
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from attemper import cli
 from attemper.lab import NAMES
 from attemper.lab.claims import cards, claims
+from attemper.lab.engine import command
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_run_without_a_name_lists_and_is_wrong_use(attemper_command):
         (["two_keys", "--dd", "3"], "run two_keys: unknown option '--dd'. Did you mean '--d'?"),
         (["two_keys", "--forse"], "run two_keys: unknown option '--forse'. Did you mean '--force'?"),
         (["two_keys", "--d"], "run two_keys: --d needs a value. For example: --d 16,64."),
-        (["two_keys", "16"], "run two_keys: '16' follows no option."),
+        (["two_keys", "16"], "run two_keys: '16' belongs to no option."),
         (["two_keys", "--d", "0"], "run two_keys: --d must be a whole number of at least 1; got '0'."),
         (["recall", "--lr", "-1"], "run recall: --lr must be a number above 0; got '-1'."),
         (
@@ -153,8 +154,6 @@ def test_an_existing_output_is_kept_without_force(attemper_command, tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/version").exists(), reason="a folder that takes no files, for root either")
 def test_an_output_that_cannot_be_written_is_said_before_the_work(attemper_command, monkeypatch):
-    from attemper.lab.engine import command
-
     monkeypatch.setattr(command, "sweep", lambda *a, **b: pytest.fail("it measured first"))
     code, out, err = attemper_command(*SMALL, "-o", "/proc/rows.json")
     assert (code, out) == (2, "")
@@ -247,6 +246,7 @@ def test_claims_train_measures_what_training_claims_need(attemper_command, monke
     homes = {name: claims.TRAINING[name][0] for name in tiny}
     monkeypatch.setattr(claims, "TRAINING", {name: (homes[name], settings) for name, settings in tiny.items()})
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "_cores", lambda: 1)  # in this process: how many take part is tested above
     code, out, err = attemper_command("claims", "--train", "--json")
     assert code == 0
     assert "recall: " in err
@@ -267,7 +267,7 @@ def test_a_claim_whose_run_failed_says_so(attemper_command, monkeypatch):
     assert code == 0
     assert "recall: failed: d=4: its worker died 2 times" in err
     conditions = {one["id"]: one["condition"] for one in json.loads(out)["claims"]}
-    assert conditions["C9"].startswith("a run that it needs failed, as said above")
+    assert conditions["C9"].startswith("a run that it needs failed, see above")
 
 
 def test_claims_json(attemper_command, little):

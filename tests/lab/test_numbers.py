@@ -6,15 +6,11 @@ from pathlib import Path
 import pytest
 
 from attemper.lab.claims import numbers
+from measured import GROUP
 
 PAGE = Path(__file__).parents[2] / "docs" / "numbers.md"
 
-pytestmark = pytest.mark.xdist_group("numbers")  # in one process: they are measured once
-
-
-@pytest.fixture(scope="module")
-def measured():
-    return numbers.measured()
+pytestmark = pytest.mark.xdist_group(GROUP)  # in one process: they are measured once
 
 
 def table_rows(text: str) -> dict[str, list[str]]:

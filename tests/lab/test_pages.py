@@ -9,7 +9,7 @@ import pytest
 
 from attemper.lab import NAMES, experiment
 from attemper.lab.claims import claims
-from attemper.lab.claims.verdicts import VERDICTS
+from attemper.lab.claims.judgement import VERDICTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "why-sqrt-dk.md").read_text(encoding="utf-8")

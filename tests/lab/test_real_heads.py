@@ -7,11 +7,14 @@ import torch
 
 from attemper import cli, demo
 from attemper.lab import experiment
-from attemper.lab.claims import claims, real_verdicts
-from attemper.lab.claims.verdicts import CONDITION, FALSE, HOLDS, NOT_RUN
-from attemper.lab.real_model.model import PAIRS, batch, chosen, loaded
+from attemper.lab.claims import claims, judge_real_model
+from attemper.lab.claims.judgement import CONDITION, FALSE, HOLDS, NOT_RUN
 from attemper.lab.real_model.real_heads import ALMOST_ALL, almost_all
-from attemper.lab.real_model.subspaces import apart, distance, others, overlaps
+from attemper.lab.real_model.sentences import PAIRS, batch, chosen, loaded
+from attemper.lab.real_model.subspaces import between_heads, distance, others, overlaps
+from measured import GROUP
+
+pytestmark = pytest.mark.xdist_group(GROUP)  # in one process: the model is loaded once
 
 
 def test_both_sentences_of_a_pair_have_as_many_tokens():
@@ -39,7 +42,7 @@ def test_the_distance_of_weights():
     assert distance(one, other) == 1.0
     assert distance(one, one) == 0.0
     assert distance(one, even).item() == pytest.approx(2 / 3)
-    matrix = apart(torch.stack([one, other, even]))
+    matrix = between_heads(torch.stack([one, other, even]))
     assert matrix.tolist() == [pytest.approx(row) for row in ([0, 1, 2 / 3], [1, 0, 2 / 3], [2 / 3, 2 / 3, 0])]
 
 
@@ -81,7 +84,7 @@ def heads(bare, scaled):
 def test_one_token_gets_all(bare, scaled, verdict):
     rows = heads(bare, scaled)
     assert almost_all(rows, "none") == (bare, 10)
-    found = real_verdicts.one_token_gets_all({"real_heads": rows})
+    found = judge_real_model.one_token_gets_all({"real_heads": rows})
     assert found.verdict == verdict
     assert all(math.isfinite(value) for value in found.numbers.values())
 
@@ -100,7 +103,7 @@ def test_heads_differ(different, overlap, verdict):
     row = {"different": different, "overlap": overlap, "overlap_low": overlap - 0.005, "overlap_high": overlap + 0.005}
     row["overlap_reach"] = 0.01
     row |= {"chance": 1 / 12, "distance": 0.4, "own_distance": 0.1, "largest_overlap": 0.6}
-    assert real_verdicts.heads_differ({"subspaces": [row]}).verdict == verdict
+    assert judge_real_model.heads_differ({"subspaces": [row]}).verdict == verdict
 
 
 def test_the_seed_draws_the_sentences():

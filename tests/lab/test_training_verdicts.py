@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from attemper.lab.claims import claims, training_verdicts
-from attemper.lab.claims.training_verdicts import commits_early, converges_faster, falls_apart, limits_depth
-from attemper.lab.claims.verdicts import CONDITION, FALSE, HOLDS, UNDECIDED
+from attemper.lab.claims import claims, judge_training
+from attemper.lab.claims.judge_training import commits_early, converges_faster, falls_apart, limits_depth
+from attemper.lab.claims.judgement import CONDITION, FALSE, HOLDS, UNDECIDED
 from attemper.lab.engine.experiment import pick
-from attemper.lab.training import charlm, costs, depth, fold, recall
-from attemper.lab.training.costs import LESS, MORE, OPEN, SAME, Cost
+from attemper.lab.training import charlm, depth, fold, recall
+from attemper.lab.training.runs import LESS, MORE, NOTHING, OPEN, SAME, Cost, mean_cost
 
 SEEDS, NOISE = (0, 1, 2), (-0.002, 0.0, 0.002)
 
@@ -147,11 +147,11 @@ def test_what_stands_beside_a_verdict_is_said():
     ],
 )
 def test_a_difference_is_seen_only_where_its_interval_allows(values, says):
-    assert costs.apart(values).says == says
+    assert mean_cost(values).says == says
 
 
 def test_an_interval_by_hand():
-    found = costs.apart([[1.0, 3.0], [3.0, 5.0], [5.0, 7.0]])
+    found = mean_cost([[1.0, 3.0], [3.0, 5.0], [5.0, 7.0]])
     # seeds 2, 4, 6: variance 4 of 3; parts 3, 5: variance 2 of 2; t of two degrees of freedom
     assert found.mean == 4
     assert found.high - 4 == pytest.approx(4.3027 * math.sqrt(4 / 3 + 2 / 2), rel=1e-4)
@@ -207,7 +207,7 @@ def test_every_number_of_a_training_claim_was_changed_above():
         (limits_depth, depths(0, 0.1, 0.2, 0.3)),
     )}  # fmt: skip
     assert [len(names) for names in numbers.values()] == [4, 4, 4, 6]
-    assert training_verdicts.RUIN > costs.NOTHING
+    assert judge_training.RUIN > NOTHING
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import attemper
 from attemper import env
 from attemper._display import print_table
 from attemper.lab import experiment
+from attemper.lab.claims import show
 from attemper.lab.claims.cards import Card
-from attemper.lab.claims.claims import CLAIMS, Judged
+from attemper.lab.claims.claims import CLAIMS, JudgedClaim
 from attemper.lab.engine import render
 from attemper.scan.show.format import broken, short_names
 from attemper.scan.show.terminal import SHORT, TITLES, Fitted, text
@@ -85,15 +86,15 @@ def test_a_name_breaks_behind_its_dots():
 def test_what_else_is_printed_fits(width):
     verdicts = ("holds", "holds with a condition", "false", "not decided", "not run")
     judged = [
-        Judged(claim, verdicts[at % 5], {"a number of some length": 1.0}, "where " * 20, {"another": 2.0})
+        JudgedClaim(claim, verdicts[at % 5], {"a number of some length": 1.0}, "where " * 20, {"another": 2.0})
         for at, claim in enumerate(CLAIMS)
     ]
     card = Card("A question " * 9, "An answer " * 12, "1.0 " * 30)
     worked = experiment("worked")
     rows = worked.run()
     for what in (
-        lambda console: render.claims(judged, console),
-        lambda console: render.cards([card] * 12, console),
+        lambda console: show.claims(judged, console),
+        lambda console: show.cards([card] * 12, console),
         render.listing,
         lambda console: render.show(worked, rows, console),
         lambda console: console.print(env.table(env.describe())),

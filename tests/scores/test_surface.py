@@ -185,7 +185,7 @@ def test_autocast_lowers_the_inputs_as_attention_does(function, number):
 
 PROBE = """
 import sys, torch, attemper
-from attemper.bench import memory
+from attemper import _memory as memory
 
 def call(length):
     q, k, v, w = (torch.randn(s, requires_grad=True) for s in ((length, 64), (length, 64), (length, 64), (64,)))

@@ -27,7 +27,7 @@ LAYERS = [
     {"operation"},
     {"kernels"},
     {"vitals"},
-    {"heads", "scale", "_files", "_display", "_orphans"},
+    {"heads", "scale", "_files", "_display", "_memory", "_orphans"},
     {"errors"},
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}

@@ -15,29 +15,29 @@ from .app import READER_LEFT, AsJson, console, deliver
 def explain(
     text: Annotated[
         list[str],
-        typer.Argument(help="A sentence, in quotes or not; its words are what white space separates.", metavar="TEXT"),
+        typer.Argument(help="A sentence, with or without quotes, split into words at white space.", metavar="TEXT"),
     ],
     rule: Annotated[
         str | None,
         typer.Option(
-            help=f"How the scores are scaled: {', '.join(RULES)}.", show_default="sqrt_dk; qk_norm for cosine"
+            help=f"The rule that scales the scores: {', '.join(RULES)}.", show_default="sqrt_dk; qk_norm for cosine"
         ),
     ] = None,
     heads: Annotated[
-        int | None, typer.Option(help="Share d_model among this many heads.", show_default="one head is shown")
+        int | None, typer.Option(help="How many heads share d_model.", show_default="one head is shown")
     ] = None,
-    score: Annotated[str, typer.Option(help="dot, additive or cosine.")] = "dot",
+    score: Annotated[str, typer.Option(help="How q and k are compared: dot, additive or cosine.")] = "dot",
     d_model: Annotated[int, typer.Option(help="The width of an embedding.")] = 512,
     d_k: Annotated[
         int | None, typer.Option(help="The width of a query and a key.", show_default="64, or d_model / heads")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Draws other vectors and matrices.")] = 0,
-    layer: Annotated[int | None, typer.Option(help="The layer's place, from 0; rule layer needs it.")] = None,
+    seed: Annotated[int, typer.Option(help="The seed of the random vectors and matrices.")] = 0,
+    layer: Annotated[int | None, typer.Option(help="The index of the layer, from 0; the rule layer needs it.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attention on a sentence, step by step, with every shape and number; the chosen scale beside none."""
+    """Show attention on a sentence step by step, with every shape and number, for the chosen scale and for none."""
     from ..explain import explain as told
-    from ..explain.text import plain
+    from ..explain.terminal import plain
 
     found = told(" ".join(text), rule=rule, heads=heads, score=score, d_model=d_model, d_k=d_k, seed=seed, layer=layer)
     screen = console()

@@ -1,4 +1,4 @@
-"""attemper run, claims and cards: what is said about the scale, measured."""
+"""attemper run, claims and cards: questions about the scale, measured."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from .. import _files
 from ..errors import InputError
 from .app import READER_LEFT, AsJson, Force, console, deliver, note
 
@@ -16,32 +17,37 @@ MOST_JOBS = 4096  # more than any machine has cores
 
 def run(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="The experiment; --list shows them.", metavar="NAME")] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="Every experiment, its question and its options.")] = False,
-    preset: Annotated[str | None, typer.Option(help="Other settings by name: full.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The experiment to run; --list shows all.", metavar="NAME")] = None,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="List every experiment with its question and its options.")
+    ] = False,
+    preset: Annotated[str | None, typer.Option(help="Use other settings by name, for example full.")] = None,
     jobs: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=MOST_JOBS,
-            help="Processes that measure at the same time.",
-            show_default="one per core where it trains",
+            help="How many processes measure at the same time.",
+            show_default="one per core for experiments that train",
         ),
     ] = None,
     results: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Keep finished cells here, and go on from those that are here."),
+        typer.Option(metavar="FOLDER", help="Keep finished cells here, and continue from those found here."),
     ] = None,
     as_json: AsJson = False,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Rows (.json .csv .parquet) or figure (.svg .png .pdf .html)."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the rows (.json .csv .parquet) or the figure (.svg .png .pdf .html).",
         ),
     ] = None,
     force: Force = False,
 ) -> None:
-    """Measure one question about the scale. An experiment's own options: --d 16,64 --rule none …"""
+    """Measure one question about the scale. Each experiment has options of its own: --d 16,64 --rule none …"""
     from ..lab import experiment
     from ..lab.engine import output as files
     from ..lab.engine import render
@@ -52,14 +58,14 @@ def run(
         raise typer.Exit(2 if not show_list else 0 if heard else READER_LEFT)
     found = experiment(name)
     settings = found.settings(options(found, context.args), preset)
-    files.check(output, files.SUFFIXES, force)
+    files.check(output, force)
     swept = measure(found, settings, results, jobs, note)
     if not swept.rows:
         fail(swept.failures)
 
     def show() -> None:
         if as_json:
-            print(files.text(files.document(found, swept.rows)))
+            print(_files.json_text(files.document(found, swept.rows)))
         else:
             render.show(found, swept.rows, console())
 
@@ -73,57 +79,58 @@ def run(
 
 
 def claims(
-    train: Annotated[bool, typer.Option("--train", help="Run the claims about training too: minutes.")] = False,
+    train: Annotated[bool, typer.Option("--train", help="Also measure the claims about training: minutes.")] = False,
     results: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Keep finished runs of --train here, and go on from those that are here."),
+        typer.Option(
+            metavar="FOLDER", help="With --train: keep finished runs here, and continue from those found here."
+        ),
     ] = None,
     as_json: AsJson = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the claims here: .html or .json.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the claims to a .html or .json file.")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Every claim about √d_k in the notes, measured: holds, holds with a condition, false, not decided, or not run."""
+    """Common claims about √d_k, measured: holds, holds with a condition, false, not decided, or not run."""
     from ..lab.claims import claims as lab_claims
-    from ..lab.engine import output as files
-    from ..lab.engine import render
+    from ..lab.claims import show
 
-    files.check(output, (".html", ".json"), force)
+    _files.check(output, (".html", ".json"), force)
     judged = lab_claims.run(train=train, note=note, results=results)
     document = lab_claims.document(judged)
 
     def write() -> None:
         if output is not None:
-            text = lab_claims.page(document) if output.suffix.lower() == ".html" else files.text(document, indent=1)
-            files.save(output, f"{text}\n".encode())
+            html = output.suffix.lower() == ".html"
+            _files.save(output, f"{show.page(document)}\n".encode() if html else _files.json_bytes(document))
 
-    if not deliver(lambda: print(files.text(document)) if as_json else render.claims(judged, console()), write):
+    if not deliver(lambda: print(_files.json_text(document)) if as_json else show.claims(judged, console()), write):
         raise typer.Exit(READER_LEFT)
 
 
 def cards(
     as_json: AsJson = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="For Anki to import: .tsv; or .json.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the cards to a .tsv file for Anki, or .json."),
     ] = None,
     force: Force = False,
 ) -> None:
-    """Revision cards: a question, its answer, and the number just measured."""
+    """Revision cards about √d_k: a question, its answer, and the number just measured."""
     from ..lab.claims import cards as lab_cards
-    from ..lab.engine import output as files
-    from ..lab.engine import render
+    from ..lab.claims import show
 
-    files.check(output, (".tsv", ".json"), force)
+    _files.check(output, (".tsv", ".json"), force)
     deck = lab_cards.deck(note)
     document = [vars(card) for card in deck]
 
     def write() -> None:
         if output is not None:
-            text = lab_cards.anki(deck) if output.suffix.lower() == ".tsv" else files.text(document, indent=1) + "\n"
-            files.save(output, text.encode())
+            anki = output.suffix.lower() == ".tsv"
+            _files.save(output, lab_cards.anki(deck).encode() if anki else _files.json_bytes(document))
 
-    if not deliver(lambda: print(files.text(document)) if as_json else render.cards(deck, console()), write):
+    if not deliver(lambda: print(_files.json_text(document)) if as_json else show.cards(deck, console()), write):
         raise typer.Exit(READER_LEFT)
 
 

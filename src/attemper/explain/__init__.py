@@ -1,17 +1,26 @@
-"""explain(): attention on a sentence, step by step, with its shapes and numbers; the chosen scale beside none."""
+"""explain(): attention on a sentence, step by step, with its shapes and numbers; the chosen scale compared with none.
+
+In the order in which an explanation is made:
+
+    settings.py   the arguments, checked
+    compute.py    vectors and matrices drawn, and attention computed in two lanes: the chosen rule and another
+    steps.py      plain data: matrices by their corner, readings, steps
+    lesson.py     the steps in words and formulas, and the conclusion
+    terminal.py   the explanation as text
+    html.py       the explanation for a notebook
+"""
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from .._files import finite
 from ..scale import Rule
-from .flow import compute
-from .lesson import lesson
-from .settings import Settings, check
-from .steps import LaneInfo, Step
-from .verdict import conclude
+from .compute import LaneInfo, compute
+from .lesson import conclude, lesson
+from .settings import ExplainSettings, check
+from .steps import LessonStep
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -21,21 +30,21 @@ __all__ = ["Explanation", "explain"]
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """What :func:`explain` found: ``steps`` in order, the two ``lanes`` they compare, each lane's ``signs`` as means, and
+    """What :func:`explain` returns: ``steps`` in order, the two ``lanes`` they compare, each lane's ``signs`` as means, and
     a ``conclusion`` from these numbers.
 
     Print it, show it in a notebook, or take the data with :meth:`to_dict`. A step has ``name``, ``title``, ``words``,
     ``formula``, and its numbers in ``matrices``, ``lanes``, ``readings`` and ``heads``.
     """
 
-    settings: Settings
+    settings: ExplainSettings
     lanes: tuple[LaneInfo, LaneInfo]
     signs: tuple[dict[str, float], dict[str, float]]
-    steps: tuple[Step, ...]
+    steps: tuple[LessonStep, ...]
     conclusion: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON takes it; ``attemper explain --json`` prints this. A matrix is kept by its corner."""
+        """Everything as plain data; ``attemper explain --json`` prints it. Of a matrix, the top left corner is kept."""
         asked = self.settings
         return {
             "text": asked.text,
@@ -50,7 +59,7 @@ class Explanation:
                 "layer": asked.layer,
             },
             "lanes": [
-                {**asdict(lane), "signs": _json(signs)} for lane, signs in zip(self.lanes, self.signs, strict=True)
+                {**asdict(lane), "signs": finite(signs)} for lane, signs in zip(self.lanes, self.signs, strict=True)
             ],
             "steps": [step.to_dict() for step in self.steps],
             "conclusion": self.conclusion,
@@ -59,15 +68,15 @@ class Explanation:
     def __repr__(self) -> str:
         title = self.settings.title
         title = title if len(title) <= 60 else title[:59] + "…"
-        return f"Explanation({title!r}, {self.lanes[0].label} beside {self.lanes[1].label}; print() shows it)"
+        return f"Explanation({title!r}, {self.lanes[0].label} and {self.lanes[1].label}; print() shows it)"
 
     def __str__(self) -> str:
-        from .text import plain
+        from .terminal import plain
 
         return plain(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from .text import render
+        from .terminal import render
 
         yield render(self, options.max_width)
 
@@ -88,7 +97,7 @@ def explain(
     seed: int = 0,
     layer: int | None = None,
 ) -> Explanation:
-    """Attention on a sentence, from words to context vectors, with every shape and number on the way.
+    """Attention on a sentence, from words to context vectors, with every shape and number in between.
 
     The words get random vectors and projections of unit variance, as at the start of training, so the numbers show what the
     scale does and not what the words mean. Two lanes are computed by :func:`attention` itself: the chosen rule and ``none``
@@ -99,7 +108,7 @@ def explain(
         rule: a name from ``attemper.RULES``; when left out, ``sqrt_dk`` for dot products and ``qk_norm`` for cosines.
         heads: how many heads share ``d_model``, each ``d_model / heads`` wide; then also concatenated and projected. When left
             out, one head of width ``d_k`` is shown.
-        score: ``"dot"``, ``"additive"`` (beside the unscaled dot product) or ``"cosine"``.
+        score: ``"dot"``, ``"additive"`` (compared with the unscaled dot product) or ``"cosine"``.
         d_model: the width of an embedding.
         d_k: the width of a query and a key; 64 when left out.
         seed: draws other vectors and matrices.
@@ -117,8 +126,3 @@ def explain(
     lanes = (found.lanes[0].info, found.lanes[1].info)
     conclusion = conclude(settings.count, len(set(settings.words)), lanes, found.means)
     return Explanation(settings, lanes, found.means, lesson(settings, found), conclusion)
-
-
-def _json(signs: dict[str, float]) -> dict[str, float | None]:
-    """JSON knows no NaN, which is the evenness of a single key."""
-    return {name: None if math.isnan(value) else value for name, value in signs.items()}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from .steps import CORNER, HeadLine, Matrix, Reading, Step, measured
+from .settings import CORNER
+from .steps import HeadLine, LaneReading, LessonStep, Matrix, measured
 
 if TYPE_CHECKING:
     from . import Explanation
@@ -50,25 +51,19 @@ def render(explanation: Explanation) -> str:
     """The explanation as one ``<div>``."""
     asked = explanation.settings
     labels = (explanation.lanes[0].label, explanation.lanes[1].label)
-    words = f"{asked.count:,} {'words' if asked.count > 1 else 'word'}"
-    several = f" · {asked.heads} heads" if asked.heads else ""
-    layer = f" · layer {asked.layer}" if "layer" in asked.rule.needs else ""
-    facts = (
-        f"{words} · d_model {asked.d_model}{several} · d_k {asked.d_k} · score {asked.score} · seed {asked.seed}{layer}"
-    )
-    lanes = " <span class='dim'>beside</span> ".join(
+    lanes = " <span class='dim'>and</span> ".join(
         f"<span class='{style}'>{escape(lane.label)}</span> {escape(lane.formula)}"
         for lane, style in zip(explanation.lanes, LANES, strict=True)
     )
     steps = "".join(_step(number, step, labels) for number, step in enumerate(explanation.steps, start=1))
     return (
         f"<div class='attemper-explain'><style>{STYLE}</style><h3>{escape(asked.title)}</h3>"
-        f"<p><span class='dim'>{escape(facts)}</span><br>{lanes}</p>{steps}"
+        f"<p><span class='dim'>{escape(asked.facts)}</span><br>{lanes}</p>{steps}"
         f"<p class='conclusion'>{escape(explanation.conclusion)}</p></div>"
     )
 
 
-def _step(number: int, step: Step, labels: tuple[str, str]) -> str:
+def _step(number: int, step: LessonStep, labels: tuple[str, str]) -> str:
     parts = [f"<h4>{number} {escape(step.title)}<code>{escape(step.formula)}</code></h4><p>{escape(step.words)}</p>"]
     if step.matrices:
         most = 3 if len(step.matrices) > 1 else CORNER  # three fit side by side
@@ -111,7 +106,7 @@ def _cell(value: float, matrix: Matrix) -> str:
     return f"<td class='weight' style='background: {paint}; color: {ink}'>{matrix.format(value)}</td>"
 
 
-def _readings(readings: tuple[Reading, ...], labels: tuple[str, str]) -> str:
+def _readings(readings: tuple[LaneReading, ...], labels: tuple[str, str]) -> str:
     rows = f"<tr><th></th>{_lane_heads(labels)}<th></th></tr>"
     for reading in readings:
         values = "".join(f"<td>{escape(measured(value))}</td>" for value in reading.values)

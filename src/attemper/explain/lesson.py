@@ -1,18 +1,34 @@
-"""The lesson: what was computed, told step by step. One line of words, the formula, the numbers."""
+"""The lesson: what was computed, step by step, in words, formulas and numbers; and the conclusion from the numbers."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from . import phrases
-from .flow import Computed
-from .settings import Settings
-from .steps import CORNER, HeadLine, Matrix, Reading, Step, short
+from .compute import Computed, Lane, LaneInfo
+from .settings import CORNER, ExplainSettings
+from .steps import HeadLine, LaneReading, LessonStep, Matrix, measured, short
+
+ONE_HOT = 0.9
+"""At this mean top weight and above, attention is called nearly one-hot."""
+NARROW = 0.5
+"""Below this evenness (entropy as a share of its maximum), it is called narrow."""
+FLAT = 0.99
+"""At this evenness and above, it is called flat."""
+
+LOOKS = {
+    "one-hot": "is nearly one-hot",
+    "narrow": "is on few keys without being one-hot",
+    "shared": "is spread over several keys",
+    "flat": "is nearly even",
+}
+
+Signs = Mapping[str, float]
 
 
-def lesson(settings: Settings, found: Computed) -> tuple[Step, ...]:
+def lesson(settings: ExplainSettings, found: Computed) -> tuple[LessonStep, ...]:
     """The steps, in order."""
     steps = [_embeddings(settings, found), _projections(settings, found), _queries(settings, found)]
     if settings.score != "additive":
@@ -26,8 +42,8 @@ def lesson(settings: Settings, found: Computed) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _embeddings(settings: Settings, found: Computed) -> Step:
-    return Step(
+def _embeddings(settings: ExplainSettings, found: Computed) -> LessonStep:
+    return LessonStep(
         "embeddings",
         "Embeddings",
         f"Each word becomes {settings.d_model} numbers. Here they are drawn from N(0,1) by its spelling and the seed (same "
@@ -37,13 +53,13 @@ def _embeddings(settings: Settings, found: Computed) -> Step:
     )
 
 
-def _projections(settings: Settings, found: Computed) -> Step:
+def _projections(settings: ExplainSettings, found: Computed) -> LessonStep:
     width = settings.d_k * (settings.heads or 1)
     share = f" Head h owns {settings.d_k} of the {width} columns: d_k = d_model / heads." if settings.heads else ""
-    return Step(
+    return LessonStep(
         "projections",
         "Projections",
-        "Three matrices, the same for every word: what it looks for, what it offers, what it hands over. Drawn from "
+        "Three matrices, the same for every word: one for queries, one for keys, one for values. Drawn from "
         f"N(0,1/{settings.d_model}), so that q and k have entries of variance 1.{share}",
         "W_Q, W_K, W_V",
         matrices=tuple(
@@ -52,13 +68,13 @@ def _projections(settings: Settings, found: Computed) -> Step:
     )
 
 
-def _queries(settings: Settings, found: Computed) -> Step:
-    of_head = f" One cut per head, {settings.heads} in all; this is head 1's." if settings.heads else ""
+def _queries(settings: ExplainSettings, found: Computed) -> LessonStep:
+    of_head = f" One slice per head, {settings.heads} in all; head 1 is shown." if settings.heads else ""
     entries = tuple(part.var(correction=0).item() for part in (found.query, found.key))
-    return Step(
+    return LessonStep(
         "queries",
         "Queries, keys, values",
-        f"Each word's vector, seen three ways, in d_k = {settings.d_k} numbers each.{of_head}",
+        f"Each word's vector, projected three ways, to d_k = {settings.d_k} numbers each.{of_head}",
         "Q = X W_Q,  K = X W_K,  V = X W_V",
         matrices=tuple(
             _rows(name, part[0], settings) for name, part in (("Q", found.query), ("K", found.key), ("V", found.value))
@@ -67,7 +83,7 @@ def _queries(settings: Settings, found: Computed) -> Step:
     )
 
 
-def _scores(settings: Settings, found: Computed) -> Step:
+def _scores(settings: ExplainSettings, found: Computed) -> LessonStep:
     plain = next(place for place, lane in enumerate(found.lanes) if lane.info.rule == "none")
     scores = found.logits[plain]
     asks, offers = settings.shown[min(1, settings.count - 1)], settings.shown[0]
@@ -76,32 +92,29 @@ def _scores(settings: Settings, found: Computed) -> Step:
         formula, example = "S = Q Kᵀ", f"a sum of {settings.d_k} products"
     else:
         formula, example = "S[i, j] = qᵢ·kⱼ / (|qᵢ| |kⱼ|)", "the cosine of their angle"
-    return Step(
+    return LessonStep(
         "scores",
         "Scores",
-        f"Every query meets every key: row i says how well each word answers word i.{_one_head(settings)}",
+        f"Every query is compared with every key: row i has the scores of word i with each word.{_one_head(settings)}",
         formula,
         matrices=(_square("S", scores, settings),),
         note=f"S[{offers if settings.count == 1 else asks}, {offers}] = {value:.2f}, {example}.",
     )
 
 
-def _logits(settings: Settings, found: Computed) -> Step:
+def _logits(settings: ExplainSettings, found: Computed) -> LessonStep:
     first, second = found.lanes
     several = f", mean of {settings.heads} heads" if settings.heads and settings.heads > 1 else ""
     if settings.score == "additive":
         title, formula = "Scores", "Z[i, j] = wᵀ tanh(qᵢ + kⱼ)"
         words = (
-            "Every query meets every key. Additive: add the two, squash every entry with tanh, weigh with w; there is "
-            f"nothing to divide, for no score passes ‖w‖₁ = {first.info.bound:.2f} (not 1)."
+            "Every query is compared with every key. Additive: add the two, take tanh of every entry, multiply by w and sum. "
+            f"There is nothing to divide: no score exceeds ‖w‖₁ = {first.info.bound:.2f} (not 1)."
         )
     else:
-        title, formula = (
-            "Scale",
-            ",  ".join(f"{lane.info.label}: {phrases.scaled(lane, settings)}" for lane in found.lanes),
-        )
-        words = "One number in front of the scores, chosen two ways, on the same q and k."
-    return Step(
+        title, formula = ("Scale", ",  ".join(f"{lane.info.label}: {_scaled(lane, settings)}" for lane in found.lanes))
+        words = "One number multiplies the scores. Two choices of it, on the same q and k."
+    return LessonStep(
         "logits",
         title,
         words,
@@ -110,26 +123,26 @@ def _logits(settings: Settings, found: Computed) -> Step:
             _square(lane.info.label, part, settings) for lane, part in zip(found.lanes, found.logits, strict=True)
         ),
         readings=(
-            Reading(
+            LaneReading(
                 "variance",
                 "variance",
                 f"of all {settings.count**2:,} logits{several}" if settings.count > 1 else "one logit has none",
                 _pair(found, "variance"),
                 expected=(first.variance, second.variance),
                 give=(first.give, second.give),
-                theory=phrases.theory(settings, found),
+                theory=_theory(settings, found),
             ),
-            Reading("peak", "largest logit", phrases.bounds(found), _pair(found, "peak")),
+            LaneReading("peak", "largest logit", _bounds(found), _pair(found, "peak")),
         ),
-        note=phrases.rule(settings),
+        note=_rule(settings),
     )
 
 
-def _weights(settings: Settings, found: Computed) -> Step:
-    return Step(
+def _weights(settings: ExplainSettings, found: Computed) -> LessonStep:
+    return LessonStep(
         "weights",
         "Softmax",
-        f"Each row becomes weights that sum to 1: what word i takes from every word.{_one_head(settings)}",
+        f"Each row becomes weights that sum to 1: how much word i takes from each word.{_one_head(settings)}",
         "P[i, j] = exp Z[i, j] / Σⱼ exp Z[i, j]",
         lanes=tuple(
             _square(lane.info.label, part, settings, weights=True)
@@ -138,7 +151,7 @@ def _weights(settings: Settings, found: Computed) -> Step:
     )
 
 
-def _signs(settings: Settings, found: Computed) -> Step:
+def _signs(settings: ExplainSettings, found: Computed) -> LessonStep:
     count = settings.count
     scales = " and ".join(short(lane.info.scale) for lane in found.lanes)
     slope = (
@@ -146,42 +159,42 @@ def _signs(settings: Settings, found: Computed) -> Step:
         if all(lane.info.score == "dot" and lane.softcap is None for lane in found.lanes)
         else "the slope of the score"
     )
-    return Step(
+    return LessonStep(
         "signs",
         "Vital signs",
         f"What the weights look like, as means over the {count:,} {'rows' if count > 1 else 'row'}{_over_heads(settings)}.",
         "H = −Σ p ln p,  effective keys = exp H,  trace = 1 − Σ p²",
         readings=(
-            Reading(
+            LaneReading(
                 "top_weight", "top weight", f"{short(1 / count)} is even, 1 is one-hot", _pair(found, "top_weight")
             ),
-            Reading(
+            LaneReading(
                 "entropy",
                 "entropy",
                 f"ln {count:,} = {short(math.log(count))} is even, 0 is one-hot",
                 _pair(found, "entropy"),
             ),
-            Reading(
+            LaneReading(
                 "effective_keys", "effective keys", f"of {count:,} share the weight", _pair(found, "effective_keys")
             ),
-            Reading(
+            LaneReading(
                 "jacobian_trace",
                 "1 − Σp²",
-                f"{short(1 - 1 / count)} is even, 0 is frozen",
+                f"{short(1 - 1 / count)} is even, 0 is one-hot",
                 _pair(found, "jacobian_trace"),
             ),
         ),
-        note="1 − Σp² is the trace of softmax's Jacobian: how far the weights can still move with their logits. It is not the "
-        f"size of a gradient: what reaches q is also multiplied by the scale ({scales} here) and by {slope}.",
+        note="1 − Σp² is the trace of softmax's Jacobian: how much the weights change with their logits. It is not the "
+        f"size of a gradient: the gradient of q is also multiplied by the scale ({scales} here) and by {slope}.",
     )
 
 
-def _heads(settings: Settings, found: Computed) -> Step:
+def _heads(settings: ExplainSettings, found: Computed) -> LessonStep:
     pairs = zip(*found.heads, strict=True)
-    return Step(
+    return LessonStep(
         "heads",
         "Heads",
-        "Every head asks its own question of the same words.",
+        "Every head has its own queries, keys and values of the same words.",
         "headₕ = softmax(Zₕ) Vₕ",
         heads=tuple(
             HeadLine(place, *((one[name], two[name]) for name in ("variance", "top_weight", "entropy")))
@@ -190,14 +203,14 @@ def _heads(settings: Settings, found: Computed) -> Step:
     )
 
 
-def _context(settings: Settings, found: Computed) -> Step:
+def _context(settings: ExplainSettings, found: Computed) -> LessonStep:
     shape = ""
     if settings.heads is None and settings.d_k != settings.d_model:
         came = f"[{settings.count}×{settings.d_model}]"
         shape = f" Not the input's shape {came} yet: that takes all heads and one more matrix."
     elif settings.heads is None:
         shape = " It has the input's shape because d_k is d_model here; several heads need one more matrix."
-    return Step(
+    return LessonStep(
         "context",
         "Context",
         f"Each word becomes the weighted mean of all values.{_one_head(settings)}{shape}",
@@ -208,12 +221,12 @@ def _context(settings: Settings, found: Computed) -> Step:
     )
 
 
-def _concat(settings: Settings, found: Computed) -> Step:
+def _concat(settings: ExplainSettings, found: Computed) -> LessonStep:
     whole = (settings.count, settings.d_model)
-    return Step(
+    return LessonStep(
         "concat",
         "Concatenation",
-        f"A word's contexts from all heads, end to end: {settings.heads} × {settings.d_k} = {settings.d_model} numbers.",
+        f"A word's contexts from all heads, one after another: {settings.heads} × {settings.d_k} = {settings.d_model} numbers.",
         "C = [head₁, head₂, …]",
         lanes=tuple(
             _rows(lane.info.label, part[:, :CORNER].transpose(0, 1).flatten(1), settings, shape=whole)
@@ -222,9 +235,9 @@ def _concat(settings: Settings, found: Computed) -> Step:
     )
 
 
-def _output(settings: Settings, found: Computed) -> Step:
+def _output(settings: ExplainSettings, found: Computed) -> LessonStep:
     assert found.output is not None
-    return Step(
+    return LessonStep(
         "output",
         "Output",
         "One more matrix mixes the heads. Only now is the shape that of the input again.",
@@ -236,11 +249,11 @@ def _output(settings: Settings, found: Computed) -> Step:
     )
 
 
-def _one_head(settings: Settings) -> str:
-    return " (Head 1's.)" if settings.heads else ""
+def _one_head(settings: ExplainSettings) -> str:
+    return " (Head 1.)" if settings.heads else ""
 
 
-def _over_heads(settings: Settings) -> str:
+def _over_heads(settings: ExplainSettings) -> str:
     return f" and {settings.heads} heads" if settings.heads and settings.heads > 1 else ""
 
 
@@ -248,17 +261,17 @@ def _pair(found: Computed, name: str) -> tuple[float, float]:
     return found.means[0][name], found.means[1][name]
 
 
-def _rows(name: str, matrix: Tensor, settings: Settings, shape: tuple[int, ...] | None = None) -> Matrix:
+def _rows(name: str, matrix: Tensor, settings: ExplainSettings, shape: tuple[int, ...] | None = None) -> Matrix:
     """A matrix with a row per word."""
     return Matrix(name, shape or tuple(matrix.shape), _numbers(matrix), rows=settings.shown)
 
 
 def _first_row(name: str, corner: Tensor, shape: tuple[int, int]) -> Matrix:
-    """A matrix whose rows stand for no word: the first is enough."""
+    """A matrix whose rows are not words: the first is enough."""
     return Matrix(name, shape, _numbers(corner), rows=("row 1",))
 
 
-def _square(name: str, corner: Tensor, settings: Settings, weights: bool = False) -> Matrix:
+def _square(name: str, corner: Tensor, settings: ExplainSettings, weights: bool = False) -> Matrix:
     """A matrix with a row and a column per word."""
     words = settings.shown
     return Matrix(name, (settings.count, settings.count), _numbers(corner), rows=words, columns=words, weights=weights)
@@ -266,3 +279,83 @@ def _square(name: str, corner: Tensor, settings: Settings, weights: bool = False
 
 def _numbers(matrix: Tensor) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(row) for row in matrix[:CORNER, :CORNER].tolist())
+
+
+def _scaled(lane: Lane, settings: ExplainSettings) -> str:
+    """A lane's formula with its numbers in it; S is the matrix of the step before."""
+    score = "S" if lane.info.score == settings.score else "cos(q, k)"
+    product = score if lane.info.scale == 1 else f"{short(lane.info.scale)} {score}"
+    if lane.softcap is None:
+        return f"Z = {product}"
+    return f"Z = {short(lane.softcap)} tanh({product} / {short(lane.softcap)})"
+
+
+def _rule(settings: ExplainSettings) -> str:
+    """What the chosen rule is, and what it knows here."""
+    if settings.score == "additive":
+        return ""
+    chosen = settings.rule
+    facts = {"layer": settings.layer, "keys": settings.count}
+    here = [f"{name} = {facts[name]:,}" for name in chosen.needs if name in facts]
+    if chosen.gain is not None:
+        here.append(f"the learned number is {short(chosen.gain)}, where it starts")
+    return f"{chosen.name}: {chosen.says}" + (f" Here {', '.join(here)}." if here else "")
+
+
+def _theory(settings: ExplainSettings, found: Computed) -> str:
+    """Where the expected variance comes from."""
+    parts = {"cosine": "scale²/d_k", "dot": "scale²·d_k"}
+    kinds = dict.fromkeys(parts[lane.info.score] for lane in found.lanes if lane.variance is not None)
+    return "" if not kinds else f"{' and '.join(kinds)}; ± for {len(set(settings.words)):,} words"
+
+
+def _bounds(found: Computed) -> str:
+    """The most a logit can be."""
+    known = [f"{lane.info.label} ≤ {short(lane.info.bound)}" for lane in found.lanes if lane.info.bound is not None]
+    return f"always {', '.join(known)}" if known else "not bounded"
+
+
+def conclude(count: int, distinct: int, lanes: tuple[LaneInfo, LaneInfo], signs: tuple[Signs, Signs]) -> str:
+    """One sentence, from the means over rows and heads; the chosen lane comes first in both pairs."""
+    if count == 1:
+        return "A single word has one key, itself: its weight is 1 whatever the scale. Try two words or more."
+    if distinct == 1:
+        return (
+            f"All {count:,} words are the same, and so are their keys: every weight is 1/{count:,} whatever the scale."
+        )
+    chosen, other = (lane.label for lane in lanes)
+    keys, other_keys = (measured(sign["effective_keys"]) for sign in signs)
+    clause = _clause(state(signs[0]), state(signs[1]))
+    follows = clause.format(chosen=chosen, other=other, keys=keys, other_keys=other_keys, count=f"{count:,}")
+    return f"With {other}, attention {_summary(signs[1])}; with {chosen}, it {_summary(signs[0])}: {follows}"
+
+
+def state(signs: Signs) -> str:
+    """one-hot, narrow, shared or flat."""
+    if signs["top_weight"] >= ONE_HOT:
+        return "one-hot"
+    if signs["evenness"] >= FLAT:
+        return "flat"
+    return "narrow" if signs["evenness"] < NARROW else "shared"
+
+
+def _summary(signs: Signs) -> str:
+    facts = f"variance {measured(signs['variance'])}, top weight {measured(signs['top_weight'])}"
+    return f"{LOOKS[state(signs)]} ({facts})"
+
+
+def _clause(chosen: str, other: str) -> str:
+    sharp = ("one-hot", "narrow")
+    if chosen == "flat":
+        return "hardly any of the {count} keys is preferred, and " + (
+            "neither scale tells them apart." if other == "flat" else "{chosen} is what makes them even."
+        )
+    if other == "flat":
+        return "{chosen} lets a word prefer some of the {count} keys; {other} hardly does."
+    if chosen == other == "shared":
+        return "nothing saturates here; {chosen} changes the effective keys from {other_keys} to {keys} of {count}."
+    if chosen in sharp and other in sharp:
+        return "both leave few effective keys of {count}: {other_keys} and {keys}."
+    if other in sharp:
+        return "{chosen} keeps {keys} effective keys of {count} instead of {other_keys}."
+    return "{chosen} leaves {keys} effective keys of {count}; {other} keeps {other_keys}."

@@ -1,14 +1,17 @@
-"""Settings: what `explain` was asked for, checked; every check and its sentence."""
+"""Settings: the arguments of `explain`, checked, with every error message; and words as they are shown."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral
 
+from rich.cells import cell_len, set_cell_size
+
 from ..errors import InputError, nearest, nearest_divisors
 from ..scale import FACTS, RULES, Rule, rule
-from .steps import CORNER
-from .words import shown
+
+CORNER = 6
+"""How many rows and columns of a matrix are kept to be shown."""
 
 SCORES = {"dot": "sqrt_dk", "additive": "none", "cosine": "qk_norm"}
 """Each score and the rule that goes with it when none is named."""
@@ -18,10 +21,13 @@ MOST_WORDS = 20_000
 MOST_D_K = 8192  # the variance of a row of logits is measured through a d_k × d_k matrix: 0.5 GiB
 MOST_ENTRIES = 2**27  # of one drawn matrix: 1 GiB
 MOST_LAYERS = 10**6
+MOST_CELLS = 24
+"""The widest a word is shown; a wide letter (漢) takes two cells."""
+MOST_LETTERS = 2 * MOST_CELLS  # accents take no cell, and one letter may have thousands
 
 
 @dataclass(frozen=True)
-class Settings:
+class ExplainSettings:
     """A checked call of :func:`attemper.explain`."""
 
     text: str
@@ -41,7 +47,7 @@ class Settings:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """The first words, as they stand beside rows and above columns."""
+        """The first words, as labels of rows and columns."""
         return tuple(map(shown, self.words[:CORNER]))
 
     @property
@@ -49,6 +55,16 @@ class Settings:
         """The sentence in one line of 200 letters."""
         line = " ".join(map(shown, self.words[:200]))
         return line if len(line) <= 200 else line[:199] + "…"
+
+    @property
+    def facts(self) -> str:
+        """The settings in one line."""
+        heads = f" · {self.heads} heads" if self.heads else ""
+        layer = f" · layer {self.layer}" if "layer" in self.rule.needs else ""
+        words = (
+            f"{self.count:,} {'words' if self.count > 1 else 'word'} · d_model {self.d_model}{heads} · d_k {self.d_k}"
+        )
+        return f"{words} · score {self.score} · seed {self.seed}{layer}"
 
     @property
     def model_heads(self) -> int | None:
@@ -65,8 +81,8 @@ def check(
     d_k: int | None,
     seed: int,
     layer: int | None,
-) -> Settings:
-    """Settings, or the sentence that says what is wrong."""
+) -> ExplainSettings:
+    """The settings, or an error that says what is wrong."""
     if not isinstance(text, str):
         raise InputError(f"explain(): `text` must be a sentence, a str; got {type(text).__name__}.")
     text = text.encode("utf-8", "replace").decode()  # half a surrogate pair can be neither hashed nor printed
@@ -106,7 +122,7 @@ def check(
             f"explain(): rule {chosen.name!r} ({chosen.formula}) needs `layer`, {FACTS['layer']}; got none. "
             "Add layer=3, or --layer 3 on the command line."
         )
-    settings = Settings(text, words, chosen, score, heads, d_model, d_k, seed, layer)
+    settings = ExplainSettings(text, words, chosen, score, heads, d_model, d_k, seed, layer)
     if "heads" in chosen.needs and settings.model_heads is None:
         raise InputError(
             f"explain(): rule {chosen.name!r} ({chosen.formula}) needs a d_model that is a multiple of d_k; "
@@ -154,3 +170,21 @@ def _whole(name: str, value: object, hint: str, least: int | None = 1) -> int:
         return int(value)
     rule_words = "a whole number" if least is None else f"a whole number, at least {least}"
     raise InputError(f"explain(): `{name}` must be {rule_words}; got {value!r}. {hint}")
+
+
+def clean(text: str) -> str:
+    """Without control and direction characters; one that is white space becomes a space."""
+    return "".join(letter if letter.isprintable() else " " * letter.isspace() for letter in text)
+
+
+def shown(word: str) -> str:
+    """A word as a label; a cut shows as an ellipsis, and a word without a visible letter as a dot."""
+    word = clean(word).strip() or "·"
+    if cell_len(word) <= MOST_CELLS and len(word) <= MOST_LETTERS:
+        return word
+    return set_cell_size(word[:MOST_LETTERS], MOST_CELLS - 1).rstrip() + "…"
+
+
+def fit(word: str, width: int) -> str:
+    """A word in at most this many cells; a cut shows as an ellipsis."""
+    return word if cell_len(word) <= width else set_cell_size(word, width - 1).rstrip() + "…"

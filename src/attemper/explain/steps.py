@@ -1,12 +1,9 @@
-"""The plain data that an explanation is made of: matrices by their corner, readings, steps. Needs neither torch nor rich."""
+"""The plain data of an explanation: matrices by their corner, readings, steps. Needs neither torch nor rich."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
-
-CORNER = 6
-"""How many rows and columns of a matrix are kept to be shown."""
 
 
 def short(number: float) -> str:
@@ -52,7 +49,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Reading:
+class LaneReading:
     """One number for each lane; where there is a prediction, ``expected`` give or take ``give``, and the ``theory`` of it."""
 
     name: str
@@ -82,19 +79,7 @@ class HeadLine:
 
 
 @dataclass(frozen=True)
-class LaneInfo:
-    """One way to turn q and k into logits: its name, formula and factor, and the most a logit can be (None: no bound)."""
-
-    label: str
-    score: str
-    rule: str | None
-    formula: str
-    scale: float
-    bound: float | None
-
-
-@dataclass(frozen=True)
-class Step:
+class LessonStep:
     """One step of the flow: what happens in words, its formula, and its numbers.
 
     ``matrices`` stand below one another, ``lanes`` side by side (the chosen rule, then the other one); ``note`` is a worked
@@ -107,7 +92,7 @@ class Step:
     formula: str
     matrices: tuple[Matrix, ...] = ()
     lanes: tuple[Matrix, ...] = ()
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[LaneReading, ...] = ()
     heads: tuple[HeadLine, ...] = ()
     note: str = ""
 

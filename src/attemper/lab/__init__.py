@@ -1,4 +1,15 @@
-"""The lab: one question per file. `experiment(name)` loads one; `experiment.py` holds the contract."""
+"""The lab: questions about the scale, one per file, measured. `experiment(name)` loads one.
+
+In the order in which rows pass its folders:
+
+    engine/      the contract of an experiment, sweeps, results, output
+    maths/       closed forms, exact means, intervals
+    exact/       experiments that train nothing
+    real_model/  experiments on the heads of the embedded model
+    training/    experiments that train small models
+    figures/     what the figures share; each experiment draws its own
+    claims/      common claims about √d_k, judged from rows
+"""
 
 from __future__ import annotations
 
@@ -7,7 +18,7 @@ import importlib
 from ..errors import InputError, nearest
 from .engine.experiment import Experiment
 
-ROOMS = {
+FOLDERS = {
     "worked": "exact",
     "variance": "exact",
     "saturation": "exact",
@@ -29,16 +40,16 @@ ROOMS = {
     "transplant": "training",
     "scores": "training",
 }
-"""Every experiment and its room, in the order in which to read them."""
+"""Every experiment and its folder, in the order in which to read them."""
 
-NAMES = tuple(ROOMS)
+NAMES = tuple(FOLDERS)
 
 
 def experiment(name: str) -> Experiment:
     """The experiment of that name."""
     if name not in NAMES:
         raise InputError(
-            f"run: unknown experiment {name!r}. {nearest(name, NAMES)} `attemper run --list` says what they ask."
+            f"run: unknown experiment {name!r}. {nearest(name, NAMES)} `attemper run --list` shows them all."
         )
-    found: Experiment = importlib.import_module(f".{ROOMS[name]}.{name}", __name__).EXPERIMENT
+    found: Experiment = importlib.import_module(f".{FOLDERS[name]}.{name}", __name__).EXPERIMENT
     return found

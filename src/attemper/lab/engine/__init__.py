@@ -1,1 +1,12 @@
-"""lab/engine."""
+"""The engine of `attemper run`: from an experiment and its options to rows, a verdict and files.
+
+In the order in which a run passes them:
+
+    experiment.py    the contract: parameters, cells, rows, expectations, verdict
+    command.py       the options of a run, how many processes, the progress bar
+    sweep.py         every cell measured, here, in processes or on a cluster; failures reported
+    fingerprint.py   a hash of the code that measures, so that results of edited code are not mixed in
+    store.py         finished cells in a file, from which a killed run continues
+    render.py        the finding and its numbers for a terminal
+    output.py        the rows or the figure as a file
+"""

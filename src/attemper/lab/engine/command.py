@@ -1,4 +1,4 @@
-"""command: what `attemper run` does between parsing and printing: the experiment's own options, progress, where results go."""
+"""command: what `attemper run` does between parsing and printing: an experiment's own options, processes, progress."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .experiment import Experiment, Value
 from .sweep import Swept, sweep
 
 RESULTS = Path("attemper-results")
-"""Where a training sweep keeps its cells when nothing is said: hours must not hang on one process."""
+"""Where a training sweep keeps its cells by default, so that a kill loses nothing."""
 
 
 COMMON = ("--list", "--preset", "--jobs", "--results", "--json", "--output", "--force")
-"""The options of `attemper run` itself, for whoever misspells one."""
+"""The options of `attemper run` itself, to be suggested for a misspelt one."""
 
 
 def options(experiment: Experiment, words: Sequence[str]) -> dict[str, str]:
@@ -30,7 +30,7 @@ def options(experiment: Experiment, words: Sequence[str]) -> dict[str, str]:
         word = left.pop(0)
         if not word.startswith("--"):
             raise InputError(
-                f"run {name}: {word!r} follows no option. For example: --d 16,64. `attemper run --list` shows them."
+                f"run {name}: {word!r} belongs to no option. For example: --d 16,64. `attemper run --list` shows them."
             )
         option, equals, value = word.removeprefix("--").partition("=")
         if f"--{option}" not in known:
@@ -50,10 +50,10 @@ def _cores() -> int:
 def processes(
     asked: int | None, experiment: Experiment, settings: Mapping[str, tuple[Value, ...]], note: Callable[[str], None]
 ) -> int | None:
-    """How many processes measure: never more than there are cells to measure or cores to do it.
+    """How many processes measure: never more than there are cells or cores.
 
-    Where nobody asked: one per core for what trains, since small models train best so. None leaves it to joblib's configuration:
-    what does not train, or not on a CPU, or without joblib.
+    By default, one per core for experiments that train on a CPU, since small models train best on one core each. None leaves it
+    to joblib's configuration: for other experiments, or without joblib.
     """
     cells, cores = len(experiment.cells(settings)), _cores()
     most = max(1, min(cells, cores))
@@ -72,13 +72,13 @@ def measure(
     jobs: int | None,
     note: Callable[[str], None],
 ) -> Swept:
-    """Sweep with a progress bar on stderr; an experiment that trains keeps its cells in a folder, asked or not."""
+    """Sweep with a progress bar on stderr; an experiment that trains always keeps its cells in a folder."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     if results is None and experiment.trains:
         results = RESULTS
-        note(f"finished cells are kept in {RESULTS}/; a killed run goes on from them")
+        note(f"finished cells are kept in {RESULTS}/; a run that is killed continues from them")
     jobs = processes(jobs, experiment, settings, note)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:

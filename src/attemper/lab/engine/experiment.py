@@ -1,24 +1,27 @@
-"""The contract: an experiment is a question, a sweep, a measure that gives rows, expectations with their source, a verdict.
+"""The contract: an experiment is a question, a sweep, a measure that gives rows, expected numbers, a figure, a verdict.
 
-Measuring needs torch alone, but for the experiments on the embedded model. Rows are plain dicts that JSON takes; charts, tables
-and verdicts are made from rows.
+Measuring needs torch alone, except for the experiments on the embedded model. Rows are plain dicts that JSON can hold; figures,
+tables and verdicts are made from rows.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.metadata
 import itertools
 import json
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...errors import InputError, nearest
+
+if TYPE_CHECKING:
+    import torch
 
 Value = int | float | str
 Cell = Mapping[str, Value]  # one point of the sweep: parameter → value
@@ -27,16 +30,16 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 LARGEST_WHOLE, LARGEST = 10**6, 1e30
-"""What a parameter may be where it does not say."""
+"""The largest values of a parameter that has no ``most`` of its own."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One thing that can be varied: the values it takes when nothing is asked, and what may be asked.
+    """One thing that can be varied: its default values, and the values that are allowed.
 
     ``least`` and ``most`` are the smallest and largest values allowed, ``above`` a number it must exceed, ``choices`` the words
-    allowed. ``hint`` says why. ``single``: one value in one run, where summaries compare runs that are alike in it. Where nothing
-    is said a whole number may be a million and another 1e30 or 1e-30, which float32 holds: beyond, nothing ends or fits.
+    allowed. ``hint`` says why. ``single``: one value per run, since summaries compare runs that have it in common. Without a
+    ``most``, a whole number may be a million and any other number 1e30 (or as small as 1e-30), which float32 can hold.
     """
 
     name: str
@@ -59,11 +62,11 @@ class Parameter:
         return type(self.default[0])
 
     def read(self, where: str, text: str) -> tuple[Value, ...]:
-        """``"16,64"`` → (16, 64), checked; a value said twice is measured once."""
+        """``"16,64"`` → (16, 64), checked; a repeated value is measured once."""
         values = tuple(dict.fromkeys(self._one(where, part.strip()) for part in text.split(",")))
         if self.single and len(values) > 1:
             raise InputError(
-                f"{where}: {self.flag} takes one value in one run, whose results are compared with one another; "
+                f"{where}: {self.flag} takes one value in one run, since the results of a run are compared with one another; "
                 f"got {text!r}. Type {self.flag} {values[0]}, then run again with {self.flag} {values[1]}."
             )
         return values
@@ -108,7 +111,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Expectation:
-    """A number that theory or a paper gives, beside the one that was measured.
+    """A number from theory or a paper, and the one that was measured.
 
     ``within`` is the half-width of the interval in which they count as equal, ``because`` what sets it.
     """
@@ -139,9 +142,9 @@ class Experiment:
     """One question, and everything needed to answer it.
 
     ``measure`` turns a cell into rows and is the only part that takes time; ``expect`` and ``finding`` are functions of
-    rows, so a verdict cannot be anything but what the rows say. ``chart`` is the name of a file in ``figures/``. ``presets`` are
-    other settings by name; ``trains`` marks the ones that take minutes. ``check`` gives the rule that a cell breaks and the next
-    step, where parameters must fit one another.
+    rows, so a verdict cannot be anything but what the rows say. ``draw`` makes the figure from rows and a title, and imports what
+    it needs when it is called. ``presets`` are other settings by name; ``trains`` marks experiments that take minutes. ``check``
+    returns the rule that a cell breaks and the next step, where parameters depend on one another.
     """
 
     name: str
@@ -151,7 +154,7 @@ class Experiment:
     measure: Callable[[Cell], list[Row]] = field(repr=False)
     expect: Callable[[Rows], list[Expectation]] = field(repr=False)
     finding: Callable[[Rows], str] = field(repr=False)
-    chart: str
+    draw: Callable[[Rows, str], Any] = field(repr=False)
     presets: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
     trains: bool = False
     check: Callable[[Cell], str | None] = field(default=lambda cell: None, repr=False)
@@ -159,7 +162,7 @@ class Experiment:
     def settings(
         self, options: Mapping[str, str] | None = None, preset: str | None = None
     ) -> dict[str, tuple[Value, ...]]:
-        """The values of every parameter: the defaults, a preset over them, and what was asked over both."""
+        """The values of every parameter: the defaults, replaced by a preset, replaced by options."""
         where = f"run {self.name}"
         chosen = {parameter.name: parameter.default for parameter in self.parameters}
         if preset is not None:
@@ -191,9 +194,13 @@ class Experiment:
         return [{**origin(self.name), **cell, **row} for row in self.measure(cell)]
 
     def run(self, **settings: tuple[Value, ...]) -> list[Row]:
-        """Measure in this process, without a results folder; what is left out takes its default."""
+        """Measure in this process, without a results folder; parameters that are left out take their defaults."""
         chosen = {**self.settings(), **settings}
         return [row for cell in self.cells(chosen) for row in self.rows(cell)]
+
+    def chart(self, rows: Rows) -> Any:
+        """The figure of rows, an Altair chart whose title is the finding."""
+        return self.draw(rows, self.finding(rows))
 
     def verdict(self, rows: Rows) -> Verdict:
         found = tuple(self.expect(rows))
@@ -210,6 +217,8 @@ def heads_divide(cell: Cell) -> str | None:
 
 
 def _check_device(where: str, device: str) -> None:
+    import torch
+
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
@@ -223,9 +232,14 @@ def origin(experiment: str) -> Row:
     return {
         "experiment": experiment,
         "attemper": __version__,
-        "torch": str(torch.__version__),
+        "torch": _torch_version(),
         "python": platform.python_version(),
     }
+
+
+@functools.cache
+def _torch_version() -> str:
+    return importlib.metadata.version("torch")  # without importing it: a worker starts in a tenth of the time
 
 
 def key(cell: Cell) -> str:
@@ -235,6 +249,8 @@ def key(cell: Cell) -> str:
 
 def generator(device: Value, *names: object) -> torch.Generator:
     """A random stream that depends on what is named and nothing else: not on other cells, their order, or the process."""
+    import torch
+
     digest = hashlib.sha256(json.dumps(names).encode()).digest()
     return torch.Generator(device=str(device)).manual_seed(int.from_bytes(digest[:7], "big"))
 
@@ -245,6 +261,6 @@ def pick(rows: Rows, **wanted: object) -> list[Mapping[str, Any]]:
 
 
 MOST_SEED = 2**63 - 1
-SEED = Parameter("seed", (0,), "which random stream", least=0, most=MOST_SEED)
+SEED = Parameter("seed", (0,), "the seed of the random numbers", least=0, most=MOST_SEED)
 DEVICE = Parameter("device", ("cpu",), "cpu, cuda, cuda:1, …")
 """Every experiment has these two."""

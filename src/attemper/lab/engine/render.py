@@ -1,10 +1,9 @@
-"""render: experiments, verdicts, claims and cards for a terminal."""
+"""render: the list of experiments, and what one of them found, for a terminal."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -15,15 +14,11 @@ from ..._display import hanging, print_table
 from .. import NAMES, experiment
 from .experiment import Expectation, Experiment, Rows
 
-if TYPE_CHECKING:
-    from ..claims.cards import Card
-    from ..claims.claims import Judged
-
 MARKS = {True: "✓", False: "✗"}
 
 
 def listing(console: Console) -> None:
-    """Every experiment: what it asks, and its options with what they are when left out."""
+    """Every experiment: its question, and its options with their defaults."""
     for name in NAMES:
         found = experiment(name)
         time = "minutes: it trains" if found.trains else "seconds"
@@ -37,7 +32,7 @@ def listing(console: Console) -> None:
 
 
 def show(found: Experiment, rows: Rows, console: Console) -> None:
-    """What the rows say, and every expectation beside its measurement."""
+    """The finding, and every expected number with the measured one."""
     verdict = found.verdict(rows)
     console.print(found.question, style="bold")
     console.print(verdict.sentence + ".")
@@ -47,7 +42,7 @@ def show(found: Experiment, rows: Rows, console: Console) -> None:
     console.print()
     print_table(console, expectations(verdict.expectations))
     agreeing = sum(one.agrees for one in verdict.expectations)
-    console.print(f"\n{agreeing} of {len(verdict.expectations)} numbers lie within their interval.", style="dim")
+    console.print(f"\n{agreeing} of {len(verdict.expectations)} numbers are within their interval.", style="dim")
 
 
 def expectations(found: Iterable[Expectation]) -> Table:
@@ -64,33 +59,5 @@ def expectations(found: Iterable[Expectation]) -> Table:
 
 
 def number(value: float | None) -> str:
-    """For people: NaN and None are a dash."""
+    """In four digits; NaN and None are a dash."""
     return "–" if value is None or value != value else "∞" if value == math.inf else f"{value:.4g}"
-
-
-def claims(found: Iterable[Judged], console: Console) -> None:
-    """Every claim: its sentence, its verdict, the numbers, the condition, and where to look further."""
-    styles = {
-        "holds": "green",
-        "holds with a condition": "yellow",
-        "false": "red",
-        "not decided": "cyan",
-        "not run": "dim",
-    }
-    for one in found:
-        hanging(console, Text(one.claim.sentence), one.claim.id)
-        condition = f": {one.condition}" if one.condition else ""
-        hanging(console, Text.assemble((one.verdict, styles[one.verdict]), condition))
-        for intro, some in (("", one.numbers), ("beside it: ", one.context)):
-            if some:
-                shown = " · ".join(f"{name} {number(value)}" for name, value in some.items())
-                hanging(console, Text(f"{intro}{shown}", style="dim"))
-        if one.claim.look:
-            hanging(console, Text(f"attemper {one.claim.look}", style="dim"))
-
-
-def cards(found: Iterable[Card], console: Console) -> None:
-    for place, card in enumerate(found, start=1):
-        hanging(console, Text(card.question, style="bold"), f"{place:2}.")
-        hanging(console, Text(card.answer))
-        hanging(console, Text(f"measured now: {card.measured}", style="dim"))

@@ -1,14 +1,13 @@
-"""store: finished cells of a sweep in one file per experiment, one line per cell, so that a kill loses none of them.
+"""store: the finished cells of a sweep in one file per experiment, one line per cell, so that a kill loses none of them.
 
-The first line says which versions made it, and has a hash of the code that measures. A line is flushed to disk before its cell
-counts as done; one that a kill or a full disk cut short is taken away again. Another that cannot be read is left out and named,
-and its cell is measured again. NaN is written as Python does.
+The first line names the versions that made the file, and has a hash of the code that measures. A line is on the disk before its
+cell counts as done; one that a kill or a full disk cut short is removed. Any other line that cannot be read is left out with a
+note, and its cell is measured again. NaN is written as Python writes it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import stat
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ... import _files
 from ...errors import InputError
 from .experiment import Cell, Row, key, origin
 
@@ -34,56 +34,44 @@ class Store:
         self.head = {"format": FORMAT, **origin(experiment), "code": code}
         self.rows: dict[str, list[Row]] = {}
         self.damaged = ""
+        self._file = -1
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
                 raise InputError(f"run: {str(self.path)!r} is not a file. Choose another --results.")
-            # each write goes to the disk, or fails: a buffer would fail again when it is closed
-            self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (held until close)
-            self._alone()
+            self._file = _files.open_lines(self.path)
+            # two runs that write one file would measure every cell twice; the lock goes with the process, killed or not
+            if not _files.lock(self._file, wait=False):
+                raise InputError(
+                    f"run: another run is writing {str(self.path)!r}. Wait for it, or choose another --results."
+                )
             self._resume()
-            if not self.path.stat().st_size:
-                self._line(self.head)
         except OSError as error:
             self.close()
             raise InputError(
                 f"run: cannot keep results in {str(folder)!r}: {error.strerror}. Choose another --results."
             ) from None
-
-    def _alone(self) -> None:
-        """Two runs that write one file would measure every cell twice. The lock goes when the process does, killed or not."""
-        try:
-            fcntl: Any = importlib.import_module("fcntl")
-        except ImportError:  # not on Windows
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise InputError(
-                f"run: another run is writing {str(self.path)!r}. Wait for it, or choose another --results."
-            ) from None
-
-    def _resume(self) -> None:
-        """Read what is there, under the lock: a line without an end is a kill's, and no longer being written."""
-        self._file.seek(0)
-        content = self._file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        lines = whole.split(b"\n")[:-1]
-        try:
-            self._same_versions(lines[0] if lines else None)
         except InputError:
             self.close()
             raise
+
+    def _resume(self) -> None:
+        """Read what is there, under the lock: a last line without an end was left by a kill, and nobody is writing it now."""
+        end = _files.end_of_last_line(self._file)
+        lines = self.path.read_bytes()[:end].split(b"\n")[:-1]
+        if lines:
+            self._same_versions(lines[0])
         bad = [number for number, line in enumerate(lines[1:], start=2) if not self._take(line)]
         if bad:
+            one = len(bad) == 1
             shown = ", ".join(map(str, bad[:10])) + (f" and {len(bad) - 10} more" if len(bad) > 10 else "")
             self.damaged = (
-                f"{str(self.path)!r}: {'line' if len(bad) == 1 else 'lines'} {shown} cannot be read and "
-                f"{'is' if len(bad) == 1 else 'are'} left out: what {'it' if len(bad) == 1 else 'they'} held is measured again"
+                f"{str(self.path)!r}: {'line' if one else 'lines'} {shown} cannot be read and {'is' if one else 'are'} left out: "
+                f"what {'it' if one else 'they'} held is measured again"
             )
-        if len(whole) < len(content):
-            self._file.truncate(len(whole))
+        os.ftruncate(self._file, end)
+        if not end:
+            self._line(self.head)
 
     def _take(self, line: bytes) -> bool:
         """Take the rows of a line; whether it was one of ours."""
@@ -97,9 +85,7 @@ class Store:
         self.rows[key(cell)] = list(rows)
         return True
 
-    def _same_versions(self, first: bytes | None) -> None:
-        if first is None:
-            return
+    def _same_versions(self, first: bytes) -> None:
         try:
             head = json.loads(first)
         except (ValueError, RecursionError):
@@ -119,28 +105,18 @@ class Store:
             )
 
     def add(self, cell: Cell, rows: list[Row]) -> None:
-        """Keep a finished cell; an OSError where the disk will not, and then nothing of it is there."""
+        """Keep a finished cell; where the disk does not take it, an OSError, and nothing of it is written."""
         self._line({"cell": dict(cell), "rows": rows})
         self.rows[key(cell)] = rows
 
     def _line(self, content: Mapping[str, Any]) -> None:
-        line = json.dumps(content, ensure_ascii=False).encode() + b"\n"
-        file = self._file.fileno()
-        before = os.fstat(file).st_size
-        try:
-            left = memoryview(line)
-            while left:  # a disk that is nearly full takes a part
-                left = left[os.write(file, left) :]
-            os.fsync(file)
-        except BaseException:  # half a line, which the next would be joined to
-            with contextlib.suppress(OSError):
-                os.ftruncate(file, before)
-            raise
+        _files.append(self._file, json.dumps(content, ensure_ascii=False).encode() + b"\n", sync=True)
 
     def close(self) -> None:
-        if hasattr(self, "_file"):
+        if self._file >= 0:
             with contextlib.suppress(OSError):
-                self._file.close()
+                os.close(self._file)
+            self._file = -1
 
     def __enter__(self) -> Store:
         return self

@@ -1,7 +1,7 @@
 """sweep: every cell of an experiment, in one process or many, resumed where an earlier run was killed.
 
-joblib runs the cells and its backend is left to whoever calls: ``with joblib.parallel_config(backend="dask")`` sends them to a
-cluster. The process that called writes the results, so workers need no common disk. Without joblib cells run here, one by one.
+joblib runs the cells, on the backend that the caller configures: ``with joblib.parallel_config(backend="dask")`` sends them to a
+cluster. The calling process writes the results, so workers need no common disk. Without joblib, cells run here, one by one.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Failure:
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep gave: rows in the order of the cells, how many cells were already there, and those that failed.
+    """What a sweep returns: rows in the order of the cells, how many cells were already measured, and those that failed.
 
-    ``unkept`` is a sentence where the disk would not take some of the rows, and else empty.
+    ``unkept`` is a sentence if some rows could not be written to the disk, and else empty.
     """
 
     rows: list[Row]
@@ -64,8 +64,8 @@ def sweep(
         settings: the values of each parameter, from ``experiment.settings()``.
         results: a folder in which finished cells are kept and from which they are taken; None keeps them in memory.
         jobs: how many processes; None leaves it to joblib's configuration, which is one unless somebody set it.
-        done: told how many cells are finished, of how many, each time one is.
-        note: told what a person should know meanwhile.
+        done: called with the number of finished cells and of all cells, each time one finishes.
+        note: called with sentences for the user.
     """
     cells = experiment.cells(settings)
     store = Store(results, experiment.name, fingerprint(experiment.measure)) if results is not None else None
@@ -96,7 +96,7 @@ def sweep(
 
 
 def _keep(store: Store | None, cell: Cell, rows: list[Row], unkept: str, note: Callable[[str], None]) -> str:
-    """Keep a cell. A full disk does not end hours of measuring: it is said once, and the next cell is tried again."""
+    """Keep a cell. If the disk is full, one note says so, the rows stay in memory, and the next cell is tried again."""
     if store is None:
         return unkept
     try:
@@ -104,10 +104,10 @@ def _keep(store: Store | None, cell: Cell, rows: list[Row], unkept: str, note: C
     except OSError as error:
         if not unkept:
             note(
-                f"cannot keep a cell in {str(store.folder)!r}: {error.strerror}; the sweep goes on and keeps it in memory"
+                f"cannot keep a cell in {str(store.folder)!r}: {error.strerror}; the sweep continues and keeps it in memory"
             )
         return (
-            f"run: not every cell could be kept in {str(store.folder)!r}: {error.strerror}. Free some room and type the same "
+            f"run: not every cell could be kept in {str(store.folder)!r}: {error.strerror}. Free some space and type the same "
             "command again: it measures what is missing."
         )
     return unkept
@@ -120,7 +120,7 @@ def _kept(cells: Sequence[Cell], found: Mapping[str, list[Row]], store: Store | 
         return f"{measured_cells} of {len(cells)} cells were measured, and none is kept: --results FOLDER keeps them."
     kept = sum(key(cell) in store.rows for cell in cells)
     return f"{kept} of {len(cells)} cells are kept in {str(store.folder)!r}" + (
-        ": type the same command to go on from them." if kept else "."
+        ": type the same command to continue from them." if kept else "."
     )
 
 
@@ -170,7 +170,7 @@ def _outcomes(
 
 
 def _on_dask(client: Any, experiment: Experiment, cells: Sequence[Cell]) -> Iterator[tuple[Cell, list[Row] | str]]:
-    """Asked through joblib, a Dask cluster does not say that a worker died, and one waits for ever; asked itself, it says so."""
+    """Without joblib, through which a Dask cluster does not report that a worker died: the caller would wait for ever."""
     futures = [client.submit(measured, experiment, cell, pure=False) for cell in cells]
     death: Exception | None = None
     for future in importlib.import_module("distributed").as_completed(futures):

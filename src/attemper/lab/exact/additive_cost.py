@@ -1,4 +1,4 @@
-"""additive_cost: what does additive attention cost beside the dot product, and how do its scores spread?
+"""additive_cost: what does additive attention cost compared with the dot product, and how do its scores spread?
 
 Two weights w: `unit` has entries of variance 1, `fan_in` of variance 1/d, as layers are initialised.
 """
@@ -10,18 +10,19 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..._memory import MIB, rise
 from ...attention import attention
-from ...bench.memory import MIB, rise
 from ...bench.timing import interleave
 from ...errors import InputError
 from ...scores import additive_attention
 from ...vitals import Vitals
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
-from ..maths.stats import CHANCE, Estimate, over_batches
+from ..maths.stats import Estimate, expect_column, over_batches
 
 SPREAD_TOKENS = 64
 WEIGHTS = 32  # draws of w, with queries and keys of their own
@@ -100,16 +101,9 @@ def expect(rows: Rows) -> list[Expectation]:
     found = []
     for d in dict.fromkeys(row["d"] for row in rows):
         row = pick(rows, d=d)[0]
-        found.append(
-            Expectation(
-                f"variance of additive scores, w of variance 1/d, d = {d}",
-                inside,
-                row["additive_variance_fan_in"],
-                row["additive_variance_fan_in_reach"],
-                "closed form: E‖w‖² E_q Var_k tanh(q + k), q and k unit normal",
-                CHANCE,
-            )
-        )
+        quantity = f"variance of additive scores, w of variance 1/d, d = {d}"
+        source = "closed form: E‖w‖² E_q Var_k tanh(q + k), q and k unit normal"
+        found.append(expect_column(row, "additive_variance_fan_in", quantity, inside, source))
     return found
 
 
@@ -131,21 +125,61 @@ def finding(rows: Rows) -> str:
     )
 
 
+SPREADS = {
+    "dot_variance": "dot product, unscaled",
+    "additive_variance_unit": "additive, w ~ 1",
+    "additive_variance_fan_in": "additive, w ~ 1/√d",
+}
+
+
+def draw(rows: Rows, finding: str) -> Any:
+    """Time of additive attention over the dot product, and how both scores spread, against d."""
+    import altair as alt
+
+    from ..figures import marks, theme
+
+    x = theme.powers("d", "head dim d", [row["d"] for row in rows])
+    shown = [{**row, "tokens": f"{row['n']} tokens"} for row in rows]
+    lengths = theme.series("tokens", "length", [f"{n} tokens" for n in sorted({row["n"] for row in rows})])
+    lengths = lengths.title(None).legend(orient="bottom", columns=1)
+    time = marks.joined(shown, x, "factor", lengths) + marks.measured(
+        shown, x, "factor", "times as long as the dot product", lengths
+    )
+    spreads = [
+        {"d": row["d"], "score": name, **{f"variance{end}": row[f"{column}{end}"] for end in ("", "_low", "_high")}}
+        for row in rows
+        for column, name in SPREADS.items()
+    ]
+    kinds = alt.Color("score:N", title=None,
+        legend=alt.Legend(orient="bottom", columns=1), sort=list(SPREADS.values()),
+                      scale=alt.Scale(domain=list(SPREADS.values()), range=theme.SERIES[2:5]))  # fmt: skip
+    spread = marks.joined(spreads, x, "variance", kinds) + marks.measured(
+        spreads, x, "variance", "variance of the scores", kinds, log=True
+    )
+    half = theme.WIDTH // 2 + 10
+    chart = alt.hconcat(
+        time.properties(width=half, height=280), spread.properties(width=half, height=280)
+    ).resolve_scale(color="independent")
+    return theme.finish(
+        chart, finding, "CPU, float32, forward. Left: median of ratios within each round, with 95 % intervals."
+    )
+
+
 EXPERIMENT = Experiment(
     name="additive_cost",
-    question="What does additive attention cost beside the dot product, and how do its scores spread?",
+    question="What does additive attention cost compared with the dot product, and how do its scores spread?",
     claims=("C13",),
     parameters=(
-        Parameter("n", (256, 1024), "how many tokens", least=2, hint="one token has nothing to compare"),
+        Parameter("n", (256, 1024), "number of tokens", least=2, hint="one token has nothing to compare"),
         Parameter("d", (16, 64, 256), "the head dim, d_k", least=1),
-        Parameter("rounds", (5,), "times each is run", least=1),
+        Parameter("rounds", (5,), "how often each is timed", least=1),
         SEED,
         DEVICE,
     ),
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="additive_cost",
+    draw=draw,
 )
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ The measurement makes the best case: one key that scores highest, all others low
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -89,9 +91,36 @@ def finding(rows: Rows) -> str:
     largest = max((row["largest_score"] for row in pick(rows, score="additive")), default=0.0)
     word = "an" if best else "An"
     added = f"{word} additive score reached {largest:.3g}: its bound is not 1 but Σ|w|" if largest else ""
-    return (best + added).strip(
-        "; "
-    ) or f"With {n} keys a top weight of 90 % needs a bound of {rows[0]['bound_for_90']:.2f}"
+    needed = f"With {n} keys a top weight of 90 % needs a bound of {rows[0]['bound_for_90']:.2f}"
+    return (best + added).strip("; ") or needed
+
+
+POINTS = 120  # of a theory line, however far it goes
+
+
+def draw(rows: Rows, finding: str) -> Any:
+    """The largest weight that bounded logits can give, against the bound."""
+    import altair as alt
+
+    from ..figures import marks, theme
+
+    shown = [{**row, "keys": f"{row['n']} keys"} for row in rows]
+    names = [f"{n} keys" for n in sorted({row["n"] for row in rows})]
+    colour = theme.series("keys", "keys", names)
+    x = alt.X("bound:Q", title="bound on the logit: cosine's scale, the softcap, or Σ|w|", axis=alt.Axis(tickCount=10))
+    last = max(row["bound"] for row in rows)
+    grid = [
+        {"bound": bound, "keys": f"{n} keys", "form": theory.top_weight_cap(bound, n)}
+        for n in sorted({row["n"] for row in rows})
+        for bound in (last * i / POINTS for i in range(POINTS + 1))
+    ]
+    shape = alt.Shape("score:N", title="score")
+    points = alt.Chart(theme.data(shown)).mark_point(size=90, strokeWidth=2).encode(
+        x=x, y=alt.Y("top_weight:Q", title="largest weight of one key", axis=alt.Axis(format=".0%")), color=colour, shape=shape
+    )  # fmt: skip
+    chart = marks.theory(grid, x, "form", colour) + points
+    note = "Lines: 1/(1 + (n−1)e^(−2·bound)). Points: the best case, measured through each score; the three scores coincide."
+    return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
 EXPERIMENT = Experiment(
@@ -99,14 +128,14 @@ EXPERIMENT = Experiment(
     question="When logits cannot exceed a bound, how much weight can one of n keys get?",
     claims=("C12",),
     parameters=(
-        Parameter("score", ("cosine", "softcap", "additive"), "which score", choices=("cosine", "softcap", "additive")),
+        Parameter("score", ("cosine", "softcap", "additive"), "the score", choices=("cosine", "softcap", "additive")),
         Parameter("bound", (1.0, 2.0, 4.56, 6.99, 10.0), "cosine's scale, the softcap, or ‖w‖₁", above=0),
-        Parameter("n", (16, 1024, 131072), "how many keys", least=2, hint="one key always has all the weight"),
+        Parameter("n", (16, 1024, 131072), "number of keys", least=2, hint="one key always has all the weight"),
         SEED,
         DEVICE,
     ),
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="bounded",
+    draw=draw,
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from ...attention import measure as vitals_of
 from ...scale import rule
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
-from ..maths.stats import CHANCE, over_batches
+from ..maths.stats import expect_column, over_batches
 
 RULES = ("none", "sqrt_dk", "dk", "sqrt_dmodel")
 WORDS = {"none": "without a divisor", "sqrt_dk": "with √d_k", "dk": "with d_k", "sqrt_dmodel": "with √d_model"}
@@ -47,16 +48,7 @@ def expect(rows: Rows) -> list[Expectation]:
     for row in rows:
         label = f"rule {row['rule']}, d_k = {row['d']}, heads = {row['heads']}"
         expected = row["scale"] * math.sqrt(row["d"])
-        found.append(
-            Expectation(
-                f"logit std, {label}",
-                expected,
-                row["logit_std"],
-                row["logit_std_reach"],
-                "closed form: scale × √d_k",
-                CHANCE,
-            )
-        )
+        found.append(expect_column(row, "logit_std", f"logit std, {label}", expected, "closed form: scale × √d_k"))
     for row in pick(rows, rule="sqrt_dmodel", heads=96):
         scaled = pick(rows, rule="sqrt_dk", heads=96, **{name: row[name] for name in ("d", "n", "batches", "seed")})
         if not scaled:
@@ -86,6 +78,31 @@ def finding(rows: Rows) -> str:
     return f"{words}; one more key, equal to it, gets a weight of {', '.join(found)}"
 
 
+def draw(rows: Rows, finding: str) -> Any:
+    """How many keys share a query's weight, and what a key equal to the query gets, against d_k, under each divisor."""
+    import altair as alt
+
+    from ..figures import marks, theme
+
+    heads = max(row["heads"] for row in rows)
+    shown = theme.labelled([row for row in rows if row["heads"] == heads])
+    colour = theme.by_rule(shown)
+    n = max(row["n"] for row in shown)
+    x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
+    many = (
+        marks.labelled_line(n, f"all {n} keys alike", at=40)
+        + marks.joined(shown, x, "effective_keys", colour, nested=True)
+        + marks.measured(shown, x, "effective_keys", "effective keys, exp(entropy)", colour, log=True, nested=True)
+    )
+    found = marks.joined(shown, x, "aligned_weight", colour, nested=True) + marks.measured(
+        shown, x, "aligned_weight", f"weight of a key equal to q, beside {n} others", colour, log=True, nested=True
+    )
+    half = theme.WIDTH // 2 - 20
+    chart = alt.hconcat(many.properties(width=half, height=300), found.properties(width=half, height=300))
+    note = f"n = {n}, {heads} heads (d_model = {heads} d_k), unit-variance q and k, before training; 95 % intervals."
+    return theme.finish(chart, finding, note)
+
+
 EXPERIMENT = Experiment(
     name="divisors",
     question="What does each divisor do to attention before any training?",
@@ -93,8 +110,8 @@ EXPERIMENT = Experiment(
     parameters=(
         Parameter("rule", RULES, "the divisor", choices=RULES),
         Parameter("d", (16, 64, 128, 512), "the head dim, d_k", least=1),
-        Parameter("heads", (12, 96), "how many heads; only √d_model asks", least=1),
-        Parameter("n", (1024,), "how many keys", least=2, hint="one key always has all the weight"),
+        Parameter("heads", (12, 96), "number of heads; only √d_model uses it", least=1),
+        Parameter("n", (1024,), "number of keys", least=2, hint="one key always has all the weight"),
         Parameter(
             "batches", (24,), "independent sets of keys per cell, at most", least=8, hint="fewer give no interval"
         ),
@@ -104,5 +121,5 @@ EXPERIMENT = Experiment(
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="divisors",
+    draw=draw,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from ...attention import attention, weights
 from ...scale import rule
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
-from ..maths.stats import CHANCE, over_batches
+from ..maths.stats import expect_column, over_batches
 
 SMALL = 0.01  # a share of the RMS
 
@@ -85,17 +86,9 @@ def _small(gradient: Tensor) -> Tensor:
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    return [
-        Expectation(
-            f"RMS of |dL/dq|, rule {row['rule']}, d_k = {row['d']}, n = {row['n']}",
-            row["rms_theory"],
-            row["rms"],
-            row["rms_reach"],
-            "closed form: scale √(d_k E‖J‖_F²)",
-            CHANCE,
-        )
-        for row in rows
-    ]
+    names = [f"RMS of |dL/dq|, rule {row['rule']}, d_k = {row['d']}, n = {row['n']}" for row in rows]
+    source = "closed form: scale √(d_k E‖J‖_F²)"
+    return [expect_column(row, "rms", name, row["rms_theory"], source) for row, name in zip(rows, names, strict=True)]
 
 
 def without_over_with(rows: Rows, column: str, n: int) -> dict[int, float]:
@@ -141,13 +134,38 @@ def finding(rows: Rows) -> str:
     )
 
 
+FLOOR = 1e-5  # a median of zero has no place on a logarithmic axis
+
+
+def draw(rows: Rows, finding: str) -> Any:
+    """RMS and median of the gradient that reaches a query, against d_k, under each rule."""
+    import altair as alt
+
+    from ..figures import marks, theme
+
+    shown = theme.labelled([{**row, "median": max(row["median"], FLOOR)} for row in rows])
+    colour = theme.by_rule(shown)
+    x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
+    mean = marks.theory(shown, x, "rms_theory", colour) + marks.measured(shown, x, "rms", "|dL/dq|", colour, log=True)
+    median = marks.joined(shown, x, "median", colour) + marks.measured(shown, x, "median", "|dL/dq|", colour, log=True)
+    half = theme.WIDTH // 2 - 20
+    panels = [
+        panel.properties(width=half, height=300, title=alt.TitleParams(title, fontSize=13, fontWeight="normal"))
+        for panel, title in ((mean, "root mean square over queries"), (median, "median query"))
+    ]
+    chart = alt.hconcat(*panels).resolve_scale(y="shared")
+    n = max(row["n"] for row in rows)
+    note = f"n = {n}, unit-variance q, k, v, upstream gradient of length 1. Left, lines: scale √(d_k E‖J‖_F²)."
+    return theme.finish(chart, finding, note)
+
+
 EXPERIMENT = Experiment(
     name="gradient",
     question="What gradient reaches a query through the softmax, on average and typically?",
     claims=("C6", "C7", "C22"),
     parameters=(
         Parameter("d", (16, 64, 128, 256, 512, 1024), "the head dim, d_k", least=1),
-        Parameter("n", (128,), "how many keys, and queries", least=2, hint="one key gets no gradient"),
+        Parameter("n", (128,), "number of keys, and of queries", least=2, hint="one key gets no gradient"),
         Parameter("rule", ("none", "sqrt_dk", "dk"), "the scale's rule", choices=("none", "sqrt_dk", "dk")),
         Parameter("batches", (48,), "independent draws of queries, keys and values", least=2, hint="one has no error"),
         Parameter("projected", (6,), "draws with W_q and W_k, whose d×d products take most of the time", least=0),
@@ -157,5 +175,5 @@ EXPERIMENT = Experiment(
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="gradient",
+    draw=draw,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -57,6 +58,27 @@ def finding(rows: Rows) -> str:
     return f"Folding the scale into W_q gives the same function at step 0, to {worst:.0f} units of rounding{words}"
 
 
+def draw(rows: Rows, finding: str) -> Any:
+    """The difference between a folded and an explicit scale at step 0, in units of rounding."""
+    import altair as alt
+
+    from ..figures import marks, theme
+
+    shown = [{**row, "units": row["difference"] / row["rounding"]} for row in rows]
+    x = theme.powers("d", "head dim d_k", [row["d"] for row in rows])
+    names = [name for name in ("float32", "float64") if any(row["dtype"] == name for row in rows)]
+    colour = theme.series("dtype", "dtype", names)
+    y = alt.Y("units:Q", title="largest difference ÷ rounding unit")
+    points = (
+        alt.Chart(theme.data(shown))
+        .mark_point(size=90, strokeWidth=2)
+        .encode(x=x, y=y, color=colour, shape=alt.Shape("dtype:N", title="dtype", scale=alt.Scale(domain=names)))
+    )
+    chart = marks.labelled_line(0.0, "identical bits", at=330) + points
+    note = "Output of attention with W_q/√d_k and no divisor, against W_q and the divisor √d_k; relative to the largest output."
+    return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
+
+
 EXPERIMENT = Experiment(
     name="init",
     question="Is folding 1/√d_k into W_q's initialisation, as T5 does, the same function before training?",
@@ -64,12 +86,12 @@ EXPERIMENT = Experiment(
     parameters=(
         Parameter("d", (16, 32, 48, 64, 128, 256), "the head dim, d_k", least=1),
         Parameter("d_model", (512,), "the model's width", least=1),
-        Parameter("dtype", ("float32", "float64"), "of the computation", choices=tuple(DTYPES)),
+        Parameter("dtype", ("float32", "float64"), "the dtype of the computation", choices=tuple(DTYPES)),
         SEED,
         DEVICE,
     ),
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="init",
+    draw=draw,
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ...attention import weights
 from ...scale import rule
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
 from ..maths import moments, theory
-from ..maths.stats import CHANCE, over_batches
+from ..maths.stats import expect_column, over_batches
 
 NUMBERS = 40_000_000  # entries of keys drawn per cell, at most
 QUERIES = 64
@@ -75,30 +77,17 @@ def expect(rows: Rows) -> list[Expectation]:
     found = []
     for (name, d, n, column), (number, source) in PUBLISHED.items():
         for row in pick(rows, rule=name, d=d, n=n):
-            found.append(
-                Expectation(
-                    f"{SAID[column]}, rule {name}, d_k = {d}, n = {n}",
-                    number,
-                    row[column],
-                    row[f"{column}_reach"] + 0.02 * number,
-                    source,
-                    f"{CHANCE}; and 2 % for the other measurement's own",
-                )
-            )
+            quantity, other = f"{SAID[column]}, rule {name}, d_k = {d}, n = {n}", "2 % for the other measurement's own"
+            found.append(expect_column(row, column, quantity, number, source, 0.02 * number, other))
     for row in rows:
         if row["square_theory"] is None:
             continue
         limit = f"; for large n m(1−m)/3 = {row['square_limit']:.3g}" if row["square_limit"] is not None else ""
         for column, more in (("trace", ""), ("square", limit)):
+            quantity = f"{SAID[column]} against theory, rule {row['rule']}, d_k = {row['d']}, n = {row['n']}"
+            source = f"exact mean by quadrature (lab/maths/moments.py){more}"
             found.append(
-                Expectation(
-                    f"{SAID[column]} against theory, rule {row['rule']}, d_k = {row['d']}, n = {row['n']}",
-                    row[f"{column}_theory"],
-                    row[column],
-                    row[f"{column}_reach"] + 1e-5,
-                    f"exact mean by quadrature (lab/moments.py){more}",
-                    f"{CHANCE}; and 1e-5 for float32",
-                )
+                expect_column(row, column, quantity, row[f"{column}_theory"], source, 1e-5, "1e-5 for float32")
             )
     return found
 
@@ -115,13 +104,39 @@ def finding(rows: Rows) -> str:
     )
 
 
+def draw(rows: Rows, finding: str) -> Any:
+    """‖J‖_F² against d_k: a hump without the scale, a constant with it."""
+    import altair as alt
+
+    from ..figures import marks, theme
+
+    n = max(row["n"] for row in rows)
+    shown = theme.labelled([row for row in rows if row["n"] == n])
+    colour = theme.by_rule(shown)
+    x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
+    low, high = min(row["d"] for row in shown), max(row["d"] for row in shown)
+    between = (low * (high / low) ** (i / 100) for i in range(101))
+    grid = [{"d": d, "form": theory.jacobian_square(m)} for d in between if (m := theory.frozen(d**0.5, n)) < 1]
+    chart = (
+        marks.labelled_line(1 / 12, "1/12")
+        + marks.theory(grid, x, "form", dash=(5, 3))
+        + marks.theory(shown, x, "square_theory", colour, smooth=True)
+        + marks.measured(shown, x, "square", "mean ‖J‖_F²", colour, axis=alt.Axis(format=".2f"))
+    )
+    note = (
+        f"n = {n} keys. Points: measured, with 95 % intervals. Coloured lines: exact means for {n} keys. Grey line: their limit "
+        "for many keys without a scale, m(1−m)/3 with m = √(2 ln n / d_k), which is reached slowly where m is near 1."
+    )
+    return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
+
+
 EXPERIMENT = Experiment(
     name="jacobian",
     question="How large is the softmax's Jacobian as d_k grows?",
     claims=("C5", "C6"),
     parameters=(
         Parameter("d", (1, 4, 16, 32, 64, 128, 256, 1024), "the head dim, d_k", least=1),
-        Parameter("n", (256, 1024), "how many keys", least=2, hint="one key has no Jacobian"),
+        Parameter("n", (256, 1024), "number of keys", least=2, hint="one key has no Jacobian"),
         Parameter("rule", ("none", "sqrt_dk"), "the scale's rule", choices=("none", "sqrt_dk", "dk")),
         Parameter(
             "batches", (96,), "independent sets of keys per cell, at most", least=8, hint="fewer give no interval"
@@ -132,5 +147,5 @@ EXPERIMENT = Experiment(
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="jacobian",
+    draw=draw,
 )

@@ -92,21 +92,48 @@ def finding(rows: Rows) -> str:
     )
 
 
+def draw(rows: Rows, finding: str) -> Any:
+    """One pass over a sequence against a loop over its tokens: time against length."""
+    from ..figures import marks, theme
+
+    few = min(row["threads"] for row in rows)
+    kinds = [("loop", few, "token by token"), ("calls", few, "being called"), ("work", few, "computing")]
+    kinds += [
+        ("pass", threads, f"one pass, {threads} thread(s)") for threads in sorted({row["threads"] for row in rows})
+    ]
+    parts = [
+        {"n": row["n"], "how": how, "ms": row[f"{name}_ms"]}
+        for name, threads, how in kinds
+        for row in rows
+        if row["threads"] == threads and row[f"{name}_ms"] > 0  # computing can be less than the clock sees
+    ]
+    x = theme.powers("n", "tokens", [row["n"] for row in rows])
+    colour = theme.series("how", "computed", [how for _, _, how in kinds])
+    chart = marks.joined(parts, x, "ms", colour) + marks.measured(parts, x, "ms", "milliseconds", colour, log=True)
+    first = rows[0]
+    note = (
+        f"Causal attention, d_k = {first['d']}, {first['heads']} heads, float32, CPU; the loop on one thread. "
+        "Being called: as many calls with one key each; computing: what the loop's calls take beyond that. "
+        "Both are of the fastest of each call."
+    )
+    return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
+
+
 EXPERIMENT = Experiment(
     name="parallel",
     question="How much faster is one pass over a sequence than a loop over its tokens?",
     claims=("C21",),
     parameters=(
-        Parameter("n", (64, 256, 1024), "how many tokens", least=2, hint="one token is one pass"),
+        Parameter("n", (64, 256, 1024), "number of tokens", least=2, hint="one token is one pass"),
         Parameter("d", (64,), "the head dim, d_k", least=1),
-        Parameter("heads", (8,), "how many heads", least=1),
+        Parameter("heads", (8,), "number of heads", least=1),
         Parameter("threads", (1, 2), "CPU threads of the pass; the loop has one", least=1, most=256),
-        Parameter("rounds", (3,), "times each is run", least=1),
+        Parameter("rounds", (3,), "how often each is timed", least=1),
         SEED,
         DEVICE,
     ),
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="parallel",
+    draw=draw,
 )

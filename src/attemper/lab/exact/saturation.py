@@ -15,7 +15,7 @@ import torch
 from ...attention import measure as vitals_of
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
 from ..maths import moments, theory
-from ..maths.stats import CHANCE, over_batches
+from ..maths.stats import expect_column, over_batches
 
 SATURATED = 0.99
 BATCHES = 16
@@ -49,13 +49,13 @@ def measure(cell: Cell) -> list[Row]:
 
 def expect(rows: Rows) -> list[Expectation]:
     return [
-        Expectation(
+        expect_column(
+            row,
+            column,
             f"{words}, n = {row['n']}, s = {row['s']:g}",
             row[f"{column}_theory"],
-            row[column],
-            row[f"{column}_reach"] + ROUNDING * abs(row[f"{column}_theory"]),
-            f"exact mean by quadrature (lab/moments.py); for large n {limit}",
-            CHANCE,
+            f"exact mean by quadrature (lab/maths/moments.py); for large n {limit}",
+            more=ROUNDING * abs(row[f"{column}_theory"]),
         )
         for row in rows
         if row["entropy_theory"] is not None
@@ -105,12 +105,49 @@ def finding(rows: Rows) -> str:
     return f"One key gets half the weight at a logit std near √(2 ln n); in its units, by number of keys: {', '.join(parts)}"
 
 
+def draw(rows: Rows, finding: str) -> Any:
+    """The top weight and tr J against the spread of the logits, in units of the threshold √(2 ln n)."""
+    import altair as alt
+
+    from ..figures import marks, theme
+
+    shown = [{**row, "keys": f"{row['n']} keys"} for row in rows]
+    names = [f"{n} keys" for n in sorted({row["n"] for row in rows})]
+    colour = theme.series("keys", "keys", names)
+    x = alt.X(
+        "ratio:Q",
+        title="logit std ÷ √(2 ln n)",
+        scale=alt.Scale(type="log", nice=False, padding=12),
+        axis=alt.Axis(values=[0.1, 0.3, 1, 3, 10]),
+    )
+    frozen = [{"ratio": 1.1**i, "form": 1.1**-i} for i in range(24)]
+    threshold = marks.labelled_line(1.0, "threshold", axis="x")
+    top = (
+        threshold
+        + marks.joined(shown, x, "top_weight", colour)
+        + marks.measured(shown, x, "top_weight", "mean top weight", colour)
+    )
+    trace = (
+        threshold
+        + marks.theory(frozen, x, "form", dash=(5, 3))
+        + marks.theory(shown, x, "jacobian_trace_theory", colour, smooth=True)
+        + marks.measured(shown, x, "jacobian_trace", "tr J = 1 − Σp²", colour)
+    )
+    half = theme.WIDTH // 2 - 30
+    chart = alt.hconcat(top.properties(width=half, height=300), trace.properties(width=half, height=300))
+    note = (
+        "Points: measured, with 95 % intervals. Right, coloured lines: exact means; grey line: their limit for many keys, "
+        "√(2 ln n)/s (random energy model)."
+    )
+    return theme.finish(chart, finding, note)
+
+
 EXPERIMENT = Experiment(
     name="saturation",
     question="At which spread of the logits does softmax put nearly all the weight on one key?",
     claims=("C5",),
     parameters=(
-        Parameter("n", (16, 128, 1024, 8192), "how many keys", least=2, hint="one key always has all the weight"),
+        Parameter("n", (16, 128, 1024, 8192), "number of keys", least=2, hint="one key always has all the weight"),
         Parameter(
             "s",
             (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0, 32.0),
@@ -124,5 +161,5 @@ EXPERIMENT = Experiment(
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="saturation",
+    draw=draw,
 )

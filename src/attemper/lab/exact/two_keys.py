@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ...scale import rule
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator
 from ..maths import theory
-from ..maths.stats import CHANCE, over_batches
+from ..maths.stats import expect_column, over_batches
 
 BATCHES = 32
 NUMBERS = 30_000_000
@@ -40,13 +42,14 @@ def _slope(difference: torch.Tensor) -> torch.Tensor:
 
 def expect(rows: Rows) -> list[Expectation]:
     return [
-        Expectation(
+        expect_column(
+            row,
+            "slope",
             f"E p(1−p), two keys, unscaled, d_k = {row['d']}",
             row["slope_theory"],
-            row["slope"],
-            row["slope_reach"] + 0.1 / row["d"] * row["slope_theory"],
             "closed form: 1/(2√(π d_k)) for large d_k",
-            f"{CHANCE}; and 0.1/d_k of the value: the next term is (3/4 − π²/12)/d_k = −0.07/d_k",
+            more=0.1 / row["d"] * row["slope_theory"],
+            why="0.1/d_k of the value: the next term is (3/4 − π²/12)/d_k = −0.07/d_k",
         )
         for row in rows
         if row["d"] >= 16
@@ -59,6 +62,31 @@ def finding(rows: Rows) -> str:
         f"The mean slope falls like 1/√d_k ({last['slope']:.4f} at d_k = {last['d']}), the median one to {last['median']:.1g}; "
         f"with 1/√d_k it stays at {last['scaled_slope']:.3f}"
     )
+
+
+def draw(rows: Rows, finding: str) -> Any:
+    """The softmax's slope with two keys, against d_k."""
+    from ..figures import marks, theme
+
+    parts = [
+        {
+            "d": row["d"],
+            "rule": rule,
+            "slope": row[name],
+            "slope_low": row[f"{name}_low"],
+            "slope_high": row[f"{name}_high"],
+        }
+        for row in rows
+        for rule, name in (("none", "slope"), ("sqrt_dk", "scaled_slope"))
+    ]
+    shown = theme.labelled(parts)
+    colour = theme.by_rule(shown)
+    x = theme.powers("d", "head dim d_k", [row["d"] for row in rows])
+    chart = marks.theory(rows, x, "slope_theory") + marks.measured(
+        shown, x, "slope", "mean p(1−p)", colour, log=True, nested=True
+    )
+    note = "Grey line: 1/(2√(π d_k)), for large d_k. Points: measured, with 95 % intervals. The median soon leaves the axis."
+    return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
 EXPERIMENT = Experiment(
@@ -81,5 +109,5 @@ EXPERIMENT = Experiment(
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="two_keys",
+    draw=draw,
 )

@@ -13,7 +13,7 @@ from ...attention import measure as vitals_of
 from ...scale import rule
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
 from ..maths import theory
-from ..maths.stats import CHANCE, over_batches
+from ..maths.stats import CHANCE, expect_column, over_batches
 
 BATCHES = 32
 NUMBERS = 30_000_000  # drawn per cell at most, which bounds the time at large d
@@ -125,22 +125,15 @@ def expect(rows: Rows) -> list[Expectation]:
 def _of_entries(row: Mapping[str, Any]) -> list[Expectation]:
     d = row["d"]
     return [
-        Expectation(
-            f"Var(q·k), entries of variance {row['a']:g} and 1, d_k = {d}",
-            row["variance_theory"],
-            row["variance"],
-            row["variance_reach"],
-            "Vaswani et al. 2017, footnote 4: d_k",
-            CHANCE,
-        ),
-        Expectation(
-            f"kurtosis of q·k, d_k = {d}",
-            row["kurtosis_theory"],
-            row["kurtosis"],
-            row["kurtosis_reach"],
-            "closed form: 3 + 6/d_k for normal entries",
-            CHANCE,
-        ),
+        expect_column(row, column, quantity, row[f"{column}_theory"], source)
+        for column, quantity, source in (
+            (
+                "variance",
+                f"Var(q·k), entries of variance {row['a']:g} and 1, d_k = {d}",
+                "Vaswani et al. 2017, footnote 4: d_k",
+            ),
+            ("kurtosis", f"kurtosis of q·k, d_k = {d}", "closed form: 3 + 6/d_k for normal entries"),
+        )
     ]
 
 
@@ -165,6 +158,27 @@ def finding(rows: Rows) -> str:
         f"Var(q·k) grows from {low['variance']:.3g} at d_k = {low['d']} to {high['variance']:.4g} ± {apart:.3g} at {high['d']}; "
         f"that of the operation's logits, divided by √d_k, is between {min(scaled):.3f} and {max(scaled):.3f}"
     )
+
+
+NAMES = {"unit": "unit entries", "fan_in": "1/fan-in", "xavier": "xavier", "linear": "nn.Linear", "gpt2": "GPT-2 (0.02)",
+         "t5": "T5 (folded)", "gpt3_width": "0.02 at width 12288"}  # fmt: skip
+
+
+def draw(rows: Rows, finding: str) -> Any:
+    """The variance of q·k against d_k, for ideal entries and for real initialisations."""
+    from ..figures import marks, theme
+
+    a = 1 if any(row["a"] == 1 for row in rows) else rows[0]["a"]
+    shown = [{**row, "name": NAMES[str(row["init"])]} for row in rows if row["a"] == a]
+    present = [name for name in NAMES.values() if any(row["name"] == name for row in shown)]
+    x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
+    colour = theme.series("name", "initialisation", present)
+    chart = marks.theory(shown, x, "variance_theory", colour, nested=True) + marks.measured(
+        shown, x, "variance", "variance of q·k, unscaled", colour, log=True, nested=True
+    )
+    note = "Lines: closed form, d_k × the variances of the entries. Points: measured, with 95 % intervals."
+    note += f" q's entries × √{a:g}." if a != 1 else ""
+    return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
 EXPERIMENT = Experiment(
@@ -194,5 +208,5 @@ EXPERIMENT = Experiment(
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="variance",
+    draw=draw,
 )

@@ -1,6 +1,8 @@
-"""worked: the notes' own examples, computed — two softmaxes by hand, and the shapes of one pass."""
+"""worked: two textbook softmaxes computed, and the shapes of one pass."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -21,7 +23,7 @@ from ..engine.experiment import (
 )
 
 SOFTMAXES = {"7, 3": ((7.0, 3.0), (0.98, 0.02)), "25, 2, -3": ((25.0, 2.0, -3.0), (1.0, 0.0, 0.0))}
-"""Logits, and the weights the notes give, to two decimals."""
+"""Logits, and the weights that textbooks give, to two decimals."""
 
 
 def measure(cell: Cell) -> list[Row]:
@@ -59,7 +61,7 @@ def expect(rows: Rows) -> list[Expectation]:
             row["said"],
             row["value"],
             0.005,
-            "notes 003 and 004",
+            "common worked examples",
             "two decimals",
         )
         for row in pick(rows, kind="softmax")
@@ -75,19 +77,49 @@ def finding(rows: Rows) -> str:
     )
 
 
+def draw(rows: Rows, finding: str) -> Any:
+    """The two softmaxes, as bars."""
+    import altair as alt
+
+    from ..figures import theme
+
+    shown = [
+        {
+            "softmax": f"softmax([{row['example']}])",
+            "logit": str(row["example"]).split(", ")[row["place"]],
+            "weight": row["value"],
+        }
+        for row in rows
+        if row["kind"] == "softmax"
+    ]
+    base = alt.Chart(theme.data(shown)).encode(
+        x=alt.X("logit:N", title="logit", sort=None, axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("weight:Q", title="weight", scale=alt.Scale(domain=[0, 1.08]), axis=alt.Axis(values=[0, 0.5, 1])),
+    )
+    bars = base.mark_bar(color=theme.SERIES[0], width=60) + base.mark_text(dy=-9, fontSize=13).encode(
+        text=alt.Text("weight:Q", format=".3~g")
+    )
+    chart = (
+        bars.properties(width=260, height=240)
+        .facet(column=alt.Column("softmax:N", title=None, sort=[row["softmax"] for row in shown]))
+        .resolve_scale(x="independent")
+    )
+    return theme.finish(chart, finding, "Computed in float64; textbooks round to two decimals.")
+
+
 EXPERIMENT = Experiment(
     name="worked",
-    question="Do the notes' own examples come out as written?",
+    question="Do common worked examples come out as written?",
     claims=("C4", "C17"),
     parameters=(
         Parameter("d_model", (512,), "the model's width", least=1),
-        Parameter("heads", (8,), "how many heads", least=1),
+        Parameter("heads", (8,), "number of heads", least=1),
         SEED,
         DEVICE,
     ),
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="worked",
+    draw=draw,
     check=heads_divide,
 )

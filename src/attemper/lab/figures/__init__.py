@@ -1,12 +1,8 @@
-"""Figures: rows → an Altair chart. One question per file; theory is a line, measurement is points with their intervals."""
+"""Figures: what the `draw` functions of the experiments share, imported only when a figure is drawn, since it needs altair.
 
-from __future__ import annotations
+In the order in which a figure uses them:
 
-import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-
-def chart(name: str, rows: Sequence[Mapping[str, Any]], finding: str) -> Any:
-    """The chart of that name, made from rows, under a title that states the finding."""
-    return importlib.import_module(f".{name}", __name__).draw(rows, finding)
+    theme.py    size, colours, axes, and the title that states the finding
+    marks.py    closed forms as lines, measurements as points with their intervals
+    panels.py   columns of a training run over its steps: loss, entropy, the largest logit, the gradient
+"""

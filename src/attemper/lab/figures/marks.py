@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 import altair as alt
@@ -23,7 +23,7 @@ def measured(
     nested: bool = False,
     **more: Any,
 ) -> Any:
-    """Points, and bars from ``{y}_low`` to ``{y}_high`` where the rows have them."""
+    """Points, and bars from ``{y}_low`` to ``{y}_high`` where the rows have them and they are finite."""
     scale = alt.Scale(type="log") if log else alt.Scale(zero=more.pop("zero", True))
     if log:
         numbers = [row[name] for row in rows for name in (y, f"{y}_low", f"{y}_high") if 0 < (row.get(name) or 0) < inf]
@@ -35,10 +35,15 @@ def measured(
     points = alt.Chart(data(rows)).mark_point(filled=True, opacity=1).encode(
         y=alt.Y(f"{y}:Q", title=title, scale=scale, **more), size=size, **encoding
     )  # fmt: skip
-    if not any(f"{y}_low" in row for row in rows):
+    ended = [row for row in rows if all(_is_number(row.get(f"{y}_{end}")) for end in ("low", "high"))]
+    if not ended:
         return points
-    bars = alt.Chart(data(rows)).mark_rule(strokeWidth=2).encode(y=alt.Y(f"{y}_low:Q"), y2=f"{y}_high:Q", **encoding)
+    bars = alt.Chart(data(ended)).mark_rule(strokeWidth=2).encode(y=alt.Y(f"{y}_low:Q"), y2=f"{y}_high:Q", **encoding)
     return bars + points
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and isfinite(value)
 
 
 def theory(

@@ -84,13 +84,7 @@ def _over_seeds(rows: theme.Rows, field: str, column: str, log: bool) -> list[di
         if math.isfinite(row[column]):
             found.setdefault((row[field], row["step"]), []).append(max(row[column], LEAST) if log else row[column])
     return [
-        {
-            field: name,
-            "step": step,
-            "middle": statistics.median(values),
-            "low": min(values),
-            "high": max(values),
-        }
+        {field: name, "step": step, "middle": statistics.median(values), "low": min(values), "high": max(values)}
         for (name, step), values in found.items()
     ]
 

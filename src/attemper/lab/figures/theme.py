@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
 
-Rows = Sequence[Mapping[str, Any]]
+from ..._files import finite
+from ..engine.experiment import Rows as Rows
 
 WIDTH, HEIGHT = 640, 360  # readable at a README's 800 pixels
 TITLE_COLUMNS = 92
@@ -43,11 +43,7 @@ LABELS = {
 
 def data(rows: Rows) -> alt.Data:
     """Rows as inline data; no data frame is needed. What is not finite has no place in a chart, nor in JSON: it is left empty."""
-    return alt.Data(values=[{name: _finite(value) for name, value in row.items()} for row in rows])
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return alt.Data(values=[finite(row) for row in rows])
 
 
 def by_rule(rows: Rows, field: str = "rule") -> alt.Color:
@@ -102,48 +98,6 @@ def powers(field: str, title: str, values: Sequence[float], form: str | None = N
     return alt.X(f"{field}:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=24), axis=axis)
 
 
-def best_rates(rows: Rows, which: str, column: str, larger: bool = True) -> dict[Any, float]:
-    """The learning rate at which each rule's last values have the best median over seeds; of equals, the better on the way.
-
-    Where rows have a validation set, it chooses; a run that diverged is the worst there is.
-    """
-    column = "validation" if rows and "validation" in rows[0] else column
-    worst = -math.inf if larger else math.inf
-    runs: dict[tuple[Any, float], dict[Any, list[float]]] = {}
-    for row in sorted(rows, key=lambda one: one["step"]):
-        value = row[column] if math.isfinite(row["loss"]) and math.isfinite(row[column]) else worst
-        runs.setdefault((row[which], row["lr"]), {}).setdefault(row["seed"], []).append(value)
-    order = max if larger else min
-    found: dict[Any, float] = {}
-    for name in dict.fromkeys(row[which] for row in rows):
-        ends = {
-            lr: (
-                statistics.median(run[-1] for run in seeds.values()),
-                statistics.median(statistics.fmean(run) for run in seeds.values()),
-            )
-            for (one, lr), seeds in runs.items()
-            if one == name
-        }
-        found[name] = order(ends, key=lambda lr: ends[lr])
-    return found
-
-
-def last_losses(rows: Rows) -> dict[Any, float]:
-    """Seed → the held-out loss of its last row, over all parts of the text where there are parts; NaN for one that diverged."""
-    found: dict[Any, float] = {}
-    for row in sorted(rows, key=lambda one: one["step"]):
-        parts = [value for name, value in row.items() if name.startswith("held_out_") and math.isfinite(value)]
-        value = statistics.fmean(parts) if parts else row["held_out"]
-        found[row["seed"]] = value if math.isfinite(row["loss"]) else math.nan
-    return found
-
-
-def spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """The median over seeds, and the least and the most, of those that are finite; NaN, which no chart shows, where none is."""
-    finite = [value for value in values if math.isfinite(value)] or [math.nan]
-    return {name: statistics.median(finite), f"{name}_low": min(finite), f"{name}_high": max(finite)}
-
-
 def finish(chart: Any, finding: str, note: str) -> Any:
     """The finding as the title, what is shown under it, and the shared style."""
     title = alt.TitleParams(
@@ -156,10 +110,12 @@ def finish(chart: Any, finding: str, note: str) -> Any:
         subtitleColor="#555555",
         offset=14,
     )
-    return (
-        chart.properties(title=title, background="white")
-        .configure_axis(labelFontSize=12, titleFontSize=13, titleFontWeight="normal", gridColor="#e8e8e8")
-        .configure_legend(labelFontSize=12, titleFontSize=12, symbolSize=90, symbolOpacity=1)
-        .configure_view(strokeWidth=0)
-        .configure_header(labelFontSize=13, titleFontSize=13)
+    config = alt.Config(
+        axis=alt.AxisConfig(labelFontSize=12, titleFontSize=13, titleFontWeight="normal", gridColor="#e8e8e8"),
+        legend=alt.LegendConfig(labelFontSize=12, titleFontSize=12, symbolSize=90, symbolOpacity=1),
+        view=alt.ViewConfig(strokeWidth=0),
+        header=alt.HeaderConfig(labelFontSize=13, titleFontSize=13),
     )
+    return chart.properties(
+        title=title, background="white", config=config
+    )  # each such call copies all data: one is enough

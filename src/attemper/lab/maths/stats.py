@@ -1,4 +1,4 @@
-"""stats: estimates with their standard errors and Student's t, from independent batches; no library but torch."""
+"""stats: estimates with their standard errors and Student's t, from independent batches. Needs torch alone, as measuring does."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ..engine.experiment import Expectation
+
 RARE = 1 / 16_000
 """How often chance alone puts an estimate farther from the truth than its reach."""
 CHANCE = "t interval of the batches: missed by chance once in 16,000"
+
+
+def expect_column(
+    row: Mapping[str, Any], column: str, quantity: str, expected: float, source: str, more: float = 0.0, why: str = ""
+) -> Expectation:
+    """A row's estimate against a number: they agree within its reach, and ``more``, for the reason ``why``."""
+    because = f"{CHANCE}; and {why}" if why else CHANCE
+    return Expectation(quantity, expected, row[column], row[f"{column}_reach"] + more, source, because)
 
 
 class Estimate(NamedTuple):
@@ -53,8 +63,8 @@ def within(row: Mapping[str, Any], name: str, expected: float) -> bool:
     return bool(abs(row[name] - expected) <= row[f"{name}_reach"])
 
 
-def apart(low: Mapping[str, Any], high: Mapping[str, Any], name: str) -> bool:
-    """Whether one row's estimate lies above another's by more than both reaches."""
+def clearly_below(low: Mapping[str, Any], high: Mapping[str, Any], name: str) -> bool:
+    """Whether one row's estimate is below another's by more than both reaches."""
     return bool(low[name] + low[f"{name}_reach"] < high[name] - high[f"{name}_reach"])
 
 

@@ -1,15 +1,17 @@
-"""real_heads: in a real model's heads, does one token get almost all the attention when the scale is taken away?
+"""real_heads: in a real model's heads, does one token get almost all the attention when the scale is removed?
 
-The embedded MiniLM reads sentences while every layer's scale is replaced. It was trained with 1/√d_k: what a model would do
-that had been trained without is another question (`attemper run charlm`).
+The embedded MiniLM reads sentences while the scale of every layer is replaced. It was trained with 1/√d_k; what a model does that
+was trained without it is another question (`attemper run charlm`).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...scale import RULES
-from ...scan.what_if import what_if
+from ...scan import scan
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, pick
-from .model import READ, batch, chosen, loaded
+from .sentences import READ, batch, chosen, loaded
 
 SCALES = ("none", "sqrt_dk", "dk", "sqrt_dmodel")
 ALMOST_ALL = 0.9
@@ -21,8 +23,8 @@ KEPT = ("top_weight", "saturated", "effective_keys", "entropy", "variance", "pea
 def measure(cell: Cell) -> list[Row]:
     model, _ = loaded(str(cell["device"]))
     texts = batch([text for pair in chosen(cell) for text in pair], str(cell["device"]))
-    (found,) = what_if(model, lambda: model(**texts), [str(cell["rule"])])
-    places = {name: place for place, name in enumerate(dict.fromkeys(row["layer"] for row in found.heads))}
+    found = scan(model, dict(texts), what_if=str(cell["rule"]), pictures=False).to_dict()["what_if"][0]["heads"]
+    places = {name: place for place, name in enumerate(dict.fromkeys(row["layer"] for row in found))}
     config = model.config
     d = config.hidden_size // config.num_attention_heads
     return [
@@ -33,7 +35,7 @@ def measure(cell: Cell) -> list[Row]:
             "heads": config.num_attention_heads,
             **{name: row[name] for name in KEPT},
         }
-        for row in found.heads
+        for row in found
     ]
 
 
@@ -77,18 +79,37 @@ def finding(rows: Rows) -> str:
     )
 
 
+def draw(rows: Rows, finding: str) -> Any:
+    """The top weight of a real model's heads, from the least to the most, under each scale."""
+    import altair as alt
+
+    from ..figures import marks, theme
+
+    shown = []
+    for rule in dict.fromkeys(row["rule"] for row in rows):
+        heads = sorted((row for row in rows if row["rule"] == rule), key=lambda row: row["top_weight"])
+        shown += [{**row, "rank": place} for place, row in enumerate(heads, start=1)]
+    shown = theme.labelled(shown)
+    colour = theme.by_rule(shown)
+    last = max(row["rank"] for row in shown)
+    x = alt.X("rank:Q", title="heads, sorted", scale=alt.Scale(domain=[0, last + 1]), axis=alt.Axis(grid=False))
+    chart = marks.labelled_line(0.9, "almost all: 0.9") + marks.joined(shown, x, "top_weight", colour) + marks.measured(
+        shown, x, "top_weight", "largest weight of a query, mean over queries", colour
+    )  # fmt: skip
+    note = (
+        f"MiniLM-L6, {last} heads, d_k = {rows[0]['d']}, trained with 1/√d_k; "
+        "the scale of every layer is replaced while it reads sentences."
+    )
+    return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
+
+
 EXPERIMENT = Experiment(
     name="real_heads",
-    question="In a real model's heads, does one token get almost all the attention when the scale is taken away?",
+    question="In a real model's heads, does one token get almost all the attention when the scale is removed?",
     claims=("C14",),
-    parameters=(
-        Parameter("rule", SCALES, "the scale put in place", choices=SCALES),
-        READ,
-        SEED,
-        DEVICE,
-    ),
+    parameters=(Parameter("rule", SCALES, "the rule that replaces the scale", choices=SCALES), READ, SEED, DEVICE),
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="real_heads",
+    draw=draw,
 )

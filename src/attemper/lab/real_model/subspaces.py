@@ -1,9 +1,9 @@
 """subspaces: do the heads of a layer of a real model read different subspaces, and look at different tokens?
 
-Two measures, each with its null. A head reads the row space of its part of W_q, d_k of the model's d_model dimensions: the
-overlap of two such spaces, tr(P_a P_b)/d_k, is 1 when they are one, and d_k/d_model on average when they are drawn at random.
-And the weights: two heads differ when their weights on the same sentences lie further apart (total variation) than either
-head's own weights do on two sentences of the same syntax with other words.
+Two measures, each with a comparison. A head reads the row space of its part of W_q, d_k of the model's d_model dimensions: the
+overlap of two such spaces, tr(P_a P_b)/d_k, is 1 when they are equal, and d_k/d_model on average when they are drawn at random.
+The weights: two heads differ when the distance (total variation) of their weights on the same sentences is larger than that of
+either head's weights on two sentences of the same syntax with other words.
 """
 
 from __future__ import annotations
@@ -13,26 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...scan.examiners.weights import weights_of_rows
-from ...vitals import Vitals
-from ...watch.call import Call
-from ...watch.session import watch
+from ...attention import weights
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Row, Rows, generator
 from ..maths.stats import over_batches
-from .model import READ, batch, chosen, loaded
-
-
-class Patterns:
-    """An examiner that keeps every head's weights, (sentences, heads, n, n), layer by layer; the sentences are short."""
-
-    def __init__(self) -> None:
-        self.layers: list[Tensor] = []
-
-    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> Tensor:
-        return weights_of_rows(call, vitals, torch.arange(call.facts.queries, device=vitals.lse.device)).double().cpu()
-
-    def keep(self, name: str, call: Call, seen: Tensor) -> None:
-        self.layers.append(seen)
+from .sentences import READ, batch, chosen, loaded
 
 
 def measure(cell: Cell) -> list[Row]:
@@ -43,7 +27,7 @@ def measure(cell: Cell) -> list[Row]:
     rows = []
     for number, layer in enumerate(model.encoder.layer):
         attention = layer.attention.self
-        between = torch.stack([apart(one) for pair in pairs for one in pair[number]]).mean(0)  # [heads, heads]
+        between = torch.stack([between_heads(one) for pair in pairs for one in pair[number]]).mean(0)  # [heads, heads]
         own = torch.stack([distance(*pair[number]) for pair in pairs]).mean(0)  # [heads]
         a, b = torch.triu_indices(heads, heads, 1, device="cpu")
         spaces = {name: overlaps(getattr(attention, name).weight, heads) for name in ("query", "key")}
@@ -68,13 +52,15 @@ def measure(cell: Cell) -> list[Row]:
 
 
 def patterns(model: Any, pair: Any) -> list[Tensor]:
-    """The weights of every head on both sentences of a pair, layer by layer."""
-    seen = Patterns()
-    listening = watch(model)
-    listening.examiners = [seen]
-    with torch.no_grad(), listening:
-        model(**pair)
-    return seen.layers
+    """The weights of every head on both sentences of a pair, (sentences, heads, n, n), layer by layer; nothing is padded."""
+    heads, found = model.config.num_attention_heads, []
+    with torch.no_grad():
+        inputs = model(**pair, output_hidden_states=True).hidden_states
+        for layer, x in zip(model.encoder.layer, inputs, strict=False):  # one more than layers: the last output
+            own = layer.attention.self
+            query, key = (part(x).unflatten(-1, (heads, -1)).transpose(1, 2) for part in (own.query, own.key))
+            found.append(weights(query, key).double().cpu())
+    return found
 
 
 def distance(one: Tensor, other: Tensor) -> Tensor:
@@ -82,7 +68,7 @@ def distance(one: Tensor, other: Tensor) -> Tensor:
     return (one - other).abs().sum(-1).mean(-1) / 2
 
 
-def apart(weights: Tensor) -> Tensor:
+def between_heads(weights: Tensor) -> Tensor:
     """The distance between every two heads, [heads, heads]."""
     return distance(weights[:, None], weights[None])
 
@@ -95,7 +81,7 @@ def overlaps(weight: Tensor, heads: int) -> Tensor:
 
 
 def others(matrix: Tensor) -> Tensor:
-    """What each head has with the others on average."""
+    """The mean of each head's row, without itself."""
     heads = len(matrix)
     return (matrix.sum(1) - matrix.diagonal()) / (heads - 1)
 
@@ -124,17 +110,54 @@ def finding(rows: Rows) -> str:
     )
 
 
+SPACES = {"overlap": "two heads", "random_overlap": "random subspaces"}
+WEIGHTS = {"distance": "two heads, same words", "own_distance": "one head, other words"}
+
+
+def draw(rows: Rows, finding: str) -> Any:
+    """Overlap of the heads' subspaces and of random ones; distance of the heads' weights and of one head's on other words."""
+    import altair as alt
+
+    from ..figures import marks, theme
+
+    left = _panel(rows, SPACES, "overlap of query subspaces", [*SPACES.values(), *WEIGHTS.values()])
+    right = _panel(rows, WEIGHTS, "distance of weights (total variation)", [*SPACES.values(), *WEIGHTS.values()])
+    chance = marks.labelled_line(rows[0]["chance"], "")
+    half = theme.WIDTH // 2 - 30
+    chart = alt.hconcat((chance + left).properties(width=half, height=300), right.properties(width=half, height=300))
+    note = (
+        "MiniLM-L6. Points: means over the heads of a layer, with 95 % intervals. Two equal subspaces overlap by 1, "
+        f"random ones by d_k/d_model = {rows[0]['chance']:.3f} (dashed)."
+    )
+    return theme.finish(chart, finding, note)
+
+
+def _panel(rows: Rows, series: dict[str, str], title: str, names: list[str]) -> Any:
+    import altair as alt
+
+    from ..figures import marks, theme
+
+    shown = [
+        {
+            "layer": row["layer"] + 1,
+            "what": name,
+            **{f"value{end}": row[f"{field}{end}"] for end in ("", "_low", "_high")},
+        }
+        for row in rows
+        for field, name in series.items()
+    ]
+    colour = theme.series("what", "", names)
+    x = alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0))
+    return marks.joined(shown, x, "value", colour) + marks.measured(shown, x, "value", title, colour)
+
+
 EXPERIMENT = Experiment(
     name="subspaces",
     question="Do the heads of a layer of a real model read different subspaces, and look at different tokens?",
     claims=("C18",),
-    parameters=(
-        READ,
-        SEED,
-        DEVICE,
-    ),
+    parameters=(READ, SEED, DEVICE),
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="subspaces",
+    draw=draw,
 )

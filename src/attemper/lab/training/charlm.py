@@ -5,11 +5,31 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import replace
+from typing import Any
 
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide, pick
-from .costs import LESS, MORE, NOTHING, SAME, Cost, apart, both, cost, of_text, parts
 from .language import INITS, NO_ATTENTION, RULES, TRAINING, train
-from .loop import at_edge, best_lr, diverged, end, largest, runs, spread, survived
+from .runs import (
+    LESS,
+    MORE,
+    NOTHING,
+    SAME,
+    Cost,
+    at_best,
+    at_edge,
+    best_lr,
+    both,
+    cost,
+    diverged,
+    end,
+    largest,
+    last_loss,
+    mean_cost,
+    of_text,
+    runs,
+    spread,
+    survived,
+)
 
 PILOT = 350  # steps
 
@@ -29,7 +49,7 @@ def summary(rows: Rows) -> list[Row]:
             tried = pick(rows, init=init, rule=name)
             lr = best_lr(tried, "held_out", False)
             of_seed = list(runs(pick(tried, lr=lr), "seed").values())
-            last = [math.inf if diverged(run) else statistics.fmean(parts(run)) for run in of_seed]
+            last = [last_loss(run) for run in of_seed]
             found.append(
                 {
                     "init": init,
@@ -80,10 +100,10 @@ def at_equal_fit(rows: Rows) -> Cost:
     found = [{seed: run for (seed,), run in runs(some, "seed").items() if not diverged(run)} for some in chosen]
     every = [run for some in found for run in some.values()]
     if not every:
-        return apart([])
+        return mean_cost([])
     level = max(min(row["seen"] for row in run) for run in every)
     one, other = ({seed: _when(run, level) for seed, run in some.items()} for some in found)
-    return apart([[other[seed] - one[seed]] for seed in one if seed in other], text=of_text(*chosen))
+    return mean_cost([[other[seed] - one[seed]] for seed in one if seed in other], text=of_text(*chosen))
 
 
 def _when(run: Rows, level: float) -> float:
@@ -101,8 +121,7 @@ def past_pairs(rows: Rows) -> float:
     """How far the best learning rate's median run with 1/√d_k is below counting pairs; negative where it has not learned that."""
     scaled = pick(rows, rule="sqrt_dk")
     of_seed = runs(pick(scaled, lr=best_lr(scaled, "held_out", False)), "seed").values()
-    last = statistics.median(math.inf if diverged(run) else statistics.fmean(parts(run)) for run in of_seed)
-    return float(scaled[0]["bigram"]) - last
+    return float(scaled[0]["bigram"]) - statistics.median(map(last_loss, of_seed))
 
 
 def trained(rows: Rows, what: str) -> Expectation:
@@ -160,8 +179,56 @@ def finding(rows: Rows) -> str:
     return words + lost
 
 
+HEADINGS = {"small": "projections drawn with std 0.02", "unit": "unit-variance q and k"}
+COST = "none less 1/√d_k"
+
+
+def draw(rows: Rows, finding: str) -> Any:
+    """What leaving the scale out costs, by learning rate; and every rule at its best learning rate while it trains."""
+    import altair as alt
+
+    from ..figures import panels, theme
+
+    columns, costs = {}, {}
+    for init in [name for name in HEADINGS if any(row["init"] == name for row in rows)]:
+        part = pick(rows, init=init)
+        columns[HEADINGS[init]] = theme.labelled(at_best(part, "rule", "held_out", False))
+        costs[HEADINGS[init]] = [{**row, "name": COST} for row in differences(part)]
+    first = rows[0]
+    note = f"{first['layers']} layers, width {first['d_model']}, d_k = {first['d_model'] // first['heads']}, on Python's source. "
+    colour = theme.by_rule([row for part in columns.values() for row in part])
+    chart = panels.draw(columns, colour, "rule_label", panels.LANGUAGE)
+    if all(costs.values()):
+        note += "Top: the difference of held-out losses, mean and 95 % interval. "
+        note += "Below: every rule at its best learning rate. "
+        chart = alt.vconcat(_top(costs), chart, spacing=24).resolve_scale(color="independent")
+    else:
+        note += "Every rule at its best learning rate. "
+    return theme.finish(chart, finding, note + panels.ON_THE_WAY)
+
+
+def _top(costs: dict[str, list[dict[str, Any]]]) -> Any:
+    """Cost against learning rate, initialisations side by side on one scale."""
+    import altair as alt
+
+    from ..figures import marks, panels, theme
+
+    width = (theme.WIDTH - panels.GAP * (len(costs) - 1)) // len(costs)
+    one = theme.series("name", "", [COST]).legend(None)
+    found: list[Any] = []
+    for name, some in costs.items():
+        x = theme.powers("lr", "learning rate", [row["lr"] for row in some], ".0e")
+        points = (
+            marks.labelled_line(0.0, "no cost", at=0.62 * width)
+            + marks.joined(some, x, "cost", one)
+            + marks.measured(some, x, "cost", "" if found else f"{COST}, nats", one)
+        )
+        found.append(points.properties(width=width, height=130, title=panels.heading(name)))
+    return alt.hconcat(*found, spacing=18).resolve_scale(y="shared")
+
+
 TASK = (
-    Parameter("steps", (200,), "how many", least=1, single=True),
+    Parameter("steps", (200,), "training steps", least=1, single=True),
     Parameter("batch", (16,), "windows per step", least=1, single=True),
     Parameter(
         "length",
@@ -173,7 +240,7 @@ TASK = (
         hint="one character has nothing before it, and the held-out text must have many windows",
     ),
     Parameter("d_model", (64,), "the model's width", least=1, single=True),
-    Parameter("heads", (2,), "how many heads", least=1, single=True),
+    Parameter("heads", (2,), "number of heads", least=1, single=True),
     Parameter(
         "text",
         (TRAINING,),
@@ -186,7 +253,7 @@ TASK = (
     replace(SEED, default=(0, 1, 2)),
     replace(DEVICE, single=True),
 )
-"""What every experiment on this task shares."""
+"""The parameters that every experiment on this task has."""
 
 # a text that is read many times over, so that seen and unseen text can come apart
 MEMORISE: dict[str, tuple[int | float | str, ...]] = {
@@ -205,13 +272,13 @@ EXPERIMENT = Experiment(
         Parameter("rule", ("sqrt_dk", "none", NO_ATTENTION), "the scale's rule, or no attention at all", choices=RULES),
         Parameter("init", INITS, "projections: std 0.02 (small), or unit-variance q and k (unit)", choices=INITS),
         Parameter("lr", (1e-3, 3e-3), "Adam's learning rate", above=0),
-        Parameter("layers", (2,), "how many", least=1, most=1000, single=True),
+        Parameter("layers", (2,), "number of layers", least=1, most=1000, single=True),
         *TASK,
     ),
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="charlm",
+    draw=draw,
     check=heads_divide,
     presets={
         "full": {

@@ -5,39 +5,35 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import replace
+from typing import Any
 
 from ..engine.experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide, pick
 from . import charlm
-from .costs import LESS, MORE, OPEN, SAME, Cost, apart, both, by_seed, cost
 from .language import INITS, RULES, train
-from .loop import at_edge, best_lr, survived
+from .runs import LESS, MORE, OPEN, SAME, Cost, at_best, at_edge, both, by_seed, cost, mean_cost, survived
 
 
 def measure(cell: Cell) -> list[Row]:
     return train(cell, str(cell["rule"]))
 
 
-def at_best(rows: Rows) -> dict[int, tuple[Rows, Rows]]:
+def pairs(rows: Rows) -> dict[int, tuple[Rows, Rows]]:
     """layers → the runs with 1/√d_k and those without a scale, each at its own best learning rate at that depth."""
-    found: dict[int, tuple[Rows, Rows]] = {}
-    for layers in sorted({row["layers"] for row in rows}):
-        pair = both(rows, layers=layers)
-        if all(pair):
-            one, other = (pick(some, lr=best_lr(some, "held_out", False)) for some in pair)
-            found[layers] = (one, other)
-    return found
+    depths = sorted({row["layers"] for row in rows})
+    found = {layers: both(at_best(pick(rows, layers=layers), "rule", "held_out", False)) for layers in depths}
+    return {layers: pair for layers, pair in found.items() if all(pair)}
 
 
 def costs(rows: Rows) -> dict[int, Cost]:
     """layers → what leaving the scale out costs."""
-    return {layers: cost(*pair) for layers, pair in at_best(rows).items()}
+    return {layers: cost(*pair) for layers, pair in pairs(rows).items()}
 
 
 def summary(rows: Rows) -> list[Row]:
     """Per depth: the cost with its interval, and the learning rates it was measured at; ``at_edge`` says which rule's is the
     least or the most that was tried, so that a better one may lie beyond."""
     found = []
-    for layers, pair in at_best(rows).items():
+    for layers, pair in pairs(rows).items():
         lrs = {name: some[0]["lr"] for name, some in zip(("sqrt_dk", "none"), pair, strict=True)}
         edge = [name for name, lr in lrs.items() if at_edge(pick(rows, layers=layers, rule=name), lr)]
         columns = {f"lr, {name}": lr for name, lr in lrs.items()}
@@ -48,9 +44,9 @@ def summary(rows: Rows) -> list[Row]:
 def growth(rows: Rows) -> Cost:
     """How much more leaving the scale out costs from the shallowest to the deepest: the straight line through all depths, against
     their logarithm. Seeds of which any run diverged are left out."""
-    of_depth = {math.log2(layers): by_seed(*pair) for layers, pair in at_best(rows).items()}
+    of_depth = {math.log2(layers): by_seed(*pair) for layers, pair in pairs(rows).items()}
     if len(of_depth) < 2:
-        return apart([])
+        return mean_cost([])
     seeds = set.intersection(*(set(some) for some in of_depth.values()))
     depths = list(of_depth)
     reach = max(depths) - min(depths)
@@ -61,7 +57,7 @@ def growth(rows: Rows) -> Cost:
         ]
         for seed in sorted(seeds)
     ]
-    return apart(lines)
+    return mean_cost(lines)
 
 
 def expect(rows: Rows) -> list[Expectation]:
@@ -93,6 +89,33 @@ def finding(rows: Rows) -> str:
     return words + lost
 
 
+def draw(rows: Rows, finding: str) -> Any:
+    """What leaving the scale out costs, against the number of layers; and the shallowest and deepest model while they train."""
+    import altair as alt
+
+    from ..figures import marks, panels, theme
+
+    depths = sorted({row["layers"] for row in rows})
+    series = {n: theme.labelled(at_best(pick(rows, layers=n), "rule", "held_out", False)) for n in depths}
+    shown = [{"name": charlm.COST, **row} for row in summary(rows)]
+    x = theme.powers("layers", "layers", depths)
+    one = theme.series("name", "", [charlm.COST]).legend(None)
+    points = (
+        marks.labelled_line(0.0, "no cost")
+        + marks.joined(shown, x, "cost", one)
+        + marks.measured(shown, x, "cost", f"{charlm.COST}, nats", one)
+    )
+    ends = {f"depth {layers}": series[layers] for layers in dict.fromkeys((min(series), max(series)))}
+    colour = theme.by_rule([row for part in ends.values() for row in part])
+    below = panels.draw(ends, colour, "rule_label", panels.LANGUAGE)
+    note = (
+        "Language model on Python's standard library, unit-variance q and k; each rule at its best learning rate. "
+        f"Top: the difference of held-out losses, mean and 95 % interval. {panels.ON_THE_WAY}"
+    )
+    chart = alt.vconcat(alt.layer(points).properties(width=theme.WIDTH, height=200), below, spacing=24)
+    return theme.finish(chart.resolve_scale(color="independent"), finding, note)
+
+
 # eight layers in seconds: the width and the windows of charlm's model, halved
 _HALVED: dict[str, tuple[int, ...]] = {"steps": (200,), "length": (32,), "d_model": (32,), "heads": (1,)}
 SMALLER = tuple(replace(one, default=_HALVED.get(one.name, one.default)) for one in charlm.TASK)
@@ -103,7 +126,7 @@ EXPERIMENT = Experiment(
     claims=("C20",),
     parameters=(
         Parameter("rule", ("sqrt_dk", "none"), "the scale's rule", choices=RULES),
-        Parameter("layers", (1, 2, 4, 8), "how many", least=1, most=1000),
+        Parameter("layers", (1, 2, 4, 8), "number of layers", least=1, most=1000),
         Parameter(
             "init",
             ("unit",),
@@ -117,7 +140,7 @@ EXPERIMENT = Experiment(
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="depth",
+    draw=draw,
     check=heads_divide,
     presets={
         "full": {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..engine.experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, pick
 from . import recall
-from .loop import diverged, largest, runs, spread, survived
+from .runs import at_best, diverged, largest, runs, spread, survived
 
 HOWS = ("scaled", "folded", "none")
 OPTIMIZERS = ("adam", "sgd", "adafactor")
@@ -15,7 +17,7 @@ def measure(cell: Cell) -> list[Row]:
     return recall.train(cell, "sqrt_dk" if how == "scaled" else "none", how == "folded", str(cell["optimizer"]))
 
 
-def table(rows: Rows) -> list[Row]:
+def summary(rows: Rows) -> list[Row]:
     """Per optimizer, way and learning rate: the last accuracy over seeds, and the largest logit."""
     found = []
     for (optimizer, how, lr), part in runs(rows, "optimizer", "how", "lr").items():
@@ -63,7 +65,7 @@ def finding(rows: Rows) -> str:
     neither: list[str] = []  # two runs that learn nothing are no sign of one training
     rates: list[str] = []
     for optimizer in dict.fromkeys(row["optimizer"] for row in rows):
-        found = pick(table(rows), optimizer=optimizer)
+        found = pick(summary(rows), optimizer=optimizer)
         of_how = {how: {row["lr"]: row["accuracy"] for row in pick(found, how=how)} for how in HOWS}
         divided, folded = of_how["scaled"], of_how["folded"]
         if max((*divided.values(), *folded.values()), default=0.0) < recall.LEARNED:
@@ -81,6 +83,39 @@ def finding(rows: Rows) -> str:
     return words + survived(rows, "optimizer", "how", "lr", "seed")
 
 
+LABELS = {"scaled": "divide by √d_k", "folded": "fold into W_q", "none": "neither"}
+
+
+def draw(rows: Rows, finding: str) -> Any:
+    """Recall against the learning rate with the scale divided, folded into W_q, or left out; and the same while it trains."""
+    import altair as alt
+
+    from ..figures import marks, panels, theme
+
+    named, shown = ([{**row, "name": LABELS[row["how"]]} for row in some] for some in (rows, summary(rows)))
+    colour = theme.series("name", "the scale", list(LABELS.values()))
+    optimizers = list(dict.fromkeys(row["optimizer"] for row in rows))
+    tops, series = [], {}
+    for optimizer in optimizers:
+        part = pick(shown, optimizer=optimizer)
+        x = theme.powers("lr", "learning rate", [row["lr"] for row in part], ".0e")
+        title = "accuracy" if optimizer == optimizers[0] else ""
+        panel = marks.joined(part, x, "accuracy", colour, nested=True) + marks.measured(
+            part, x, "accuracy", title, colour, nested=True
+        )
+        width = (theme.WIDTH - panels.GAP * (len(optimizers) - 1)) // len(optimizers)
+        tops.append(panel.properties(width=width, height=180, title=panels.heading(optimizer)))
+        series[optimizer] = at_best(pick(named, optimizer=optimizer), "name", "accuracy", True)
+    chart = alt.vconcat(
+        alt.hconcat(*tops, spacing=18), panels.draw(series, colour, "name", panels.TRAINING), spacing=24
+    )
+    note = (
+        f"Recall, d = {max(row['d'] for row in rows)}. Top: median and range over seeds. "
+        f"Below: each way at its best learning rate. {panels.NOTE}"
+    )
+    return theme.finish(chart, finding, note)
+
+
 def _range(rates: list[float]) -> str:
     """The learning rates from the least to the most; those between are in the table."""
     return "–".join(f"{lr:g}" for lr in dict.fromkeys((min(rates), max(rates)))) if rates else "none"
@@ -91,7 +126,7 @@ EXPERIMENT = Experiment(
     question="The scale folded into W_q is the same function at step 0; does it train the same?",
     claims=(),
     parameters=(
-        Parameter("optimizer", OPTIMIZERS, "which", choices=OPTIMIZERS),
+        Parameter("optimizer", OPTIMIZERS, "the optimizer", choices=OPTIMIZERS),
         Parameter("how", HOWS, "divide by √d_k, fold it into W_q, or do neither", choices=HOWS),
         Parameter("lr", (3e-4, 1e-3, 1e-2, 0.1), "the learning rate", above=0),
         Parameter("d", (256,), "the head dim, d_k", least=1, single=True),
@@ -100,7 +135,7 @@ EXPERIMENT = Experiment(
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="fold",
+    draw=draw,
     presets={"full": {"lr": (3e-4, 1e-3, 3e-3, 1e-2, 0.1, 1.0), "steps": (400,)}},
     trains=True,
 )

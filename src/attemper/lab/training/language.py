@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from ...errors import InputError
 from ..engine.experiment import Cell, Row, generator
-from .costs import PARTS
-from .layers import Scores
+from .layers import AttentionLayer
 from .loop import fit
+from .runs import PARTS
 
 VOCABULARY = 128
 TEXT = 1_000_000  # characters: nine tenths to train on, a fiftieth to choose learning rates by, the rest held out
@@ -46,12 +46,14 @@ def corpus() -> tuple[Tensor, str]:
     return numbers, hashlib.sha256(content).hexdigest()[:16]
 
 
-class Block(nn.Module):
-    """Attention and two linear layers, each on a normed copy of its input; without scores, the linear layers alone."""
+class TransformerBlock(nn.Module):
+    """Attention and two linear layers, each on a normed copy of its input; without attention, the linear layers alone."""
 
-    def __init__(self, width: int, heads: int, scores: Scores | None, std: float, stream: torch.Generator) -> None:
+    def __init__(
+        self, width: int, heads: int, attention: AttentionLayer | None, std: float, stream: torch.Generator
+    ) -> None:
         super().__init__()
-        self.heads, self.scores = heads, scores
+        self.heads, self.attention = heads, attention
 
         def draw(rows: int, columns: int, spread: float) -> nn.Parameter:
             return nn.Parameter(torch.randn(rows, columns, generator=stream, device=stream.device) * spread)
@@ -62,15 +64,15 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        if self.scores is not None:
+        if self.attention is not None:
             split = (F.layer_norm(x, (width,)) @ self.qkv).view(batch, length, 3, self.heads, -1)
             query, key, value = split.permute(2, 0, 3, 1, 4)  # each (B, H, L, d)
-            attended = self.scores(query, key, value, causal=True)
+            attended = self.attention(query, key, value, causal=True)
             x = x + attended.transpose(1, 2).reshape(batch, length, width) @ self.out
         return x + F.gelu(F.layer_norm(x, (width,)) @ self.up) @ self.down
 
 
-class Model(nn.Module):
+class LanguageModel(nn.Module):
     """Embeddings, blocks, read-out."""
 
     def __init__(self, cell: Cell, score: str, stream: torch.Generator, kappa: float = 1.0) -> None:
@@ -83,10 +85,12 @@ class Model(nn.Module):
 
         self.token, self.place = draw(VOCABULARY, width, 1.0), draw(length, width, 0.3)
         scores = [
-            None if score == NO_ATTENTION else Scores(score, heads, width // heads, layer, kappa)
+            None if score == NO_ATTENTION else AttentionLayer(score, heads, width // heads, layer, kappa)
             for layer in range(int(cell["layers"]))
         ]
-        self.blocks = nn.ModuleList(Block(width, heads, one, std, stream) for one in scores).to(stream.device)
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads, one, std, stream) for one in scores).to(
+            stream.device
+        )
         self.read = draw(width, VOCABULARY, 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -102,7 +106,7 @@ def train(cell: Cell, score: str, kappa: float = 1.0) -> list[Row]:
     _, name = corpus()
     length, batch, seed, device = int(cell["length"]), int(cell["batch"]), cell["seed"], str(cell["device"])
     size = min(int(cell["text"]), TRAINING)
-    model = Model(cell, score, generator(device, "charlm", cell["d_model"], cell["layers"], seed), kappa)
+    model = LanguageModel(cell, score, generator(device, "charlm", cell["d_model"], cell["layers"], seed), kappa)
     data = generator("cpu", "charlm data", length, batch, seed)
     texts = {"seen": (0, size), "validation": (TRAINING, VALIDATION), "held_out": (VALIDATION, TEXT)}
     some = {of: windows(*ends, WATCHED, length, generator("cpu", "charlm", of, length)) for of, ends in texts.items()}
@@ -123,7 +127,7 @@ def train(cell: Cell, score: str, kappa: float = 1.0) -> list[Row]:
         return losses
 
     first = model.blocks[0]
-    assert isinstance(first, Block)
+    assert isinstance(first, TransformerBlock)
     rows = fit(model, float(cell["lr"]), int(cell["steps"]), loss_of, evaluate, {"qkv": first.qkv})
     return [{**row, "bigram": bigram(length), "text_sha256": name} for row in rows]
 

@@ -1,6 +1,7 @@
 """layers: attention under any score, as the models that are trained here call it.
 
-Dot products and angles go through torch's own attention, as in anybody's model, and `watch` looks at them from outside.
+Dot products and cosines go through torch's own attention, as in most models, where `watch` can measure them. An additive layer
+measures itself.
 """
 
 from __future__ import annotations
@@ -11,17 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...heads import HeadSummary
 from ...scale import rule as rule_named
 from ...scores import additive_attention
 from ...scores.cosine import direction
-from ...watch.attach.gradients import Gradients
 
 OTHERS = ("additive", "cosine", "kappa")  # scores that are not a rule of the dot product
 SIGNS = ("entropy", "effective_keys", "peak", "top_weight", "variance")
 
 
-class Scores(nn.Module):
+class AttentionLayer(nn.Module):
     """Attention over q, k, v of shape (B, H, L, d) by a score: a rule's name, ``additive``, ``cosine``, or ``kappa``.
 
     Learns the rule's gain, or the additive score's w, where there is one. ``cosine`` learns its scale from 10. ``kappa`` forces
@@ -36,7 +35,7 @@ class Scores(nn.Module):
         start = starts.get(name, self.rule.gain)
         shape = (heads, head_dim) if name == "additive" else (heads,)
         self.gain = None if start is None else nn.Parameter(torch.full(shape, float(start)))
-        self.own: Own | None = None
+        self.measured: list[dict[str, float]] | None = None  # signs and gradients by head, where somebody asks for them
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, causal: bool = False) -> Tensor:
         if self.name == "additive":
@@ -65,17 +64,17 @@ class Scores(nn.Module):
 
     def _additive(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
         assert self.gain is not None
-        own = self.own
-        output, vitals = additive_attention(query, key, value, self.gain, causal=causal, signs=SIGNS if own else ())
-        if own is not None:
-            own.summary = vitals.by_head()
-            query.register_hook(lambda gradient: own.gradients.add(0, gradient, len(gradient), None))
+        heads = self.measured
+        signs = () if heads is None else SIGNS
+        output, vitals = additive_attention(query, key, value, self.gain, causal=causal, signs=signs)
+        if heads is not None:
+            heads += vitals.by_head().to_dicts()
+            query.register_hook(lambda gradient: _add_gradient(heads, gradient))
         return output
 
 
-class Own:
-    """What a layer notes of itself in a step: additive scores are no product of q and k, which is what `watch` follows."""
-
-    def __init__(self, heads: int) -> None:
-        self.summary: HeadSummary | None = None
-        self.gradients = Gradients(heads)
+def _add_gradient(heads: list[dict[str, float]], gradient: Tensor) -> None:
+    """|dL/dq| of each head, entry by entry: its root mean square and its median, under the names that `watch` uses."""
+    for head, size in zip(heads, gradient.detach().abs().movedim(1, 0).flatten(1), strict=True):
+        head["grad_q_rms"] = float(size.double().square().mean().sqrt())
+        head["grad_q_median"] = float(size.median())

@@ -1,24 +1,28 @@
-"""training: what the experiments that train share: a loop that logs through `watch`, and how runs are chosen and counted.
+"""loop: one training run, with the vital signs of its attention at every logged step.
 
-Data and initialisation depend on the seed alone, so every rule and learning rate sees the same of both.
+Data and initialisation depend on the seed alone, so every rule and learning rate gets the same of both. The signs come from
+`watch`; additive layers measure their own (additive scores are no product, and `watch` follows products), in the same columns.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..engine.experiment import Row, Rows, pick
-from .seen import Heads, folded, looking
+from ...watch import watch
+from ..engine.experiment import Row
+from .layers import SIGNS, AttentionLayer
 
 LOGGED = 15  # rows per run
-Run = list[Mapping[str, Any]]  # the rows of one run, in the order of their steps
+KERNEL = "reference"  # many short sequences: one batched product beats tile after tile
+COLUMNS = ("entropy", "effective_keys", "logit_std", "top_weight", "peak", "grad_q_rms", "grad_q_median")
+Heads = list[dict[str, Any]]  # one per layer and head, as Record.to_dicts() gives them
 
 
 def fit(
@@ -30,21 +34,21 @@ def fit(
     watched: Mapping[str, nn.Parameter],
     optimizer: str = "adam",
 ) -> list[Row]:
-    """Train, and give one row per logged step: loss, evaluation, the vital signs that `watch` sees, gradients of `watched`.
+    """Train, and give one row per logged step: loss, evaluation, the vital signs, gradients of `watched`.
 
-    ``evaluate`` is told whether this is the end. A run whose loss is no longer a number ends there: it diverged.
+    ``evaluate`` gets whether this is the last step. A run whose loss is no longer a number has diverged, and ends there.
     """
     optim = optimizers(optimizer)(model.parameters(), lr)
     logged = sorted({round(step * steps / LOGGED) for step in range(LOGGED + 1)})
     rows: list[Row] = []
     for step in range(steps + 1):
-        block: AbstractContextManager[Heads] = looking(model) if step in logged else nullcontext([])
+        block: AbstractContextManager[Heads] = measured_heads(model) if step in logged else nullcontext([])
         with block as heads:
             loss = loss_of(step)
             optim.zero_grad(set_to_none=True)
             loss.backward()
         if step in logged:
-            signs, ended = {**folded(heads), **gradients(watched)}, evaluate(step == steps)
+            signs, ended = {**over_heads(heads), **gradients(watched)}, evaluate(step == steps)
             rows.append({"step": step, "loss": float(loss.detach()), **signs, **ended})
             if not math.isfinite(rows[-1]["loss"]):
                 break
@@ -68,78 +72,46 @@ def gradients(watched: Mapping[str, nn.Parameter]) -> Row:
     }
 
 
-def runs(rows: Rows, *names: str) -> dict[tuple[Any, ...], Run]:
-    """The rows of each run by the values of these parameters, in the order of their steps."""
-    found: dict[tuple[Any, ...], Run] = {}
-    for row in rows:
-        found.setdefault(tuple(row[name] for name in names), []).append(row)
-    return {which: sorted(part, key=lambda row: row["step"]) for which, part in found.items()}
+@contextmanager
+def measured_heads(model: nn.Module) -> Iterator[Heads]:
+    """Around one forward and backward: gives a list that is filled with the signs of every head when the block ends."""
+    found: Heads = []
+    layers = [part for part in model.modules() if isinstance(part, AttentionLayer)]
+    additive = [layer for layer in layers if layer.name == "additive"]
+    if not layers:  # a model without attention has no signs
+        yield found
+    elif not additive:
+        with watch(model, gradients=True, signs=SIGNS, kernel=KERNEL) as watching:
+            yield found
+        found += watching.record.to_dicts()
+    else:
+        for layer in additive:
+            layer.measured = []
+        try:
+            yield found
+        finally:
+            for layer in additive:
+                found += layer.measured or []
+                layer.measured = None
 
 
-def diverged(run: Rows) -> bool:
-    """Whether a run's loss stopped being a number."""
-    return not math.isfinite(run[-1]["loss"])
+def over_heads(heads: Heads) -> Row:
+    """Means over layers and heads; the largest logit; of |dL/dq|, entry by entry, the root mean square and the median.
 
-
-def end(run: Rows, column: str, larger: bool = False) -> float:
-    """A column's last value; of a run that diverged the worst there is, so that a median counts it and is never NaN."""
-    value = float(run[-1][column])
-    worst = -math.inf if larger else math.inf
-    return worst if diverged(run) or math.isnan(value) else value
-
-
-def spread(name: str, values: Sequence[float]) -> Row:
-    """The median over seeds, the least and the most."""
-    return {name: statistics.median(values), f"{name}_low": min(values), f"{name}_high": max(values)}
-
-
-def largest(rows: Rows, column: str) -> float:
-    """The largest finite value of a column; NaN where there is none."""
-    return max((row[column] for row in rows if math.isfinite(row[column])), default=math.nan)
-
-
-def survived(rows: Rows, *names: str) -> str:
-    """How many runs diverged, in words, by the names that tell runs apart; nothing where none did."""
-    all_runs = runs(rows, *names).values()
-    lost = sum(diverged(run) for run in all_runs)
-    return f"; {lost} of {len(all_runs)} runs diverged" if lost else ""
-
-
-def first_step(run: Rows, column: str, level: float) -> float:
-    """The first logged step at which a column reached a level; infinite when it never did."""
-    return next((float(row["step"]) for row in run if row[column] >= level), math.inf)
-
-
-def chosen_by(rows: Rows, column: str) -> str:
-    """What a learning rate is chosen by: the validation set where rows have one, so that what is reported did not choose."""
-    return "validation" if rows and "validation" in rows[0] else column
-
-
-def best_lr(rows: Rows, column: str, larger: bool, **wanted: object) -> float:
-    """The learning rate with the best median over seeds of the last value on the validation set; each rule has its own.
-
-    Where two are equally good in the end, the one that was better on the way.
+    The gradient is that of the query which enters the product: after the norm, where a rule norms it. NaN where nothing attends.
     """
-    column = chosen_by(rows, column)
-    found: dict[float, list[tuple[float, float]]] = {}
-    for (lr, _), run in runs(pick(rows, **wanted), "lr", "seed").items():
-        last = end(run, column, larger)
-        on_the_way = statistics.fmean(row[column] for row in run) if math.isfinite(last) else last
-        found.setdefault(lr, []).append((last, on_the_way))
-    order = max if larger else min
-    return order(found, key=lambda lr: tuple(statistics.median(ends) for ends in zip(*found[lr], strict=True)))
+    if not heads:
+        return dict.fromkeys(COLUMNS, math.nan)
 
+    def mean(sign: str) -> float:
+        return statistics.fmean(head[sign] for head in heads)
 
-def fastest_lr(rows: Rows, column: str, level: float) -> float:
-    """The learning rate whose median run reaches a level first on the validation set; of equals, the best in the end."""
-    column = chosen_by(rows, column)
-    found: dict[float, list[tuple[float, float]]] = {}
-    for (lr, _), run in runs(rows, "lr", "seed").items():
-        found.setdefault(lr, []).append((first_step(run, column, level), -end(run, column, larger=True)))
-    return min(found, key=lambda lr: tuple(statistics.median(ends) for ends in zip(*found[lr], strict=True)))
-
-
-def at_edge(rows: Rows, lr: float) -> bool:
-    """Whether a learning rate is the least or the most that was tried: a better one may lie beyond."""
-    tried = [row["lr"] for row in rows]
-    return lr in (min(tried), max(tried))
+    return {
+        "entropy": mean("entropy"),
+        "effective_keys": mean("effective_keys"),
+        "logit_std": math.sqrt(mean("variance")),
+        "top_weight": mean("top_weight"),
+        "peak": max(head["peak"] for head in heads),
+        "grad_q_rms": math.sqrt(statistics.fmean(head["grad_q_rms"] ** 2 for head in heads)),
+        "grad_q_median": statistics.median(head["grad_q_median"] for head in heads),
+    }

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
-from .layers import Scores
-from .loop import at_edge, best_lr, diverged, fastest_lr, first_step, fit, largest, runs, spread, survived
+from .layers import AttentionLayer
+from .loop import fit
+from .runs import at_best, at_edge, best_lr, diverged, fastest_lr, first_step, largest, runs, spread, survived
 
 KEYS, VALUES = 256, 32
 UNSEEN = 256
@@ -43,7 +44,7 @@ class Recall(nn.Module):
         self.read = draw(d, VALUES, d**-0.5)
         if fold:  # T5: what the rule would divide by is in W_q from the start
             self.w_q.data /= math.sqrt(d)
-        self.scores = Scores(score, 1, d).to(stream.device)
+        self.attention = AttentionLayer(score, 1, d).to(stream.device)
 
     def forward(self, keys: Tensor, values: Tensor, asked: Tensor) -> Tensor:
         """keys, values (B, pairs), asked (B,) → logits of the answer (B, VALUES)."""
@@ -52,7 +53,7 @@ class Recall(nn.Module):
             (F.embedding(keys, self.key @ weight) + F.embedding(values, self.value @ weight))[:, None] / math.sqrt(2)
             for weight in (self.w_k, self.w_v)
         )  # (B, 1, pairs, d), unit variance
-        attended: Tensor = self.scores(query, key, value)
+        attended: Tensor = self.attention(query, key, value)
         return attended[:, 0, 0] @ self.read
 
 
@@ -168,6 +169,17 @@ def finding(rows: Rows) -> str:
     return words + survived(pick(rows, d=d), "rule", "lr", "seed")
 
 
+def draw(rows: Rows, finding: str) -> Any:
+    """Accuracy, loss, entropy, the largest logit and the gradient during training, each rule at its best learning rate."""
+    from ..figures import panels, theme
+
+    d = max(row["d"] for row in rows)
+    shown = theme.labelled(at_best(pick(rows, d=d), "rule", "accuracy", True))
+    chart = panels.draw({"": shown}, theme.by_rule(shown), "rule_label", panels.RECALL)
+    note = f"One layer, one head, d = {d}, Adam, unit-variance entries. {panels.NOTE}"
+    return theme.finish(chart, finding, note)
+
+
 def learned(best: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> str:
     """Which of them learned the task in the steps there were and which did not, best first, with their accuracies."""
     order = sorted(best.items(), key=lambda one: -one[1]["accuracy"])
@@ -184,7 +196,7 @@ def learned(best: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> 
 
 
 TASK = (
-    Parameter("steps", (150,), "how many", least=1, single=True),
+    Parameter("steps", (150,), "training steps", least=1, single=True),
     Parameter("batch", (32,), "sequences per step", least=1, single=True),
     Parameter(
         "pairs",
@@ -198,7 +210,7 @@ TASK = (
     replace(SEED, default=(0, 1, 2)),
     replace(DEVICE, single=True),
 )
-"""What every experiment on this task shares."""
+"""The parameters that every experiment on this task has."""
 
 EXPERIMENT = Experiment(
     name="recall",
@@ -213,7 +225,7 @@ EXPERIMENT = Experiment(
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="recall",
+    draw=draw,
     presets={
         "full": {
             "rule": ("sqrt_dk", "none", "dk", "qk_norm", "learned"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
+from typing import Any
 
 from ..engine.experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide
 from . import charlm
-from .costs import parts
 from .language import INITS, train
-from .loop import diverged, runs, survived
+from .runs import last_loss, runs, survived
 
 WORSE = 0.1  # nats above the best
 
@@ -22,8 +22,7 @@ def losses(rows: Rows) -> dict[float, tuple[float, float, float]]:
     """κ → the last held-out loss: median, least, most over seeds; infinite for a run that diverged."""
     found = {}
     for (kappa,), part in runs(rows, "kappa").items():
-        of_seed = runs(part, "seed").values()
-        last = [math.inf if diverged(run) else statistics.fmean(parts(run)) for run in of_seed]
+        last = [last_loss(run) for run in runs(part, "seed").values()]
         found[kappa] = (statistics.median(last), min(last), max(last))
     return dict(sorted(found.items()))
 
@@ -63,21 +62,59 @@ def finding(rows: Rows) -> str:
     return words + lost
 
 
+def draw(rows: Rows, finding: str) -> Any:
+    """Held-out loss against the forced scale κ of the logits; and some of them while they train."""
+    import altair as alt
+
+    from ..figures import marks, panels, theme
+
+    shown: list[Row] = [
+        {"kappa": kappa, "name": "measured", "loss": median, "loss_low": least, "loss_high": most}
+        for kappa, (median, least, most) in losses(rows).items()
+    ]
+    kappas = [row["kappa"] for row in shown]
+    x = theme.powers("kappa", "κ, the forced scale of the logits", kappas)
+    colour = theme.series("name", "", ["measured"]).legend(None)
+    top = (
+        marks.labelled_line(1e3, "Wortsman", axis="x", at=185)
+        + marks.labelled_line(rows[0]["bigram"], "counting pairs of characters")
+        + marks.joined(shown, x, "loss", colour)
+        + marks.measured(shown, x, "loss", "held-out loss, nats", colour, zero=False)
+    )
+    decades = [kappa for kappa in kappas if kappa >= 1 and math.log10(kappa).is_integer()][-5:] or kappas[:5]
+    series = [{**row, "name": f"{row['kappa']:g}"} for row in rows if row["kappa"] in decades]
+    below = panels.draw(
+        {"": series}, theme.series("name", "κ", [f"{kappa:g}" for kappa in decades]), "name", panels.LANGUAGE
+    )
+    note = (
+        "Language model on Python's standard library; q and k at an RMS of √κ each, divided by √d_k, so that logits reach κ√d_k. "
+        f"Dashed, at 1000: where Wortsman et al. 2023 saw the loss deteriorate. {panels.ON_THE_WAY}"
+    )
+    chart = alt.vconcat(alt.layer(top).properties(width=theme.WIDTH, height=200), below, spacing=24)
+    return theme.finish(chart.resolve_scale(color="independent"), finding, note)
+
+
 EXPERIMENT = Experiment(
     name="transplant",
     question="With the logits' scale forced to κ, from which κ on does a language model train worse?",
     claims=("C9",),
     parameters=(
         Parameter("kappa", (0.1, 1.0, 10.0, 100.0, 1e3, 1e4), "the RMS of q times that of k", above=0),
-        Parameter("init", ("unit",), "of the projections", choices=INITS, single=True),
+        Parameter(
+            "init",
+            ("unit",),
+            "how projections are drawn: std 0.02 (small), or unit-variance q and k (unit)",
+            choices=INITS,
+            single=True,
+        ),
         Parameter("lr", (3e-3,), "Adam's learning rate", above=0, single=True),
-        Parameter("layers", (2,), "how many", least=1, most=1000, single=True),
+        Parameter("layers", (2,), "number of layers", least=1, most=1000, single=True),
         *charlm.TASK,
     ),
     measure=measure,
     expect=expect,
     finding=finding,
-    chart="transplant",
+    draw=draw,
     check=heads_divide,
     presets={
         "full": {

@@ -1,39 +1,21 @@
-"""verdicts: what the numbers say about each claim. Pure functions from rows; nothing here knows what to expect.
+"""judge_exact: what the exact experiments say about each claim. Pure functions from rows; none of them knows what to expect.
 
-Each takes the evidence, rows by name, and gives a verdict, the numbers it rests on, and the condition under which it holds.
+Each takes the evidence, rows by name, and returns a verdict, the numbers it rests on, and the condition under which it holds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..engine.experiment import Rows, pick
 from ..exact.gradient import crossing, without_over_with
 from ..exact.saturation import spread_at, width
-from ..maths.stats import apart, within
+from ..maths.stats import clearly_below, within
 from ..maths.theory import critical_std
 from ..training import recall
-
-HOLDS, CONDITION, FALSE = "holds", "holds with a condition", "false"
-UNDECIDED, NOT_RUN = "not decided", "not run"
-VERDICTS = (HOLDS, CONDITION, FALSE, UNDECIDED, NOT_RUN)
-
-Evidence = Mapping[str, Rows]
-
-
-class Judgement(NamedTuple):
-    """A verdict, the numbers it was computed from, and its condition or reason in words.
-
-    Every number in ``numbers`` can turn the verdict; what stands beside it to be compared with is in ``context``.
-    """
-
-    verdict: str
-    numbers: dict[str, float]
-    condition: str
-    context: Mapping[str, float] = MappingProxyType({})
+from .judgement import CONDITION, FALSE, HOLDS, Evidence, Judgement
 
 
 def _end(rows: Rows, **wanted: object) -> Mapping[str, Any]:
@@ -81,7 +63,9 @@ def scaling_gives_one(evidence: Evidence) -> Judgement:
 def range_grows(evidence: Evidence) -> Judgement:
     two, five = (pick(evidence["variance"], d=d)[0] for d in (2, 5))
     numbers = {"mean range at d_k = 2": two["range"], "at d_k = 5": five["range"]}
-    return Judgement(HOLDS if apart(two, five, "range") else FALSE, numbers, f"of {two['range_of']} dot products each")
+    return Judgement(
+        HOLDS if clearly_below(two, five, "range") else FALSE, numbers, f"of {two['range_of']} dot products each"
+    )
 
 
 def softmax_examples(evidence: Evidence) -> Judgement:
@@ -106,17 +90,15 @@ def large_logits_saturate(evidence: Evidence) -> Judgement:
     if largest["top_weight"] < 0.8:
         return Judgement(FALSE, numbers, "even the largest logits leave the top weight under 0.8", context)
     if not all(0.5 < ratio < 2 for ratio in half.values()):
-        return Judgement(HOLDS, numbers, "and √(2 ln n) is not where it happens", context)
-    words = "large means a logit std of about √(2 ln n) and more"
+        return Judgement(HOLDS, numbers, "but not at a logit std of √(2 ln n)", context)
+    words = "large means a logit std of about √(2 ln n) or more"
     sharper = widths[sizes[-1]] < widths[sizes[0]]
     return Judgement(
-        CONDITION, numbers, words + ("; the passage is narrower with more keys" if sharper else ""), context
+        CONDITION, numbers, words + ("; the transition is narrower with more keys" if sharper else ""), context
     )
 
 
-def _gradients(
-    evidence: Evidence,
-) -> tuple[dict[int, float], dict[int, float], dict[str, float], dict[str, float]]:
+def _gradients(evidence: Evidence) -> tuple[dict[int, float], dict[int, float], dict[str, float], dict[str, float]]:
     """By n: the least that the RMS grows, and where the median turns; both as numbers; medians of common head dims as context."""
     numbers: dict[str, float] = {}
     context: dict[str, float] = {}
@@ -142,11 +124,11 @@ def gradients_vanish(evidence: Evidence) -> Judgement:
     peak = max(rows, key=lambda row: row["square"])
     numbers[f"‖J‖_F² at its peak, d_k = {peak['d']}"] = peak["square"]
     numbers[f"‖J‖_F² at d_k = {rows[-1]['d']}"] = rows[-1]["square"]
-    if not apart(rows[-1], peak, "square"):
-        return Judgement(FALSE, numbers, "the softmax's Jacobian does not shrink as the logits grow", context)
+    if not clearly_below(rows[-1], peak, "square"):
+        return Judgement(FALSE, numbers, "the softmax's Jacobian does not become smaller as the logits grow", context)
     if min(turns.values()) == math.inf:
         return Judgement(
-            FALSE, numbers, "at no d_k measured does the typical query get less without the scale", context
+            FALSE, numbers, "at no measured d_k is the median query's gradient smaller without the scale", context
         )
     if max(growth.values()) < 1 and max(turns.values()) == 0:
         return Judgement(HOLDS, numbers, "", context)
@@ -185,7 +167,7 @@ def exp_overflows(evidence: Evidence) -> Judgement:
         return Judgement(HOLDS, numbers, "", context)
     if fused:
         return Judgement(CONDITION, numbers, "not softmax itself, but fused attention", context)
-    words = "every real softmax subtracts the maximum first; what overflows is a score stored in float16"
+    words = "softmax implementations subtract the maximum first; only a score stored in float16 overflows"
     return Judgement(FALSE, numbers, words, context)
 
 
@@ -200,17 +182,17 @@ def dk_is_too_flat(evidence: Evidence) -> Judgement:
         f"weight of a key equal to q among {flat['n']}, under 1/d_k": flat["aligned_weight"],
         "the same under 1/√d_k": scaled["aligned_weight"],
     }
-    if not apart(scaled, flat, "evenness"):
+    if not clearly_below(scaled, flat, "evenness"):
         return Judgement(FALSE, numbers, "the weights are no flatter than with √d_k")
     if flat["aligned_weight"] >= FOUND or scaled["aligned_weight"] < FOUND:
-        return Judgement(FALSE, numbers, "a key equal to q is found as well as with √d_k")
+        return Judgement(FALSE, numbers, "a key equal to q gets as much weight as with √d_k")
     learned = {row["rule"]: row for row in recall.summary(evidence.get("recall", ()))}
     if not {"dk", "sqrt_dk"} <= set(learned) or learned["sqrt_dk"]["accuracy"] < recall.LEARNED:
-        return Judgement(HOLDS, numbers, "before training; W_q and W_k can learn a factor, which --train tries")
+        return Judgement(HOLDS, numbers, "before training; W_q and W_k can learn a factor: --train measures that")
     numbers["recall accuracy after training, 1/d_k"] = learned["dk"]["accuracy"]
     context = {"with 1/√d_k": learned["sqrt_dk"]["accuracy"]}
     if learned["dk"]["accuracy"] < recall.LEARNED:
-        return Judgement(HOLDS, numbers, "before training, and recall is not learned with it", context)
+        return Judgement(HOLDS, numbers, "before training; and recall is not learned with it", context)
     return Judgement(
         CONDITION, numbers, "before training: W_q and W_k learn the factor, and recall is learned", context
     )
@@ -228,7 +210,9 @@ def sqrt_dmodel_is_wrong(evidence: Evidence) -> Judgement:
     if off < 1.1:
         return Judgement(FALSE, numbers, "both divisors give the same temperature", context)
     if wrong["aligned_weight"] >= FOUND or right["aligned_weight"] < FOUND:
-        return Judgement(CONDITION, numbers, "the temperature differs, but a key equal to q is found as well", context)
+        return Judgement(
+            CONDITION, numbers, "the temperature differs, but a key equal to q gets as much weight", context
+        )
     return Judgement(HOLDS, numbers, "before training; W_q and W_k can learn a factor of √heads", context)
 
 
@@ -238,7 +222,7 @@ def additive_within_one(evidence: Evidence) -> Judgement:
     numbers = {"largest score": high, "smallest score": low}
     context = {"largest ‖w‖₁": max(row["bound"] for row in rows)}
     if max(high, -low) > 1.001:
-        return Judgement(FALSE, numbers, "the bound is ‖w‖₁; only each tanh lies within ±1", context)
+        return Judgement(FALSE, numbers, "the bound is ‖w‖₁; only each tanh is within ±1", context)
     return Judgement(HOLDS, numbers, "", context)
 
 
@@ -256,10 +240,10 @@ def additive_stable_but_slow(evidence: Evidence) -> Judgement:
     }
     context = {"MiB beyond inputs and output, additive": high["additive_mib"], "dot product": high["dot_mib"]}
     if high["factor_low"] <= 1 or small >= dot / 2:
-        return Judgement(FALSE, numbers, "it is not both slower and steadier", context)
+        return Judgement(FALSE, numbers, "it is not both slower and more stable", context)
     if unit < dot / 2:
         return Judgement(HOLDS, numbers, "", context)
-    words = "steady when w is drawn small, as layers are; with unit entries it grows with d too"
+    words = "stable when w is drawn small, as layers are; with unit entries the variance grows with d too"
     return Judgement(CONDITION, numbers, words, context)
 
 
@@ -271,9 +255,9 @@ def keys_stay_many(evidence: Evidence) -> Judgement:
         f"without, d_k = {bare['d']}": bare["effective_keys"],
     }
     if low["effective_keys"] <= 0.25 * low["n"]:
-        return Judgement(FALSE, numbers, "with it fewer than a quarter of the keys have the weight")
-    if not apart(bare, low, "effective_keys"):
-        return Judgement(FALSE, numbers, "they are as many without it")
+        return Judgement(FALSE, numbers, "with it, fewer than a quarter of the keys share the weight")
+    if not clearly_below(bare, low, "effective_keys"):
+        return Judgement(FALSE, numbers, "without it there are as many")
     return Judgement(HOLDS, numbers, "before training")
 
 
@@ -299,11 +283,11 @@ def runs_in_parallel(evidence: Evidence) -> Judgement:
     }
     context = {f"times as fast on {many['threads']} threads as on {last['threads']}": last["pass_ms"] / many["pass_ms"]}
     if last["difference"] > 1e-4:
-        return Judgement(FALSE, numbers, "the two do not give the same", context)
+        return Judgement(FALSE, numbers, "the two give different results", context)
     if last["factor_low"] <= 1:
         return Judgement(FALSE, numbers, "one pass is no faster than a loop over the tokens", context)
     if last["work_factor"] <= 1:
-        return Judgement(CONDITION, numbers, "most of what a loop costs are its calls", context)
+        return Judgement(CONDITION, numbers, "most of the loop's time is the overhead of its calls", context)
     return Judgement(HOLDS, numbers, "on a CPU", context)
 
 
@@ -320,9 +304,9 @@ def few_weights_move(evidence: Evidence) -> Judgement:
     }
     if bare["w_q_small"] > 0.5 or bare["w_k_small"] > 0.5:
         return Judgement(HOLDS, numbers, "", context)
-    words = "nearly every weight gets its share of the gradient"
+    words = "nearly every weight gets a gradient"
     if bare["small_share"] > max(0.1, 2 * scaled["small_share"]):
-        words = "it is queries that go without a gradient, not weights: a weight sums over the queries"
+        words = "some queries get almost no gradient, but weights do: a weight sums over the queries"
     return Judgement(FALSE, numbers, words, context)
 
 

@@ -1,9 +1,43 @@
-"""page: the claims as one HTML file that needs nothing else."""
+"""show: claims and cards for a terminal, and the claims as one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ..._display import hanging
+from ..engine.render import number
+from .cards import Card
+from .claims import JudgedClaim
+
+STYLES = {"holds": "green", "holds with a condition": "yellow", "false": "red", "not decided": "cyan", "not run": "dim"}
+
+
+def claims(found: Iterable[JudgedClaim], console: Console) -> None:
+    """Every claim: its sentence, verdict, condition and numbers, and the command that shows more."""
+    for one in found:
+        hanging(console, Text(one.claim.sentence), one.claim.id)
+        condition = f": {one.condition}" if one.condition else ""
+        hanging(console, Text.assemble((one.verdict, STYLES[one.verdict]), condition))
+        for intro, some in (("", one.numbers), ("context: ", one.context)):
+            if some:
+                shown = " · ".join(f"{name} {number(value)}" for name, value in some.items())
+                hanging(console, Text(f"{intro}{shown}", style="dim"))
+        if one.claim.look:
+            hanging(console, Text(f"attemper {one.claim.look}", style="dim"))
+
+
+def cards(found: Iterable[Card], console: Console) -> None:
+    """Every card: the question, the answer, and the number just measured."""
+    for place, card in enumerate(found, start=1):
+        hanging(console, Text(card.question, style="bold"), f"{place:2}.")
+        hanging(console, Text(card.answer))
+        hanging(console, Text(f"measured now: {card.measured}", style="dim"))
+
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --holds: #0072b2; --cond: #b26a00; --false: #c0392b; --not: #777; }
@@ -20,15 +54,15 @@ CLASSES = {"holds": "holds", "holds with a condition": "cond", "false": "false",
 
 
 def page(document: dict[str, Any]) -> str:
-    """What :func:`attemper.lab.claims.document` gives, to read in a browser."""
+    """What :func:`attemper.lab.claims.claims.document` returns, as a page."""
     found = document["claims"]
     counts = {verdict: sum(one["verdict"] == verdict for one in found) for verdict in CLASSES}
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     machine = document["environment"]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>What is said about √d_k, measured</title><style>{STYLE}</style></head><body>"
-        f"<h1>What is said about √d_k, measured</h1><p>{len(found)} claims: {escape(summary)}. attemper "
+        f"<title>Common claims about √d_k, measured</title><style>{STYLE}</style></head><body>"
+        f"<h1>Common claims about √d_k, measured</h1><p>{len(found)} claims: {escape(summary)}. attemper "
         f"{escape(machine['attemper'])}, torch {escape(machine['torch'])}, {escape(machine['cpu']['model'])}.</p>"
         + "".join(map(_claim, found))
         + "</body></html>"

@@ -1,4 +1,4 @@
-"""real_verdicts: what the heads of a real model say about the claims made of them. Pure functions from rows."""
+"""judge_real_model: what the heads of a real model say about the claims made of them. Pure functions from rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from statistics import fmean, median
 
 from ..engine.experiment import pick
 from ..real_model.real_heads import ALMOST_ALL, almost_all
-from .verdicts import CONDITION, FALSE, HOLDS, Evidence, Judgement
+from .judgement import CONDITION, FALSE, HOLDS, Evidence, Judgement
 
 NEARLY_ALL, MOST = 0.9, 0.5  # of the heads, or of the pairs of heads
 ONE_SPACE = 0.5  # an overlap from which on two heads read one subspace rather than two
@@ -26,14 +26,16 @@ def one_token_gets_all(evidence: Evidence) -> Judgement:
         "least of all heads, none": min(row["top_weight"] for row in without),
     }
     if bare <= MOST * heads or bare <= scaled:
-        return Judgement(FALSE, numbers, "most heads still spread their attention, or did not before", context)
+        return Judgement(
+            FALSE, numbers, "most heads still spread their attention, or did not spread it before", context
+        )
     if bare > NEARLY_ALL * heads:
         return Judgement(HOLDS, numbers, "", context)
     return Judgement(
         CONDITION,
         numbers,
         f"in {bare / heads:.0%} of the heads of a model that was trained with the scale (d_k = {without[0]['d']}); "
-        "the others still spread it",
+        "the others still spread their attention",
         context,
     )
 
@@ -52,13 +54,16 @@ def heads_differ(evidence: Evidence) -> Judgement:
         "largest overlap in the model": max(row["largest_overlap"] for row in rows),
     }
     if different <= MOST or overlap >= ONE_SPACE:
-        return Judgement(FALSE, numbers, "most pairs of heads look alike, or read one subspace", context)
+        return Judgement(
+            FALSE, numbers, "most pairs of heads look at the same tokens, or read the same subspace", context
+        )
     by_chance = all(row["overlap"] <= row["chance"] + row["overlap_reach"] for row in rows)
     if different > NEARLY_ALL and by_chance:
         return Judgement(HOLDS, numbers, "", context)
     return Judgement(
         CONDITION,
         numbers,
-        f"they look at different tokens, but their subspaces share {overlap / rows[0]['chance']:.1f} times what random ones do",
+        f"they look at different tokens, but their subspaces overlap {overlap / rows[0]['chance']:.1f} times as much as random "
+        "ones",
         context,
     )

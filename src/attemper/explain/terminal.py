@@ -1,32 +1,105 @@
-"""The numbers of a step as tables for a terminal: side by side where there is room, below one another where there is not."""
+"""An explanation for a terminal: readable at 40 columns, better at 80 and at 120, and without colour.
+
+Tables are side by side where there is room, and below one another where there is not.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from rich.cells import cell_len, set_cell_size
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
+from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from .steps import HeadLine, Matrix, Reading, Step, measured
+from .settings import clean, fit
+from .steps import HeadLine, LaneReading, LessonStep, Matrix, measured
 
+if TYPE_CHECKING:
+    from . import Explanation
+
+NARROWEST, WIDEST = 40, 120
+INDENT = 3
 WIDEST_LANE = 54
 CELL = 7
 FEW = 3
-"""A matrix that has room for fewer columns than this takes a line of its own for its name, or for its lane."""
+"""A matrix with room for fewer columns than this gets a line of its own for its name, or for its lane."""
 MOST_HEADS = 16
 MOST_LABEL = 14
 SAYS = 20
-"""The narrowest column for what is said of a reading; below it, the sentence gets a line of its own."""
+"""The narrowest column for the sentence of a reading; below it, the sentence gets a line of its own."""
 LANES = ("bold cyan", "bold magenta")
 COLOURS = {"Q": "bright_blue", "K": "bright_red", "V": "green"}
 HEAT = ((22, 36, 61), (126, 63, 110), (253, 190, 92))
 """The backgrounds of the weights 0, 1/2 and 1; lightness rises all the way."""
 
 
-def tables(step: Step, labels: tuple[str, str], width: int) -> Iterator[RenderableType]:
+def plain(explanation: Explanation, width: int = 80) -> str:
+    """The whole as text without colour."""
+    width = max(width, NARROWEST)
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False, markup=False)
+    with console.capture() as written:
+        console.print(render(explanation, width))
+    return "\n".join(line.rstrip() for line in written.get().splitlines())
+
+
+def render(explanation: Explanation, width: int) -> RenderableType:
+    """What rich prints, no wider than reads well."""
+    width = min(width, WIDEST)
+    return Constrain(Group(*_parts(explanation, width)), width)
+
+
+def _parts(explanation: Explanation, width: int) -> Iterator[RenderableType]:
+    labels = (explanation.lanes[0].label, explanation.lanes[1].label)
+    yield from (_indented(line, indent=1) for line in _header(explanation, width - 1))
+    for number, step in enumerate(explanation.steps, start=1):
+        yield Text("")
+        yield from _heading(number, step, width)
+        yield _indented(Text(clean(step.words)))
+        for part in tables(step, labels, width - INDENT):
+            yield _indented(part)
+        if step.note:
+            yield _indented(Text(clean(step.note), style="dim"))
+    yield Text("")
+    yield _indented(Text("∴ ", style="bold").append(clean(explanation.conclusion)), indent=1)
+
+
+def _header(explanation: Explanation, width: int) -> Iterator[Text]:
+    """The sentence, the settings, the two lanes."""
+    asked = explanation.settings
+    yield Text(fit(asked.title, width - 1), style="bold")
+    yield Text(asked.facts, style="dim")
+    lanes = [
+        Text.assemble((lane.label, style), f"  {lane.formula}")
+        for lane, style in zip(explanation.lanes, LANES, strict=True)
+    ]
+    together = Text.assemble(lanes[0], ("   and   ", "dim"), lanes[1])
+    if together.cell_len <= width:
+        yield together
+    else:
+        yield from lanes
+
+
+def _heading(number: int, step: LessonStep, width: int) -> Iterator[RenderableType]:
+    line, formula = Text(f"{number:>2} ").append(step.title, style="bold yellow"), Text(step.formula, style="cyan")
+    if line.cell_len + INDENT + formula.cell_len <= width:
+        yield line.append("   ").append_text(formula)
+    else:
+        yield line
+        # two spaces stand between formulas, never within one
+        yield from map(_indented, [formula] if formula.cell_len <= width - INDENT else formula.split(",  "))
+
+
+def _indented(part: RenderableType, indent: int = INDENT) -> Padding:
+    return Padding(part, (0, 0, 0, indent), expand=False)
+
+
+def tables(step: LessonStep, labels: tuple[str, str], width: int) -> Iterator[RenderableType]:
     """Every number of a step, in at most `width` columns."""
     labels = fit(labels[0], MOST_LABEL), fit(labels[1], MOST_LABEL)
     if step.matrices:
@@ -111,7 +184,7 @@ def _lane(matrix: Matrix, style: str, width: int) -> RenderableType:
     return Group(Text(matrix.name, style=style).append(f" {matrix.size}", style="not bold"), grid)
 
 
-def _readings(readings: tuple[Reading, ...], labels: tuple[str, str], width: int) -> RenderableType:
+def _readings(readings: tuple[LaneReading, ...], labels: tuple[str, str], width: int) -> RenderableType:
     """A line per reading, and one for its prediction; in a narrow terminal a line per lane."""
     rows = [["", *labels, ""]]
     for reading in readings:
@@ -132,7 +205,7 @@ def _readings(readings: tuple[Reading, ...], labels: tuple[str, str], width: int
     return table
 
 
-def _narrow_reading(reading: Reading, labels: tuple[str, str], width: int) -> Iterator[Text]:
+def _narrow_reading(reading: LaneReading, labels: tuple[str, str], width: int) -> Iterator[Text]:
     yield Text(reading.label).append(f": {reading.says}", style="dim")
     predicted: Sequence[str] = reading.predictions[0] if reading.predictions else ("", "")
     wide = max(map(cell_len, labels))
@@ -181,11 +254,6 @@ def _heads(lines: tuple[HeadLine, ...], labels: tuple[str, str], width: int) -> 
     if len(lines) > MOST_HEADS:
         parts.append(Text(f"   ⋮  and {len(lines) - MOST_HEADS} more"))
     return Group(*parts)
-
-
-def fit(word: str, width: int) -> str:
-    """A word in at most this many cells; what was cut shows as an ellipsis."""
-    return word if cell_len(word) <= width else set_cell_size(word, width - 1).rstrip() + "…"
 
 
 def _few(matrix: Matrix) -> int:

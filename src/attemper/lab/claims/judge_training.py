@@ -1,6 +1,6 @@
-"""training_verdicts: what the training experiments' rows say about the claims on training. Pure functions, as in verdicts.py.
+"""judge_training: what the rows of the training experiments say about the claims on training. Pure functions from rows.
 
-What a small run cannot tell is *not decided*: nothing learned under any rule, or an interval too wide to say.
+What a small run cannot show is *not decided*: nothing was learned under any rule, or an interval is too wide.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 from ..engine.experiment import Rows, pick
 from ..training import charlm, depth, recall
-from ..training.costs import LESS, MORE, NOTHING, OPEN, SAME, Cost
 from ..training.language import NO_ATTENTION
-from .verdicts import CONDITION, FALSE, HOLDS, UNDECIDED, Evidence, Judgement
+from ..training.runs import LESS, MORE, NOTHING, OPEN, SAME, Cost
+from .judgement import CONDITION, FALSE, HOLDS, UNDECIDED, Evidence, Judgement
 
 RUIN = 0.5  # nats: a language model that is worse by this much has not been trained
 
@@ -33,7 +33,7 @@ def _cells(evidence: Evidence) -> dict[str, Cost]:
 
 
 def _numbers(cells: Mapping[str, Cost]) -> dict[str, float]:
-    """The cost of every cell; where a run diverged the cost is said to be without bound, and counted as such."""
+    """The cost of every cell; infinite where runs diverged without a scale."""
     return {
         f"language model, none less 1/√d_k, nats, {name}": math.inf if _lost(one) else one.mean
         for name, one in cells.items()
@@ -45,8 +45,8 @@ def _lost(one: Cost) -> bool:
     return one.diverged > one.diverged_scaled
 
 
-def _beside(evidence: Evidence, cells: Mapping[str, Cost]) -> dict[str, float]:
-    """What helps to read the costs and decides nothing: their intervals, and what is reached without attention."""
+def _context(evidence: Evidence, cells: Mapping[str, Cost]) -> dict[str, float]:
+    """Context of the costs, which decides nothing: their intervals, and the loss without attention."""
     rows = evidence["charlm"]
     found = {f"95 % interval ±, {name}": (one.high - one.low) / 2 for name, one in cells.items()}
     best = charlm.summary(rows)
@@ -61,22 +61,22 @@ def falls_apart(evidence: Evidence) -> Judgement:
     scaled, bare = best["sqrt_dk"]["accuracy"], best["none"]["accuracy"]
     cells = _cells(evidence)
     numbers = {"recall accuracy, 1/√d_k": scaled, "none": bare, **_numbers(cells)}
-    beside = _beside(evidence, cells)
+    context = _context(evidence, cells)
     if scaled < recall.LEARNED:
-        return Judgement(UNDECIDED, numbers, f"recall is not learned {long} with 1/√d_k either", beside)
+        return Judgement(UNDECIDED, numbers, f"recall is not learned {long} with 1/√d_k either", context)
     ruined = [name for name, one in cells.items() if _lost(one) or one.low > RUIN]
     recalls = bare >= 0.9 * scaled
     if recalls and not ruined:
-        return Judgement(FALSE, numbers, f"{long}, recall is learned without a scale too", beside)
+        return Judgement(FALSE, numbers, f"{long}, recall is learned without a scale too", context)
     if not recalls and len(ruined) == len(cells):
-        return Judgement(HOLDS, numbers, f"on recall {long}, and in every language model tried", beside)
+        return Judgement(HOLDS, numbers, f"on recall {long}, and in every language model tried", context)
     words = f"not on recall {long}" if recalls else f"on recall {long}"
     words += f", {'but' if recalls else 'and'} in a language model with {' and '.join(ruined)}" if ruined else ""
     same = [name for name, one in cells.items() if one.says == SAME and not _lost(one)]
     if len(ruined) < len(cells):
         words += "; other language models train without it" if ruined else "; a language model trains without it"
     return Judgement(
-        CONDITION, numbers, words + (f", and it makes no difference with {' and '.join(same)}" if same else ""), beside
+        CONDITION, numbers, words + (f", and it makes no difference with {' and '.join(same)}" if same else ""), context
     )
 
 
@@ -85,14 +85,14 @@ def converges_faster(evidence: Evidence) -> Judgement:
     scaled, bare = best["sqrt_dk"]["steps_to_90"], best["none"]["steps_to_90"]
     cells = _cells(evidence)
     numbers = {"steps to 90 % on recall, 1/√d_k": scaled, "none (∞: never)": bare, **_numbers(cells)}
-    beside = {"of": float(evidence["recall"][0]["steps"]), **_beside(evidence, cells)}
+    context = {"of": float(evidence["recall"][0]["steps"]), **_context(evidence, cells)}
     if not math.isfinite(scaled):
-        return Judgement(UNDECIDED, numbers, f"recall is not learned {long} with 1/√d_k either", beside)
+        return Judgement(UNDECIDED, numbers, f"recall is not learned {long} with 1/√d_k either", context)
     if scaled >= bare:
-        return Judgement(FALSE, numbers, f"on recall it is not faster, {long}", beside)
+        return Judgement(FALSE, numbers, f"on recall it is not faster, {long}", context)
     says = {name: MORE if _lost(one) else one.says for name, one in cells.items()}
     if all(word == MORE for word in says.values()):
-        return Judgement(HOLDS, numbers, "on recall and in every language model tried", beside)
+        return Judgement(HOLDS, numbers, "on recall and in every language model tried", context)
     parts = [
         f"{words} {', '.join(names)}"
         for word, words in (
@@ -103,7 +103,7 @@ def converges_faster(evidence: Evidence) -> Judgement:
         )
         if (names := [name for name, said in says.items() if said == word])
     ]
-    return Judgement(CONDITION, numbers, f"on recall {long}; {'; '.join(parts)}", beside)
+    return Judgement(CONDITION, numbers, f"on recall {long}; {'; '.join(parts)}", context)
 
 
 def _early_entropy(rows: Rows) -> dict[str, float]:
@@ -123,7 +123,7 @@ def commits_early(evidence: Evidence) -> Judgement:
         "held-out loss at equal training loss, none less 1/√d_k, nats": found.mean,
         "held-out less training loss at the end, 1/√d_k": gaps["sqrt_dk"],
     }
-    beside = {
+    context = {
         "95 % interval ±": (found.high - found.low) / 2,
         "held-out less training loss at the end, none": gaps["none"],
     }
@@ -132,17 +132,20 @@ def commits_early(evidence: Evidence) -> Judgement:
     rates = ", ".join(f"{lr:g}" for lr in sorted({row["lr"] for row in rows}))
     where = f"{first['text']} characters read {epochs:.0f} times, lr {rates}"
     if early["none"] >= early["sqrt_dk"]:
-        return Judgement(FALSE, numbers, f"attention is not more decided early on ({where})", beside)
+        return Judgement(FALSE, numbers, f"attention is not sharper early in training ({where})", context)
     if not gaps["sqrt_dk"] > NOTHING:
-        return Judgement(UNDECIDED, numbers, f"{where}: seen and unseen text are not yet apart", beside)
+        return Judgement(UNDECIDED, numbers, f"{where}: the losses on seen and unseen text do not differ yet", context)
     if found.says == OPEN:
         return Judgement(
-            UNDECIDED, numbers, f"it commits early; whether it generalises worse is open ({where})", beside
+            UNDECIDED, numbers, f"it commits early; whether it generalises worse is not decided ({where})", context
         )
     if found.says == MORE:
-        return Judgement(HOLDS, numbers, f"at equal training loss, {where}", beside)
+        return Judgement(HOLDS, numbers, f"at equal training loss, {where}", context)
     return Judgement(
-        FALSE, numbers, f"it does commit early, but at equal training loss unseen text is no worse ({where})", beside
+        FALSE,
+        numbers,
+        f"it does commit early, but at equal training loss the loss on unseen text is no higher ({where})",
+        context,
     )
 
 
@@ -155,18 +158,23 @@ def limits_depth(evidence: Evidence) -> Judgement:
     numbers = {f"none less 1/√d_k, nats, depth {layers}": one.mean for layers, one in costs.items()}
     numbers["growth from the shallowest to the deepest"] = more.mean
     numbers["nats below counting pairs, the least trained depth"] = min(past.values())
-    beside = {"95 % interval ± of the growth": (more.high - more.low) / 2}
-    beside["95 % interval ± of the deepest"] = (deepest.high - deepest.low) / 2
+    context = {"95 % interval ± of the growth": (more.high - more.low) / 2}
+    context["95 % interval ± of the deepest"] = (deepest.high - deepest.low) / 2
     first = rows[0]
     size = f"width {first['d_model']}, {first['steps']} steps of {first['batch']} windows"
     if not min(past.values()) > 0:
-        return Judgement(UNDECIDED, numbers, f"some depth has not learned pairs yet at this size ({size})", beside)
+        return Judgement(
+            UNDECIDED,
+            numbers,
+            f"at this size some depth has not learned more than pairs of characters ({size})",
+            context,
+        )
     if _lost(deepest) and not any(_lost(one) for one in costs.values() if one is not deepest):
-        return Judgement(HOLDS, numbers, f"the deepest diverges without a scale ({size})", beside)
+        return Judgement(HOLDS, numbers, f"the deepest diverges without a scale ({size})", context)
     if deepest.says in (SAME, LESS):
-        return Judgement(FALSE, numbers, f"leaving it out costs the deepest model nothing ({size})", beside)
+        return Judgement(FALSE, numbers, f"leaving it out costs the deepest model nothing ({size})", context)
     if deepest.says == MORE and more.says == MORE:
-        return Judgement(HOLDS, numbers, size, beside)
+        return Judgement(HOLDS, numbers, size, context)
     if deepest.says == MORE and more.says in (SAME, LESS):
-        return Judgement(CONDITION, numbers, f"it costs something, but no more the deeper the model ({size})", beside)
-    return Judgement(UNDECIDED, numbers, f"the intervals are too wide at this size ({size})", beside)
+        return Judgement(CONDITION, numbers, f"it costs something, but not more in deeper models ({size})", context)
+    return Judgement(UNDECIDED, numbers, f"the intervals are too wide at this size ({size})", context)

@@ -1,6 +1,7 @@
-"""real_model: the embedded MiniLM, and the sentences that the experiments on its heads let it read.
+"""sentences: what the embedded MiniLM reads in the experiments on its heads, and the model itself.
 
-Each pair has the same syntax and the same number of tokens with other words, so that a head can be compared with itself.
+Both sentences of a pair have the same syntax and the same number of tokens, with other words, so that a head can be compared with
+itself.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PAIRS = (
     ("The company that bought the factory closed it in March.", "The farmer who sold the field missed it in autumn."),
     ("Nobody knew why the lights in the tower went out.", "Everyone saw how the clouds over the valley moved on."),
 )
-READ = Parameter("pairs", (len(PAIRS),), "how many pairs of sentences are read", least=1, most=len(PAIRS))
+READ = Parameter("pairs", (len(PAIRS),), "number of pairs of sentences that are read", least=1, most=len(PAIRS))
 
 
 @cache

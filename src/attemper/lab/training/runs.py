@@ -1,0 +1,184 @@
+"""runs: how training runs are grouped, how learning rates are chosen, and what one rule costs beside another.
+
+A cost is in nats, with its interval over seeds and pieces of text. Figures, tables and verdicts all take these numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..engine.experiment import Row, Rows, pick
+from ..maths.stats import t_quantile
+
+Run = list[Mapping[str, Any]]  # the rows of one run, in the order of their steps
+NOTHING = 0.05  # nats: less counts as no difference
+PARTS = 8  # of the held-out windows, each with its own loss
+MORE, LESS, SAME, OPEN = "costs", "gains", "no difference", "not decided"
+
+
+def runs(rows: Rows, *names: str) -> dict[tuple[Any, ...], Run]:
+    """The rows of each run by the values of these parameters, in the order of their steps."""
+    found: dict[tuple[Any, ...], Run] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in names), []).append(row)
+    return {which: sorted(part, key=lambda row: row["step"]) for which, part in found.items()}
+
+
+def diverged(run: Rows) -> bool:
+    """Whether a run's loss stopped being a number."""
+    return not math.isfinite(run[-1]["loss"])
+
+
+def end(run: Rows, column: str, larger: bool = False) -> float:
+    """A column's last value; of a run that diverged the worst there is, so that a median counts it and is never NaN."""
+    value = float(run[-1][column])
+    worst = -math.inf if larger else math.inf
+    return worst if diverged(run) or math.isnan(value) else value
+
+
+def spread(name: str, values: Sequence[float]) -> Row:
+    """The median over seeds, the least and the most."""
+    return {name: statistics.median(values), f"{name}_low": min(values), f"{name}_high": max(values)}
+
+
+def largest(rows: Rows, column: str) -> float:
+    """The largest finite value of a column; NaN where there is none."""
+    return max((row[column] for row in rows if math.isfinite(row[column])), default=math.nan)
+
+
+def survived(rows: Rows, *names: str) -> str:
+    """How many runs diverged, in words, by the names that tell runs apart; nothing where none did."""
+    all_runs = runs(rows, *names).values()
+    lost = sum(diverged(run) for run in all_runs)
+    return f"; {lost} of {len(all_runs)} runs diverged" if lost else ""
+
+
+def first_step(run: Rows, column: str, level: float) -> float:
+    """The first logged step at which a column reached a level; infinite when it never did."""
+    return next((float(row["step"]) for row in run if row[column] >= level), math.inf)
+
+
+def chosen_by(rows: Rows, column: str) -> str:
+    """What a learning rate is chosen by: the validation set where rows have one, so that what is reported did not choose."""
+    return "validation" if rows and "validation" in rows[0] else column
+
+
+def best_lr(rows: Rows, column: str, larger: bool, **wanted: object) -> float:
+    """The learning rate with the best median over seeds of the last value on the validation set; each rule has its own.
+
+    Where two are equally good in the end, the one that was better on the way.
+    """
+    column = chosen_by(rows, column)
+    found: dict[float, list[tuple[float, float]]] = {}
+    for (lr, _), run in runs(pick(rows, **wanted), "lr", "seed").items():
+        last = end(run, column, larger)
+        on_the_way = statistics.fmean(row[column] for row in run) if math.isfinite(last) else last
+        found.setdefault(lr, []).append((last, on_the_way))
+    order = max if larger else min
+    return order(found, key=lambda lr: tuple(statistics.median(ends) for ends in zip(*found[lr], strict=True)))
+
+
+def at_best(rows: Rows, which: str, column: str, larger: bool) -> list[Mapping[str, Any]]:
+    """The runs of each rule (or whatever ``which`` names) at its own best learning rate."""
+    tried = [pick(rows, **{which: name}) for name in dict.fromkeys(row[which] for row in rows)]
+    return [row for some in tried for row in pick(some, lr=best_lr(some, column, larger))]
+
+
+def fastest_lr(rows: Rows, column: str, level: float) -> float:
+    """The learning rate whose median run reaches a level first on the validation set; of equals, the best in the end."""
+    column = chosen_by(rows, column)
+    found: dict[float, list[tuple[float, float]]] = {}
+    for (lr, _), run in runs(rows, "lr", "seed").items():
+        found.setdefault(lr, []).append((first_step(run, column, level), -end(run, column, larger=True)))
+    return min(found, key=lambda lr: tuple(statistics.median(ends) for ends in zip(*found[lr], strict=True)))
+
+
+def at_edge(rows: Rows, lr: float) -> bool:
+    """Whether a learning rate is the least or the most that was tried: a better one may lie beyond."""
+    tried = [row["lr"] for row in rows]
+    return lr in (min(tried), max(tried))
+
+
+class Cost(NamedTuple):
+    """A mean over seeds and parts of the text, its 95 % interval, and how many runs diverged without a scale and with one."""
+
+    mean: float
+    low: float
+    high: float
+    diverged: int = 0
+    diverged_scaled: int = 0
+
+    @property
+    def says(self) -> str:
+        """No difference: the whole interval within ±NOTHING. A cost or a gain: a mean beyond that, and an interval without 0."""
+        if self.low > -NOTHING and self.high < NOTHING:
+            return SAME
+        if self.low > 0 and self.mean > NOTHING:
+            return MORE
+        return LESS if self.high < 0 and self.mean < -NOTHING else OPEN
+
+    def row(self) -> Row:
+        return {"cost": self.mean, "cost_low": self.low, "cost_high": self.high, "says": self.says}
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.3f} nats ({self.low:+.3f} to {self.high:+.3f})"
+
+
+def mean_cost(values: Sequence[Sequence[float]], lost: int = 0, lost_scaled: int = 0, text: float = 0.0) -> Cost:
+    """Differences by seed and part → their mean, with the error of drawing other seeds and other text.
+
+    Seeds and parts are crossed, so their variances add; t is that of the seeds, which are fewer. ``text`` is the variance that
+    comes with the text where values have no parts.
+    """
+    if not values:
+        return Cost(math.nan, math.nan, math.nan, lost, lost_scaled)
+    of_seed = [statistics.fmean(parts) for parts in values]
+    of_part = [statistics.fmean(parts) for parts in zip(*values, strict=True)]
+    mean = statistics.fmean(of_seed)
+    if len(of_seed) < 2:
+        return Cost(mean, math.nan, math.nan, lost, lost_scaled)
+    variance = text + sum(statistics.variance(some) / len(some) for some in (of_seed, of_part) if len(some) > 1)
+    half = t_quantile(len(of_seed) - 1, 0.05) * math.sqrt(variance)
+    return Cost(mean, mean - half, mean + half, lost, lost_scaled)
+
+
+def parts(run: Rows) -> list[float]:
+    """The last held-out loss by part of the text; all in one where the rows have no parts."""
+    last = run[-1]
+    found = [float(last.get(f"held_out_{place}", math.nan)) for place in range(1, PARTS + 1)]
+    return found if all(map(math.isfinite, found)) else [float(last["held_out"])]
+
+
+def last_loss(run: Rows) -> float:
+    """The last held-out loss over all parts of the text; infinite for a run that diverged."""
+    return math.inf if diverged(run) else statistics.fmean(parts(run))
+
+
+def by_seed(scaled: Rows, bare: Rows) -> dict[int, list[float]]:
+    """Seed → by how much the loss without a scale is higher, by part; seeds of which a run diverged are left out."""
+    one, other = runs(scaled, "seed"), runs(bare, "seed")
+    return {
+        seed[0]: [b - a for a, b in zip(parts(one[seed]), parts(other[seed]), strict=True)]
+        for seed in one
+        if seed in other and not diverged(one[seed]) and not diverged(other[seed])
+    }
+
+
+def cost(scaled: Rows, bare: Rows) -> Cost:
+    """What leaving the scale out costs, from the runs with it and those without."""
+    lost = [sum(map(diverged, runs(some, "seed").values())) for some in (bare, scaled)]
+    return mean_cost(list(by_seed(scaled, bare).values()), *lost)
+
+
+def of_text(scaled: Rows, bare: Rows) -> float:
+    """The variance of a difference from part to part of the text: what a curve over as many windows as a part leaves open."""
+    found = [statistics.fmean(part) for part in zip(*by_seed(scaled, bare).values(), strict=True)]
+    return statistics.variance(found) if len(found) > 1 else 0.0
+
+
+def both(rows: Rows, **wanted: object) -> tuple[Rows, Rows]:
+    """The runs with 1/√d_k and those with no scale."""
+    return pick(rows, rule="sqrt_dk", **wanted), pick(rows, rule="none", **wanted)

@@ -1,0 +1,30 @@
+"""Rows of the exact experiments on small settings, measured once in a process for the tests of the lab and of the figures."""
+
+import functools
+
+from attemper.lab import experiment
+
+SMALL = {
+    "worked": {},
+    "variance": {"d": (2, 4), "samples": (1000,)},
+    "saturation": {"n": (4, 16), "s": (0.5, 8.0), "rows": (32,)},
+    "jacobian": {"d": (4, 16, 64), "n": (16,), "batches": (8,)},
+    "gradient": {"d": (4, 8), "n": (16,), "batches": (2,)},
+    "two_keys": {"d": (2, 16), "samples": (1000,)},
+    "divisors": {"d": (8, 16), "heads": (2, 96), "n": (16,), "batches": (8,)},
+    "bounded": {"bound": (1.0, 2.0), "n": (8,)},
+    "precision": {"size": (8.0, 64.0)},
+    "additive_cost": {"n": (16,), "d": (8,), "rounds": (1,)},
+    "parallel": {"n": (4, 8), "rounds": (1,)},
+    "init": {"d": (4, 6), "d_model": (16,)},
+    "real_heads": {"rule": ("none", "sqrt_dk"), "pairs": (1,)},
+    "subspaces": {"pairs": (2,)},
+}
+GROUP = "exact"
+"""The tests that share rows, and the embedded model, run in one process of pytest-xdist: pytest.mark.xdist_group(GROUP)."""
+
+
+@functools.cache
+def small(name):
+    """The rows of an experiment; whoever changes them copies them first."""
+    return experiment(name).run(**SMALL[name])
