@@ -274,11 +274,11 @@ def test_a_worker_that_dies_once_is_retried_and_one_that_always_dies_is_reported
 
 IMPORTING = """
 import os, sys
-from attemper.lab.experiment import Experiment, Parameter
+from attemper.lab.engine.experiment import Experiment, Parameter
 from attemper.lab.engine.sweep import sweep
 
 sys.path.insert(0, sys.argv[1])  # which workers take over
-toy = Experiment("toy", "?", (), (Parameter("x", (1, 2), "?"),), lambda cell: [{}], lambda rows: [], lambda rows: "", "none")
+toy = Experiment("toy", "?", (), (Parameter("x", (1, 2), "?"),), lambda cell: [__import__("torch")], lambda rows: [], lambda rows: "", "none")
 sweep(toy, {"x": (1, 2)}, jobs=2)
 """
 
