@@ -15,7 +15,7 @@ from . import kernels
 from .kernels.contract import Problem
 from .operation.checks import Signs, broadcast_like_torch, check_signs, prepare
 from .operation.direct import attend, attend_unchecked, plain_vitals
-from .operation.ops import attend_aside, matrix
+from .operation.ops import attend_without_autograd_and_modes, matrix
 from .operation.plain import is_plain_call
 from .vitals import SIGNS, Attended, Vitals
 
@@ -158,9 +158,11 @@ def sdpa(
     return output if inputs[0].dtype == query.dtype else output.to(query.dtype)
 
 
-def measure_aside(query: Tensor, key: Tensor, *, signs: Signs, kernel: str, **options: Any) -> Vitals:
-    """:func:`measure` for a watch, which stands beside a model: no graph, no mode, and nothing to be paid for them."""
-    return _run("measure", query, key, None, signs, kernel, options, attend_aside).vitals
+def measure_without_autograd_and_modes(
+    query: Tensor, key: Tensor, *, signs: Signs, kernel: str, **options: Any
+) -> Vitals:
+    """:func:`measure` for a watch, which has switched autograd and every mode off: faster, since it looks for neither."""
+    return _run("measure", query, key, None, signs, kernel, options, attend_without_autograd_and_modes).vitals
 
 
 def _run(
@@ -173,11 +175,11 @@ def _run(
     options: dict[str, Any],
     run: Callable[[Problem, tuple[str, ...], str], tuple[Tensor, Vitals]] = attend,
 ) -> Attended:
-    """Check, choose, run, and give the caller back the shape they came with."""
-    problem, call, names, shape = prepare(where, query, key, value, signs=signs, **options)
-    output, vitals = run(problem, names, kernels.choose(where, call, kernel))
-    if problem.query.dtype != call.dtype:
-        output = output.to(call.dtype)
+    """Check, choose a kernel, run it, and return results in the caller's shape."""
+    problem, request, names, shape = prepare(where, query, key, value, signs=signs, **options)
+    output, vitals = run(problem, names, kernels.choose(where, request, kernel))
+    if problem.query.dtype != request.dtype:
+        output = output.to(request.dtype)
     if query.dim() == 4:
         return Attended(output, vitals)
     vitals = vitals.each(lambda sign: sign.reshape(shape))

@@ -8,8 +8,8 @@ from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from ._torch_private import register_pytree_node
 from .errors import InputError, SignNotMeasured, nearest
 from .heads import HeadSummary
 
@@ -247,4 +247,4 @@ def _unflatten(tensors: Iterable[Tensor], names: tuple[str, ...]) -> Vitals:
 
 
 # lets torch.func.vmap, torch.compile and torch.export carry Vitals in and out of a function
-pytree.register_pytree_node(Vitals, _flatten, _unflatten, serialized_type_name="attemper.Vitals")
+register_pytree_node(Vitals, _flatten, _unflatten, serialized_type_name="attemper.Vitals")

@@ -33,8 +33,8 @@ def test_a_value_off_by_a_few_roundings_is_caught(monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["output", *SIGNS])
 def test_a_forgotten_gradient_is_caught(monkeypatch, name):
-    def backward(problem, saved, upstream, wants):
-        return blockwise.backward(problem, saved, upstream._replace(**{name: None}), wants)
+    def backward(problem, saved, upstream, needs_grad):
+        return blockwise.backward(problem, saved, upstream._replace(**{name: None}), needs_grad)
 
     _install(monkeypatch, blockwise.forward, backward)
     with pytest.raises(AssertionError, match=rf"d\({name}\)"):

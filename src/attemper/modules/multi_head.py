@@ -18,12 +18,12 @@ from ..scale import rule as rule_named
 from ..scores.cosine import cosine_attention, direction
 from ..vitals import Attended, Vitals
 from .checks import NESTED, check_counts, check_heads, check_inputs, check_plain, check_torchs
+from .keeps_vitals import KeepsVitals
 from .masks import WHERE, keeping, visible_keys
-from .measured import Measured
 from .misfit import misfit
 
 
-class MultiHeadAttention(Measured):
+class MultiHeadAttention(KeepsVitals):
     """``torch.nn.MultiheadAttention`` with a choice of scale rule, fewer key/value heads, and vital signs.
 
     It loads that module's state dict, is called with its arguments and masks (a boolean True *hides*), and returns what that

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, nearest, nearest_divisors
-from ..kernels.contract import FLOATS, HALVES, LARGEST, Call, Problem, may_get_gradients, measuring_dtype
+from ..kernels.contract import FLOATS, HALVES, LARGEST, Problem, Request, may_get_gradients, measuring_dtype
 from ..scale import RULES
 from ..vitals import DERIVED, SIGNS
 from .plain import band
@@ -23,10 +23,10 @@ Signs = str | Iterable[str]
 
 
 class Prepared(NamedTuple):
-    """A checked call: the problem for a kernel, the facts for the choice of one, and the way back to the caller's shape."""
+    """A checked call: the problem for a kernel, the request by which one is chosen, the signs, and the caller's own shape."""
 
     problem: Problem
-    call: Call
+    request: Request
     signs: tuple[str, ...]
     shape: tuple[int, ...]  # of a sign: (..., H, Lq)
 
@@ -71,6 +71,7 @@ def prepare(
         value=value,
         mask=mask,
         gain=gain,
+        weight=None,
         seed=None if not dropout else torch.randint(2**62, (), dtype=torch.int64, device="cpu"),
         scale=1.0 if gain is not None else _check_scale(where, scale, head_dim),
         left=left,
@@ -78,22 +79,9 @@ def prepare(
         softcap=_check_softcap(where, softcap),
         dropout=dropout,
     )
-    call = Call(
-        device=query.device.type,
-        dtype=asked,
-        rows=rows,
-        keys=keys,
-        head_dim=head_dim,
-        value_dim=0 if value is None else value.shape[-1],
-        grouped=key.shape[1] != heads,
-        mask="none" if mask is None else "bool" if mask.dtype == torch.bool else "additive",
-        mask_gradient=mask is not None and mask.requires_grad and torch.is_grad_enabled(),
-        banded=left is not None or right is not None,
-        softcap=softcap is not None,
-        dropout=dropout > 0,
-        gain=gain is not None,
-    )
-    return Prepared(problem, call, names, shape)
+    value_dim = 0 if value is None else value.shape[-1]
+    request = Request(query.device.type, asked, rows=rows, keys=keys, head_dim=head_dim, value_dim=value_dim)
+    return Prepared(problem, request, names, shape)
 
 
 def broadcast_like_torch(

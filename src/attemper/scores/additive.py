@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
+from .. import kernels
 from ..errors import InputError
-from ..kernels.contract import for_gradients, measuring_dtype
+from ..kernels.contract import measuring_dtype
 from ..operation.checks import Signs, prepare
-from ..operation.ops import bits, vitals_of
+from ..operation.direct import attend
 from ..vitals import Attended
-from .ops import additive
 
 
 def additive_attention(
@@ -44,22 +46,20 @@ def additive_attention(
         >>> vitals.peak                           # tanh 100 = 1, so 1 + 2 - 0.5
         tensor([2.5000])
     """
-    problem, call, names, shape = prepare(
+    problem, request, names, shape = prepare(
         "additive_attention", query, key, value, mask=mask, causal=causal, scale=1.0, window=window, dropout=dropout,
         signs=signs,
     )  # fmt: skip
-    weight = _check_weight(weight, problem.query)
-
-    wanted = for_gradients(bits(names), problem.query, problem.key, problem.mask, weight)
-    inputs = (problem.query, problem.key, problem.value, weight, problem.mask, problem.seed)
-    measured = additive(*inputs, problem.left, problem.right, problem.dropout, wanted)
-    vitals = vitals_of(measured, names).each(lambda sign: sign.reshape(shape))
-    return Attended(measured.output.to(call.dtype).reshape(*shape, measured.output.shape[-1]), vitals)
+    problem = problem._replace(weight=_check_weight(weight, problem.query))
+    kernel = kernels.choose("additive_attention", replace(request, additive=True), "auto")
+    output, vitals = attend(problem, names, kernel)
+    output = output.to(request.dtype).reshape(*shape, output.shape[-1])
+    return Attended(output, vitals.each(lambda sign: sign.reshape(shape)))
 
 
 def _check_weight(weight: Tensor, query: Tensor) -> Tensor:
-    """The weight as (H, E) in the dtype of measuring."""
-    heads, dim = query.shape[1], query.shape[3]
+    """The weight as (B, H, E) in the dtype of measuring."""
+    batch, heads, _, dim = query.shape
     if not isinstance(weight, Tensor):
         raise InputError(
             f"additive_attention(): `weight` must be a torch.Tensor; got {type(weight).__name__}. "
@@ -79,4 +79,4 @@ def _check_weight(weight: Tensor, query: Tensor) -> Tensor:
             f"additive_attention(): `weight` must be on query's device {query.device}; got {weight.device}. "
             f"Use weight.to({str(query.device)!r})."
         )
-    return weight.to(measuring_dtype(query.dtype)).expand(heads, dim)
+    return weight.to(measuring_dtype(query.dtype)).expand(batch, heads, dim)

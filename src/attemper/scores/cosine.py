@@ -50,7 +50,7 @@ def cosine_attention(
         (tensor([10.]), tensor([5.]))
     """
     _check_scale(scale)
-    problem, call, names, shape = prepare(
+    problem, request, names, shape = prepare(
         "cosine_attention", query, key, value, mask=mask, causal=causal, scale=scale, window=window, dropout=dropout,
         signs=signs,
     )  # fmt: skip
@@ -64,9 +64,9 @@ def cosine_attention(
             key=direction(problem.key.to(wide)),
             value=problem.value.to(wide),
         )
-        kernel = kernels.choose("cosine_attention", replace(call, dtype=wide), kernel)
+        kernel = kernels.choose("cosine_attention", replace(request, dtype=wide), kernel)
         output, vitals = attend(problem, names, kernel)
-    output = output.to(call.dtype).reshape(*shape, output.shape[-1])
+    output = output.to(request.dtype).reshape(*shape, output.shape[-1])
     return Attended(output, vitals.each(lambda sign: sign.reshape(shape)))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from .._torch_private import _current_graph_task_id
+
 KINDS = ("training", "all")
 LEFT_OUT = (
     "passes without gradients, or in evaluation mode beside others in training mode, are left out of steps; "
@@ -41,7 +43,7 @@ class Passes:
     def take(self, module: nn.Module, name: str) -> list[str] | None:
         """None where the pass that begins with this module does not count; else the modules whose passes before it do not."""
         self.seen += 1
-        again = torch._C._current_graph_task_id() != -1  # a checkpoint, computed again in a backward
+        again = _current_graph_task_id() != -1  # a checkpoint, computed again in a backward
         worse: list[str] = []
         if self.kind != "all" and not again:
             grade = (1 + module.training) * torch.is_grad_enabled()

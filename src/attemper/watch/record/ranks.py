@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from ..._torch_private import tree_leaves
 from ...heads import HeadSummary
 from ..call import aside
 from .entry import Entry

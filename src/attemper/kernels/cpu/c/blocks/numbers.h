@@ -1,5 +1,5 @@
 // numbers.h: rows of any dtype and stride become rows of REAL, and back; dropout's coins.
-#include "call.h"
+#include "../call.h"
 
 INLINE uint32_t bits_of(float x) {
     uint32_t bits;
@@ -111,7 +111,7 @@ static void put(char *to, int dtype, int64_t offset, const REAL *from, int64_t n
 INLINE int is_small(int dtype, float x) { return dtype == F16 && x < 0x1p-14f && x > -0x1p-14f; }
 
 // What rounding took from each number that `put` wrote, in units in the last place of float: with it the float is whole again.
-// Of a small float16 it is in units of 2^-40, which 16 bits hold. 0 where the number became inf or NaN. `rounded_off` in seam.py is
+// Of a small float16 it is in units of 2^-40, which 16 bits hold. 0 where the number became inf or NaN. `rounded_off` in contract.py is
 // the same.
 static void put_low(int16_t *low, int dtype, int64_t offset, const REAL *from, int64_t n, REAL factor) {
     if (!low) return;
