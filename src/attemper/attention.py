@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import kernels
 from .kernels.contract import Problem
-from .operation.checks import Signs, broadcast_like_torch, check_signs, prepare
+from .operation.checks import NO_VALUE, Signs, broadcast_like_torch, check_signs, prepare
 from .operation.direct import attend, attend_unchecked, plain_vitals
 from .operation.ops import attend_without_autograd_and_modes, matrix
 from .operation.plain import is_plain_call
@@ -74,6 +74,7 @@ def attention(
         if found is not None:
             return Attended(found[0], plain_vitals(names, found[1:]))
     options = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap, "dropout": dropout}
+    options["no_value"] = NO_VALUE
     return _run("attention", query, key, value, signs, kernel, options)
 
 
@@ -139,7 +140,7 @@ def sdpa(
     """``torch.nn.functional.scaled_dot_product_attention``, argument for argument, on attemper's kernels.
 
     Causal is top-left, True in a boolean mask means keep, a fully masked row gives zeros, and dropout applies whenever it is
-    asked for. Dropout follows torch's law but not its random bits.
+    asked for. Dropout has the same distribution as torch's, but a different random mask.
 
     Example:
         >>> q = torch.randn(2, 4, 10, 8)
@@ -153,7 +154,7 @@ def sdpa(
         if found is not None:
             return found[0]
     inputs = broadcast_like_torch("sdpa", query, key, value, enable_gqa)
-    options = {"mask": attn_mask, "dropout": dropout_p, "causal": is_causal, "scale": scale}
+    options = {"mask": attn_mask, "dropout": dropout_p, "causal": is_causal, "scale": scale, "torch_names": True}
     output = _run("sdpa", *inputs, (), "auto", options).output
     return output if inputs[0].dtype == query.dtype else output.to(query.dtype)
 

@@ -223,7 +223,8 @@ class MultiHeadAttention(KeepsVitals):
         value = key if value is None else value
         inputs = {"query": query, "key": key, "value": value}
         batch_dim = 0 if self.batch_first else 1
-        check_inputs(WHERE, {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}, inputs, batch_dim)
+        widths = {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}
+        check_inputs(WHERE, widths, inputs, batch_dim, order=f" with batch_first={self.batch_first}")
         if query.is_nested:
             if not self.batch_first or key_padding_mask is not None or attn_mask is not None:
                 raise InputError(NESTED)

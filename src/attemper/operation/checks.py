@@ -1,6 +1,6 @@
-"""Every input check of the operation and its sentence; what passes comes out as one 4-d `Problem`.
+"""Every input check of the operation and its error; a call that passes them becomes one 4-d `Problem`.
 
-The form of a sentence: where(): the argument, the rule, the value, the next step.
+An error reads: where(): the argument, the rule, the value, the next step.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from ..vitals import DERIVED, SIGNS
 from .plain import band
 
 Signs = str | Iterable[str]
+
+NO_VALUE = "For signs alone use measure(query, key)."
 
 
 class Prepared(NamedTuple):
@@ -44,14 +46,23 @@ def prepare(
     softcap: float | None = None,
     dropout: float = 0.0,
     signs: Signs = "all",
+    torch_names: bool = False,
+    no_value: str | None = None,
 ) -> Prepared:
-    """Check a call and bring it to (B, H, L, E)."""
+    """Check a call and bring it to (B, H, L, E).
+
+    Args:
+        where: the called function, for errors; most arguments are its own.
+        torch_names: it takes the arguments of torch's SDPA, by their names there.
+        no_value: what to do when value is missing; None: it may be.
+    """
     names = check_signs(where, signs)
-    dropout = check_dropout(where, dropout)
-    tensors = _tensors(where, query, key, value)
+    spelt = _TORCH_NAMES if torch_names else {}
+    dropout = check_dropout(where, dropout, spelt.get("dropout", "dropout"))
+    tensors = _tensors(where, query, key, value, no_value)
     query, key, value = _autocast(*tensors)
     _check_dtypes(where, query, key, value)
-    _check_devices(where, query=query, key=key, value=value, mask=mask, scale=scale)
+    _check_devices(where, {"query": query, "key": key, "value": value, spelt.get("mask", "mask"): mask, "scale": scale})
     lead = _check_shapes(where, query, key, value)
     asked = query.dtype
     if asked in HALVES and any(t is not None and tuple(t.shape[:-3]) != lead for t in (query, key, value)):
@@ -62,8 +73,12 @@ def prepare(
     shape = (*lead, heads, rows) if query.dim() > 2 else (rows,)
     query, key, value = _four(query, lead), _four(key, lead), None if value is None else _four(value, lead)
     if mask is not None:
-        mask = _check_mask(where, mask, lead, heads, rows, keys, dims=tensors[0].dim())
+        mask = _check_mask(where, spelt.get("mask", "mask"), mask, lead, heads, rows, keys, dims=tensors[0].dim())
     gain = _check_gain(where, scale, query, lead, tensors[0]) if isinstance(scale, Tensor) else None
+    if torch_names and not isinstance(causal, bool):
+        raise InputError(
+            f"{where}(): `is_causal` must be False or True; got {causal!r}. attention() takes 'lower_right'."
+        )
     left, right = _check_band(where, causal, window, rows, keys)
     problem = Problem(
         query=query,
@@ -88,7 +103,7 @@ def broadcast_like_torch(
     where: str, query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What torch's SDPA broadcasts beyond `attention()`: missing leading dimensions, and heads of 1 against many."""
-    _tensors(where, query, key, value)
+    _tensors(where, query, key, value, NO_VALUE)
     dims = max(query.dim(), key.dim(), value.dim())
     query, key, value = (t.reshape((1,) * (dims - t.dim()) + tuple(t.shape)) for t in (query, key, value))
     if dims < 3:
@@ -132,7 +147,7 @@ def check_signs(where: str, signs: Signs) -> tuple[str, ...]:
         signs = SIGNS if signs == "all" else (signs,)
     elif not isinstance(signs, Iterable) or isinstance(signs, Tensor):
         raise InputError(
-            f"{where}(): `signs` must be 'all', a sign's name or several; got {_kind(signs)}. Use signs=() for none."
+            f"{where}(): `signs` must be 'all', a sign's name or several; got {_shown(signs)}. Use signs=() for none."
         )
     wanted: set[str] = set()
     for name in signs:
@@ -147,23 +162,21 @@ def check_signs(where: str, signs: Signs) -> tuple[str, ...]:
     return tuple(name for name in SIGNS if name in wanted)
 
 
-def _kind(thing: object) -> str:
+def _shown(thing: object) -> str:
     return type(thing).__name__ if isinstance(thing, Tensor) else repr(thing)
 
 
-def _name(where: str, argument: str) -> str:
-    """An argument as the called function spells it."""
-    torch_names = {"mask": "attn_mask", "dropout": "dropout_p", "causal": "is_causal"}
-    return torch_names.get(argument, argument) if where == "sdpa" else argument
+_TORCH_NAMES = {"mask": "attn_mask", "dropout": "dropout_p"}
 
 
-def _tensors(where: str, query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _tensors(
+    where: str, query: Tensor, key: Tensor, value: Tensor | None, no_value: str | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor is None and name == "value" and where in ("measure", "weights", "why"):
-            continue
         if tensor is None and name == "value":
-            alone = "use measure(query, key)" if where in ("attention", "sdpa") else "pass value=key"
-            raise InputError(f"{where}(): `value` must be a torch.Tensor; got None. For signs alone {alone}.")
+            if no_value is None:
+                continue
+            raise InputError(f"{where}(): `value` must be a torch.Tensor; got None. {no_value}")
         if not isinstance(tensor, Tensor):
             raise InputError(f"{where}(): `{name}` must be a torch.Tensor; got {type(tensor).__name__}.")
         if tensor.is_nested or tensor.layout != torch.strided:
@@ -204,16 +217,15 @@ def _check_dtypes(where: str, query: Tensor, key: Tensor, value: Tensor | None) 
             )
 
 
-def _check_devices(where: str, **tensors: object) -> None:
+def _check_devices(where: str, tensors: dict[str, object]) -> None:
     home = tensors["query"].device  # type: ignore[attr-defined]
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or tensor.device == home:
             continue
         if name == "scale" and tensor.dim() == 0 and tensor.device.type == "cpu":
             continue
-        spelt = _name(where, name)
         raise InputError(
-            f"{where}(): `{spelt}` must be on query's device {home}; got {tensor.device}. Use {spelt}.to({str(home)!r})."
+            f"{where}(): `{name}` must be on query's device {home}; got {tensor.device}. Use {name}.to({str(home)!r})."
         )
 
 
@@ -282,9 +294,10 @@ def _broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
     )
 
 
-def _check_mask(where: str, mask: Tensor, lead: tuple[int, ...], heads: int, rows: int, keys: int, dims: int) -> Tensor:
+def _check_mask(
+    where: str, name: str, mask: Tensor, lead: tuple[int, ...], heads: int, rows: int, keys: int, dims: int
+) -> Tensor:
     """The mask as 4 dimensions, each full or 1: up to four, what it repeats is not copied."""
-    name = _name(where, "mask")
     if not isinstance(mask, Tensor):
         raise InputError(f"{where}(): `{name}` must be a torch.Tensor; got {type(mask).__name__}.")
     if mask.dtype != torch.bool and not mask.is_floating_point():
@@ -346,8 +359,6 @@ def _check_band(
     where: str, causal: bool | str, window: int | None, rows: int, keys: int
 ) -> tuple[int | None, int | None]:
     """Causal and window as one band: query i sees keys i - left … i + right."""
-    if where == "sdpa" and not isinstance(causal, bool):
-        raise InputError(f"sdpa(): `is_causal` must be False or True; got {causal!r}. attention() takes 'lower_right'.")
     if isinstance(causal, str):
         if causal != "lower_right":
             raise InputError(
@@ -375,8 +386,7 @@ def _check_softcap(where: str, softcap: float | None) -> float | None:
     return float(softcap)
 
 
-def check_dropout(where: str, dropout: float) -> float:
+def check_dropout(where: str, dropout: float, name: str = "dropout") -> float:
     if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout <= 1:
-        name = _name(where, "dropout")
-        raise InputError(f"{where}(): `{name}` must be a probability from 0 to 1; got {_kind(dropout)}.")
+        raise InputError(f"{where}(): `{name}` must be a probability from 0 to 1; got {_shown(dropout)}.")
     return float(dropout)

@@ -48,7 +48,7 @@ def additive_attention(
     """
     problem, request, names, shape = prepare(
         "additive_attention", query, key, value, mask=mask, causal=causal, scale=1.0, window=window, dropout=dropout,
-        signs=signs,
+        signs=signs, no_value="For signs alone pass value=key.",
     )  # fmt: skip
     problem = problem._replace(weight=_check_weight(weight, problem.query))
     kernel = kernels.choose("additive_attention", replace(request, additive=True), "auto")

@@ -52,7 +52,7 @@ def cosine_attention(
     _check_scale(scale)
     problem, request, names, shape = prepare(
         "cosine_attention", query, key, value, mask=mask, causal=causal, scale=scale, window=window, dropout=dropout,
-        signs=signs,
+        signs=signs, no_value="For signs alone pass value=key.",
     )  # fmt: skip
     # In half precision a direction would be rounded once more than the caller's own numbers, and `scale` would enlarge that
     # error: everything runs in the dtype of measuring, and only the output is rounded.
