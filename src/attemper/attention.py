@@ -111,7 +111,7 @@ def weights(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """The whole matrix of attention weights, for looking at: it stores Lq × Lk. Arguments as in :func:`attention`.
+    """The whole matrix of attention weights; it stores Lq × Lk numbers. Arguments as in :func:`attention`.
 
     Returns:
         the weights, ``(B, H, Lq, Lk)``, in the dtype of vitals; a row that sees no key is zero.

@@ -212,7 +212,7 @@ class MultiHeadAttention(KeepsVitals):
             need_weights: return the weights too, which stores Lq × Lk.
             attn_mask: (Lq, Lk) or (B·heads, Lq, Lk): True hides; floating point is added to the logits.
             average_attn_weights: one matrix of weights, the mean over heads, instead of one per head.
-            is_causal: each row sees the keys up to its own place; with ``attn_mask``, a promise that this is what it says.
+            is_causal: each row sees the keys up to its own place; with ``attn_mask``, a promise that the mask is exactly that.
             signs: as in :func:`attention`; if not left out, the result is ``Attended(output, vitals)``.
 
         Returns:

@@ -142,7 +142,7 @@ def _rounded_once(query: Tensor, key: Tensor, value: Any) -> tuple[Tensor, Tenso
 
 
 def check_signs(where: str, signs: Signs) -> tuple[str, ...]:
-    """The stored signs to measure, in order; a derived name stands for the stored ones it is made of."""
+    """The stored signs to measure, in order; the name of a derived sign asks for those it is computed from."""
     if isinstance(signs, str):
         signs = SIGNS if signs == "all" else (signs,)
     elif not isinstance(signs, Iterable) or isinstance(signs, Tensor):

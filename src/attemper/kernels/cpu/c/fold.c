@@ -77,7 +77,7 @@ static void fold_head(Head *head, const Fold *fold, int64_t batch, int64_t numbe
         if (some == LANES) {
             memcpy(&visible, fold->visible + at, sizeof visible);
             for (int i = 0; i < count; i++) sign[i] = load(signs[i] + at);
-        } else {  // what is not there sees no key
+        } else {  // rows past the end see no key
             memcpy(&visible, fold->visible + at, some * sizeof(int32_t));
             for (int i = 0; i < count; i++) memcpy(&sign[i], signs[i] + at, some * sizeof(float));
         }

@@ -44,8 +44,8 @@ static int64_t dtype_of(const Tensor *t) {
     return t->dtype.bits == 32 ? F32 : t->dtype.bits == 64 ? F64 : t->dtype.bits == 16 ? F16 : NONE;
 }
 
-// Where a tensor of 4 dimensions on the CPU lies; 0 for another, or an empty one.
-static int lies(const Tensor *t, Strided *to) {
+// The address and strides of a tensor of 4 dimensions on the CPU; 0 for another, or an empty one.
+static int locate(const Tensor *t, Strided *to) {
     if (t->dims != 4 || t->device.kind != ON_CPU || !t->data) return 0;
     *to = (Strided){t->data + t->offset, {t->stride[0], t->stride[1], t->stride[2], t->stride[3]}};
     return t->shape[0] && t->shape[1] && t->shape[2] && t->shape[3];
@@ -70,7 +70,7 @@ int attemper_plain_forward(void *query, void *key, void *value, char *output, co
     Call call = {.mask_dtype = NONE, .sign_bits = sign_bits, .output = output, .parts = 1, .parallel = parallel,
                  .threads = threads, .poison = poison, .scale = scale, .softcap = softcap};
     if (bound.read(query, &q) || bound.read(key, &k) || bound.read(value, &v)) return NOT_PLAIN;
-    if (!lies(&q, &call.query) || !lies(&k, &call.key) || !lies(&v, &call.value)) return NOT_PLAIN;
+    if (!locate(&q, &call.query) || !locate(&k, &call.key) || !locate(&v, &call.value)) return NOT_PLAIN;
     call.dtype = dtype_of(&q);
     if (call.dtype == NONE || dtype_of(&k) != call.dtype || dtype_of(&v) != call.dtype) return NOT_PLAIN;
     call.batch = q.shape[0], call.heads = q.shape[1], call.rows = q.shape[2], call.dim = q.shape[3];

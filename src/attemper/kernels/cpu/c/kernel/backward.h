@@ -1,8 +1,8 @@
 // backward.h: gradients from recomputed tiles. A worker takes a key/value head and a part of its keys, so dK and dV have one
 // writer; each part has its own dQ, and the parts are added in a fixed order at the end: the result does not depend on timing.
 
-// The scores of few rows or keys as the forward pass found them, to the bit: of logits of 1e4 another order of adding leaves another 1e-3, which
-// is then no longer what lse and mean were made of.
+// The scores of few rows or keys, to the bit as the forward pass computed them: at logits of 1e4 another order of adding changes them
+// by 1e-3, and they would no longer be those that lse and mean were computed from.
 static void decode_scores(const Call *call, Differ *own, int64_t step, Meeting m, int64_t offset, REAL *z) {
 #if TILES
     (void)call, (void)own, (void)step, (void)m, (void)offset, (void)z;  // few rows never come here
