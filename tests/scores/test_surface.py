@@ -165,6 +165,15 @@ def test_additive_under_vmap_and_in_batched_derivatives():
     torch.testing.assert_close(found[1, 3], row)
 
 
+def test_a_watch_says_that_additive_scores_are_not_measured():
+    """They go through the op of attention(), but are no product that a watch could measure again."""
+    module = torch.nn.Sequential(attemper.AdditiveAttention(8))
+    module.forward = lambda x: module[0](x, x)
+    with pytest.warns(UserWarning, match=r"0: not measured: .* on additive scores"), attemper.watch(module) as watch:
+        module(torch.randn(2, 5, 8))
+    assert watch.record.to_dicts() == []
+
+
 def test_the_way_out_that_the_sentence_names_has_second_derivatives():
     q, k, v, w = leaves(torch.randn(8))
     mask = torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)) @ w
