@@ -135,8 +135,8 @@ def without_modes() -> Iterator[None]:
             _push_mode(mode)
 
 
-class Aside:
-    """What :func:`aside` gives. No generator, since every call that is measured enters one."""
+class without_autograd_and_modes:  # noqa: N801 - it is used as a function
+    """Run a block without autograd, autocast and modes. Not a generator: every call that is measured enters one of these."""
 
     __slots__ = ("autocast", "graph", "modes")
 
@@ -157,8 +157,3 @@ class Aside:
         for mode in reversed(self.modes):
             _push_mode(mode)
         _set_grad_enabled(self.graph)
-
-
-def aside(device: str) -> Aside:
-    """Run beside the model: no graph, no autocast, no mode."""
-    return Aside(device)

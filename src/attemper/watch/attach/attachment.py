@@ -21,7 +21,7 @@ from ...errors import AttemperError
 from ...heads import HeadSummary
 from ...operation.ops import FORWARD
 from ...vitals import Vitals
-from ..call import Call, aside
+from ..call import Call, without_autograd_and_modes
 from ..routes import attemper as own
 from ..routes import sdpa as fused
 from ..routes.handwritten.chain import Chain, shared
@@ -274,7 +274,7 @@ class Attachment:
         listeners = [listener for listener in self._hearing(current) if _name(listener, frames) is not None]
         found: list[tuple[HeadSummary | None, Any]] = [(None, None)] * len(listeners)
         try:
-            with aside(call.query.device.type):
+            with without_autograd_and_modes(call.query.device.type):
                 leave_padding_out(call)
                 if current is not None and current.trace is not None:
                     call.traced = current.trace.read(call)
