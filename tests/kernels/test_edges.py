@@ -123,6 +123,7 @@ def test_constant_rows(kernel, device):
 def test_nan_and_inf_flow_as_in_torch(kernel, device, what, poison):
     """torch's math backend is the yardstick: its fused CPU kernel turns a NaN query into zeros."""
     tensors = {name: draw(1, 1, n, 8, device=device) for name, n in (("query", 5), ("key", 6), ("value", 6))}
+    tensors["key"][0, 0, :2, 0] = torch.tensor([1.0, -1.0])  # so that an infinite query has logits of both signs
     tensors[what][0, 0, 2, 0] = poison
     with sdpa_kernel(SDPBackend.MATH):
         expected = F.scaled_dot_product_attention(*tensors.values())
