@@ -59,7 +59,7 @@ clean:
 	rm -rf .venv build src/*.egg-info src/attemper/kernels/cpu/c/*.so
 
 # a scan needs a fraction of what developing does, and is the first thing that people run; modules are compiled when imported
-$(RUNS): pyproject.toml constraints.txt setup.py $(wildcard src/attemper/kernels/cpu/c/*.[ch])
+$(RUNS): pyproject.toml constraints.txt setup.py $(wildcard src/attemper/kernels/cpu/c/*.[ch] src/attemper/kernels/cpu/c/*/*.[ch])
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "attemper needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Run make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[demo]'

@@ -13,8 +13,8 @@ setup(
     ext_modules=[
         Extension(
             "attemper.kernels.cpu.c._native",
-            sources=sorted(str(path) for path in HERE.glob("*.c")),
-            depends=sorted(str(path) for path in HERE.glob("*.h")),
+            sources=sorted(str(path) for path in HERE.rglob("*.c")),
+            depends=sorted(str(path) for path in HERE.rglob("*.h")),
             extra_compile_args=FLAGS,
             optional=True,
         )

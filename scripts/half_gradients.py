@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import attemper
 from attemper.kernels.contract import OUTPUT_LOW_BIT, for_gradients
-from attemper.operation import ops as _ops
+from attemper.operation import direct
 
 SHAPE = (1, 8, 1024, 64)
 DIVISOR = SHAPE[-1] ** -0.5
@@ -49,8 +49,8 @@ def gradients(run, tensors, dtype=None):
     return torch.autograd.grad(run(*leaves), leaves, cotangent)
 
 
-def without(signs, *tracked):
-    return for_gradients(signs, *tracked) & ~OUTPUT_LOW_BIT
+def without(sign_bits, *tracked):
+    return for_gradients(sign_bits, *tracked) & ~OUTPUT_LOW_BIT
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
         exact = gradients(plain, tensors, torch.float64)
         ways = {"torch, fused": fused, "torch, math": plain, "attemper": ours, "attemper, rounded output": ours}
         for name, run in ways.items():
-            _ops.for_gradients = without if name.endswith("output") else for_gradients
+            direct.for_gradients = without if name.endswith("output") else for_gradients
             found = gradients(run, tensors)
             errors = [(a.double() - b).norm().item() / b.norm().item() for a, b in zip(found, exact, strict=True)]
             print(f"{str(dtype)[6:]:10}{name:28}" + "".join(f"{error:10.1e}" for error in errors))
@@ -68,7 +68,7 @@ def main() -> None:
         times = {for_gradients: [], without: []}
         for _ in range(20):
             for ask, found in times.items():
-                _ops.for_gradients = ask
+                direct.for_gradients = ask
                 start = time.process_time()
                 gradients(ours, tensors, dtype)
                 found.append(time.process_time() - start)

@@ -15,5 +15,5 @@ export PYTHONPATH="$BUILD/src" OMP_NUM_THREADS=1
 export ASAN_OPTIONS=detect_leaks=0  # Python keeps what it has until it ends
 export LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libstdc++.so)"
 "$PYTHON" -c 'import attemper.kernels.cpu as k; print("sanitized", k.variant, "from", k.__file__.split("/")[1])'
-"$PYTHON" -m pytest -q -p no:cacheprovider -m "not exhaustive" -k cpu tests/kernels tests/definition "$@"
+"$PYTHON" -m pytest -q -p no:cacheprovider -m "not exhaustive" -k "cpu or agreement" tests/kernels tests/definition "$@"
 "$PYTHON" scripts/fuzz.py --cases "${FUZZ_CASES:-1000}"

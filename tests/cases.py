@@ -88,6 +88,29 @@ class Case:
         return {"causal": self.causal, "window": self.window, "softcap": self.softcap}
 
 
+def cover(grid: dict[str, list], allowed=lambda row: True, seed: int = 0) -> list[dict]:
+    """Rows that hold every allowed pair of values of every two features at least once, found greedily."""
+    names = list(grid)
+    rng, rows = random.Random(seed), []
+
+    def pairs(row: tuple[int, ...]) -> set:
+        return {(a, row[a], b, row[b]) for a, b in itertools.combinations(range(len(names)), 2)}
+
+    def named(row: tuple[int, ...]) -> dict:
+        return {name: grid[name][i] for name, i in zip(names, row, strict=True)}
+
+    every = [row for row in itertools.product(*(range(len(grid[n])) for n in names)) if allowed(named(row))]
+    open_pairs = set().union(*map(pairs, every))
+    while open_pairs:
+        a, x, b, y = rng.choice(sorted(open_pairs))
+        tries = [row for row in rng.sample(every, min(len(every), 4000)) if (row[a], row[b]) == (x, y)]
+        tries = tries or [row for row in every if (row[a], row[b]) == (x, y)]
+        best = max(tries, key=lambda row: len(pairs(row) & open_pairs))
+        open_pairs -= pairs(best)
+        rows.append(named(best))
+    return rows
+
+
 def pairwise(grid: dict[str, list], seed: int = 0) -> list[Case]:
     """Cases that hold every pair of values of every two features at least once, found greedily."""
     names = list(grid)

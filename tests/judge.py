@@ -7,6 +7,8 @@ once as well.
 """
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ import attemper
 from attemper.kernels.contract import Problem, measuring_dtype
 from attemper.kernels.reference import define
 from attemper.operation.checks import prepare
+from native import variant
 from rounding import gradient_mass, sign_mass
 
 SIGNS = ("mean", "variance", "peak", "lse", "entropy", "p2")
@@ -69,11 +72,12 @@ def by_definition(tensors: dict[str, Tensor], options: dict, dtype: torch.dtype)
         return leaves, define(problem)._asdict(), problem
 
 
-def by_kernel(tensors: dict[str, Tensor], options: dict, kernel: str) -> tuple[dict, dict]:
-    """Leaves and results of a kernel, through the public function."""
+def by_kernel(tensors: dict[str, Tensor], options: dict, way: str) -> tuple[dict, dict]:
+    """Leaves and results of a kernel, through the public function. "cpu:avx2" is a variant of the native one."""
     leaves = {n: t.clone().requires_grad_(t.is_floating_point()) for n, t in tensors.items()}
     positional = [leaves[n] for n in ("query", "key", "value")]
     extra = {n: leaves[n] for n in ("mask", "scale") if n in leaves}
+    kernel = way.partition(":")[0]
     output, vitals = attemper.attention(*positional, **extra, **options, kernel=kernel)
     return leaves, {"output": output, **{n: getattr(vitals, n) for n in vitals.measured}}
 
@@ -89,23 +93,30 @@ def gradients(leaves: dict, results: dict, cotangents: dict[str, Tensor]) -> dic
     return {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(wanted.items(), found, strict=True)}
 
 
-def judge(tensors: dict[str, Tensor], options: dict, kernel: str) -> None:
-    """Compare output, every vital and every gradient of a kernel with the definition in float64."""
+def judge(tensors: dict[str, Tensor], options: dict, *ways: str) -> None:
+    """Compare output, every vital and every gradient of kernels with the definition in float64, which is computed once for all.
+
+    A way is a kernel, or a variant of the native one, as "cpu:avx2".
+    """
     dtype = tensors["query"].dtype
     wide = measuring_dtype(dtype)
+    eps = torch.finfo(wide).eps
     exact_leaves, exact, problem = by_definition(tensors, options, torch.float64)
-    _, plain, _ = by_definition(tensors, options, torch.float32 if dtype == torch.float64 else dtype)
     wide_leaves, wide_plain, _ = by_definition(tensors, options, torch.float32)
-    leaves, actual = by_kernel(tensors, options, kernel)
+    plain = wide_plain if wide == dtype else by_definition(tensors, options, dtype)[1]
+    found = {}
+    for way in ways:
+        with variant(way.partition(":")[2]):
+            found[way] = by_kernel(tensors, options, way)
 
     mass = sign_mass(problem, exact)
-    assert_within(
-        "output", actual["output"], exact["output"].detach(), plain["output"], torch.finfo(wide).eps * mass["output"]
-    )
-    assert torch.equal(actual["visible"], exact["visible"]), "visible differs"
-    for name in SIGNS:
-        assert actual[name].dtype == wide, f"{name} must be {wide}"
-        assert_within(name, actual[name], exact[name].detach(), wide_plain[name], torch.finfo(wide).eps * mass[name])
+    for way, (_, actual) in found.items():
+        with blaming(way):
+            assert_within("output", actual["output"], exact["output"].detach(), plain["output"], eps * mass["output"])
+            assert torch.equal(actual["visible"], exact["visible"]), "visible differs"
+            for name in SIGNS:
+                assert actual[name].dtype == wide, f"{name} must be {wide}"
+                assert_within(name, actual[name], exact[name].detach(), wide_plain[name], eps * mass[name])
 
     for loss in ("output", *SIGNS):
         cotangent = torch.randn_like(exact[loss])
@@ -116,9 +127,19 @@ def judge(tensors: dict[str, Tensor], options: dict, kernel: str) -> None:
         exact_grads = gradients(exact_leaves, exact, {loss: cotangent})
         plain_grads = gradients(wide_leaves, wide_plain, {loss: cotangent})
         mass = gradient_mass(problem, exact, loss, cotangent)
-        for name, grad in gradients(leaves, actual, {loss: cotangent}).items():
-            rounding, once = torch.finfo(wide).eps * mass[name], plain_grads[name].to(grad.dtype)
-            assert_within(f"d({loss})/d({name})", grad, exact_grads[name], once, rounding)
+        for way, (leaves, actual) in found.items():
+            with blaming(way), variant(way.partition(":")[2]):
+                for name, grad in gradients(leaves, actual, {loss: cotangent}).items():
+                    once = plain_grads[name].to(grad.dtype)
+                    assert_within(f"d({loss})/d({name})", grad, exact_grads[name], once, eps * mass[name])
+
+
+@contextmanager
+def blaming(way: str) -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{way}: {error}") from None
 
 
 def error_ratios(tensors: dict[str, Tensor], options: dict, kernel: str) -> dict[str, float]:

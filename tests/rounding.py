@@ -34,8 +34,14 @@ def sign_mass(problem: Problem, exact: dict[str, Tensor]) -> dict[str, float]:
     mass = {"output": 0.0} | {
         name: (slope.square() * z2).sum(-1).sqrt().max().item() if z.numel() else 0.0 for name, slope in slopes.items()
     }
+    levels = _levels(z.shape[-1])
+    if z.numel():
+        # each logit is rounded again at every level of the mean's sum; squares have one sign, so the roundings of the variance's
+        # partial sums are as large as the sums: the whole, once a level
+        mass["mean"] = (slopes["mean"].square() * (z2 + levels * z.square())).sum(-1).sqrt().max().item()
+        mass["variance"] += exact["variance"].max().item() * math.sqrt(levels)
     mass["entropy"] += math.log(1 + z.shape[-1])  # a difference of terms as large as ln n
-    mass["p2"] += 2 * exact["p2"].max().item() * math.sqrt(_levels(z.shape[-1])) if z.numel() else 0.0  # (Σe²)/(Σe)²
+    mass["p2"] += 2 * exact["p2"].max().item() * math.sqrt(levels) if z.numel() else 0.0  # (Σe²)/(Σe)²
     if problem.value is not None and z.numel():
         value = problem.value.repeat_interleave(problem.query.shape[1] // problem.key.shape[1], 1)
         mass["output"] = ((p.square() * z2) @ value.square()).sqrt().max().item()

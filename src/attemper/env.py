@@ -111,7 +111,7 @@ def cpu_model() -> str:
 
 
 def _cores() -> int:
-    """The logical cores this process may use, which a container or `taskset` can make fewer than there are."""
+    """The logical cores this process may use; a container or `taskset` may allow fewer than there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -142,7 +142,7 @@ def _kernel(name: str) -> dict[str, Any]:
         variant = getattr(kernels.load(name), "variant", None)
     except AttemperError as error:
         return {"available": False, "reason": str(error)}
-    except Exception as error:  # the message may hold a path, so only its kind is shown
+    except Exception as error:  # the message may hold a path, so only its type is shown
         return {"available": False, "reason": f"does not load: {type(error).__name__}"}
     where = " or ".join(devices) if devices else "any device"
     return {"available": True, "reason": f"runs on {where}" + (f", with {variant}" if variant else "")}

@@ -1,10 +1,10 @@
 """The exceptions attemper raises.
 
 AttemperError
-├── InputError (ValueError)              an argument breaks a rule; the sentence names it
+├── InputError (ValueError)              an argument breaks a rule; the message names it
 ├── KernelUnavailable (RuntimeError)     a named kernel cannot serve the call, or a derivative it was asked for
 ├── SignNotMeasured (AttributeError)     a vital sign was read that `signs=` did not ask for
-└── MissingExtra (ImportError)           an optional dependency is absent; the sentence holds the pip line
+└── MissingExtra (ImportError)           an optional dependency is absent; the message holds the pip line
 """
 
 import difflib
@@ -32,7 +32,7 @@ class MissingExtra(AttemperError, ImportError):
     """An optional dependency is not installed."""
 
 
-NO_ROOM = (
+_MEMORY_MESSAGES = (
     "can't allocate memory",
     "not enough memory",
     "out of memory",
@@ -42,12 +42,12 @@ NO_ROOM = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is not enough memory, in one of the ways in which Python and torch say it."""
-    return isinstance(error, MemoryError) or any(words in str(error) for words in NO_ROOM)
+    """Whether an error of Python or torch means that there is not enough memory."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _MEMORY_MESSAGES)
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """The clause that helps after a misspelt name: the closest known one, then all of them."""
+    """What to add after a misspelt name: the closest known one, then all of them."""
     known = list(known)
     close = difflib.get_close_matches(str(word), known, n=1)
     guess = f"Did you mean {close[0]!r}? " if close else ""

@@ -17,7 +17,7 @@ COLUMNS = (
     *("rows", "visible", "mean", "variance", "lse", "entropy", "p2", "top_weight", "effective_keys"),
     *("evenness_rows", "evenness", "jacobian_trace", "saturable_rows", "saturated"),
 )
-"""What is summed, in this order, of the signs that were measured; ``peak`` is a maximum and stands beside."""
+"""What is summed, in this order, of the signs that were measured; ``peak`` is a maximum and is kept apart."""
 
 
 class HeadSummary:
@@ -82,7 +82,7 @@ class HeadSummary:
         if name == "rows" or name.endswith("_rows"):
             return total
         count = {"evenness": "evenness_rows", "saturated": "saturable_rows"}.get(name, "rows")
-        # 0/0 = NaN: no row to speak of
+        # 0/0 = NaN: no row was counted
         return total / self.sums[:, self.columns.index(count)]
 
     def to_dicts(self) -> list[dict[str, float]]:

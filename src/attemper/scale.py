@@ -1,6 +1,6 @@
 """The rules: nine ways to choose the one number in front of q·k, what each needs, who uses it, and where that is written.
 
-The table is data that needs no torch. Modules, commands, the lab, the page and the docs all read it; nothing else names a rule.
+The table is data that needs no torch. Modules, commands, the lab, the report and the docs all read it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Rule:
     ) -> Any:
         """What this rule multiplies q·k with: a number, or a tensor where ``keys`` or ``gain`` is one.
 
-        Give everything you know; what the rule does not need is left aside.
+        Give everything you know; the rule ignores what it does not need.
 
         Args:
             head_dim: the width of one head, d_k.
@@ -144,7 +144,7 @@ RULES: dict[str, Rule] = {
         Rule(
             name="sqrt_dmodel",
             formula="q·k / √d_model",
-            says="The width of the model in place of the head's: too cold by √heads. Usually a mistake.",
+            says="The width of the model in place of the head's: logits √heads too small, attention too flat. Usually a mistake.",
             used_by="nobody on purpose",
             source="a common error: the dot product runs over d_k numbers, not over d_model",
             factor=lambda head_dim, heads: (head_dim * heads) ** -0.5,
@@ -153,7 +153,7 @@ RULES: dict[str, Rule] = {
         Rule(
             name="layer",
             formula="q·k / ((layer + 1) √d_k)",
-            says="Deeper layers are colder. Megatron-LM divides by the layer too, and multiplies it back before softmax.",
+            says="Deeper layers get smaller logits. Megatron-LM divides by the layer too, but multiplies it back before softmax.",
             used_by="GPT-2 models trained by Stanford CRFM (Mistral): the flag scale_attn_by_inverse_layer_idx",
             source="transformers, GPT2Config.scale_attn_by_inverse_layer_idx",
             factor=lambda head_dim, layer: head_dim**-0.5 / (layer + 1),
@@ -162,7 +162,7 @@ RULES: dict[str, Rule] = {
         Rule(
             name="log_n",
             formula="s ln(n) q·k / √d_k",
-            says="Grows with the number of keys a row sees, so that attention does not fade as n grows; s is learned per head.",
+            says="Grows with the number of keys a row sees, so that attention stays sharp as n grows; s is learned per head.",
             used_by="Scalable-Softmax (SSMax); relatives in Ministral 3, Mistral Large 4 and Inkling",
             source="Nakanishi 2025, arXiv:2501.19399 (s starts at 0.43, the slope of its Fig. 1)",
             factor=lambda head_dim, keys: head_dim**-0.5 * _log(keys),

@@ -8,8 +8,8 @@ from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from ._torch_private import register_pytree_node
 from .errors import InputError, SignNotMeasured, nearest
 from .heads import HeadSummary
 
@@ -52,7 +52,9 @@ class Vitals:
     lse: Tensor
     entropy: Tensor
     p2: Tensor
-    _lse_low: Tensor | None = None  # what rounding took from lse: far from zero merge() and top_weight need it
+    _lse_low: Tensor | None = (
+        None  # what rounding took from lse; merge() and top_weight need it where lse is far from zero
+    )
 
     def __init__(self, **signs: Tensor) -> None:
         unknown = [name for name in signs if name not in SIGNS]
@@ -77,7 +79,7 @@ class Vitals:
         return found if self._lse_low is None else found._with_low(function(self._lse_low))
 
     def _with_low(self, low: Tensor) -> Vitals:
-        """With what rounding took from lse, where lse was measured: it goes wherever the signs go."""
+        """With what rounding took from lse, if lse was measured. `each`, pytrees and copies keep it."""
         if "lse" in self.__dict__:
             self._lse_low = low
         return self
@@ -247,4 +249,4 @@ def _unflatten(tensors: Iterable[Tensor], names: tuple[str, ...]) -> Vitals:
 
 
 # lets torch.func.vmap, torch.compile and torch.export carry Vitals in and out of a function
-pytree.register_pytree_node(Vitals, _flatten, _unflatten, serialized_type_name="attemper.Vitals")
+register_pytree_node(Vitals, _flatten, _unflatten, serialized_type_name="attemper.Vitals")

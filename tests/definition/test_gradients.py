@@ -1,4 +1,4 @@
-"""Gradients against finite differences in float64: the reference twice, the fused kernels once."""
+"""Gradients against finite differences in float64: of the reference with every feature, of the fused kernels with all at once."""
 
 import pytest
 import torch
@@ -33,15 +33,16 @@ def everything(kernel, options):
     return run
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_first_derivatives(kernel, options):
-    assert gradcheck(everything(kernel, options), leaves())
+def test_first_derivatives_of_the_reference(options):
+    assert gradcheck(everything("reference", options), leaves())
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_first_derivatives_with_an_additive_mask(kernel):
-    assert gradcheck(everything(kernel, {"softcap": 2.0, "causal": True}), leaves(additive=True))
+    """The others are compared with the reference, feature by feature, in tests/kernels/test_agreement.py."""
+    options = {"softcap": 2.0, "causal": "lower_right", "window": 4}
+    assert gradcheck(everything(kernel, options), leaves(additive=True))
 
 
 def test_second_derivatives_of_the_reference():

@@ -5,17 +5,35 @@ import statistics
 from collections import defaultdict
 
 import pytest
+import torch
 
 from cases import GRID, PAIRWISE, Case, pairwise
 from judge import error_ratios, judge
+from native import WAYS
 from serving import FUSED
+
+# the native kernel by each variant; one that is not built is named all the same, and fails
+EVERY = [way for kernel in FUSED for way in ((WAYS or ("cpu",)) if kernel == "cpu" else (kernel,))]
+
+
+@pytest.mark.usefixtures("poisoned", "poisoned_workspace")
+@pytest.mark.parametrize("case", PAIRWISE, ids=str)
+def test_every_kernel_is_as_exact_as_plain_pytorch(case, device):
+    judge(case.tensors(device), case.options(), *EVERY)
+
+
+MASK_SHAPES = [s for n in range(5) for s in itertools.product(*[(1, size) for size in (2, 4, 5, 7)[4 - n :]])]
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("kernel", FUSED)
-@pytest.mark.parametrize("case", PAIRWISE, ids=str)
-def test_kernel_is_as_exact_as_plain_pytorch(case, kernel, device):
-    judge(case.tensors(device), case.options(), kernel)
+@pytest.mark.parametrize("shape", MASK_SHAPES, ids=str)
+def test_every_mask_shape_and_its_gradient(shape, device):
+    def draw(*shape):
+        return torch.randn(shape).to(device)
+
+    tensors = {"query": draw(2, 4, 5, 8), "key": draw(2, 2, 7, 8), "value": draw(2, 2, 7, 3)}
+    for mask in (draw(*shape) > -0.7, draw(*shape)):
+        judge({**tensors, "mask": mask}, {"causal": "lower_right"}, *FUSED)
 
 
 FEATURES = ["dtype", "mask", "causal", "window", "softcap"]

@@ -13,32 +13,12 @@ import torch
 import attemper
 from attemper.errors import KernelUnavailable
 from attemper.kernels import load, why
+from attemper.kernels.contract import ARGMAX_BIT, BIT, NeedsGrad, Problem, Results, Upstream, bare_results
 from attemper.operation.checks import prepare
-from cases import PAIRWISE
 from judge import judge
-from native import VARIANTS, native, needed
+from native import VARIANTS, WAYS, native, needed
 
-pytestmark = needed
-
-
-@pytest.fixture(autouse=True)
-def _poisoned(monkeypatch, poisoned):
-    """Workspaces are filled with NaN as well as results."""
-    monkeypatch.setattr(native, "_POISON", 1)
-
-
-@pytest.fixture
-def use(monkeypatch):
-    """Choose a variant and a number of threads; both are put back."""
-    before = torch.get_num_threads()
-
-    def choose(variant=None, threads=before):
-        if variant:
-            monkeypatch.setattr(native, "_VARIANT", native.VARIANTS.index(variant))
-        torch.set_num_threads(threads)
-
-    yield choose
-    torch.set_num_threads(before)
+pytestmark = [needed, pytest.mark.usefixtures("poisoned", "poisoned_workspace")]
 
 
 def draw(heads=2, groups=None, rows=5, keys=7, dim=8, value_dim=None, batch=1, dtype=torch.float32):
@@ -56,13 +36,6 @@ def attend(tensors, **options):
     return attemper.attention(*(tensors[name] for name in ("query", "key", "value")), kernel="cpu", **options)
 
 
-@pytest.mark.parametrize("variant", VARIANTS[:-1])
-@pytest.mark.parametrize("case", PAIRWISE, ids=str)
-def test_every_variant_is_as_exact_as_plain_pytorch(case, variant, use):
-    use(variant)
-    judge(case.tensors(), case.options(), "cpu")
-
-
 FEW_HEADS = {
     "one head": ({"heads": 1, "rows": 130, "keys": 1100}, {}),
     "causal": ({"heads": 3, "rows": 600, "keys": 600}, {"causal": True}),
@@ -74,20 +47,21 @@ FEW_HEADS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("shape", "options"), FEW_HEADS.values(), ids=FEW_HEADS)
-def test_few_heads_on_several_threads(shape, options, variant, use):
+def test_few_heads_on_several_threads(shape, options, threads):
     """Workers share heads, take parts of the keys, and join what they found."""
-    use(variant, threads=3)
-    judge(draw(**shape), options, "cpu")
+    threads(3)
+    judge(draw(**shape), options, *WAYS)
 
 
-@pytest.mark.parametrize("mask_shape", [(1, 1, 1), (300, 600), (2, 1, 600), (3, 2, 300, 600), (3, 1, 300, 1)], ids=str)
+# more keys than are differentiated together, so that there are several parts
+@pytest.mark.parametrize("mask_shape", [(1, 1, 1), (110, 420), (2, 1, 420), (3, 2, 110, 420), (3, 1, 110, 1)], ids=str)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_the_gradient_of_a_shared_mask_on_several_threads(mask_shape, groups, use):
-    use(threads=3)
-    tensors = draw(heads=2, groups=groups, rows=300, keys=600, batch=3)
-    judge({**tensors, "mask": torch.randn(mask_shape)}, {"causal": True}, "cpu")
+def test_the_gradient_of_a_shared_mask_on_several_threads(mask_shape, groups, threads):
+    threads(3)
+    assert native.BACK_KEYS < 420
+    tensors = draw(heads=2, groups=groups, rows=110, keys=420, batch=3)
+    judge({**tensors, "mask": torch.randn(mask_shape)}, {"causal": "lower_right"}, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -102,11 +76,11 @@ def test_only_what_shares_a_mask_is_done_in_turn(mask_shape, expected):
 
 
 @pytest.mark.parametrize("rows", [1, 300])
-def test_threads_change_no_bit_of_a_head_that_is_not_split(rows, use):
+def test_threads_change_no_bit_of_a_head_that_is_not_split(rows, threads):
     tensors = draw(heads=8, rows=rows, keys=400, dim=64)
-    use(threads=1)
+    threads(1)
     alone = attend(tensors, causal="lower_right")
-    use(threads=3)
+    threads(3)
     together = attend(tensors, causal="lower_right")
     if rows > 8:
         assert torch.equal(alone.output, together.output)
@@ -114,24 +88,21 @@ def test_threads_change_no_bit_of_a_head_that_is_not_split(rows, use):
     torch.testing.assert_close(alone.vitals.variance, together.vitals.variance)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("rows", [1, 20])
-def test_logits_that_climb_from_tile_to_tile(variant, rows, use):
+def test_logits_that_climb_from_tile_to_tile(rows):
     """Each tile tops the last by far more than the slack, to +1e4 and from -1e4: the reference is raised every time."""
-    use(variant)
     tensors = draw(rows=rows, keys=2500)
     tensors["mask"] = torch.linspace(-1e4, 1e4, 2500)
-    judge(tensors, {}, "cpu")
+    judge(tensors, {}, *WAYS)
     tensors["mask"] = tensors["mask"].flip(0)
-    judge(tensors, {}, "cpu")
+    judge(tensors, {}, *WAYS)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.usefixtures("every_variant")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 20])
-def test_every_half_precision_number_passes_through_unchanged(variant, dtype, rows, use):
+def test_every_half_precision_number_passes_through_unchanged(dtype, rows):
     """One key has weight 1: each output is its value, all 65,536 of them; what float32 calls subnormal becomes 0."""
-    use(variant)
     every = torch.arange(1 << 16).to(torch.int32).sub(1 << 15).to(torch.int16).view(dtype)
     every = every.masked_fill(every.abs() < torch.finfo(torch.float32).tiny, 0.0)
     value = every.view(1, 1, 1, -1)
@@ -143,10 +114,9 @@ def test_every_half_precision_number_passes_through_unchanged(variant, dtype, ro
         assert torch.equal(row[known], every[known])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.usefixtures("every_variant")
 @pytest.mark.parametrize("payload", [0x7FC00001, 0x7FFFFFFF, -1])
-def test_a_nan_of_any_payload_stays_nan(variant, payload, use):
-    use(variant)
+def test_a_nan_of_any_payload_stays_nan(payload):
     for rows, keys in ((2, 70), (40, 70), (40, 64)):  # few rows; a tile that ends within a panel, and one that fills it
         tensors = draw(rows=rows, keys=keys, heads=1)
         tensors["query"].view(torch.int32)[0, 0, 1] = payload
@@ -156,11 +126,9 @@ def test_a_nan_of_any_payload_stays_nan(variant, payload, use):
         assert output[0, 0, 0].isfinite().all()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("dim", "value_dim"), [(1, 1), (300, 8), (8, 520), (257, 33)])
-def test_head_dims_from_one_to_hundreds(variant, dim, value_dim, use):
-    use(variant)
-    judge(draw(rows=30, keys=50, dim=dim, value_dim=value_dim), {"causal": True}, "cpu")
+def test_head_dims_from_one_to_hundreds(dim, value_dim):
+    judge(draw(rows=30, keys=50, dim=dim, value_dim=value_dim), {"causal": True}, *WAYS)
 
 
 def test_views_that_start_anywhere():
@@ -196,11 +164,11 @@ def test_a_negated_view_is_read_as_its_numbers():
     torch.testing.assert_close(attend(tensors).output, attend({n: t.resolve_neg() for n, t in tensors.items()}).output)
 
 
-def test_dropout_does_not_depend_on_threads_or_tiles(use):
+def test_dropout_does_not_depend_on_threads_or_tiles(threads):
     tensors = draw(heads=1, rows=9, keys=1500)
     found = []
-    for threads in (1, 3):
-        use(threads=threads)
+    for count in (1, 3):
+        threads(count)
         torch.manual_seed(4)
         found.append(attend(tensors, dropout=0.4).output)
     torch.testing.assert_close(*found)
@@ -213,9 +181,9 @@ def test_numbers_too_small_to_be_normal_are_the_callers_business():
 
 def test_auto_takes_it_and_says_so():
     tensors = draw()
-    verdicts = why(*tensors.values())
-    assert verdicts[0].kernel == "cpu"
-    assert verdicts[0].taken
+    choices = why(*tensors.values())
+    assert choices[0].kernel == "cpu"
+    assert choices[0].taken
     assert math.isfinite(attemper.measure(tensors["query"], tensors["key"]).entropy.sum())
 
 
@@ -227,36 +195,115 @@ def run(code, **environment):
     return done.stdout
 
 
-WHY = "import torch, attemper; q = torch.randn(1, 1, 4, 8); print(attemper.kernels.why(q, q, q))"
-NOT_BUILT = "import importlib.machinery as m; m.EXTENSION_SUFFIXES.clear(); "
+NOT_BUILT = """
+import importlib.machinery
+importlib.machinery.EXTENSION_SUFFIXES.clear()
+import torch, attemper
+from attemper import env
+q = torch.randn(1, 1, 4, 8)
+print(attemper.kernels.why(q, q, q))
+attemper.attention(q, q, q)
+print(env.describe()["kernels"]["cpu"])
+try:
+    attemper.attention(q, q, q, kernel="cpu")
+except attemper.errors.KernelUnavailable as error:
+    print(error)
+"""
 
 
 def test_a_build_without_it_says_why_and_runs_the_next():
-    said = run(f"{NOT_BUILT}{WHY}; attemper.attention(q, q, q)").splitlines()
-    assert said[0].startswith("cpu        not taken: is not built here: install attemper where there is a C compiler")
-    assert said[1] == "blockwise  taken: the fastest that serves this call"
-    found = run(f"{NOT_BUILT}from attemper import env; print(env.describe()['kernels']['cpu'])")
-    assert "'available': False" in found
-    assert "is not built here" in found
+    cpu, blockwise, _, described, named = run(NOT_BUILT).splitlines()
+    assert cpu.startswith("cpu        not taken: is not built here: install attemper where there is a C compiler")
+    assert blockwise == "blockwise  taken: the fastest that serves this call"
+    assert "'available': False" in described
+    assert "is not built here" in described
+    assert named.startswith("attention(): kernel='cpu' is not built here: install attemper where there is a C compiler")
 
 
-def test_a_named_kernel_that_is_not_there_raises_with_a_sentence():
-    said = run(
-        f"{NOT_BUILT}{WHY}\ntry: attemper.attention(q, q, q, kernel='cpu')\n"
-        "except attemper.errors.KernelUnavailable as error: print(error)"
-    )
-    assert "attention(): kernel='cpu' is not built here: install attemper where there is a C compiler" in said
+def test_the_environment_is_read_when_the_library_is_loaded():
+    code = "from attemper import env; from attemper.kernels.cpu import native; print(native._POISON, env.describe())"
+    said = run(code, ATTEMPER_CPU_VARIANT="portable", ATTEMPER_CPU_POISON="1")
+    assert said.startswith("1 ")
+    assert "runs on cpu, with portable" in said
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_environment_chooses_a_variant(variant):
-    said = run("from attemper import env; print(env.describe()['kernels']['cpu'])", ATTEMPER_CPU_VARIANT=variant)
-    assert f"with {variant}" in said
+def test_the_environment_chooses_a_variant(monkeypatch, variant):
+    best = native._library.attemper_best()
+    monkeypatch.setenv(native.CHOICE, variant)
+    assert native.VARIANTS[native._variant(best)] == variant
+    monkeypatch.delenv(native.CHOICE)
+    assert native._variant(best) == best
 
 
-def test_an_unknown_variant_is_named():
-    said = run(WHY, ATTEMPER_CPU_VARIANT="avx51")
-    assert "cpu        not taken: knows no ATTEMPER_CPU_VARIANT='avx51': Did you mean 'avx512'?" in said
+def test_a_variant_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setenv(native.CHOICE, "avx51")
+    with pytest.raises(KernelUnavailable, match=r"knows no ATTEMPER_CPU_VARIANT='avx51': Did you mean 'avx512'\?"):
+        native._variant(3)
+    monkeypatch.setenv(native.CHOICE, "avx512")
+    with pytest.raises(KernelUnavailable, match=r"'avx512': this processor has at most 'avx2'"):
+        native._variant(1)
+
+
+@pytest.mark.parametrize(("value", "poison"), [("", 0), ("0", 0), ("1", 1)])
+def test_poison_is_off_when_the_environment_says_0(monkeypatch, value, poison):
+    monkeypatch.setenv(native.POISON, value)
+    assert native._poison() == poison
+
+
+def swapped(layout):
+    """The same structure with the last two of its first three fields in each other's place."""
+    first, second, third, *rest = layout._fields_
+    return type("Swapped", (ctypes.Structure,), {"_fields_": [first, third, second, *rest]})
+
+
+@pytest.mark.parametrize("name", ["CallLayout", "RowsLayout", "FoldLayout"])
+def test_a_library_with_two_fields_swapped_is_refused(monkeypatch, name):
+    monkeypatch.setattr(native, name, swapped(getattr(native, name)))
+    with pytest.raises(KernelUnavailable, match="was built from other sources: install attemper again"):
+        native._load()
+
+
+def test_every_field_of_a_packed_call_is_in_its_place(monkeypatch):
+    """What Python packs in order is read back by name; every number is another, so that two in each other's place show."""
+    packed = {}
+    monkeypatch.setattr(native, "run", lambda name, call: packed.setdefault(name, call))
+    monkeypatch.setattr(native, "how", lambda: (901, 902, 903))
+    query, key, value = torch.randn(3, 4, 5, 7), torch.randn(3, 2, 9, 7), torch.randn(3, 2, 9, 11)
+    mask = torch.randn(3, 4, 5, 9)
+    gain = torch.rand(3, 4, 5)
+    numbers = {"scale": 0.25, "left": 13, "right": 17, "softcap": 1.5, "dropout": 0.125}
+    problem = Problem(query, key, value, mask, gain, None, torch.tensor(19), **numbers)
+    results = bare_results(query, 11, sum(BIT.values()) | ARGMAX_BIT, saved=True)
+    results = results._replace(output_low=torch.empty(3, 4, 5, 11, dtype=torch.int16))
+    cpu = load("cpu")
+    cpu._write(problem, 127, results)
+    upstream = Upstream(torch.randn(3, 4, 5, 11), *torch.randn(6, 3, 4, 5))
+    found = cpu.bare_backward(problem, results, upstream, NeedsGrad(True, True, True, True, True))
+    for name, call in packed.items():
+        call = native.CallLayout.from_buffer_copy(call)
+        for field in ("query", "key", "value", "mask", "gain"):
+            tensor = getattr(problem, field)
+            assert getattr(call, field).at == tensor.data_ptr(), field
+            assert tuple(getattr(call, field).step)[: tensor.dim()] == tensor.stride(), field
+        sizes = [call.batch, call.heads, call.groups, call.rows, call.keys, call.dim, call.value_dim]
+        assert sizes == [3, 4, 2, 5, 9, 7, 11]
+        assert (call.dtype, call.mask_dtype, call.left, call.right, call.seed) == (0, 0, 13, 17, 19)
+        assert (call.scale, call.softcap, call.dropout) == (0.25, 1.5, 0.125)
+        assert (call.parallel, call.threads, call.poison, call.parts) == (901, 902, 903, 1)
+        assert call.sign_bits == (127 if name == "forward" else 0)
+        assert (call.output, call.output_low) == (results.output.data_ptr(), results.output_low.data_ptr())
+        for field in Results._fields[2:]:
+            assert getattr(call.measured, field) == getattr(results, field).data_ptr(), field
+    assert call.g_output.at == upstream.output.data_ptr()
+    assert tuple(call.g_output.step) == upstream.output.stride()
+    for field in Upstream._fields[1:]:
+        assert getattr(call.upstream, field) == getattr(upstream, field).data_ptr(), field
+    assert call.needs_grad == 31
+    for field in ("query", "key", "value", "gain"):
+        assert getattr(call, f"d_{field}") == getattr(found, field).data_ptr(), field
+    assert call.d_mask
+    assert tuple(call.d_mask_step) == mask.stride()
 
 
 def test_a_library_without_our_functions_is_refused(monkeypatch):
@@ -265,14 +312,8 @@ def test_a_library_without_our_functions_is_refused(monkeypatch):
         native._load()
 
 
-@pytest.mark.parametrize(("value", "poison"), [("", 0), ("0", 0), ("1", 1)])
-def test_poison_is_off_when_the_environment_says_0(value, poison):
-    said = run("from attemper.kernels.cpu import native; print(native._POISON)", ATTEMPER_CPU_POISON=value)
-    assert int(said) == poison
-
-
-def test_a_parallel_loop_that_fails_is_not_called_a_lack_of_memory(monkeypatch, use):
-    use(threads=2)
+def test_a_parallel_loop_that_fails_is_not_called_a_lack_of_memory(monkeypatch, threads):
+    threads(2)
     fails = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 3, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 7)
     monkeypatch.setattr(native, "_PARALLEL", ctypes.cast(fails, ctypes.c_void_p).value)
     with pytest.raises(RuntimeError, match="torch_parallel_for failed"):

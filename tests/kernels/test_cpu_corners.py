@@ -24,10 +24,10 @@ def query_gradient(query, key, value, rows=slice(None), **options):
     return torch.autograd.grad(output[:, rows].sum(), query)[0]
 
 
-@pytest.mark.parametrize(("threads", "groups"), [(1, 1), (2, 3)])
-def test_a_nan_key_stays_in_its_head_and_its_rows(threads, groups):
+@pytest.mark.parametrize(("count", "groups"), [(1, 1), (2, 3)])
+def test_a_nan_key_stays_in_its_head_and_its_rows(count, groups):
     """101 rows fill no whole strip: what pads the last one must not be the rows of the next head."""
-    torch.set_num_threads(threads)
+    torch.set_num_threads(count)
     query, key = torch.randn(1, 3, 101, 16), torch.randn(1, groups, 800, 16)
     value = torch.randn(1, groups, 800, 16)
     if groups == 1:  # only the last row of each head sees the NaN

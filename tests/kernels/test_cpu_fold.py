@@ -5,7 +5,7 @@ import torch
 
 import attemper
 from attemper import kernels
-from attemper.heads import COLUMNS
+from attemper.heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary
 from attemper.vitals import SIGNS
 from attemper.watch.attach import measuring
 
@@ -17,7 +17,11 @@ EPSILON = torch.finfo(torch.float32).eps
 
 
 def fold():
-    return kernels.load("cpu").fold
+    return kernels.load("cpu").summary
+
+
+def folded(vitals, keep=None):
+    return HeadSummary((*COLUMNS, "peak"), *fold().by_head(vitals, keep, SATURABLE_KEYS, SATURATED_WEIGHT))
 
 
 def measured(batch, heads, rows, keys=37, sharp=1.0, **options):
@@ -28,7 +32,7 @@ def measured(batch, heads, rows, keys=37, sharp=1.0, **options):
 def judge(vitals, keep=None):
     """Within 2 × (the error of torch's operations in float32 + rounding), where float64 decides."""
     assert fold().serves(vitals)
-    found, plain = fold().by_head(vitals, keep), vitals.by_head(keep)
+    found, plain = folded(vitals, keep), vitals.by_head(keep)
     exact = vitals.each(lambda sign: sign.double() if sign.is_floating_point() else sign)
     truth = exact.by_head(keep)
     assert found.columns == plain.columns == truth.columns == (*COLUMNS, "peak")
@@ -83,13 +87,13 @@ def test_a_head_that_diverges_shows_and_its_neighbour_does_not(bad):
     query[0, 1, 4] = bad
     vitals = attemper.measure(query, key, kernel="reference")
     judge(vitals)
-    summary = fold().by_head(vitals, None)
+    summary = folded(vitals)
     assert summary.lse.isfinite().tolist() == [True, False, True]
 
 
 def test_no_rows():
     vitals = measured(2, 3, 0)
-    summary = fold().by_head(vitals, None)
+    summary = folded(vitals)
     assert summary.sums.count_nonzero() == 0
     assert summary.peaks.tolist() == [-torch.inf] * 3
 
@@ -106,12 +110,12 @@ def test_what_is_not_served_is_folded_by_torch():
 
 
 def test_a_watch_folds_natively(monkeypatch):
-    folded = []
+    calls = []
     native = fold().by_head
-    monkeypatch.setattr(fold(), "by_head", lambda *args: folded.append(1) or native(*args))
+    monkeypatch.setattr(fold(), "by_head", lambda *args: calls.append(1) or native(*args))
     layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
     with torch.no_grad(), attemper.watch(layer) as watch:
         layer(torch.randn(2, 5, 16))
-    assert folded == [1]
+    assert calls == [1]
     assert {row["rows"] for row in watch.record.to_dicts()} == {10.0}
     assert set(SIGNS) <= set(watch.record.to_dicts()[0])

@@ -9,9 +9,10 @@ import attemper
 from attemper.kernels.reference import define
 from attemper.operation.checks import prepare
 from judge import judge
-from native import needed
+from native import WAYS, needed, variant
 
-pytestmark = [needed, pytest.mark.usefixtures("every_variant")]
+pytestmark = [needed, pytest.mark.usefixtures("poisoned", "poisoned_workspace")]
+each_variant = pytest.mark.usefixtures("every_variant")
 
 
 def draw(rows, keys, heads=2, groups=None, dim=8, batch=1, dtype=torch.float32, turned=()):
@@ -26,6 +27,12 @@ def draw(rows, keys, heads=2, groups=None, dim=8, batch=1, dtype=torch.float32, 
 
 def attend(tensors, **options):
     return attemper.attention(tensors["query"], tensors["key"], tensors["value"], kernel="cpu", **options)
+
+
+def assert_the_signs_change_no_bit(tensors):
+    for way in WAYS:
+        with variant(way.partition(":")[2]):
+            assert torch.equal(attend(tensors, signs=()).output, attend(tensors).output), way
 
 
 END = {"causal": "lower_right", "window": 70}
@@ -45,13 +52,14 @@ BANDS = {
 
 
 @pytest.mark.parametrize(("shape", "options", "mask"), BANDS.values(), ids=BANDS)
-def test_a_band_on_a_long_cache(shape, options, mask):
+def test_a_band_on_a_long_cache(shape, options, mask, threads):
     """Only the keys that some row sees are in the call: arg-max, mask and gradients must still be at their own keys."""
-    torch.set_num_threads(3)
+    threads(3)
     tensors = draw(**shape)
-    judge(tensors if mask is None else {**tensors, "mask": torch.randn(mask)}, options, "cpu")
+    judge(tensors if mask is None else {**tensors, "mask": torch.randn(mask)}, options, *WAYS)
 
 
+@each_variant
 @pytest.mark.parametrize("rows", [2, 20])
 @pytest.mark.parametrize("options", [{"causal": True}, END], ids=["first", "last"])
 def test_keys_that_no_row_sees_are_not_read(rows, options):
@@ -68,6 +76,7 @@ def test_keys_that_no_row_sees_are_not_read(rows, options):
     assert all(not t[:, :, unseen].any() and t[:, :, ~unseen].all() for t in found[1:])
 
 
+@each_variant
 @pytest.mark.parametrize("rows", [2, 20])
 def test_coins_do_not_depend_on_the_band(rows):
     """Key j tosses the same coin for row i, whichever of the others are seen."""
@@ -90,11 +99,12 @@ def test_what_is_stored_transposed(rows, keys, dim, turned):
     """Less than a vector of keys, a vector that begins among keys that are done, several tiles, more than eight rows."""
     for dtype in DTYPES:
         tensors = draw(rows, keys, heads=1, dim=dim, dtype=dtype, turned=turned)
-        assert torch.equal(attend(tensors, signs=()).output, attend(tensors).output)
+        assert_the_signs_change_no_bit(tensors)
         if dtype == DTYPES[(rows + len(turned)) % 4] or keys < 10:
-            judge(tensors, {}, "cpu")
+            judge(tensors, {}, *WAYS)
 
 
+@each_variant
 @pytest.mark.parametrize("turned", [(), ("key",)], ids=["plain", "turned"])
 @pytest.mark.parametrize(("rows", "keys"), [(1, 45), (4, 403), (30, 3), (30, 4), (30, 40)])
 def test_the_backward_finds_the_scores_of_the_forward(rows, keys, turned):
@@ -108,11 +118,12 @@ def test_the_backward_finds_the_scores_of_the_forward(rows, keys, turned):
     torch.testing.assert_close(weights.sum(-1), torch.ones(rows), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@each_variant
+@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_thousands_of_heads(rows, threads):
+def test_thousands_of_heads(rows, count, threads):
     """Workers use their memory again for head after head."""
-    torch.set_num_threads(threads)
+    threads(count)
     tensors = draw(rows, 3, heads=60, batch=50, dim=4)
     tensors["key"][7, 7] = tensors["value"][3, 3] = math.inf
     output, vitals = attend(tensors)
@@ -132,11 +143,11 @@ def test_many_rows_on_few_keys(keys, options, mask):
     tensors = draw(30, keys, heads=2, groups=1, dim=17, dtype=dtype, turned=("query",) if keys == 2 else ())
     if mask is not None:
         tensors["mask"] = torch.randn(mask).to(dtype)
-    judge(tensors, options, "cpu")
+    judge(tensors, options, *WAYS)
     tensors.pop("mask", None)
-    assert torch.equal(attend(tensors, signs=()).output, attend(tensors).output)
+    assert_the_signs_change_no_bit(tensors)
 
 
 @pytest.mark.parametrize("keys", [15, 16, 17, 33, 48, 49])
 def test_keys_that_fill_half_a_panel(keys):
-    judge(draw(13, keys, heads=1), {"causal": "lower_right"}, "cpu")
+    judge(draw(13, keys, heads=1), {"causal": "lower_right"}, *WAYS)

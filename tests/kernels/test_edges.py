@@ -63,22 +63,6 @@ def test_any_strides(kernel, device):
         torch.testing.assert_close(getattr(loose.vitals, name), getattr(tight.vitals, name), rtol=1e-5, atol=1e-6)
 
 
-MASK_SHAPES = [s for n in range(5) for s in itertools.product(*[(1, size) for size in (2, 4, 5, 7)[4 - n :]])]
-
-
-@pytest.mark.parametrize("shape", MASK_SHAPES, ids=str)
-@pytest.mark.parametrize("kind", ["bool", "additive"])
-def test_every_mask_shape_and_its_gradient(kernel, device, shape, kind):
-    mask = torch.randn(shape, dtype=torch.float64)
-    tensors = {
-        "query": draw(2, 4, 5, 8, device=device),
-        "key": draw(2, 2, 7, 8, device=device),
-        "value": draw(2, 2, 7, 3, device=device),
-        "mask": (mask > -0.7 if kind == "bool" else mask.float()).to(device),
-    }
-    judge(tensors, {"causal": "lower_right"}, kernel)
-
-
 @pytest.mark.parametrize("scale", ["number", "scalar", "one", "heads", "per_head", "rows", "zero", "negative"])
 def test_every_kind_of_scale(kernel, device, scale):
     tensors = {name: draw(2, 3, 6, 8, device=device) for name in ("query", "key", "value")}
@@ -139,6 +123,7 @@ def test_constant_rows(kernel, device):
 def test_nan_and_inf_flow_as_in_torch(kernel, device, what, poison):
     """torch's math backend is the yardstick: its fused CPU kernel turns a NaN query into zeros."""
     tensors = {name: draw(1, 1, n, 8, device=device) for name, n in (("query", 5), ("key", 6), ("value", 6))}
+    tensors["key"][0, 0, :2, 0] = torch.tensor([1.0, -1.0])  # so that an infinite query has logits of both signs
     tensors[what][0, 0, 2, 0] = poison
     with sdpa_kernel(SDPBackend.MATH):
         expected = F.scaled_dot_product_attention(*tensors.values())

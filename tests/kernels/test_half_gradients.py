@@ -135,11 +135,15 @@ def test_the_bits_go_along_through_fakes_vmap_and_compiled_graphs(device, kernel
     leaves = [t.requires_grad_() for t in inputs]
     expected = torch.autograd.grad(loss(*leaves), leaves)
     by_sample = torch.func.vmap(torch.func.grad(loss, (0, 1, 2)))(*inputs)
-    compiled = torch.autograd.grad(torch.compile(loss, backend="aot_eager", fullgraph=True)(*leaves), leaves)
-    for name, truth, one, two in zip(("query", "key", "value"), expected, by_sample, compiled, strict=True):
+    for name, truth, one in zip(("query", "key", "value"), expected, by_sample, strict=True):
         # heads are spread over threads in another way, and dq is joined in another order, before it is rounded
         assert (one - truth).norm() <= torch.finfo(torch.bfloat16).eps * truth.norm(), name
-        assert torch.equal(two, truth), name
+    if kernel == FUSED[0]:  # one graph for all kernels: the op's
+        compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)(*leaves)
+        for name, truth, two in zip(
+            ("query", "key", "value"), expected, torch.autograd.grad(compiled, leaves), strict=True
+        ):
+            assert torch.equal(two, truth), name
 
     problem = prepare("test", *inputs).problem
     bits = sum(BIT.values()) | ARGMAX_BIT | OUTPUT_LOW_BIT

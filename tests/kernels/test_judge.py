@@ -20,8 +20,8 @@ def test_the_honest_kernel_passes():
 
 @pytest.mark.parametrize("name", ["output", *SIGNS])
 def test_a_value_off_by_a_few_roundings_is_caught(monkeypatch, name):
-    def forward(problem, signs):
-        measured = blockwise.forward(problem, signs)
+    def forward(problem, sign_bits):
+        measured = blockwise.forward(problem, sign_bits)
         wrong = getattr(measured, name).clone()
         wrong[0, 0, 5] += 2e-5
         return measured._replace(**{name: wrong})
@@ -33,8 +33,8 @@ def test_a_value_off_by_a_few_roundings_is_caught(monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["output", *SIGNS])
 def test_a_forgotten_gradient_is_caught(monkeypatch, name):
-    def backward(problem, saved, upstream, wants):
-        return blockwise.backward(problem, saved, upstream._replace(**{name: None}), wants)
+    def backward(problem, saved, upstream, needs_grad):
+        return blockwise.backward(problem, saved, upstream._replace(**{name: None}), needs_grad)
 
     _install(monkeypatch, blockwise.forward, backward)
     with pytest.raises(AssertionError, match=rf"d\({name}\)"):
@@ -43,8 +43,8 @@ def test_a_forgotten_gradient_is_caught(monkeypatch, name):
 
 @pytest.mark.usefixtures("poisoned")
 def test_a_value_never_written_is_caught(monkeypatch):
-    def forward(problem, signs):
-        measured = blockwise.forward(problem, signs)
+    def forward(problem, sign_bits):
+        measured = blockwise.forward(problem, sign_bits)
         output = torch.empty_like(measured.output)
         output[:, :1] = measured.output[:, :1]
         return measured._replace(output=output)

@@ -278,7 +278,8 @@ from attemper.lab.engine.experiment import Experiment, Parameter
 from attemper.lab.engine.sweep import sweep
 
 sys.path.insert(0, sys.argv[1])  # which workers take over
-toy = Experiment("toy", "?", (), (Parameter("x", (1, 2), "?"),), lambda cell: [__import__("torch")], lambda rows: [], lambda rows: "", "none")
+parts = (lambda cell: [__import__("torch")], lambda rows: [], lambda rows: "", "none")
+toy = Experiment("toy", "?", (), (Parameter("x", (1, 2), "?"),), *parts)
 sweep(toy, {"x": (1, 2)}, jobs=2)
 """
 

@@ -90,7 +90,8 @@ def test_checkpointing_gives_the_same_gradients(reentrant):
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-@pytest.mark.parametrize("rule", ["sqrt_dk", "qk_norm", "log_n", "softcap"])
+# a learned gain, the cosine, a softcap, a scale per row that is counted first
+@pytest.mark.parametrize("rule", ["qk_norm", "log_n", "softcap"])
 def test_compiles_whole(rule):
     module = block(rule=rule, kv_heads=2)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)

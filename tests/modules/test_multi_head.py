@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import attemper
+from cases import cover
 from judge import assert_as_exact, assert_within
 
 ROUNDING = torch.finfo(torch.float32).eps
@@ -44,22 +45,33 @@ def masks(kind: str, padding: str, batch: int, rows: int, keys: int) -> dict:
     return found
 
 
-GRID = [
-    case
-    for case in itertools.product(
-        ("none", "bool", "per head", "added", "causal"),
-        ("none", "bool", "added"),
-        (False, True),
-        ("self", "cross", "widths"),
-    )
-    if not (case[0] == "causal" and case[3] != "self")  # torch's causal masks are square
-]
+GRID = {
+    "kind": ["none", "bool", "per head", "added", "causal"],
+    "padding": ["none", "bool", "added"],
+    "extras": [False, True],
+    "inputs": ["self", "cross", "widths"],
+    "batch_first": [False, True],
+}
+# torch's causal masks are square
+CASES = cover(GRID, lambda case: case["kind"] != "causal" or case["inputs"] == "self")
 
 
 @pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask and attn_mask")
-@pytest.mark.parametrize(("kind", "padding", "extras", "inputs"), GRID)
-@pytest.mark.parametrize("batch_first", [False, True])
-def test_equals_torch(kind, padding, extras, inputs, batch_first):
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_equals_torch(case):
+    equals_torch(**case)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask and attn_mask")
+def test_equals_torch_on_the_whole_grid():
+    for values in itertools.product(*GRID.values()):
+        case = dict(zip(GRID, values, strict=True))
+        if case["kind"] != "causal" or case["inputs"] == "self":
+            equals_torch(**case)
+
+
+def equals_torch(kind, padding, extras, inputs, batch_first):
     batch, rows, keys = 2, 5, 5 if inputs == "self" else 9
     options = {
         "batch_first": batch_first,
@@ -337,13 +349,6 @@ class TestStateDicts:
             attemper.MultiHeadAttention(12, 4).load_state_dict(theirs.state_dict())
         with pytest.raises(RuntimeError, match=r'Missing key.*"out_proj\.bias"'):
             ours.load_state_dict({name: t for name, t in theirs.state_dict().items() if name != "out_proj.bias"})
-
-
-def test_compiles_whole():
-    block = attemper.MultiHeadAttention(24, 4, rule="qk_norm", batch_first=True)
-    x = torch.randn(2, 5, 24)
-    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, is_causal=True, need_weights=False)[0], block(x, is_causal=True)[0])
 
 
 def test_dropout_in_training_only():

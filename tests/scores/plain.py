@@ -118,7 +118,8 @@ class AdditiveRounding:
         mass = {
             "query": each.sum(3),
             "key": each.sum(2).unflatten(1, (-1, repeat)).sum(2),
-            "weight": (dz2.unsqueeze(-1) * (self.t2 + self.slope2)).sum((0, 2, 3)),
+            # a sum over all rows and keys, each term rounded again at every level of it
+            "weight": (dz2.unsqueeze(-1) * (self.t2 + self.slope2)).sum((0, 2, 3)) * _levels(dz2[:, 0].numel()),
             "value": torch.zeros(1),
             "mask": torch.zeros(1),
         }

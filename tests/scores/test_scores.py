@@ -50,8 +50,8 @@ def test_equals_the_definition(case, device):
 def test_the_judge_can_fail(case, monkeypatch):
     """A score that is off by one part in a thousand is caught."""
     if case.score == "additive":
-        scores = blocks._AdditiveBlock.scores
-        monkeypatch.setattr(blocks._AdditiveBlock, "scores", lambda *args: scores(*args).mul_(1.001))
+        scores = blocks.AdditiveBlock.scores
+        monkeypatch.setattr(blocks.AdditiveBlock, "scores", lambda *args: scores(*args).mul_(1.001))
     else:
         direction = cosine.direction
         monkeypatch.setattr(cosine, "direction", lambda vectors: direction(vectors) * 1.001)

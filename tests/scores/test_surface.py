@@ -11,8 +11,8 @@ from torch.func import grad, jacrev, jvp, vmap
 import attemper
 from attemper.bench import memory
 from attemper.errors import InputError, KernelUnavailable
-from attemper.kernels.contract import Measured, Upstream
-from attemper.scores import ops
+from attemper.kernels.contract import Results, Upstream
+from attemper.operation.checks import prepare
 
 Q = torch.randn(2, 12, 5, 8)
 W = torch.randn(8)
@@ -122,31 +122,56 @@ def test_compiled_self_attention_with_one_sign():
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("wants", [[True] * 5, [False, False, True, False, False]])
-def test_opcheck(wants):
+@pytest.mark.parametrize("needs_grad", [[True] * 4 + [False, True], [False, False, True, False, False, False]])
+def test_opcheck(needs_grad):
     q, k, v = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 5)
-    inputs = (q, k, v, torch.randn(4, 8), torch.randn(1, 4, 1, 9), None, None, 3, 0.0, 255)
+    problem = prepare("test", q, k, v, mask=torch.randn(1, 4, 1, 9), causal="lower_right", scale=1.0).problem
+    inputs = (*problem._replace(weight=torch.randn(2, 4, 8)), 255, "blockwise")
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(torch.ops.attemper.additive_forward.default, inputs, test_utils=checks)
-    measured = ops.additive(*inputs)
-    upstream = Upstream(*(torch.ones_like(getattr(measured, name)) for name in Upstream._fields))
-    args = (*inputs, *Measured(*measured), *upstream, wants)
-    torch.library.opcheck(torch.ops.attemper.additive_backward.default, args, test_utils=checks)
+    torch.library.opcheck(torch.ops.attemper.forward.default, inputs, test_utils=checks)
+    results = Results(*torch.ops.attemper.forward(*inputs))
+    upstream = Upstream(*(torch.ones_like(getattr(results, name)) for name in Upstream._fields))
+    args = (*inputs[:-2], *results, *upstream, needs_grad, "blockwise")
+    torch.library.opcheck(torch.ops.attemper.backward.default, args, test_utils=checks)
 
 
-def test_what_additive_does_not_do_is_said():
+def test_what_additive_does_not_do_is_an_error():
     q, k, v, w = leaves(torch.randn(8))
     (first,) = torch.autograd.grad(loss(q, k, v, w), q, create_graph=True)
     with pytest.raises(KernelUnavailable, match=r"second derivatives are not computed.*kernel='reference'"):
         first.sum().backward()
     with pytest.raises(KernelUnavailable, match=r"forward-mode derivatives are not computed"):
         jvp(lambda w: attemper.additive_attention(q, k, v, w).output, (w,), (w,))
-    for transformed in (
-        vmap(lambda q: loss(q, k[0], v[0], w)),
-        jacrev(lambda q: attemper.additive_attention(q, k, v, w)[0]),
-    ):
-        with pytest.raises(KernelUnavailable, match=r"torch\.vmap.*pass the whole batch"):
-            transformed(q)
+
+
+def test_additive_under_vmap_and_in_batched_derivatives():
+    """Each input may be the one that is mapped, the weight too; gradients per sample are those of a loop."""
+    q, k, v = (t.detach() for t in leaves(torch.randn(8))[:3])
+    weights = torch.randn(2, 2, 8).double()
+    per_sample = vmap(grad(loss, argnums=(0, 1, 2, 3)))(q, k, v, weights)
+    for i in range(2):
+        alone = grad(loss, argnums=(0, 1, 2, 3))(q[i], k[i], v[i], weights[i])
+        for ours, theirs in zip(per_sample, alone, strict=True):
+            torch.testing.assert_close(ours[i], theirs, rtol=1e-12, atol=1e-12)
+    shared = vmap(lambda q: loss(q, k[0], v[0], weights[0]))(q)
+    torch.testing.assert_close(shared[1], loss(q[1], k[0], v[0], weights[0]))
+
+    def some(w):
+        return attemper.additive_attention(q, k, v, w).output[0, :, 0]
+
+    (found,) = jacrev(some, argnums=(0,))(weights[0])
+    w = weights[0].clone().requires_grad_()
+    (row,) = torch.autograd.grad(some(w)[1, 3], w)
+    torch.testing.assert_close(found[1, 3], row)
+
+
+def test_a_watch_says_that_additive_scores_are_not_measured():
+    """They go through the op of attention(), but are no product that a watch could measure again."""
+    module = torch.nn.Sequential(attemper.AdditiveAttention(8))
+    module.forward = lambda x: module[0](x, x)
+    with pytest.warns(UserWarning, match=r"0: not measured: .* on additive scores"), attemper.watch(module) as watch:
+        module(torch.randn(2, 5, 8))
+    assert watch.record.to_dicts() == []
 
 
 def test_the_way_out_that_the_sentence_names_has_second_derivatives():
@@ -187,23 +212,24 @@ PROBE = """
 import sys, torch, attemper
 from attemper import _memory as memory
 
-def call(length):
-    q, k, v, w = (torch.randn(s, requires_grad=True) for s in ((length, 64), (length, 64), (length, 64), (64,)))
+def call(length, dim):
+    q, k, v, w = (torch.randn(s, requires_grad=True) for s in ((length, dim), (length, dim), (length, dim), (dim,)))
     def run():
         output, vitals = attemper.additive_attention(q, k, v, w)
         return output, *torch.autograd.grad(output.sum() + vitals.entropy.sum(), (q, k, v, w))
     return run
 
-call(128)()
-for length in map(int, sys.argv[1:]):
-    risen, _ = memory._on_cpu(call(length))
+dim, *lengths = map(int, sys.argv[1:])
+call(128, dim)()
+for length in lengths:
+    risen, _ = memory._on_cpu(call(length, dim))
     print(risen, memory._high_water())
 """
 
 
-def peaks(*lengths: int) -> list[list[int]]:
+def peaks(dim: int, *lengths: int) -> list[list[int]]:
     """Bytes that forward and backward of each length add to a process, and all that it then held."""
-    order = [sys.executable, "-c", PROBE, *map(str, lengths)]
+    order = [sys.executable, "-c", PROBE, *map(str, (dim, *lengths))]
     done = subprocess.run(order, capture_output=True, text=True, check=True)
     return [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
 
@@ -213,8 +239,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the high-water mark 
 
 @linux
 def test_forward_and_backward_hold_neither_the_matrix_nor_its_tanh():
-    (small, _), (large, _) = peaks(1024, 2048)
-    assert large < 32 * memory.MIB  # the matrix with its gradient: 32 MiB; every tanh: 1 GiB
+    (small, _), (large, _) = peaks(16, 1024, 2048)
+    assert large < 32 * memory.MIB  # the matrix with its gradient: 32 MiB; every tanh: 256 MiB
     assert large < 2.2 * small
 
 
@@ -222,7 +248,7 @@ def test_forward_and_backward_hold_neither_the_matrix_nor_its_tanh():
 @pytest.mark.exhaustive
 def test_length_8192_runs_forward_and_backward_in_less_than_a_gibibyte():
     """8192² × 64 tanh in float32 are 16 GiB, and a backward that keeps them needs more."""
-    [(added, most)] = peaks(8192)
+    [(added, most)] = peaks(64, 8192)
     print(f"added {added / memory.MIB:.0f} MiB, process {most / memory.MIB:.0f} MiB")
     assert added < 64 * memory.MIB
     assert most < 1024 * memory.MIB

@@ -1,6 +1,7 @@
 """The arrows of docs/design.md §2, read from the imports; and how long files and functions may be."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ LAYERS = [
     {"kernels"},
     {"vitals"},
     {"heads", "scale", "_files", "_display", "_memory", "_orphans"},
-    {"errors"},
+    {"errors", "_torch_private"},
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 # an upward import, made inside a function, and why
@@ -185,6 +186,29 @@ def test_no_class_name_occurs_twice():
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module)
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
+PRIVATE = re.compile(r"\btorch(\.\w+)*\._(?!_)\w|^\s*from torch\S* import .*\b_[a-zA-Z]|forward_ad\._|_dynamo_")
+
+
+def test_private_names_of_torch_are_in_one_file():
+    found = []
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        words = {id(node) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        lines = path.read_text(encoding="utf-8").splitlines()
+        strings = {
+            line for node in ast.walk(tree) if id(node) in words and isinstance(node.value, str)
+            for line in range(node.lineno, node.end_lineno + 1)
+        }  # fmt: skip
+        if module != "attemper._torch_private":
+            found += [
+                f"{module}:{number}: {line.strip()}"
+                for number, line in enumerate(lines, 1)
+                if number not in strings and PRIVATE.search(line.partition("#")[0])
+            ]
+    assert found == []
+    assert all(map(PRIVATE.search, ["torch._C._x()", "from torch._ops import OpOverload", "from torch.a import b, _c"]))
 
 
 def test_the_length_checker_can_fail():

@@ -1,6 +1,7 @@
 """What bad input gets: one exact sentence per check, that names the argument, the rule, the value and the next step."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 import attemper
 from attemper.errors import AttemperError, InputError, KernelUnavailable
 from attemper.kernels import KERNELS, choose
-from attemper.kernels.contract import Call, Serves
+from attemper.kernels.contract import Request, Serves
 
 Q = torch.randn(2, 12, 5, 8)
 
@@ -319,43 +320,13 @@ def test_meta_tensors_give_shapes():
 
 NARROW = Serves(
     devices=("cuda",),
-    dtypes=(torch.float16, torch.bfloat16),
-    max_head_dim=128,
-    grouped=False,
-    masks=("none", "bool"),
-    mask_gradient=False,
-    banded=False,
-    softcap=False,
-    dropout=False,
-    gain=False,
-    unless=lambda call: "serves lengths up to 1000" if call.keys > 1000 else None,
+    additive=False,
+    unless=lambda request: "serves lengths up to 1000" if request.keys > 1000 else None,
 )
-PLAIN = {
-    "device": "cuda",
-    "dtype": torch.float16,
-    "rows": 128,
-    "keys": 128,
-    "head_dim": 64,
-    "value_dim": 64,
-    "grouped": False,
-    "mask": "none",
-    "mask_gradient": False,
-    "banded": False,
-    "softcap": False,
-    "dropout": False,
-    "gain": False,
-}
+PLAIN = Request(device="cuda", dtype=torch.float16, rows=128, keys=128, head_dim=64, value_dim=64)
 REFUSALS = {
     "needs cuda tensors; got cpu": {"device": "cpu"},
-    "serves float16, bfloat16; got float32": {"dtype": torch.float32},
-    "serves head dims up to 128; got 256": {"value_dim": 256},
-    "serves masks of kind none, bool; got additive": {"mask": "additive"},
-    "does not serve grouped key/value heads": {"grouped": True},
-    "does not serve the gradient of an additive mask": {"mask_gradient": True},
-    "does not serve causal or window": {"banded": True},
-    "does not serve softcap": {"softcap": True},
-    "does not serve dropout": {"dropout": True},
-    "does not serve a scale tensor": {"gain": True},
+    "does not serve additive scores": {"additive": True},
     "serves lengths up to 1000": {"keys": 1001},
 }
 
@@ -363,25 +334,31 @@ REFUSALS = {
 @pytest.mark.parametrize(("clause", "change"), REFUSALS.items(), ids=REFUSALS)
 def test_a_named_kernel_runs_or_says_why(monkeypatch, clause, change):
     monkeypatch.setitem(KERNELS, "narrow", NARROW)
-    assert choose("attention", Call(**PLAIN), "narrow") == "narrow"
+    assert choose("attention", PLAIN, "narrow") == "narrow"
     with pytest.raises(KernelUnavailable) as error:
-        choose("attention", Call(**{**PLAIN, **change}), "narrow")
+        choose("attention", replace(PLAIN, **change), "narrow")
     assert str(error.value) == f"attention(): kernel='narrow' {clause}. Change the inputs or use kernel='auto'."
 
 
 def test_auto_takes_the_first_that_serves(monkeypatch):
     three = {"narrow": NARROW, "blockwise": Serves(), "reference": Serves()}
     monkeypatch.setattr(attemper.kernels, "KERNELS", three)
-    assert choose("attention", Call(**PLAIN), "auto") == "narrow"
-    assert choose("attention", Call(**{**PLAIN, "softcap": True}), "auto") == "blockwise"
-    verdicts = attemper.kernels.why(Q, Q, Q)
-    assert str(verdicts) == (
+    assert choose("attention", PLAIN, "auto") == "narrow"
+    assert choose("attention", replace(PLAIN, keys=1001), "auto") == "blockwise"
+    choices = attemper.kernels.why(Q, Q, Q)
+    assert str(choices) == (
         "narrow     not taken: needs cuda tensors; got cpu\n"
         "blockwise  taken: the fastest that serves this call\n"
         "reference  not taken: serves this call, but slower"
     )
     named = attemper.kernels.why(Q, Q, Q, kernel="reference")
     assert [v.taken for v in named] == [False, False, True]
+
+
+def test_the_table_holds_only_what_some_kernel_refuses():
+    """A column in which every kernel says the same says nothing."""
+    rows = [serves.row() for serves in KERNELS.values()]
+    assert {name for name in rows[0] if len({row[name] for row in rows}) > 1} == set(rows[0])
 
 
 def test_every_error_is_ours():

@@ -174,7 +174,7 @@ def test_a_call_that_cannot_be_measured_stops_nothing_and_is_said(monkeypatch):
 
     model, x = stack(), torch.randn(1, 5, 16)
     expected = model(x)
-    monkeypatch.setattr(measuring, "measure_aside", refuse)
+    monkeypatch.setattr(measuring, "measure_without_autograd_and_modes", refuse)
     with (
         pytest.warns(UserWarning, match=r"watch\(\): \d: not measured: no kernel for this"),
         attemper.watch(model) as watch,

@@ -48,7 +48,7 @@ def on_dtensors():
 
     @register_sharding(op)
     def rule(*given):  # as somebody else may register one
-        tensors = [None if part is None else Replicate() for part in given[:6]]
+        tensors = [None if part is None else Replicate() for part in given[:7]]
         return [([Replicate()] * len(op._schema.returns), tensors + [None] * 7)]
 
     ways = {

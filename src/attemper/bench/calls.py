@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..attention import attention, sdpa
+from ..operation.plain import band
 from .timing import interleave
 
 Row = dict[str, Any]
@@ -42,11 +43,10 @@ class Scene:
     def visible(self) -> slice | None:
         """The keys that some row sees, where these are not all."""
         length = self.keys[2]
-        if self.causal is True and self.window is None and self.rows < length:
-            return slice(0, self.rows)
-        if self.causal == "lower_right" and self.window is not None:
-            return slice(max(0, length - self.rows - self.window + 1), length)
-        return None
+        left, right = band(self.causal, self.window, self.rows, length)
+        first = 0 if left is None else max(0, -left)
+        last = length if right is None else min(length, self.rows + right)
+        return None if (first, last) == (0, length) else slice(first, last)
 
 
 SCENES = (

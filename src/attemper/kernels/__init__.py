@@ -1,4 +1,13 @@
-"""The kernels, fastest first; the choice among them, and the reasons for it."""
+"""The kernels, fastest first; the choice among them, and the reasons for it.
+
+    contract.py    what a kernel is given (Problem, sign_bits), gives back (Results, Gradients) and refuses (Serves)
+    __init__.py    KERNELS: the table; choose() and why(): which kernel runs a call
+    reference.py   the definition, in plain PyTorch; every other kernel is tested against it
+    blockwise/     torch operations, tile by tile: any device, O(n) memory
+    cpu/           C, with AMX, AVX-512, AVX2 or portable vectors
+
+Kernels are imported when they first run, and never import one another.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +19,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from .._torch_private import mark_constant
 from ..errors import InputError, KernelUnavailable, nearest
-from .contract import Call, Serves
+from .contract import Request, Serves
 
 
 @cache
@@ -28,30 +38,31 @@ def cpu_is_missing() -> str | None:
     return _why_cpu_is_missing()
 
 
-# what torch.compiler.assume_constant_result does, which would import all of Dynamo: a compiled graph asks once, while traced
-cpu_is_missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+mark_constant(cpu_is_missing)  # a compiled graph asks once, while it is traced
 
 KERNELS = {
-    "cpu": Serves(devices=("cpu",), unless=lambda call: cpu_is_missing()),
+    "cpu": Serves(devices=("cpu",), additive=False, unless=lambda request: cpu_is_missing()),
     "blockwise": Serves(),
-    "reference": Serves(),
+    "reference": Serves(additive=False),
 }
 """Every kernel there is and what it serves, fastest first. ``"auto"`` takes the first that serves the call."""
 
 
-class Verdict(NamedTuple):
-    """One kernel's answer to a call."""
+class KernelChoice(NamedTuple):
+    """Whether a kernel is taken for a call, and why."""
 
     kernel: str
     taken: bool
     reason: str
 
 
-class Verdicts(tuple[Verdict, ...]):
-    """What every kernel answers, fastest first; prints as one line each."""
+class KernelChoices(tuple[KernelChoice, ...]):
+    """One :class:`KernelChoice` per kernel, fastest first; prints as one line each."""
 
     def __str__(self) -> str:
-        return "\n".join(f"{v.kernel:10} {'taken' if v.taken else 'not taken'}: {v.reason}" for v in self)
+        return "\n".join(
+            f"{choice.kernel:10} {'taken' if choice.taken else 'not taken'}: {choice.reason}" for choice in self
+        )
 
     __repr__ = __str__
 
@@ -73,12 +84,12 @@ def check_name(where: str, kernel: object) -> None:
         raise InputError(f"{where}(): unknown kernel {kernel!r}. {nearest(kernel, ('auto', *KERNELS))}")
 
 
-def choose(where: str, call: Call, kernel: str) -> str:
+def choose(where: str, request: Request, kernel: str) -> str:
     """The kernel that runs a call: the one named, or the fastest that serves it."""
     if kernel == "auto":
-        return next(name for name, serves in KERNELS.items() if serves.refusal(call) is None)
+        return next(name for name, serves in KERNELS.items() if serves.refusal(request) is None)
     check_name(where, kernel)
-    refusal = KERNELS[kernel].refusal(call)
+    refusal = KERNELS[kernel].refusal(request)
     if refusal is not None:
         raise KernelUnavailable(f"{where}(): kernel={kernel!r} {refusal}. Change the inputs or use kernel='auto'.")
     return kernel
@@ -96,7 +107,7 @@ def why(
     softcap: float | None = None,
     dropout: float = 0.0,
     kernel: str = "auto",
-) -> Verdicts:
+) -> KernelChoices:
     """Which kernel would run this call, and why each of the others would not.
 
     Nothing is computed. ``query``, ``key``, ``value``, ``mask``, ``causal``, ``scale``, ``window``, ``softcap``,
@@ -119,16 +130,16 @@ def why(
         "softcap": softcap,
         "dropout": dropout,
     }
-    call = prepare("why", query, key, value, **options).call
-    taken = choose("why", call, kernel)
-    verdicts = []
+    request = prepare("why", query, key, value, **options).request
+    taken = choose("why", request, kernel)
+    choices = []
     for name, serves in KERNELS.items():
-        refusal = serves.refusal(call)
+        refusal = serves.refusal(request)
         if name == taken:
             reason = "the fastest that serves this call" if kernel == "auto" else "asked for by name"
         else:
             reason = refusal or (
                 "serves this call, but slower" if kernel == "auto" else f"kernel={kernel!r} was asked for"
             )
-        verdicts.append(Verdict(name, name == taken, reason))
-    return Verdicts(verdicts)
+        choices.append(KernelChoice(name, name == taken, reason))
+    return KernelChoices(choices)

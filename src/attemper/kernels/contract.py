@@ -1,28 +1,30 @@
-"""The seam: what every fused kernel is given, what it gives back, and the table in which it says what it serves.
+"""The contract: what every kernel is given, what it gives back, and which calls it refuses.
 
 A kernel is one module of this folder with
 
-    forward(problem, signs) -> Measured                      output and vitals, one pass
-    backward(problem, saved, upstream, wants) -> Gradients
+    forward(problem, sign_bits) -> Results                       output and vitals, one pass
+    backward(problem, saved, upstream, needs_grad) -> Gradients
 
-and a line in ``kernels.KERNELS`` that says which calls it takes. It never sees autograd, 3-d shapes or bad input: `_ops.py`
-and `_checks.py` stand before it.
+and a line in ``kernels.KERNELS``. It gets 4-d tensors whose shapes, dtypes and devices fit (operation/checks.py), and nothing
+that tracks gradients (operation/ops.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._torch_private import _get_tracing_state
 from ..vitals import SIGNS
 
 BIT = {sign: 1 << place for place, sign in enumerate(SIGNS)}
+"""The bit of each sign in ``sign_bits``."""
 ARGMAX_BIT = 1 << len(SIGNS)
-"""Ask for the arg-max of each row as well: the gradient of ``peak`` lands there."""
+"""Ask for the arg-max of each row as well: the gradient of ``peak`` goes there."""
 OUTPUT_LOW_BIT = 1 << len(SIGNS) + 1
 """Ask for what rounding took from a half-precision output: its gradient needs the output as it was summed."""
 
@@ -34,17 +36,18 @@ LARGEST = torch.finfo(torch.float32).max
 """Numbers reach kernels as float32."""
 
 HIDDEN_BIAS = -1e4
-"""An additive mask value at or below this means the key is not seen (people write -1e9 and finfo.min)."""
+"""An additive mask value at or below this hides its key (people write -1e9 and finfo.min)."""
 
 
 class Problem(NamedTuple):
-    """One attention call, checked and brought to 4 dimensions."""
+    """One attention call, checked and brought to 4 dimensions: (B, H, L, E). The tensors that may get a gradient come first."""
 
     query: Tensor  # (B, H, Lq, E)
     key: Tensor  # (B, G, Lk, E)
-    value: Tensor | None  # (B, G, Lk, Ev); None measures without an output
-    mask: Tensor | None  # each dimension of (B, H, Lq, Lk) or 1; bool (True = keep) or additive
+    value: Tensor | None  # (B, G, Lk, Ev)
+    mask: Tensor | None  # broadcastable to (B, H, Lq, Lk), boolean or added to the logits
     gain: Tensor | None  # (B, H, Lq), multiplies the scale of a row
+    weight: Tensor | None  # (B, H, E): the score is Σ weight · tanh(query + key), not query · key
     seed: Tensor | None  # int64 scalar on the CPU, given when dropout > 0
     scale: float
     left: int | None  # key j is in the band of query i when i - left <= j <= i + right; None is no bound
@@ -52,8 +55,13 @@ class Problem(NamedTuple):
     softcap: float | None
     dropout: float
 
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The first 7 fields: those that may get a gradient, and the seed."""
+        return self[:7]
 
-class Measured(NamedTuple):
+
+class Results(NamedTuple):
     """What forward returns. A sign whose bit is not set is an empty tensor; ``lse`` is always there.
 
     The signs are float32 (float64 for float64 inputs), ``visible`` int32, ``argmax`` int64 with -1 for a row without keys.
@@ -62,7 +70,7 @@ class Measured(NamedTuple):
     output: Tensor  # (B, H, Lq, Ev)
     output_low: Tensor  # (B, H, Lq, Ev), int16: float32 bits that rounding took from output, see `rounded_off`
     argmax: Tensor  # (B, H, Lq), the key with the largest logit, the lowest on ties
-    lse_low: Tensor  # (B, H, Lq), what rounding took from lse: at finfo.min, all of ln Σe. Zeros where a kernel knows of none
+    lse_low: Tensor  # (B, H, Lq), what rounding took from lse: at finfo.min, all of ln Σe. Zeros if the kernel does not know it
     visible: Tensor
     mean: Tensor
     variance: Tensor
@@ -84,14 +92,20 @@ class Upstream(NamedTuple):
     p2: Tensor | None
 
 
-class Wants(NamedTuple):
-    """Which gradients are asked for. The others may come back empty."""
+class NeedsGrad(NamedTuple):
+    """Which inputs need a gradient. The gradients of the others may come back empty."""
 
     query: bool
     key: bool
     value: bool
     mask: bool
     gain: bool
+    weight: bool = False
+
+    @property
+    def logits(self) -> bool:
+        """Whether any input needs one that reaches it through the logits."""
+        return self.query or self.key or self.mask or self.gain or self.weight
 
 
 class Gradients(NamedTuple):
@@ -102,11 +116,17 @@ class Gradients(NamedTuple):
     value: Tensor
     mask: Tensor
     gain: Tensor
+    weight: Tensor
+
+
+N_GRADS, N_TENSORS = 6, 7
+"""How many fields of a Problem may get a gradient, and how many are tensors: the first ones."""
+assert NeedsGrad._fields == Gradients._fields == Problem._fields[:N_GRADS]
 
 
 @dataclass(frozen=True)
-class Call:
-    """The facts of a call by which a kernel accepts or refuses it."""
+class Request:
+    """What a call asks of a kernel: the facts by which one accepts or refuses it."""
 
     device: str
     dtype: torch.dtype  # of the output; the problem is wider where a gradient is a sum over what was repeated
@@ -114,98 +134,85 @@ class Call:
     keys: int
     head_dim: int
     value_dim: int
-    grouped: bool
-    mask: str  # "none", "bool" or "additive"
-    mask_gradient: bool
-    banded: bool
-    softcap: bool
-    dropout: bool
-    gain: bool
+    additive: bool = False  # whether the score is additive, not a dot product
 
 
 @dataclass(frozen=True)
 class Serves:
-    """What a kernel takes, in words that the documentation prints and the choice obeys."""
+    """Which calls a kernel takes. Every field is something that some kernel refuses; add one with the kernel that needs it."""
 
     devices: tuple[str, ...] | None = None  # None: any
-    dtypes: tuple[torch.dtype, ...] = FLOATS
-    max_head_dim: int | None = None
-    grouped: bool = True
-    masks: tuple[str, ...] = ("none", "bool", "additive")
-    mask_gradient: bool = True
-    banded: bool = True
-    softcap: bool = True
-    dropout: bool = True
-    gain: bool = True
-    unless: Callable[[Call], str | None] | None = None
+    additive: bool = True
+    unless: Callable[[Request], str | None] | None = None
     """What a table cannot say: "is not built here", "serves head dims that are multiples of 8". A clause, or None."""
 
-    def refusal(self, call: Call) -> str | None:
+    def refusal(self, request: Request) -> str | None:
         """Why this call is not served, as a clause that follows ``kernel='…' ``; None when it is."""
-        if self.devices is not None and call.device not in self.devices:
-            return f"needs {' or '.join(self.devices)} tensors; got {call.device}"
-        if call.dtype not in self.dtypes:
-            return f"serves {', '.join(_plain(d) for d in self.dtypes)}; got {_plain(call.dtype)}"
-        if self.max_head_dim is not None and max(call.head_dim, call.value_dim) > self.max_head_dim:
-            return f"serves head dims up to {self.max_head_dim}; got {max(call.head_dim, call.value_dim)}"
-        if call.mask not in self.masks:
-            return f"serves masks of kind {', '.join(self.masks)}; got {call.mask}"
-        for name, words in _FEATURES.items():
-            if getattr(call, name) and not getattr(self, name):
-                return f"does not serve {words}"
-        return None if self.unless is None else self.unless(call)
+        if self.devices is not None and request.device not in self.devices:
+            return f"needs {' or '.join(self.devices)} tensors; got {request.device}"
+        if request.additive and not self.additive:
+            return "does not serve additive scores"
+        return None if self.unless is None else self.unless(request)
 
     def row(self) -> dict[str, str]:
         """One line of the documentation's table."""
-        cells = {}
-        for field in fields(self):
-            if field.name == "unless":
-                continue
-            setting = getattr(self, field.name)
-            if setting is None or isinstance(setting, bool):
-                cells[field.name] = {None: "any", True: "yes", False: "no"}[setting]
-            elif isinstance(setting, tuple):
-                cells[field.name] = ", ".join(_plain(item) for item in setting)
-            else:
-                cells[field.name] = str(setting)
-        return cells
+        scores = "dot product, cosine, additive" if self.additive else "dot product, cosine"
+        return {"devices": "any" if self.devices is None else ", ".join(self.devices), "scores": scores}
 
 
-_FEATURES = {
-    "grouped": "grouped key/value heads",
-    "mask_gradient": "the gradient of an additive mask",
-    "banded": "causal or window",
-    "softcap": "softcap",
-    "dropout": "dropout",
-    "gain": "a scale tensor",
-}
-
-
-def _plain(item: object) -> str:
-    return str(item).removeprefix("torch.")
-
-
-def room(problem: Problem, signs: int) -> Measured:
-    """Where a kernel writes what it measures: memory not yet written for what was asked for, nothing for the rest."""
+def empty_results(problem: Problem, sign_bits: int) -> Results:
+    """Memory, not yet written, for what was asked for, and empty tensors for the rest, which an op has to return."""
     query, value = problem.query, problem.value
-    shape, wide = query.shape[:3], measuring_dtype(query.dtype)
-    lse = query.new_empty(shape, dtype=wide)
+    output = None if value is None else query.new_empty((*query.shape[:3], value.shape[-1]))
+    lse = query.new_empty(query.shape[:3], dtype=measuring_dtype(query.dtype))
+    results = _results(output, lse, sign_bits, saved=True)
+    dtypes = _DTYPES | {"output": query.dtype}
+    absent = {name: dtypes.get(name, lse.dtype) for name, tensor in results._asdict().items() if tensor is None}
+    return results._replace(**{name: query.new_empty(0, dtype=dtype) for name, dtype in absent.items()})
 
-    def rows(bit: int, dtype: torch.dtype) -> Tensor:
-        # a tensor like another is the cheapest there is, and a small call is little more than these
-        return torch.empty_like(lse, dtype=dtype) if signs & bit else query.new_empty(0, dtype=dtype)
 
-    output = query.new_empty(0 if value is None else (*shape, value.shape[-1]))
-    low = signs & OUTPUT_LOW_BIT and query.dtype in HALVES
-    return Measured(
-        output=output,
-        output_low=torch.empty_like(output, dtype=torch.int16) if low else query.new_empty(0, dtype=torch.int16),
-        argmax=rows(ARGMAX_BIT, torch.int64),
-        lse_low=torch.empty_like(lse),
-        visible=rows(BIT["visible"], torch.int32),
-        lse=lse,
-        **{name: rows(BIT[name], wide) for name in ("mean", "variance", "peak", "entropy", "p2")},
+def bare_results(query: Tensor, value_dim: int | None, sign_bits: int, saved: bool) -> Results:
+    """`empty_results` for a caller that is no op: None for the rest, and no ``lse_low`` unless lse or a backward needs it."""
+    batch, heads, rows, dim = query.shape
+    output = None
+    # a tensor like another is the fastest to make, and a small call is little more than these
+    if value_dim == dim:
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    elif value_dim is not None:
+        output = query.new_empty((batch, heads, rows, value_dim))
+    if not (sign_bits or saved):
+        return Results(output, *_NOTHING)  # type: ignore[arg-type]
+    steps, dtype = (heads * rows, rows, 1), measuring_dtype(query.dtype)
+    lse = torch.empty_strided((batch, heads, rows), steps, dtype=dtype, device=query.device)
+    return _results(output, lse, sign_bits, saved)
+
+
+def _results(output: Any, lse: Tensor, sign_bits: int, saved: bool) -> Results:
+    """The fields that were asked for, each like `output` or `lse`; None for the others.
+
+    Each tensor has its own memory: of views of one block, writing into a sign would count as writing into what is saved.
+    """
+    like = torch.empty_like
+    low = output is not None and sign_bits & OUTPUT_LOW_BIT and output.dtype in HALVES
+    found: Any = (
+        output,
+        like(output, dtype=torch.int16) if low else None,
+        like(lse, dtype=torch.int64) if sign_bits & ARGMAX_BIT else None,
+        like(lse) if saved or sign_bits & _LSE else None,
+        like(lse, dtype=torch.int32) if sign_bits & _VISIBLE else None,
+        like(lse) if sign_bits & _MEAN else None,
+        like(lse) if sign_bits & _VARIANCE else None,
+        like(lse) if sign_bits & _PEAK else None,
+        lse,
+        like(lse) if sign_bits & _ENTROPY else None,
+        like(lse) if sign_bits & _P2 else None,
     )
+    return Results(*found)
+
+
+_VISIBLE, _MEAN, _VARIANCE, _PEAK, _LSE, _ENTROPY, _P2 = BIT.values()
+_DTYPES = {"output_low": torch.int16, "argmax": torch.int64, "visible": torch.int32}
+_NOTHING: Any = (None,) * (len(Results._fields) - 1)
 
 
 def rounded_off(wide: Tensor, output: Tensor) -> Tensor:
@@ -235,17 +242,17 @@ def is_recording() -> bool:
 
 
 def may_get_gradients(*tensors: Tensor | None) -> bool:
-    """Whether a gradient may arrive at one of these; of a traced graph nobody knows, and its own check runs without."""
+    """Whether a gradient may arrive at one of these; in a traced graph it always may: torch runs it without one to check it."""
     if any(t is not None and t.requires_grad for t in tensors) and is_recording():
         return True
-    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+    return not torch.compiler.is_compiling() and _get_tracing_state() is not None
 
 
 def savable(*inputs: Any) -> tuple[Any, ...]:
-    """With copies of tensors from inference mode, where a gradient may arrive: a backward must not keep those themselves.
+    """With copies of tensors made in inference mode, where a gradient may arrive: a backward must not keep the originals.
 
-    torch counts no writes into them. Its own SDPA keeps no boolean mask, and so takes one of these. In a compiled graph nobody
-    can ask what a tensor is: there torch's own error remains.
+    torch does not count writes into them. Its own SDPA keeps no boolean mask, and so accepts such a mask. In a compiled graph
+    `is_inference()` cannot be asked, and torch's own error remains.
     """
     tensors = [thing for thing in inputs if isinstance(thing, Tensor)]
     if torch.compiler.is_compiling() or not may_get_gradients(*tensors):
@@ -254,53 +261,16 @@ def savable(*inputs: Any) -> tuple[Any, ...]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """As large as the numbers in it: what was expanded is so again."""
+    """A copy that is no larger than the tensor's own memory: expanded dimensions are expanded again."""
     once = tensor[tuple(slice(None) if step else slice(1) for step in tensor.stride())]
     return once.clone().expand(tensor.shape)
 
 
-def for_gradients(signs: int, *tracked: Tensor | None) -> int:
+def for_gradients(sign_bits: int, *tracked: Tensor | None) -> int:
     """With what the gradients of the logits need, where one of these tensors may get one; finding it costs time and memory."""
     if not may_get_gradients(*tracked):
-        return signs
-    return signs | OUTPUT_LOW_BIT | (ARGMAX_BIT if signs & BIT["peak"] else 0)
-
-
-def bare_room(query: Tensor, value_dim: int | None, signs: int, saved: bool) -> Measured:
-    """`room` for a caller that is no op: None for nothing, which costs nothing, and `lse_low` only beside lse or for a backward.
-
-    Every tensor has memory of its own: of views of one block, writing into a sign would count as writing into what is saved.
-    """
-    batch, heads, rows, dim = query.shape
-    # a tensor like another is the cheapest there is, and a small call is little more than these
-    like = torch.empty_like
-    output: Any = None
-    if value_dim == dim:
-        output = like(query, memory_format=torch.contiguous_format)
-    elif value_dim is not None:
-        output = query.new_empty((batch, heads, rows, value_dim))
-    if not (signs or saved):
-        return Measured(output, *_NOTHING)
-    steps, dtype = (heads * rows, rows, 1), measuring_dtype(query.dtype)
-    lse: Any = torch.empty_strided((batch, heads, rows), steps, dtype=dtype, device=query.device)
-    low = value_dim is not None and signs & OUTPUT_LOW_BIT and query.dtype in HALVES
-    return Measured(
-        output,
-        like(output, dtype=torch.int16) if low else None,  # type: ignore[arg-type]
-        like(lse, dtype=torch.int64) if signs & ARGMAX_BIT else None,  # type: ignore[arg-type]
-        like(lse) if saved or signs & _LSE else None,  # type: ignore[arg-type]
-        like(lse, dtype=torch.int32) if signs & _VISIBLE else None,  # type: ignore[arg-type]
-        like(lse) if signs & _MEAN else None,  # type: ignore[arg-type]
-        like(lse) if signs & _VARIANCE else None,  # type: ignore[arg-type]
-        like(lse) if signs & _PEAK else None,  # type: ignore[arg-type]
-        lse,
-        like(lse) if signs & _ENTROPY else None,  # type: ignore[arg-type]
-        like(lse) if signs & _P2 else None,  # type: ignore[arg-type]
-    )
-
-
-_VISIBLE, _MEAN, _VARIANCE, _PEAK, _LSE, _ENTROPY, _P2 = BIT.values()
-_NOTHING: Any = (None,) * (len(Measured._fields) - 1)
+        return sign_bits
+    return sign_bits | OUTPUT_LOW_BIT | (ARGMAX_BIT if sign_bits & BIT["peak"] else 0)
 
 
 def measuring_dtype(dtype: torch.dtype) -> torch.dtype:

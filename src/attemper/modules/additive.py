@@ -10,12 +10,12 @@ from ..operation.checks import Signs
 from ..scores import additive_attention
 from ..vitals import Attended
 from .checks import check_counts, check_inputs, check_mask
-from .measured import Measured
+from .keeps_vitals import KeepsVitals
 
 WHERE = "AdditiveAttention()"
 
 
-class AdditiveAttention(Measured):
+class AdditiveAttention(KeepsVitals):
     """Scores a query and a key by a small network instead of their product: ``weight · tanh(W_q q + W_k k)``.
 
     A logit is at most the sum of ``|weight|``, whatever q and k are. It costs Lq·Lk·hidden tanh's but stores no Lq × Lk.

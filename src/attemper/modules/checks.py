@@ -72,7 +72,9 @@ def check_plain(module: nn.MultiheadAttention, expected: set[str]) -> None:
         )
 
 
-def check_inputs(where: str, widths: Mapping[str, int | None], inputs: Mapping[str, Tensor], batch_dim: int) -> None:
+def check_inputs(
+    where: str, widths: Mapping[str, int | None], inputs: Mapping[str, Tensor], batch_dim: int, order: str = ""
+) -> None:
     """Tensors of one number of dimensions, 2 or 3; of the widths given; one batch; as many values as keys."""
     query = inputs["query"]
     for name, tensor in inputs.items():
@@ -101,7 +103,7 @@ def check_inputs(where: str, widths: Mapping[str, int | None], inputs: Mapping[s
             if tensor.shape[batch_dim] != query.shape[batch_dim]:
                 raise InputError(
                     f"{where}: `{name}` must have query's batch of {query.shape[batch_dim]}; got {tensor.shape[batch_dim]} "
-                    f"(shape {tuple(tensor.shape)}). The batch is dimension {batch_dim}{_order(where, batch_dim)}."
+                    f"(shape {tuple(tensor.shape)}). The batch is dimension {batch_dim}{order}."
                 )
     length = -2 if query.dim() == 2 or batch_dim == 0 else 0
     if key.shape[length] != value.shape[length]:
@@ -109,10 +111,6 @@ def check_inputs(where: str, widths: Mapping[str, int | None], inputs: Mapping[s
             f"{where}: `value` must have length {key.shape[length]} like `key`; got {value.shape[length]} "
             f"(shape {tuple(value.shape)}). Each key has one value."
         )
-
-
-def _order(where: str, batch_dim: int) -> str:
-    return "" if where != "MultiHeadAttention()" else f" with batch_first={batch_dim == 0}"
 
 
 def check_mask(where: str, name: str, mask: object, true: str) -> None:

@@ -14,7 +14,7 @@ APART = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 def misfit(module: MultiHeadAttention, state_dict: Mapping[str, Tensor]) -> str | None:
-    """The sentence beside torch's list of keys; None where that says enough."""
+    """What to add to torch's list of keys; None where that list is enough."""
     if "gain" in state_dict and module.gain is None:
         return (
             "MultiHeadAttention(): the state dict has `gain`, which a rule that learns has; this module has "

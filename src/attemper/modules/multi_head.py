@@ -18,12 +18,12 @@ from ..scale import rule as rule_named
 from ..scores.cosine import cosine_attention, direction
 from ..vitals import Attended, Vitals
 from .checks import NESTED, check_counts, check_heads, check_inputs, check_plain, check_torchs
+from .keeps_vitals import KeepsVitals
 from .masks import WHERE, keeping, visible_keys
-from .measured import Measured
 from .misfit import misfit
 
 
-class MultiHeadAttention(Measured):
+class MultiHeadAttention(KeepsVitals):
     """``torch.nn.MultiheadAttention`` with a choice of scale rule, fewer key/value heads, and vital signs.
 
     It loads that module's state dict, is called with its arguments and masks (a boolean True *hides*), and returns what that
@@ -212,7 +212,7 @@ class MultiHeadAttention(Measured):
             need_weights: return the weights too, which stores Lq × Lk.
             attn_mask: (Lq, Lk) or (B·heads, Lq, Lk): True hides; floating point is added to the logits.
             average_attn_weights: one matrix of weights, the mean over heads, instead of one per head.
-            is_causal: each row sees the keys up to its own place; with ``attn_mask``, a promise that this is what it says.
+            is_causal: each row sees the keys up to its own place; with ``attn_mask``, a promise that the mask is exactly that.
             signs: as in :func:`attention`; if not left out, the result is ``Attended(output, vitals)``.
 
         Returns:
@@ -223,7 +223,8 @@ class MultiHeadAttention(Measured):
         value = key if value is None else value
         inputs = {"query": query, "key": key, "value": value}
         batch_dim = 0 if self.batch_first else 1
-        check_inputs(WHERE, {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}, inputs, batch_dim)
+        widths = {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}
+        check_inputs(WHERE, widths, inputs, batch_dim, order=f" with batch_first={self.batch_first}")
         if query.is_nested:
             if not self.batch_first or key_padding_mask is not None or attn_mask is not None:
                 raise InputError(NESTED)

@@ -1,6 +1,6 @@
-"""Every input check of the operation and its sentence; what passes comes out as one 4-d `Problem`.
+"""Every input check of the operation and its error; a call that passes them becomes one 4-d `Problem`.
 
-The form of a sentence: where(): the argument, the rule, the value, the next step.
+An error reads: where(): the argument, the rule, the value, the next step.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, nearest, nearest_divisors
-from ..kernels.contract import FLOATS, HALVES, LARGEST, Call, Problem, may_get_gradients, measuring_dtype, savable
+from ..kernels.contract import FLOATS, HALVES, LARGEST, Problem, Request, may_get_gradients, measuring_dtype, savable
 from ..scale import RULES
 from ..vitals import DERIVED, SIGNS
 from .plain import band
 
 Signs = str | Iterable[str]
 
+NO_VALUE = "For signs alone use measure(query, key)."
+
 
 class Prepared(NamedTuple):
-    """A checked call: the problem for a kernel, the facts for the choice of one, and the way back to the caller's shape."""
+    """A checked call: the problem for a kernel, the request by which one is chosen, the signs, and the caller's own shape."""
 
     problem: Problem
-    call: Call
+    request: Request
     signs: tuple[str, ...]
     shape: tuple[int, ...]  # of a sign: (..., H, Lq)
 
@@ -44,14 +46,23 @@ def prepare(
     softcap: float | None = None,
     dropout: float = 0.0,
     signs: Signs = "all",
+    torch_names: bool = False,
+    no_value: str | None = None,
 ) -> Prepared:
-    """Check a call and bring it to (B, H, L, E)."""
+    """Check a call and bring it to (B, H, L, E).
+
+    Args:
+        where: the called function, for errors; most arguments are its own.
+        torch_names: it takes the arguments of torch's SDPA, by their names there.
+        no_value: what to do when value is missing; None: it may be.
+    """
     names = check_signs(where, signs)
-    dropout = check_dropout(where, dropout)
-    tensors = _tensors(where, query, key, value)
+    spelt = _TORCH_NAMES if torch_names else {}
+    dropout = check_dropout(where, dropout, spelt.get("dropout", "dropout"))
+    tensors = _tensors(where, query, key, value, no_value)
     query, key, value = _autocast(*tensors)
     _check_dtypes(where, query, key, value)
-    _check_devices(where, query=query, key=key, value=value, mask=mask, scale=scale)
+    _check_devices(where, {"query": query, "key": key, "value": value, spelt.get("mask", "mask"): mask, "scale": scale})
     query, key, value, mask, scale = savable(query, key, value, mask, scale)
     lead = _check_shapes(where, query, key, value)
     asked = query.dtype
@@ -63,8 +74,12 @@ def prepare(
     shape = (*lead, heads, rows) if query.dim() > 2 else (rows,)
     query, key, value = _four(query, lead), _four(key, lead), None if value is None else _four(value, lead)
     if mask is not None:
-        mask = _check_mask(where, mask, lead, heads, rows, keys, dims=tensors[0].dim())
+        mask = _check_mask(where, spelt.get("mask", "mask"), mask, lead, heads, rows, keys, dims=tensors[0].dim())
     gain = _check_gain(where, scale, query, lead, tensors[0]) if isinstance(scale, Tensor) else None
+    if torch_names and not isinstance(causal, bool):
+        raise InputError(
+            f"{where}(): `is_causal` must be False or True; got {causal!r}. attention() takes 'lower_right'."
+        )
     left, right = _check_band(where, causal, window, rows, keys)
     problem = Problem(
         query=query,
@@ -72,6 +87,7 @@ def prepare(
         value=value,
         mask=mask,
         gain=gain,
+        weight=None,
         seed=None if not dropout else torch.randint(2**62, (), dtype=torch.int64, device="cpu"),
         scale=1.0 if gain is not None else _check_scale(where, scale, head_dim),
         left=left,
@@ -79,29 +95,16 @@ def prepare(
         softcap=_check_softcap(where, softcap),
         dropout=dropout,
     )
-    call = Call(
-        device=query.device.type,
-        dtype=asked,
-        rows=rows,
-        keys=keys,
-        head_dim=head_dim,
-        value_dim=0 if value is None else value.shape[-1],
-        grouped=key.shape[1] != heads,
-        mask="none" if mask is None else "bool" if mask.dtype == torch.bool else "additive",
-        mask_gradient=mask is not None and mask.requires_grad and torch.is_grad_enabled(),
-        banded=left is not None or right is not None,
-        softcap=softcap is not None,
-        dropout=dropout > 0,
-        gain=gain is not None,
-    )
-    return Prepared(problem, call, names, shape)
+    value_dim = 0 if value is None else value.shape[-1]
+    request = Request(query.device.type, asked, rows=rows, keys=keys, head_dim=head_dim, value_dim=value_dim)
+    return Prepared(problem, request, names, shape)
 
 
 def broadcast_like_torch(
     where: str, query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What torch's SDPA broadcasts beyond `attention()`: missing leading dimensions, and heads of 1 against many."""
-    _tensors(where, query, key, value)
+    _tensors(where, query, key, value, NO_VALUE)
     dims = max(query.dim(), key.dim(), value.dim())
     query, key, value = (t.reshape((1,) * (dims - t.dim()) + tuple(t.shape)) for t in (query, key, value))
     if dims < 3:
@@ -140,12 +143,12 @@ def _rounded_once(query: Tensor, key: Tensor, value: Any) -> tuple[Tensor, Tenso
 
 
 def check_signs(where: str, signs: Signs) -> tuple[str, ...]:
-    """The stored signs to measure, in order; a derived name stands for the stored ones it is made of."""
+    """The stored signs to measure, in order; the name of a derived sign asks for those it is computed from."""
     if isinstance(signs, str):
         signs = SIGNS if signs == "all" else (signs,)
     elif not isinstance(signs, Iterable) or isinstance(signs, Tensor):
         raise InputError(
-            f"{where}(): `signs` must be 'all', a sign's name or several; got {_kind(signs)}. Use signs=() for none."
+            f"{where}(): `signs` must be 'all', a sign's name or several; got {_shown(signs)}. Use signs=() for none."
         )
     wanted: set[str] = set()
     for name in signs:
@@ -160,23 +163,21 @@ def check_signs(where: str, signs: Signs) -> tuple[str, ...]:
     return tuple(name for name in SIGNS if name in wanted)
 
 
-def _kind(thing: object) -> str:
+def _shown(thing: object) -> str:
     return type(thing).__name__ if isinstance(thing, Tensor) else repr(thing)
 
 
-def _name(where: str, argument: str) -> str:
-    """An argument as the called function spells it."""
-    torch_names = {"mask": "attn_mask", "dropout": "dropout_p", "causal": "is_causal"}
-    return torch_names.get(argument, argument) if where == "sdpa" else argument
+_TORCH_NAMES = {"mask": "attn_mask", "dropout": "dropout_p"}
 
 
-def _tensors(where: str, query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _tensors(
+    where: str, query: Tensor, key: Tensor, value: Tensor | None, no_value: str | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor is None and name == "value" and where in ("measure", "weights", "why"):
-            continue
         if tensor is None and name == "value":
-            alone = "use measure(query, key)" if where in ("attention", "sdpa") else "pass value=key"
-            raise InputError(f"{where}(): `value` must be a torch.Tensor; got None. For signs alone {alone}.")
+            if no_value is None:
+                continue
+            raise InputError(f"{where}(): `value` must be a torch.Tensor; got None. {no_value}")
         if not isinstance(tensor, Tensor):
             raise InputError(f"{where}(): `{name}` must be a torch.Tensor; got {type(tensor).__name__}.")
         if tensor.is_nested or tensor.layout != torch.strided:
@@ -217,16 +218,15 @@ def _check_dtypes(where: str, query: Tensor, key: Tensor, value: Tensor | None) 
             )
 
 
-def _check_devices(where: str, **tensors: object) -> None:
+def _check_devices(where: str, tensors: dict[str, object]) -> None:
     home = tensors["query"].device  # type: ignore[attr-defined]
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or tensor.device == home:
             continue
         if name == "scale" and tensor.dim() == 0 and tensor.device.type == "cpu":
             continue
-        spelt = _name(where, name)
         raise InputError(
-            f"{where}(): `{spelt}` must be on query's device {home}; got {tensor.device}. Use {spelt}.to({str(home)!r})."
+            f"{where}(): `{name}` must be on query's device {home}; got {tensor.device}. Use {name}.to({str(home)!r})."
         )
 
 
@@ -295,9 +295,10 @@ def _broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
     )
 
 
-def _check_mask(where: str, mask: Tensor, lead: tuple[int, ...], heads: int, rows: int, keys: int, dims: int) -> Tensor:
+def _check_mask(
+    where: str, name: str, mask: Tensor, lead: tuple[int, ...], heads: int, rows: int, keys: int, dims: int
+) -> Tensor:
     """The mask as 4 dimensions, each full or 1: up to four, what it repeats is not copied."""
-    name = _name(where, "mask")
     if not isinstance(mask, Tensor):
         raise InputError(f"{where}(): `{name}` must be a torch.Tensor; got {type(mask).__name__}.")
     if mask.dtype != torch.bool and not mask.is_floating_point():
@@ -359,8 +360,6 @@ def _check_band(
     where: str, causal: bool | str, window: int | None, rows: int, keys: int
 ) -> tuple[int | None, int | None]:
     """Causal and window as one band: query i sees keys i - left … i + right."""
-    if where == "sdpa" and not isinstance(causal, bool):
-        raise InputError(f"sdpa(): `is_causal` must be False or True; got {causal!r}. attention() takes 'lower_right'.")
     if isinstance(causal, str):
         if causal != "lower_right":
             raise InputError(
@@ -388,8 +387,7 @@ def _check_softcap(where: str, softcap: float | None) -> float | None:
     return float(softcap)
 
 
-def check_dropout(where: str, dropout: float) -> float:
+def check_dropout(where: str, dropout: float, name: str = "dropout") -> float:
     if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout <= 1:
-        name = _name(where, "dropout")
-        raise InputError(f"{where}(): `{name}` must be a probability from 0 to 1; got {_kind(dropout)}.")
+        raise InputError(f"{where}(): `{name}` must be a probability from 0 to 1; got {_shown(dropout)}.")
     return float(dropout)

@@ -1,6 +1,6 @@
 """The direct way: a plain call goes to the native kernel without an op, and is differentiated by a Function without one.
 
-What is not plain (`_plain.py`) goes through the op of `_ops.py`, which torch can trace, transform and see.
+A call that is not plain (plain.py) goes through the op of ops.py, which torch can trace and transform.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..kernels.contract import FLOATS, Measured, Problem, Upstream, Wants, for_gradients
+from .._torch_private import at_rest
+from ..kernels.contract import FLOATS, N_TENSORS, NeedsGrad, Problem, Results, Upstream, for_gradients
 from ..vitals import SIGNS, Vitals
-from . import ops as _ops
-from .ops import bits, differentiate
-from .plain import all_plain, at_rest, is_plain, plain_problem
+from . import ops
+from .ops import differentiate
+from .plain import all_plain, is_plain, plain_problem
 
-_bits = cache(bits)
-assert Measured._fields[-len(SIGNS) :] == SIGNS
+_bits_of = cache(ops.bits_of)
+assert Results._fields[-len(SIGNS) :] == SIGNS
 
 
 def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
@@ -28,7 +29,7 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
     if kernel == "cpu" and all_plain(problem):
         output, *found = attend_plain(problem, names)
         return problem.query.new_empty(0) if output is None else output, plain_vitals(names, found)
-    return _ops.attend(problem, names, kernel)
+    return ops.attend(problem, names, kernel)
 
 
 def attend_plain(problem: Problem, names: tuple[str, ...]) -> list[Any]:
@@ -37,14 +38,14 @@ def attend_plain(problem: Problem, names: tuple[str, ...]) -> list[Any]:
     Returns the output (None without values), then the signs that are named, and `lse_low` where lse is.
     """
     query, key, value, mask, gain = problem[:5]
-    signs = _bits(names)
+    sign_bits = _bits_of(names)
     if torch.is_grad_enabled() and any(map(_tracked, problem[:5])) and (names or value is not None):
-        signs = for_gradients(signs, query, key, mask, gain)
+        sign_bits = for_gradients(sign_bits, query, key, mask, gain)
         fields = (*names, "lse_low") if "lse" in names else names
         outputs = fields if value is None else ("output", *fields)
-        found = _PlainAttention.apply(query, key, value, mask, gain, problem, signs, outputs)
+        found = _PlainAttention.apply(query, key, value, mask, gain, problem, sign_bits, outputs)
         return [*found] if value is not None else [None, *found]
-    return _named(kernels.load("cpu").bare_forward(problem, signs), names)
+    return _named(kernels.load("cpu").bare_forward(problem, sign_bits), names)
 
 
 def attend_unchecked(
@@ -65,10 +66,10 @@ def attend_unchecked(
     """
     tracked = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     if mask is None and not tracked and key.dtype is value.dtype is query.dtype in FLOATS:  # DLPack knows no others
-        numbers = (_bits(names), grouped, causal, window, scale, softcap)
-        measured = kernels.load("cpu").plain_forward(query, key, value, *numbers)
-        if measured is not None:
-            return _named(measured, names)
+        numbers = (_bits_of(names), grouped, causal, window, scale, softcap)
+        results = kernels.load("cpu").plain_forward(query, key, value, *numbers)
+        if results is not None:
+            return _named(results, names)
     problem = plain_problem(query, key, value, mask, causal, scale, window, softcap)
     if problem is None or not (grouped or query.shape[1] == key.shape[1]):
         return None
@@ -83,14 +84,14 @@ def _tracked(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.requires_grad
 
 
-def _named(measured: Measured, names: tuple[str, ...]) -> list[Any]:
+def _named(results: Results, names: tuple[str, ...]) -> list[Any]:
     # all signs are the last fields, in this order
-    signs = measured[-len(SIGNS) :] if names is SIGNS else [getattr(measured, name) for name in names]
-    return [measured.output, *signs, measured.lse_low] if "lse" in names else [measured.output, *signs]
+    signs = results[-len(SIGNS) :] if names is SIGNS else [getattr(results, name) for name in names]
+    return [results.output, *signs, results.lse_low] if "lse" in names else [results.output, *signs]
 
 
 def plain_vitals(names: tuple[str, ...], tensors: Sequence[Tensor]) -> Vitals:
-    """Vitals of signs whose names were checked, from what `attend_plain` gives after the output."""
+    """Vitals of signs whose names were checked, from what `attend_plain` returns after the output."""
     vitals = Vitals.__new__(Vitals)
     vitals.__dict__ = dict(zip(names, tensors, strict=False))
     if "lse" in names:
@@ -102,29 +103,29 @@ class _PlainAttention(torch.autograd.Function):
     """`_Attention` of a plain call, on the native kernel: what is asked for comes out, and what a backward reads is saved."""
 
     @staticmethod
-    def forward(ctx: Any, query, key, value, mask, gain, problem, signs, outputs) -> Any:  # type: ignore[no-untyped-def]
-        measured = kernels.load("cpu").bare_forward(problem, signs, saved=True)
-        ctx.save_for_backward(*problem[:6], *measured)
-        ctx.numbers, ctx.outputs = problem[6:], outputs
+    def forward(ctx: Any, query, key, value, mask, gain, problem, sign_bits, outputs) -> Any:  # type: ignore[no-untyped-def]
+        results = kernels.load("cpu").bare_forward(problem, sign_bits, saved=True)
+        ctx.save_for_backward(*problem.tensors, *results)
+        ctx.numbers, ctx.outputs = problem[N_TENSORS:], outputs
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*[getattr(measured, name) for name in ("visible", "lse_low") if name in outputs])
-        return tuple([getattr(measured, name) for name in outputs])
+        ctx.mark_non_differentiable(*[getattr(results, name) for name in ("visible", "lse_low") if name in outputs])
+        return tuple([getattr(results, name) for name in outputs])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         saved = ctx.saved_tensors
-        problem, measured = Problem(*saved[:6], *ctx.numbers), Measured(*saved[6:])
-        wants = Wants(*ctx.needs_input_grad[:5])
+        problem, results = Problem(*saved[:N_TENSORS], *ctx.numbers), Results(*saved[N_TENSORS:])
+        needs_grad = NeedsGrad(*ctx.needs_input_grad[:5])  # no weight: additive scores have no native kernel
         arrived = dict(zip(ctx.outputs, grads, strict=True))
-        if not (wants.query or wants.key or wants.mask or wants.gain):
-            arrived = {"output": arrived.get("output")}  # the signs know nothing of the values
+        if not needs_grad.logits:
+            arrived = {"output": arrived.get("output")}  # no sign depends on the values
         upstream = Upstream(*[arrived.get(name) for name in Upstream._fields])
         if _plain_backward(saved, grads):
-            found = kernels.load("cpu").bare_backward(problem, measured, upstream, wants)
+            found = kernels.load("cpu").bare_backward(problem, results, upstream, needs_grad)
         else:
-            whole = Measured(*[problem.query.new_empty(0) if tensor is None else tensor for tensor in measured])
-            found = differentiate(problem, whole, upstream, list(wants), "cpu")
-        return (*found, None, None, None)
+            whole = Results(*[problem.query.new_empty(0) if tensor is None else tensor for tensor in results])
+            found = differentiate(problem, whole, upstream, list(needs_grad), "cpu")
+        return (*found[:5], None, None, None)
 
 
 def _plain_backward(saved: Any, grads: Any) -> bool:

@@ -1,7 +1,7 @@
-"""The operation as torch sees it: two opaque ops with fakes, and the autograd Function around them.
+"""The operation for torch: two opaque ops with fakes, and the autograd Function around them.
 
-`_Attention` gives the first derivative, vmap by folding into the batch, and a sentence where another derivative is asked for; the
-same rules are registered on the bare op. Kernels are imported when an op runs.
+`_Attention` gives the first derivative, vmap by folding into the batch, and an error for any other derivative; the same rules are
+registered on the bare op. Additive scores are the same op with a `weight`. Kernels are imported when an op runs.
 """
 
 from __future__ import annotations
@@ -13,43 +13,45 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .. import kernels
+from .._torch_private import _AutoDispatchBelowAutograd, _get_tracing_state, is_forward_mode
 from ..errors import KernelUnavailable
 from ..kernels import reference
 from ..kernels.contract import (
     ARGMAX_BIT,
     BIT,
+    N_GRADS,
+    N_TENSORS,
     Gradients,
-    Measured,
+    NeedsGrad,
     Problem,
+    Results,
     Upstream,
-    Wants,
+    empty_results,
     for_gradients,
     is_recording,
     measuring_dtype,
-    room,
 )
 from ..vitals import Vitals
 
 _PROBLEM = (
-    "Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor? gain, Tensor? seed, "
+    "Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor? gain, Tensor? weight, Tensor? seed, "
     "float scale, SymInt? left, SymInt? right, float? softcap, float dropout"
 )
-_MEASURED = ", ".join(f"Tensor {name}" for name in Measured._fields)
+_RESULTS = ", ".join(f"Tensor {name}" for name in Results._fields)
 _UPSTREAM = ", ".join(f"Tensor? g_{name}" for name in Upstream._fields)
-N_PROBLEM, N_MEASURED, N_UPSTREAM = len(Problem._fields), len(Measured._fields), len(Upstream._fields)
+N_PROBLEM, N_RESULTS, N_UPSTREAM = len(Problem._fields), len(Results._fields), len(Upstream._fields)
 
 
 def _returns(count: int) -> str:
     return f"({', '.join(['Tensor'] * count)})"
 
 
-torch.library.define("attemper::forward", f"({_PROBLEM}, int signs, str kernel) -> {_returns(N_MEASURED)}")
+torch.library.define("attemper::forward", f"({_PROBLEM}, int sign_bits, str kernel) -> {_returns(N_RESULTS)}")
 torch.library.define(
     "attemper::backward",
-    f"({_PROBLEM}, {_MEASURED}, {_UPSTREAM}, bool[] wants, str kernel) -> {_returns(len(Gradients._fields))}",
+    f"({_PROBLEM}, {_RESULTS}, {_UPSTREAM}, bool[] needs_grad, str kernel) -> {_returns(len(Gradients._fields))}",
 )
 
 FORWARD = torch.ops.attemper.forward.default
@@ -63,91 +65,92 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
 
 
 @torch.library.impl("attemper::forward", "CompositeExplicitAutograd")
-def _forward(*args: Any) -> Measured:
-    problem, (signs, kernel) = Problem(*args[:N_PROBLEM]), args[N_PROBLEM:]
+def _forward(*args: Any) -> Results:
+    problem, (sign_bits, kernel) = Problem(*args[:N_PROBLEM]), args[N_PROBLEM:]
     with without_autocast(problem.query):
-        return Measured(*kernels.load(kernel).forward(problem, signs))
+        return Results(*kernels.load(kernel).forward(problem, sign_bits))
 
 
 @torch.library.impl("attemper::backward", "CompositeExplicitAutograd")
 def _backward(*args: Any) -> Gradients:
-    problem, saved, upstream, wants, kernel = _split_backward(args)
+    problem, saved, upstream, needs_grad, kernel = _split_backward(args)
     with without_autocast(problem.query):
-        return Gradients(*kernels.load(kernel).backward(problem, saved, upstream, wants))
+        return Gradients(*kernels.load(kernel).backward(problem, saved, upstream, needs_grad))
 
 
 @torch.library.register_fake("attemper::forward")
-def _fake_forward(*args: Any) -> Measured:
-    return room(Problem(*args[:N_PROBLEM]), args[N_PROBLEM])
+def _fake_forward(*args: Any) -> Results:
+    return empty_results(Problem(*args[:N_PROBLEM]), args[N_PROBLEM])
 
 
 @torch.library.register_fake("attemper::backward")
 def _fake_backward(*args: Any) -> Gradients:
-    problem, _, _, wants, _ = _split_backward(args)
+    problem, _, _, needs_grad, _ = _split_backward(args)
 
-    def like(wanted: bool, tensor: Tensor | None) -> Tensor:
-        if not wanted or tensor is None:
+    def like(needed: bool, tensor: Tensor | None) -> Tensor:
+        if not needed or tensor is None:
             return problem.query.new_empty(0)
         return tensor.new_empty(tensor.shape)
 
-    return Gradients(*(like(getattr(wants, name), getattr(problem, name)) for name in Gradients._fields))
+    return Gradients(*(like(*pair) for pair in zip(needs_grad, problem.tensors, strict=False)))
 
 
-def _split_backward(args: Any) -> tuple[Problem, Measured, Upstream, Wants, str]:
+def _split_backward(args: Any) -> tuple[Problem, Results, Upstream, NeedsGrad, str]:
     """The arguments of the backward op, by group."""
-    a, b = N_PROBLEM + N_MEASURED, N_PROBLEM + N_MEASURED + N_UPSTREAM
-    wants, kernel = args[b:]
-    return Problem(*args[:N_PROBLEM]), Measured(*args[N_PROBLEM:a]), Upstream(*args[a:b]), Wants(*wants), kernel
+    a, b = N_PROBLEM + N_RESULTS, N_PROBLEM + N_RESULTS + N_UPSTREAM
+    needs_grad, kernel = args[b:]
+    return Problem(*args[:N_PROBLEM]), Results(*args[N_PROBLEM:a]), Upstream(*args[a:b]), NeedsGrad(*needs_grad), kernel
 
 
 class _Attention(torch.autograd.Function):
-    """Problem, signs and kernel in; `Measured` out."""
+    """From the problem, the bits of the signs and the kernel to `Results`."""
 
     # Dynamo counts the parameters of this signature, so they are spelled out
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        query, key, value, mask, gain, seed, scale, left, right, softcap, dropout, signs, kernel
+        query, key, value, mask, gain, weight, seed, scale, left, right, softcap, dropout, sign_bits, kernel
     ) -> Any:
         return torch.ops.attemper.forward(
-            query, key, value, mask, gain, seed, scale, left, right, softcap, dropout, signs, kernel
+            query, key, value, mask, gain, weight, seed, scale, left, right, softcap, dropout, sign_bits, kernel
         )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        problem, measured = Problem(*inputs[:N_PROBLEM]), Measured(*output)
-        ctx.save_for_backward(*problem[:6], *measured)
-        ctx.numbers, ctx.signs, ctx.kernel = tuple(problem[6:]), inputs[-2], inputs[-1]
-        ctx.mark_non_differentiable(measured.output_low, measured.argmax, measured.lse_low, measured.visible)
+        problem, results = Problem(*inputs[:N_PROBLEM]), Results(*output)
+        ctx.save_for_backward(*problem.tensors, *results)
+        ctx.numbers, ctx.sign_bits, ctx.kernel = tuple(problem[N_TENSORS:]), inputs[-2], inputs[-1]
+        ctx.additive = problem.weight is not None
+        ctx.mark_non_differentiable(results.output_low, results.argmax, results.lse_low, results.visible)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         saved = ctx.saved_tensors
-        needs = dict(zip(Problem._fields, ctx.needs_input_grad, strict=False))
-        wants = [bool(needs[name]) for name in Wants._fields]
-        arrived = dict(zip(Measured._fields, grads, strict=True))
-        upstream = _measured_only(Upstream(*(arrived[name] for name in Upstream._fields)), ctx.signs, Wants(*wants))
-        problem, measured = Problem(*saved[:6], *ctx.numbers), Measured(*saved[6:])
-        found = dict(zip(Wants._fields, differentiate(problem, measured, upstream, wants, ctx.kernel), strict=True))
-        return (*(found.get(name) for name in Problem._fields), None, None)
+        needs_grad = [bool(needed) for needed in ctx.needs_input_grad[:N_GRADS]]
+        arrived = dict(zip(Results._fields, grads, strict=True))
+        upstream = Upstream(*(arrived[name] for name in Upstream._fields))
+        upstream = _measured_only(upstream, ctx.sign_bits, NeedsGrad(*needs_grad))
+        problem, results = Problem(*saved[:N_TENSORS], *ctx.numbers), Results(*saved[N_TENSORS:])
+        found = differentiate(problem, results, upstream, needs_grad, ctx.kernel)
+        return (*found, *[None] * (N_PROBLEM + 2 - N_GRADS))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         return _vmap_forward(_EagerAttention.apply, info, in_dims, *args)
 
 
-def _measured_only(upstream: Upstream, signs: int, wants: Wants) -> Upstream:
+def _measured_only(upstream: Upstream, sign_bits: int, needs_grad: NeedsGrad) -> Upstream:
     """Without the gradients of what was not measured, or can reach nothing: a compiled graph sends zeros for those."""
-    logits = wants.query or wants.key or wants.mask or wants.gain
-    if logits and upstream.peak is not None and signs & BIT["peak"] and not signs & ARGMAX_BIT:
+    logits = needs_grad.logits
+    if logits and upstream.peak is not None and sign_bits & BIT["peak"] and not sign_bits & ARGMAX_BIT:
         raise KernelUnavailable(
-            "attention(): a gradient of `peak` arrived, but nothing showed in the call that one would. "
+            "attention(): a gradient of `peak` arrived, but no input of the call required one. "
             "Leave 'peak' out of signs=, or use kernel='reference'."
         )
     bits = {name: BIT.get(name, 0) | (ARGMAX_BIT if name == "peak" else 0) for name in Upstream._fields}
     kept = {
         name: grad
-        if grad is not None and grad.numel() and (name == "output" or (logits and signs & bit == bit))
+        if grad is not None and grad.numel() and (name == "output" or (logits and sign_bits & bit == bit))
         else None
         for (name, bit), grad in zip(bits.items(), upstream, strict=True)
     }
@@ -155,26 +158,26 @@ def _measured_only(upstream: Upstream, signs: int, wants: Wants) -> Upstream:
 
 
 def differentiate(
-    problem: Problem, measured: Measured, upstream: Upstream, wants: list[bool], kernel: str
+    problem: Problem, results: Results, upstream: Upstream, needs_grad: list[bool], kernel: str
 ) -> list[Tensor | None]:
-    """The gradients that are wanted, from the op; None for the others."""
-    args = (*problem, *measured, *upstream, wants, kernel)
+    """The gradients that are needed, from the op; None for the others."""
+    args = (*problem, *results, *upstream, needs_grad, kernel)
     # a compiled graph refuses second derivatives by itself
     compiling = torch.compiler.is_compiling()
     out = torch.ops.attemper.backward(*args) if compiling else _AttentionBackward.apply(*args)
-    return [grad if want else None for grad, want in zip(out, wants, strict=True)]
+    return [grad if needed else None for grad, needed in zip(out, needs_grad, strict=True)]
 
 
 class _EagerAttention(_Attention):
-    """Outside of a compiled graph, where Dynamo does not object to a `jvp`: one that says what to use instead."""
+    """Outside of a compiled graph, where Dynamo allows a `jvp`: one whose error names the alternative."""
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise _no_derivative(ctx.kernel, "forward-mode derivatives")
+        raise _no_derivative(ctx, "forward-mode")
 
 
 class _AttentionBackward(torch.autograd.Function):
-    """The first derivative, as a function that says so when it is differentiated again."""
+    """The first derivative, as a function with an error for the second."""
 
     @staticmethod
     def forward(*args: Any) -> Any:
@@ -182,11 +185,11 @@ class _AttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.kernel = inputs[-1]
+        ctx.kernel, ctx.additive = inputs[-1], inputs[Problem._fields.index("weight")] is not None
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise _no_derivative(ctx.kernel, "second derivatives")
+        raise _no_derivative(ctx, "second")
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -196,27 +199,27 @@ class _AttentionBackward(torch.autograd.Function):
 def _vmap_forward(run: Callable[..., Any], info: Any, in_dims: Any, *args: Any) -> Any:
     """Fold the vmapped dimension into the batch and run once."""
     size = info.batch_size
-    signs, kernel = args[N_PROBLEM:]
+    sign_bits, kernel = args[N_PROBLEM:]
     problem = _fold_problem(Problem(*args[:N_PROBLEM]), Problem(*in_dims[:N_PROBLEM]), size)
-    out = run(*problem, _with_gradients(problem, signs), kernel)
+    out = run(*problem, _with_gradients(problem, sign_bits), kernel)
     split = tuple(_unfold(t, size) if t.dim() > 1 else t for t in out)
     return split, tuple(0 if t.dim() > 1 else None for t in out)
 
 
 def _vmap_backward(run: Callable[..., Any], info: Any, in_dims: Any, *args: Any) -> Any:
     size = info.batch_size
-    problem, saved, upstream, wants, kernel = _split_backward(args)
+    problem, saved, upstream, needs_grad, kernel = _split_backward(args)
     if problem.seed is not None:
         raise KernelUnavailable(
             f"attention(): kernel={kernel!r} cannot repeat its dropout in a batched backward (jacrev, "
             "is_grads_batched). Use kernel='reference', or no dropout."
         )
-    dims = _split_backward((*in_dims[:-2], in_dims[-2] or [None] * len(Wants._fields), None))
+    dims = _split_backward((*in_dims[:-2], in_dims[-2] or [None] * len(NeedsGrad._fields), None))
     batch = problem.query.shape[0 if dims[0].query is None else 1]
     folded = _fold_problem(problem, dims[0], size)
     flat_saved = [_fold(t, d, size) if _has_rows(t, d) else t for t, d in zip(saved, dims[1], strict=True)]
     flat_upstream = [None if t is None else _fold(t, d, size) for t, d in zip(upstream, dims[2], strict=True)]
-    out = run(*folded, *flat_saved, *flat_upstream, wants, kernel)
+    out = run(*folded, *flat_saved, *flat_upstream, needs_grad, kernel)
     split = [_unfold(t, size) if t.dim() > 1 else t for t in out]
     place = Gradients._fields.index("mask")
     if problem.mask is not None and split[place].dim() > 1:
@@ -225,7 +228,7 @@ def _vmap_backward(run: Callable[..., Any], info: Any, in_dims: Any, *args: Any)
     return tuple(split), tuple(0 if t.dim() > 1 else None for t in split)
 
 
-# A tracer may look through the Function at the bare op (Dynamo does, inside torch.func.grad): it must differ in nothing.
+# A tracer may look through the Function at the bare op (Dynamo does, inside torch.func.grad), so both have the same rules.
 torch.library.register_autograd("attemper::forward", _Attention.backward, setup_context=_Attention.setup_context)
 torch.library.register_vmap("attemper::forward", partial(_vmap_forward, torch.ops.attemper.forward))
 torch.library.register_vmap("attemper::backward", partial(_vmap_backward, torch.ops.attemper.backward))
@@ -261,13 +264,20 @@ def _fold_problem(problem: Problem, dims: Any, size: int) -> Problem:
         value=None if problem.value is None else _fold(problem.value, dims.value, size),
         mask=mask,
         gain=None if problem.gain is None else _fold(problem.gain, dims.gain, size),
+        weight=None if problem.weight is None else _fold(problem.weight, dims.weight, size),
         seed=None if problem.seed is None else problem.seed.select(dims.seed, 0),
     )
 
 
-def _no_derivative(kernel: str, what: str) -> KernelUnavailable:
+def _no_derivative(ctx: Any, order: str) -> KernelUnavailable:
+    if ctx.additive:
+        return KernelUnavailable(
+            f"additive_attention(): {order} derivatives are not computed. Where Lq × Lk × E fits in memory, pass "
+            "torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ weight as the mask of "
+            "attention(query, key, value, scale=0.0, kernel='reference')."
+        )
     return KernelUnavailable(
-        f"attention(): kernel={kernel!r} does not compute {what}. "
+        f"attention(): kernel={ctx.kernel!r} does not compute {order} derivatives. "
         "Use kernel='reference', which PyTorch differentiates any number of times (it stores Lq × Lk)."
     )
 
@@ -276,46 +286,46 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
     """Run a checked problem on a kernel; output (B, H, Lq, Ev), empty without values, and the signs named, (B, H, Lq) each."""
     if kernel == "reference":
         return _by_definition(problem, names)
-    signs = _with_gradients(problem, bits(names))
+    sign_bits = _with_gradients(problem, bits_of(names))
     if torch.compiler.is_compiling():
         # Dynamo refuses one tensor in two places, which self-attention without projections has
         key, value = problem.key, problem.value
         problem = problem._replace(key=key.view_as(key), value=None if value is None else value.view_as(value))
-        measured = Measured(*_Attention.apply(*problem, signs, kernel))
-    elif not is_recording() and forward_ad._current_level < 0:
+        results = Results(*_Attention.apply(*problem, sign_bits, kernel))
+    elif not is_recording() and not is_forward_mode():
         # nothing is differentiated: a Function's apply, or the bare op's rule of autograd, costs as much as a small call
-        with torch._C._AutoDispatchBelowAutograd():
-            measured = Measured(*torch.ops.attemper.forward(*problem, signs, kernel))
-    elif torch._C._get_tracing_state() is not None:
-        measured = Measured(*torch.ops.attemper.forward(*problem, signs, kernel))  # a graph holds no Function
+        with _AutoDispatchBelowAutograd():
+            results = Results(*torch.ops.attemper.forward(*problem, sign_bits, kernel))
+    elif _get_tracing_state() is not None:
+        results = Results(*torch.ops.attemper.forward(*problem, sign_bits, kernel))  # a graph holds no Function
     else:
-        measured = Measured(*_EagerAttention.apply(*problem, signs, kernel))
-    return measured.output, vitals_of(measured, names)
+        results = Results(*_EagerAttention.apply(*problem, sign_bits, kernel))
+    return results.output, _vitals_of(results, names)
 
 
-def attend_aside(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
+def attend_without_autograd_and_modes(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
     """`attend` where nothing is differentiated, traced or transformed: the kernel itself, without the op around it."""
     if kernel == "reference":
         return _by_definition(problem, names)
-    measured = kernels.load(kernel).forward(problem, bits(names))
-    return measured.output, vitals_of(measured, names)
+    results = kernels.load(kernel).forward(problem, bits_of(names))
+    return results.output, _vitals_of(results, names)
 
 
-def vitals_of(measured: Measured, names: tuple[str, ...]) -> Vitals:
+def _vitals_of(results: Results, names: tuple[str, ...]) -> Vitals:
     """The signs that were asked for."""
-    return Vitals(**{name: getattr(measured, name) for name in names})._with_low(measured.lse_low)
+    return Vitals(**{name: getattr(results, name) for name in names})._with_low(results.lse_low)
 
 
-def bits(names: tuple[str, ...]) -> int:
+def bits_of(names: tuple[str, ...]) -> int:
     """The signs to measure, as a kernel is asked for them."""
-    signs = sum(BIT[name] for name in names)
-    if signs & (BIT["mean"] | BIT["variance"]):
-        signs |= BIT["visible"] | BIT["mean"]  # their gradients need these
-    return signs
+    sign_bits = sum(BIT[name] for name in names)
+    if sign_bits & (BIT["mean"] | BIT["variance"]):
+        sign_bits |= BIT["visible"] | BIT["mean"]  # their gradients need these
+    return sign_bits
 
 
-def _with_gradients(problem: Problem, signs: int) -> int:
-    return for_gradients(signs, problem.query, problem.key, problem.mask, problem.gain)
+def _with_gradients(problem: Problem, sign_bits: int) -> int:
+    return for_gradients(sign_bits, problem.query, problem.key, problem.mask, problem.gain, problem.weight)
 
 
 def matrix(problem: Problem) -> Tensor:

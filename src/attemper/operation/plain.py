@@ -1,7 +1,7 @@
 """A plain call: plain tensors on the CPU, and nothing that traces, transforms or records. It needs no op around its kernel.
 
-The checks of `_checks.py`, an op of torch.library and a Function that can be transformed take several times as long as a small
-attention. Quick tests know most plain calls; what fails one of them, valid or not, goes the careful way, which has the sentences.
+The checks of checks.py, an op of torch.library and a Function that can be transformed take several times as long as a small
+attention. A few quick tests recognise most plain calls. Every other call, valid or not, goes through checks.py and ops.py.
 """
 
 from __future__ import annotations
@@ -10,41 +10,13 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch._C import (
-    _dispatch_keys,
-    _get_tracing_state,
-    _is_any_autocast_enabled,
-    _is_torch_function_mode_enabled,
-    _len_torch_dispatch_stack,
-    is_grad_enabled,
-    is_inference_mode_enabled,
-)
-from torch._C._autograd import _profiler_enabled
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 
+from .._torch_private import _dispatch_keys, at_rest
 from ..kernels.contract import FLOATS, LARGEST, Problem
 
 _TYPES = frozenset({Tensor, torch.nn.Parameter})
-_FAR = 1 << 40
+_LARGEST_INT = torch.iinfo(torch.int64).max
 _MASKS = frozenset({*FLOATS, torch.bool})
-
-
-def at_rest() -> bool:
-    """Whether an op would go straight to its kernel: no mode, transform, trace, autocast, profiler or forward-mode derivative.
-
-    And whether gradients are recorded where grad mode says so: under enable_grad inside of inference mode none are.
-    """
-    return not (
-        _len_torch_dispatch_stack()
-        or _is_torch_function_mode_enabled()
-        or peek_interpreter_stack() is not None
-        or _get_tracing_state() is not None
-        or _is_any_autocast_enabled()
-        or _profiler_enabled()
-        or forward_ad._current_level >= 0
-        or (is_inference_mode_enabled() and is_grad_enabled())
-    )
 
 
 @cache
@@ -67,7 +39,7 @@ def all_plain(problem: Problem) -> bool:
     """Whether a checked problem is a plain call."""
     if torch.compiler.is_compiling() or not at_rest():
         return False
-    return all(tensor is None or is_plain(tensor) for tensor in problem[:6])
+    return all(tensor is None or is_plain(tensor) for tensor in problem.tensors)
 
 
 def is_plain_call(
@@ -91,7 +63,7 @@ def is_plain_call(
         and dropout == 0.0
         and (scale is None or (type(scale) is float and abs(scale) <= LARGEST))
         and (causal is False or causal is True or (type(causal) is str and causal == "lower_right"))
-        and (window is None or (type(window) is int and 0 < window < _FAR))
+        and (window is None or (type(window) is int and 0 < window <= _LARGEST_INT))
         and (softcap is None or (type(softcap) is float and 0 < softcap <= LARGEST))
     )
 
@@ -123,7 +95,7 @@ def plain_problem(
         return None
     left, right = band(causal, window, rows, keys)
     scale = dim**-0.5 if scale is None else scale
-    return Problem(query, key, value, mask, None, None, scale, left, right, softcap, 0.0)
+    return Problem(query, key, value, mask, None, None, None, scale, left, right, softcap, 0.0)
 
 
 def _fits(mask: Tensor, full: tuple[int, ...]) -> bool:
@@ -137,7 +109,7 @@ def _fits(mask: Tensor, full: tuple[int, ...]) -> bool:
 
 
 def band(causal: bool | str, window: int | None, rows: int, keys: int) -> tuple[int | None, int | None]:
-    """Causal and window as one band: query i sees keys i - left … i + right."""
+    """Causal and window as one band: query i sees keys i - left … i + right. `find_band` in kernels/cpu/c/plain.c is the same."""
     offset = keys - rows if causal == "lower_right" else 0
     right = offset if causal else None
     if window is None:

@@ -1,4 +1,8 @@
-"""The other two scores of the literature, measured sign by sign as the dot product is: additive (Bahdanau) and cosine."""
+"""The other two scores of the literature, with the same signs as the dot product.
+
+additive.py   additive_attention(): Bahdanau's score; checks its weight, then goes the way of attention()
+cosine.py     cosine_attention(): query and key brought to length 1, then the way of attention()
+"""
 
 from .additive import additive_attention
 from .cosine import cosine_attention

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
+from .. import kernels
 from ..errors import InputError
-from ..kernels.contract import for_gradients, measuring_dtype, savable
+from ..kernels.contract import measuring_dtype, savable
 from ..operation.checks import Signs, prepare
-from ..operation.ops import bits, vitals_of
+from ..operation.direct import attend
 from ..vitals import Attended
-from .ops import additive
 
 
 def additive_attention(
@@ -44,25 +46,23 @@ def additive_attention(
         >>> vitals.peak                           # tanh 100 = 1, so 1 + 2 - 0.5
         tensor([2.5000])
     """
-    problem, call, names, shape = prepare(
+    problem, request, names, shape = prepare(
         "additive_attention", query, key, value, mask=mask, causal=causal, scale=1.0, window=window, dropout=dropout,
-        signs=signs,
+        signs=signs, no_value="For signs alone pass value=key.",
     )  # fmt: skip
     weight = _check_weight(weight, problem.query)
-
     # once more: the weight may be all that is learned
-    query, key, value, weight, mask = savable(problem.query, problem.key, problem.value, weight, problem.mask)
-    wanted = for_gradients(bits(names), query, key, mask, weight)
-    measured = additive(
-        query, key, value, weight, mask, problem.seed, problem.left, problem.right, problem.dropout, wanted
-    )
-    vitals = vitals_of(measured, names).each(lambda sign: sign.reshape(shape))
-    return Attended(measured.output.to(call.dtype).reshape(*shape, measured.output.shape[-1]), vitals)
+    query, key, value, mask, weight = savable(problem.query, problem.key, problem.value, problem.mask, weight)
+    problem = problem._replace(query=query, key=key, value=value, mask=mask, weight=weight)
+    kernel = kernels.choose("additive_attention", replace(request, additive=True), "auto")
+    output, vitals = attend(problem, names, kernel)
+    output = output.to(request.dtype).reshape(*shape, output.shape[-1])
+    return Attended(output, vitals.each(lambda sign: sign.reshape(shape)))
 
 
 def _check_weight(weight: Tensor, query: Tensor) -> Tensor:
-    """The weight as (H, E) in the dtype of measuring."""
-    heads, dim = query.shape[1], query.shape[3]
+    """The weight as (B, H, E) in the dtype of measuring."""
+    batch, heads, _, dim = query.shape
     if not isinstance(weight, Tensor):
         raise InputError(
             f"additive_attention(): `weight` must be a torch.Tensor; got {type(weight).__name__}. "
@@ -82,4 +82,4 @@ def _check_weight(weight: Tensor, query: Tensor) -> Tensor:
             f"additive_attention(): `weight` must be on query's device {query.device}; got {weight.device}. "
             f"Use weight.to({str(query.device)!r})."
         )
-    return weight.to(measuring_dtype(query.dtype)).expand(heads, dim)
+    return weight.to(measuring_dtype(query.dtype)).expand(batch, heads, dim)

@@ -50,9 +50,9 @@ def cosine_attention(
         (tensor([10.]), tensor([5.]))
     """
     _check_scale(scale)
-    problem, call, names, shape = prepare(
+    problem, request, names, shape = prepare(
         "cosine_attention", query, key, value, mask=mask, causal=causal, scale=scale, window=window, dropout=dropout,
-        signs=signs,
+        signs=signs, no_value="For signs alone pass value=key.",
     )  # fmt: skip
     # In half precision a direction would be rounded once more than the caller's own numbers, and `scale` would enlarge that
     # error: everything runs in the dtype of measuring, and only the output is rounded.
@@ -64,9 +64,9 @@ def cosine_attention(
             key=direction(problem.key.to(wide)),
             value=problem.value.to(wide),
         )
-        kernel = kernels.choose("cosine_attention", replace(call, dtype=wide), kernel)
+        kernel = kernels.choose("cosine_attention", replace(request, dtype=wide), kernel)
         output, vitals = attend(problem, names, kernel)
-    output = output.to(call.dtype).reshape(*shape, output.shape[-1])
+    output = output.to(request.dtype).reshape(*shape, output.shape[-1])
     return Attended(output, vitals.each(lambda sign: sign.reshape(shape)))
 
 

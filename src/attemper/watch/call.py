@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _pop_mode, _push_mode
 
+from .._torch_private import _len_torch_dispatch_stack, _pop_mode, _push_mode, _set_grad_enabled
 from ..vitals import Vitals
 from .attach.running import Frame, Place
 from .trace.paths import Traced
@@ -127,7 +127,7 @@ class Examiner(Protocol):
 @contextmanager
 def without_modes() -> Iterator[None]:
     """What runs in here is not the model's: no mode sees it, ours or another's."""
-    modes = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+    modes = [_pop_mode() for _ in range(_len_torch_dispatch_stack())]
     try:
         yield
     finally:
@@ -135,8 +135,8 @@ def without_modes() -> Iterator[None]:
             _push_mode(mode)
 
 
-class Aside:
-    """What :func:`aside` gives. No generator, since every call that is measured enters one."""
+class without_autograd_and_modes:  # noqa: N801 - it is used as a function
+    """Run a block without autograd, autocast and modes. Not a generator: every call that is measured enters one of these."""
 
     __slots__ = ("autocast", "graph", "modes")
 
@@ -146,8 +146,8 @@ class Aside:
 
     def __enter__(self) -> None:
         self.graph = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-        self.modes = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+        _set_grad_enabled(False)
+        self.modes = [_pop_mode() for _ in range(_len_torch_dispatch_stack())]
         if self.autocast is not None:
             self.autocast.__enter__()
 
@@ -156,9 +156,4 @@ class Aside:
             self.autocast.__exit__(*error)
         for mode in reversed(self.modes):
             _push_mode(mode)
-        torch._C._set_grad_enabled(self.graph)
-
-
-def aside(device: str) -> Aside:
-    """Run beside the model: no graph, no autocast, no mode."""
-    return Aside(device)
+        _set_grad_enabled(self.graph)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
+from .._torch_private import _current_graph_task_id
 from ..kernels.contract import is_recording
 
 KINDS = ("training", "all")
@@ -48,7 +48,7 @@ class Passes:
     def take(self, module: nn.Module, name: str) -> list[str] | None:
         """None where the pass that begins with this module does not count; else the modules whose passes before it do not."""
         self.seen += 1
-        again = torch._C._current_graph_task_id() != -1  # a checkpoint, computed again in a backward
+        again = _current_graph_task_id() != -1  # a checkpoint, computed again in a backward
         worse: list[str] = []
         if self.kind != "all" and not again:
             grade = (1 + module.training) * is_recording()

@@ -14,74 +14,51 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..contract import Gradients, Measured, Problem, Upstream, Wants, measuring_dtype, unrounded
-from .block import Block, dropout_tile
-from .plan import LOWEST, Heads, Plan, Tile, narrow, split_heads
+from ..contract import Gradients, NeedsGrad, Problem, Results, Upstream, measuring_dtype, unrounded
+from .additive import block_of
+from .block import HeadBlock, dropout_tile
+from .plan import LOWEST, Plan, Tile, narrow, split_heads
 
 
-def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants) -> Gradients:
-    plan = Plan(problem)
-    query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
-    dtype = measuring_dtype(query.dtype)
+def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
+    plan, mask = Plan(problem), problem.mask
 
-    def room(wanted: bool, like: Tensor | None, kind: torch.dtype | None = None) -> Tensor:
-        if not wanted or like is None:
-            return query.new_empty(0)
-        return torch.zeros(like.shape, dtype=kind or like.dtype, device=like.device)
+    def start(name: str) -> Tensor:
+        like = getattr(problem, name)
+        if like is None or not getattr(needs_grad, name):
+            return problem.query.new_empty(0)
+        # a mask's gradient is summed over what it repeats before it is rounded
+        dtype = measuring_dtype(problem.query.dtype) if name == "mask" else like.dtype
+        return torch.zeros(like.shape, dtype=dtype, device=like.device)
 
-    result = Gradients(
-        query=room(wants.query, query),
-        key=room(wants.key, key),
-        value=room(wants.value, value),
-        mask=room(wants.mask, mask, dtype),
-        gain=room(wants.gain, problem.gain),
-    )
+    result = Gradients(*map(start, Gradients._fields))
     for heads in plan.head_blocks():
-        block = Block(problem, plan, heads)
-        dkey = torch.zeros_like(block.key) if wants.key else None
-        dvalue = torch.zeros_like(block.value) if wants.value and block.value is not None else None
+        block = block_of(problem, plan, heads)
+        gradients = block.gradients(needs_grad)
+        dvalue = torch.zeros_like(block.value) if needs_grad.value and block.value is not None else None
         for rows in plan.row_tiles():
             tile = RowTile(block, rows, saved, upstream)
-            dquery = torch.zeros_like(tile.query)
+            gradients.begin(tile.query, tile.gain)
             for keys in plan.key_tiles(rows):
                 p, dz = tile.dz(keys, result.mask)
                 if dvalue is not None and tile.g_output is not None:
                     dvalue[:, keys].baddbmm_(p.mT, tile.g_output)
-                if dkey is not None:
-                    dkey[:, keys].baddbmm_(dz.mT, tile.gained, alpha=problem.scale)
-                if wants.query or wants.gain:
-                    dquery.baddbmm_(dz, block.key[:, keys])
-            _write_query(block, rows, dquery, result)
-        if dkey is not None:
-            _by_group(result.key, heads).copy_(dkey.view_as(_by_group(result.key, heads)))
+                gradients.add(keys, dz)
+            gradients.write_rows(rows, result)
+        gradients.write(result)
         if dvalue is not None:
-            _by_group(result.value, heads).copy_(dvalue.view_as(_by_group(result.value, heads)))
-    if wants.mask and mask is not None:
+            block.write_group(result.value, dvalue)
+    if needs_grad.mask and mask is not None:
         result = result._replace(mask=result.mask.to(mask.dtype))
     return result
-
-
-def _by_group(tensor: Tensor, heads: Heads) -> Tensor:
-    return tensor[heads.batch, heads.group]
-
-
-def _write_query(block: Block, rows: slice, raw: Tensor, result: Gradients) -> None:
-    """raw = dz K; the chain through scale and gain gives d(query) = scale · gain · raw and d(gain) = scale · query · raw."""
-    query, gain = block.rows(rows)
-    raw.mul_(block.scale)  # [C, M, E]
-    if result.gain.numel():
-        block.view(result.gain)[:, :, rows] = block.unfold((raw * query).sum(-1))
-    if result.query.numel():
-        block.view(result.query)[:, :, rows] = block.unfold(raw if gain is None else raw.mul_(gain))
 
 
 class RowTile:
     """What a tile of rows needs to turn each tile of keys into dz. Row vectors are [C, M, 1]."""
 
-    def __init__(self, block: Block, rows: slice, saved: Measured, upstream: Upstream) -> None:
+    def __init__(self, block: HeadBlock, rows: slice, saved: Results, upstream: Upstream) -> None:
         self.block, self.rows = block, rows
         self.query, self.gain = block.rows(rows)  # [C, M, E]
-        self.gained = self.query if self.gain is None else self.query * self.gain
 
         def row(tensor: Tensor) -> Tensor:
             return block.part(tensor, rows).flatten(1, 2).unsqueeze(-1)

@@ -1,18 +1,19 @@
-"""Block: the heads in hand, in the dtype they are measured in, with the buffers their tiles are computed in."""
+"""HeadBlock: some heads, in the dtype they are measured in, with their scores tile by tile; and the gradients of those scores."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..contract import Problem, measuring_dtype
+from ..contract import Gradients, NeedsGrad, Problem, measuring_dtype
 from .plan import FLOOR, Heads, Plan, Tile
 
 
-class Block:
+class HeadBlock:
     """A block of C key/value heads, each with `repeat` query heads. Tensors are [C, ...]; rows of repeats are side by side."""
 
     def __init__(self, problem: Problem, plan: Plan, heads: Heads) -> None:
@@ -29,6 +30,15 @@ class Block:
         self._buffers: dict[tuple[str | int, ...], Tensor] = {}
         self._packed: dict[int, Tensor] = {}
         self._shallow = self.query.device.type == "cpu" and 2 * self._largest_score() < -FLOOR[self.dtype]
+
+    def gradients(self, needs_grad: NeedsGrad) -> ScoreGradients:
+        """Where the gradients of this block's scores are summed."""
+        return DotGradients(self, needs_grad)
+
+    def write_group(self, into: Tensor, found: Tensor) -> None:
+        """Store what was found for this block's key/value heads, [C, Lk, ...], in a (B, G, Lk, ...) tensor."""
+        part = into[self.heads.batch, self.heads.group]
+        part.copy_(found.reshape(part.shape))
 
     def _groups(self, tensor: Tensor) -> Tensor:
         return tensor[self.heads.batch, self.heads.group].to(self.dtype).contiguous().flatten(0, 1)
@@ -150,10 +160,56 @@ class Block:
         return (entries, self.heads.group.stop - self.heads.group.start, self.plan.repeat, rows.stop - rows.start)
 
 
-def dropout_tile(block: Block, rows: slice, keys: slice, like: Tensor) -> Tensor:
+def dropout_tile(block: HeadBlock, rows: slice, keys: slice, like: Tensor) -> Tensor:
     """0 or 1/(1-p), the same for a tile whenever it is drawn with the same seed."""
     plan, first = block.plan, block.heads.flat.start
     place = (first * (plan.rows + 1) + rows.start) * (plan.keys + 1) + keys.start
     generator = torch.Generator(device=like.device).manual_seed((block.seed + place) & (2**63 - 1))
     kept = block.buffer("kept", like.shape).bernoulli_(1 - block.dropout, generator=generator)
     return kept.div_(1 - block.dropout) if block.dropout < 1 else kept
+
+
+class ScoreGradients(Protocol):
+    """Sums up what the dz of each tile gives to the inputs of the scores."""
+
+    def begin(self, query: Tensor, gain: Tensor | None) -> None:
+        """Go to the next tile of rows: its queries, [C, M, E], and their gain, [C, M, 1]."""
+
+    def add(self, keys: slice, dz: Tensor) -> None:
+        """Add a tile of keys; dz is [C, M, N]."""
+
+    def write_rows(self, rows: slice, result: Gradients) -> None:
+        """Store what belongs to the tile of rows."""
+
+    def write(self, result: Gradients) -> None:
+        """Store what belongs to the block."""
+
+
+class DotGradients:
+    """Of a dot product: dq = scale · gain · dz K, dk = scale · dzᵀ (gain · q), d(gain) = scale · q · (dz K)."""
+
+    def __init__(self, block: HeadBlock, needs_grad: NeedsGrad) -> None:
+        self.block, self.rows = block, needs_grad.query or needs_grad.gain
+        self.dkey = torch.zeros_like(block.key) if needs_grad.key else None
+
+    def begin(self, query: Tensor, gain: Tensor | None) -> None:
+        self.query, self.gain = query, gain
+        self.gained = query if gain is None else query * gain
+        self.raw = torch.zeros_like(query)  # dz K
+
+    def add(self, keys: slice, dz: Tensor) -> None:
+        if self.dkey is not None:
+            self.dkey[:, keys].baddbmm_(dz.mT, self.gained, alpha=self.block.scale)
+        if self.rows:
+            self.raw.baddbmm_(dz, self.block.key[:, keys])
+
+    def write_rows(self, rows: slice, result: Gradients) -> None:
+        block, raw = self.block, self.raw.mul_(self.block.scale)
+        if result.gain.numel():
+            block.view(result.gain)[:, :, rows] = block.unfold((raw * self.query).sum(-1))
+        if result.query.numel():
+            block.view(result.query)[:, :, rows] = block.unfold(raw if self.gain is None else raw.mul_(self.gain))
+
+    def write(self, result: Gradients) -> None:
+        if self.dkey is not None:
+            self.block.write_group(result.key, self.dkey)

@@ -15,44 +15,40 @@ import torch
 from torch import Tensor
 
 from ...vitals import rounding_of_sum
-from ..contract import ARGMAX_BIT, BIT, Measured, Problem, room, rounded_off
-from .block import Block, dropout_tile
+from ..contract import ARGMAX_BIT, BIT, Problem, Results, empty_results, rounded_off
+from .additive import block_of
+from .block import HeadBlock, dropout_tile
 from .plan import Plan, Tile
 
 SLACK = 20.0
 
 
-def forward(problem: Problem, signs: int) -> Measured:
+def forward(problem: Problem, sign_bits: int) -> Results:
     plan = Plan(problem)
-    result = room(problem, signs)
-    if problem.mask is None and signs & BIT["visible"]:
-        result.visible.copy_(plan.visible(problem.query.device).expand(result.visible.shape))
+    results = empty_results(problem, sign_bits)
+    if problem.mask is None and sign_bits & BIT["visible"]:
+        results.visible.copy_(plan.visible(problem.query.device).expand(results.visible.shape))
 
     for heads in plan.head_blocks():
-        block = Block(problem, plan, heads)
-        part = views(result, block)
+        block = block_of(problem, plan, heads)
+        part = Results(*(block.view(t) if t.dim() > 1 else t for t in results))  # (C, R, Lq, ...)
         for rows in plan.row_tiles():
-            state = Rows(block, rows, signs)
-            state.see_all()
-            state.write(part)
-    return result
+            sums = RowSums(block, rows, sign_bits)
+            sums.add_all()
+            sums.write(part)
+    return results
 
 
-def views(result: Measured, block: Block) -> Measured:
-    """The part of each result that belongs to a block of heads, as (C, R, Lq, ...)."""
-    return Measured(*(block.view(t) if t.dim() > 1 else t for t in result))
-
-
-class Rows:
+class RowSums:
     """The sums of a tile of rows of a block of heads, one [C, M] slot per tile of keys, with M = repeat × rows.
 
     Slots, and views made ahead, because on a CPU the small steps between the large ones are what a tile pays for.
     """
 
-    def __init__(self, block: Block, rows: slice, signs: int) -> None:
+    def __init__(self, block: HeadBlock, rows: slice, sign_bits: int) -> None:
         self.block, self.rows = block, rows
-        self.moments = bool(signs & (BIT["mean"] | BIT["variance"]))
-        self.entropy, self.p2 = bool(signs & BIT["entropy"]), bool(signs & BIT["p2"])
+        self.moments = bool(sign_bits & (BIT["mean"] | BIT["variance"]))
+        self.entropy, self.p2 = bool(sign_bits & BIT["entropy"]), bool(sign_bits & BIT["p2"])
         self.query, self.gain = block.rows(rows)  # [C, M, E]
         self.tiles = list(block.plan.key_tiles(rows))
         shape = self.query.shape[:2]
@@ -66,22 +62,22 @@ class Rows:
         if self.moments:
             # keys seen; those of them whose logit is not -inf, and the mean and summed squares of these
             self.count, self.met, self.mean, self.squares = self.query.new_zeros((4, *shape))
-        self.argmax = torch.full(shape, -1, device=self.query.device) if signs & ARGMAX_BIT else None
+        self.argmax = torch.full(shape, -1, device=self.query.device) if sign_bits & ARGMAX_BIT else None
         self.best = self.reference  # the running peak, where the arg-max is followed
         self.output = None if block.value is None else new((*shape, block.value.shape[-1])).zero_()
 
-    def see_all(self) -> None:
+    def add_all(self) -> None:
         for t, keys in enumerate(self.tiles):
-            self._see(t, keys)
+            self._add(t, keys)
 
-    def _see(self, t: int, keys: slice) -> None:
+    def _add(self, t: int, keys: slice) -> None:
         """Take in one tile of keys."""
         block = self.block
         tile = block.plan.tile(block.heads, self.rows, keys, self.query.dtype, self.query.device)
         z = block.scores(self.query, self.gain, keys)  # [C, M, N]
         block.apply_mask(z, tile)
         if self.moments:
-            self._see_moments(z, tile)
+            self._add_moments(z, tile)
         peak = torch.amax(z, -1, out=self.peaks[t])
         if self.argmax is not None:
             # a later tile wins only when strictly larger, so ties go to the lowest key; NaN wins as in torch.max
@@ -132,7 +128,7 @@ class Rows:
         self.reference, self.finite_reference = reference, finite.unsqueeze(-1)
         self.limit = reference + SLACK
 
-    def _see_moments(self, z: Tensor, tile: Tile) -> None:
+    def _add_moments(self, z: Tensor, tile: Tile) -> None:
         """Chan's update with the tile's own mean, so that no shift of the logits can cancel the variance.
 
         A key that is seen with a logit of -inf is counted, and adds nothing.
@@ -161,38 +157,38 @@ class Rows:
         self.mean = self.mean + torch.where(step.isfinite(), step * share, mean)  # inf stays inf
         self.met, self.count = total, self.count + count
 
-    def write(self, result: Measured) -> None:
+    def write(self, results: Results) -> None:
         """Finish the sums and store them."""
         l, a, norm = self._sums(len(self.tiles))
         peak = self.slots[0].amax(0) if self.tiles else self.reference
         l = l.masked_fill(peak == float("-inf"), 1.0)
         log_l = l.log()
         endless = peak == float("inf")  # inf / inf: the weights are NaN, the largest logit and lse are not
-        self._store(result.lse, (self.reference + log_l).masked_fill_(endless, float("inf")))
+        self._store(results.lse, (self.reference + log_l).masked_fill_(endless, float("inf")))
         low = rounding_of_sum(self.finite_reference.squeeze(-1), log_l)
-        self._store(result.lse_low, low.masked_fill_(endless, 0.0))
-        self._store(result.peak, peak)
+        self._store(results.lse_low, low.masked_fill_(endless, 0.0))
+        self._store(results.peak, peak)
         if self.entropy:
-            self._store(result.entropy, log_l - a / l)
+            self._store(results.entropy, log_l - a / l)
         if self.p2:
-            self._store(result.p2, (norm / l).square_())
+            self._store(results.p2, (norm / l).square_())
         if self.argmax is not None:
-            self._store(result.argmax, self.argmax)
+            self._store(results.argmax, self.argmax)
         if self.moments:
             count = self.count.clamp(min=1)
             mean = self.mean * (self.met / count)
             off = (self.met * (self.mean - mean).square()).masked_fill(self.met == self.count, 0.0)
-            self._store(result.mean, mean)
-            self._store(result.variance, (self.squares + off) / count)
+            self._store(results.mean, mean)
+            self._store(results.variance, (self.squares + off) / count)
             if self.block.mask is not None:
-                self._store(result.visible, self.count)
-        elif self.block.mask is not None and result.visible.numel():
-            self._store(result.visible, self.block.count_visible(self.rows))
+                self._store(results.visible, self.count)
+        elif self.block.mask is not None and results.visible.numel():
+            self._store(results.visible, self.block.count_visible(self.rows))
         if self.output is not None:
             output = self.output.div_(l.unsqueeze(-1))
-            self._store(result.output, output)
-            if result.output_low.numel():
-                self._store(result.output_low, rounded_off(output, output.to(result.output.dtype)))
+            self._store(results.output, output)
+            if results.output_low.numel():
+                self._store(results.output_low, rounded_off(output, output.to(results.output.dtype)))
 
     def _store(self, into: Tensor, rows: Tensor) -> None:
         if into.numel():

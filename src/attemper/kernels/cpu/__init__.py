@@ -1,4 +1,13 @@
-"""cpu: attention in C, with every sign from the same pass; AMX tiles, AVX-512, AVX2 or portable vectors, on torch's threads."""
+"""cpu: attention in C, with every sign from the same pass; AMX tiles, AVX-512, AVX2 or portable vectors, on torch's threads.
+
+__init__.py   forward and backward: tensors become addresses and strides, one packed call
+native.py     finds and loads the library; the layout of a packed call
+c/            native.c and plain.c: the entries; call.h: a packed call; fold.c: rows summed by head
+c/variants/   one file per instruction set and precision; each compiles c/kernel/kernel.h
+c/kernel/     the passes: forward, decode (few rows), backward, and the sums of a row
+c/blocks/     what the passes are built of: vectors, dtypes, packing, products, threads
+summary.py    the rows of a call summed by head, for a watch
+"""
 
 from __future__ import annotations
 
@@ -8,89 +17,102 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..contract import Gradients, Measured, Problem, Upstream, Wants, bare_room, measuring_dtype, room
-from . import native
-from . import summary as fold
+from ..contract import (
+    Gradients,
+    NeedsGrad,
+    Problem,
+    Results,
+    Upstream,
+    bare_results,
+    empty_results,
+    measuring_dtype,
+)
+from . import native, summary
 from .native import variant
 
-__all__ = ["backward", "bare_backward", "bare_forward", "fold", "forward", "plain_forward", "variant"]
+__all__ = ["backward", "bare_backward", "bare_forward", "forward", "plain_forward", "summary", "variant"]
 
-# the fields of Call that a forward does not have: g_output, upstream, wants, five gradients, the mask's steps; one part
+assert Results._fields[2:] == tuple(name for name, *_ in native.RowsLayout._fields_)
+
+# the fields that a forward does not need: g_output, upstream, needs_grad, five gradients, the mask's steps; and one part
 _NO_BACKWARD = (*native.NOWHERE, *native.NO_ROWS, 0, 0, 0, 0, 0, 0, *(0,) * 4, 0, 1)
 _NO_STEPS = (0,) * 5
 _CAUSAL = {False: 0, True: 1, "lower_right": 2}  # as plain.c counts them
 
 
-def forward(problem: Problem, signs: int) -> Measured:
-    return _measure(problem, signs, room(problem, signs))
+def forward(problem: Problem, sign_bits: int) -> Results:
+    return _write(problem, sign_bits, empty_results(problem, sign_bits))
 
 
-def bare_forward(problem: Problem, signs: int, saved: bool = False) -> Measured:
-    """`forward` for a caller that is no op: see `bare_room`."""
-    value = problem.value
-    return _measure(problem, signs, bare_room(problem.query, None if value is None else value.shape[3], signs, saved))
+def bare_forward(problem: Problem, sign_bits: int, saved: bool = False) -> Results:
+    """`forward` for a caller that is no op: see `bare_results`."""
+    value_dim = None if problem.value is None else problem.value.shape[3]
+    return _write(problem, sign_bits, bare_results(problem.query, value_dim, sign_bits, saved))
 
 
 def plain_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    signs: int,
+    sign_bits: int,
     grouped: bool,
     causal: bool | str,
     window: int | None,
     scale: float | None,
     softcap: float | None,
-) -> Measured | None:
-    """`bare_forward` of plain tensors that nobody has checked: the library reads them. None where it is not sure of them."""
+) -> Results | None:
+    """`bare_forward` of plain tensors that were not checked: the library reads them. None where they may not be valid."""
     if query.dim() != 4 or not (dim := query.shape[3]):
         return None
-    measured = bare_room(query, dim, signs, saved=False)
-    rows = native.ROWS.pack(*[0 if tensor is None else tensor.data_ptr() for tensor in measured[2:]]) if signs else None
+    results = bare_results(query, dim, sign_bits, saved=False)
+    rows = None
+    if sign_bits:
+        rows = native.pack_rows(*[0 if tensor is None else tensor.data_ptr() for tensor in results[2:]])
     scale = dim**-0.5 if scale is None else scale
-    how = (signs, grouped, _CAUSAL[causal], window or 0, scale, softcap or 0.0)
-    failed = native.plain_forward(query, key, value, measured.output.data_ptr(), rows, *how)
+    how = (sign_bits, grouped, _CAUSAL[causal], window or 0, scale, softcap or 0.0)
+    failed = native.plain_forward(query, key, value, results.output.data_ptr(), rows, *how)
     if failed == native.NOT_PLAIN:
         return None
     native.check("forward", failed)
-    return measured
+    return results
 
 
-def _measure(problem: Problem, signs: int, measured: Measured) -> Measured:
+def _write(problem: Problem, sign_bits: int, results: Results) -> Results:
+    """Run a forward that writes its results there."""
     problem = _readable(problem)
-    # what `room` gives has no address where it is empty
-    results = [0 if tensor is None else tensor.data_ptr() for tensor in measured]
-    native.run(
-        "forward", native.pack(*_problem(problem, signs), *results, *_NO_BACKWARD, *native.how(), *_reals(problem))
-    )
-    return measured
+    # an empty tensor has no address: 0
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in results]
+    packed = native.pack(*_problem(problem, sign_bits), *addresses, *_NO_BACKWARD, *native.how(), *_reals(problem))
+    native.run("forward", packed)
+    return results
 
 
-def backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants) -> Gradients:
+def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
     there: Any = [tensor if tensor.numel() else None for tensor in saved]
-    found = bare_backward(problem, Measured(*there), upstream, wants)
+    found = bare_backward(problem, Results(*there), upstream, needs_grad)
     return Gradients(*(problem.query.new_empty(0) if gradient is None else gradient for gradient in found))
 
 
-def bare_backward(problem: Problem, saved: Measured, upstream: Upstream, wants: Wants) -> Gradients:
-    """`backward` for a caller that is no op: None where no gradient is wanted."""
+def bare_backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
+    """`backward` for a caller that is no op: None where no gradient is needed."""
     asked, problem = problem.mask, _readable(problem)
     query, key, value, mask, gain = problem[:5]
     wide = measuring_dtype(query.dtype)
     _check_saved(problem, saved, wide)
-    bits = wants[0] | wants[1] << 1 | wants[2] << 2 | wants[3] << 3 | wants[4] << 4
+    query_bit, key_bit, value_bit, mask_bit, gain_bit, _ = needs_grad
+    bits = query_bit | key_bit << 1 | value_bit << 2 | mask_bit << 3 | gain_bit << 4  # GRAD_… of call.h
     dmask: Any = None
     steps: tuple[int, ...] = _NO_STEPS
-    if wants.mask and mask is not None:
-        dmask, parts, more = _mask_room(mask, problem, wide)
+    if needs_grad.mask and mask is not None:
+        dmask, parts, more = _empty_mask_gradient(mask, problem, wide)
         steps, bits = _mask_steps(dmask), bits | more
     else:
         parts = _parts(problem, key.shape[0] * key.shape[1])
     results: list[Any] = [
-        _like(query) if wants.query else None,
-        _like(key) if wants.key else None,
-        _like(value) if wants.value and value is not None else None,
-        _like(gain) if wants.gain and gain is not None else None,
+        _like(query) if needs_grad.query else None,
+        _like(key) if needs_grad.key else None,
+        _like(value) if needs_grad.value and value is not None else None,
+        _like(gain) if needs_grad.gain and gain is not None else None,
         dmask,
     ]
     # addresses are taken below: what they point to lives until the call ends
@@ -113,11 +135,11 @@ def bare_backward(problem: Problem, saved: Measured, upstream: Upstream, wants: 
     native.run("backward", packed)
     d_query, d_key, d_value, d_gain, _ = results
     d_mask: Any = None if dmask is None or asked is None else dmask.sum(0).to(asked.dtype)
-    return Gradients(d_query, d_key, d_value, d_mask, d_gain)
+    return Gradients(d_query, d_key, d_value, d_mask, d_gain, None)  # type: ignore[arg-type]
 
 
-def _check_saved(problem: Problem, saved: Measured, wide: torch.dtype) -> None:
-    """What waited for a backward may come back changed, by `.data =` or a hook; the library reads it by address."""
+def _check_saved(problem: Problem, saved: Results, wide: torch.dtype) -> None:
+    """What was saved for a backward may have been changed, by `.data =` or a hook; the library reads it by address."""
     query, key, value, mask, gain = problem[:5]
     batch, heads, rows, dim = query.shape
     full, real = (batch, heads, rows), query.dtype
@@ -144,8 +166,8 @@ def _like(tensor: Tensor) -> Any:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def _mask_room(mask: Tensor, problem: Problem, wide: torch.dtype) -> tuple[Tensor, int, int]:
-    """Zeros for the gradient of a mask, those for each part of the keys; how many parts; the bits of `wants` that say how."""
+def _empty_mask_gradient(mask: Tensor, problem: Problem, wide: torch.dtype) -> tuple[Tensor, int, int]:
+    """Zeros for the gradient of a mask, those for each part of the keys; how many parts; the bits that say how to add them up."""
     batch, groups = problem.key.shape[:2]
     apart = _writers(mask, problem)
     parts = _parts(problem, apart[0] * apart[1])
@@ -185,8 +207,8 @@ def _readable(problem: Problem) -> Problem:
     return problem._replace(mask=mask.to(torch.float32))
 
 
-def _problem(problem: Problem, signs: int) -> tuple[int, ...]:
-    query, key, value, mask, gain, seed, _, left, right, _, _ = problem
+def _problem(problem: Problem, sign_bits: int) -> tuple[int, ...]:
+    query, key, value, mask, gain, _, seed, _, left, right, _, _ = problem
     batch, heads, rows, dim = query.shape
     _, groups, keys, _ = key.shape
     return (
@@ -202,7 +224,7 @@ def _problem(problem: Problem, signs: int) -> tuple[int, ...]:
         native.NO_MASK if mask is None else native.DTYPES[mask.dtype],
         native.UNBOUND if left is None else left,
         native.UNBOUND if right is None else right,
-        signs,
+        sign_bits,
         0 if seed is None else int(seed),
     )
 

@@ -1,4 +1,4 @@
-"""native: finds and loads the compiled library, and packs one call for it.
+"""native: finds and loads the compiled library, compares its structures with ours, and packs calls for it.
 
 The library is plain C with no link to Python or torch. It borrows torch's threads through `torch_parallel_for`, which
 libtorch_cpu exports, so there is one thread pool in the process and `torch.set_num_threads` governs both.
@@ -26,19 +26,80 @@ POISON = "ATTEMPER_CPU_POISON"
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4}
 NO_MASK = 5
-MASK_WIDE, MASK_BY_BATCHES, MASK_BY_GROUPS = 32, 64, 128  # WANT_MASK_… of call.h
-UNBOUND = 1 << 40
+MASK_WIDE, MASK_BY_BATCHES, MASK_BY_GROUPS = 32, 64, 128  # GRAD_MASK_… of call.h
 NO_MEMORY, NOT_PLAIN = 1, 4  # of call.h
 
-# the fields of Call in call.h: everything is 8 bytes
-_STRIDED, _ROWS = 5, 9
-_WHOLE = 5 * _STRIDED + 7 + 2 + 2 + 2 + 2 + _ROWS + _STRIDED + _ROWS + 1 + 3 + 2 + 5 + 1 + 3
-LAYOUT = struct.Struct(f"={_WHOLE}q3d")
-ROWS = struct.Struct(f"={_ROWS}q")  # of Rows in call.h
-FOLD = struct.Struct("=18qd")  # of Fold in fold.c
+_INT = ctypes.c_int64  # addresses too: every field has 8 bytes
 
-NOWHERE = (0,) * _STRIDED
-NO_ROWS = (0,) * _ROWS
+
+def _ints(names: str) -> list[tuple[str, Any]]:
+    return [(name, _INT) for name in names.split()]
+
+
+class StridedLayout(ctypes.Structure):
+    """``Strided`` of call.h: the address of a tensor and its strides."""
+
+    _fields_ = [("at", _INT), ("step", _INT * 4)]
+
+
+class RowsLayout(ctypes.Structure):
+    """``Rows`` of call.h: the addresses of the results that have one number per row."""
+
+    _fields_ = _ints("argmax lse_low visible mean variance peak lse entropy p2")
+
+
+class CallLayout(ctypes.Structure):
+    """``Call`` of call.h: everything that a forward or backward is given."""
+
+    _fields_ = [
+        *[(name, StridedLayout) for name in ("query", "key", "value", "mask", "gain")],
+        *_ints(
+            "batch heads groups rows keys dim value_dim dtype mask_dtype left right sign_bits seed output output_low"
+        ),
+        ("measured", RowsLayout),
+        ("g_output", StridedLayout),
+        ("upstream", RowsLayout),
+        *_ints("needs_grad d_query d_key d_value d_gain d_mask"),
+        ("d_mask_step", _INT * 4),
+        *_ints("d_mask_part parts parallel threads poison"),
+        *[(name, ctypes.c_double) for name in ("scale", "softcap", "dropout")],
+    ]
+
+
+class FoldLayout(ctypes.Structure):
+    """``Fold`` of fold.c: the signs of a call, and where their sums go."""
+
+    _fields_ = [
+        *_ints("visible mean variance peak lse entropy p2 lse_low keep"),
+        ("keep_step", _INT * 3),
+        *_ints("batch heads rows sums peaks saturable_keys"),
+        ("saturated_weight", ctypes.c_double),
+    ]
+
+
+class _Field(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("offset", _INT)]
+
+
+def _packer(layout: type[ctypes.Structure]) -> struct.Struct:
+    """Packs the numbers of a structure in order, several times faster than its fields can be set."""
+    codes = ("d" if kind is ctypes.c_double else "q" * (ctypes.sizeof(kind) // 8) for _, kind in layout._fields_)  # type: ignore[misc]
+    return struct.Struct("=" + "".join(codes))
+
+
+def _agrees(library: ctypes.CDLL, name: str, layout: type[ctypes.Structure]) -> bool:
+    """Whether the library has the same structure: each field by name and offset, and the size."""
+    ours: list[tuple[bytes | None, int]] = [
+        (field[0].encode(), getattr(layout, field[0]).offset) for field in layout._fields_
+    ]
+    ours.append((None, ctypes.sizeof(layout)))
+    theirs = (_Field * len(ours)).in_dll(library, f"attemper_{name}_fields")
+    # one by one: a shorter list of theirs ends with NULL, which is none of our names, and nothing is read behind it
+    return all((field.name, field.offset) == ours[i] for i, field in enumerate(theirs))
+
+
+NOWHERE = (0,) * 5  # a Strided that is not there
+NO_ROWS = (0,) * len(RowsLayout._fields_)
 
 
 def _find() -> Path | None:
@@ -55,9 +116,10 @@ def _load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError:
         raise KernelUnavailable("does not load here: its library was built for another system") from None
-    names = ("call_size", "fold_size", "back_keys", "best", "forward", "backward", "fold", "bind", "plain_forward")
-    there = all(hasattr(library, f"attemper_{name}") for name in names)
-    if not there or (library.attemper_call_size(), library.attemper_fold_size()) != (LAYOUT.size, FOLD.size):
+    layouts = {"call": CallLayout, "rows": RowsLayout, "fold": FoldLayout}
+    names = ("back_keys", "unbound", "fold_columns", "best", "forward", "backward", "fold", "bind", "plain_forward")
+    there = all(hasattr(library, f"attemper_{name}") for name in (*names, *(f"{name}_fields" for name in layouts)))
+    if not there or not all(_agrees(library, name, layout) for name, layout in layouts.items()):
         raise KernelUnavailable("was built from other sources: install attemper again")
     return library
 
@@ -85,11 +147,18 @@ def _variant(best: int) -> int:
     return VARIANTS.index(asked)
 
 
+def _poison() -> int:
+    """Whether workspaces are filled with NaN before they are used."""
+    return int(os.environ.get(POISON, "0") not in ("", "0"))
+
+
 _library = _load()
 _PARALLEL = _parallel()
 _VARIANT = _variant(_library.attemper_best())
-_POISON = int(os.environ.get(POISON, "0") not in ("", "0"))
-BACK_KEYS: int = _library.attemper_back_keys()
+_POISON = _poison()
+BACK_KEYS, UNBOUND, FOLD_COLUMNS = (
+    _INT.in_dll(_library, f"attemper_{name}").value for name in ("back_keys", "unbound", "fold_columns")
+)
 variant = VARIANTS[_VARIANT]
 
 _RUN = {"forward": _library.attemper_forward, "backward": _library.attemper_backward}
@@ -143,8 +212,11 @@ def strided(tensor: Tensor | None) -> tuple[int, ...]:
     return (tensor.data_ptr(), *steps, *(0,) * (4 - len(steps)))
 
 
-pack = LAYOUT.pack
-"""One call for `run`: every field of Call."""
+pack = _packer(CallLayout).pack
+"""One call for `run`: every field of CallLayout, in order."""
+
+pack_rows = _packer(RowsLayout).pack
+_pack_fold = _packer(FoldLayout).pack
 
 
 def how() -> tuple[int, int, int]:
@@ -169,6 +241,6 @@ def check(name: str, failed: int) -> None:
     )
 
 
-def fold(integers: tuple[int, ...], weight: float) -> None:
-    """Pack the signs of a call and sum them up by head; every integer of Fold, then the weight that counts as saturated."""
-    _library.attemper_fold(FOLD.pack(*integers, weight))
+def fold(*fields: float) -> None:
+    """Sum the signs of a call by head: every field of FoldLayout, in order."""
+    _library.attemper_fold(_pack_fold(*fields))

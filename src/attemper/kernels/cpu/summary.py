@@ -1,11 +1,10 @@
-"""fold: the rows of a call into the sums of a HeadSummary, in one pass over them; heads.py is the definition."""
+"""by_head: the rows of a call summed by head in one pass of C; heads.py has the definition."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ...heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary
 from ...vitals import SIGNS, Vitals
 from . import native
 
@@ -22,23 +21,26 @@ def serves(vitals: Vitals) -> bool:
     )
 
 
-def by_head(vitals: Vitals, keep: Tensor | None) -> HeadSummary:
-    """``vitals.by_head(keep)`` to rounding, for vitals that this serves.
+def by_head(vitals: Vitals, keep: Tensor | None, saturable_keys: int, saturated_weight: float) -> tuple[Tensor, Tensor]:
+    """The sums of each head, (H, columns) as in ``heads.COLUMNS``, and its peak, (H,), of vitals that this serves.
 
     Args:
         vitals: all signs of one call, ``(B, H, Lq)``.
         keep: boolean, broadcastable to ``(B, H, Lq)``; False leaves a row out.
+        saturable_keys: how many keys a row must see to be counted as saturated.
+        saturated_weight: the top weight above which it is.
     """
     batch, heads, rows = vitals.lse.shape
-    # sums and peaks beside each other: a small block fewer among the activations of a pass
-    found = torch.empty(heads * (len(COLUMNS) + 1), dtype=torch.float64, device="cpu")
+    # sums and peaks in one block of memory: one small allocation fewer among the activations of a pass
+    found = torch.empty(heads * (native.FOLD_COLUMNS + 1), dtype=torch.float64, device="cpu")
     sums, peaks = found[heads:].view(heads, -1), found[:heads]
     kept: tuple[int, ...] = (0, 0, 0, 0)
     if keep is not None:
         keep = keep.expand(batch, heads, rows)
         kept = (keep.data_ptr(), *keep.stride())
-    places = [getattr(vitals, name).data_ptr() for name in SIGNS]
-    places.append(0 if vitals._lse_low is None else vitals._lse_low.data_ptr())
-    sizes = (batch, heads, rows, sums.data_ptr(), peaks.data_ptr(), SATURABLE_KEYS)
-    native.fold((*places, *kept, *sizes), SATURATED_WEIGHT)
-    return HeadSummary((*COLUMNS, "peak"), sums, peaks)
+    addresses = [getattr(vitals, name).data_ptr() for name in SIGNS]
+    addresses.append(0 if vitals._lse_low is None else vitals._lse_low.data_ptr())
+    native.fold(
+        *addresses, *kept, batch, heads, rows, sums.data_ptr(), peaks.data_ptr(), saturable_keys, saturated_weight
+    )
+    return sums, peaks

@@ -14,8 +14,8 @@ from functools import cache
 from typing import Any
 
 from torch import Tensor
-from torch._ops import OpOverload
 
+from ..._torch_private import OpOverload
 from ..routes.handwritten.op_names import PRODUCTS, op_name
 from .attachment import Attachment, Mode
 from .running import Place, running

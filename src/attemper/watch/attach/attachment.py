@@ -13,16 +13,15 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils.hooks import RemovableHandle
 
+from ..._torch_private import HigherOrderOperator, TorchDispatchMode, _current_graph_task_id, _pop_mode, _push_mode
 from ...errors import AttemperError
 from ...heads import HeadSummary
 from ...operation.ops import FORWARD
 from ...vitals import Vitals
-from ..call import Call, aside
+from ..call import Call, without_autograd_and_modes
 from ..routes import attemper as own
 from ..routes import sdpa as fused
 from ..routes.handwritten.chain import Chain, shared
@@ -263,7 +262,7 @@ class Attachment:
     def begin(self, call: Call) -> Callable[[tuple[Frame, ...]], None]:
         """Measure a call; what is returned counts it, once it is certain to be attention."""
         # a forward inside a backward is a checkpoint computed again: its numbers are in, its gradients are still to come
-        again = torch._C._current_graph_task_id() != -1
+        again = _current_graph_task_id() != -1
         current = running.current
         if current is not None and current.interfaced is not None:
             call.facts = current.interfaced.complete(call.facts)
@@ -275,7 +274,7 @@ class Attachment:
         listeners = [listener for listener in self._hearing(current) if _name(listener, frames) is not None]
         found: list[tuple[HeadSummary | None, Any]] = [(None, None)] * len(listeners)
         try:
-            with aside(call.query.device.type):
+            with without_autograd_and_modes(call.query.device.type):
                 leave_padding_out(call)
                 if current is not None and current.trace is not None:
                     call.traced = current.trace.read(call)

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from ..._torch_private import DYNAMO_MODULE, DYNAMO_WRAPPER
+
 
 class Site:
     """Where a forward was called. A KeyboardInterrupt or a SystemExit ends it with no hook being told."""
@@ -22,7 +24,7 @@ class Site:
 def in_compiled() -> bool:
     """Whether a function that torch.compile made is calling. While somebody listens it runs what it was made from."""
     return any(
-        frame.f_code.co_name == "compile_wrapper" and frame.f_globals.get("__name__") == "torch._dynamo.eval_frame"
+        frame.f_code.co_name == DYNAMO_WRAPPER and frame.f_globals.get("__name__") == DYNAMO_MODULE
         for frame in _frames(sys._getframe(1))
     )
 

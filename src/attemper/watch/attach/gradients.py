@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from ..call import Call, aside
+from ..call import Call, without_autograd_and_modes
 
 COLUMNS = ("grad_q_count", "grad_q_square", "grad_q_median", "grad_k_count", "grad_k_square", "grad_k_median")
 
@@ -47,7 +47,7 @@ class Gradients:
             own = mine()
             if own is not None:
                 try:
-                    with aside(gradient.device.type):
+                    with without_autograd_and_modes(gradient.device.type):
                         own.add(place, gradient.detach().mT if flipped else gradient.detach(), batch, rows)
                 except RuntimeError as error:  # no memory left, for one: the backward goes on
                     own.failure = str(error)

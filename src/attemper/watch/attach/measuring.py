@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ... import kernels
-from ...attention import measure_aside
-from ...heads import HeadSummary
+from ...attention import measure_without_autograd_and_modes
+from ...heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary
 from ...vitals import Vitals
 from ..call import Call
 
@@ -36,7 +36,7 @@ def vitals_of(call: Call, signs: tuple[str, ...], kernel: str) -> Vitals:
     if call.vitals is not None:
         return call.vitals
     if call.logits is None:
-        return measure_aside(
+        return measure_without_autograd_and_modes(
             call.query,
             call.key,
             mask=call.mask,
@@ -50,7 +50,7 @@ def vitals_of(call: Call, signs: tuple[str, ...], kernel: str) -> Vitals:
     # no head dimension: what is added to nothing are the model's own logits
     logits = call.logits
     query, key = logits.new_empty(*logits.shape[:-1], 0), logits.new_empty(*logits.shape[:-2], logits.shape[-1], 0)
-    vitals = measure_aside(query, key, mask=logits, signs=signs, kernel=kernel)
+    vitals = measure_without_autograd_and_modes(query, key, mask=logits, signs=signs, kernel=kernel)
     if "visible" in signs and "lse" in signs:
         # a NaN hides nothing: the row of a model that diverges has to count
         vitals.visible = vitals.visible.masked_fill(vitals.lse.isnan(), logits.shape[-1])
@@ -59,9 +59,9 @@ def vitals_of(call: Call, signs: tuple[str, ...], kernel: str) -> Vitals:
 
 def by_head(vitals: Vitals, rows: Tensor | None) -> HeadSummary:
     """``vitals.by_head(rows)``, by the native library where it is there and serves them."""
-    if kernels.cpu_is_missing() is None and (native := kernels.load("cpu").fold).serves(vitals):
-        folded: HeadSummary = native.by_head(vitals, rows)
-        return folded
+    if kernels.cpu_is_missing() is None and (native := kernels.load("cpu").summary).serves(vitals):
+        sums, peaks = native.by_head(vitals, rows, SATURABLE_KEYS, SATURATED_WEIGHT)
+        return HeadSummary((*COLUMNS, "peak"), sums, peaks)
     return vitals.by_head(rows)
 
 

@@ -8,11 +8,16 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
+from ..._torch_private import (
+    TorchDispatchMode,
+    _get_dispatch_stack_at,
+    _len_torch_dispatch_stack,
+    _NormBase,
+    _pop_mode,
+    _push_mode,
+)
 from ..routes.handwritten.storages import address
 from ..routes.sequences import Sequences
 
@@ -136,8 +141,8 @@ class Pass:
 
     def rest(self) -> bool:
         """Step aside, unless a mode of the model's own lies above; whether nobody listens now."""
-        depth = torch._C._len_torch_dispatch_stack()
-        if self.listening and depth and torch._C._get_dispatch_stack_at(depth - 1) is self.mode:
+        depth = _len_torch_dispatch_stack()
+        if self.listening and depth and _get_dispatch_stack_at(depth - 1) is self.mode:
             _pop_mode()
             self.listening = False
         return not self.listening

@@ -12,6 +12,8 @@ from datetime import timedelta
 
 from torch.distributed import ProcessGroup
 
+from ..._torch_private import default_store
+
 PATIENCE = timedelta(seconds=30)
 
 _opened: Counter[str] = Counter()  # meetings of each group so far, by its name: the same number on every rank
@@ -21,10 +23,10 @@ class Meeting:
     """Made once per watch, on every rank of the group."""
 
     def __init__(self, group: ProcessGroup) -> None:
-        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+        from torch.distributed.distributed_c10d import PrefixStore
 
         name = group.group_name
-        self.store = PrefixStore(f"attemper/{name}/{_opened[name]}", _get_default_store())
+        self.store = PrefixStore(f"attemper/{name}/{_opened[name]}", default_store())
         _opened[name] += 1
         self.size = group.size()
         self.next = 0

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from ..._torch_private import tree_leaves
 from ...heads import HeadSummary
-from ..call import aside
+from ..call import without_autograd_and_modes
 from .entry import Entry
 from .meeting import PATIENCE, Meeting
 
@@ -96,7 +96,7 @@ class Ranks:
     def _look(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         for part in tree_leaves((args, kwargs)):
             if type(part) is Tensor and part.layout is torch.strided and not (part.is_nested or part.is_meta):
-                with aside(part.device.type):
+                with without_autograd_and_modes(part.device.type):
                     self.inputs.append(_mark(part) * (2 * len(self.inputs) + 1))
 
     def join(self, step: int, entries: list[Entry], split: bool, say: Callable[[str], None]) -> list[Entry] | None:

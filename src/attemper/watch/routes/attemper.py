@@ -17,6 +17,8 @@ def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple
     query, key = problem.query, problem.key
     if problem.value is None:
         return None
+    if problem.weight is not None:
+        return "additive scores"
     reason = unreadable(query, key, problem.mask, problem.gain)
     if reason is not None:
         return reason

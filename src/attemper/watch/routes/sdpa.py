@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from torch.nn.functional import layer_norm, linear
 
 from ..attach.running import Frame, kind_of, running
-from ..call import Call, Facts, aside
+from ..call import Call, Facts, without_autograd_and_modes
 from .handwritten.layout import heads_of
 
 SDPA = (
@@ -131,7 +131,7 @@ def _encoder(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: t
     if reason is not None:
         return reason
     if given["norm_first"]:
-        with aside(source.device.type):
+        with without_autograd_and_modes(source.device.type):
             width = given["norm_weight_1"].shape
             source = layer_norm(source, width, given["norm_weight_1"], given["norm_bias_1"], given["eps"])
     return _projected(given, source, given["num_heads"], _with_attention(frames))
@@ -147,7 +147,7 @@ def _with_attention(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 def _projected(given: dict[str, Any], source: Tensor, heads: int, frames: tuple[Frame, ...]) -> Call:
-    with aside(source.device.type):
+    with without_autograd_and_modes(source.device.type):
         keep = None
         if source.is_nested:
             # TransformerEncoder packs padded sequences; real lengths are the rows that count

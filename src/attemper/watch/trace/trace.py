@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attach.running import NORM, QUIET, projects
-from ..call import Call, aside
+from ..call import Call, without_autograd_and_modes
 from ..routes.handwritten.op_names import LINEAR, LOG_SOFTMAXES, PRODUCTS, SOFTMAXES, op_name
 from ..routes.handwritten.storages import Storages, address
 from ..routes.sdpa import PLAIN, SDPA
@@ -124,7 +124,7 @@ class Trace:
         if not _is_plain(result) or not args:
             return
         name = op_name(func)
-        with aside(result.device.type):
+        with without_autograd_and_modes(result.device.type):
             if self.last is not None:
                 self._answered(name, args, result)
             elif name in PRODUCTS or name == LINEAR:
@@ -155,7 +155,7 @@ class Trace:
         if projects(module) or (kind in QUIET and not NORM.search(kind.__name__)):
             self._projected(arguments[0], output)
         elif _is_norm(module) and output.shape == arguments[0].shape and output is not arguments[0]:
-            with aside(output.device.type):
+            with without_autograd_and_modes(output.device.type):
                 self.paths.put(output, Path().normed(rms(output)))
 
     def _ended(self, tensor: Tensor) -> Path | None:
@@ -174,7 +174,7 @@ class Trace:
             self.waiting[count] = self.last
 
     def _sum_rows(self, weights: Tensor, axis: int, counts: tuple[Count, ...]) -> None:
-        with aside(weights.device.type):
+        with without_autograd_and_modes(weights.device.type):
             sums = few(weights.detach().movedim(axis, -1), 512, keep=1).double().sum(-1)
             sums = sums[sums != 0]  # a row that sees no key
         for count in counts:

@@ -1,5 +1,5 @@
-// call.h: one attention call as Python packs it, field by field, 8 bytes each. `LAYOUT` in ../native.py is the same list, up to
-// `origin`.
+// call.h: one attention call as Python packs it, field by field, 8 bytes each. ../native.py has the same structures by the same names,
+// up to `origin`; when the library is loaded, their names and offsets are compared.
 #ifndef ATTEMPER_CALL_H
 #define ATTEMPER_CALL_H
 #include <stddef.h>
@@ -20,7 +20,7 @@ typedef struct {
 enum { F32, F64, BF16, F16, BOOL, NONE };  // of inputs and masks
 static const int SIZE[] = {4, 8, 2, 2, 1, 0};
 
-enum {  // signs, as in seam.py
+enum {  // the bits of sign_bits, as in contract.py
     VISIBLE = 1,
     MEAN = 2,
     VARIANCE = 4,
@@ -32,14 +32,14 @@ enum {  // signs, as in seam.py
 };
 
 enum {
-    WANT_QUERY = 1,
-    WANT_KEY = 2,
-    WANT_VALUE = 4,
-    WANT_MASK = 8,
-    WANT_GAIN = 16,
-    WANT_MASK_WIDE = 32,         // many numbers add up to one: in double
-    WANT_MASK_BY_BATCHES = 64,   // the batch shares the mask
-    WANT_MASK_BY_GROUPS = 128,   // all key/value heads share it
+    GRAD_QUERY = 1,
+    GRAD_KEY = 2,
+    GRAD_VALUE = 4,
+    GRAD_MASK = 8,
+    GRAD_GAIN = 16,
+    GRAD_MASK_WIDE = 32,         // many numbers add up to one: in double
+    GRAD_MASK_BY_BATCHES = 64,   // the batch shares the mask
+    GRAD_MASK_BY_GROUPS = 128,   // all key/value heads share it
 };
 
 typedef struct {  // one number per row, (B, H, Lq), contiguous; NULL where not asked for
@@ -49,10 +49,12 @@ typedef struct {  // one number per row, (B, H, Lq), contiguous; NULL where not 
     void *mean, *variance, *peak, *lse, *entropy, *p2;
 } Rows;
 
-// why a call failed: none was left; torch's parallel loop returned an error; tiles do not suit it; plain.c does not take it
+// why a call failed: no memory was left; torch's parallel loop returned an error; tiles do not suit it; plain.c does not take it
 enum { NO_MEMORY = 1, NO_THREADS, UNFIT, NOT_PLAIN };
 
 enum { BACK_KEYS = 384 };  // keys that are differentiated together: a part of the keys is not smaller
+
+extern const int64_t attemper_unbound;  // `left` and `right` of a band without a bound: past every key, and no sum overflows
 
 typedef void (*Work)(int64_t begin, int64_t end, void *context);
 typedef int (*Parallel)(int64_t begin, int64_t end, int64_t grain, Work work, void *context);
@@ -62,14 +64,14 @@ typedef struct {
     int64_t batch, heads, groups, rows, keys, dim, value_dim;
     int64_t dtype, mask_dtype;
     int64_t left, right;  // key j is in the band of query i when i - left <= j <= i + right
-    int64_t signs, seed;
+    int64_t sign_bits, seed;
     char *output;         // (B, H, Lq, Ev), contiguous
     int16_t *output_low;  // as `output`: float32 bits that rounding took from it; NULL where not asked for
     Rows measured;
     // backward
     Strided g_output;
     Rows upstream;  // argmax, lse_low and visible are not used
-    int64_t wants;
+    int64_t needs_grad;
     char *d_query, *d_key, *d_value;  // contiguous, in the dtype of the inputs
     void *d_gain;                     // (B, H, Lq)
     void *d_mask;                     // (parts, then as the mask is); the steps of a dimension that is shared are 0
@@ -82,6 +84,12 @@ typedef struct {
     // what native.c adds: the keys above are those that some row sees, and key 0 of them is key `origin` of all
     int64_t origin, all_keys;
 } Call;
+
+typedef struct {  // a field of a structure, for native.py; a list of them ends with NULL and the size of the structure
+    const char *name;
+    int64_t offset;
+} Field;
+#define FIELD(NAME) {#NAME, offsetof(STRUCTURE, NAME)}
 
 // The keys in the band of row i: from the first to one past the last
 static inline int64_t first_key(const Call *call, int64_t i) { return i - call->left > 0 ? i - call->left : 0; }

@@ -71,7 +71,7 @@ static Call on_seen_keys(const void *packed) {
     if (call.key.at) call.key.at += first * call.key.step[2] * SIZE[call.dtype];
     if (call.value.at) call.value.at += first * call.value.step[2] * SIZE[call.dtype];
     if (call.mask.at) call.mask.at += first * call.mask.step[3] * SIZE[call.mask_dtype];
-    int wide = call.wants & WANT_MASK_WIDE || call.dtype == F64;
+    int wide = call.needs_grad & GRAD_MASK_WIDE || call.dtype == F64;
     if (call.d_mask) call.d_mask = (char *)call.d_mask + first * call.d_mask_step[3] * (wide ? 8 : 4);
     int64_t tiles = (call.keys + BACK_KEYS - 1) / BACK_KEYS;
     if (call.parts > tiles) call.parts = tiles ? tiles : 1;
@@ -86,9 +86,27 @@ int attemper_backward(const void *packed, int variant) {
     Call call = on_seen_keys(packed);
     return kernel_for(&call, variant)->backward(&call);
 }
-// native.py compares the size with its own, so that a library of another version is never called
-int attemper_call_size(void) { return (int)offsetof(Call, origin); }
-int attemper_back_keys(void) { return BACK_KEYS; }
+const int64_t attemper_back_keys = BACK_KEYS, attemper_unbound = (int64_t)1 << 40;
+
+// native.py compares these with its own structures, so that a library of another version is never called
+#define STRUCTURE Call
+const Field attemper_call_fields[] = {
+    FIELD(query), FIELD(key), FIELD(value), FIELD(mask), FIELD(gain),
+    FIELD(batch), FIELD(heads), FIELD(groups), FIELD(rows), FIELD(keys), FIELD(dim), FIELD(value_dim),
+    FIELD(dtype), FIELD(mask_dtype), FIELD(left), FIELD(right), FIELD(sign_bits), FIELD(seed),
+    FIELD(output), FIELD(output_low), FIELD(measured),
+    FIELD(g_output), FIELD(upstream), FIELD(needs_grad),
+    FIELD(d_query), FIELD(d_key), FIELD(d_value), FIELD(d_gain), FIELD(d_mask), FIELD(d_mask_step), FIELD(d_mask_part),
+    FIELD(parts), FIELD(parallel), FIELD(threads), FIELD(poison), FIELD(scale), FIELD(softcap), FIELD(dropout),
+    {NULL, offsetof(Call, origin)},
+};
+#undef STRUCTURE
+#define STRUCTURE Rows
+const Field attemper_rows_fields[] = {
+    FIELD(argmax), FIELD(lse_low), FIELD(visible), FIELD(mean), FIELD(variance), FIELD(peak), FIELD(lse), FIELD(entropy), FIELD(p2),
+    {NULL, sizeof(Rows)},
+};
+#undef STRUCTURE
 
 // Fresh pages cost more than the arithmetic of a small call, so a few blocks are kept; whoever finds none asks the system.
 enum { HEADER = 64, SLOTS = 4, KEPT = 16 << 20 };

@@ -1,4 +1,4 @@
-// plain.c: a forward straight from torch's tensors as Python holds them. torch says where a tensor is and how it lies, through the table
+// plain.c: a forward straight from torch's tensors as Python holds them. torch gives a tensor's address, sizes and strides through the table
 // of functions that DLPack defines and torch.Tensor offers (`__dlpack_c_exchange_api__`), so nothing of Python or torch is linked.
 #include "call.h"
 
@@ -23,18 +23,17 @@ typedef struct {
 
 enum { ON_CPU = 1, FLOAT_CODE = 2, BFLOAT_CODE = 4 };  // of DLPack
 enum { TOP_LEFT = 1, LOWER_RIGHT };
-static const int64_t UNBOUND = (int64_t)1 << 40;  // as in ../native.py
 
 static struct {  // what Python hands over once
     Read read;
-    void *(*let_go)(void);  // of the interpreter's lock
-    void (*take_again)(void *);
+    void *(*release)(void);  // the interpreter's lock
+    void (*take)(void *);
 } bound;
 
 // Whether attemper_plain_forward can be called from now on.
-int attemper_bind(const Table *table, void *(*let_go)(void), void (*take_again)(void *)) {
+int attemper_bind(const Table *table, void *(*release)(void), void (*take)(void *)) {
     if (table->major != 1 || table->minor < 3 || !table->read) return 0;
-    bound.read = table->read, bound.let_go = let_go, bound.take_again = take_again;
+    bound.read = table->read, bound.release = release, bound.take = take;
     return 1;
 }
 
@@ -45,17 +44,17 @@ static int64_t dtype_of(const Tensor *t) {
     return t->dtype.bits == 32 ? F32 : t->dtype.bits == 64 ? F64 : t->dtype.bits == 16 ? F16 : NONE;
 }
 
-// Where a tensor of 4 dimensions on the CPU lies; 0 for another, or an empty one.
-static int lies(const Tensor *t, Strided *to) {
+// The address and strides of a tensor of 4 dimensions on the CPU; 0 for another, or an empty one.
+static int locate(const Tensor *t, Strided *to) {
     if (t->dims != 4 || t->device.kind != ON_CPU || !t->data) return 0;
     *to = (Strided){t->data + t->offset, {t->stride[0], t->stride[1], t->stride[2], t->stride[3]}};
     return t->shape[0] && t->shape[1] && t->shape[2] && t->shape[3];
 }
 
-static void find_band(Call *call, int causal, int64_t window) {  // band() in ../../../_plain.py
+static void find_band(Call *call, int causal, int64_t window) {  // as band() in ../../../operation/plain.py does
     int64_t offset = causal == LOWER_RIGHT ? call->keys - call->rows : 0;
-    call->left = UNBOUND;
-    call->right = causal ? offset : UNBOUND;
+    call->left = attemper_unbound;
+    call->right = causal ? offset : attemper_unbound;
     if (!window) return;
     if (window > call->rows + call->keys) window = call->rows + call->keys;
     call->left = window - 1 - offset;
@@ -64,14 +63,14 @@ static void find_band(Call *call, int causal, int64_t window) {  // band() in ..
 
 // Run a forward whose output has the query's shape; NOT_PLAIN, and nothing done, where these three are no valid problem in 4
 // dimensions, or another than this takes. Called with the interpreter's lock held. `grouped`: fewer key heads are in order.
-int attemper_plain_forward(void *query, void *key, void *value, char *output, const Rows *measured, int64_t signs, int grouped,
+int attemper_plain_forward(void *query, void *key, void *value, char *output, const Rows *measured, int64_t sign_bits, int grouped,
                            int causal, int64_t window, double scale, double softcap, Parallel parallel, int64_t threads,
                            int64_t poison, int variant) {
     Tensor q, k, v;
-    Call call = {.mask_dtype = NONE, .signs = signs, .output = output, .parts = 1, .parallel = parallel,
+    Call call = {.mask_dtype = NONE, .sign_bits = sign_bits, .output = output, .parts = 1, .parallel = parallel,
                  .threads = threads, .poison = poison, .scale = scale, .softcap = softcap};
     if (bound.read(query, &q) || bound.read(key, &k) || bound.read(value, &v)) return NOT_PLAIN;
-    if (!lies(&q, &call.query) || !lies(&k, &call.key) || !lies(&v, &call.value)) return NOT_PLAIN;
+    if (!locate(&q, &call.query) || !locate(&k, &call.key) || !locate(&v, &call.value)) return NOT_PLAIN;
     call.dtype = dtype_of(&q);
     if (call.dtype == NONE || dtype_of(&k) != call.dtype || dtype_of(&v) != call.dtype) return NOT_PLAIN;
     call.batch = q.shape[0], call.heads = q.shape[1], call.rows = q.shape[2], call.dim = q.shape[3];
@@ -82,8 +81,8 @@ int attemper_plain_forward(void *query, void *key, void *value, char *output, co
     if (call.heads != call.groups && (!grouped || call.heads % call.groups)) return NOT_PLAIN;
     if (measured) call.measured = *measured;
     find_band(&call, causal, window);
-    void *state = bound.let_go();
+    void *state = bound.release();
     int failed = attemper_forward(&call, variant);
-    bound.take_again(state);
+    bound.take(state);
     return failed;
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ....kernels.contract import HIDDEN_BIAS
 from ...attach.running import Frame, Place
-from ...call import aside
+from ...call import without_autograd_and_modes
 from .op_names import EXPONENTIALS, RESHAPING, SCALINGS, SELECTING
 
 FAR = -1e6
@@ -121,7 +121,7 @@ class Scores:
 
     def hidden(self, logits: Tensor) -> Tensor:
         """The logits, with what an added mask hides hidden for certain."""
-        with aside(logits.device.type):
+        with without_autograd_and_modes(logits.device.type):
             for added in self.added:
                 hides = added.hides(logits)
                 if hides is not None:

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import Any
 
-from torch._ops import HigherOrderOperator
+from ...._torch_private import HigherOrderOperator
 
 # by the name in the op's schema, without the underscore of the in-place form
 PRODUCTS = {"bmm": (0, 1), "mm": (0, 1), "matmul": (0, 1), "mv": (0, 1), "baddbmm": (1, 2), "addmm": (1, 2)}

@@ -1,197 +1,8 @@
-// backward.h: gradients from recomputed tiles. With p = exp(z - lse), g what arrives, δ = g_out · out and r = exp(-lse_low), what
-// rounding took from lse (it is folded into every coefficient of p):
-//
-//   dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)] + [g_mean + 2 g_var (z - mean)] / visible + g_peak at the arg-max
-//
-// then the softcap's slope. A worker takes a key/value head and a part of its keys, so dK and dV have one writer; each part
-// has its own dQ, and the parts are added in order at the end: the result does not depend on who was quick.
+// backward.h: gradients from recomputed tiles. A worker takes a key/value head and a part of its keys, so dK and dV have one
+// writer; each part has its own dQ, and the parts are added in a fixed order at the end: the result does not depend on timing.
 
-typedef struct {  // a row's coefficients
-    REAL lse, constant, entropy, p2, level, slope, peak, rest;
-} Slopes;
-
-typedef struct {
-    int rows;  // whether dQ is wanted, for the queries or the gain
-    int64_t tiles, query_strip, value_strip, dq_step, dv_step, dq_head;  // packed numbers of MAX_ROWS rows; one head's dQ
-    int alone;             // whether a tile holds all keys: δ is then Σ p dP, as exact as a row can have it
-    int weights, moments;  // whether gradients of entropy or Σp², of mean or variance arrive
-    Slopes *slopes;  // (B, H, Lq)
-    REAL *dq;        // (parts, B, H, dq_head), where there are several parts; else NULL
-} Course;
-
-typedef struct {
-    Packed *keys, *values, *key_rows, *query, *g_out;
-    Packed *weights, *query_rows, *g_out_rows, *p_rows, *dz_rows;  // for tiles
-    REAL *dk, *dv, *dq, *p, *dz, *bias, *keep, *cap, *factors, *rests, *scratch, *turning;
-} Differ;
-
-static Differ take_differ(Space *space, const Call *call, const Course *c) {
-    int64_t rows = BLOCK_ROWS + MAX_ROWS, keys = BACK_KEYS + MAX_ROWS, repeat = call->heads / call->groups;
-    int64_t most = call->dim > call->value_dim ? call->dim : call->value_dim;
-    return (Differ){
-        .keys = TAKE(space, Packed, across_size(BACK_KEYS, call->dim)),
-        .values = TAKE(space, Packed, across_size(BACK_KEYS, call->value_dim)),
-        .key_rows = TAKE(space, Packed, along_size(BACK_KEYS, call->dim)),
-        .query = TAKE(space, Packed, left_size(BLOCK_ROWS, call->dim)),
-        .g_out = TAKE(space, Packed, left_size(BLOCK_ROWS, call->value_dim)),
-#if TILES
-        .weights = TAKE(space, Packed, left_size(MAX_ROWS, BACK_KEYS)),
-        .query_rows = TAKE(space, Packed, along_size(BLOCK_ROWS, call->dim)),
-        .g_out_rows = TAKE(space, Packed, along_size(BLOCK_ROWS, call->value_dim)),
-        .p_rows = TAKE(space, Packed, along_size(BLOCK_ROWS, BACK_KEYS)),
-        .dz_rows = TAKE(space, Packed, along_size(BLOCK_ROWS, BACK_KEYS)),
-        .turning = TAKE(space, REAL, BACK_KEYS * up_to(most, PANEL)),
-#endif
-        .dk = TAKE(space, REAL, keys * c->dq_step),
-        .dv = TAKE(space, REAL, keys * c->dv_step),
-        .dq = c->dq ? NULL : TAKE(space, REAL, repeat * c->dq_head),
-        .p = TAKE(space, REAL, rows * TILE_STEP),
-        .dz = TAKE(space, REAL, rows * TILE_STEP),
-        .bias = TAKE(space, REAL, TILE_STEP),
-        .keep = TAKE(space, REAL, TILE_STEP),
-        .cap = TAKE(space, REAL, TILE_STEP),
-        .factors = TAKE(space, REAL, BLOCK_ROWS),
-        .rests = TAKE(space, REAL, BLOCK_ROWS),
-        .scratch = TAKE(space, REAL, pack_scratch(most)),
-    };
-}
-
-static void find_slopes(const Job *job, void *memory, int64_t item) {
-    const Call *call = job->call;
-    const Course *course = job->shared;
-    const Rows *saved = &call->measured, *g = &call->upstream;
-    int64_t b = item / call->heads, h = item % call->heads, n = call->value_dim;
-    REAL *out = memory, *arriving = out + n;
-#define AT(FIELD) (((const REAL *)FIELD)[at])
-    for (int64_t i = 0; i < call->rows; i++) {
-        int64_t at = item * call->rows + i;
-        REAL low = AT(saved->lse_low), rest = EXP(-low), constant = 0;
-        Slopes s = {.lse = AT(saved->lse), .rest = rest};
-        if (s.lse == -INFINITY) s.lse = INFINITY;  // a row without keys: exp(z - inf) = 0
-        if (call->g_output.at && !course->alone) {
-            fetch(out, call->output + at * n * SIZE[call->dtype], (int)call->dtype, n, 1);
-            if (call->output_low) restore(out, (int)call->dtype, call->output_low + at * n, n);  // δ of a rounded output does not cancel
-            fetch(arriving, place(&call->g_output, (int)call->dtype, b, h, i), (int)call->dtype, n, call->g_output.step[3]);
-            constant -= dot(out, arriving, n);
-        }
-        if (g->lse) constant += AT(g->lse);
-        if (g->entropy) {
-            constant -= AT(g->entropy) * (AT(saved->entropy) - low);
-            s.entropy = AT(g->entropy) * rest;
-        }
-        if (g->p2) {
-            constant -= 2 * AT(g->p2) * AT(saved->p2);
-            s.p2 = 2 * AT(g->p2) * rest * rest;
-        }
-        s.constant = constant * rest;
-        REAL visible = g->mean || g->variance ? (REAL)saved->visible[at] : 1;
-        if (visible < 1) visible = 1;
-        if (g->mean) s.level = AT(g->mean) / visible;
-        if (g->variance) {
-            s.slope = 2 * AT(g->variance) / visible;
-            s.level -= s.slope * AT(saved->mean);
-        }
-        if (g->peak) s.peak = AT(g->peak);
-#if TILES
-        REAL all = s.constant + s.entropy + s.p2 + s.level + s.slope + s.peak;
-        if (all - all != 0) unfit = 1;  // inf or NaN: they arrive, or a row has them
-#endif
-        course->slopes[at] = s;
-    }
-#undef AT
-}
-
-// Σ p dP of a row, with r as `constant` has it
-static REAL row_delta(const REAL *z, const REAL *dp, int64_t n, Slopes s) {
-    Vec all = splat(0);
-    for (int64_t j = 0; j < n; j += LANES) {
-        Vec p = exp_above(bounded(load(z + j) - s.lse));
-        all += keep_where(p != 0, p * load(dp + j));
-    }
-    return sum(all) * s.rest * (TILES ? s.rest : 1);
-}
-
-// z and dP of one row become p and dz
-INLINE void slope_row(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, const int biased, const int weights,
-                      const int moments) {
-    for (int64_t j = 0; j < n; j += LANES) {
-        Vec x = load(z + j), t = bounded(x - s.lse), p = exp_above(t);
-        Vec d = (TILES ? load(dp + j) * s.rest : load(dp + j)) + s.constant;  // vectors have r in dO, where it costs nothing
-        if (weights) d += p * s.p2 - t * s.entropy;
-        d *= p;
-        if (moments) {
-            IntVec seen = x != (REAL)-INFINITY;
-            if (biased) seen &= load(bias + j) > HIDDEN_BIAS;
-            d += keep_where(seen, x * s.slope + s.level);
-        }
-        store(z + j, p);
-        store(dp + j, d);
-    }
-}
-
-static void slope_row_by_need(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, int weights, int moments) {
-#define CASE(BIAS, WEIGHTS, MOMENTS) \
-    case BIAS * 4 + WEIGHTS * 2 + MOMENTS: slope_row(z, dp, n, bias, s, BIAS, WEIGHTS, MOMENTS); break;
-    switch ((bias != NULL) * 4 + weights * 2 + moments) {
-        CASE(0, 0, 0) CASE(0, 0, 1) CASE(0, 1, 0) CASE(0, 1, 1) CASE(1, 0, 0) CASE(1, 0, 1) CASE(1, 1, 0) CASE(1, 1, 1)
-    }
-#undef CASE
-}
-
-static void add_mask_gradient(const Call *call, Meeting m, int64_t i, int64_t part, const REAL *dz) {
-    const int64_t *step = call->d_mask_step;
-    int64_t at = part * call->d_mask_part + m.b * step[0] + m.h * step[1] + i * step[2] + m.key * step[3];
-    if (call->wants & WANT_MASK_WIDE) {
-        double *to = (double *)call->d_mask + at, total = 0;
-        for (int64_t j = 0; j < m.width; j++)
-            if (step[3])
-                to[j * step[3]] += dz[j];
-            else
-                total += dz[j];  // by themselves first: a sum of sums rounds less
-        if (!step[3]) *to += total;
-    } else {
-        REAL *to = (REAL *)call->d_mask + at;
-        for (int64_t j = 0; j < m.width; j++) to[j * step[3]] += dz[j];
-    }
-}
-
-// The weights and dz of row i of a meeting, from its scores and dP.
-static void differ_row(const Call *call, const Course *course, Differ *own, Meeting m, int64_t r, int64_t part, REAL *z,
-                       REAL *dz, int64_t n) {
-    int64_t i = m.row + r, index = (m.b * call->heads + m.h) * call->rows + i;
-    Slopes s = course->slopes[index];
-    const REAL *bias = NULL;
-    if (call->softcap) {
-        cap_slopes(own->cap, z, n, (REAL)call->softcap);
-        cap_row(z, n, (REAL)call->softcap);
-    }
-    if (call->mask_dtype != NONE) {
-        bias = r && !call->mask.step[2] ? own->bias : bias_of(call, m.b, m.h, i, m.key, m.width, own->bias);
-        add_bias(z, bias, n, call->mask_dtype == BOOL);
-    }
-    int64_t from = first_key(call, i) - m.key, to = last_key(call, i) - m.key;
-    if (to > m.width) to = m.width;
-    close_outside(z, from, to, n);
-    int dropping = call->dropout > 0 && call->g_output.at;
-    if (dropping) {
-        coins(own->keep, call, index, m.key, m.width);
-        for (int64_t j = 0; j < m.width; j++) dz[j] *= own->keep[j];
-    }
-    if (course->alone) s.constant -= row_delta(z, dz, n, s);
-    slope_row_by_need(z, dz, n, bias, s, course->weights, course->moments);
-    if (dropping)
-        for (int64_t j = 0; j < m.width; j++) z[j] *= own->keep[j];
-    if (call->upstream.peak) {
-        int64_t place = call->measured.argmax[index] - call->origin - m.key;
-        if (place >= 0 && place < m.width) dz[place] += s.peak;
-    }
-    if (call->d_mask) add_mask_gradient(call, m, i, part, dz);
-    if (call->softcap)
-        for (int64_t j = 0; j < m.width; j++) dz[j] *= own->cap[j];
-}
-
-// The scores of few rows or keys as the forward pass found them, to the bit: of logits of 1e4 another order of adding leaves another 1e-3, which
-// is then no longer what lse and mean were made of.
+// The scores of few rows or keys, to the bit as the forward pass computed them: at logits of 1e4 another order of adding changes them
+// by 1e-3, and they would no longer be those that lse and mean were computed from.
 static void decode_scores(const Call *call, Differ *own, int64_t step, Meeting m, int64_t offset, REAL *z) {
 #if TILES
     (void)call, (void)own, (void)step, (void)m, (void)offset, (void)z;  // few rows never come here
@@ -241,12 +52,12 @@ static void fetch_block(const Call *call, const Course *course, Differ *own, int
                         int64_t last) {
     const Slopes *slopes = course->slopes + (b * call->heads + h) * call->rows;
     pack_queries(own->query, call, b, h, first, last, own->factors, own->scratch);
-    if (TILES && call->wants & WANT_KEY)
+    if (TILES && call->needs_grad & GRAD_KEY)
         pack_turned(own->query_rows, &call->query, (int)call->dtype, b, h, first, last, call->dim, own->scratch);
     if (!call->g_output.at) return;
     for (int64_t i = first; i < last; i++) own->rests[i - first] = slopes[i].rest;
     pack_left(own->g_out, &call->g_output, (int)call->dtype, b, h, first, last, call->value_dim, own->rests, own->scratch);
-    if (TILES && call->wants & WANT_VALUE)
+    if (TILES && call->needs_grad & GRAD_VALUE)
         pack_turned(own->g_out_rows, &call->g_output, (int)call->dtype, b, h, first, last, call->value_dim, own->scratch);
 }
 
@@ -268,7 +79,7 @@ static void differ_block(const Call *call, const Course *course, Differ *own, in
             memset(own->dz + at * TILE_STEP, 0, m.rows * TILE_STEP * sizeof(REAL));
         }
     }
-    int keys = (call->wants & WANT_KEY) != 0, values = call->wants & WANT_VALUE && call->g_output.at;
+    int keys = (call->needs_grad & GRAD_KEY) != 0, values = call->needs_grad & GRAD_VALUE && call->g_output.at;
 #if TILES
     if (keys) stack_rows(own->dz_rows, own->dz, rows, width, own->factors, own->scratch);
     if (values) stack_rows(own->p_rows, own->p, rows, width, own->rests, own->scratch);
@@ -290,11 +101,11 @@ static void differ_block(const Call *call, const Course *course, Differ *own, in
 static void write_rows(const Call *call, const Course *course, int64_t b, int64_t h, REAL *raw, REAL *query) {
     for (int64_t i = 0; i < call->rows; i++, raw += course->dq_step) {
         int64_t at = (b * call->heads + h) * call->rows + i;
-        if (call->wants & WANT_GAIN) {
+        if (call->needs_grad & GRAD_GAIN) {
             const REAL *q = row_of(&call->query, (int)call->dtype, b, h, i, call->dim, query);
             ((REAL *)call->d_gain)[at] = dot(q, raw, call->dim) * (REAL)call->scale;
         }
-        if (!(call->wants & WANT_QUERY)) continue;
+        if (!(call->needs_grad & GRAD_QUERY)) continue;
         put(call->d_query, (int)call->dtype, at * call->dim, raw, call->dim, row_factor(call, b, h, i));
     }
 }
@@ -303,10 +114,22 @@ static void write_keys(const Call *call, const Course *course, Differ *own, int6
                        int64_t width) {
     for (int64_t j = 0; j < width; j++) {
         int64_t at = (b * call->groups + g) * call->all_keys + call->origin + key + j;
-        if (call->wants & WANT_KEY)
+        if (call->needs_grad & GRAD_KEY)
             put(call->d_key, (int)call->dtype, at * call->dim, own->dk + j * course->dq_step, call->dim, 1);
-        if (call->wants & WANT_VALUE)
+        if (call->needs_grad & GRAD_VALUE)
             put(call->d_value, (int)call->dtype, at * call->value_dim, own->dv + j * course->dv_step, call->value_dim, 1);
+    }
+}
+
+// Keys that no row sees (native.c left them out of the call) have zero gradients; each part clears its share of them.
+static void clear_unseen(const Call *call, int64_t b, int64_t g, int64_t part) {
+    int64_t head = (b * call->groups + g) * call->all_keys, size = SIZE[call->dtype];
+    int64_t ends[2][2] = {{0, call->origin}, {call->origin + call->keys, call->all_keys}};
+    for (int side = 0; side < 2; side++) {
+        int64_t from = ends[side][0], n = ends[side][1] - from;
+        int64_t first = head + from + n * part / call->parts, last = head + from + n * (part + 1) / call->parts;
+        if (call->d_key) memset(call->d_key + first * call->dim * size, 0, (last - first) * call->dim * size);
+        if (call->d_value) memset(call->d_value + first * call->value_dim * size, 0, (last - first) * call->value_dim * size);
     }
 }
 
@@ -333,8 +156,8 @@ static void differ_head(const Call *call, const Course *course, Differ *own, int
                              dq + r * size + first * course->dq_step);
             }
 #if TILES
-        if (call->wants & WANT_KEY) turn_sums(own->dk, call->dim, sums, own->turning);
-        if (call->wants & WANT_VALUE) turn_sums(own->dv, call->value_dim, sums, own->turning);
+        if (call->needs_grad & GRAD_KEY) turn_sums(own->dk, call->dim, sums, own->turning);
+        if (call->needs_grad & GRAD_VALUE) turn_sums(own->dv, call->value_dim, sums, own->turning);
 #endif
         write_keys(call, course, own, b, g, key, width);
     }
@@ -343,8 +166,8 @@ static void differ_head(const Call *call, const Course *course, Differ *own, int
 }
 
 // Heads that share an entry of the mask's gradient have one writer: one worker takes them all, one after another.
-INLINE int64_t batches_apart(const Call *call) { return call->wants & WANT_MASK_BY_BATCHES ? 1 : call->batch; }
-INLINE int64_t groups_apart(const Call *call) { return call->wants & WANT_MASK_BY_GROUPS ? 1 : call->groups; }
+INLINE int64_t batches_apart(const Call *call) { return call->needs_grad & GRAD_MASK_BY_BATCHES ? 1 : call->batch; }
+INLINE int64_t groups_apart(const Call *call) { return call->needs_grad & GRAD_MASK_BY_GROUPS ? 1 : call->groups; }
 
 static void differ_item(const Job *job, void *memory, int64_t item) {
     const Call *call = job->call;
@@ -370,11 +193,11 @@ static int backward(const Call *call) {
     if (!heads) return 0;
 #if TILES
     // a gain's gradient is in float, and wants more than two parts; a mask's adds up in place, and could not be done again
-    if (call->dtype == F32 || too_short(call, MAX_ROWS) || call->wants & WANT_GAIN || call->d_mask) return UNFIT;
+    if (call->dtype == F32 || too_short(call, MAX_ROWS) || call->needs_grad & GRAD_GAIN || call->d_mask) return UNFIT;
 #endif
     const Rows *g = &call->upstream;
     Course course = {
-        .rows = (call->wants & (WANT_QUERY | WANT_GAIN)) != 0,
+        .rows = (call->needs_grad & (GRAD_QUERY | GRAD_GAIN)) != 0,
         .tiles = (call->keys + BACK_KEYS - 1) / BACK_KEYS,
         .query_strip = left_size(MAX_ROWS, call->dim),
         .value_strip = left_size(MAX_ROWS, call->value_dim),

@@ -29,7 +29,7 @@ static void turn_sixteen(REAL *to, const REAL *from, int64_t step, int64_t dim) 
 }
 #endif
 
-// Rows [first, last) that lie side by side already
+// Rows [first, last) that are side by side already
 static void copy_across(REAL *to, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t last, int64_t dim) {
     for (int64_t j = first; j < last; j += PANEL) {
         int64_t n = last - j < PANEL ? last - j : PANEL;
@@ -97,7 +97,7 @@ INLINE void pack_turned(REAL *to, const Strided *t, int dtype, int64_t b, int64_
     (void)to, (void)t, (void)dtype, (void)b, (void)h, (void)first, (void)last, (void)dim, (void)scratch;
 }
 
-// Whether the rows of a matrix can be read as panels where they lie.
+// Whether the rows of a matrix can be read as panels in place.
 INLINE int lies_in_panels(const Strided *t, int dtype, int64_t dim) {
     return is_real(dtype) && t->step[3] == 1 && dim % PANEL == 0 && (uintptr_t)t->at % VECTOR_BYTES == 0 &&
            t->step[0] % LANES == 0 && t->step[1] % LANES == 0 && t->step[2] % LANES == 0;

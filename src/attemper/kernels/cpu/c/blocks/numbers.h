@@ -1,5 +1,5 @@
 // numbers.h: rows of any dtype and stride become rows of REAL, and back; dropout's coins.
-#include "call.h"
+#include "../call.h"
 
 INLINE uint32_t bits_of(float x) {
     uint32_t bits;
@@ -62,7 +62,7 @@ static void fetch(REAL *to, const char *from, int dtype, int64_t n, int64_t step
 #undef FETCH
 }
 
-// A vector, and one number, of what lies there in `dtype`: a float dtype that REAL holds
+// A vector, and one number, read as `dtype`: a float dtype that REAL holds
 #if REAL_IS_FLOAT
 typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 INLINE Vec load_as(const int dtype, const char *p) {
@@ -111,7 +111,7 @@ static void put(char *to, int dtype, int64_t offset, const REAL *from, int64_t n
 INLINE int is_small(int dtype, float x) { return dtype == F16 && x < 0x1p-14f && x > -0x1p-14f; }
 
 // What rounding took from each number that `put` wrote, in units in the last place of float: with it the float is whole again.
-// Of a small float16 it is in units of 2^-40, which 16 bits hold. 0 where the number became inf or NaN. `rounded_off` in seam.py is
+// Of a small float16 it is in units of 2^-40, which 16 bits hold. 0 where the number became inf or NaN. `rounded_off` in contract.py is
 // the same.
 static void put_low(int16_t *low, int dtype, int64_t offset, const REAL *from, int64_t n, REAL factor) {
     if (!low) return;
@@ -139,7 +139,7 @@ static void restore(REAL *numbers, int dtype, const int16_t *low, int64_t n) {
 
 INLINE int is_real(int dtype) { return dtype == (REAL_IS_FLOAT ? F32 : F64); }
 
-// A row of a matrix as REAL: in place where it lies so, else in `scratch`.
+// A row of a matrix as REAL: in place where it is contiguous REAL, else in `scratch`.
 INLINE const REAL *row_of(const Strided *t, int dtype, int64_t b, int64_t h, int64_t i, int64_t n, REAL *scratch) {
     const char *at = place(t, dtype, b, h, i);
     if (is_real(dtype) && t->step[3] == 1) return (const REAL *)at;
@@ -147,10 +147,10 @@ INLINE const REAL *row_of(const Strided *t, int dtype, int64_t b, int64_t h, int
     return scratch;
 }
 
-// Whether rows lie side by side, each number of them in a line of its own: keys of a cache that is stored (B, H, E, L)
+// Whether rows are side by side, each number in a line of its own: keys of a cache that is stored (B, H, E, L)
 INLINE int lies_turned(const Strided *t) { return t->step[3] != 1 && t->step[2] == 1; }
 
-// Rows [first, first + n) as REAL, `step` apart; where they lie side by side, a line is read once for all of them
+// Rows [first, first + n) as REAL, `step` apart; where they are side by side, a line is read once for all of them
 static void fetch_rows(REAL *to, int64_t step, const Strided *t, int dtype, int64_t b, int64_t h, int64_t first, int64_t n,
                        int64_t dim) {
     enum { SIDE = 32 };

@@ -1,26 +1,35 @@
-// kernel.h: the whole kernel, compiled once for each instruction set and precision.
+// kernel.h: the whole kernel, compiled once for each instruction set and precision: first the blocks it is built of, then its passes,
+// in the order in which one uses another.
 #ifndef TILES
 #define TILES 0  // whether the products are on AMX tiles
 #endif
-#include "simd.h"
-#include "numbers.h"
-#include "sizes.h"
+#include "../blocks/simd.h"
+#include "../blocks/numbers.h"
+
+enum {  // how much is worked on at a time, with vectors and on tiles alike
+    TILE_KEYS = 512,             // keys of a tile
+    TILE_STEP = TILE_KEYS + 16,  // from row to row of a tile; not a power of two, which would crowd one set of the cache
+    BLOCK_ROWS = 96,             // rows that are differentiated together, with BACK_KEYS keys
+};
+INLINE int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
 #if TILES
-#include "tiles.h"
-#include "pack_tiles.h"
+#include "../blocks/tiles.h"
+#include "../blocks/pack_tiles.h"
 #else
-#include "product.h"
-#include "pack.h"
+#include "../blocks/product.h"
+#include "../blocks/pack.h"
 #endif
+#include "../blocks/workers.h"
+
 #include "rows.h"
 #include "finish.h"
-#include "workers.h"
 #if !TILES
 #include "decode.h"
 #endif
 #include "few.h"
 #include "forward.h"
-#include "unseen.h"
+#include "backward_rows.h"
 #include "backward.h"
 
 #if TILES
@@ -32,7 +41,7 @@ static int forward_anyhow(const Call *call) {
     if (failed != UNFIT) return failed;
     Call signs = *call, output = *call;
     signs.output = NULL;
-    output.signs = 0, output.measured = (Rows){0};
+    output.sign_bits = 0, output.measured = (Rows){0};
     failed = call->output ? forward(&signs) : UNFIT;
     if (failed && failed != UNFIT) return failed;
     return attemper_avx512_f32.forward(failed == UNFIT ? call : &output);

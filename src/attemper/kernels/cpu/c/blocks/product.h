@@ -1,7 +1,7 @@
 // product.h: the matrix products, from one register tile: `rows` × PANEL sums of a[row] · b[PANEL], added up over `depth`. Where
 // no more than LANES keys are left, half of a panel is not computed.
 //
-//   scores   Z = Q Kᵀ       a: queries, row by row      b: keys, packed so that PANEL keys lie side by side
+//   scores   Z = Q Kᵀ       a: queries, row by row      b: keys, packed so that PANEL keys are side by side
 //   weigh    O += P V       a: weights, row by row      b: values, row by row
 //   gather   dV += Pᵀ dO    a: weights, key by key      b: rows
 

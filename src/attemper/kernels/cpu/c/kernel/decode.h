@@ -1,4 +1,4 @@
-// decode.h: few rows, many keys (a KV cache). Keys and values are read once, where they lie; the keys are split over the
+// decode.h: few rows, many keys (a KV cache). Keys and values are read once, in place; the keys are split over the
 // threads, and the parts of a row are joined exactly, in order.
 
 enum { DECODE_ROWS = 8, ABREAST = 4, SPLIT_KEYS = 2 * TILE_KEYS };  // rows in all, rows at a time, fewest keys of a part
@@ -48,7 +48,7 @@ static Decode take_decode(Space *space, const Call *call, const Split *split) {
     };
 }
 
-typedef struct {  // rows of one dtype: where they lie, from row to row in numbers; of `turned` ones, from number to number of a row
+typedef struct {  // rows of one dtype, in place; step: from row to row, in numbers; of `turned` ones, from number to number of a row
     const char *at;
     int dtype;
     int64_t step;
@@ -188,7 +188,7 @@ static void mix_of(int64_t rows, const REAL *weights, Lying values, int64_t n, i
 #undef CASE
 }
 
-// A tile of a matrix, where it lies or, if neither its rows nor its columns are without gaps, as REAL in `scratch`
+// A tile of a matrix: in place or, if both its rows and its columns have gaps, as REAL in `scratch`
 static Lying tile_of(const Strided *t, int dtype, int64_t b, int64_t g, int64_t key, int64_t n, int64_t dim, REAL *scratch) {
     if (t->step[3] == 1) return (Lying){place(t, dtype, b, g, key), dtype, t->step[2], 0};
     if (lies_turned(t)) return (Lying){place(t, dtype, b, g, key), dtype, t->step[3], 1};
@@ -249,7 +249,7 @@ static void decode_finish(const Call *call, const Split *split, int64_t pair, Pa
             join_rows(part.rows + r, part.sums + r * SUMS, part.out + r * split->out_step, more.rows + r, more.sums + r * SUMS,
                       more.out + r * split->out_step, out_dim);
     }
-    int64_t at = (b * call->heads + g * (call->heads / call->groups)) * call->rows;  // the rows of a group's heads lie together
+    int64_t at = (b * call->heads + g * (call->heads / call->groups)) * call->rows;  // the rows of a group's heads are contiguous
     REAL share[DECODE_ROWS];
     finish_rows(call, split->needs, part.rows, part.sums, at, split->rows, share);
     for (int64_t r = 0; call->output && r < split->rows; r++)

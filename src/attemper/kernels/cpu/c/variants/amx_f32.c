@@ -1,5 +1,5 @@
 // amx: bfloat16 and float16 on tiles; what does not suit them is done by avx512
-#include "call.h"
+#include "../call.h"
 #if HAS_AMX
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,amx-tile,amx-bf16"))), apply_to = function)
@@ -12,7 +12,7 @@
 #define MAX_ROWS 32
 #define TILES 1
 #define KERNEL attemper_amx_f32
-#include "kernel.h"
+#include "../kernel/kernel.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

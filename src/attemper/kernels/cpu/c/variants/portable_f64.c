@@ -4,4 +4,4 @@
 #define VECTOR_BYTES 16
 #define MAX_ROWS 6
 #define KERNEL attemper_portable_f64
-#include "kernel.h"
+#include "../kernel/kernel.h"

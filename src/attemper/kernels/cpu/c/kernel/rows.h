@@ -24,7 +24,7 @@ typedef struct {  // which sums a call needs
 } Needs;
 
 INLINE Needs needs_of(const Call *call) {
-    int64_t s = call->signs;
+    int64_t s = call->sign_bits;
     Needs needs = {(s & (ENTROPY | P2)) != 0, (s & (MEAN | VARIANCE)) != 0, 0, (s & ARGMAX) != 0};
     needs.counting = call->mask_dtype != NONE && (needs.moments || s & VISIBLE);
     return needs;

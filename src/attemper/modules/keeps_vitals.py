@@ -1,4 +1,4 @@
-"""Measured: what every module here shares, the vitals of its last call for those who asked for them."""
+"""KeepsVitals: what the modules share: the vitals of the last call, where the constructor was asked for signs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..operation.checks import Signs, check_signs
 from ..vitals import Vitals
 
 
-class Measured(nn.Module):
+class KeepsVitals(nn.Module):
     """Keeps the vitals of the last call in ``vitals``, where the constructor was asked for signs."""
 
     vitals: Vitals | None

@@ -1,5 +1,5 @@
-// few.h: the scores of few keys. A panel of one key would be computed for nothing but one number in 32; here a key is what a query
-// is in decode, and the queries are read where they lie.
+// few.h: the scores of few keys. Of a panel with one key, 31 of 32 numbers would be computed for nothing; here the keys take the place
+// that the queries have in decode.h, and the queries are read in place.
 
 #if TILES  // too short for them
 enum { FEW_KEYS = 0 };

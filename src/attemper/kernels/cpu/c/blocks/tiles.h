@@ -8,7 +8,7 @@
 // A tile is 16 rows of 16 pairs. The pairs of a matrix are numbers 16 apart, k and k + 16 of a group of 32 that are summed over:
 // two vectors become a vector of pairs without a shuffle. Both sides of a product pair alike, so the order does not matter.
 //
-//   left    a's tiles, [block of 16 rows][group][part]: a row's pairs lie side by side
+//   left    a's tiles, [block of 16 rows][group][part]: a row's pairs are side by side
 //   across  b's tiles of keys that are multiplied along their dims, [block of 16 keys][group][part]: left, turned
 //   along   b's tiles of rows that are added up, [group][block of 16 columns][part]: pairs of rows, column by column
 //   turned  a's tiles of columns whose rows are added up, [block of 16 columns][group][part]: along, turned
@@ -32,7 +32,7 @@ INLINE void look_at(IntVec *most, Vec x) {
 }
 INLINE void judge(IntVec most) {
     uint32_t top = _mm512_reduce_max_epu32((__m512i)most);
-    // a product of two that pass is at least 2^-80, and what is lost below 2^-126 does not show beside it
+    // a product of two that pass is at least 2^-80, and what is lost below 2^-126 is nothing compared with it
     if (top > bits_of(0x1p60f) || (top && top < bits_of(0x1p-40f))) unfit = 1;
 }
 

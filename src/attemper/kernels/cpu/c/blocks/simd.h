@@ -15,8 +15,8 @@
 typedef int32_t Int;
 #define MANTISSA 23
 #define MAGIC 12583039.0f  // 1.5 · 2^23 + 127: adding it rounds to a whole number n; the low bits hold n + 127, the exponent of 2^n
-// exp of this is exactly 0, and all that lies above it and is not a normal number: 2^-127 has no bits of its own, and
-// AVX-512's scalef, which could write it, reaches 0 later
+// exp of this is exactly 0. Without scalef so is every result that is not a normal number, since 2^-127 has no bits of its own;
+// AVX-512's scalef can write those, and reaches 0 later
 #define NO_EXP (VECTOR_BYTES == 64 ? -150.0f : -88.0f)
 #define LOG logf
 #define EXP expf

@@ -1,0 +1,89 @@
+"""Every private name of torch that attemper uses, and why. Other files import them from here; a test looks for strays.
+
+The number behind a name is a release of torch that has it. attemper needs 2.11, which has them all. When a new torch breaks
+something, look here first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Whether something traces, transforms or records a call: `at_rest` below. The public questions cost several times as much, or
+# there is none.
+from torch._C import (
+    _AutoDispatchBelowAutograd as _AutoDispatchBelowAutograd,
+)  # 2.0; an op without autograd's layer around it
+from torch._C import (
+    _current_graph_task_id as _current_graph_task_id,
+)  # 2.0; -1 outside of a backward: is this a checkpoint?
+from torch._C import _dispatch_keys as _dispatch_keys  # 2.0; what a tensor is, beyond its Python type
+from torch._C import (
+    _get_dispatch_stack_at as _get_dispatch_stack_at,
+)  # 2.0; which mode is on top, while a model is watched
+from torch._C import _get_tracing_state as _get_tracing_state  # 2.0; None unless torch.jit.trace runs
+from torch._C import _is_any_autocast_enabled as _is_any_autocast_enabled  # 2.2; on any device, in one question
+from torch._C import _is_torch_function_mode_enabled as _is_torch_function_mode_enabled  # 2.2
+from torch._C import _len_torch_dispatch_stack as _len_torch_dispatch_stack  # 2.0; how many dispatch modes are active
+from torch._C import _set_grad_enabled as _set_grad_enabled  # 2.0; torch.no_grad() for code that runs at every call
+from torch._C import is_grad_enabled, is_inference_mode_enabled  # public, without a wrapper in Python
+from torch._C._autograd import _profiler_enabled as _profiler_enabled  # 2.0
+from torch._C._functorch import (
+    peek_interpreter_stack as peek_interpreter_stack,
+)  # 2.0; None outside of vmap, grad and jvp
+from torch._ops import HigherOrderOperator as HigherOrderOperator  # 2.0; flex_attention is one, for a watch
+from torch._ops import OpOverload as OpOverload  # 2.0; the type of torch.ops.….default
+from torch.autograd import forward_ad
+from torch.nn.modules.batchnorm import (
+    _NormBase as _NormBase,
+)  # 2.0; every batch and instance norm, which a watch may not disturb
+
+# documented in torch's notes on __torch_dispatch__, but not where it is public
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # 2.0
+from torch.utils._python_dispatch import (
+    _pop_mode as _pop_mode,
+)  # 2.0; take a mode away for a while: what runs is not the model's
+from torch.utils._python_dispatch import _push_mode as _push_mode  # 2.0
+
+# containers that vmap, compile and export look into: Vitals are one
+from torch.utils._pytree import register_pytree_node as register_pytree_node  # 2.2
+from torch.utils._pytree import tree_leaves as tree_leaves  # 2.2
+
+# where a compiled function calls from, as its frame names it: the module, and the code in it; 2.0
+DYNAMO_MODULE, DYNAMO_WRAPPER = "torch._dynamo.eval_frame", "compile_wrapper"
+
+
+def at_rest() -> bool:
+    """Whether an op would go straight to its kernel: no mode, transform, trace, autocast, profiler or forward-mode derivative.
+
+    And whether gradients are recorded where grad mode is on: under enable_grad inside of inference mode none are.
+    """
+    return not (
+        _len_torch_dispatch_stack()
+        or _is_torch_function_mode_enabled()
+        or peek_interpreter_stack() is not None
+        or _get_tracing_state() is not None
+        or _is_any_autocast_enabled()
+        or _profiler_enabled()
+        or forward_ad._current_level >= 0  # 2.0
+        or (is_inference_mode_enabled() and is_grad_enabled())
+    )
+
+
+def is_forward_mode() -> bool:
+    """Whether a forward-mode derivative is being computed."""
+    return forward_ad._current_level >= 0
+
+
+def mark_constant(function: object) -> None:
+    """Let Dynamo call a function while it traces and take the result as a constant.
+
+    ``torch.compiler.assume_constant_result`` does this (2.1), but imports all of Dynamo.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def default_store() -> Any:
+    """Where the ranks of a process group meet without a collective that could hang (2.0)."""
+    from torch.distributed.distributed_c10d import _get_default_store  # a torch without distributed does not have it
+
+    return _get_default_store()
