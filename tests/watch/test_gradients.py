@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import attemper
-from attemper.watch.attach.gradients import Gradients
+from attemper.watch.attach.gradients import GradientHooks
 from attemper.watch.session import NO_GRADIENTS
 from watched import Block
 
@@ -104,7 +104,7 @@ def test_a_gradient_that_cannot_be_measured_ends_no_backward(monkeypatch):
         raise torch.OutOfMemoryError("out of memory")
 
     net, x = Block(), torch.randn(1, 5, 16)
-    monkeypatch.setattr(Gradients, "add", full)
+    monkeypatch.setattr(GradientHooks, "add", full)
     with (
         pytest.warns(UserWarning, match=r"^watch\(\): Block: gradients could not be measured: out of memory\.$"),
         attemper.watch(net, gradients=True),

@@ -199,7 +199,7 @@ def test_heads_that_nothing_shows_are_said_to_be_one():
         net(q=torch.randn(12, 5, 8))
     assert len(watch.record) == 1
     assert watch.record.notes == [
-        "Folded: nothing says how many heads its folded dimension holds: all are one head here."
+        "Folded: the number of heads in its folded dimension is unknown: they are measured as one head."
     ]
 
 

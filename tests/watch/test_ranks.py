@@ -12,12 +12,12 @@ RANK = """
 import datetime, time, warnings, torch, attemper
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from attemper.watch import meeting, ranks
+from attemper.watch.record import ranks
 
 rank, world, folder, case = int(argv[0]), int(argv[1]), argv[2], argv[3]
 path = f"{folder}/{case}.jsonl"
 if case in ("missing", "late"):
-    meeting.PATIENCE = datetime.timedelta(seconds=0.5)
+    ranks.PATIENCE = datetime.timedelta(seconds=0.5)
 early = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), 2)
 watch = attemper.watch(early, gradients=True, path=path)  # made before there are ranks
 distributed.init_process_group("gloo", init_method=f"file://{folder}/meet-{case}", rank=rank, world_size=world)
@@ -101,10 +101,10 @@ with warnings.catch_warnings(record=True) as said:
         if step < 2 or rank == 1:
             out.square().sum().backward()
         if case == "late" and step == 0 and rank == 0:
-            while not watch._ranks.meeting.store.check(["0/word"]):  # until the other has given up
+            while not watch._ranks.meeting.store.check(["0/answer"]):  # until the other has given up
                 time.sleep(0.01)
         optimizer.step()
-        meeting.PATIENCE = datetime.timedelta(seconds=60) if case == "late" else meeting.PATIENCE
+        ranks.PATIENCE = datetime.timedelta(seconds=60) if case == "late" else ranks.PATIENCE
     if case in ("uneven", "rest") and rank == 0:
         layers(x)  # a pass of its own, after the last step
     if watched:
@@ -169,7 +169,7 @@ def test_ranks_that_saw_different_layers_keep_their_own(folder):
     first, second = (attemper.Record.read(folder / f"different-{rank}.jsonl") for rank in range(2))
     assert (len(first.layers), len(second.layers)) == (2, 1)
     assert first.to_dicts()[0]["rows"] == 18
-    assert "ranks saw different layers" in first.notes[0]
+    assert "ranks measured different layers" in first.notes[0]
 
 
 def test_a_rank_with_rows_after_its_last_step_waits_for_nobody(folder):

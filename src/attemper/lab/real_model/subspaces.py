@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ...scan.examiners.weights import weights_of_rows
 from ...vitals import Vitals
-from ...watch.call import Call
-from ...watch.session import watch
+from ...watch.examine import AttentionCall as Call
+from ...watch.examine import examine
 from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Row, Rows, generator
 from ..maths.stats import over_batches
 from .model import READ, batch, chosen, loaded
@@ -70,9 +70,7 @@ def measure(cell: Cell) -> list[Row]:
 def patterns(model: Any, pair: Any) -> list[Tensor]:
     """The weights of every head on both sentences of a pair, layer by layer."""
     seen = Patterns()
-    listening = watch(model)
-    listening.examiners = [seen]
-    with torch.no_grad(), listening:
+    with torch.no_grad(), examine(model, [seen]):
         model(**pair)
     return seen.layers
 

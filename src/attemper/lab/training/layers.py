@@ -15,7 +15,7 @@ from ...heads import HeadSummary
 from ...scale import rule as rule_named
 from ...scores import additive_attention
 from ...scores.cosine import direction
-from ...watch.attach.gradients import Gradients
+from ...watch.examine import GradientHooks
 
 OTHERS = ("additive", "cosine", "kappa")  # scores that are not a rule of the dot product
 SIGNS = ("entropy", "effective_keys", "peak", "top_weight", "variance")
@@ -78,4 +78,4 @@ class Own:
 
     def __init__(self, heads: int) -> None:
         self.summary: HeadSummary | None = None
-        self.gradients = Gradients(heads)
+        self.gradients = GradientHooks(heads)

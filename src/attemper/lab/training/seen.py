@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from ...watch.record.entry import Entry
+from ...watch.examine import Entry
 from ...watch.session import watch
 from ..engine.experiment import Row
 from .layers import SIGNS, Own, Scores

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as registering
 
 from ...errors import InputError
-from ...watch.attach.running import traits
+from ...watch.examine import traits
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What DDP, torch.compile, FSDP and activation checkpointing put into the names of the weights they wrap."""
