@@ -1,8 +1,8 @@
 """memory: the most memory a call holds at once beyond its inputs, outputs and gradients.
 
-Each measurement is a fresh process (`python -m attemper.bench.memory CASE`), so that nothing which ran before leaves
-memory to reuse. On a CPU it is the high-water mark of the resident set, reset after the inputs exist and a tiny call
-has loaded what is loaded once; on CUDA it is what torch's allocator says.
+Each measurement is a fresh process (`python -m attemper.bench.memory CASE`), so that no earlier call leaves memory to reuse.
+On a CPU it is the high-water mark of the resident set, reset after the inputs exist and a tiny call has loaded all libraries;
+on CUDA it is the peak of torch's allocator.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ def peak(candidate: str, case: Case, timeout: float = 900.0) -> Peak:
 
 
 def probe(candidate: str, case: Case) -> dict[str, int | str | None]:
-    """What the fresh process does."""
+    """Measure one call in this process, which should be fresh."""
     tiny = replace(case, shape=(1, 1, min(WARM_LENGTH, case.shape[2]), case.shape[3]))
     call(candidate, tiny.tensors())()
     tensors = case.tensors()
     risen, results = rise(call(candidate, tensors), case.device)
-    # an expanded result holds less than its shape says, a slice of scratch more: count what was asked for, no more
+    # an expanded result holds less than its shape, a slice of scratch memory more: count the smaller of the two
     size = sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in results)
     return {"beyond": max(0, risen - size), "results": size, "kernel": tensors.kernel(candidate)}
 
 
 def rise(run: Callable[[], tuple[Tensor, ...]], device: str) -> tuple[int, tuple[Tensor, ...]]:
-    """How many bytes one call adds at its peak to what this process holds, and what it gave back; trust it in a fresh process."""
+    """How many bytes one call adds at its peak to what this process holds, and its results; reliable in a fresh process only."""
     measure = _on_cuda if torch.device(device).type == "cuda" else _on_cpu
     return measure(run)
 
@@ -95,7 +95,7 @@ def _on_cpu(run: Callable[[], tuple[Tensor, ...]]) -> tuple[int, tuple[Tensor, .
 
 
 def free(device: str) -> float:
-    """Bytes that a device could still give; without end where nobody says."""
+    """The free memory of a device in bytes; infinity if it is unknown."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -110,14 +110,14 @@ def free(device: str) -> float:
 
 
 def _return_free_memory() -> None:
-    """Pages that malloc keeps after a free would be reused unseen, so they go back first. glibc only."""
+    """Return the pages that malloc keeps after a free: reusing them would not show. glibc only."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 def _reset_high_water() -> None:
-    """Linux: VmHWM starts again from the present size. Where that is refused the mark can only read too high."""
+    """Linux: VmHWM starts again from the present size. If that is refused, the mark can only be too high."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -139,7 +139,7 @@ def _status(field: str) -> int | None:
 
 
 def _most_ever() -> int:
-    """The largest resident set since the process began: without /proc, a peak below it stays unseen."""
+    """The largest resident set since the process began: without /proc, a peak below it does not show."""
     import resource  # not on Windows
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -7,7 +7,7 @@
     Examiner            what an examiner must have: look() and keep()
     AttentionCall       one attention call: its tensors, options and facts
     Facts               the route, sizes and scale of a call
-    Traced, Path, Factor, same      what q, k and the scores of a call were multiplied by; equality up to rounding
+    Traced, FactorPath, Factor, same  what q, k and the scores of a call were multiplied by; equality up to rounding
     traits              what the class of a module shows: whether it is named attention
     Alteration, altered, Place      ops that make scores: counted in one run, altered in the next
     running             the modules in their forward, in this thread
@@ -32,7 +32,7 @@ from .call import Facts as Facts
 from .record.entry import Entry as Entry
 from .session import Watch, watch
 from .trace.paths import Factor as Factor
-from .trace.paths import Path as Path
+from .trace.paths import FactorPath as FactorPath
 from .trace.paths import Traced as Traced
 from .trace.paths import same as same
 

@@ -101,7 +101,7 @@ class Journal:
         self.waiting: list[bytes] = []
         self.failure = ""
         self.end: int | None = None  # where this watch's last append ended
-        self.say: Callable[[str], None] = lambda sentence: None
+        self.warn: Callable[[str], None] = lambda sentence: None
         if path.exists():
             with path.open("rb") as file:
                 self._check(file.readline(CHUNK))
@@ -111,9 +111,9 @@ class Journal:
         if not OPENING.startswith(line):
             check_header("watch", self.path, line.decode(errors="replace"))
 
-    def open(self, say: Callable[[str], None]) -> None:
+    def open(self, warn: Callable[[str], None]) -> None:
         """Begin a run in the file. A file that cannot be written is an error now, not after hours."""
-        self.say, self.end = say, None
+        self.warn, self.end = warn, None
         try:
             self._write(b"", opening=True)
         except OSError as error:
@@ -137,14 +137,14 @@ class Journal:
         if self.waiting:
             self._flush()
         if self.waiting:
-            self.say(LOST.format(count=len(self.waiting), name=self.path.name, reason=self.failure))
+            self.warn(LOST.format(count=len(self.waiting), name=self.path.name, reason=self.failure))
 
     def _flush(self) -> None:
         try:
             self._write(b"".join(self.waiting))
         except OSError as error:
             self.failure = error.strerror or str(error)
-            self.say(FAILED.format(name=self.path.name, reason=self.failure))
+            self.warn(FAILED.format(name=self.path.name, reason=self.failure))
         else:
             self.waiting = []
 
@@ -152,7 +152,7 @@ class Journal:
         with _locked(self.path) as file:
             size = self._remove_cut_line(file)
             if size and self.end not in (None, size):
-                self.say(SHARED.format(name=self.path.name))
+                self.warn(SHARED.format(name=self.path.name))
             if not size:  # new, or deleted in the meantime
                 text = OPENING + b"".join(dump(facts_line(*item)).encode() for item in self.known.items()) + text
             elif opening and _tail(file, size, len(OPENING)) != OPENING:

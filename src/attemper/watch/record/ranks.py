@@ -104,7 +104,7 @@ class Ranks:
                 with without_autograd_and_modes(part.device.type):
                     self.inputs.append(_hash(part) * (2 * len(self.inputs) + 1))
 
-    def join(self, step: int, entries: list[Entry], split: bool, say: Callable[[str], None]) -> list[Entry] | None:
+    def join(self, step: int, entries: list[Entry], split: bool, warn: Callable[[str], None]) -> list[Entry] | None:
         """The same entries over all ranks; None if they must not be added, with a warning."""
         inputs, self.inputs = self.inputs, []
         if self.group is None:
@@ -114,16 +114,16 @@ class Ranks:
                 raise RuntimeError("the process group was destroyed before the watch ended")
             if not self.meeting.all_here():
                 if not self.were_late:
-                    say(LATE.format(step=step))
+                    warn(LATE.format(step=step))
                 self.were_late = True
                 return None
             reason = self._disagreement(entries, inputs, split and self.whole)
             if reason is None:
                 return self._sum(entries)
-            say(reason)
+            warn(reason)
         except (RuntimeError, ValueError) as error:  # a rank died, or the network failed
             self.group = None
-            say(FAILED.format(step=step, error=_line(error)))
+            warn(FAILED.format(step=step, error=_line(error)))
         return None
 
     def _disagreement(self, entries: list[Entry], inputs: list[Tensor], split: bool) -> str | None:

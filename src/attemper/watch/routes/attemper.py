@@ -48,7 +48,7 @@ def read(
 
 
 def band(left: int | None, right: int | None) -> tuple[bool | str, int | None]:
-    """Which keys a query sees, i − left … i + right, as ``causal`` and ``window``."""
+    """The visible keys of query i, i − left … i + right, as ``causal`` and ``window``."""
     if left is not None and left == right:
         return False, left + 1
     causal: bool | str = False if right is None else True if right == 0 else "lower_right"

@@ -96,13 +96,13 @@ class Interface:
         return measuring
 
     def from_arguments(
-        self, module: Any, query: Tensor, key: Tensor, mask: Any, options: dict[str, Any], told: Interfaced
+        self, module: Any, query: Tensor, key: Tensor, mask: Any, options: dict[str, Any], interfaced: Interfaced
     ) -> None:
         """Measure a call that no op showed, or warn that it cannot be measured."""
         frames = tuple(running.frames)
         reason = refusal(mask, options)
         if reason is not None:
-            self.unmeasured(frames, f"attn_implementation={told.implementation!r} with {reason}")
+            self.unmeasured(frames, f"attn_implementation={interfaced.implementation!r} with {reason}")
             return
         rows, keys = query.shape[2], key.shape[2]
         flash = isinstance(mask, Tensor) and mask.dim() == 2

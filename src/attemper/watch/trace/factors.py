@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from .paths import Factor, Turn, same
+from .paths import Factor, Rotation, same
 
 
-def multiplied(name: str, value: object, learned: bool) -> Factor | Turn | None:
-    """The factor of a `mul` or `div` by this value; a Turn if a table may begin a rotation; None: nothing.
+def multiplied(name: str, value: object, learned: bool) -> Factor | Rotation | None:
+    """The factor of a `mul` or `div` by this value; a Rotation if a table may begin a rotation; None: nothing.
 
     `learned`: whether the value is a parameter, or made of parameters only.
     """
@@ -22,7 +22,7 @@ def multiplied(name: str, value: object, learned: bool) -> Factor | Turn | None:
     if not isinstance(value, Tensor) or not value.numel() or value.dtype == torch.bool:
         return None
     if value.is_complex():
-        return Turn(rms(value) ** 2, whole=True)
+        return Rotation(rms(value) ** 2, whole=True)
     used = few(value.detach()).double().flatten()
     used = used[used != 0]  # zeros hide padding
     if not len(used):
@@ -38,7 +38,7 @@ def multiplied(name: str, value: object, learned: bool) -> Factor | Turn | None:
         return Factor(what, number, low, high, learned=learned)
     if learned:
         return Factor("multiplied by learned weights per channel", rms(value), low, high, counts=False, learned=True)
-    return Turn(rms(few(value)) ** (-2 if invert else 2))
+    return Rotation(rms(few(value)) ** (-2 if invert else 2))
 
 
 def rms(tensor: Tensor) -> float:

@@ -34,7 +34,7 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Rotation:
     """An unfinished rotation: the mean square of the cosines; when it is `whole`, of cosines and sines together.
 
     A tensor that is multiplied by a table once, with no second part added, was not rotated: the table is a plain factor.
@@ -49,7 +49,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Path:
+class FactorPath:
     """What happened to q or k since its projection, or to the scores since their product.
 
     ``norm`` is the root mean square of the entries after the last norm (None: there was none); a norm undoes every factor
@@ -58,20 +58,20 @@ class Path:
 
     factors: tuple[Factor, ...] = ()
     norm: float | None = None
-    turn: Turn | None = None
+    turn: Rotation | None = None
     mixed: bool = False  # scores of several heads were added: no single factor is theirs
 
-    def times(self, factor: Factor) -> Path:
+    def times(self, factor: Factor) -> FactorPath:
         return (
             self if same(factor.number, 1.0) and not factor.varies else replace(self, factors=(*self.factors, factor))
         )
 
-    def turned(self) -> Path:
+    def turned(self) -> FactorPath:
         """The same with its rotation ended, which is no factor unless cos and sin were scaled (YaRN)."""
         return self if self.turn is None else replace(self, turn=None).times(self.turn.factor())
 
-    def normed(self, rms: float) -> Path:
-        return Path((), rms)
+    def normed(self, rms: float) -> FactorPath:
+        return FactorPath((), rms)
 
     @property
     def number(self) -> float:
@@ -83,9 +83,9 @@ class Path:
 class Traced:
     """What tracing found of one attention call; None if a tensor could not be followed back."""
 
-    query: Path | None = None
-    key: Path | None = None
-    scores: Path | None = None  # from the product to the softmax; None if one op did both
+    query: FactorPath | None = None
+    key: FactorPath | None = None
+    scores: FactorPath | None = None  # from the product to the softmax; None if one op did both
     sums: tuple[float, float] | None = None  # the smallest and the largest sum of a row of weights, at the values
     after: list[Factor] = field(default_factory=list)  # what the attention's output was multiplied by
 
@@ -95,7 +95,7 @@ def same(a: float, b: float, within: float = SAME) -> bool:
     return abs(a - b) <= within * max(abs(a), abs(b))
 
 
-def joined(parts: Sequence[tuple[Path, int]]) -> Path:
+def joined(parts: Sequence[tuple[FactorPath, int]]) -> FactorPath:
     """The path of concatenated parts of one head, with their widths: a rotated part and one that is not, for example."""
     first = parts[0][0]
     if all(path == first or _alike(path, first) for path, _ in parts):
@@ -110,10 +110,10 @@ def joined(parts: Sequence[tuple[Path, int]]) -> Path:
     widths = sum(width for _, width in ended)
     mean = math.sqrt(sum(path.number**2 * width for path, width in ended) / widths)
     factor = Factor("multiplied by different numbers in its parts", mean, min(numbers), max(numbers))
-    return Path((factor,), first.norm)
+    return FactorPath((factor,), first.norm)
 
 
-def _alike(a: Path, b: Path) -> bool:
+def _alike(a: FactorPath, b: FactorPath) -> bool:
     turns = a.turn is b.turn is None or (
         a.turn is not None and b.turn is not None and same(a.turn.square, b.turn.square)
     )

@@ -19,7 +19,7 @@ from ..call import AttentionCall
 from ..routes.handwritten.op_names import LINEAR, LOG_SOFTMAXES, PRODUCTS, SOFTMAXES, op_name
 from ..routes.sdpa import PLAIN, SDPA
 from .factors import few, multiplied, rms
-from .paths import Factor, Path, Traced, Turn, joined
+from .paths import Factor, FactorPath, Rotation, Traced, joined
 
 if TYPE_CHECKING:
     from ..routes.handwritten.chain import Chain
@@ -81,16 +81,18 @@ class Trace:
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
-        self.paths: Storages[Path] = Storages()
-        self.parts: Storages[dict[int, Path]] = Storages()  # by offset: parts that were multiplied in place
-        self.products: Storages[tuple[Path | None, Path | None]] = Storages()  # scores → the paths of their factors
+        self.paths: Storages[FactorPath] = Storages()
+        self.parts: Storages[dict[int, FactorPath]] = Storages()  # by offset: parts that were multiplied in place
+        self.products: Storages[tuple[FactorPath | None, FactorPath | None]] = (
+            Storages()
+        )  # scores → the paths of their factors
         self.lengths: Storages[bool] = Storages()  # made of the entries' magnitudes: what a norm divides by
         self.outputs: Storages[Traced] = Storages()
         self.waiting: dict[Count, Traced] = {}  # softmaxed scores that wait for their values
         self.asked: Tensor | None = None  # the input of the current softmax
         self.last: Traced | None = None
 
-    def path(self, tensor: Tensor) -> Path | None:
+    def path(self, tensor: Tensor) -> FactorPath | None:
         if self.parts and (parts := self.parts.get(tensor)) is not None and int(tensor.storage_offset()) in parts:
             return parts[int(tensor.storage_offset())]
         return self.paths.get(tensor)
@@ -135,9 +137,9 @@ class Trace:
             elif name in ("add", "sub"):
                 self._added(args, result)
             elif name in AFFINE:
-                self.paths.put(result, Path())
+                self.paths.put(result, FactorPath())
             elif name in NORMS:
-                self.paths.put(result, Path().normed(rms(result)))
+                self.paths.put(result, FactorPath().normed(rms(result)))
             elif name in ("cat", "concat", "concatenate"):
                 self._side_by_side(args, kwargs, result)
             elif name in WRITES and len(args) > WRITES[name]:
@@ -157,9 +159,9 @@ class Trace:
             self._projected(arguments[0], output)
         elif _is_norm(module) and output.shape == arguments[0].shape and output is not arguments[0]:
             with without_autograd_and_modes(output.device.type):
-                self.paths.put(output, Path().normed(rms(output)))
+                self.paths.put(output, FactorPath().normed(rms(output)))
 
-    def _ended(self, tensor: Tensor) -> Path | None:
+    def _ended(self, tensor: Tensor) -> FactorPath | None:
         path = self.path(tensor)
         return None if path is None else path.turned()
 
@@ -201,7 +203,7 @@ class Trace:
         sides = tuple(self._ended(tensor) for tensor in (left, right))
         self.products.put(result, (sides[0], sides[1]))
         alpha = kwargs.get("alpha", 1.0) if name in ("baddbmm", "addmm") else 1.0
-        self.paths.put(result, Path().times(Factor("by the product itself (alpha)", float(alpha))))
+        self.paths.put(result, FactorPath().times(Factor("by the product itself (alpha)", float(alpha))))
 
     def _met(self, traced: Traced, values: object) -> None:
         """What multiplies all values multiplies the output, as if it came after the softmax."""
@@ -213,7 +215,7 @@ class Trace:
 
     def _projected(self, source: Tensor, result: Tensor) -> None:
         """A path begins; but talking heads mix their scores by a projection too."""
-        self.paths.put(result, Path(mixed=self.products.has(source)))
+        self.paths.put(result, FactorPath(mixed=self.products.has(source)))
         self._keep_product(source, result)
 
     def _scaled(self, name: str, args: tuple[Any, ...], result: Tensor, func: Any) -> None:
@@ -266,7 +268,7 @@ class Trace:
         first, path = next((one for one in known if self.products.has(one[0])), known[0])
         turns = [other.turn for _, other in known]
         if len(known) == 2 and turns[0] is not None and turns[1] is not None:
-            path = Path(path.factors, path.norm, Turn(turns[0].square + turns[1].square, whole=True))
+            path = FactorPath(path.factors, path.norm, Rotation(turns[0].square + turns[1].square, whole=True))
         else:
             path = path.turned()
         self.paths.put(result, path)
