@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
@@ -21,7 +21,6 @@ from torch.utils.hooks import RemovableHandle
 from ...errors import AttemperError
 from ...heads import HeadSummary
 from ...operation.ops import FORWARD
-from ...vitals import Vitals
 from ..call import AttentionCall
 from ..routes import attemper as own
 from ..routes import sdpa as fused
@@ -36,30 +35,11 @@ from .modes import without_autograd_and_modes
 from .running import Frame, Pass, Site, running, traits
 from .storages import Storages
 
+if TYPE_CHECKING:
+    from ..session import Watch
+
 EINSUM = torch.ops.aten.einsum.default
 READERS = {**fused.readers(), FORWARD: own.read}
-
-
-class Observer(Protocol):
-    """What the attachment needs of a watch."""
-
-    modules: tuple[nn.Module, ...]  # all modules of its model
-    names: dict[int, str]  # id of a module → its name
-    signs: tuple[str, ...]
-    kernel: str
-    given_rows: Tensor | None
-
-    @property
-    def wants_gradients(self) -> bool: ...
-
-    @property
-    def wants_traces(self) -> bool: ...
-
-    def pass_began(self, module: nn.Module) -> bool: ...
-    def examine(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Any: ...
-    def add_call(self, name: str, call: AttentionCall, summary: HeadSummary | None, seen: Any) -> None: ...
-    def add_unmeasured(self, name: str, reason: str) -> None: ...
-    def add_note(self, name: str, reason: str) -> None: ...
 
 
 class Mode(TorchDispatchMode):
@@ -138,14 +118,14 @@ class Attachment:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.observers: tuple[Observer, ...] = ()
+        self.observers: tuple[Watch, ...] = ()
         self.parameters: Storages[bool] = Storages()
         self.handles: list[RemovableHandle] = []
         self.passes: dict[Pass, Site] = {}
         self.eager = Eager()
         self.interface = Interface(self.begin, self.unmeasured)
 
-    def add(self, observer: Observer) -> None:
+    def add(self, observer: Watch) -> None:
         with self.lock:
             self.observers = (*self.observers, observer)
             for module in observer.modules:
@@ -160,7 +140,7 @@ class Attachment:
             self.eager.on()
             self.interface.install()
 
-    def remove(self, observer: Observer) -> None:
+    def remove(self, observer: Watch) -> None:
         with self.lock:
             self.observers = tuple(other for other in self.observers if other is not observer)
             self._release()
@@ -300,7 +280,7 @@ class Attachment:
 
         return count
 
-    def _note_doubts(self, call: AttentionCall, observers: list[Observer]) -> None:
+    def _note_doubts(self, call: AttentionCall, observers: list[Watch]) -> None:
         """Mark the modules around a call as accounted for, and note what is uncertain about its numbers."""
         for frame in call.frames:
             frame.accounted = True
@@ -314,7 +294,7 @@ class Attachment:
                 if observer.wants_gradients and name is not None:
                     observer.add_note(name, "q and k are one tensor: |dq| and |dk| are both its whole gradient")
 
-    def _observing(self, current: Pass | None) -> list[Observer]:
+    def _observing(self, current: Pass | None) -> list[Watch]:
         """The watches that measure a pass."""
         return [observer for observer in self.observers if current is None or observer not in current.left_out]
 
@@ -335,7 +315,7 @@ class Attachment:
                 observer.add_unmeasured(name, reason)
 
 
-def _name(observer: Observer, frames: tuple[Frame, ...]) -> str | None:
+def _name(observer: Watch, frames: tuple[Frame, ...]) -> str | None:
     """The name of the innermost of these modules that belongs to a watch's model."""
     for frame in reversed(frames):
         name = observer.names.get(id(frame.module))

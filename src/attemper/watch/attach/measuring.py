@@ -13,10 +13,10 @@ from ...vitals import Vitals
 from ..call import AttentionCall
 
 if TYPE_CHECKING:
-    from .attachment import Observer
+    from ..session import Watch
 
 
-def measured(call: AttentionCall, observers: list[Observer]) -> list[tuple[HeadSummary | None, Any]]:
+def measured(call: AttentionCall, observers: list[Watch]) -> list[tuple[HeadSummary | None, Any]]:
     """The summary that each observer asked for, and what its examiners found. Equal requests are measured once."""
     done: dict[tuple[Any, ...], tuple[Vitals, HeadSummary]] = {}
     found: list[tuple[HeadSummary | None, Any]] = []

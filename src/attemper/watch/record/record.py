@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError, MissingExtra
+from ...errors import InputError
 from ..call import Facts
 from .entry import KEYS, Entry, EntryBuffer, Slot
 
@@ -159,17 +159,19 @@ class Record:
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame of the rows. Needs ``pip install 'attemper[record]'``."""
+        from .store import missing
+
         try:
             import pandas
         except ImportError:
-            raise _missing("to_pandas", "pandas") from None
+            raise missing("Record.to_pandas()", "pandas") from None
         return pandas.DataFrame(self.to_dicts(), columns=None if len(self) else list(KEYS))
 
     def to_arrow(self) -> Any:
         """A pyarrow Table of the rows, with the facts in its metadata. Needs ``pip install 'attemper[record]'``."""
         from .store import to_arrow
 
-        return to_arrow(self, _missing("to_arrow", "pyarrow"))
+        return to_arrow(self, "Record.to_arrow()")
 
     def write(self, path: str | Path) -> None:
         """Write the record to a new file, by suffix. An existing file is replaced once the new one is complete.
@@ -221,9 +223,3 @@ def _no_layer(pattern: str, layers: list[str]) -> str:
     hint = f" Did you mean {near[0]!r}?" if near else ""
     shown = ", ".join(map(repr, layers[:6])) + (f" and {len(layers) - 6} more" if len(layers) > 6 else "")
     return f"Record.filter(): no layer matches {pattern!r}.{hint} The layers are: {shown}."
-
-
-def _missing(where: str, package: str) -> MissingExtra:
-    return MissingExtra(
-        f"Record.{where}(): needs {package}, which is not installed. Type pip install 'attemper[record]'."
-    )

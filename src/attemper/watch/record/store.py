@@ -15,7 +15,6 @@ from .jsonl import HEADER, SCHEMA, ParsedLines, WrittenStep, check_header, dump,
 from .record import Record
 
 SUFFIXES = (".jsonl", ".parquet")
-PIP = "Type pip install 'attemper[record]'."
 
 
 def to_path(where: str, path: object) -> Path:
@@ -36,7 +35,7 @@ def check_path(where: str, path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> 
 def write(record: Record, path: Path) -> None:
     check_path("Record.write", path)
     if path.suffix == ".parquet":
-        table = to_arrow(record, MissingExtra(f"Record.write(): Parquet needs pyarrow, which is not installed. {PIP}"))
+        table = to_arrow(record, "Record.write(): Parquet")
         from pyarrow import parquet
 
         _put(path, lambda part: parquet.write_table(table, part))
@@ -115,11 +114,15 @@ def _to_record(path: Path, held: ParsedLines, left_out: list[str]) -> Record:
     return Record(entries, held.facts, [*notes, *held.notes])
 
 
-def to_arrow(record: Record, missing: MissingExtra) -> Any:
+def missing(what: str, package: str) -> MissingExtra:
+    return MissingExtra(f"{what} needs {package}, which is not installed. Type pip install 'attemper[record]'.")
+
+
+def to_arrow(record: Record, what: str) -> Any:
     try:
         import pyarrow
     except ImportError:
-        raise missing from None
+        raise missing(what, "pyarrow") from None
     rows = record.to_dicts()
     names = list(dict.fromkeys(name for row in rows for name in row)) or list(KEYS)
     types = {"step": pyarrow.int64(), "layer": pyarrow.string(), "kind": pyarrow.string(), "head": pyarrow.int32()}
@@ -136,7 +139,7 @@ def _read_parquet(path: Path) -> Record:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise MissingExtra(f"Record.read(): Parquet needs pyarrow, which is not installed. {PIP}") from None
+        raise missing("Record.read(): Parquet", "pyarrow") from None
     try:
         table = parquet.read_table(path)
     except (pyarrow.ArrowException, OSError):

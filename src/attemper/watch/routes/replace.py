@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...attention import attention
 from ...errors import InputError
 from ..attach.modes import without_modes
-from ..attach.running import Frame, running
+from ..attach.running import running
 from ..call import AttentionCall, Facts
 from .kind import kind_of
 from .transformers import is_causal, refusal, with_bias
@@ -106,7 +106,16 @@ def attend_with(
             )
         if measures:
             frames = tuple(running.frames)
-            facts = _facts(frames, query, key, mask, causal, scaling, softcap, dropout, options)
+            kind = kind_of(frames, query, key, (query.shape[2], key.shape[2]))
+            common: dict[str, Any] = {"scale": scaling, "causal": causal, "mask": mask, "dropout": dropout}
+            window = options.get("sliding_window")
+            declared: dict[str, Any] = {
+                "declared": scaling,
+                "implementation": NAME,
+                "softcap": softcap,
+                "window": window,
+            }
+            facts = Facts.of("replaced", kind, query, key, **common, **declared)
             call = AttentionCall(facts, frames, query, key, mask=mask, causal=causal, scale=scaling, softcap=softcap)
             call.vitals = vitals
             report(call)
@@ -118,30 +127,3 @@ def attend_with(
 
 unwatched = attend_with(lambda: False, (), lambda call: None)
 """What stays registered: attention on attemper's kernels, without a reference to the watch."""
-
-
-def _facts(
-    frames: tuple[Frame, ...],
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scaling: float | None,
-    softcap: float | None,
-    dropout: float,
-    options: dict[str, Any],
-) -> Facts:
-    return Facts.of(
-        "replaced",
-        kind_of(frames, query, key, (query.shape[2], key.shape[2])),
-        query,
-        key,
-        scale=scaling,
-        causal=causal,
-        mask=mask,
-        dropout=dropout,
-        softcap=softcap,
-        window=options.get("sliding_window"),
-        declared=scaling,
-        implementation=NAME,
-    )

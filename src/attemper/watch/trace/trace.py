@@ -26,45 +26,16 @@ if TYPE_CHECKING:
     from ..routes.handwritten.matrices import Count
 
 COPIES = {
-    *(
-        "clone",
-        "_to_copy",
-        "to",
-        "contiguous",
-        "reshape",
-        "flatten",
-        "_unsafe_view",
-        "view_copy",
-        "repeat",
-        "flip",
-        "roll",
-    ),
-    *(
-        "repeat_interleave",
-        "expand",
-        "index_select",
-        "index",
-        "gather",
-        "stack",
-        "slice_scatter",
-        "select_scatter",
-        "neg",
-    ),
-    *("masked_fill", "where", "native_dropout", "dropout", "constant_pad_nd", "nan_to_num", "tril", "triu"),
-    *("tanh", "clamp", "clamp_min", "clamp_max", "maximum", "minimum"),
+    *("clone", "_to_copy", "to", "contiguous", "reshape", "flatten", "_unsafe_view", "view_copy", "repeat", "flip"),
+    *("roll", "repeat_interleave", "expand", "index_select", "index", "gather", "stack", "slice_scatter"),
+    *("select_scatter", "neg", "masked_fill", "where", "native_dropout", "dropout", "constant_pad_nd", "nan_to_num"),
+    *("tril", "triu", "tanh", "clamp", "clamp_min", "clamp_max", "maximum", "minimum"),
 }
 """The numbers stay the same, or are moved, hidden or bounded."""
 
 WEIGHING = SOFTMAXES | LOG_SOFTMAXES
-WRITES = {
-    "copy": 1,
-    "index_copy": 3,
-    "index_put": 2,
-    "scatter": 3,
-    "index_add": 3,
-    "scatter_add": 3,
-    "slice_scatter": 1,
-}
+WRITES = {"copy": 1, "slice_scatter": 1, "index_put": 2}
+WRITES |= dict.fromkeys(("index_copy", "scatter", "index_add", "scatter_add"), 3)
 """Op → the place of the argument that it writes into the first: into a cache, or into the rows of several experts."""
 
 AFFINE = {"native_batch_norm", "_native_batch_norm_legit_no_training", "batch_norm", "cudnn_batch_norm"}
