@@ -244,7 +244,7 @@ class Watch:
             self._check_end(was_measuring)
 
     def _drop_unfinished(self, ended_well: bool) -> None:
-        """Forget evaluation after the last step. After an error it is kept: it may show what went wrong."""
+        """Forget evaluation after the last step. Training passes before an error are kept: they may show what went wrong."""
         unfinished = self._passes.unfinished(ended_well and self.optimizer is not None and self._steps_ended > 0)
         if unfinished:
             self._note(UNFINISHED)

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from ...watch import watch
 from ...watch.examine import Entry
-from ...watch.session import watch
 from ..engine.experiment import Row
 from .layers import SIGNS, Own, Scores
 

@@ -49,7 +49,7 @@ class Alteration:
     found: dict[Place, Op] = field(default_factory=dict)
     counts: Counter[int] = field(default_factory=Counter)
 
-    def meet(self, module: int, op: Op) -> tuple[Place, float]:
+    def next_op(self, module: int, op: Op) -> tuple[Place, float]:
         """The place of the next op in a module, and the ratio of its scores."""
         place = (module, self.counts[module])
         self.counts[module] += 1
@@ -73,7 +73,7 @@ class Altering(Mode):
         if current is None or not running.frames or not (reads or name in PRODUCTS):
             return super().__torch_dispatch__(func, types, args, kwargs)
         factors = args[:2] if reads else tuple(args[place] for place in PRODUCTS[name])
-        place, ratio = self.alteration.meet(id(running.frames[-1].module), Op.of(func, factors))
+        place, ratio = self.alteration.next_op(id(running.frames[-1].module), Op.of(func, factors))
         kwargs = dict(kwargs or {})
         after = 1.0
         if ratio != 1 and reads:
