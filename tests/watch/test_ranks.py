@@ -18,6 +18,7 @@ rank, world, folder, case = int(argv[0]), int(argv[1]), argv[2], argv[3]
 path = f"{folder}/{case}.jsonl"
 if case in ("missing", "late"):
     ranks.PATIENCE = datetime.timedelta(seconds=0.5)
+torch.set_default_dtype(torch.float64)
 early = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), 2)
 watch = attemper.watch(early, gradients=True, path=path)  # made before there are ranks
 distributed.init_process_group("gloo", init_method=f"file://{folder}/meet-{case}", rank=rank, world_size=world)
@@ -147,6 +148,7 @@ def read(folder, case, ranks=(0, 1)):
     return [attemper.Record.read(folder / f"{case}-{rank}.jsonl") for rank in ranks]
 
 
+@pytest.mark.usefixtures("float64")
 def test_heads_merge_over_ranks_and_rank_0_writes(folder):
     torch.manual_seed(0)
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), 2)
@@ -161,7 +163,7 @@ def test_heads_merge_over_ranks_and_rank_0_writes(folder):
     for found, expected in zip(ranks[0].filter(steps=0).to_dicts(), watch.record.to_dicts(), strict=True):
         assert found["rows"] == 36  # and the layers are named as without the wrapper
         for name, value in expected.items():
-            wanted = pytest.approx(value, rel=1e-6, nan_ok=True) if isinstance(value, float) else value
+            wanted = pytest.approx(value, rel=1e-9, nan_ok=True) if isinstance(value, float) else value
             assert found[name] == wanted, name
 
 
