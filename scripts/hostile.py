@@ -68,7 +68,7 @@ MEASURING = {
     "claims": "attemper.lab.claims.claims:judge",
     "cards": "attemper.lab.claims.cards:write",
     "run": "attemper.lab.engine.experiment:Experiment.rows",
-    "bench speed": "attemper.bench.operation:interleave",
+    "bench speed": "attemper.bench.speed:interleave",
     "bench memory": "attemper.bench.memory:peak",
     "bench cpu": "attemper.bench.cpu:interleave",
     "bench watch": "attemper.bench.watch:interleave",

@@ -62,7 +62,7 @@ def state():
         dict(transformers.AttentionMaskInterface._global_mapping),
         list(running.frames),
         running.current,
-        attach.attachment.listeners,
+        attach.attachment.observers,
         dict(attach.attachment.passes),
         attach.attachment.eager.stance,
         torch._dynamo.eval_frame._stance.stance if "torch._dynamo" in sys.modules else "default",

@@ -23,13 +23,13 @@ def rows(monkeypatch):
 
 
 def test_a_row_has_both_rivals_and_the_machine(rows):
-    assert [row["kind"] for row in rows] == [kind for kind, _ in TINY]
+    assert [row["table"] for row in rows] == [table for table, _ in TINY]
     for row in rows:
         spread = row["speed_vs_sdpa"]
         assert 0 < spread["low"] <= spread["median"] <= spread["high"]
         assert row["rate"] >= 0
         assert row["machine_rate"] > 0
-        assert (row["speed_vs_eager_statistics"] is None) == (row["kind"] == "decode")
+        assert (row["speed_vs_eager_statistics"] is None) == (row["table"] == "decode")
 
 
 def test_growth_is_told_where_the_length_alone_grew(rows):
@@ -40,15 +40,15 @@ def test_the_default_covers_short_and_long_full_and_causal_backward_and_decode()
     found = cpu.cases(False, "auto")
     shapes = {case.shape for _, case in found}
     assert {(8, 12, 128, 64), (1, 8, 8192, 128)} <= shapes
-    kinds = [kind for kind, _ in found]
-    assert set(kinds) == {
+    tables = [table for table, _ in found]
+    assert set(tables) == {
         "forward, full",
         "forward, causal",
         "forward + backward, full",
         "forward + backward, causal",
         "decode",
     }
-    assert kinds == sorted(kinds, key=kinds.index)  # one table each
+    assert tables == sorted(tables, key=tables.index)  # one table each
 
 
 def test_the_mean_is_geometric():

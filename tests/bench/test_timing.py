@@ -7,7 +7,7 @@ from itertools import pairwise, permutations
 import pytest
 import torch
 
-from attemper.bench import operation
+from attemper.bench import speed
 from attemper.bench.candidates import CANDIDATES, Case
 from attemper.bench.timing import Times, interleave, median_interval
 
@@ -65,7 +65,7 @@ def test_time_is_bounded_but_never_below_three_rounds():
 
 
 def test_a_row_per_candidate_with_both_baselines():
-    rows = operation.measure(Case((1, 2, 96, 16), True), rounds=3, budget=5.0)
+    rows = speed.measure(Case((1, 2, 96, 16), True), rounds=3, budget=5.0)
     assert [row["candidate"] for row in rows] == list(CANDIDATES)
     by_name = {row["candidate"]: row for row in rows}
     assert by_name["sdpa"]["speed_vs_sdpa"] == {"median": 1.0, "low": 1.0, "high": 1.0}
@@ -78,9 +78,9 @@ def test_a_row_per_candidate_with_both_baselines():
 
 
 def test_eager_is_left_out_when_its_matrix_is_too_large(monkeypatch):
-    monkeypatch.setattr(operation, "EAGER_LIMIT", 4 * 96 * 96 - 1)
+    monkeypatch.setattr(speed, "EAGER_LIMIT", 4 * 96 * 96 - 1)
     notes = []
-    rows = operation.measure(Case((1, 1, 96, 16), False), rounds=3, budget=5.0, note=notes.append)
+    rows = speed.measure(Case((1, 1, 96, 16), False), rounds=3, budget=5.0, note=notes.append)
     assert [row["candidate"] for row in rows] == ["attemper", "attemper_bare", "sdpa"]
     assert "speed_vs_eager_statistics" not in rows[0]
     assert "eager left out" in notes[0]
@@ -91,7 +91,7 @@ def test_flops_are_those_of_the_matrix_products(direction, products):
     case = Case((2, 3, 128, 16), False, direction)
     assert case.flops == products * 2 * 2 * 3 * 128 * 128 * 16
     assert Case((2, 3, 128, 16), True, direction).flops == case.flops / 2
-    side = operation.gemm_side(1e12, "cpu")
+    side = speed.gemm_side(1e12, "cpu")
     assert 2 * side**3 == pytest.approx(1e12, rel=0.05)
 
 

@@ -10,6 +10,7 @@ import attemper
 from attemper import cli
 from attemper.bench import run, watch
 from attemper.errors import MissingExtra
+from judge import assert_as_exact
 
 
 @pytest.fixture
@@ -21,7 +22,8 @@ def test_candidates_give_the_same_and_only_the_watched_measure(small, monkeypatc
     made = []
     original = watch.watch
     monkeypatch.setattr(watch, "watch", lambda *args, **options: made.append(original(*args, **options)) or made[-1])
-    calls = watch.Subject(2, 16, padded=True).calls()
+    subject = watch.Subject(2, 16, padded=True)
+    calls = subject.calls()
     assert list(calls) == list(watch.CANDIDATES)
     expected = calls["unwatched"]()[0]
     assert torch.equal(calls["off_cycle"]()[0], expected)
@@ -31,7 +33,10 @@ def test_candidates_give_the_same_and_only_the_watched_measure(small, monkeypatc
     output, record = calls["replaced"]()
     keep = torch.ones(2, 16, dtype=torch.bool)
     keep[1, 12:] = False
-    torch.testing.assert_close(output[0][keep], expected[keep], rtol=1e-4, atol=1e-5)
+    exact, eager = subject.eager.double()(**subject.inputs)[0].detach(), calls["eager_attentions"]
+    subject.eager.float()
+    plain = [expected[keep], eager()[0][keep]]
+    assert_as_exact("output", output[0][keep], plain, exact[keep])
     assert next(iter(record.facts.values())).route == "replaced"
     assert len(calls["eager_attentions"]().attentions) == 1
     assert len(made[0].record) == 0  # the one that rests

@@ -20,7 +20,7 @@ from attemper.scan.examiners.neighbours import Neighbours
 from attemper.scan.examiners.sinks import Sinks
 from attemper.scan.examiners.text_dependence import Texts
 from attemper.watch.attach.measuring import vitals_of
-from attemper.watch.call import Call, Facts
+from attemper.watch.call import AttentionCall, Facts
 from examined import examine, reading_of, rounding
 
 
@@ -241,7 +241,7 @@ def test_a_text_of_8192_tokens_fits(examiner, hand_written):
     length, heads = 8192, 8
     q, k = torch.randn(1, heads, length, 16), torch.randn(1, heads // 2, length, 16)
     facts = Facts.of("sdpa", "self", q, k, scale=None, causal=True, mask=None)
-    call = Call(facts, (), q, k, causal=True)
+    call = AttentionCall(facts, (), q, k, causal=True)
     vitals = vitals_of(call, attemper.vitals.SIGNS, "auto")
     if hand_written:  # the model's own matrix; a view stands for it, so that the test needs no n × n either
         call.logits = torch.zeros(1, 1, 1, 1).expand(1, heads, length, length)

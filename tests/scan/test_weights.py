@@ -7,7 +7,7 @@ import attemper
 import zoo
 from attemper.scan.examiners.weights import logits_of_keys, logits_of_offset, weights_of_rows
 from attemper.watch.attach.measuring import vitals_of
-from attemper.watch.call import Call, Facts
+from attemper.watch.call import AttentionCall, Facts
 from examined import examine, rounding
 
 ROWS = torch.tensor([8, 0, 3])
@@ -125,4 +125,4 @@ def call_of(query, key, **options):
         causal=bool(options.get("causal", False)),
         mask=options.get("mask"),
     )
-    return Call(facts, (), query, key, **options)
+    return AttentionCall(facts, (), query, key, **options)

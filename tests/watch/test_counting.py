@@ -32,6 +32,7 @@ def test_autocast(dtype):
         assert low["entropy"] == pytest.approx(high["entropy"], rel=0.1)
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing_is_counted_once(reentrant):
     plain = stack()
@@ -43,11 +44,12 @@ def test_checkpointing_is_counted_once(reentrant):
             model(x.clone().requires_grad_()).square().sum().backward()
         rows.append(watch.record.to_dicts())
     for found, expected in zip(*rows, strict=True):
-        same(found, expected, rel=1e-6)
+        same(found, expected, rel=1e-9)
     assert rows[0][0]["rows"] == 10
     assert rows[0][0]["grad_q_rms"] > 0
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("name", ["llama", "gpt_neo"])
 def test_a_checkpointed_hugging_face_model_is_counted_once(name, reentrant):
@@ -62,7 +64,11 @@ def test_a_checkpointed_hugging_face_model_is_counted_once(name, reentrant):
             subject.run().square().mean().backward()
         rows.append(watch.record.to_dicts())
     for found, expected in zip(*rows, strict=True):
-        same(found, expected, rel=1e-5)
+        if (
+            name == "gpt_neo"
+        ):  # attends in float32 always, and a mean near 0 has no relative error; counting twice is off by more
+            del found["mean"], expected["mean"]
+        same(found, expected, rel=1e-3 if name == "gpt_neo" else 1e-9)
         assert found["grad_k_rms"] > 0
 
 
@@ -77,6 +83,7 @@ def test_a_checkpointed_function_is_counted_once(reentrant):
     assert ("grad_q_rms" in row) is not reentrant
 
 
+@pytest.mark.usefixtures("float64")
 def test_gradient_accumulation_adds_up():
     model, x = stack(), torch.randn(4, 5, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -92,7 +99,7 @@ def test_gradient_accumulation_adds_up():
     for found, expected in zip(rows, whole.record.to_dicts(), strict=True):
         for row in (found, expected):  # medians of parts are averaged
             del row["grad_q_median"], row["grad_k_median"]
-        same(found, expected, rel=1e-5)
+        same(found, expected, rel=1e-9)
 
 
 def test_threads():

@@ -10,7 +10,7 @@ from torch import nn
 
 import attemper
 from attemper.errors import InputError
-from attemper.watch.record.lines import HEADER
+from attemper.watch.record.jsonl import HEADER
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +63,17 @@ BROKEN = {
 def test_a_bad_line_is_left_out_and_named(lines, tmp_path, name):
     path = tmp_path / "run.jsonl"
     path.write_text("".join([*lines[:3], BROKEN[name](lines[3]), *lines[4:]]))
-    sentence = r"^Record\.read\(\): run\.jsonl: line 4 is no row of a record and left out\.$"
-    with pytest.warns(UserWarning, match=sentence):
+    with pytest.warns(UserWarning, match=r"^Record\.read\(\): run\.jsonl: line 4 .*left out\.$") as said:
         found = attemper.Record.read(path)
     assert [(row["step"], row["head"]) for row in found.to_dicts()] == [(0, 0), (1, 0), (1, 1)]
     assert len(found.facts) == 1
-    assert found.notes == ["run.jsonl: line 4 is no row of a record and left out."]
+    assert [f"Record.read(): {note}" for note in found.notes] == [str(one.message) for one in said]
 
 
 def test_several_bad_lines_are_one_sentence(lines, tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text("".join([*lines, *["{oops\n"] * 12]))
-    with pytest.warns(UserWarning, match=r"lines 7, 8, 9, 10, 11, 12, 13, 14, 15, 16 and 2 more are no rows"):
+    with pytest.warns(UserWarning, match=r"lines 7, 8, 9, 10, 11, 12, 13, 14, 15, 16 and 2 more .*left out"):
         assert len(attemper.Record.read(path)) == 4
 
 
@@ -108,7 +107,7 @@ def test_a_damaged_parquet_file(tmp_path, content):
     path = tmp_path / "run.parquet"
     path.write_bytes(content)
     with pytest.raises(
-        InputError, match=r"^Record\.read\(\): '.*run\.parquet' is no Parquet file, or a damaged one\. Read"
+        InputError, match=r"^Record\.read\(\): '.*run\.parquet' is not a Parquet file, or is damaged\. Read"
     ):
         attemper.Record.read(path)
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 import attemper
+from attemper.watch.routes.handwritten.chain import UNTRACED
 
 WIDTH, HEADS = 32, 4
 
@@ -52,18 +53,17 @@ def exp_and_sum(q, x):
     return (z / z.sum(-1, keepdim=True)) @ x
 
 
-UNTRACED = "first: a softmax meets values, but the scores it was taken of could not be traced to queries and keys."
 MISSED = {
-    "exp and a sum": (exp_and_sum, ["first: scores meet values through exp(), not a softmax."]),
+    "exp and a sum": (exp_and_sum, ["first: scores are multiplied by values after exp(), not a softmax."]),
     "sigmoid": (
         lambda q, x: (q @ x.mT).sigmoid() @ x,
-        ["first: scores meet values through sigmoid(), not a softmax."],
+        ["first: scores are multiplied by values after sigmoid(), not a softmax."],
     ),
     "scores by a sum of products": (
         lambda q, x: (q[:, :, None] * x[:, None]).sum(-1).softmax(-1) @ x,
-        [UNTRACED],
+        [f"first: {UNTRACED}."],
     ),
-    "scores by a distance": (lambda q, x: (-torch.cdist(q, x)).softmax(-1) @ x, [UNTRACED]),
+    "scores by a distance": (lambda q, x: (-torch.cdist(q, x)).softmax(-1) @ x, [f"first: {UNTRACED}."]),
     "no attention": (lambda q, x: q.relu() + x, []),
     "a gate": (lambda q, x: q.softmax(-1) * x, []),
     "linear attention": (lambda q, x: q @ (x.mT @ x), []),

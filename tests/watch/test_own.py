@@ -32,6 +32,7 @@ class Attends(nn.Module):
         return attemper.attention(q, k, k, signs=(), **self.options).output
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_its_vitals_are_those_of_measure(options, kernel):
@@ -44,9 +45,10 @@ def test_its_vitals_are_those_of_measure(options, kernel):
     vitals = attemper.measure(q, k, **options, kernel="reference").by_head()
     for head, row in enumerate(watch.record.to_dicts()):
         for sign in ("visible", "mean", "variance", "entropy", "p2", "peak"):
-            assert row[sign] == pytest.approx(getattr(vitals, sign)[head].item(), rel=1e-4, abs=1e-5), sign
+            assert row[sign] == pytest.approx(getattr(vitals, sign)[head].item(), rel=1e-9, abs=1e-12), sign
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("rule", attemper.RULES)
 def test_every_rule_of_the_module(rule):
     module = attemper.MultiHeadAttention(HEADS * EACH, HEADS, rule=rule, layer=1, batch_first=True)
@@ -54,7 +56,7 @@ def test_every_rule_of_the_module(rule):
     with attemper.watch(module) as watch:
         vitals = module(x, is_causal=True, signs="all").vitals.by_head()
     (entry,) = watch.record.entries
-    assert torch.allclose(entry.summary.entropy, vitals.entropy, rtol=1e-4)
+    assert torch.allclose(entry.summary.entropy, vitals.entropy, rtol=1e-9)
     assert watch.record.facts["", "self"].route == "attemper"
 
 

@@ -12,12 +12,13 @@ RANK = """
 import datetime, time, warnings, torch, attemper
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from attemper.watch import meeting, ranks
+from attemper.watch.record import ranks
 
 rank, world, folder, case = int(argv[0]), int(argv[1]), argv[2], argv[3]
 path = f"{folder}/{case}.jsonl"
 if case in ("missing", "late"):
-    meeting.PATIENCE = datetime.timedelta(seconds=0.5)
+    ranks.PATIENCE = datetime.timedelta(seconds=0.5)
+torch.set_default_dtype(torch.float64)
 early = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), 2)
 watch = attemper.watch(early, gradients=True, path=path)  # made before there are ranks
 distributed.init_process_group("gloo", init_method=f"file://{folder}/meet-{case}", rank=rank, world_size=world)
@@ -101,10 +102,10 @@ with warnings.catch_warnings(record=True) as said:
         if step < 2 or rank == 1:
             out.square().sum().backward()
         if case == "late" and step == 0 and rank == 0:
-            while not watch._ranks.meeting.store.check(["0/word"]):  # until the other has given up
+            while not watch._ranks.meeting.store.check(["0/answer"]):  # until the other has given up
                 time.sleep(0.01)
         optimizer.step()
-        meeting.PATIENCE = datetime.timedelta(seconds=60) if case == "late" else meeting.PATIENCE
+        ranks.PATIENCE = datetime.timedelta(seconds=60) if case == "late" else ranks.PATIENCE
     if case in ("uneven", "rest") and rank == 0:
         layers(x)  # a pass of its own, after the last step
     if watched:
@@ -147,6 +148,7 @@ def read(folder, case, ranks=(0, 1)):
     return [attemper.Record.read(folder / f"{case}-{rank}.jsonl") for rank in ranks]
 
 
+@pytest.mark.usefixtures("float64")
 def test_heads_merge_over_ranks_and_rank_0_writes(folder):
     torch.manual_seed(0)
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), 2)
@@ -161,7 +163,7 @@ def test_heads_merge_over_ranks_and_rank_0_writes(folder):
     for found, expected in zip(ranks[0].filter(steps=0).to_dicts(), watch.record.to_dicts(), strict=True):
         assert found["rows"] == 36  # and the layers are named as without the wrapper
         for name, value in expected.items():
-            wanted = pytest.approx(value, rel=1e-6, nan_ok=True) if isinstance(value, float) else value
+            wanted = pytest.approx(value, rel=1e-9, nan_ok=True) if isinstance(value, float) else value
             assert found[name] == wanted, name
 
 
@@ -169,7 +171,7 @@ def test_ranks_that_saw_different_layers_keep_their_own(folder):
     first, second = (attemper.Record.read(folder / f"different-{rank}.jsonl") for rank in range(2))
     assert (len(first.layers), len(second.layers)) == (2, 1)
     assert first.to_dicts()[0]["rows"] == 18
-    assert "ranks saw different layers" in first.notes[0]
+    assert "ranks measured different layers" in first.notes[0]
 
 
 def test_a_rank_with_rows_after_its_last_step_waits_for_nobody(folder):

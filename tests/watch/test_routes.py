@@ -46,15 +46,15 @@ FORMS = {
     "baddbmm": (lambda q, k, v: torch.baddbmm(torch.zeros(1, 1, 1), q, k.mT, alpha=0.25).softmax(-1) @ v, 0.25),
     "values first": (lambda q, k, v: v.mT @ (q @ k.mT * 0.25).softmax(-1).mT, 0.25),
     "values twice": (
-        lambda q, k, v: ((p := (q @ k.mT * 0.25).softmax(-1)) @ v) + p.to(torch.float64).float() @ v,
+        lambda q, k, v: ((p := (q @ k.mT * 0.25).softmax(-1)) @ v) + p.to(torch.float64).to(v.dtype) @ v,
         0.25,
     ),
     "dropout between": (lambda q, k, v: F.dropout((q @ k.mT * 0.25).softmax(-1), 0.1) @ v, 0.25),
-    "softmax in another dtype": (lambda q, k, v: (q @ k.mT * 0.25).softmax(-1, dtype=torch.float64).float() @ v, 0.25),
     "torch's own math": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5), None),
 }
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize(("meet", "scale"), FORMS.values(), ids=FORMS)
 def test_every_way_to_write_it(meet, scale, mode):
@@ -66,9 +66,17 @@ def test_every_way_to_write_it(meet, scale, mode):
     row = record.to_dicts()[0]
     assert row["rows"] == 6
     for name in ("entropy", "mean", "variance", "peak"):
-        assert row[name] == pytest.approx(getattr(expected, name).item(), rel=1e-4, abs=1e-6)
+        assert row[name] == pytest.approx(getattr(expected, name).item(), rel=1e-9, abs=1e-12)
     if scale is not None:
         assert record.facts["", "self"].scale == pytest.approx(scale)
+
+
+def test_a_softmax_in_another_dtype():
+    net = module(lambda q, k, v: (q @ k.mT * 0.25).softmax(-1, dtype=torch.float64).float() @ v)
+    x = torch.randn(1, 6, 16)
+    (row,) = record_of(net, x, x).to_dicts()
+    weights = (net.q(x) @ net.k(x).mT * 0.25).double().softmax(-1)
+    assert row["entropy"] == pytest.approx(-(weights * weights.log()).sum(-1).mean().item(), rel=1e-9)
 
 
 NOT_ATTENTION = {
@@ -100,6 +108,7 @@ def test_an_output_layer_with_a_softmax_is_not_attention():
         record_of(Tied(), torch.randn(2, 6, 16))
 
 
+@pytest.mark.usefixtures("float64")
 def test_grouped_heads_by_hand():
     class Grouped(nn.Module):
         num_heads = 4
@@ -110,7 +119,7 @@ def test_grouped_heads_by_hand():
     q, k = torch.randn(2, 2, 2, 5, 16), torch.randn(2, 2, 1, 5, 16)
     record = record_of(Grouped(), q, k)
     expected = attemper.measure(q.flatten(1, 2), k.squeeze(2)).by_head()
-    assert [row["entropy"] for row in record.to_dicts()] == pytest.approx(expected.entropy.tolist(), rel=1e-6)
+    assert [row["entropy"] for row in record.to_dicts()] == pytest.approx(expected.entropy.tolist(), rel=1e-9)
 
 
 def test_self_and_cross_are_told_apart_by_where_q_and_k_come_from():
@@ -238,6 +247,7 @@ def foreign():
         del table._global_mapping["foreign"]
 
 
+@pytest.mark.usefixtures("float64")
 def test_a_kernel_from_outside_is_measured_from_its_arguments(foreign):
     subject = zoo.make("llama")
     with torch.no_grad(), attemper.watch(subject.model) as expected:
@@ -249,7 +259,7 @@ def test_a_kernel_from_outside_is_measured_from_its_arguments(foreign):
     assert (facts.route, facts.implementation, facts.kv_heads) == ("interface", "foreign", 2)
     for ours, theirs in zip(watch.record.to_dicts(), expected.record.to_dicts(), strict=True):
         for name in ("rows", "visible", "entropy", "peak"):
-            assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-9), name
 
 
 def doge():
@@ -270,6 +280,8 @@ def test_a_mask_that_is_passed_by_its_name(maker):
     torch.manual_seed(0)
     subject = maker()
     subject.model.eval()
+    judge = zoo.in_float64(subject)
+    judge.model.set_attn_implementation("eager")
     with torch.no_grad():
         expected = subject.run()
         with attemper.watch(subject.model) as watch:
@@ -277,10 +289,15 @@ def test_a_mask_that_is_passed_by_its_name(maker):
         subject.model.set_attn_implementation("eager")
         with attemper.watch(subject.model) as eager:
             subject.run()
+        with attemper.watch(judge.model) as true:
+            judge.run()
     assert len(watch.record.layers) == 2
-    for ours, theirs in zip(watch.record.to_dicts(), eager.record.to_dicts(), strict=True):
-        for name in ("rows", "visible", "entropy", "peak"):
-            assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
+    ours, theirs, exact = (one.record.to_dicts() for one in (watch, eager, true))
+    for name in ("rows", "visible"):
+        assert [row[name] for row in ours] == [row[name] for row in theirs]
+    for name in ("entropy", "peak"):
+        numbers = (torch.tensor([row[name] for row in rows]) for rows in (ours, theirs, exact))
+        assert_as_exact(name, next(numbers), [next(numbers)], next(numbers))
 
 
 @pytest.mark.parametrize("by_name", [False, True])
@@ -325,6 +342,7 @@ def test_flex_attention_called_directly_is_said_to_be_unseen():
         assert len(record_of(Flex(), q)) == 0
 
 
+@pytest.mark.usefixtures("float64")
 def test_a_block_mask_is_measured_as_what_it_hides(foreign):
     """Flex attention's own mask, on a kernel that cannot be seen."""
     subject = zoo.make("llama")
@@ -341,7 +359,7 @@ def test_a_block_mask_is_measured_as_what_it_hides(foreign):
     first, other = (record.filter(layers="layers.0.*").to_dicts() for record in (watch.record, expected.record))
     for ours, theirs in zip(first, other, strict=True):
         for name in ("rows", "visible", "entropy", "peak"):
-            assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-9), name
 
 
 def test_two_attentions_of_one_module_with_different_heads_stay_apart():

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from attemper.watch.attach.names import named_modules
-from attemper.watch.routes.handwritten.storages import FEW, Storages, address
+from attemper.watch.attach.storages import FEW, Storages, address
 
 
 def test_a_fact_is_found_by_every_view_and_by_no_other_tensor():

@@ -174,7 +174,7 @@ def test_a_step_of_nothing_but_evaluation_is_said():
         model(X).sum().backward()
         watch.step()
         evaluate(model)
-        with pytest.warns(UserWarning, match="a step ended with none but passes without gradients"):
+        with pytest.warns(UserWarning, match="only passes without gradients"):
             watch.step()
     assert watch.record.steps == [0]
     assert watch.record.notes == [LEFT_OUT, ONLY_OTHERS]
@@ -200,8 +200,8 @@ def test_a_long_run_holds_its_last_steps(tmp_path, file):
             watch.step()
             assert watch.record.steps == list(range(max(0, step - 2), step + 1))
     (note,) = watch.record.notes
-    where = f"attemper.Record.read({str(path)!r}) has all" if file else "keep= says how many are held"
-    assert note == f"only the last 3 steps are here; {where}."
+    assert note.startswith("only the last 3 steps")
+    assert (f"attemper.Record.read({str(path)!r})" if file else "keep=") in note
     if file:
         whole = attemper.Record.read(path)
         assert (whole.steps, whole.notes) == (list(range(7)), [])
@@ -225,4 +225,4 @@ def test_memory_stays_flat(tmp_path):
             model(x)
             watch.step()
     assert watch.record.steps == list(range(120, 130))
-    assert len(watch.record._shelf.blocks) <= 2
+    assert len(watch.record._buffer.blocks) <= 2

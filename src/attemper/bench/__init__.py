@@ -1,1 +1,14 @@
-"""bench: what the operation costs in time and memory, beside torch's SDPA and eager attention."""
+"""bench: what attention with vitals and a watch cost in time and memory, compared with torch's SDPA and eager attention.
+
+Data passes the files in this order:
+
+    run           options, defaults and checks; calls the parts and returns one document
+    candidates    what is measured: attemper, torch's SDPA and eager attention on one case
+    eager         attention in plain PyTorch, with and without the vitals
+    timing        an interleaved timer
+    speed         the part `speed`: the time of each candidate
+    memory        the part `memory`: the peak memory of a call, in a process of its own
+    calls, cpu    the part `cpu`: small and unusual calls, and a table of sizes
+    watch         the part `watch`: what watching a model costs
+    render        tables for the terminal
+"""

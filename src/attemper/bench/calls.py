@@ -1,7 +1,7 @@
-"""calls: the calls that the large cases hide: a few tokens, decode on short and long caches, bands, strange layouts.
+"""calls: small and unusual calls: a few tokens, decode on short and long caches, bands, other memory layouts.
 
-A small call is mostly the way to its kernel; a band on a long cache should cost what its visible keys cost. Each is measured as
-`sdpa()` (where there is a window, as `attention(signs=())`), with all signs, and as torch's SDPA, in the same rounds.
+Most of the time of a small call is the way to its kernel; a band on a long cache should cost as much as its visible keys. Each is
+measured as `sdpa()` (with a window, as `attention(signs=())`), with all signs, and as torch's SDPA, in the same rounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 ROUNDS, BUDGET = 40, 3.0
 BATCH = 1e-3
-"""Seconds that a timed step lasts at least: a small call is repeated within it."""
+"""The least seconds of a timed step: a small call is repeated within it."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Scene:
 
     @property
     def visible(self) -> slice | None:
-        """The keys that some row sees, where these are not all."""
+        """The keys that are visible to some row; None if all are."""
         length = self.keys[2]
         left, right = band(self.causal, self.window, self.rows, length)
         first = 0 if left is None else max(0, -left)
@@ -74,7 +74,7 @@ def rows(*, quick: bool, kernel: str, dtype: str = "float32", note: Callable[[st
 
 
 def measure(scene: Scene, kernel: str, dtype: str, *, rounds: int, budget: float) -> Row:
-    """Times of ours over torch's, and over ours on the visible keys alone."""
+    """Time attemper against torch, and against itself on the visible keys only."""
     inputs = _inputs(scene, getattr(torch, dtype))
     calls = {
         "attemper": _ours(scene, inputs, kernel, "all"),
@@ -132,7 +132,7 @@ def _torch(scene: Scene, inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
     if scene.window is None:
         causal = bool(scene.causal)
         return lambda: scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=grouped)
-    # torch knows no window: a mask, made once
+    # torch has no window: a mask, made once
     keys, rows = (torch.arange(n, device="cpu") for n in (key.shape[2], scene.rows))
     behind = key.shape[2] - scene.rows + rows[:, None] - keys
     mask = (behind >= 0) & (behind < scene.window)
@@ -154,7 +154,7 @@ def _in_mode(scene: Scene, inputs: tuple[Tensor, ...], call: Callable[[], Tensor
 
 
 def _repeats(run: Callable[[], object]) -> int:
-    """How many calls last as long as BATCH."""
+    """How many calls take BATCH seconds."""
     run()
     start = time.perf_counter()
     for _ in range(3):

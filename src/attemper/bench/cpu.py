@@ -1,7 +1,7 @@
-"""cpu: the table of the CPU: short and long, full and causal, backward and decode, against torch's SDPA, in one run.
+"""cpu: attemper against torch's SDPA on the CPU: short and long, full and causal, backward and decode, in one run.
 
-In the rounds of each case run also a matrix product and, for decode, a plain read of as many bytes, so that a rate stands
-beside what the machine gave in those seconds.
+The rounds of each case also time a matrix product or, for decode, a plain read of as many bytes, so that each rate can be
+compared with that of the machine in the same seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .candidates import Case, call
-from .operation import gemm, gemm_side
+from .speed import gemm, gemm_side
 from .timing import interleave
 
 Row = dict[str, Any]
@@ -33,11 +33,11 @@ DECODE = ((1, 32, 4096, 128), (8, 12, 2048, 64), (1, 3, 32768, 64))
 QUICK = ((2, 12, 128, 64), (1, 4, 1024, 64))
 ROUNDS, BUDGET = 20, 5.0
 EAGER_MATRIX = 300 << 20
-"""Eager attention is measured where one n × n matrix is at most this large: it holds several, and takes its time."""
+"""Eager attention is measured if one n × n matrix is at most this large: it holds several, and is slow."""
 
 
 def cases(quick: bool, kernel: str, dtype: str = "float32") -> list[tuple[str, Case]]:
-    """What is measured, each with the name of its table."""
+    """The cases, each with the title of its table."""
     forward, backward = (QUICK, QUICK[:1]) if quick else (SHAPES, BACKWARD)
     decode = ((1, 8, 1024, 64),) if quick else DECODE
     masks = (("full", False), ("causal", True))
@@ -53,16 +53,16 @@ def cases(quick: bool, kernel: str, dtype: str = "float32") -> list[tuple[str, C
 def rows(*, quick: bool, kernel: str, dtype: str = "float32", note: Callable[[str], None]) -> list[Row]:
     """Measure every case; one row each."""
     found: list[Row] = []
-    for kind, case in cases(quick, kernel, dtype):
+    for table, case in cases(quick, kernel, dtype):
         note(f"time: {case}")
-        row = measure(kind, case, rounds=5 if quick else ROUNDS, budget=1.0 if quick else BUDGET)
-        row["growth"] = _growth(found[-1], row) if found and found[-1]["kind"] == kind else None
+        row = measure(table, case, rounds=5 if quick else ROUNDS, budget=1.0 if quick else BUDGET)
+        row["growth"] = _growth(found[-1], row) if found and found[-1]["table"] == table else None
         found.append(row)
     return found
 
 
-def measure(kind: str, case: Case, *, rounds: int, budget: float) -> Row:
-    """Ours with vitals and without, torch's SDPA, eager with the same statistics, and the machine itself."""
+def measure(table: str, case: Case, *, rounds: int, budget: float) -> Row:
+    """Time attemper with vitals and without, torch's SDPA, eager with the same statistics, and the machine itself."""
     tensors = case.tensors()
     batch, heads, length, _ = case.shape
     names = ["attemper", "attemper_bare", "sdpa"]
@@ -81,7 +81,7 @@ def measure(kind: str, case: Case, *, rounds: int, budget: float) -> Row:
     times = interleave(calls, rounds=rounds, budget=budget)
     eager = times.speed("attemper", "eager_statistics").to_dict() if "eager_statistics" in names else None
     return {
-        "kind": kind,
+        "table": table,
         "kernel": tensors.kernel("attemper"),
         "shape": list(case.shape),
         "dtype": case.dtype,
@@ -104,7 +104,7 @@ def geometric_mean(rows: Sequence[Row]) -> float:
 
 
 def _growth(before: Row, row: Row) -> float | None:
-    """How the time grew, where the length alone did."""
+    """The ratio of the times of two rows, if only their lengths differ."""
     changed = [a != b for a, b in zip(before["shape"], row["shape"], strict=True)]
     if changed != [False, False, True, False]:
         return None

@@ -1,6 +1,6 @@
-"""eager: attention with the whole n × n matrix in memory, and the same with every vital sign; the rivals of the bench.
+"""eager: attention with the whole n × n matrix in memory, and the same with every vital sign: what the bench compares with.
 
-They are written as well as eager PyTorch allows, because a slow rival proves nothing. What pays:
+They are written as fast as eager PyTorch allows, because beating a slow one proves nothing. What helps:
 
 - one n × n matrix, reused in place: on a CPU the page faults of a second one cost more than a softmax;
 - keys centred before the product, so logits arrive centred: their variance is a plain norm, with nothing to cancel;

@@ -1,8 +1,8 @@
 """memory: the most memory a call holds at once beyond its inputs, outputs and gradients.
 
-Each measurement is a fresh process (`python -m attemper.bench.memory CASE`), so that nothing which ran before leaves
-memory to reuse. On a CPU it is the high-water mark of the resident set, reset after the inputs exist and a tiny call
-has loaded what is loaded once; on CUDA it is what torch's allocator says.
+Each measurement is a fresh process (`python -m attemper.bench.memory CASE`), so that no earlier call leaves memory to reuse.
+On a CPU it is the high-water mark of the resident set, reset after the inputs exist and a tiny call has loaded all libraries;
+on CUDA it is the peak of torch's allocator.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ def peak(candidate: str, case: Case, timeout: float = 900.0) -> Peak:
 
 
 def probe(candidate: str, case: Case) -> dict[str, int | str | None]:
-    """What the fresh process does."""
+    """Measure one call in this process, which should be fresh."""
     tiny = replace(case, shape=(1, 1, min(WARM_LENGTH, case.shape[2]), case.shape[3]))
     call(candidate, tiny.tensors())()
     tensors = case.tensors()
     risen, results = rise(call(candidate, tensors), case.device)
-    # an expanded result holds less than its shape says, a slice of scratch more: count what was asked for, no more
+    # an expanded result holds less than its shape, a slice of scratch memory more: count the smaller of the two
     size = sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in results)
     return {"beyond": max(0, risen - size), "results": size, "kernel": tensors.kernel(candidate)}
 
 
 def free(device: str) -> float:
-    """Bytes that a device could still give; without end where nobody says."""
+    """The free memory of a device in bytes; infinity if it is unknown."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

@@ -113,10 +113,10 @@ def _speed(rows: list[dict[str, Any]], wide: bool) -> Iterator[Table]:
 
 
 def _cpu(rows: list[dict[str, Any]], wide: bool) -> Iterator[Table]:
-    for kind, group in groupby(rows, lambda row: row["kind"]):
+    for title, group in groupby(rows, lambda row: row["table"]):
         cells = list(group)
-        unit = "GB/s" if kind == "decode" else "GF/s"
-        table = _table(f"{kind}, {cells[0]['dtype']}, kernel {cells[0]['kernel']}")
+        unit = "GB/s" if title == "decode" else "GF/s"
+        table = _table(f"{title}, {cells[0]['dtype']}, kernel {cells[0]['kernel']}")
         for name in ("ms", "× SDPA", "vitals", "× eager", unit, "machine", "growth"):
             table.add_column(name, justify="right", no_wrap=True)
         for row in cells:

@@ -1,4 +1,4 @@
-"""run: from what was asked to one document of rows; the defaults and the checks of `attemper bench`."""
+"""run: the defaults and the checks of `attemper bench`; runs its parts and returns one document of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from .. import env
 from ..errors import InputError, nearest
 from ..kernels import KERNELS
-from . import calls, cpu, memory, operation, watch
+from . import calls, cpu, memory, speed, watch
 from .candidates import CANDIDATES, DTYPES, Case
 
 Shape = tuple[int, int, int, int]
@@ -25,7 +25,7 @@ USES = {
     "cpu": ("--dtype", "--kernel"),
     "watch": ("--device", "--rounds"),
 }
-"""The options that each part heeds, beside --quick; another would do nothing."""
+"""The options that each part uses, besides --quick; any other would do nothing."""
 EAGER_LENGTH = 8192
 """Longest length at which the memory of eager attention is measured, for contrast: it grows with the square."""
 
@@ -33,11 +33,11 @@ HELD = 8
 """Tensors of the shape that a forward and a backward hold at once: inputs, output, and as many gradients."""
 
 BUSY = 0.5
-"""Load per core beyond our own, above which other work is in the way."""
+"""Load per core by other processes, above which a note warns."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """What to measure. Start from :data:`DEFAULT` or :data:`QUICK`."""
 
     shapes: tuple[Shape, ...]
@@ -49,10 +49,10 @@ class Settings:
     dtype: str = "float32"
     device: str = "cpu"
     kernel: str = "auto"
-    parts: tuple[str, ...] = PARTS[:2]  # the others take longer, or transformers, and are run by name
+    parts: tuple[str, ...] = PARTS[:2]  # the others take longer, or need transformers, and are run by name
 
 
-DEFAULT = Settings(
+DEFAULT = BenchSettings(
     shapes=((1, 8, 2048, 64), (1, 4, 4096, 128)),
     masks=(False, True),
     rounds=15,
@@ -65,7 +65,7 @@ QUICK = replace(
 )
 
 
-def settings(quick: bool, **asked: Any) -> Settings:
+def settings(quick: bool, **asked: Any) -> BenchSettings:
     """The defaults, with what was asked for in their place; None and () mean not asked."""
     chosen = replace(QUICK if quick else DEFAULT, **{name: value for name, value in asked.items() if value})
     check(chosen)
@@ -73,10 +73,10 @@ def settings(quick: bool, **asked: Any) -> Settings:
 
 
 def check_options(part: str | None, given: Sequence[str]) -> None:
-    """Refuse options that the part asked for does not heed.
+    """Refuse options that the part asked for does not use.
 
     Args:
-        part: one of ``PARTS``; None: the first two, which heed them all between them.
+        part: one of ``PARTS``; None: the first two, which use all options between them.
         given: the options that were typed, as they are typed.
     """
     for option in given if part in USES else ():
@@ -101,7 +101,7 @@ def parse_shape(text: str) -> Shape:
     return batch, heads, length, head_dim
 
 
-def check(settings: Settings) -> None:
+def check(settings: BenchSettings) -> None:
     """Refuse what could only fail later, after minutes of measuring."""
     for part in settings.parts:
         if part not in PARTS:
@@ -116,11 +116,11 @@ def check(settings: Settings) -> None:
         raise InputError(
             f"bench: --device {settings.device!r} is not usable here; `attemper env` lists what is. Type --device cpu."
         ) from None
-    _check_room(settings)
+    _check_memory(settings)
 
 
-def _check_room(settings: Settings) -> None:
-    """Refuse what no memory holds: a system may grant it, and kill the process that uses it."""
+def _check_memory(settings: BenchSettings) -> None:
+    """Refuse what does not fit in memory: a system may grant it, and kill the process that uses it."""
     free = memory.free(settings.device)
     shapes = [*(settings.shapes if "speed" in settings.parts else ())]
     lengths = [*(settings.lengths if "memory" in settings.parts else ())]
@@ -135,14 +135,14 @@ def _check_room(settings: Settings) -> None:
             )
 
 
-def run(settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:
-    """Measure, telling `note` what is under way, and return one document that JSON takes."""
+def run(settings: BenchSettings, note: Callable[[str], None]) -> dict[str, Any]:
+    """Measure, calling `note` with the current case, and return one document for JSON."""
     found = env.describe()
     load = {"before": _load()}
     _warn(load["before"], 0, found["cpu"], note)
     document: dict[str, Any] = {"environment": found, "load": load, **{part: [] for part in (*PARTS, "calls")}}
     if "speed" in settings.parts:
-        document["speed"] = operation.rows(cases(settings), rounds=settings.rounds, budget=settings.budget, note=note)
+        document["speed"] = speed.rows(cases(settings), rounds=settings.rounds, budget=settings.budget, note=note)
     if "memory" in settings.parts:
         document["memory"] = memory_rows(settings, note)
     if "watch" in settings.parts:
@@ -160,7 +160,7 @@ def run(settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:
     return document
 
 
-def cases(settings: Settings) -> list[Case]:
+def cases(settings: BenchSettings) -> list[Case]:
     """Forward on every shape and mask; forward and backward on the first shape, causal where that was asked for."""
     common: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "kernel": settings.kernel}
     forward = [Case(shape, causal, **common) for shape in settings.shapes for causal in settings.masks]
@@ -168,7 +168,7 @@ def cases(settings: Settings) -> list[Case]:
     return [*forward, backward]
 
 
-def memory_rows(settings: Settings, note: Callable[[str], None]) -> list[dict[str, Any]]:
+def memory_rows(settings: BenchSettings, note: Callable[[str], None]) -> list[dict[str, Any]]:
     """Peak memory at each length with its growth since the one before: B = H = 1, E = 64, causal."""
     found = []
     for candidate, direction in (
@@ -183,7 +183,7 @@ def memory_rows(settings: Settings, note: Callable[[str], None]) -> list[dict[st
 
 
 def _growing(
-    settings: Settings, candidate: str, direction: str, lengths: Sequence[int], note: Callable[[str], None]
+    settings: BenchSettings, candidate: str, direction: str, lengths: Sequence[int], note: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     before = 0
@@ -209,14 +209,14 @@ def _growing(
 
 
 def _warn(load: float | None, ours: int, cpu: dict[str, Any], note: Callable[[str], None]) -> None:
-    """Two threads that wait for each other lose a time slice at every step when a third wants their core."""
+    """Threads that wait for each other lose a time slice at every step if another process uses one of their cores."""
     if load is not None and load - ours > BUSY * cpu["cores"] and cpu["threads"] > 1:
         note(
-            f"the machine is busy (load {load}), which is unfair to whoever takes many short steps on several threads. "
+            f"the machine is busy (load {load}), which slows candidates with many short steps on several threads most. "
             "Wait, or type OMP_NUM_THREADS=1 attemper bench …"
         )
 
 
 def _load() -> float | None:
-    """How many processes have been wanting to run, over the last minute; not on Windows."""
+    """The load average of the last minute; None on Windows."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None

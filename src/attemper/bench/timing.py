@@ -1,7 +1,7 @@
-"""timing: an interleaved timer. Every round runs each candidate once, so what slows the machine slows them all.
+"""timing: an interleaved timer. Every round runs each candidate once, so that what slows the machine slows all of them.
 
 Speeds are compared round by round: the ratio of two candidates is the median of the ratios within each round, with a
-bootstrap interval. A median of one run set against a median of another says what the machine did in between.
+bootstrap interval. Medians of two separate runs would also compare what the machine did in between.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def interleave(
 
     Args:
         candidates: name → a call to time. What it returns is dropped outside the timed span.
-        rounds: how often each is timed, in orders in which each follows each other as often.
+        rounds: how often each is timed; over all rounds each follows each other equally often.
         warmup: untimed calls of each before the first round; at least one, then while a quarter of the budget lasts.
         budget: seconds after which no new round starts, once there are three.
         device: ``"cuda"`` times with events on the device, others with the wall clock.
@@ -99,8 +99,8 @@ def interleave(
 def in_turn(names: Sequence[str], turn: int) -> list[str]:
     """The order of one round. Over 2n rounds each of n candidates follows each other equally often (a Williams square).
 
-    What ran before leaves caches and freed memory behind, a large candidate most of all: were the order only to turn, each
-    would always inherit from the same neighbour.
+    A candidate leaves caches and freed memory to the next one, a large candidate most of all: if the order only rotated, each
+    candidate would always follow the same one.
     """
     count = len(names)
     ends = [place for pair in zip(range(count), reversed(range(count)), strict=True) for place in pair][:count]
@@ -112,13 +112,13 @@ def _on_wall(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     result = call()
     elapsed = time.perf_counter() - start
-    del result  # kept until here: giving the result back is the caller's cost
+    del result  # freeing the result is not timed
     return elapsed
 
 
 def _on_device(call: Callable[[], object]) -> float:
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()  # the candidate before must not run on into this one
+    torch.cuda.synchronize()  # the candidate before must have ended
     start.record()
     result = call()
     stop.record()

@@ -1,4 +1,4 @@
-"""watch: what watching costs a forward pass of a MiniLM-sized encoder, beside the way without it: eager, with all weights."""
+"""watch: what watching costs a forward pass of a MiniLM-sized encoder; also the way without attemper: eager, with all weights."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Subject:
             self.inputs["attention_mask"] = keep.to(device)
 
     def calls(self) -> dict[str, Callable[[], object]]:
-        """One call of each candidate. What is watched pays for attaching and letting go as well."""
+        """One call of each candidate. The time of a watched one includes attaching and detaching."""
         resting = watch(self.model, every=NEVER, start=1)
         resting.__enter__()
 

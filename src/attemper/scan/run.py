@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from .. import __version__, health
 from ..errors import AttemperError, InputError
 from ..vitals import Vitals
-from ..watch import Record, watch
-from ..watch.call import Call, Examiner
+from ..watch import Record
+from ..watch.examine import AttentionCall as Call
+from ..watch.examine import Examiner, examine
 from .audit.audit import Audit, LayerScale
 from .document import SCHEMA, Scan
 from .examiners.items import Reading
@@ -102,8 +103,8 @@ def run(
     check_rules(rules)
     examiners = Examiners(pictures, progress)
     about = None if token is None else _about(token, inputs)
-    watching = watch(loaded.model)
-    watching.where = "scan"
+    looking = examiners.all()
+    watching = examine(loaded.model, looking, caller="scan")
     done, interrupted, by = 0, False, ""
     ours = loaded.source != "object"
     with _as_in_use(loaded.model), offline() if ours else nullcontext(), quiet() if ours else nullcontext():
@@ -111,9 +112,9 @@ def run(
             with _unheard(), watching:
                 for number, one in enumerate(inputs):
                     examiners.begin(number, len(inputs), one)
-                    watching.examiners = examiners.all()
+                    looking[:] = examiners.all()
                     if about is not None and about.input == number:
-                        watching.examiners.append(about)
+                        looking.append(about)
                     _call(loaded, one)
                     done += 1
         except KeyboardInterrupt as stop:

@@ -20,10 +20,8 @@ from torch import Tensor, nn
 from ..errors import InputError, nearest
 from ..scale import RULES, Rule
 from ..vitals import Vitals
-from ..watch.attach.alter import Alteration, altered
-from ..watch.attach.running import Place, running
-from ..watch.call import Call, Facts
-from ..watch.session import watch
+from ..watch.examine import Alteration, Facts, Place, altered, examine, running
+from ..watch.examine import AttentionCall as Call
 
 MOSTLY = 0.5
 """A head is called saturated when more than this share of its rows is (rows that see enough keys to be: heads.py)."""
@@ -199,8 +197,7 @@ def _listen(
 ) -> tuple[list[dict[str, Any]], list[Heard]]:
     """One run: a row for each head, and the calls that were heard."""
     hearing = Hearing()
-    listening = watch(model)
-    listening.examiners = [hearing]
+    listening = examine(model, [hearing])
     with altered(alteration), listening:
         run()
     if listening.unmeasured:

@@ -1,4 +1,17 @@
-"""watch: attach to a model, measure every attention call, keep a record."""
+"""watch: attach to a model, measure every attention call, keep a record.
+
+Data passes the files in this order:
+
+    session     watch() and the Watch object: opens, ends steps, closes
+    options     checks the arguments
+    passes      decides which calls of the model count in a step
+    attach/     hooks and a dispatch mode; measures each call
+    routes/     recognises attention calls and reads their arguments
+    call        one attention call, as all routes give it
+    trace/      what q and k were multiplied by, for examiners
+    record/     what was measured, in memory and in files
+    examine     the interface for a scan and the lab: examiners and what-if
+"""
 
 from .call import Facts as Facts
 from .record.record import Record as Record

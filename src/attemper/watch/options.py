@@ -1,34 +1,47 @@
-"""Options: what watch() may be given, with a sentence for what it may not."""
+"""Options: checks the arguments of watch(), and finds the optimizer whose step changes the weights."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
+from torch.optim import Optimizer
 
 from ..errors import InputError
-from .passes import KINDS
+from .passes import COUNTED
+
+INNER = ("optimizer", "optim", "_optimizer")  # attributes of accelerate's wrapper, and of torch's own wrappers
 
 
 def check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
-        kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise InputError(f"watch(): `model` must be a torch.nn.Module; got {kind}. Pass the model that you call.")
+        got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise InputError(f"watch(): `model` must be a torch.nn.Module; got {got}. Pass the model that you call.")
     if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
         raise InputError(
-            "watch(): nn.DataParallel runs copies of the model that cannot be named. Use DistributedDataParallel, or watch "
+            "watch(): nn.DataParallel runs unnamed copies of the model. Use DistributedDataParallel, or watch "
             "model.module on one device."
         )
 
 
-def check_options(every: object, start: object, keep: object, passes: object, **flags: object) -> None:
+def check_options(
+    every: object, start: object, keep: object, passes: object, examiners: object, **flags: object
+) -> None:
     if not _is_whole(every, 1):
         raise InputError(f"watch(): `every` must be a whole number of steps, at least 1; got {every!r}. Use 1 for all.")
     if keep is not None and not _is_whole(keep, 1):
         raise InputError(
             f"watch(): `keep` must be a whole number of steps, at least 1; got {keep!r}. Leave it out for all."
         )
-    if passes not in KINDS:
+    if passes not in COUNTED:
         raise InputError(
             f"watch(): `passes` must be 'training' or 'all'; got {passes!r}. Leave it out to count what trains."
+        )
+    if not isinstance(examiners, Sequence) or not all(
+        hasattr(one, "look") and hasattr(one, "keep") for one in examiners
+    ):
+        raise InputError(
+            f"watch(): `examiners` must be objects with look() and keep(); got {examiners!r}. Leave it out."
         )
     for name, flag in flags.items():
         if not isinstance(flag, bool):
@@ -42,3 +55,27 @@ def check_options(every: object, start: object, keep: object, passes: object, **
 
 def _is_whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def with_hooks(optimizer: object) -> Optimizer:
+    """The outermost optimizer that calls hooks after its step; wrappers of trainers may not.
+
+    accelerate's wrapper never ran ``Optimizer.__init__``: it has no hooks, and its step may skip the real one.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise InputError(
+            f"watch(): `optimizer` must be a torch.optim.Optimizer; got {type(optimizer).__name__}. "
+            "Leave it out and call watch.step() after each step."
+        )
+    found: Optimizer | None = optimizer
+    while found is not None:
+        try:
+            found.register_step_post_hook(lambda *_: None).remove()
+            return found
+        except AttributeError:
+            parts = [getattr(found, name, None) for name in INNER]
+            found = next((part for part in parts if isinstance(part, Optimizer) and part is not found), None)
+    raise InputError(
+        f"watch(): `optimizer` is a {type(optimizer).__name__} that calls no hooks and wraps no torch.optim.Optimizer that does. "
+        "Leave it out and call watch.step() after each step."
+    )

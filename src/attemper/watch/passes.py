@@ -1,4 +1,4 @@
-"""Passes: which calls of a model count in a step, since evaluation and generation run between those that train."""
+"""Passes: which calls of a model count in a step; evaluation and generation run between those that train."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from torch import nn
 from .._torch_private import _current_graph_task_id
 from ..kernels.contract import is_recording
 
-KINDS = ("training", "all")
+COUNTED = ("training", "all")
 LEFT_OUT = (
-    "passes without gradients, or in evaluation mode beside others in training mode, are left out of steps; "
+    "passes without gradients, and passes in evaluation mode in a step that has others in training mode, are left out; "
     "passes='all' counts them."
 )
 ONLY_OTHERS = (
-    "a step ended with none but passes without gradients, after others that had them: it has no rows. "
+    "a step had only passes without gradients, after steps that had gradients: it has no rows. "
     "Use passes='all' to count every pass."
 )
 UNFINISHED = (
-    "what ran after the last step is left out: it was in evaluation mode after steps in training mode, or the optimizer took no "
-    "step after it. Use passes='all' to count every pass."
+    "passes after the last step are left out: they ran in evaluation mode after steps in training mode, or no step of the "
+    "optimizer followed. Use passes='all' to count every pass."
 )
 
 
 class Passes:
-    """Takes a pass in or leaves it out, by how the model was when it began.
+    """Decides whether a pass counts, by the mode of the model when it begins.
 
-    In a step, a pass in training mode with gradients on goes before one in evaluation mode, and that before one without
-    gradients. Once a pass had gradients, none without them counts: the watch is over a training. Where none has, all count.
-    What is left when the watch ends is no step if the steps before it went before it in that order: see `rest`.
-    Passes are compared where one's outermost module is the other's or holds it: a frozen part that is called by itself counts.
+    Passes have three grades: in training mode with gradients, in evaluation mode with gradients, without gradients. In a step
+    only the passes of its best grade count. Once a pass had gradients, none without them counts: the watch is over a training.
+    If no pass has gradients, all count. Passes after the last step are no step if the steps had a better grade: see `unfinished`.
+    Passes are compared if the outermost module of one is or contains that of the other: a frozen part called by itself counts.
     """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, counted: str) -> None:
+        self.all_count = counted == "all"
         self.begin()
 
     def begin(self) -> None:
-        """A watch opens."""
+        """Start from nothing: a watch opens."""
         self.seen = self.counted = 0
         self.highest: dict[str, int] = {}  # the best grade of any step, by the module that was called
         self.end_step()
@@ -46,13 +46,13 @@ class Passes:
         self.left_out = False  # whether some of this step were
 
     def take(self, module: nn.Module, name: str) -> list[str] | None:
-        """None where the pass that begins with this module does not count; else the modules whose passes before it do not."""
+        """None if the pass that begins with this module does not count; otherwise the modules whose earlier passes do not."""
         self.seen += 1
         again = _current_graph_task_id() != -1  # a checkpoint, computed again in a backward
         worse: list[str] = []
-        if self.kind != "all" and not again:
+        if not self.all_count and not again:
             grade = (1 + module.training) * is_recording()
-            others = {other: found for other, found in self.grades.items() if _are_kin(name, other)}
+            others = {other: found for other, found in self.grades.items() if _are_nested(name, other)}
             if any(grade < found for found in others.values()) or (not grade and self._highest(name)):
                 self.left_out = True
                 return None
@@ -64,18 +64,18 @@ class Passes:
         self.counted += 1
         return worse
 
-    def rest(self, after_optimizer: bool) -> list[str]:
-        """The modules whose passes in the step under way are no step of training, where nothing more comes to end it.
+    def unfinished(self, after_optimizer: bool) -> list[str]:
+        """The modules whose passes in the current step are no step of training, if the watch ends now.
 
-        `after_optimizer`: steps end with an optimizer's, and one has ended.
+        `after_optimizer`: an optimizer ends the steps, and has ended one.
         """
         return [name for name, grade in self.grades.items() if after_optimizer or grade < self._highest(name)]
 
     def _highest(self, name: str) -> int:
-        return max((grade for other, grade in self.highest.items() if _are_kin(name, other)), default=0)
+        return max((grade for other, grade in self.highest.items() if _are_nested(name, other)), default=0)
 
 
-def _are_kin(name: str, other: str) -> bool:
+def _are_nested(name: str, other: str) -> bool:
     return is_in(name, other) or is_in(other, name)
 
 

@@ -1,8 +1,9 @@
-"""watch(): attach to a model, listen on every n-th step, let go on every exit."""
+"""watch(): attach to a model, measure every n-th step, detach on every exit."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,31 +18,29 @@ from ..kernels import check_name
 from ..operation.checks import Signs, check_signs
 from ..vitals import Vitals
 from .attach.attachment import attachment
-from .attach.frames import in_compiled
+from .attach.dynamo import in_compiled
 from .attach.names import named_modules
 from .attach.running import running
-from .call import Call, Examiner
-from .optimizers import with_hooks
-from .options import check_model, check_options
+from .call import AttentionCall, Examiner
+from .options import check_model, check_options, with_hooks
 from .passes import LEFT_OUT, ONLY_OTHERS, UNFINISHED, Passes
-from .record.entry import Entry
-from .record.journal import Journal
-from .record.ledger import Ledger
+from .record.entry import Entry, StepAccumulator
+from .record.jsonl import Journal
 from .record.ranks import Ranks, are_many
 from .record.record import Record
-from .record.store import to_path
+from .record.store import check_path, to_path
 from .routes.handwritten.layout import all_heads
 from .routes.replace import Replacement, attend_with
 
 FOLLOWS = (
     "it follows torch's scaled_dot_product_attention, nn.MultiheadAttention and nn.TransformerEncoderLayer, the Hugging Face "
-    "attention interface, and a product, softmax, product written by hand"
+    "attention interface, and attention written by hand as product, softmax, product"
 )
 
-KEPT = 100  # steps that are held in memory where a file has all
+KEPT = 100  # steps that are held in memory if a file has all
 NO_GRADIENTS = (
-    "gradients=True, but in step {step} none reached q and k of {layers}: passes ran under no_grad or inference_mode, layers are "
-    "frozen, or no backward ran before the step ended."
+    "gradients=True, but in step {step} no gradient reached q and k of {layers}: passes ran under no_grad or inference_mode, "
+    "layers are frozen, or no backward ran before the step ended."
 )
 COMPILED = "the model is compiled: watched steps run eagerly, the others as compiled."
 
@@ -59,39 +58,42 @@ def watch(
     start: int = 0,
     passes: str = "training",
     keep: int | None = None,
+    examiners: Sequence[Examiner] = (),
 ) -> Watch:
     """Measure every attention call of a model while it runs, without changing it.
 
     ``with attemper.watch(model) as watch:`` around a forward pass or a training loop; ``watch.record`` then has the vitals per
-    step, layer and head. The model's own functions compute its outputs and gradients: in eager mode not a bit of them
-    changes. A step ends with ``watch.step()``, or with the step of ``optimizer``. Padded queries are left out: in
-    self-attention those whose own key no query sees, in cross-attention those of the self-attention before it.
+    step, layer and head. The model's own functions compute its outputs and gradients, which are bit-identical in eager mode.
+    A step ends with ``watch.step()``, or with the step of ``optimizer``. Padded queries are left out: in self-attention those
+    whose own key is hidden from every query, in cross-attention those of the self-attention before it.
 
     Args:
         model: any module; its layers are named as in ``model.named_modules()``, without the wrappers of ``torch.compile`` and
-            DistributedDataParallel. In a distributed run, watch the wrapped model, on every rank: rows are added over its own
-            process group, head by head. What shows that ranks hold different heads keeps them apart, and is said.
-        every: listen on steps 0, every, 2·every, …; in between nothing is attached.
-        optimizer: its ``step()`` ends a step of the watch; otherwise call ``watch.step()``. Of one that wraps another, as
-            accelerate's do, it is the inner one's: a step that is skipped is none.
-        gradients: also measure the root mean square and the median of |dq| and |dk|, when the backward gets there.
-        path: a ``.jsonl`` file to append each watched step to, safe against a kill and a full disk; rank 0 writes, or the first
-            of the DistributedDataParallel's ranks. ``Record.read(path)`` reads all of it.
+            DistributedDataParallel. In a distributed run, watch the wrapped model on every rank: rows are added over its
+            process group, head by head. If ranks hold different heads, each keeps its own rows, with a warning.
+        every: measure steps 0, every, 2·every, …; in between nothing is attached.
+        optimizer: its ``step()`` ends a step of the watch; otherwise call ``watch.step()``. If it wraps another optimizer, as
+            accelerate's does, the inner one ends the step: a step that the wrapper skips is not counted.
+        gradients: also measure the root mean square and the median of |dq| and |dk| in the backward.
+        path: a ``.jsonl`` file to append each watched step to, safe against a kill and a full disk. Rank 0 writes, or the first
+            rank of the DistributedDataParallel's process group. ``Record.read(path)`` reads all of it.
         signs: as in ``attention()``.
         kernel: as in ``attention()``.
         replace: let attemper's kernels compute a Hugging Face model's attention, with the vitals from the same pass.
-            Outputs are then equal to rounding.
+            Outputs are then equal up to rounding.
         start: the number of the first step, for a run that is resumed.
-        passes: ``"training"``: evaluation does not count into the steps around it. Once a pass ran with gradients, those without
-            are left out; so are, in a step with passes in training mode, those in evaluation mode. Where no pass has
-            gradients, all count. What ran after the last step counts as one more, unless it was in evaluation mode and the
-            steps were not, or ``optimizer`` ended them. ``"all"``: every pass counts.
-        keep: how many of the last steps ``record`` holds in memory, 8 bytes for every step, head and sign. None: all of them,
-            or with ``path`` the last 100 of those that are in the file.
+        passes: ``"training"``: evaluation does not count in the steps around it. Once a pass ran with gradients, passes without
+            gradients are left out; in a step with passes in training mode, so are those in evaluation mode. If no pass has
+            gradients, all count. Passes after the last step count as one more step, unless they ran in evaluation mode after
+            steps in training mode, or ``optimizer`` ended the steps. ``"all"``: every pass counts.
+        keep: how many of the last steps ``record`` holds in memory, with 8 bytes for every step, head and sign. None: all of
+            them, or with ``path`` the last 100 of those that are in the file.
+        examiners: objects that look at the q, k and logits of each call, as ``attemper.watch.examine.Examiner`` describes;
+            for extensions such as ``scan``.
 
     Returns:
-        a context manager. ``record`` holds the steps that have ended, ``step()`` ends one, ``rows(keep)`` says with a boolean
-        ``(B, L)`` which queries are real where no mask shows it.
+        a context manager. ``record`` holds the steps that have ended, ``step()`` ends one, ``rows(keep)`` takes a boolean
+        ``(B, L)`` that marks the real queries if no mask shows them.
 
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
@@ -101,18 +103,22 @@ def watch(
         ['self_attn']
     """
     check_model(model)
-    check_options(every, start, keep, passes, gradients=gradients, replace=replace)
+    check_options(every, start, keep, passes, examiners, gradients=gradients, replace=replace)
     names = check_signs("watch", signs)
     if not names:
         raise InputError("watch(): `signs` must name at least one sign; got none. Leave it out for all.")
     check_name("watch", kernel)
-    journal = Journal(to_path("watch", path)) if path is not None else None
+    journal = None
+    if path is not None:
+        file = to_path("watch", path)
+        check_path("watch", file, (".jsonl",))
+        journal = Journal(file)
     inner = None if optimizer is None else with_hooks(optimizer)
-    return Watch(model, every, inner, gradients, journal, names, kernel, replace, start, passes, keep)
+    return Watch(model, every, inner, gradients, journal, names, kernel, replace, start, passes, keep, examiners)
 
 
 class Watch:
-    """A watch over one model; made by :func:`watch`, used in a ``with`` statement."""
+    """A watch of one model; made by :func:`watch`, used in a ``with`` statement."""
 
     def __init__(
         self,
@@ -127,48 +133,51 @@ class Watch:
         start: int,
         passes: str,
         keep: int | None,
+        examiners: Sequence[Examiner],
     ) -> None:
         self.model, self.every, self.optimizer = model, every, optimizer
         self.signs, self.kernel = signs, kernel
         self.modules: tuple[nn.Module, ...] = ()
         self.names: dict[int, str] = {}
         self.given_rows: Tensor | None = None
-        self.examiners: list[Examiner] = []  # who looks closer: a scan
-        self.where = "watch"  # what the user called, for errors
-        self._ledger = Ledger(gradients)
+        self.examiners = examiners
+        self.caller = "watch"  # the function that the user called, for errors
+        self._sums = StepAccumulator(gradients)
         self._record = Record()
         self._journal = journal
         self._keep = keep
-        where = f"attemper.Record.read({str(journal.path)!r}) has all" if journal else "keep= says how many are held"
-        self._tail = f"only the last {keep or KEPT} steps are here; {where}."
+        others = (
+            f"attemper.Record.read({str(journal.path)!r}) has all steps" if journal else "keep= sets how many are kept"
+        )
+        self._tail = f"only the last {keep or KEPT} steps are in memory; {others}."
         self._ranks: Ranks | None = None  # while the watch is open
         self._split = False  # whether a layer ran a part of its heads
-        self._without_gradients: set[str] = set()  # layers of which it was noted
+        self._without_gradients: set[str] = set()  # layers whose missing gradients were noted
         self._step, self._steps_ended, self._passes = start, 0, Passes(passes)
-        self._open, self._listening = False, False
+        self._open, self._measuring = False, False
         self._depth = 0
-        self._unheard = 0  # calls that were seen and not measured
+        self._unmeasured = 0  # calls that were found and not measured
         self._optimizer_hook: Any = None
         self._replacement = None
         if replace:
-            attend = attend_with(lambda: self._listening, signs, lambda call: attachment.begin(call)(call.frames))
+            attend = attend_with(lambda: self._measuring, signs, lambda call: attachment.begin(call)(call.frames))
             self._replacement = Replacement(model, attend)
 
     @property
     def record(self) -> Record:
-        """What was measured up to the last step that ended: the last ``keep`` steps of it, as its ``notes`` say then."""
+        """What was measured up to the last step that ended; with ``keep``, the last steps of it, and a note."""
         return self._record
 
     @property
     def unmeasured(self) -> int:
-        """How many calls were seen that could not be measured; the notes of the record say why."""
-        return self._unheard
+        """How many attention calls could not be measured; the notes of the record hold the reasons."""
+        return self._unmeasured
 
     def rows(self, keep: Tensor | None) -> None:
-        """Say which queries are real in the coming passes, where no mask shows it.
+        """Mark the real queries of the coming passes, if no mask shows them.
 
         Args:
-            keep: boolean ``(B, L)``, True for a real token; it holds for calls with L queries, until it is given anew.
+            keep: boolean ``(B, L)``, True for a real token; used for calls with L queries until the next call of ``rows()``.
                 None: as masks show it.
         """
         if keep is not None and not (isinstance(keep, Tensor) and keep.dtype == torch.bool and keep.dim() == 2):
@@ -177,23 +186,23 @@ class Watch:
         self.given_rows = keep
 
     def step(self) -> None:
-        """End the step under way, and listen to the next if it is one of every n-th."""
+        """End the current step, and measure the next one if it is due."""
         if not self._open:
             raise InputError(
                 "watch.step(): the watch is not open. Call it inside `with attemper.watch(model) as watch:`."
             )
         attachment.forget_ended()
-        if self._listening:
-            if self._passes.left_out and not self._ledger.lines:
-                self._note(ONLY_OTHERS, aloud=True)
+        if self._measuring:
+            if self._passes.left_out and not self._sums.layers:
+                self._warn(ONLY_OTHERS)
             self._close_step(join=True)
         self._step += 1
         self._steps_ended += 1
         due = self._step % self.every == 0
-        if due and not self._listening:
-            self._listen()
-        elif self._listening and not due:
-            self._rest()
+        if due and not self._measuring:
+            self._attach()
+        elif self._measuring and not due:
+            self._detach()
 
     def __enter__(self) -> Watch:
         if self._open:
@@ -206,48 +215,48 @@ class Watch:
         self._steps_ended = 0
         self._ranks = Ranks(self.model)
         if self._journal is not None and self._ranks.first:
-            self._journal.open(self._say)
+            self._journal.open(self._warn)
         for sentence in self._ranks.sentences:
-            self._say(sentence)
+            self._warn(sentence)
         if self._replacement is not None:
             self._replacement.install()
         self._open = True
         if self.optimizer is not None:
             self._optimizer_hook = self.optimizer.register_step_post_hook(lambda *_: self.step())
         if self._step % self.every == 0:
-            self._listen()
+            self._attach()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        was_listening = self._listening
+        was_measuring, ended_well = self._measuring, error_type is None
         try:
-            self._drop_rest(ended_well=kind is None)
-            # other ranks may not get here when this one fails; when it does not, they wait for it, rows or no rows
-            join = kind is None and self._ranks is not None and self._ranks.group is not None
-            if was_listening and (self._ledger.lines or join):
+            self._drop_unfinished(ended_well)
+            # if this rank fails, others may not get here; if it does not, they wait for it, whether it has rows or not
+            join = ended_well and self._ranks is not None and self._ranks.group is not None
+            if was_measuring and (self._sums.layers or join):
                 self._close_step(join)
                 self._step += 1  # the end of the block ends it
         finally:
-            self._let_go()
-        if kind is None:
-            self._complain(was_listening)
+            self._close()
+        if ended_well:
+            self._check_end(was_measuring)
 
-    def _drop_rest(self, ended_well: bool) -> None:
-        """Forget what is left when the block ends, if it is evaluation; after an error it may show what went wrong."""
-        rest = self._passes.rest(ended_well and self.optimizer is not None and self._steps_ended > 0)
-        if rest:
+    def _drop_unfinished(self, ended_well: bool) -> None:
+        """Forget evaluation after the last step. Training passes before an error are kept: they may show what went wrong."""
+        unfinished = self._passes.unfinished(ended_well and self.optimizer is not None and self._steps_ended > 0)
+        if unfinished:
             self._note(UNFINISHED)
-        for name in rest:
-            self._ledger.drop(name)
+        for name in unfinished:
+            self._sums.drop(name)
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         self._open = False
-        if self._listening:
-            self._rest()
+        if self._measuring:
+            self._detach()
         if len(running.frames) > self._depth:
-            # a KeyboardInterrupt passes hooks by
+            # a KeyboardInterrupt ends a forward without calling hooks
             attachment.unwind(self._depth)
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
@@ -258,82 +267,84 @@ class Watch:
         if self._journal is not None:
             self._journal.close()
 
-    def _listen(self) -> None:
-        self._listening = True
+    def _attach(self) -> None:
+        self._measuring = True
         if any(map(_is_compiled, self.modules)):
-            self._say(COMPILED)
+            self._warn(COMPILED)
         attachment.add(self)
         if self._ranks is not None:
-            self._ranks.listen()
+            self._ranks.attach()
 
-    def _rest(self) -> None:
-        self._listening = False
+    def _detach(self) -> None:
+        self._measuring = False
         attachment.remove(self)
         if self._ranks is not None:
-            self._ranks.rest()
+            self._ranks.detach()
 
-    def began(self, module: nn.Module) -> bool:
-        """A pass begins; whether it counts."""
+    def pass_began(self, module: nn.Module) -> bool:
+        """Whether the pass that begins counts."""
         worse = self._passes.take(module, self.names[id(module)])
         if worse is None or worse:
             self._note(LEFT_OUT)
         if worse is None:
             return False
-        for name in worse:  # what came before it in this step was evaluation
-            self._ledger.drop(name)
+        for name in worse:  # the earlier passes of this step were evaluation
+            self._sums.drop(name)
         if in_compiled():
-            self._say(COMPILED)
+            self._warn(COMPILED)
         return True
 
-    def examine(self, call: Call, vitals: Vitals, rows: Tensor | None) -> list[Any]:
+    def examine(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> list[Any]:
         return [examiner.look(call, vitals, rows) for examiner in self.examiners]
 
-    def hear(self, name: str, call: Call, summary: HeadSummary | None, seen: list[Any] | None) -> None:
-        self._ledger.add(name, call, summary)
+    def add_call(self, name: str, call: AttentionCall, summary: HeadSummary | None, seen: list[Any] | None) -> None:
+        self._sums.add(name, call, summary)
         named = all_heads(call.frames) if are_many() else None
         if named is not None and named > call.facts.heads and named % call.facts.heads == 0:
             self._split = True
-            self._say(f"{self._title(name)}: {call.facts.heads} of its {named} heads run on this rank.")
+            self._warn(f"{self._title(name)}: {call.facts.heads} of its {named} heads run on this rank.")
         for examiner, one in zip(self.examiners, seen or (), strict=False):
             examiner.keep(name, call, one)
 
-    def unheard(self, name: str, reason: str) -> None:
-        self._unheard += 1
-        self._say(f"{self._title(name)}: not measured: {reason}.")
+    def add_unmeasured(self, name: str, reason: str) -> None:
+        self._unmeasured += 1
+        self._warn(f"{self._title(name)}: not measured: {reason}.")
 
-    def missed(self, name: str, reason: str) -> None:
-        """What may be attention and was not seen, or not fully read: kept in the notes."""
+    def add_note(self, name: str, reason: str) -> None:
+        """Note what may be attention and was not measured, or what is uncertain about a call."""
         self._note(f"{self._title(name)}: {reason}.")
 
     @property
     def wants_gradients(self) -> bool:
-        return self._ledger.wants_gradients
+        return self._sums.wants_gradients
 
     @property
     def wants_traces(self) -> bool:
         return any(getattr(examiner, "traces", False) for examiner in self.examiners)
 
     def _title(self, name: str) -> str:
-        """What a layer is called in a sentence: the model itself by its class, not by that of a wrapper."""
+        """The name of a layer for a sentence: the model itself has the name of its class, not that of a wrapper."""
         return name or [type(module).__name__ for module, named in named_modules(self.model).items() if not named][-1]
 
-    def _note(self, sentence: str, aloud: bool = False) -> None:
-        if sentence not in self._record.notes:
-            self._record.notes.append(sentence)
-            if aloud:
-                warnings.warn(f"watch(): {sentence}", stacklevel=2)
+    def _note(self, sentence: str) -> bool:
+        """Keep a sentence in the notes, once; whether it is new."""
+        if sentence in self._record.notes:
+            return False
+        self._record.notes.append(sentence)
+        return True
 
-    def _say(self, sentence: str) -> None:
-        self._note(sentence, aloud=True)
+    def _warn(self, sentence: str) -> None:
+        if self._note(sentence):
+            warnings.warn(f"watch(): {sentence}", stacklevel=2)
 
     def _close_step(self, join: bool) -> None:
-        entries, facts = self._ledger.close(self._step)
+        entries, facts = self._sums.close(self._step)
         self._passes.end_step()
         whole, alone = None, self._ranks is None or self._ranks.group is None
         if join and self._ranks is not None:
-            whole = self._ranks.join(self._step, entries, self._split, self._say)
+            whole = self._ranks.join(self._step, entries, self._split, self._warn)
         if whole is not None or alone:
-            self._check_seen()  # where other ranks saw something, an error on this one would end them too
+            self._check_calls()  # if other ranks have calls, an error on this one would end them too
         entries = entries if whole is None else whole
         self._note_gradients(entries)
         self._record._add(entries, facts)
@@ -341,7 +352,7 @@ class Watch:
         if self._journal is not None and writes:
             self._journal.append(entries, facts, [note for note in self._record.notes if note != self._tail])
             if self._journal.waiting:
-                return  # what is not in the file stays in the record
+                return  # rows that are not in the file stay in the record
         keep = (
             KEPT if self._keep is None and (writes or (self._journal is not None and whole is not None)) else self._keep
         )
@@ -349,24 +360,24 @@ class Watch:
             self._note(self._tail)
 
     def _note_gradients(self, entries: list[Entry]) -> None:
-        for layer, failure in self._ledger.failures.items():
-            self._say(f"{self._title(layer)}: gradients could not be measured: {failure}.")
+        for layer, failure in self._sums.failures.items():
+            self._warn(f"{self._title(layer)}: gradients could not be measured: {failure}.")
         layers = [self._title(entry.layer) for entry in entries if entry.gradients is None]
         if layers and self.wants_gradients:
             named = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
             named = "any layer" if len(layers) == len(entries) else named
-            if named not in self._without_gradients:  # the first such step stands for all
+            if named not in self._without_gradients:  # noted for the first such step only
                 self._without_gradients.add(named)
                 self._note(NO_GRADIENTS.format(step=entries[0].step, layers=named))
 
-    def _check_seen(self) -> None:
-        if self._passes.counted and not self._ledger.calls and not self._unheard:
-            raise InputError(f"{self.where}(): saw no attention call in {self._title('')}; {FOLLOWS}.")
+    def _check_calls(self) -> None:
+        if self._passes.counted and not self._sums.calls and not self._unmeasured:
+            raise InputError(f"{self.caller}(): saw no attention call in {self._title('')}; {FOLLOWS}.")
 
-    def _complain(self, was_listening: bool) -> None:
-        """What went by in silence is said when the block ends well."""
-        if was_listening:
-            self._check_seen()
+    def _check_end(self, was_measuring: bool) -> None:
+        """Raise or warn if the block measured nothing, or not what was asked for."""
+        if was_measuring:
+            self._check_calls()
         if not self._passes.seen:
             raise InputError(
                 f"watch(): {type(self.model).__name__} was not called inside the block. Call model(…), which runs its hooks, "

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ...kernels.contract import HIDDEN_BIAS
-from ...watch.call import Call
-from ...watch.trace.paths import Factor, Path, same
+from ...watch.examine import AttentionCall as Call
+from ...watch.examine import Factor, same
+from ...watch.examine import FactorPath as Path
 from .slope import slope
 
 ARGUMENT = "scale, as given to scaled_dot_product_attention"

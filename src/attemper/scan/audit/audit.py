@@ -10,8 +10,8 @@ from torch import Tensor
 from ...health.thresholds import FAULTS, LEVELS
 from ...scale import RULES
 from ...vitals import Vitals
-from ...watch.call import Call
-from ...watch.trace.paths import Factor, Traced
+from ...watch.examine import AttentionCall as Call
+from ...watch.examine import Factor, Traced
 from .applied import Applied, applied, predicted_std
 from .declared import declared, hinted, is_of_transformers, layer_index, width
 from .evidence import WEIGHTS_CLOSE, Evidence, close

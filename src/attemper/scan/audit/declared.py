@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...modules import MultiHeadAttention
-from ...watch.attach.running import traits
-from ...watch.call import Call
+from ...watch.examine import AttentionCall as Call
+from ...watch.examine import traits
 
 UNSCALED = {
     "gpt_neo": "GPT-Neo divides by nothing",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.contract import HIDDEN_BIAS
-from ...watch.call import Call
+from ...watch.examine import AttentionCall as Call
 
 ROWS, KEYS = 8, 64
 """How many rows of a head are looked at, and how many keys of a row: enough, since a scale leaves no residual."""

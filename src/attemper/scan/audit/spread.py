@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...kernels.contract import HIDDEN_BIAS
 from ...vitals import Vitals
-from ...watch.call import Call
+from ...watch.examine import AttentionCall as Call
 
 FAR = 400.0
 """A mask of −1e4 that was scaled by 1/√d_k lies further below the other logits than this, up to heads 625 wide."""

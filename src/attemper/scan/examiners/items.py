@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from ...watch.call import Call
+from ...watch.examine import AttentionCall as Call
 
 T = TypeVar("T")
 

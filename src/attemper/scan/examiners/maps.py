@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...vitals import Vitals
-from ...watch.call import Call
+from ...watch.examine import AttentionCall as Call
 from .items import Item, Reading, items
 from .weights import chunks, weights_of_rows
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...heads import SATURABLE_KEYS
 from ...vitals import Vitals
-from ...watch.call import Call
+from ...watch.examine import AttentionCall as Call
 from .items import Reading
 from .weights import logits_of_offset
 

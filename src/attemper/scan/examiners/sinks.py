@@ -16,7 +16,7 @@ from torch import Tensor
 from ...heads import SATURABLE_KEYS
 from ...kernels.contract import HIDDEN_BIAS
 from ...vitals import Vitals
-from ...watch.call import Call
+from ...watch.examine import AttentionCall as Call
 from .items import Item, Reading, items
 from .weights import logits_of_keys
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...vitals import Vitals
-from ...watch.call import Call
+from ...watch.examine import AttentionCall as Call
 from .weights import weights_of_rows
 
 PIECE = re.compile(r"^(?:##|[Ġ▁])|</w>$| \(\d+/\d+\)$")

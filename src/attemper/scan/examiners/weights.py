@@ -12,7 +12,7 @@ from ...kernels.contract import Problem, measuring_dtype
 from ...kernels.reference import logits as scores_of
 from ...operation.checks import prepare
 from ...vitals import NEG_INF, Vitals
-from ...watch.call import Call
+from ...watch.examine import AttentionCall as Call
 
 BUDGET = 2**22  # weights in memory at a time: 16 MiB of float32
 

@@ -16,7 +16,7 @@ from torch.nn.modules import module as registering
 
 from ...errors import InputError
 from ...health.finding import count
-from ...watch.attach.running import traits
+from ...watch.examine import traits
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What DDP, torch.compile, FSDP and activation checkpointing put into the names of the weights they wrap."""

@@ -1,1 +1,14 @@
-"""watch/attach."""
+"""attach: hooks and a dispatch mode show every op of a watched forward; attention calls are measured.
+
+Data passes the files in this order:
+
+    names         names the modules of a model, without the wrappers around it
+    attachment    installs the hooks and the mode; dispatches each op to a route, and each call to its measurement
+    dynamo        makes torch.compile run eagerly while a step is measured
+    running       holds the modules in their forward and the state of one pass, per thread
+    alter         counts the ops that make scores, and replaces their scale (what-if only)
+    storages      keeps facts about tensors, by the memory behind them
+    modes         runs code without autograd, autocast and dispatch modes
+    measuring     computes the vitals of a call and folds them into heads
+    gradients     sums |dq| and |dk| when the backward computes them
+"""

@@ -1,7 +1,7 @@
-"""Alter: the ops that make scores, counted in one run and made with another scale in the next.
+"""Alter: count the ops that make scores in one run, and replace their scale in the next.
 
-An op is known by its place: the module it runs in, and which of the products and attention ops in there it is. A second run
-on the same inputs finds the same op at the same place, or it is said that it did not. Nothing of the model is touched.
+An op is identified by its place: the module it runs in, and its number among the products and attention ops there. What was found
+at each place is kept, so that a second run on the same inputs can be compared with the first. The model is not changed.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from ..routes.handwritten.op_names import PRODUCTS, op_name
 from .attachment import Attachment, Mode
 from .running import Place, running
 
-BIASED = ("baddbmm", "addmm")  # what they add is no score: the ratio goes to their alpha
+BIASED = ("baddbmm", "addmm")  # they also add a bias, which is not a score: the ratio goes to their alpha
 
 
 @dataclass(frozen=True)
 class Op:
-    """What was found at a place: the op, and the shapes of the two factors it was given."""
+    """What was found at a place: the op, and the shapes of its two factors."""
 
     func: Any
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, func: Any, factors: tuple[Tensor, ...]) -> Op:
-        # a nested tensor has no shape, and its product is not followed
+        # a nested tensor has no shape
         return cls(func, tuple(() if factor.is_nested else tuple(factor.shape) for factor in factors))
 
     @property
     def can_be_altered(self) -> bool:
-        """A product's output can be multiplied; an attention op must take a scale, which the fast paths' do not."""
+        """Whether its scale can be replaced: a product's output can be multiplied; an attention op must have a scale argument."""
         return op_name(self.func) in PRODUCTS or scale_argument(self.func) is not None
 
 
 @dataclass
 class Alteration:
-    """One run: which ops are to be altered, by what ratio, and which op was found at each place."""
+    """One run: by what ratio ops are altered, and which op was found at each place."""
 
     ratios: Mapping[Place, float] = field(default_factory=dict)
     found: dict[Place, Op] = field(default_factory=dict)
     counts: Counter[int] = field(default_factory=Counter)
 
-    def meet(self, module: int, op: Op) -> tuple[Place, float]:
-        """The place of the op that comes next in a module, and what its scores are to be multiplied by."""
+    def next_op(self, module: int, op: Op) -> tuple[Place, float]:
+        """The place of the next op in a module, and the ratio of its scores."""
         place = (module, self.counts[module])
         self.counts[module] += 1
         self.found[place] = op
@@ -58,7 +58,7 @@ class Alteration:
 
 
 class Altering(Mode):
-    """The watch's mode, which also counts ops and alters those that it is told to, before they are looked at."""
+    """The watch's mode, which also counts ops and alters their scale before they are measured."""
 
     def __init__(self, attachment: Attachment, alteration: Alteration) -> None:
         super().__init__(attachment)
@@ -73,7 +73,7 @@ class Altering(Mode):
         if current is None or not running.frames or not (reads or name in PRODUCTS):
             return super().__torch_dispatch__(func, types, args, kwargs)
         factors = args[:2] if reads else tuple(args[place] for place in PRODUCTS[name])
-        place, ratio = self.alteration.meet(id(running.frames[-1].module), Op.of(func, factors))
+        place, ratio = self.alteration.next_op(id(running.frames[-1].module), Op.of(func, factors))
         kwargs = dict(kwargs or {})
         after = 1.0
         if ratio != 1 and reads:
@@ -92,7 +92,7 @@ class Altering(Mode):
 
 @cache
 def scale_argument(func: Any) -> int | None:
-    """The place of an op's scale among its arguments; None where it takes none."""
+    """The place of an op's scale among its arguments; None if it has none."""
     names = [argument.name for argument in func._schema.arguments]
     return names.index("scale") if "scale" in names else None
 
@@ -112,7 +112,7 @@ def scaled(
 
 @contextmanager
 def altered(alteration: Alteration) -> Iterator[None]:
-    """What this thread's watched models compute in here is counted, and altered where the alteration says so."""
+    """Inside, the ops of this thread's watched models are counted, and altered by the ratios of the alteration."""
     before = running.mode
     running.mode = lambda attachment: Altering(attachment, alteration)
     try:

@@ -1,6 +1,6 @@
-"""Gradients: the root mean square and the median of |dq| and |dk|, per head, when the backward reaches them.
+"""Gradients: the root mean square and the median of |dq| and |dk|, per head, taken by hooks during the backward.
 
-The gradient is that of the tensor which enters the product, after position encoding, norms and what else was done.
+The gradient is that of the tensor that enters the product q·kᵀ, after position encodings, norms and other ops.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from ..call import Call, without_autograd_and_modes
+from ..call import AttentionCall
+from .modes import without_autograd_and_modes
 
 COLUMNS = ("grad_q_count", "grad_q_square", "grad_q_median", "grad_k_count", "grad_k_square", "grad_k_median")
 
 
-class Gradients:
+class GradientHooks:
     """Sums per head for one layer and step. A median does not merge: passes are averaged, weighted by their entries."""
 
     def __init__(self, heads: int) -> None:
         self.heads = heads
         self.sums: Tensor | None = None  # (H, 6), float64
         self.handles: list[RemovableHandle] = []
-        self.failure: str | None = None  # what went wrong while a gradient was looked at
+        self.failure: str | None = None  # what went wrong while a gradient was measured
 
-    def follow(self, call: Call) -> None:
-        """Ask to be told when the gradients of this call's q and k are there."""
+    def follow(self, call: AttentionCall) -> None:
+        """Register hooks on q and k of this call."""
         # a product has its right factor as (..., E, L)
         turned = call.product and not call.flipped
         for place, tensor, flipped in ((0, call.query, call.flipped), (3, call.key, turned)):
@@ -36,11 +37,11 @@ class Gradients:
                 continue
             rows = call.rows if place == 0 or call.facts.kind == "self" else None
             handle = tensor.register_hook(self._hook(place, call.facts.batch, flipped, rows))
-            if tensor.is_leaf:  # a graph takes its hooks with it; a leaf would keep them
+            if tensor.is_leaf:  # hooks on others end with their graph; a leaf would keep them
                 self.handles.append(handle)
 
     def _hook(self, place: int, batch: int, flipped: bool, rows: Tensor | None) -> Callable[[Tensor], None]:
-        # held weakly: a graph that outlives the watch must not keep it
+        # a weak reference: a graph that outlives the watch must not keep it
         mine = weakref.ref(self)
 
         def hook(gradient: Tensor) -> None:
@@ -49,7 +50,7 @@ class Gradients:
                 try:
                     with without_autograd_and_modes(gradient.device.type):
                         own.add(place, gradient.detach().mT if flipped else gradient.detach(), batch, rows)
-                except RuntimeError as error:  # no memory left, for one: the backward goes on
+                except RuntimeError as error:  # out of memory, for example: the backward goes on
                     own.failure = str(error)
 
         return hook
@@ -57,12 +58,12 @@ class Gradients:
     def add(self, place: int, gradient: Tensor, batch: int, rows: Tensor | None) -> None:
         length, width = gradient.shape[-2:]
         if gradient.numel() % (batch * length * width):
-            return  # a factor shared over the batch: it is no head's own
+            return  # a factor that is shared over the batch belongs to no single head
         parts = gradient.reshape(batch, -1, length, width)
         if parts.shape[1] != self.heads:
             if self.heads % parts.shape[1]:
                 return
-            # grouped heads: each query head is given its group's
+            # grouped heads: each query head gets the gradient of its group
             parts = parts.repeat_interleave(self.heads // parts.shape[1], dim=1)
         parts = parts.movedim(1, 0)  # (H, B, L, E)
         count = torch.full((self.heads,), float(batch * length * width), dtype=torch.float64, device=parts.device)
@@ -80,7 +81,7 @@ class Gradients:
         self.sums[:, place + 2] += median * count
 
     def close(self) -> Tensor | None:
-        """Stop listening; what was summed."""
+        """Remove the hooks; returns the sums."""
         for handle in self.handles:
             handle.remove()
         self.handles = []

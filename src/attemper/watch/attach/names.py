@@ -1,20 +1,23 @@
-"""Naming: modules as their model names them, without the wrappers that compiling and distributing put around it.
+"""Names: the modules of a model by name, without the wrappers of torch.compile and distributed training.
 
-So a record of a wrapped model merges with one of the model itself.
+A record of a wrapped model therefore merges with one of the model itself.
 """
 
 from __future__ import annotations
 
 from torch import nn
 
-ALWAYS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # nobody else's words
-WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)  # they call theirs "module", as others may
+ALWAYS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # names that only wrappers use
+WRAPPERS = (
+    nn.parallel.DistributedDataParallel,
+    nn.DataParallel,
+)  # their child is "module", a name that other modules use too
 
 
 def named_modules(model: nn.Module) -> dict[nn.Module, str]:
-    """Every module and what it is called here; parents come before their children, and the first name counts.
+    """Every module and its name; parents come before their children, and the first name counts.
 
-    In one walk: torch's own passes each module through the iterators of all its parents, which shows in a watched step.
+    One recursive walk: torch's own passes each module through the iterators of all its parents, which is slow.
     """
     found: dict[nn.Module, str] = {}
 

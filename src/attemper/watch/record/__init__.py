@@ -1,1 +1,11 @@
-"""watch/record."""
+"""record: what a watch measured, per step, layer and head.
+
+Data passes the files in this order:
+
+    entry     sums the calls of a step per layer, and holds them as entries, in a buffer or as rows
+    ranks     joins the entries of a step over the ranks of a process group
+    record    the table that the user gets: filters, merges and converts entries
+    jsonl     appends the rows of a step to a JSONL file, and parses its lines
+    store     writes and reads whole files, JSONL or Parquet
+    html      shows a record as an HTML table in a notebook
+"""

@@ -1,21 +1,36 @@
-"""Entry: one layer in one step, its heads, and how two entries of it are joined."""
+"""Entry: one layer's numbers in one step: as they are summed, as one entry, as rows, and as many entries in memory.
+
+StepAccumulator sums the calls of a step; it closes into one Entry per layer; EntryBuffer keeps entries; ``to_dicts`` and
+``from_rows`` convert an entry to rows and back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+import threading
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...errors import InputError
 from ...heads import HeadSummary
+from ..attach.gradients import GradientHooks
+from ..call import AttentionCall, Facts
+from ..passes import is_in
+
+KEYS = ("step", "layer", "kind", "head")
+GRADIENTS = tuple(f"grad_{name}_{sign}" for name in ("q", "k") for sign in ("rms", "median", "count"))
+BLOCK = 1 << 15  # numbers, 256 KiB
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One layer in one step: its heads, their summary, and the sums of their gradients where a backward gave them."""
+    """One layer in one step: its heads, their summary, and the sums of their gradients if a backward ran."""
 
     step: int
     layer: str
@@ -29,21 +44,33 @@ class Entry:
         return self.step, self.layer, self.kind, self.heads
 
     def on_host(self) -> bool:
-        """Whether reading its numbers waits for no device."""
+        """Whether its numbers can be read without waiting for a device."""
         return self.summary.sums.device.type == "cpu"
 
     def take(self, heads: Collection[int]) -> Entry | None:
+        """The same entry with these heads only; None if it has none of them."""
         chosen = [place for place, head in enumerate(self.heads) if head in heads]
         if not chosen:
             return None
         rows = torch.tensor(chosen, device=self.summary.sums.device)
         summary = HeadSummary(self.summary.columns, self.summary.sums[rows], self.summary.peaks[rows])
         names = tuple(self.heads[place] for place in chosen)
-        return Entry(
-            self.step, self.layer, self.kind, names, summary, None if self.gradients is None else self.gradients[rows]
-        )
+        gradients = None if self.gradients is None else self.gradients[rows]
+        return Entry(self.step, self.layer, self.kind, names, summary, gradients)
 
-    def to_dicts(self) -> list[dict[str, Any]]:
+    def join(self, other: Entry) -> Entry:
+        """The same layer and step, with the rows of both."""
+        if self.summary.columns != other.summary.columns:
+            raise InputError(
+                f"merge(): both records must hold the same signs for step {self.step} of {self.layer!r}; got "
+                f"{self.summary.columns} and {other.summary.columns}. Watch both with the same signs=."
+            )
+        gradients = [part for part in (self.gradients, other.gradients) if part is not None]
+        total = torch.stack(gradients).sum(0) if gradients else None
+        return Entry(*self.place, self.summary.merge(other.summary), total)
+
+    def to_dicts(self) -> list[Row]:
+        """One row per head. :func:`from_rows` is the inverse."""
         columns = {name: getattr(self.summary, name).tolist() for name in self.summary.columns}
         if self.gradients is not None:
             columns |= {name: column.tolist() for name, column in _gradient_columns(self.gradients).items()}
@@ -52,6 +79,34 @@ class Entry:
             {**keys, "head": head, **{name: column[place] for name, column in columns.items()}}
             for place, head in enumerate(self.heads)
         ]
+
+
+def from_rows(rows: Sequence[Row]) -> Entry:
+    """The entry whose rows these are: means times their counts are sums again."""
+    first = rows[0]
+    column = {name: _column(rows, name) for name in first if name not in KEYS}
+    names = [name for name in column if name != "peak" and not name.startswith("grad_")]
+    sums = torch.stack([_sum(column[name], column.get(count_column(name))) for name in names], dim=-1)
+    peaks = column.get("peak", torch.full((len(rows),), -math.inf, dtype=torch.float64, device="cpu"))
+    summary = HeadSummary((*names, "peak") if "peak" in column else tuple(names), sums, peaks)
+    heads = tuple(row["head"] for row in rows)
+    return Entry(first["step"], first["layer"], first["kind"], heads, summary, _gradient_sums(column))
+
+
+def count_column(name: str) -> str:
+    """The column that counts the rows of which another is the mean; "" for a count."""
+    if name == "rows" or name.endswith("_rows"):
+        return ""
+    return {"evenness": "evenness_rows", "saturated": "saturable_rows"}.get(name, "rows")
+
+
+def _column(rows: Sequence[Row], name: str) -> Tensor:
+    return torch.tensor([row[name] for row in rows], dtype=torch.float64, device="cpu")
+
+
+def _sum(mean: Tensor, count: Tensor | None) -> Tensor:
+    """The sum behind a mean: 0 where no rows were counted, whose mean is NaN. A NaN of counted rows stays NaN."""
+    return mean if count is None else (mean * count).masked_fill(count == 0, 0.0)
 
 
 def _gradient_columns(sums: Tensor) -> dict[str, Tensor]:
@@ -64,13 +119,140 @@ def _gradient_columns(sums: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def join(first: Entry, second: Entry) -> Entry:
-    """The same layer and step, of other rows."""
-    if first.summary.columns != second.summary.columns:
-        raise InputError(
-            f"merge(): both records must hold the same signs for step {first.step} of {first.layer!r}; got "
-            f"{first.summary.columns} and {second.summary.columns}. Watch both with the same signs=."
-        )
-    gradients = [part for part in (first.gradients, second.gradients) if part is not None]
-    total = torch.stack(gradients).sum(0) if gradients else None
-    return Entry(*first.place, first.summary.merge(second.summary), total)
+def _gradient_sums(column: dict[str, Tensor]) -> Tensor | None:
+    if "grad_q_count" not in column:
+        return None
+    parts = []
+    for name in ("q", "k"):
+        count = column[f"grad_{name}_count"]
+        rms, median = column[f"grad_{name}_rms"], column[f"grad_{name}_median"]
+        parts += [count, _sum(rms.square(), count), _sum(median, count)]
+    return torch.stack(parts, dim=-1)
+
+
+@dataclass
+class LayerSums:
+    """A layer in the current step."""
+
+    facts: Facts
+    summary: HeadSummary | None = None
+    gradients: GradientHooks | None = None
+
+
+class StepAccumulator:
+    """Sums the calls of a step, by layer and kind. Micro-batches and threads add up; nothing is read back from a device."""
+
+    def __init__(self, gradients: bool) -> None:
+        self.wants_gradients = gradients
+        self.lock = threading.Lock()
+        self.layers: dict[tuple[str, str, int], LayerSums] = {}  # layer, kind, heads
+        self.calls = 0  # since the watch began
+        self.failures: dict[str, str] = {}  # layers whose gradients could not be measured in the last closed step
+
+    def add(self, name: str, call: AttentionCall, summary: HeadSummary | None) -> None:
+        place = (name, call.facts.kind, call.facts.heads)
+        with self.lock:
+            layer = self.layers.setdefault(place, LayerSums(call.facts))
+            layer.facts = call.facts
+            if summary is not None:
+                self.calls += 1
+                layer.summary = summary if layer.summary is None else layer.summary.merge(summary)
+            if self.wants_gradients:
+                if layer.gradients is None:
+                    layer.gradients = GradientHooks(call.facts.heads)
+                layer.gradients.follow(call)
+
+    def drop(self, module: str) -> None:
+        """Forget the calls of this step inside a module."""
+        with self.lock:
+            for place in [place for place in self.layers if is_in(place[0], module)]:
+                layer = self.layers.pop(place)
+                if layer.gradients is not None:
+                    layer.gradients.close()
+
+    def close(self, step: int) -> tuple[list[Entry], dict[tuple[str, str], Facts]]:
+        """The entries and facts of this step; the next one starts empty."""
+        with self.lock:
+            layers, self.layers = self.layers, {}
+        entries, facts, self.failures = [], {}, {}
+        for (name, kind, _), layer in layers.items():
+            sums = layer.gradients.close() if layer.gradients is not None else None
+            if layer.gradients is not None and layer.gradients.failure is not None:
+                self.failures[name] = layer.gradients.failure
+            facts[name, kind] = layer.facts
+            if layer.summary is not None:
+                heads = tuple(range(len(layer.summary.sums)))
+                entries.append(Entry(step, name, kind, heads, layer.summary, sums))
+        return entries, facts
+
+
+class Slot(NamedTuple):
+    """Where an entry's numbers are in a buffer: sums, then peaks, then gradients, one after the other."""
+
+    step: int
+    layer: str
+    kind: str
+    heads: tuple[int, ...]
+    columns: tuple[str, ...]
+    block: int
+    start: int
+    width: int  # columns of the sums
+    has_gradients: bool
+
+
+class EntryBuffer:
+    """The numbers of many entries in a few blocks of host memory; entries are made again when they are read.
+
+    An entry's own small tensors are allocated between a pass's activations, and each would pin a page there: 1,000 steps would
+    cost 100 MB.
+    """
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.begins: list[int] = []  # the first slot of each step
+        self.blocks: dict[int, Tensor] = {}
+        self.last, self.used = -1, BLOCK  # the block that is being filled, and how far
+        self.shared: dict[Any, Any] = {}
+
+    def put(self, entry: Entry) -> None:
+        """Copy an entry's numbers into the buffer. This waits for the entry's device."""
+        summary = entry.summary
+        parts = [summary.sums, summary.peaks, *([] if entry.gradients is None else [entry.gradients])]
+        size = sum(part.numel() for part in parts)
+        if self.used + size > len(self.blocks.get(self.last, ())):
+            self.last += 1
+            self.blocks[self.last] = torch.empty(max(BLOCK, size), dtype=torch.float64, device="cpu")
+            self.used = 0
+        start = self.used
+        for part in parts:
+            self.blocks[self.last][self.used : self.used + part.numel()].copy_(part.detach().reshape(-1))
+            self.used += part.numel()
+        place = (entry.step, self._one(entry.layer), entry.kind, self._one(entry.heads), self._one(summary.columns))
+        if not self.slots or self.slots[-1].step != entry.step:
+            self.begins.append(len(self.slots))
+        self.slots.append(Slot(*place, self.last, start, summary.sums.shape[1], entry.gradients is not None))
+
+    def drop(self, keep: int) -> bool:
+        """Keep the last steps only; whether there were more."""
+        more = len(self.begins) - keep
+        if more <= 0:
+            return False
+        cut = self.begins[more] if keep else len(self.slots)
+        del self.slots[:cut]
+        self.begins = [begin - cut for begin in self.begins[more:]]
+        needed = self.slots[0].block if self.slots else self.last
+        self.blocks = {number: block for number, block in self.blocks.items() if number >= needed}
+        return True
+
+    def _one(self, thing: Any) -> Any:
+        """One object for equal names and tuples, however many entries have them."""
+        return self.shared.setdefault(thing, thing)
+
+    def get(self, slot: Slot) -> Entry:
+        heads = len(slot.heads)
+        numbers = self.blocks[slot.block][slot.start :]
+        size = heads * slot.width
+        summary = HeadSummary(slot.columns, numbers[:size].view(heads, -1), numbers[size : size + heads])
+        rest = numbers[size + heads :]
+        gradients = rest[: 6 * heads].view(heads, 6) if slot.has_gradients else None
+        return Entry(slot.step, slot.layer, slot.kind, slot.heads, summary, gradients)

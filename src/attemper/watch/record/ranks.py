@@ -1,44 +1,48 @@
-"""Ranks: the entries of a step joined over the processes that run the same heads on other data, with no object sent.
+"""Ranks: join the entries of a step over the processes that run the same heads on other data, by all_reduce of tensors.
 
-Those are the ranks of the model's DistributedDataParallel, in its own process group. What says that ranks hold other heads, or
-are not all there, keeps their rows apart; nothing here hangs or ends a training.
+These are the ranks of the model's DistributedDataParallel, in its process group. If ranks hold different heads, or some are
+missing, each keeps its own rows. Nothing here hangs or ends a training: ranks meet first (Meeting), and waiting has an end.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 from torch.utils.hooks import RemovableHandle
 
-from ..._torch_private import tree_leaves
+from ..._torch_private import default_store, tree_leaves
 from ...heads import HeadSummary
-from ..call import without_autograd_and_modes
+from ..attach.modes import without_autograd_and_modes
 from .entry import Entry
-from .meeting import PATIENCE, Meeting
+
+PATIENCE = timedelta(seconds=30)
 
 OWN = "each rank keeps its own rows, and a file has those of one rank"
 ALONE = (
-    "there are several ranks, but the model that is watched is no DistributedDataParallel: each rank keeps its own rows, "
-    "and a file has rank 0's. Watch the wrapped model to join them."
+    "there are several ranks, but the watched model is no DistributedDataParallel: each rank keeps its own rows, "
+    "and a file has those of rank 0. Watch the wrapped model to join them."
 )
 SEVERAL = f"the model has DistributedDataParallel modules over different ranks: {OWN}."
 PART = (
     "the model's DistributedDataParallel spans {size} of {world} ranks: rows are joined over these, and the first of them "
     "writes. Give the ranks of another group, if there is one, another path."
 )
-DIFFERENT = "ranks saw different layers, so each keeps its own rows."
+DIFFERENT = "ranks measured different layers, so each keeps its own rows."
 SPLIT = f"a layer runs a part of its heads on each rank, so nothing is added: {OWN}."
 SAME = (
-    "every rank was given the same input: either ranks hold different heads of it, or a DistributedSampler is missing and all "
+    "every rank was given the same input: either ranks hold different heads, or a DistributedSampler is missing and all ranks "
     f"train on the same data. Nothing is added: {OWN}."
 )
 LATE = (
-    f"not every rank came to the end of step {{step}} within {PATIENCE.total_seconds():.0f} seconds, so its rows are this rank's "
-    "own, and so are others where that happens. Watch the model on every rank, and end each step on all of them: give "
+    f"not every rank ended step {{step}} within {PATIENCE.total_seconds():.0f} seconds, so this rank keeps its own rows of it, "
+    "and of later steps where that happens. Watch the model on every rank, and end each step on all of them: give "
     "watch() the optimizer, or call watch.step() right after its step."
 )
 FAILED = "ranks could not be joined in step {step}: {error}. From there on each rank keeps its own rows."
@@ -52,12 +56,12 @@ class Ranks:
     """The ranks of one watch, found when it opens."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.group: ProcessGroup | None = None  # that rows are joined over
+        self.group: ProcessGroup | None = None  # over which rows are joined
         self.first, self.whole = True, True  # whether this rank writes; whether the group is all ranks
-        self.sentences: list[str] = []  # what is to be said of them at the start
+        self.sentences: list[str] = []  # warnings for the start
         self.wrappers: list[nn.Module] = []
         self.handles: list[RemovableHandle] = []
-        self.inputs: list[Tensor] = []  # a number for each that the model was given in this step
+        self.inputs: list[Tensor] = []  # a hash of each tensor that the model was given in this step
         self.were_late = False
         if are_many():
             self._find(model)
@@ -82,25 +86,26 @@ class Ranks:
             return
         self.group, self.wrappers = group, list(wrappers)
 
-    def listen(self) -> None:
-        """Look at what the model is given: ranks with the same input have no rows to add."""
+    def attach(self) -> None:
+        """Register hooks that hash the model's inputs: the rows of ranks with the same input are not added."""
         self.handles = [
-            wrapper.register_forward_pre_hook(self._look, with_kwargs=True, prepend=True) for wrapper in self.wrappers
+            wrapper.register_forward_pre_hook(self._hash_inputs, with_kwargs=True, prepend=True)
+            for wrapper in self.wrappers
         ]
 
-    def rest(self) -> None:
+    def detach(self) -> None:
         for handle in self.handles:
             handle.remove()
         self.handles, self.inputs = [], []
 
-    def _look(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _hash_inputs(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         for part in tree_leaves((args, kwargs)):
             if type(part) is Tensor and part.layout is torch.strided and not (part.is_nested or part.is_meta):
                 with without_autograd_and_modes(part.device.type):
-                    self.inputs.append(_mark(part) * (2 * len(self.inputs) + 1))
+                    self.inputs.append(_hash(part) * (2 * len(self.inputs) + 1))
 
-    def join(self, step: int, entries: list[Entry], split: bool, say: Callable[[str], None]) -> list[Entry] | None:
-        """The same entries over all ranks; None where they are not to be added, which is said."""
+    def join(self, step: int, entries: list[Entry], split: bool, warn: Callable[[str], None]) -> list[Entry] | None:
+        """The same entries over all ranks; None if they must not be added, with a warning."""
         inputs, self.inputs = self.inputs, []
         if self.group is None:
             return None
@@ -109,30 +114,30 @@ class Ranks:
                 raise RuntimeError("the process group was destroyed before the watch ended")
             if not self.meeting.all_here():
                 if not self.were_late:
-                    say(LATE.format(step=step))
+                    warn(LATE.format(step=step))
                 self.were_late = True
                 return None
             reason = self._disagreement(entries, inputs, split and self.whole)
             if reason is None:
                 return self._sum(entries)
-            say(reason)
-        except (RuntimeError, ValueError) as error:  # a rank that died, a network that is gone
+            warn(reason)
+        except (RuntimeError, ValueError) as error:  # a rank died, or the network failed
             self.group = None
-            say(FAILED.format(step=step, error=_line(error)))
+            warn(FAILED.format(step=step, error=_line(error)))
         return None
 
     def _disagreement(self, entries: list[Entry], inputs: list[Tensor], split: bool) -> str | None:
-        """Why the rows of these ranks are not to be added, the same answer on each of them."""
+        """Why the rows of these ranks must not be added: the same answer on each of them."""
         device = self._device()
         layout = repr([(entry.place, entry.summary.columns) for entry in entries])
         digest = int.from_bytes(hashlib.sha256(layout.encode()).digest()[:7], "big")
-        # halved, so that it has a negative; a rank that was given nothing differs from all others
+        # halved, so that its negative exists; a rank without input differs from all others
         given = sum(part.to(device) for part in inputs) >> 1 if inputs else -1 - distributed.get_rank()
         ends = torch.tensor([digest, -digest, 0, 0, split], dtype=torch.int64, device=device)
         ends[2], ends[3] = given, -given
         distributed.all_reduce(ends, distributed.ReduceOp.MAX, self.group)
         found = ends.tolist()
-        # the largest and the smallest are the same only where all are
+        # the largest and the smallest are equal only if all are
         if found[0] != -found[1]:
             return DIFFERENT
         if found[4]:
@@ -157,12 +162,12 @@ class Ranks:
         return _split(entries, total, largest[: len(peaks)], largest[len(peaks) :].tolist(), len(sums))
 
     def _device(self) -> torch.device:
-        """Where this process group reduces: NCCL knows only devices, gloo the host."""
+        """The device of this process group's reductions: a GPU for NCCL, the host for gloo."""
         assert self.group is not None
-        kinds = {device.type for device in self.group._device_types}
-        if "cpu" in kinds or not kinds:
+        types = {device.type for device in self.group._device_types}
+        if "cpu" in types or not types:
             return torch.device("cpu")
-        return torch.device(min(kinds), torch.accelerator.current_device_index())
+        return torch.device(min(types), torch.accelerator.current_device_index())
 
 
 def _split(entries: list[Entry], total: Tensor, peaks: Tensor, measured: list[float], start: int) -> list[Entry]:
@@ -178,8 +183,8 @@ def _split(entries: list[Entry], total: Tensor, peaks: Tensor, measured: list[fl
     return found
 
 
-def _mark(tensor: Tensor) -> Tensor:
-    """One whole number for a tensor, made of up to 8,192 of its entries and their places: equal where they are."""
+def _hash(tensor: Tensor) -> Tensor:
+    """One whole number for a tensor, from up to 8,192 of its entries and their places."""
     flat = tensor.detach().reshape(-1)
     sample = flat[:: max(1, flat.numel() // 4096)]
     if sample.is_complex():
@@ -191,5 +196,47 @@ def _mark(tensor: Tensor) -> Tensor:
 
 
 def _line(error: Exception) -> str:
-    """The first line of what torch says, without its full stop."""
+    """The first line of an error's message, without its full stop."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
+
+
+_opened: Counter[str] = Counter()  # meetings of each group so far, by its name: the same number on every rank
+
+
+class Meeting:
+    """Whether every rank of a process group has come to the same point, found out without a collective.
+
+    A collective that one rank does not enter hangs all others, and may pair with another one of the training's. So ranks first
+    count themselves in the store of the process group, where waiting has an end. They go on together only if all came.
+    Made once per watch, on every rank of the group.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        name = group.group_name
+        self.store = PrefixStore(f"attemper/{name}/{_opened[name]}", default_store())
+        _opened[name] += 1
+        self.size = group.size()
+        self.next = 0
+        self.missed: int | None = None  # a point that this rank left before all had come
+
+    def all_here(self) -> bool:
+        """Whether all ranks go on together from here: the same answer on each of them, within PATIENCE."""
+        if self.missed is not None:
+            if self.store.add(str(self.missed), 0) < self.size:
+                return False  # the missing rank has not come since: do not wait for it twice
+            self.missed = None
+        place, self.next = self.next, self.next + 1
+        count, answer = self.store.add(str(place), 1), f"{place}/answer"
+        if count < self.size:
+            with suppress(RuntimeError):  # the time is up
+                self.store.wait([answer], PATIENCE)
+        # the first answer counts: that of the last rank to come, or of the first to leave
+        together = self.store.compare_set(answer, "", "yes" if count == self.size else "no") == b"yes"
+        if count < self.size and not together:
+            self.missed = place
+        if count == self.size and together and place:
+            for key in (f"{place - 1}", f"{place - 1}/answer"):  # every rank is past it
+                self.store.delete_key(key)
+        return together

@@ -1,4 +1,4 @@
-"""Record: a table of vitals per step, layer and head, that merges, filters, and goes to files and data frames."""
+"""Record: a table of vitals per step, layer and head; it merges, filters, and converts to files and data frames."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError, MissingExtra
+from ...errors import InputError
 from ..call import Facts
-from .buffer import Shelf, Slot
-from .entry import Entry, join
-
-KEYS = ("step", "layer", "kind", "head")
+from .entry import KEYS, Entry, EntryBuffer, Slot
 
 
 class Record:
@@ -21,8 +18,8 @@ class Record:
 
     A row has ``step``, ``layer`` (as the model names it), ``kind`` (self or cross), ``head``, and one number per sign: the mean
     over the rows counted (``rows`` of them), except ``peak``, which is the largest. With gradients also ``grad_q_rms``,
-    ``grad_q_median``, ``grad_k_rms``, ``grad_k_median``. ``facts`` holds, per layer and kind, what the calls were: scale,
-    head dim, heads, lengths, route. ``notes`` says what was not measured, and why, and where a watch holds its last steps only.
+    ``grad_q_median``, ``grad_k_rms``, ``grad_k_median``. ``facts`` holds the scale, head dim, heads, lengths and route of the
+    calls, per layer and kind. ``notes`` lists what was not measured, and why, and whether only the last steps are in memory.
 
     Example:
         >>> model = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
@@ -41,8 +38,8 @@ class Record:
         facts: dict[tuple[str, str], Facts] | None = None,
         notes: Iterable[str] = (),
     ) -> None:
-        self._shelf = Shelf()
-        self._waiting = list(entries)  # for their device, which nobody waits for before they are read
+        self._buffer = EntryBuffer()
+        self._waiting = list(entries)  # their device may still compute; it is waited for when they are read
         self.facts = dict(facts or {})
         self.notes = list(notes)
 
@@ -50,15 +47,15 @@ class Record:
     def entries(self) -> list[Entry]:
         """One entry per step and layer, in host memory: its heads, their summary, and the sums of their gradients."""
         self._settle()
-        return [self._shelf.get(slot) for slot in self._shelf.slots]
+        return [self._buffer.get(slot) for slot in self._buffer.slots]
 
     def _settle(self) -> None:
         waiting, self._waiting = self._waiting, []
         for entry in waiting:
-            self._shelf.put(entry)
+            self._buffer.put(entry)
 
     def _add(self, entries: Iterable[Entry], facts: dict[tuple[str, str], Facts]) -> None:
-        """Take in a step. The one before it is settled by now: its device is done with it."""
+        """Add a step. The one before it goes to the buffer: its device has finished it by now."""
         self._settle()
         self._waiting = list(entries)
         self.facts |= facts
@@ -66,13 +63,13 @@ class Record:
             self._settle()
 
     def _forget(self, keep: int) -> bool:
-        """Hold no more than so many of the last steps; whether there were more. One may wait, and is let be."""
-        return self._shelf.drop(keep - bool(self._waiting))
+        """Keep the last steps only; whether there were more. A step that waits for its device counts, and is kept."""
+        return self._buffer.drop(keep - bool(self._waiting))
 
     @property
     def _slots(self) -> list[Slot]:
         self._settle()
-        return self._shelf.slots
+        return self._buffer.slots
 
     @property
     def steps(self) -> list[int]:
@@ -102,11 +99,11 @@ class Record:
         heads: int | Iterable[int] | None = None,
         kind: str | None = None,
     ) -> Record:
-        """The rows that fit all of what is given.
+        """The rows that match every argument.
 
         Args:
-            steps: one step or several; of those that this record has not, there are no rows.
-            layers: one name or several, with ``*`` and ``?`` as in file names, or a function that takes a name and says yes.
+            steps: one step or several; a step that this record does not have adds no rows.
+            layers: one name or several, with ``*`` and ``?`` as in file names, or a function that returns True for a name.
             heads: one head or several.
             kind: ``"self"`` or ``"cross"``.
         """
@@ -133,7 +130,7 @@ class Record:
         return Record(chosen, {place: facts for place, facts in self.facts.items() if place in named}, self.notes)
 
     def _named(self, layers: str | Iterable[str]) -> Callable[[str], bool]:
-        """Whether a layer fits one of these names, each of which must fit some layer."""
+        """A function that is True for a layer that matches one of these names; each must match some layer."""
         patterns = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, Iterable) else [layers]
         for pattern in patterns:
             if not isinstance(pattern, str):
@@ -151,7 +148,7 @@ class Record:
         found: dict[tuple[Any, ...], Entry] = {}
         for entry in (entry for record in (self, *others) for entry in record.entries):
             present = found.get(entry.place)
-            found[entry.place] = entry if present is None else join(present, entry)
+            found[entry.place] = entry if present is None else present.join(entry)
         facts = {place: facts for record in (self, *others) for place, facts in record.facts.items()}
         notes = dict.fromkeys(note for record in (self, *others) for note in record.notes)
         return Record(sorted(found.values(), key=lambda entry: entry.step), facts, notes)
@@ -162,20 +159,22 @@ class Record:
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame of the rows. Needs ``pip install 'attemper[record]'``."""
+        from .store import missing
+
         try:
             import pandas
         except ImportError:
-            raise _missing("to_pandas", "pandas") from None
+            raise missing("Record.to_pandas()", "pandas") from None
         return pandas.DataFrame(self.to_dicts(), columns=None if len(self) else list(KEYS))
 
     def to_arrow(self) -> Any:
         """A pyarrow Table of the rows, with the facts in its metadata. Needs ``pip install 'attemper[record]'``."""
         from .store import to_arrow
 
-        return to_arrow(self, _missing("to_arrow", "pyarrow"))
+        return to_arrow(self, "Record.to_arrow()")
 
     def write(self, path: str | Path) -> None:
-        """Write the record to a new file, by suffix. A file that was there is replaced once the new one is whole.
+        """Write the record to a new file, by suffix. An existing file is replaced once the new one is complete.
 
         Args:
             path: ending in ``.jsonl``, or ``.parquet``, which needs ``pip install 'attemper[record]'``.
@@ -186,9 +185,9 @@ class Record:
 
     @classmethod
     def read(cls, path: str | Path) -> Record:
-        """Read a record. Lines that are cut short or damaged are left out, with a warning that names them.
+        """Read a record. Lines that are cut short or damaged are left out, with a warning that lists them.
 
-        Where a run was resumed and wrote a step again, the last rows are read, and ``notes`` says so.
+        If a resumed run wrote a step again, the last rows are read, with a note.
 
         Args:
             path: a file that ``write()`` or ``watch(path=…)`` made.
@@ -211,9 +210,9 @@ class Record:
 
 
 def _numbers(name: str, given: int | Iterable[int]) -> frozenset[int]:
-    """One number or several; a word is several letters, and fits nothing."""
+    """One number or several. A string, which is several letters, is an error."""
     several = (given,) if isinstance(given, int) or not isinstance(given, Iterable) else tuple(given)
-    # numpy's whole numbers are equal to ours; a bool would be head 0 or 1
+    # numpy's integers are allowed; a bool would be head 0 or 1
     if any(isinstance(number, (bool, str)) or not hasattr(number, "__index__") for number in several):
         raise InputError(f"Record.filter(): `{name}` must be a whole number or several; got {given!r}.")
     return frozenset(several)
@@ -223,10 +222,4 @@ def _no_layer(pattern: str, layers: list[str]) -> str:
     near = difflib.get_close_matches(pattern, layers, 1, 0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     shown = ", ".join(map(repr, layers[:6])) + (f" and {len(layers) - 6} more" if len(layers) > 6 else "")
-    return f"Record.filter(): no layer fits {pattern!r}.{hint} There are: {shown}."
-
-
-def _missing(where: str, package: str) -> MissingExtra:
-    return MissingExtra(
-        f"Record.{where}(): needs {package}, which is not installed. Type pip install 'attemper[record]'."
-    )
+    return f"Record.filter(): no layer matches {pattern!r}.{hint} The layers are: {shown}."

@@ -1,4 +1,4 @@
-"""Files of a record: JSON lines and Parquet, in and out; both say which schema they hold. journal.py appends."""
+"""Store: write a record to a JSONL or Parquet file, and read it. Both hold their schema. jsonl.py appends to a file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError, MissingExtra
-from .lines import HEADER, SCHEMA, VERSION, Lines, Step, dump, facts_line, row_lines, to_entries
-from .record import KEYS, Record
+from .entry import KEYS
+from .jsonl import HEADER, SCHEMA, ParsedLines, WrittenStep, check_header, dump, facts_line, row_lines
+from .record import Record
 
 SUFFIXES = (".jsonl", ".parquet")
-PIP = "Type pip install 'attemper[record]'."
 
 
 def to_path(where: str, path: object) -> Path:
@@ -32,27 +32,10 @@ def check_path(where: str, path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> 
         raise InputError(f"{where}(): `path` must be a file; {str(path)!r} is a folder.")
 
 
-def check_header(where: str, path: Path, line: str) -> None:
-    try:
-        header = json.loads(line)
-    except (ValueError, RecursionError):
-        header = None
-    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
-        raise InputError(
-            f"{where}(): {str(path)!r} is not a record of attemper: it does not open with its schema. "
-            "Write one with Record.write() or watch(path=…)."
-        )
-    if header.get("version") != VERSION:
-        raise InputError(
-            f"{where}(): {str(path)!r} has schema version {header.get('version')!r}; this attemper reads version {VERSION}. "
-            "Read it with the version of attemper that wrote it, or choose another file."
-        )
-
-
 def write(record: Record, path: Path) -> None:
     check_path("Record.write", path)
     if path.suffix == ".parquet":
-        table = to_arrow(record, MissingExtra(f"Record.write(): Parquet needs pyarrow, which is not installed. {PIP}"))
+        table = to_arrow(record, "Record.write(): Parquet")
         from pyarrow import parquet
 
         _put(path, lambda part: parquet.write_table(table, part))
@@ -64,7 +47,7 @@ def write(record: Record, path: Path) -> None:
 
 
 def _put(path: Path, write: Callable[[Path], object]) -> None:
-    """Write beside, then move into place: a file that was there stays until the new one is whole."""
+    """Write a temporary file, then move it into place: an existing file stays until the new one is complete."""
     target = path.resolve()
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
@@ -73,7 +56,7 @@ def _put(path: Path, write: Callable[[Path], object]) -> None:
     except OSError as error:
         raise InputError(
             f"Record.write(): {str(path)!r} could not be written: {error.strerror or error}. "
-            "Nothing was changed; free some room, or choose another place."
+            "Nothing was changed. Free some disk space, or choose another path."
         ) from error
     finally:
         part.unlink(missing_ok=True)
@@ -91,55 +74,55 @@ def _read_lines(path: Path) -> Record:
     if not lines:
         raise InputError(f"Record.read(): {str(path)!r} holds no record: it has no complete line.")
     check_header("Record.read", path, lines[0])
-    held = Lines()
+    held = ParsedLines()
     for number, line in enumerate(lines[1:], 2):
         held.take(number, line)
-    said = []
-    if tail:
-        said.append(f"the last line was cut short and is left out; the {len(lines) - 1} before it are complete.")
-    return _told(path, held, said)
+    cut = f"the last line was cut short and is left out; the {len(lines) - 1} before it are complete."
+    return _to_record(path, held, [cut] if tail else [])
 
 
-def _numbered(bad: list[int]) -> str:
+def _damaged(bad: list[int]) -> str:
     if len(bad) == 1:
-        return f"line {bad[0]} is no row"
-    shown = ", ".join(map(str, bad[:10])) + (f" and {len(bad) - 10} more" if len(bad) > 10 else "")
-    return f"lines {shown} are no rows"
+        return f"line {bad[0]} is not a row of a record and is left out."
+    return f"lines {_some(bad)} are not rows of a record and are left out."
 
 
-def _cut(steps: list[Step], held: Lines) -> str:
+def _cut(steps: list[WrittenStep], held: ParsedLines) -> str:
     if len(steps) == 1:
         step = steps[0]
         return f"step {step.step} was cut short, with {held.lines[step]} of its {step.rows} rows, and is left out."
-    shown = ", ".join(str(step.step) for step in steps[:10]) + (
-        f" and {len(steps) - 10} more" if len(steps) > 10 else ""
-    )
-    return f"steps {shown} were cut short and are left out."
+    return f"steps {_some([step.step for step in steps])} were cut short and are left out."
 
 
-def _told(path: Path, held: Lines, said: list[str]) -> Record:
-    """The record, with what was left out of it said: broken lines and steps aloud, rows that were written again in a note."""
+def _some(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
+
+
+def _to_record(path: Path, held: ParsedLines, left_out: list[str]) -> Record:
+    """The record. What was left out is a warning and a note; rows that were written again are a note."""
     if held.bad:
-        said.append(f"{_numbered(held.bad)} of a record and left out.")
+        left_out.append(_damaged(held.bad))
     cut = held.leave_out_cut()
     if cut:
-        said.append(_cut(cut, held))
-    notes = [f"{path.name}: {sentence}" for sentence in said]
+        left_out.append(_cut(cut, held))
+    notes = [f"{path.name}: {sentence}" for sentence in left_out]
     for note in notes:
         warnings.warn(f"Record.read(): {note}", stacklevel=5)
-    entries, dropped = to_entries(held.rows)
+    entries, dropped = held.entries()
     if dropped:
-        notes.append(
-            f"{path.name}: {dropped} rows were written again later, by a run that was resumed or by two at once."
-        )
+        notes.append(f"{path.name}: {dropped} rows were written again later, by a resumed run or by two runs at once.")
     return Record(entries, held.facts, [*notes, *held.notes])
 
 
-def to_arrow(record: Record, missing: MissingExtra) -> Any:
+def missing(what: str, package: str) -> MissingExtra:
+    return MissingExtra(f"{what} needs {package}, which is not installed. Type pip install 'attemper[record]'.")
+
+
+def to_arrow(record: Record, what: str) -> Any:
     try:
         import pyarrow
     except ImportError:
-        raise missing from None
+        raise missing(what, "pyarrow") from None
     rows = record.to_dicts()
     names = list(dict.fromkeys(name for row in rows for name in row)) or list(KEYS)
     types = {"step": pyarrow.int64(), "layer": pyarrow.string(), "kind": pyarrow.string(), "head": pyarrow.int32()}
@@ -156,18 +139,18 @@ def _read_parquet(path: Path) -> Record:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise MissingExtra(f"Record.read(): Parquet needs pyarrow, which is not installed. {PIP}") from None
+        raise missing("Record.read(): Parquet", "pyarrow") from None
     try:
         table = parquet.read_table(path)
     except (pyarrow.ArrowException, OSError):
         raise InputError(
-            f"Record.read(): {str(path)!r} is no Parquet file, or a damaged one. Read the .jsonl it was made from."
+            f"Record.read(): {str(path)!r} is not a Parquet file, or is damaged. Read the .jsonl file that it was made from."
         ) from None
     metadata = (table.schema.metadata or {}).get(SCHEMA.encode(), b"").decode(errors="replace")
     check_header("Record.read", path, metadata)
-    found, held = json.loads(metadata), Lines()
+    found, held = json.loads(metadata), ParsedLines()
     for line in (*found.get("facts", ()), *({"note": note} for note in found.get("notes", ()))):
         held.take(0, line)
     for number, row in enumerate(table.to_pylist(), 1):
         held.take(number, {name: value for name, value in row.items() if value is not None})
-    return _told(path, held, [])
+    return _to_record(path, held, [])

@@ -1,1 +1,12 @@
-"""watch/routes."""
+"""routes: how an attention call is recognised, and read as one AttentionCall.
+
+Data passes the files in this order; each call takes one of the first five routes:
+
+    sdpa            torch's fused ops, and the fast paths of nn.MultiheadAttention and the encoder layer
+    attemper        attemper's own op
+    transformers    the Hugging Face attention interface
+    replace         the same interface, computed by attemper's kernels
+    handwritten/    a product, a softmax and a product, written by hand
+    kind            whether a call is self- or cross-attention
+    padding         which of its queries are padding
+"""

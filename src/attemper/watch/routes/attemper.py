@@ -1,4 +1,4 @@
-"""The route through attemper's own operation: its arguments say everything, also a scale per head or row."""
+"""The route of attemper's own operation: a call is read from its arguments, which may hold a scale per head or row."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from ...kernels.contract import Problem
-from ..attach.running import Frame, kind_of
-from ..call import Call, Facts
+from ..attach.running import Frame
+from ..call import AttentionCall, Facts
+from .kind import kind_of
 from .sdpa import unreadable
 
 
-def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | str | None:
-    """A call of ``attention()`` and its kin; None for one that measures alone."""
+def read(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]
+) -> AttentionCall | str | None:
+    """A call of ``attention()`` or of another function with the same op; None for one that only measures."""
     problem = Problem(*args[: len(Problem._fields)])
     query, key = problem.query, problem.key
     if problem.value is None:
@@ -36,16 +39,18 @@ def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple
         softcap=problem.softcap,
         window=window,
     )
-    call = Call(facts, frames, query, key, mask=problem.mask, causal=causal, window=window, softcap=problem.softcap)
+    call = AttentionCall(
+        facts, frames, query, key, mask=problem.mask, causal=causal, window=window, softcap=problem.softcap
+    )
     call.scale = problem.scale
     if problem.gain is not None:
         call.scale = (problem.scale * problem.gain.detach()).unsqueeze(-1)
-        call.facts = replace(facts, scale=None)  # many numbers; on another device reading them would wait for them
+        call.facts = replace(facts, scale=None)  # many numbers; reading them would wait for their device
     return call
 
 
 def band(left: int | None, right: int | None) -> tuple[bool | str, int | None]:
-    """Which keys a query sees, i − left … i + right, as ``causal`` and ``window``."""
+    """The visible keys of query i, i − left … i + right, as ``causal`` and ``window``."""
     if left is not None and left == right:
         return False, left + 1
     causal: bool | str = False if right is None else True if right == 0 else "lower_right"

@@ -1,4 +1,4 @@
-"""Padding: which queries a mask shows to be no tokens at all."""
+"""Padding: which queries are padding, as the mask shows."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from torch import Tensor
 
 from ...kernels.contract import HIDDEN_BIAS
 from ..attach.running import running
-from ..call import Call
+from ..call import AttentionCall
 
 
-def leave_padding_out(call: Call) -> None:
-    """Which rows count: a self-attention's mask says it; a cross-attention has the queries of one before it."""
+def leave_padding_out(call: AttentionCall) -> None:
+    """Set which rows count: from the mask in self-attention; in cross-attention, those of the self-attention before it."""
     current, facts = running.current, call.facts
     if current is None:
         return
     sequence = current.sequences.known(call.query)
     place = None if sequence is None else (sequence, facts.batch, facts.queries)
     if facts.kind == "cross":
-        # only of the same sequence: another of the same length has padding of its own
+        # of the same sequence only: another one of the same length has other padding
         call.rows = current.kept.get(place) if call.rows is None and place is not None else call.rows
         return
     before, after = call.beside
@@ -35,12 +35,12 @@ def leave_padding_out(call: Call) -> None:
 def kept_by_mask(mask: Tensor) -> Tensor:
     """Which queries are real, ``(B or 1, L)``, from the square mask or the logits of a self-attention, ``(B, H, L, L)``.
 
-    A key that no query sees is padding, and so is its query. Where real queries do not see their own keys either (a strictly
-    causal mask), a key without a query says nothing. Some models let a padded query see itself (XLNet): two or more keys at
-    the end that nobody else sees are padding too; a causal mask has one.
+    A key that is hidden from every query is padding, and so is the query at its place. If real queries do not attend to their own
+    keys either (a strictly causal mask), a hidden key shows nothing. Some models let a padded query attend to itself (XLNet): two
+    or more keys at the end that only their own queries attend to are padding too; a causal mask has one such key.
     """
     first = mask[:, 0]  # padding is the same for every head
-    # a NaN hides nothing: a model that diverges has not turned into padding
+    # a NaN hides no key: the rows of a model that diverges are not padding
     seen = first if mask.dtype == torch.bool else ~(first <= HIDDEN_BIAS)
     if seen.shape[1] == 1:
         return seen[:, 0]

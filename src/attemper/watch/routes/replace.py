@@ -1,6 +1,6 @@
-"""replace=True: our kernels in the place of a Hugging Face model's own attention, so that vitals cost no second pass.
+"""replace=True: attemper's kernels replace a Hugging Face model's own attention, so that vitals need no second pass.
 
-One name goes into two tables. Without the second, the mask table, transformers would pass no mask at all, in silence.
+One name is registered in two tables. Without the second, the mask table, transformers would silently pass no mask.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ from torch import Tensor, nn
 
 from ...attention import attention
 from ...errors import InputError
-from ..attach.running import Frame, kind_of, running
-from ..call import Call, Facts, without_modes
+from ..attach.modes import without_modes
+from ..attach.running import running
+from ..call import AttentionCall, Facts
+from .kind import kind_of
 from .transformers import is_causal, refusal, with_bias
 
 NAME = "attemper"
 
 
 class Replacement:
-    """Switches a model to our kernels and back."""
+    """Switches a model to attemper's kernels and back."""
 
     def __init__(self, model: nn.Module, attend: Callable[..., Any]) -> None:
         library = sys.modules.get("transformers.modeling_utils")
         if library is None or not isinstance(model, library.PreTrainedModel):
             raise InputError(
                 "watch(): replace=True needs a Hugging Face model that uses the attention interface; "
-                f"got {type(model).__name__}. Leave it out: the model's own attention is then measured beside."
+                f"got {type(model).__name__}. Leave it out: the model's own attention is then measured."
             )
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
@@ -55,7 +57,7 @@ class Replacement:
             )
 
     def uninstall(self) -> None:
-        """The model is as it was. The name stays known, as a copy made in the meantime may carry it, but measures nothing."""
+        """Restore the model. The name stays registered, since a copy made meanwhile may use it, but measures nothing."""
         for config, implementation in self.before:
             config._attn_implementation_internal = implementation
         for table, entry, left in zip(self.tables, self.replaced, (unwatched, self.entries[1]), strict=True):
@@ -63,9 +65,9 @@ class Replacement:
 
 
 def attend_with(
-    watching: Callable[[], bool], signs: tuple[str, ...], hear: Callable[[Call], None]
+    watching: Callable[[], bool], signs: tuple[str, ...], report: Callable[[AttentionCall], None]
 ) -> Callable[..., Any]:
-    """The function that transformers calls in place of its own: attention on our kernels, vitals on watched steps."""
+    """The function that transformers calls in place of its own: attention on attemper's kernels, vitals on watched steps."""
 
     def attend(
         module: nn.Module,
@@ -81,16 +83,16 @@ def attend_with(
         if reason is not None:
             raise InputError(
                 f"watch(): replace=True cannot compute {type(module).__name__} with {reason}. Leave replace out: "
-                "the model's own attention is then measured beside."
+                "the model's own attention is then measured."
             )
         causal = attention_mask is None and is_causal(module, query, attention_mask, options)
         if attention_mask is None and causal and key.shape[2] > query.shape[2]:
-            # a static cache that is being filled: what lies behind the queries is not there yet
+            # a static cache that is being filled: the keys after the queries are not computed yet
             key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         mask = with_bias(attention_mask, options.get("position_bias"))
         softcap = options.get("softcap")
-        listening = watching() and running.current is not None
-        with without_modes() if listening else nullcontext():
+        measures = watching() and running.current is not None
+        with without_modes() if measures else nullcontext():
             output, vitals = attention(
                 query,
                 key,
@@ -100,14 +102,23 @@ def attend_with(
                 scale=scaling,
                 softcap=softcap,
                 dropout=dropout,
-                signs=signs if listening else (),
+                signs=signs if measures else (),
             )
-        if listening:
+        if measures:
             frames = tuple(running.frames)
-            facts = _facts(frames, query, key, mask, causal, scaling, softcap, dropout, options)
-            call = Call(facts, frames, query, key, mask=mask, causal=causal, scale=scaling, softcap=softcap)
+            kind = kind_of(frames, query, key, (query.shape[2], key.shape[2]))
+            common: dict[str, Any] = {"scale": scaling, "causal": causal, "mask": mask, "dropout": dropout}
+            window = options.get("sliding_window")
+            declared: dict[str, Any] = {
+                "declared": scaling,
+                "implementation": NAME,
+                "softcap": softcap,
+                "window": window,
+            }
+            facts = Facts.of("replaced", kind, query, key, **common, **declared)
+            call = AttentionCall(facts, frames, query, key, mask=mask, causal=causal, scale=scaling, softcap=softcap)
             call.vitals = vitals
-            hear(call)
+            report(call)
         return output.transpose(1, 2).contiguous(), None
 
     attend.measures_itself = True  # type: ignore[attr-defined]
@@ -115,31 +126,4 @@ def attend_with(
 
 
 unwatched = attend_with(lambda: False, (), lambda call: None)
-"""What is left under our name: attention on our kernels, and nothing held of the watch that put it there."""
-
-
-def _facts(
-    frames: tuple[Frame, ...],
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scaling: float | None,
-    softcap: float | None,
-    dropout: float,
-    options: dict[str, Any],
-) -> Facts:
-    return Facts.of(
-        "replaced",
-        kind_of(frames, query, key, (query.shape[2], key.shape[2])),
-        query,
-        key,
-        scale=scaling,
-        causal=causal,
-        mask=mask,
-        dropout=dropout,
-        softcap=softcap,
-        window=options.get("sliding_window"),
-        declared=scaling,
-        implementation=NAME,
-    )
+"""What stays registered: attention on attemper's kernels, without a reference to the watch."""

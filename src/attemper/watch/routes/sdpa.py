@@ -1,6 +1,6 @@
-"""The routes through torch's fused attention: the SDPA ops, and the two ops of the encoder's and MHA's fast path.
+"""The routes of torch's fused attention: the SDPA ops, and the two ops of the encoder's and MHA's fast path.
 
-A fast-path op takes the layer's input and weights, so its queries and keys are computed here once more, beside it.
+A fast-path op takes the layer's input and weights, so its queries and keys are computed here a second time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.functional import layer_norm, linear
 
-from ..attach.running import Frame, kind_of, running
-from ..call import Call, Facts, without_autograd_and_modes
+from ..attach.modes import without_autograd_and_modes
+from ..attach.running import Frame, running
+from ..call import AttentionCall, Facts
 from .handwritten.layout import heads_of
+from .kind import kind_of
 
 SDPA = (
-    "scaled_dot_product_attention",  # whole only in inference mode; elsewhere it arrives as one of these
+    "scaled_dot_product_attention",  # one op in inference mode only; otherwise it arrives as one of these
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention",
@@ -31,8 +33,8 @@ PLAIN = (Tensor, Parameter)
 ENCODER = "_transformer_encoder_layer_fwd"
 MHA = "_native_multi_head_attention"
 
-Reader = Callable[[Any, tuple[Any, ...], dict[str, Any], tuple[Frame, ...]], Call | str | None]
-"""What reads an op's arguments: the call, or what it is made on that cannot be measured, or None where it is no attention."""
+Reader = Callable[[Any, tuple[Any, ...], dict[str, Any], tuple[Frame, ...]], AttentionCall | str | None]
+"""Reads an op's arguments: returns the call, or what about its tensors cannot be measured, or None if it is not attention."""
 
 
 def readers() -> dict[Any, Reader]:
@@ -57,15 +59,15 @@ def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
     return {**parameters, **dict(zip(parameters, args, strict=False)), **kwargs}
 
 
-def wrapped(kind: type) -> str:
-    """Tensors of a class that is not torch's plain one, in words."""
-    if kind.__name__ == "DTensor":
-        return "DTensors, of which each rank holds a part: attention on what their to_local() gives is measured"
-    return f"{kind.__name__} objects"
+def wrapped(cls: type) -> str:
+    """The name of tensors whose class is not torch's plain one, for a sentence."""
+    if cls.__name__ == "DTensor":
+        return "DTensors, of which each rank holds a part: attention on their to_local() is measured"
+    return f"{cls.__name__} objects"
 
 
 def unreadable(*tensors: Tensor | None) -> str | None:
-    """Why these are no numbers that could be measured; None where they are."""
+    """Why these tensors cannot be measured; None if they can."""
     for tensor in tensors:
         if tensor is None:
             continue
@@ -78,7 +80,7 @@ def unreadable(*tensors: Tensor | None) -> str | None:
     return None
 
 
-def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | str:
+def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> AttentionCall | str:
     given = _bound(func, args, kwargs)
     query, key = given["query"], given["key"]
     mask = given.get("attn_mask") if "attn_mask" in given else given.get("attn_bias")
@@ -87,14 +89,14 @@ def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tupl
         return reason
     if query.dim() < 3:
         return f"{query.dim()} dimensions"
-    said: int | None = 1
+    found: int | None = 1
     if query.dim() == 3:
-        said = heads_of(frames, query.shape[0], query.shape[1])
-        heads = said or 1
+        found = heads_of(frames, query.shape[0], query.shape[1])
+        heads = found or 1
         query, key = (tensor.unflatten(0, (-1, heads)) for tensor in (query, key))
         mask = mask if mask is None or mask.dim() < 3 else mask.unflatten(0, (-1, min(heads, mask.shape[0])))
     call = _call("sdpa", frames, query, key, mask, given["is_causal"], given["scale"], given["dropout_p"])
-    call.heads_known = said is not None
+    call.heads_known = found is not None
     return call
 
 
@@ -107,24 +109,26 @@ def _call(
     causal: bool,
     scale: float | None,
     dropout: float = 0.0,
-) -> Call:
+) -> AttentionCall:
     kind = kind_of(frames, query, key, (query.shape[-2], key.shape[-2]))
     facts = Facts.of(route, kind, query, key, scale=scale, causal=causal, mask=mask, dropout=dropout)
-    return Call(facts, frames, query, key, mask=mask, causal=causal, scale=scale)
+    return AttentionCall(facts, frames, query, key, mask=mask, causal=causal, scale=scale)
 
 
-def _mha(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | str:
+def _mha(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> AttentionCall | str:
     given = _bound(func, args, kwargs)
     source = given["query"]
     reason = unreadable(given["qkv_weight"], *(() if source.is_nested else (source, given["key"], given["mask"])))
     if reason is not None:
         return reason
     if source.data_ptr() != given["key"].data_ptr():
-        return "keys that are not the queries"  # torch takes this path for self-attention alone
+        return "keys that are not the queries"  # torch takes this path for self-attention only
     return _projected(given, given["query"], given["num_head"], frames)
 
 
-def _encoder(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> Call | str:
+def _encoder(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]
+) -> AttentionCall | str:
     given = _bound(func, args, kwargs)
     source = given["src"]
     reason = unreadable(given["qkv_weight"], *(() if source.is_nested else (source, given["mask"])))
@@ -138,7 +142,7 @@ def _encoder(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: t
 
 
 def _with_attention(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """The fused layer never calls its attention module; the call is that module's all the same."""
+    """The fused layer does not call its attention module; its calls are recorded as that module's."""
     layer = frames[-1]
     inner = getattr(layer.module, "self_attn", None)
     if inner is None:
@@ -146,7 +150,7 @@ def _with_attention(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     return (*frames, Frame(inner, f"{layer.name}.self_attn", ()))
 
 
-def _projected(given: dict[str, Any], source: Tensor, heads: int, frames: tuple[Frame, ...]) -> Call:
+def _projected(given: dict[str, Any], source: Tensor, heads: int, frames: tuple[Frame, ...]) -> AttentionCall:
     with without_autograd_and_modes(source.device.type):
         keep = None
         if source.is_nested:
@@ -161,7 +165,7 @@ def _projected(given: dict[str, Any], source: Tensor, heads: int, frames: tuple[
             keep[:, None, None, :] if keep is not None else _visible(given["mask"], given["mask_type"], batch, length)
         )
         if running.current is not None:
-            # q and k are ours: they belong to the sequence that the op was given
+            # q and k are new tensors: they belong to the sequence of the op's input
             sequences = running.current.sequences
             sequences.put(both, sequences.of(given["src"] if "src" in given else given["query"]))
         call = _call("fused", frames, query, key, mask, False, None)
@@ -169,10 +173,10 @@ def _projected(given: dict[str, Any], source: Tensor, heads: int, frames: tuple[
     return call
 
 
-def _visible(mask: Tensor | None, kind: int | None, batch: int, length: int) -> Tensor | None:
-    """The fast path's mask, True or -inf = hidden, as ours; type 0 is (L, L), 1 is (B, L), 2 is (B, H, L, L)."""
+def _visible(mask: Tensor | None, mask_type: int | None, batch: int, length: int) -> Tensor | None:
+    """The fast path's mask (True or -inf = hidden) as attemper's; type 0 is (L, L), 1 is (B, L), 2 is (B, H, L, L)."""
     if mask is None:
         return None
-    shape = (1, 1, length, length) if mask.dim() == 2 and kind == 0 else (batch, 1, 1, length)
+    shape = (1, 1, length, length) if mask.dim() == 2 and mask_type == 0 else (batch, 1, 1, length)
     mask = mask.reshape(shape) if mask.dim() == 2 else mask
     return ~mask if mask.dtype == torch.bool else mask

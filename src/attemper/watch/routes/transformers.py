@@ -1,7 +1,7 @@
-"""The route through the Hugging Face attention interface: the function in use is wrapped, and still computes the output.
+"""The route of the Hugging Face attention interface: the function in use is wrapped, and still computes the output.
 
-The ops inside it are seen anyway and tell what is computed; the wrapper adds what was declared (scale, window, softcap,
-key/value heads). Where no op can be seen (a kernel from outside torch), the call is measured from its arguments.
+The ops inside it are followed and show what is computed; the wrapper adds what was declared (scale, window, softcap,
+key/value heads). If no op can be followed (a kernel from outside torch), the call is measured from its arguments.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attach.running import Frame, kind_of, running
-from ..call import Call, Facts, without_modes
+from ..attach.modes import without_modes
+from ..attach.running import Frame, running
+from ..call import AttentionCall, Facts
 from .handwritten.op_names import FLEX
+from .kind import kind_of
 
-Begin = Callable[[Call], Callable[[tuple[Frame, ...]], None]]
-Unheard = Callable[[tuple[Frame, ...], str], None]
+Begin = Callable[[AttentionCall], Callable[[tuple[Frame, ...]], None]]
+Unmeasured = Callable[[tuple[Frame, ...], str], None]
 
 
 class Interfaced:
-    """One call of the interface: what it was told, and whether an op inside it was seen."""
+    """One call of the interface: its arguments, and whether an op inside it was followed."""
 
     def __init__(self, implementation: str | None, module: Any, key: Tensor, options: dict[str, Any]) -> None:
         self.implementation, self.kv_heads = implementation or "eager", key.shape[1]
@@ -34,7 +36,7 @@ class Interfaced:
         self.seen = False
 
     def complete(self, facts: Facts) -> Facts:
-        """The facts of an op inside, with what only the interface was told."""
+        """The facts of an op inside, with those that only the interface has."""
         self.seen = True
         return replace(
             facts,
@@ -48,14 +50,14 @@ class Interfaced:
 
 
 class Interface:
-    """Wraps what ``AttentionInterface.get_interface`` hands out: also eager, which is in no table."""
+    """Wraps what ``AttentionInterface.get_interface`` returns: also eager, which is in no table."""
 
-    def __init__(self, begin: Begin, unheard: Unheard) -> None:
-        self.begin, self.unheard = begin, unheard
+    def __init__(self, begin: Begin, unmeasured: Unmeasured) -> None:
+        self.begin, self.unmeasured = begin, unmeasured
         self.original: Callable[..., Any] | None = None
 
     def install(self) -> None:
-        """Only where transformers is loaded; a model of it cannot be there otherwise."""
+        """Only if transformers is loaded; there is no model of it otherwise."""
         library = sys.modules.get("transformers.modeling_utils")
         if library is None or self.original is not None:
             return
@@ -75,32 +77,32 @@ class Interface:
             self.original = None
 
     def wrap(self, function: Callable[..., Any], implementation: str | None) -> Callable[..., Any]:
-        def heard(module: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
+        def measuring(module: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
             current = running.current
             if current is None:
                 return function(module, query, key, value, *rest, **options)
             before, current.interfaced = current.interfaced, Interfaced(implementation, module, key, options)
             try:
-                # flex attention is torch.compile's: run eagerly, as the rest is while we listen, it would store n × n
+                # flex attention needs torch.compile: run eagerly, as the rest is in a measured step, it would store n × n
                 with compiling() if implementation == FLEX else nullcontext():
                     out = function(module, query, key, value, *rest, **options)
                 if not current.interfaced.seen:
-                    mask = rest[0] if rest else options.get("attention_mask")  # models pass it either way
+                    mask = rest[0] if rest else options.get("attention_mask")  # models pass it by position or by name
                     self.from_arguments(module, query, key, mask, options, current.interfaced)
             finally:
                 current.interfaced = before
             return out
 
-        return heard
+        return measuring
 
     def from_arguments(
-        self, module: Any, query: Tensor, key: Tensor, mask: Any, options: dict[str, Any], told: Interfaced
+        self, module: Any, query: Tensor, key: Tensor, mask: Any, options: dict[str, Any], interfaced: Interfaced
     ) -> None:
-        """Measure a call that no op showed, or say why it cannot be."""
+        """Measure a call that no op showed, or warn that it cannot be measured."""
         frames = tuple(running.frames)
         reason = refusal(mask, options)
         if reason is not None:
-            self.unheard(frames, f"attn_implementation={told.implementation!r} with {reason}")
+            self.unmeasured(frames, f"attn_implementation={interfaced.implementation!r} with {reason}")
             return
         rows, keys = query.shape[2], key.shape[2]
         flash = isinstance(mask, Tensor) and mask.dim() == 2
@@ -113,7 +115,9 @@ class Interface:
         scale = _number(options.get("scaling"))
         kind = kind_of(frames, query, key, (rows, keys))
         facts = Facts.of("interface", kind, query, key, scale=scale, causal=causal, mask=mask)
-        call = Call(facts, frames, query, key, mask=mask, causal="lower_right" if causal else False, scale=scale)
+        call = AttentionCall(
+            facts, frames, query, key, mask=mask, causal="lower_right" if causal else False, scale=scale
+        )
         call.softcap = _number(options.get("softcap"))
         if causal:
             call.window = options.get("sliding_window")
@@ -121,7 +125,7 @@ class Interface:
 
 
 def refusal(mask: object, options: dict[str, Any]) -> str | None:
-    """What these arguments hold that neither the measurement nor our kernels can honour."""
+    """What in these arguments neither the measurement nor attemper's kernels support."""
     if options.get("s_aux") is not None:
         return "attention sinks (s_aux)"
     if options.get("cache") is not None:
@@ -135,7 +139,7 @@ def refusal(mask: object, options: dict[str, Any]) -> str | None:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Let Dynamo compile, unseen by any mode."""
+    """Let Dynamo compile, without any mode."""
     with without_modes(), torch.compiler.set_stance("default"):
         yield
 
@@ -149,7 +153,7 @@ def dense(mask: Any, query: Tensor, key: Tensor) -> Tensor:
 
 
 def is_causal(module: Any, query: Tensor, mask: Tensor | None, options: dict[str, Any]) -> bool:
-    """The interface's rule: no mask means causal if the call or the module says so, but not for one query."""
+    """The interface's rule: without a mask it is causal if the call or the module asks for it, but not for one query."""
     asked = options.get("is_causal")
     return query.shape[2] > 1 and bool(getattr(module, "is_causal", True) if asked is None else asked)
 

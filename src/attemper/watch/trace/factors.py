@@ -1,4 +1,4 @@
-"""Factors: what a number or a tensor does to the vectors that are multiplied by it."""
+"""Factors: what multiplying by a number or a tensor does to vectors."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from .paths import Factor, Turn, same
+from .paths import Factor, Rotation, same
 
 
-def multiplied(name: str, value: object, learned: bool) -> Factor | Turn | None:
-    """What a `mul` or `div` by this does: a factor; or, by a table, a turn begins; None: nothing.
+def multiplied(name: str, value: object, learned: bool) -> Factor | Rotation | None:
+    """The factor of a `mul` or `div` by this value; a Rotation if a table may begin a rotation; None: nothing.
 
-    `learned` says whether the value is a parameter, or made of parameters alone.
+    `learned`: whether the value is a parameter, or made of parameters only.
     """
     invert = name == "div"
     if isinstance(value, (int, float)):
@@ -22,7 +22,7 @@ def multiplied(name: str, value: object, learned: bool) -> Factor | Turn | None:
     if not isinstance(value, Tensor) or not value.numel() or value.dtype == torch.bool:
         return None
     if value.is_complex():
-        return Turn(rms(value) ** 2, whole=True)
+        return Rotation(rms(value) ** 2, whole=True)
     used = few(value.detach()).double().flatten()
     used = used[used != 0]  # zeros hide padding
     if not len(used):
@@ -38,7 +38,7 @@ def multiplied(name: str, value: object, learned: bool) -> Factor | Turn | None:
         return Factor(what, number, low, high, learned=learned)
     if learned:
         return Factor("multiplied by learned weights per channel", rms(value), low, high, counts=False, learned=True)
-    return Turn(rms(few(value)) ** (-2 if invert else 2))
+    return Rotation(rms(few(value)) ** (-2 if invert else 2))
 
 
 def rms(tensor: Tensor) -> float:
@@ -48,11 +48,11 @@ def rms(tensor: Tensor) -> float:
 
 
 def few(tensor: Tensor, count: int = 1 << 20, keep: int = 0) -> Tensor:
-    """About so many entries, evenly spread, for numbers that need no more; the last `keep` dimensions stay whole."""
+    """About `count` entries, evenly spread; the last `keep` dimensions stay whole."""
     lead = tensor.dim() - keep
     for axis in range(lead):
         if tensor.stride(axis) == 0:
-            tensor = tensor.narrow(axis, 0, 1)  # an expanded dimension repeats itself
+            tensor = tensor.narrow(axis, 0, 1)  # an expanded dimension repeats its entries
     for axis in sorted(range(lead), key=lambda axis: -tensor.shape[axis]):
         excess = math.prod(tensor.shape[:lead]) // count
         if excess > 1:

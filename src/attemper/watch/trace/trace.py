@@ -1,7 +1,7 @@
-"""Trace: follows q and k from the output of a projection to the attention call, and notes what multiplies them on the way.
+"""Trace: follows q and k from the output of a projection to the attention call, and collects what multiplies them.
 
-It runs only where somebody asks (a scan). Copies, splits, caches, repeated heads and added positions leave a tensor what it is;
-a number multiplies it; a cosine and a sine turn it; its own length, divided out, is a norm. Anything else ends the trace.
+It runs only for an examiner that asks for it (a scan). Copies, splits, caches, repeated heads and added positions do not scale a
+tensor; a number multiplies it; a cosine and a sine rotate it; division by its own length is a norm. Anything else ends the trace.
 """
 
 from __future__ import annotations
@@ -12,59 +12,31 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from ..attach.modes import without_autograd_and_modes
 from ..attach.running import NORM, QUIET, projects
-from ..call import Call, without_autograd_and_modes
+from ..attach.storages import Storages, address
+from ..call import AttentionCall
 from ..routes.handwritten.op_names import LINEAR, LOG_SOFTMAXES, PRODUCTS, SOFTMAXES, op_name
-from ..routes.handwritten.storages import Storages, address
 from ..routes.sdpa import PLAIN, SDPA
 from .factors import few, multiplied, rms
-from .paths import Factor, Path, Traced, Turn, joined
+from .paths import Factor, FactorPath, Rotation, Traced, joined
 
 if TYPE_CHECKING:
     from ..routes.handwritten.chain import Chain
     from ..routes.handwritten.matrices import Count
 
 COPIES = {
-    *(
-        "clone",
-        "_to_copy",
-        "to",
-        "contiguous",
-        "reshape",
-        "flatten",
-        "_unsafe_view",
-        "view_copy",
-        "repeat",
-        "flip",
-        "roll",
-    ),
-    *(
-        "repeat_interleave",
-        "expand",
-        "index_select",
-        "index",
-        "gather",
-        "stack",
-        "slice_scatter",
-        "select_scatter",
-        "neg",
-    ),
-    *("masked_fill", "where", "native_dropout", "dropout", "constant_pad_nd", "nan_to_num", "tril", "triu"),
-    *("tanh", "clamp", "clamp_min", "clamp_max", "maximum", "minimum"),
+    *("clone", "_to_copy", "to", "contiguous", "reshape", "flatten", "_unsafe_view", "view_copy", "repeat", "flip"),
+    *("roll", "repeat_interleave", "expand", "index_select", "index", "gather", "stack", "slice_scatter"),
+    *("select_scatter", "neg", "masked_fill", "where", "native_dropout", "dropout", "constant_pad_nd", "nan_to_num"),
+    *("tril", "triu", "tanh", "clamp", "clamp_min", "clamp_max", "maximum", "minimum"),
 }
-"""The numbers stay what they are, or are moved, hidden or bounded."""
+"""The numbers stay the same, or are moved, hidden or bounded."""
 
 WEIGHING = SOFTMAXES | LOG_SOFTMAXES
-WRITES = {
-    "copy": 1,
-    "index_copy": 3,
-    "index_put": 2,
-    "scatter": 3,
-    "index_add": 3,
-    "scatter_add": 3,
-    "slice_scatter": 1,
-}
-"""Op → the place of what it writes into its first argument: a cache, or the rows of several experts."""
+WRITES = {"copy": 1, "slice_scatter": 1, "index_put": 2}
+WRITES |= dict.fromkeys(("index_copy", "scatter", "index_add", "scatter_add"), 3)
+"""Op → the place of the argument that it writes into the first: into a cache, or into the rows of several experts."""
 
 AFFINE = {"native_batch_norm", "_native_batch_norm_legit_no_training", "batch_norm", "cudnn_batch_norm"}
 """Fixed numbers per channel: part of the projection before it."""
@@ -72,7 +44,7 @@ AFFINE = {"native_batch_norm", "_native_batch_norm_legit_no_training", "batch_no
 NORMS = {"native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm", "native_group_norm", "group_norm"}
 LENGTHS = {"linalg_vector_norm", "norm", "amax", "sum", "mean", "std", "var", "var_mean", "std_mean"}
 SIZES = {"pow", "square", "abs", "rsqrt", "sqrt", "reciprocal", "exp", "log", *COPIES}
-"""What may be done to the lengths of vectors before they are divided out."""
+"""Ops on the lengths of vectors before a norm divides by them."""
 
 
 class Trace:
@@ -80,22 +52,24 @@ class Trace:
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
-        self.paths: Storages[Path] = Storages()
-        self.parts: Storages[dict[int, Path]] = Storages()  # by offset: parts that were multiplied in place
-        self.products: Storages[tuple[Path | None, Path | None]] = Storages()  # scores → the paths of their factors
-        self.lengths: Storages[bool] = Storages()  # made of the entries' sizes: what a norm divides by
+        self.paths: Storages[FactorPath] = Storages()
+        self.parts: Storages[dict[int, FactorPath]] = Storages()  # by offset: parts that were multiplied in place
+        self.products: Storages[tuple[FactorPath | None, FactorPath | None]] = (
+            Storages()
+        )  # scores → the paths of their factors
+        self.lengths: Storages[bool] = Storages()  # made of the entries' magnitudes: what a norm divides by
         self.outputs: Storages[Traced] = Storages()
         self.waiting: dict[Count, Traced] = {}  # softmaxed scores that wait for their values
-        self.asked: Tensor | None = None  # what the softmax under way was given
+        self.asked: Tensor | None = None  # the input of the current softmax
         self.last: Traced | None = None
 
-    def path(self, tensor: Tensor) -> Path | None:
+    def path(self, tensor: Tensor) -> FactorPath | None:
         if self.parts and (parts := self.parts.get(tensor)) is not None and int(tensor.storage_offset()) in parts:
             return parts[int(tensor.storage_offset())]
         return self.paths.get(tensor)
 
     def before(self, func: Any, args: tuple[Any, ...]) -> None:
-        """An op is about to run: a softmax, or a product with weights, whose rows can still be summed."""
+        """An op is about to run: keep the input of a softmax, and sum the rows of weights before they are multiplied."""
         name = op_name(func)
         self.asked = self.last = None
         if name in WEIGHING and isinstance(args[0], Tensor):
@@ -107,7 +81,7 @@ class Trace:
                 if weights is not None and weights.summed(tensor, axis):
                     self._sum_rows(tensor, axis, weights.calls)
 
-    def read(self, call: Call) -> Traced:
+    def read(self, call: AttentionCall) -> Traced:
         """What is known of a call that is being measured."""
         query, key = call.query, call.key
         if not call.product:
@@ -118,8 +92,8 @@ class Trace:
             self.last = Traced(*((right, left) if call.flipped else (left, right)), scores)
         return self.last
 
-    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Look at one op that has just run, after the chain has."""
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Follow the paths through one op that has just run, after the chain has."""
         result = out[0] if isinstance(out, (tuple, list)) and out else out
         if not _is_plain(result) or not args:
             return
@@ -134,9 +108,9 @@ class Trace:
             elif name in ("add", "sub"):
                 self._added(args, result)
             elif name in AFFINE:
-                self.paths.put(result, Path())
+                self.paths.put(result, FactorPath())
             elif name in NORMS:
-                self.paths.put(result, Path().normed(rms(result)))
+                self.paths.put(result, FactorPath().normed(rms(result)))
             elif name in ("cat", "concat", "concatenate"):
                 self._side_by_side(args, kwargs, result)
             elif name in WRITES and len(args) > WRITES[name]:
@@ -148,22 +122,22 @@ class Trace:
         self.asked = self.last = None
 
     def left(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
-        """A module has ended: a projection begins a path, a norm begins it anew."""
+        """A module has ended: a projection begins a path, and a norm begins a new one."""
         if not _is_plain(output) or not arguments or not isinstance(arguments[0], Tensor):
             return
-        kind = type(module)
-        if projects(module) or (kind in QUIET and not NORM.search(kind.__name__)):
+        cls = type(module)
+        if projects(module) or (cls in QUIET and not NORM.search(cls.__name__)):
             self._projected(arguments[0], output)
         elif _is_norm(module) and output.shape == arguments[0].shape and output is not arguments[0]:
             with without_autograd_and_modes(output.device.type):
-                self.paths.put(output, Path().normed(rms(output)))
+                self.paths.put(output, FactorPath().normed(rms(output)))
 
-    def _ended(self, tensor: Tensor) -> Path | None:
+    def _ended(self, tensor: Tensor) -> FactorPath | None:
         path = self.path(tensor)
         return None if path is None else path.turned()
 
     def _answered(self, name: str, args: tuple[Any, ...], result: Tensor) -> None:
-        """An attention call was read while this op ran: its weights wait for values, or this is its output."""
+        """An attention call was read while this op ran: the result is its weights, which wait for values, or its output."""
         assert self.last is not None
         weights = self.chain.weights.get(result) if name in WEIGHING else None
         if weights is None:
@@ -176,7 +150,7 @@ class Trace:
     def _sum_rows(self, weights: Tensor, axis: int, counts: tuple[Count, ...]) -> None:
         with without_autograd_and_modes(weights.device.type):
             sums = few(weights.detach().movedim(axis, -1), 512, keep=1).double().sum(-1)
-            sums = sums[sums != 0]  # a row that sees no key
+            sums = sums[sums != 0]  # 0: a row without a visible key
         for count in counts:
             traced = self.waiting.get(count)
             if traced is not None and len(sums):
@@ -200,10 +174,10 @@ class Trace:
         sides = tuple(self._ended(tensor) for tensor in (left, right))
         self.products.put(result, (sides[0], sides[1]))
         alpha = kwargs.get("alpha", 1.0) if name in ("baddbmm", "addmm") else 1.0
-        self.paths.put(result, Path().times(Factor("by the product itself (alpha)", float(alpha))))
+        self.paths.put(result, FactorPath().times(Factor("by the product itself (alpha)", float(alpha))))
 
     def _met(self, traced: Traced, values: object) -> None:
-        """What multiplies all values multiplies the output: the same as if it came behind the softmax."""
+        """What multiplies all values multiplies the output, as if it came after the softmax."""
         path = self._ended(values) if isinstance(values, Tensor) else None
         if path is not None:
             traced.after += [
@@ -211,8 +185,8 @@ class Trace:
             ]
 
     def _projected(self, source: Tensor, result: Tensor) -> None:
-        """A path begins; but heads that talk to one another mix their scores by a projection too."""
-        self.paths.put(result, Path(mixed=self.products.has(source)))
+        """A path begins; but talking heads mix their scores by a projection too."""
+        self.paths.put(result, FactorPath(mixed=self.products.has(source)))
         self._keep_product(source, result)
 
     def _scaled(self, name: str, args: tuple[Any, ...], result: Tensor, func: Any) -> None:
@@ -261,11 +235,11 @@ class Trace:
         known = [(tensor, path) for tensor in tensors if (path := self.path(tensor)) is not None]
         if not known:
             return
-        # scores stay scores when a bias is added, be it from a layer that is followed too
+        # scores stay scores when a bias is added, even one from a layer that is followed too
         first, path = next((one for one in known if self.products.has(one[0])), known[0])
         turns = [other.turn for _, other in known]
         if len(known) == 2 and turns[0] is not None and turns[1] is not None:
-            path = Path(path.factors, path.norm, Turn(turns[0].square + turns[1].square, whole=True))
+            path = FactorPath(path.factors, path.norm, Rotation(turns[0].square + turns[1].square, whole=True))
         else:
             path = path.turned()
         self.paths.put(result, path)
@@ -277,7 +251,7 @@ class Trace:
         known = [(part, path) for part in parts if (path := self.path(part)) is not None]
         if not known:
             return
-        beside = dim in (-1, result.dim() - 1)  # otherwise keys behind a cache: this pass has followed the last
+        beside = dim in (-1, result.dim() - 1)  # otherwise keys after a cache: this pass has followed the last
         self.paths.put(result, joined([(path, part.shape[-1]) for part, path in known]) if beside else known[-1][1])
         self._keep_product(known[0][0], result)
 
@@ -290,7 +264,7 @@ class Trace:
             self.paths.put(result, path)
 
     def _measured(self, args: tuple[Any, ...], out: Any) -> None:
-        """A reduction of what is followed: the lengths of its vectors."""
+        """A reduction of a followed tensor gives the lengths of its vectors."""
         if isinstance(args[0], Tensor) and (self.path(args[0]) is not None or self._is_length(args[0])):
             for part in out if isinstance(out, (tuple, list)) else (out,):
                 self.lengths.put(part, True)
@@ -301,7 +275,7 @@ class Trace:
             if not isinstance(part, Tensor) or part.dtype == torch.bool:
                 continue
             if address(part) == address(result):
-                return  # a view knows what its storage knows
+                return  # a view shares the path of its storage
             if self._is_length(part):
                 self.lengths.put(result, True)
                 return
@@ -311,14 +285,14 @@ class Trace:
                     self.paths.put(result, path)
                     self._keep_product(part, result)
                 else:
-                    self.lengths.put(result, True)  # its squares, or its sizes
+                    self.lengths.put(result, True)  # its squares or magnitudes
                 return
             if name in COPIES and self.outputs and (output := self.outputs.get(part)) is not None:
                 self.outputs.put(result, output)
                 return
 
     def _keep_product(self, tensor: Tensor, result: Tensor) -> None:
-        """Scores stay scores of the same q and k."""
+        """The result is still scores of the same q and k."""
         if self.products and (product := self.products.get(tensor)) is not None:
             self.products.put(result, product)
 
@@ -334,6 +308,6 @@ def _is_plain(value: object) -> TypeGuard[Tensor]:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """A norm of each vector by itself; one over the batch is a projection's affair."""
+    """Whether it normalises each vector; a norm over the batch is part of the projection before it."""
     name = type(module).__name__.lower()
     return "norm" in name and "batch" not in name and next(module.children(), None) is None

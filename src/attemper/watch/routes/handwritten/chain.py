@@ -1,9 +1,9 @@
-"""The route through hand-written attention: a product q·kᵀ, then scale, mask and bias, a softmax, and a product with values.
+"""The route of hand-written attention: a product q·kᵀ, then scale, mask and bias, a softmax, and a product with values.
 
 A softmax over anything else (a router, a vocabulary) is not attention: only one whose input comes from a product of two
-activations, and whose output meets a third in a product over the same dimension, is counted. Vitals are taken from the
-model's own logits when the softmax runs, and kept only if the last product follows. What looks like attention and was
-not traced is said.
+activations, and whose output is multiplied by a third over the same dimension, is counted. Vitals are measured from the
+model's own logits when the softmax runs, and kept only if the last product follows. What looks like attention and could
+not be followed is noted.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...attach.running import Frame, kind_of, projects, running, weighs_channels
-from ...call import Call, Facts
-from ..sequences import Sequences
+from ...attach.running import Frame, projects, running, weighs_channels
+from ...attach.storages import Storages, address
+from ...call import AttentionCall, Facts
+from ..kind import Sequences, kind_of
 from .layout import by_head, ordered
-from .matrices import Count, Scores, Weights, number
+from .matrices import Count, ScoreMatrix, WeightMatrix, number
 from .op_names import (
     CARRYING,
     FLEX,
@@ -34,9 +35,8 @@ from .op_names import (
     SOFTMAXES,
     op_name,
 )
-from .storages import Storages, address
 
-UNTRACED = "a softmax meets values, but the scores it was taken of could not be traced to queries and keys"
+UNTRACED = "a softmax is multiplied by values, but its scores could not be traced to queries and keys"
 Miss = Callable[[tuple[Frame, ...], str], None]
 
 
@@ -46,20 +46,20 @@ class Chain:
     def __init__(
         self,
         parameters: Storages[bool],
-        hear: Callable[[Call], Count],
-        unheard: Miss,
+        measure: Callable[[AttentionCall], Count],
+        unmeasured: Miss,
         missed: Miss,
     ) -> None:
         self.parameters = parameters
-        self.hear, self.unheard, self.missed = hear, unheard, missed
+        self.measure, self.unmeasured, self.missed = measure, unmeasured, missed
         self.sequences = Sequences()
-        self.scores: Storages[Scores] = Storages()
-        self.weights: Storages[Weights] = Storages()
-        self.multiplied: Storages[float | None] = Storages()  # by which number, as the last thing done
+        self.scores: Storages[ScoreMatrix] = Storages()
+        self.weights: Storages[WeightMatrix] = Storages()
+        self.multiplied: Storages[float | None] = Storages()  # by which number, in the last op
         self.triangles: Storages[bool] = Storages()  # lower triangles of ones, and masks made of them
 
-    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Look at one op that has just run."""
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Follow the matrices through one op that has just run."""
         name = op_name(func)
         if name in PRODUCTS:
             self._product(name, args, kwargs, out)
@@ -72,12 +72,12 @@ class Chain:
         elif name == "tril" and len(args) == 1:
             self.triangles.put(out, True)
         elif name == FLEX:
-            self.unheard(tuple(running.frames), "a flex_attention call that is not the interface's")
+            self.unmeasured(tuple(running.frames), "a flex_attention call that is not the interface's")
         elif name == FOREIGN and (running.current is None or running.current.interfaced is None):
-            self.unheard(tuple(running.frames), f"a {func} call: {FOREIGN}")
+            self.unmeasured(tuple(running.frames), f"a {func} call: {FOREIGN}")
 
     def carry(self, source: Tensor, made: Tensor, module: nn.Module) -> None:
-        """A layer in which no op need be looked at made this of that; talking heads mix scores or weights by one."""
+        """A module whose ops are not followed made one tensor of another; talking heads mix scores or weights by a Linear."""
         scores = self.scores.get(source) if self.scores else None
         if scores is not None and weighs_channels(module) and not scores.are_across(source, -1):
             self.scores.drop(made)
@@ -98,7 +98,7 @@ class Chain:
             return
         if self.scores and any(self._mix(*side, out) for side in sides):
             return
-        # a factor that is a parameter makes it a linear layer; a learned query on the left is a query
+        # a parameter on the right makes it a linear layer; one on the left is a learned query
         if self.is_parameter(right) or (running.frames and projects(running.frames[-1].module)):
             self.sequences.put(out, self.sequences.of(left))
             return
@@ -111,9 +111,9 @@ class Chain:
         before = self.multiplied.get(left), self.multiplied.get(right)
         root = before[0] if before[0] == before[1] else None
         if self.multiplied.has(left) or self.multiplied.has(right):
-            scale = None  # q or k was multiplied on the way: by how much in all is not known
+            scale = None  # q or k was multiplied before: the whole factor is unknown
         shape = (left.shape[-2], right.shape[-1] if right.dim() > 1 else 1)
-        scores = Scores(left, right, tuple(running.frames), shape, scale, root, masked=biased)
+        scores = ScoreMatrix(left, right, tuple(running.frames), shape, scale, root, masked=biased)
         current = running.current
         if current is not None and current.place is not None:
             scores = scores.made_at(current.place, current.ratio)
@@ -127,15 +127,15 @@ class Chain:
         if weights is None:
             return False
         if weights.summed(tensor, axis):
-            self._meet(weights, other, out)
+            self._multiply_values(weights, other, out)
         elif self.is_parameter(other):
             self.weights.put(out, replace(weights, stride=None))
         else:
             return False
         return True
 
-    def _meet(self, weights: Weights, other: Tensor, out: Tensor) -> None:
-        """Weights meet values."""
+    def _multiply_values(self, weights: WeightMatrix, other: Tensor, out: Tensor) -> None:
+        """Weights are multiplied by values: count the calls that wait for it."""
         frames = tuple(running.frames)
         for count in weights.calls:
             count(frames)
@@ -145,22 +145,24 @@ class Chain:
             self.sequences.put(out, weights.sequence)
 
     def _mix(self, tensor: Tensor, other: Tensor, axis: int, out: Tensor) -> bool:
-        """A product with scores: a parameter mixes heads; without a softmax, values make it another attention."""
+        """A product with scores: a parameter mixes heads; values without a softmax are another form of attention."""
         scores = self.scores.get(tensor)
         if scores is None:
             return False
         if self.is_parameter(other):
             if not scores.are_across(tensor, axis):
-                return False  # a linear layer, of what is no longer logits
+                return False  # a linear layer: its input is no longer logits
             self.scores.put(out, replace(scores, scale=None, strided=False))
         elif scores.exponential:
-            self.missed(tuple(running.frames), f"scores meet values through {scores.exponential}(), not a softmax")
+            self.missed(
+                tuple(running.frames), f"scores are multiplied by values after {scores.exponential}(), not a softmax"
+            )
         else:
             return False
         return True
 
     def is_parameter(self, tensor: Tensor) -> bool:
-        """Whether it is a weight, or made of weights alone."""
+        """Whether it is a parameter, or made of parameters only."""
         return bool(self.parameters.get(tensor))
 
     def _step(self, name: str, args: tuple[Any, ...], out: Any) -> None:
@@ -174,7 +176,7 @@ class Chain:
         if (self.scores or self.weights) and self._keep(name, tensors, args, result):
             return
         if all(map(self.is_parameter, tensors)):
-            self.parameters.put(result, True)  # autocast's copy of a weight is a weight, and so is a weight normalised
+            self.parameters.put(result, True)  # such as autocast's copy of a weight, or a normalised weight
             return
         if name in SCALINGS and len(args) > 1 and not (isinstance(args[1], Tensor) and args[1].dim()):
             self.multiplied.put(result, number(args[1]) if name == "mul" else None)
@@ -185,15 +187,15 @@ class Chain:
         self.sequences.follow(tensors, result)
 
     def _keep(self, name: str, tensors: list[Tensor], args: tuple[Any, ...], result: Tensor) -> bool:
-        """Follow weights or scores through one op; whether it was one of theirs."""
+        """Follow weights or scores through one op; whether it was applied to them."""
         found = [(tensor, weights) for tensor in tensors if (weights := self.weights.get(tensor)) is not None]
         if found:
             tensor, weights = found[0]
             if result.numel() > tensor.numel() and name == "mul":
-                if weights.calls:  # values by a sum of products; a router does the same with its experts
-                    self._meet(weights, result, result)
+                if weights.calls:  # values by a product and a sum; a router does the same with its experts
+                    self._multiply_values(weights, result, result)
             elif result.shape[-1] == tensor.shape[-1] or name in RESHAPING or name in SELECTING:
-                # a difference of two softmaxes: both wait for the values
+                # a difference of two softmaxes: both calls wait for the values
                 calls = tuple(dict.fromkeys(call for _, each in found for call in each.calls))
                 self.weights.put(result, replace(weights.after(name, tensor, result), calls=calls))
             return True
@@ -227,11 +229,11 @@ class Chain:
         calls: tuple[Count, ...] = ()
         sequence = None
         if call is not None:
-            calls = (_marking(self.hear(call), (*scores.frames, *frames) if scores else frames),)
+            calls = (_marking(self.measure(call), (*scores.frames, *frames) if scores else frames),)
             sequence = self.sequences.known(call.query)
         size, stride = out.shape[dim], out.stride(dim)
         beside = 0 if call is None else sum(call.beside)
-        self.weights.put(out, Weights(calls, frames, sequence, size, stride, beside, name in LOG_SOFTMAXES))
+        self.weights.put(out, WeightMatrix(calls, frames, sequence, size, stride, beside, name in LOG_SOFTMAXES))
 
 
 def _first(out: Any) -> Tensor:
@@ -239,22 +241,22 @@ def _first(out: Any) -> Tensor:
 
 
 def _marking(count: Count, around: tuple[Frame, ...]) -> Count:
-    """Count, and mark the modules in which scores and weights were made as heard."""
+    """Count, and mark the modules that made the scores and the weights as accounted for."""
 
     def counting(last: tuple[Frame, ...]) -> None:
         for frame in (*around, *last):
-            frame.heard = True
+            frame.accounted = True
         count(last)
 
     return counting
 
 
 def shared(first: tuple[Frame, ...], second: tuple[Frame, ...]) -> list[Frame]:
-    """The modules around both; never none, since the outermost is around everything."""
+    """The modules around both; at least one, since the outermost contains everything."""
     return [a for a, b in zip(first, second, strict=False) if a is b]
 
 
-def _call(name: str, scores: Scores, logits: Tensor, dim: int, frames: tuple[Frame, ...]) -> Call | None:
+def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tuple[Frame, ...]) -> AttentionCall | None:
     if not logits.numel() or logits.is_meta or type(logits) is not Tensor:
         return None
     logits = scores.hidden(logits)
@@ -265,8 +267,8 @@ def _call(name: str, scores: Scores, logits: Tensor, dim: int, frames: tuple[Fra
     matrix, known = by_head(matrix, frames)
     batch, heads, rows, keys = matrix.shape
     query, key = (scores.key, scores.query) if flipped else (scores.query, scores.key)
-    groups = key.shape[:-2].numel() // batch  # heads that share their keys are folded into the product's rows
-    # SDPA's own math multiplies q and k by the root of the scale each
+    groups = key.shape[:-2].numel() // batch  # heads that share keys are folded into the rows of the product
+    # SDPA's math backend multiplies q and k by the root of the scale each
     math = name == SAFE and scores.root is not None
     facts = Facts(
         route="sdpa" if math else "hand-written",
@@ -283,7 +285,7 @@ def _call(name: str, scores: Scores, logits: Tensor, dim: int, frames: tuple[Fra
         masked=scores.masked,
         softcap=scores.cap if scores.capped else None,
     )
-    call = Call(facts, frames, query, key, logits=matrix)
+    call = AttentionCall(facts, frames, query, key, logits=matrix)
     call.product, call.flipped, call.heads_known = True, flipped, known
     call.beside, call.in_order, call.places = scores.beside, scores.in_order, scores.places
     call.as_product = scores.strided and address(matrix) == address(logits)

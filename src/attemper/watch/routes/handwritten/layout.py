@@ -1,8 +1,8 @@
 """Layout: which dimensions of a model's own logits are batch, heads, queries and keys.
 
-Code by hand keeps them in any order: ``bhqk``, ``bqhk``, ``bqkh``, ``ijbn``, batch and heads folded into one, grouped heads in
-two: ``bgrqk``, ``bqgrk``. The softmax says which are the keys; the product says how many queries there are, and by its
-strides where; the module says how many heads, and the batch and length it was called with say the rest.
+Hand-written code keeps them in any order: ``bhqk``, ``bqhk``, ``bqkh``, ``ijbn``, batch and heads folded into one, grouped heads
+in two: ``bgrqk``, ``bqgrk``. The softmax shows which are the keys; the product shows the number of queries, and by its strides
+their place; the module shows the number of heads; the batch and length that it was called with show the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "head
 
 
 def named_heads(frames: tuple[Frame, ...]) -> int | None:
-    """The heads that the attention module names: the innermost with parameters, not the modules around it."""
+    """The number of heads in an attribute of the attention module: the innermost with parameters, not the modules around it."""
     for frame in reversed(frames):
         for attribute in HEADS:
             heads = getattr(frame.module, attribute, None)
@@ -30,7 +30,7 @@ def named_heads(frames: tuple[Frame, ...]) -> int | None:
 
 
 def all_heads(frames: tuple[Frame, ...]) -> int | None:
-    """The heads that the attention module says it has, by itself or in its config, however many of them run here."""
+    """The number of heads in an attribute or the config of the attention module, however many of them run here."""
     named = named_heads(frames)
     if named is not None or not frames:
         return named
@@ -39,7 +39,7 @@ def all_heads(frames: tuple[Frame, ...]) -> int | None:
 
 
 def heads_of(frames: tuple[Frame, ...], folded: int, rows: int) -> int | None:
-    """The heads in a folded (B·H) dimension: as the module says, else by the batch it was called with; None: nothing says."""
+    """The heads in a folded (B·H) dimension: from the module, or from the batch it was called with; None: unknown."""
     named = named_heads(frames)
     batch = _batch(frames, rows)
     if batch is not None and folded % batch == 0:
@@ -60,7 +60,7 @@ def ordered(
         dim: its dimension.
         rows: of the product that made them.
         columns: of that product.
-        strided: whether they still lie in memory as the product left them.
+        strided: whether they are still in memory as the product left them.
         frames: the modules around it.
     """
     matrix = logits.movedim(dim, -1)
@@ -81,21 +81,21 @@ def ordered(
 
 
 def by_head(matrix: Tensor, frames: tuple[Frame, ...]) -> tuple[Tensor, bool]:
-    """``(…, Lq, Lk)`` as ``(B, H, Lq, Lk)``, and whether something said what the heads are."""
+    """``(…, Lq, Lk)`` as ``(B, H, Lq, Lk)``, and whether the heads are known."""
     rows, keys = matrix.shape[-2:]
     known = True
     if matrix.dim() == 2:
         heads = 1
     elif matrix.dim() == 3:
-        said = heads_of(frames, matrix.shape[0], rows)
-        heads, known = said or 1, said is not None
+        found = heads_of(frames, matrix.shape[0], rows)
+        heads, known = found or 1, found is not None
     else:
         matrix, heads, known = _by_sizes(matrix, frames)
     return matrix.reshape(matrix.shape[:-2].numel() // heads, heads, rows, keys), known
 
 
 def _folded(matrix: Tensor, rows: int, frames: tuple[Frame, ...]) -> list[int]:
-    """The axes that may be the queries where the product's rows hold the heads of a group too, as einsum folds them."""
+    """The axes that may be the queries if the rows of the product hold the heads of a group too, as einsum folds them."""
     sizes = matrix.shape[:-1]
     axes = [axis for axis, size in enumerate(sizes) if rows % size == 0]
     called, named = _called(frames), named_heads(frames)
@@ -106,15 +106,15 @@ def _folded(matrix: Tensor, rows: int, frames: tuple[Frame, ...]) -> list[int]:
 
 
 def _by_sizes(matrix: Tensor, frames: tuple[Frame, ...]) -> tuple[Tensor, int, bool]:
-    """``(…, Lq, Lk)`` with the batch in front of the heads, how many these are, and whether something said so."""
+    """``(…, Lq, Lk)`` with the batch before the heads, the number of heads, and whether that is known."""
     sizes, named, called = matrix.shape[:-2], named_heads(frames), _called(frames)
     if len(sizes) > 2 and called is not None and called[1] == matrix.shape[-2] and called[0] in sizes:
         each = sizes.numel() // called[0]
-        if named in (None, each):  # all that is neither batch, queries nor keys: (B, G, R, Lq, Lk), in any order
+        if named in (None, each):  # all but batch, queries and keys: (B, G, R, Lq, Lk), in any order
             return matrix.movedim(sizes.index(called[0]), 0), each, True
     if named is None:
         return matrix, sizes[-1], True
-    # (B, G, R, Lq, Lk) is grouped heads, (B, T, H, Lq, Lk) is not: only the module can tell
+    # (B, G, R, Lq, Lk) is grouped heads, (B, T, H, Lq, Lk) is not: only the module shows which
     places = range(len(sizes))
     likely = [tuple(places[1:]), tuple(places[-1:])]
     for axes in [*likely, *(some for count in places[1:] for some in combinations(places, count))]:
@@ -128,7 +128,7 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _batch(frames: tuple[Frame, ...], rows: int) -> int | None:
-    """The batch that the attention module was called with; sequence-first inputs are known by their length."""
+    """The batch that the attention module was called with; sequence-first inputs are recognised by their length."""
     shape = _shape(frames)
     if shape is None or len(shape) < 3:
         return None
@@ -137,13 +137,13 @@ def _batch(frames: tuple[Frame, ...], rows: int) -> int | None:
 
 
 def _called(frames: tuple[Frame, ...]) -> tuple[int, int] | None:
-    """The batch and the length that the attention module was called with, of (B, L, D); None: something else."""
+    """The batch and the length of the attention module's input (B, L, D); None: another shape."""
     shape = _shape(frames)
     return (shape[0], shape[1]) if shape is not None and len(shape) == 3 else None
 
 
 def _shape(frames: tuple[Frame, ...]) -> tuple[int, ...] | None:
-    """What the innermost module that says it was called with: up to the first with parameters."""
+    """The shape of the innermost module's input, up to the first module with parameters."""
     for frame in reversed(frames):
         if frame.shape is not None and len(frame.shape) > 2:
             return frame.shape

@@ -1,4 +1,4 @@
-"""Matrices: what is known of a matrix of logits, and of one of weights, on its way from q·kᵀ to the values."""
+"""Matrices: what is known of a matrix of scores, and of one of weights, between q·kᵀ and the values."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from ....kernels.contract import HIDDEN_BIAS
+from ...attach.modes import without_autograd_and_modes
 from ...attach.running import Frame, Place
-from ...call import without_autograd_and_modes
 from .op_names import EXPONENTIALS, RESHAPING, SCALINGS, SELECTING
 
 FAR = -1e6
-"""Far enough below HIDDEN_BIAS that no score added to it comes back above."""
+"""Far enough below HIDDEN_BIAS: no score that is added to it lifts it above."""
 
 Count = Callable[[tuple[Frame, ...]], None]
-"""Counts a call that waits for its values, once they come; it is given the modules around that product."""
+"""Counts a call when its weights are multiplied by values; it takes the modules around that product."""
 
 
 @dataclass(frozen=True)
-class Added:
+class AddedMask:
     """A mask that was added to logits of this shape and these strides, or subtracted from them."""
 
     mask: Tensor
@@ -31,9 +31,9 @@ class Added:
     stride: tuple[int, ...]
 
     def hides(self, logits: Tensor) -> Tensor | None:
-        """Which logits it hides, where the sum does not show it: a score above 0 lifts −1e4 over the bar."""
+        """Which logits it hides; None if the sum shows it. A score above 0 lifts a mask of −1e4 above HIDDEN_BIAS."""
         mask = self.mask if self.sign > 0 else -self.mask
-        # on another device reading its numbers would wait for them
+        # reading numbers of another device would wait for it
         if mask.device.type == "cpu" and (
             mask.amin() > HIDDEN_BIAS or not ((mask <= HIDDEN_BIAS) & (mask > FAR)).any()
         ):
@@ -47,28 +47,28 @@ class Added:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """A matrix that began as q·kᵀ, and what was done to it since."""
+class ScoreMatrix:
+    """A matrix that began as q·kᵀ, and the ops on it since."""
 
     query: Tensor  # the left factor, (..., Lq, E)
     key: Tensor  # the right factor, (..., E, Lk)
     frames: tuple[Frame, ...]
     shape: tuple[int, int]  # of the product
     scale: float | None = 1.0
-    root: float | None = None  # the number that both factors were multiplied by before, as SDPA's own math does
+    root: float | None = None  # the number that both factors were multiplied by before, as SDPA's math backend does
     capped: bool = False
     cap: float | None = None
     masked: bool = False
     causal: bool = False
-    strided: bool = True  # whether it lies in memory as the product left it
+    strided: bool = True  # whether it is in memory as the product left it
     in_order: bool = True  # whether its columns are the keys
-    exponential: str = ""  # what was taken of it in place of a softmax
-    beside: tuple[int, int] = (0, 0)  # columns put before and after the keys
-    added: tuple[Added, ...] = ()
-    places: tuple[Place, ...] = ()  # the products that made it, where somebody counts ops
+    exponential: str = ""  # the op that replaces a softmax
+    beside: tuple[int, int] = (0, 0)  # columns added before and after the keys
+    added: tuple[AddedMask, ...] = ()
+    places: tuple[Place, ...] = ()  # the products that made it, if ops are counted
 
-    def after(self, name: str, args: tuple[Any, ...], tensor: Tensor, result: Tensor) -> Scores:
-        """What is known of scores, here `tensor`, after one more step made `result` of them."""
+    def after(self, name: str, args: tuple[Any, ...], tensor: Tensor, result: Tensor) -> ScoreMatrix:
+        """What is known of the scores after one more op made `result` of `tensor`."""
         kept = self
         if name not in RESHAPING and (tensor.shape != result.shape or tensor.stride() != result.stride()):
             kept = replace(kept, strided=False)
@@ -85,7 +85,7 @@ class Scores:
                 other = args[1] if args[0] is tensor else args[0]
                 if isinstance(other, Tensor) and other.is_floating_point() and other.numel():
                     sign = 1 if name == "add" else -1
-                    kept = replace(kept, added=(*kept.added, Added(other, sign, result.shape, result.stride())))
+                    kept = replace(kept, added=(*kept.added, AddedMask(other, sign, result.shape, result.stride())))
             return replace(kept, masked=kept.masked or name in ("add", "sub", "masked_fill", "where"))
         factor = number(args[1] if len(args) > 1 else None)
         if factor is None or kept.scale is None or factor == 0:
@@ -95,13 +95,13 @@ class Scores:
         return replace(kept, scale=kept.scale * factor, cap=cap)
 
     def are_across(self, tensor: Tensor, axis: int) -> bool:
-        """Whether whole matrices lie beside this axis of theirs, so that it is the heads: weights there mix these, and leave
-        logits. Weights over any other axis make features, as an output projection does behind a linear attention."""
+        """Whether this axis is the heads, since the other axes hold whole matrices: weights over it mix heads, and the result is
+        logits. Weights over any other axis make features, as an output projection after a linear attention does."""
         matrix = self.shape[0] * (self.shape[1] + sum(self.beside))
         return matrix > 0 and tensor.numel() // tensor.shape[axis] % matrix == 0
 
-    def made_at(self, place: Place, ratio: float) -> Scores:
-        """These scores, with the op that made them, and what else it multiplied them by."""
+    def made_at(self, place: Place, ratio: float) -> ScoreMatrix:
+        """These scores, with the place of the op that made them and the ratio it applied."""
         scale, root = self.scale, self.root
         return replace(
             self,
@@ -110,8 +110,8 @@ class Scores:
             root=None if root is None else root * ratio**0.5,
         )
 
-    def _widened(self, name: str, args: tuple[Any, ...], tensor: Tensor, result: Tensor) -> Scores:
-        """Columns were put beside the keys: attention sinks."""
+    def _widened(self, name: str, args: tuple[Any, ...], tensor: Tensor, result: Tensor) -> ScoreMatrix:
+        """Columns were added to the keys: attention sinks."""
         more = result.shape[-1] - tensor.shape[-1]
         if result.shape[:-1] != tensor.shape[:-1]:
             return replace(self, in_order=False)
@@ -120,7 +120,7 @@ class Scores:
         return replace(self, masked=True, beside=(before, after + more) if first else (before + more, after))
 
     def hidden(self, logits: Tensor) -> Tensor:
-        """The logits, with what an added mask hides hidden for certain."""
+        """The logits, with -inf wherever an added mask hides them."""
         with without_autograd_and_modes(logits.device.type):
             for added in self.added:
                 hides = added.hides(logits)
@@ -130,25 +130,25 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Weights:
-    """What a softmax returned; its calls wait for values. Without calls: a softmax whose scores were not traced."""
+class WeightMatrix:
+    """What a softmax returned; its calls wait for values. Without calls: a softmax whose scores could not be followed."""
 
     calls: tuple[Count, ...]
     frames: tuple[Frame, ...]
     sequence: int | None  # of the queries
     size: int  # of the softmax's dimension
-    stride: int | None  # of it, in memory; None where the weights were laid out anew
-    beside: int = 0  # of its entries, those that are no keys
-    log: bool = False  # a log_softmax, of which the exponential is still to come
+    stride: int | None  # of that dimension; None if an op changed the layout
+    beside: int = 0  # how many of its entries are not keys
+    log: bool = False  # a log_softmax, before its exponential
 
-    def after(self, name: str, tensor: Tensor, result: Tensor) -> Weights:
+    def after(self, name: str, tensor: Tensor, result: Tensor) -> WeightMatrix:
         kept = replace(self, log=False) if name == "exp" else self
         if name in RESHAPING or (tensor.shape == result.shape and tensor.stride() == result.stride()):
             return kept
         return replace(kept, stride=None)
 
     def summed(self, tensor: Tensor, axis: int) -> bool:
-        """Whether a product that sums over this axis sums over what the softmax normalised."""
+        """Whether a product that sums over this axis sums over the dimension of the softmax."""
         size = tensor.shape[axis]
         if self.log:
             return False
@@ -158,7 +158,7 @@ class Weights:
 
 
 def number(value: object) -> float | None:
-    """A plain number, also as a tensor; reading one off another device would wait for it."""
+    """A plain number, or a tensor that holds one on the CPU; reading one of another device would wait for it."""
     if isinstance(value, Tensor):
         value = value.item() if value.dim() == 0 and value.device.type == "cpu" and not value.is_meta else None
     return float(value) if isinstance(value, (int, float)) else None

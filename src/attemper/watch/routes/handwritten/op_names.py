@@ -1,4 +1,4 @@
-"""Op names: which ops of torch make, keep and use up a matrix of logits or of weights."""
+"""Op names: which ops of torch make, keep and use a matrix of logits or of weights."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ...._torch_private import HigherOrderOperator
 
 # by the name in the op's schema, without the underscore of the in-place form
 PRODUCTS = {"bmm": (0, 1), "mm": (0, 1), "matmul": (0, 1), "mv": (0, 1), "baddbmm": (1, 2), "addmm": (1, 2)}
-LINEAR = "linear"  # whole only in inference mode
+LINEAR = "linear"  # one op in inference mode only
 SOFTMAXES = {"_softmax", "_safe_softmax", "softmax"}
 LOG_SOFTMAXES = {"_log_softmax", "log_softmax"}
-SAFE = "_safe_softmax"  # of SDPA's own math alone
+SAFE = "_safe_softmax"  # of SDPA's math backend only
 SCALINGS = {"mul", "div"}
-RESHAPING = {"_unsafe_view", "reshape"}  # where they copy; a view shares its storage and needs no following
-SELECTING = {"topk", "gather", "scatter", "index_select", "index", "constant_pad_nd"}  # some entries, or others beside
+RESHAPING = {"_unsafe_view", "reshape"}  # if they copy; a view shares its storage and need not be followed
+SELECTING = {"topk", "gather", "scatter", "index_select", "index", "constant_pad_nd"}  # some entries, or more entries
 EXPONENTIALS = {"exp", "exp2", "sigmoid"}
-KEEPING = {  # entry by entry the same matrix: its logits stay logits, its weights stay weights
+KEEPING = {  # entry by entry: logits stay logits, weights stay weights
     *SCALINGS,
     *("add", "sub", "neg", "tanh", "masked_fill", "where", "clamp", "clamp_min", "clamp_max", "leaky_relu"),
     *("maximum", "minimum", "max", "nan_to_num", "_to_copy", "to", "clone", "copy", "contiguous"),
@@ -28,7 +28,7 @@ KEEPING = {  # entry by entry the same matrix: its logits stay logits, its weigh
     *EXPONENTIALS,
 }
 CARRYING = {"native_layer_norm", "layer_norm", "rms_norm", "gelu", "silu", "relu", "rsub", "repeat", "stack"}
-"""Beside those that keep: what is made belongs to the sequence it was made of."""
+"""Other ops whose result belongs to the sequence of their input."""
 
 FOREIGN = "an attention op that is not torch's"
 FLEX = "flex_attention"
@@ -38,14 +38,14 @@ _ATTENTION = re.compile(r"attn|attention|^attemper::\w*forward")
 
 @cache
 def is_followed(func: Any) -> bool:
-    """Whether the route looks at an op at all. Half of a model's ops are views, and each that is seen costs its time."""
+    """Whether an op is followed. Half of a model's ops are views, and following one costs time."""
     name = op_name(func)
     return name in PRODUCTS or name in KEEPING or name in CARRYING or name in OTHERS
 
 
 @cache
 def op_name(func: Any) -> str:
-    """``aten::masked_fill_`` → ``masked_fill``; one word for every attention op from outside torch."""
+    """``aten::masked_fill_`` → ``masked_fill``; one name for every attention op from outside torch."""
     if isinstance(func, HigherOrderOperator):
         return func.name()
     name: str = func._schema.name

@@ -1,4 +1,4 @@
-"""Storages: what is known of tensors, kept by the memory behind them, so that every view of a tensor finds it."""
+"""Storages: facts about tensors, kept by the memory behind them, so that every view of a tensor finds them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Generic, TypeVar
 from torch import Tensor, UntypedStorage
 
 Fact = TypeVar("Fact")
-FEW = 4  # freed storages that are held before they are looked for
+FEW = 4  # new facts before freed storages are looked for
 
 _free, _expired = UntypedStorage._free_weak_ref, UntypedStorage._expired
 
 
 class _Held(Generic[Fact]):
-    """A fact, and a weak reference to the storage it is about: its memory may go, its address is not given to another."""
+    """A fact and a weak reference to its storage: the memory can be freed, but its address is not used again."""
 
     __slots__ = ("address", "fact")
 
@@ -27,7 +27,7 @@ class _Held(Generic[Fact]):
 class Storages(Generic[Fact]):
     """A mapping from a tensor, or any view of it, to a fact; it keeps no tensor's memory alive.
 
-    Autograd hands the model another tensor object than the one a mode returns when that is a view; they share storage.
+    Where a mode returns a view, autograd gives the model another tensor object; both share their storage.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Storages(Generic[Fact]):
         return None if found is None else found.fact
 
     def has(self, tensor: Tensor) -> bool:
-        """Whether anything was put for it, be it None."""
+        """Whether anything was put for it, even None."""
         return bool(self._facts) and address(tensor) in self._facts
 
     def put(self, tensor: Tensor, fact: Fact) -> None:
@@ -51,7 +51,7 @@ class Storages(Generic[Fact]):
             return
         self._facts[place] = _Held(place, fact)
         if len(self._facts) > self._many:
-            # what is left of a freed storage lies between the activations, whose memory would not be used again
+            # what remains of a freed storage is between the activations, and keeps their memory from being used again
             self.drop_freed()
             self._many = len(self._facts) + max(FEW, len(self._facts) // 4)
 
@@ -59,8 +59,8 @@ class Storages(Generic[Fact]):
         self._facts.pop(address(tensor), None)
 
     def drop_freed(self) -> None:
-        """Forget the storages whose memory is gone, and with them what their facts held."""
-        # as a list, which holds what it names: another thread may add to the facts, or drop some
+        """Forget the storages whose memory was freed, and their facts."""
+        # a list keeps its items alive: another thread may add or drop facts meanwhile
         for held in list(self._facts.values()):
             if _expired(held.address) and self._facts.get(held.address) is held:
                 self._facts.pop(held.address, None)

@@ -1,4 +1,4 @@
-"""operation: the time of each candidate on each case, and how far it is from the matrix product alone."""
+"""speed: the time of each candidate on each case, and how far it is from the matrix product alone."""
 
 from __future__ import annotations
 

@@ -1,0 +1,46 @@
+"""Modes: run attemper's own code inside a model's forward without its autograd graph, autocast and dispatch modes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..._torch_private import _len_torch_dispatch_stack, _pop_mode, _push_mode, _set_grad_enabled
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Run without any dispatch mode, attemper's or another's."""
+    modes = [_pop_mode() for _ in range(_len_torch_dispatch_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            _push_mode(mode)
+
+
+class without_autograd_and_modes:  # noqa: N801 (used as a function)
+    """Run without autograd graph, autocast and dispatch modes. A class, not a generator: every measured call enters one."""
+
+    __slots__ = ("autocast", "graph", "modes")
+
+    def __init__(self, device: str) -> None:
+        lowered = device != "meta" and torch.is_autocast_enabled(device)
+        self.autocast = torch.autocast(device, enabled=False) if lowered else None
+
+    def __enter__(self) -> None:
+        self.graph = torch.is_grad_enabled()
+        _set_grad_enabled(False)
+        self.modes = [_pop_mode() for _ in range(_len_torch_dispatch_stack())]
+        if self.autocast is not None:
+            self.autocast.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self.autocast is not None:
+            self.autocast.__exit__(*error)
+        for mode in reversed(self.modes):
+            _push_mode(mode)
+        _set_grad_enabled(self.graph)

@@ -1,0 +1,50 @@
+"""examine: what a scan and the lab use to look at the attention calls of a watched model more closely.
+
+:func:`examine` opens a watch with examiners. Each examiner gets every :class:`AttentionCall` while its q, k and logits exist.
+:func:`altered` replaces the scale of ops while a model runs, for what-if. Other names of ``watch`` are internal to it.
+
+    examine             a watch with examiners
+    Examiner            what an examiner must have: look() and keep()
+    AttentionCall       one attention call: its tensors, options and facts
+    Facts               the route, sizes and scale of a call
+    Traced, FactorPath, Factor, same  what q, k and the scores of a call were multiplied by; equality up to rounding
+    traits              what the class of a module shows: whether it is named attention
+    Alteration, altered, Place      ops that make scores: counted in one run, altered in the next
+    running             the modules in their forward, in this thread
+    Entry, GradientHooks            for a layer that measures itself: its numbers in one step as rows, and its gradients
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from .attach.alter import Alteration as Alteration
+from .attach.alter import altered as altered
+from .attach.gradients import GradientHooks as GradientHooks
+from .attach.running import Place as Place
+from .attach.running import running as running
+from .attach.running import traits as traits
+from .call import AttentionCall as AttentionCall
+from .call import Examiner as Examiner
+from .call import Facts as Facts
+from .record.entry import Entry as Entry
+from .session import Watch, watch
+from .trace.paths import Factor as Factor
+from .trace.paths import FactorPath as FactorPath
+from .trace.paths import Traced as Traced
+from .trace.paths import same as same
+
+
+def examine(model: nn.Module, examiners: Sequence[Examiner], *, caller: str = "watch") -> Watch:
+    """A watch of a model whose calls are also shown to examiners.
+
+    Args:
+        model: as in ``watch()``.
+        examiners: they look at each call in this order. A list may be changed between two passes of the model.
+        caller: the function that the user called, for errors.
+    """
+    watching = watch(model, examiners=examiners)
+    watching.caller = caller
+    return watching

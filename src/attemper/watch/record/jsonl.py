@@ -1,0 +1,345 @@
+"""JSONL: the file of a record, one JSON object per line: how lines are written, appended while a watch runs, and read.
+
+A file opens with ``{"schema": "attemper.record", "version": 1}``, and so does what each later run appends to it. The other lines
+are rows, the ``facts`` of a layer, or a ``note``. Each row holds the number of rows of its step, so that a step that a kill cut
+short is recognised. A step is appended under a lock, whole or not at all: a write that fails is undone. If a kill cut a line
+short, the next append removes that line first. Rows that cannot be written are buffered and tried again.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...errors import InputError
+from ..call import Facts
+from .entry import GRADIENTS, KEYS, Entry, Row, count_column, from_rows
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock: two processes that append to one file can damage it there
+    fcntl = None  # type: ignore[assignment]
+
+SCHEMA, VERSION = "attemper.record", 1
+HEADER = {"schema": SCHEMA, "version": VERSION}
+WORDS = {None: math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no infinity; NaN is null
+LARGEST = {"step": 2**63, "head": 2**31, "rows_in_step": 2**31}  # as wide as the columns of a Parquet file
+IN_STEP = "rows_in_step"
+CHUNK = 1 << 16
+SHARED = (
+    "another watch writes to {name!r} too. Where both wrote the same step, layer and head, the last row is read. "
+    "Give each watch its own path."
+)
+FAILED = "{name!r} could not be written: {reason}. Its rows are buffered in memory and tried again at every step."
+LOST = (
+    "{count} rows are not in {name!r}: {reason}. This watch's record has them: write it with watch.record.write(…) to a disk "
+    "with free space."
+)
+
+
+def dump(line: dict[str, Any]) -> str:
+    plain = {name: _plain(value) for name, value in line.items()}
+    return json.dumps(plain, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
+
+
+OPENING = dump(HEADER).encode()
+
+
+def row_lines(entries: Iterable[Entry]) -> Iterator[dict[str, Any]]:
+    """The rows of entries, as a file holds them."""
+    entries = list(entries)
+    rows: Counter[int] = Counter()
+    for entry in entries:
+        rows[entry.step] += len(entry.heads)
+    for entry in entries:
+        for row in entry.to_dicts():
+            yield {**{name: row[name] for name in KEYS}, IN_STEP: rows[entry.step], **row}
+
+
+def facts_line(place: tuple[str, str], facts: Facts) -> dict[str, Any]:
+    return {"layer": place[0], "kind": place[1], "facts": facts.to_dict()}
+
+
+def check_header(where: str, path: Path, line: str) -> None:
+    """Raise unless the first line of a file is that of a record."""
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+        raise InputError(
+            f"{where}(): {str(path)!r} is not a record of attemper: its first line does not name the schema. "
+            "Write a record with Record.write() or watch(path=…)."
+        )
+    if header.get("version") != VERSION:
+        raise InputError(
+            f"{where}(): {str(path)!r} has schema version {header.get('version')!r}; this attemper reads version {VERSION}. "
+            "Read it with the version of attemper that wrote it, or choose another file."
+        )
+
+
+class Journal:
+    """A file that a watch appends its steps to. The constructor only reads; ``open()`` is the first to write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.known: dict[tuple[str, str], Facts] = {}
+        self.noted = 0
+        self.waiting: list[bytes] = []
+        self.failure = ""
+        self.end: int | None = None  # where this watch's last append ended
+        self.warn: Callable[[str], None] = lambda sentence: None
+        if path.exists():
+            with path.open("rb") as file:
+                self._check(file.readline(CHUNK))
+
+    def _check(self, line: bytes) -> None:
+        """The first line must be a record's, or the part of it that a kill left."""
+        if not OPENING.startswith(line):
+            check_header("watch", self.path, line.decode(errors="replace"))
+
+    def open(self, warn: Callable[[str], None]) -> None:
+        """Begin a run in the file. A file that cannot be written is an error now, not after hours."""
+        self.warn, self.end = warn, None
+        try:
+            self._write(b"", opening=True)
+        except OSError as error:
+            raise InputError(
+                f"watch(): `path` {str(self.path)!r} cannot be written: {error.strerror}. Choose another, or leave it out."
+            ) from error
+
+    def append(self, entries: Iterable[Entry], facts: dict[tuple[str, str], Facts], notes: list[str]) -> None:
+        """Append the rows of a step, after its new facts and notes."""
+        news = {place: found for place, found in facts.items() if self.known.get(place) != found}
+        self.known |= news
+        lines = [facts_line(place, found) for place, found in news.items()]
+        lines += [{"note": note} for note in notes[self.noted :]]
+        self.noted = len(notes)
+        self.waiting += [dump(line).encode() for line in lines]
+        self.waiting += [dump(row).encode() for row in row_lines(entries)]
+        self._flush()
+
+    def close(self) -> None:
+        """Try once more to write the buffered rows."""
+        if self.waiting:
+            self._flush()
+        if self.waiting:
+            self.warn(LOST.format(count=len(self.waiting), name=self.path.name, reason=self.failure))
+
+    def _flush(self) -> None:
+        try:
+            self._write(b"".join(self.waiting))
+        except OSError as error:
+            self.failure = error.strerror or str(error)
+            self.warn(FAILED.format(name=self.path.name, reason=self.failure))
+        else:
+            self.waiting = []
+
+    def _write(self, text: bytes, opening: bool = False) -> None:
+        with _locked(self.path) as file:
+            size = self._remove_cut_line(file)
+            if size and self.end not in (None, size):
+                self.warn(SHARED.format(name=self.path.name))
+            if not size:  # new, or deleted in the meantime
+                text = OPENING + b"".join(dump(facts_line(*item)).encode() for item in self.known.items()) + text
+            elif opening and _tail(file, size, len(OPENING)) != OPENING:
+                text = OPENING + text
+            try:
+                _write_all(file, text)
+            except BaseException:
+                os.ftruncate(file, size)
+                raise
+            self.end = size + len(text)
+
+    def _remove_cut_line(self, file: int) -> int:
+        """Remove a last line without an end; the length of the file then."""
+        size = end = os.fstat(file).st_size
+        while end:
+            part = _tail(file, end, CHUNK)
+            newline = part.rfind(b"\n")
+            end = end - len(part) + newline + 1
+            if newline >= 0:
+                break
+        if end < size:
+            if not end:
+                self._check(_tail(file, size, CHUNK))
+            os.ftruncate(file, end)
+        return end
+
+
+def _tail(file: int, end: int, length: int) -> bytes:
+    """The bytes before a place in a file."""
+    start = max(0, end - length)
+    os.lseek(file, start, os.SEEK_SET)
+    return os.read(file, end - start)
+
+
+def _write_all(file: int, text: bytes) -> None:
+    """A disk that is nearly full writes a part, and fails only when it is given the rest."""
+    rest = memoryview(text)
+    while rest:
+        count = os.write(file, rest)
+        if not count:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rest = rest[count:]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The file, opened for appending, and locked if the system has locks."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        if fcntl is not None:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+    finally:
+        os.close(file)  # and the lock with it
+
+
+class WrittenStep(NamedTuple):
+    """A step as one run wrote it."""
+
+    run: int
+    step: int
+    rows: int  # of the whole step; 0 if the file does not hold that number
+
+
+class ParsedLines:
+    """What the lines of a file hold. A line that is not a record's is counted and left out."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[WrittenStep, Row]] = []
+        self.lines: Counter[WrittenStep] = Counter()  # of each step, damaged ones too
+        self.loose = 0  # damaged lines before the first row of a step
+        self.facts: dict[tuple[str, str], Facts] = {}
+        self.notes: dict[str, None] = {}
+        self.bad: list[int] = []
+        self.run = 0
+
+    def take(self, number: int, line: str | dict[str, Any]) -> None:
+        """Parse a line: text, or the dict that a Parquet file gives."""
+        try:
+            self._sort(json.loads(line) if isinstance(line, str) else line)
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            self.bad.append(number)
+            # a damaged line is reported by itself: the step around it was not cut short
+            last = self.rows[-1][0] if self.rows else None
+            if last is not None and last.run == self.run and self.lines[last] < last.rows:
+                self.lines[last] += 1
+            else:
+                self.loose += 1
+
+    def _sort(self, found: Any) -> None:
+        if not isinstance(found, dict):
+            raise ValueError
+        if found == HEADER:
+            self.run, self.loose = self.run + 1, 0
+        elif "facts" in found:
+            self.facts.update([_read_facts(found)])
+        elif "note" in found:
+            self.notes[_text(found["note"])] = None
+        else:
+            row = _read_row(found)
+            step = WrittenStep(self.run, row["step"], int(row.pop(IN_STEP, 0)))
+            self.lines[step] += 1 + self.loose
+            self.loose = 0
+            self.rows.append((step, row))
+
+    def leave_out_cut(self) -> list[WrittenStep]:
+        """Remove the steps that a kill cut short; returns those that no later run wrote again."""
+        # two watches may have written the same step to one file
+        cut = {step for step, count in self.lines.items() if step.rows and count % step.rows}
+        self.rows = [(step, row) for step, row in self.rows if step not in cut]
+        written = {(step.run, step.step) for step, _ in self.rows}
+        lost = [step for step in sorted(cut) if not any(step.run <= run and step.step == n for run, n in written)]
+        return list({step.step: step for step in lost}.values())
+
+    def entries(self) -> tuple[list[Entry], int]:
+        """The rows as entries, and how many rows were written again later.
+
+        What a later run wrote of a step and layer replaces what an earlier one wrote; so does the last of two watches that
+        wrote to one file at once.
+        """
+        blocks: list[tuple[int, list[Row]]] = []
+        for (run, *_), row in self.rows:
+            if blocks and run == blocks[-1][0] and _follows(blocks[-1][1][-1], row):
+                blocks[-1][1].append(row)
+            else:
+                blocks.append((run, [row]))
+        last = {_place(block[0]): run for run, block in blocks}
+        kept: dict[tuple[Any, ...], list[Row]] = {}
+        for run, block in blocks:
+            if run == last[_place(block[0])]:
+                kept[(*_place(block[0]), *(row["head"] for row in block))] = block
+        dropped = sum(len(block) for _, block in blocks) - sum(map(len, kept.values()))
+        return [from_rows(block) for block in kept.values()], dropped
+
+
+def _place(row: Row) -> tuple[int, str, str]:
+    return row["step"], row["layer"], row["kind"]
+
+
+def _follows(before: Row, row: Row) -> bool:
+    """Whether a row is a further head of the same entry."""
+    return _place(before) == _place(row) and before["head"] < row["head"] and before.keys() == row.keys()
+
+
+def _read_facts(found: dict[str, Any]) -> tuple[tuple[str, str], Facts]:
+    """The facts of a line; a ValueError or a TypeError if it holds none."""
+    facts = Facts(**found["facts"])
+    if not all(value is None or isinstance(value, (bool, int, float, str)) for value in facts.to_dict().values()):
+        raise ValueError
+    return (_text(found.get("layer")), _text(found.get("kind"))), facts
+
+
+def _read_row(found: dict[str, Any]) -> Row:
+    """A row with its numbers; a ValueError if a key or a count is missing, or a value is not a number."""
+    row: Row = {"step": _whole(found, "step"), "layer": _text(found.get("layer")), "kind": _text(found.get("kind"))}
+    row["head"] = _whole(found, "head")
+    for name, value in found.items():
+        if name not in KEYS:
+            row[name] = _number(value)
+    if IN_STEP in found:
+        row[IN_STEP] = _whole(found, IN_STEP)
+    gradients = [name for name in row if name.startswith("grad_")]
+    counts = {count_column(name) for name in row if name not in (*KEYS, IN_STEP, "peak", *gradients)}
+    if "rows" not in row or not counts <= {"", *row} or (gradients and set(gradients) != set(GRADIENTS)):
+        raise ValueError
+    return row
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+def _whole(found: dict[str, Any], name: str) -> int:
+    value = found.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < LARGEST[name]:
+        raise ValueError
+    return value
+
+
+def _number(value: Any) -> float:
+    if value is None or isinstance(value, str):
+        if value not in WORDS:
+            raise ValueError
+        return WORDS[value]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError
+    return float(value)
