@@ -58,7 +58,7 @@ MEMORY_LEGEND = (
 )
 WATCH_LEGEND = (
     "Forward passes of six layers of 12 heads, 384 wide, random weights. Medians of interleaved rounds, with quartiles. "
-    "Cost: the time over the unwatched pass of the same round, the median (95 % interval); attaching and letting go included."
+    "Cost: the time over the unwatched pass of the same round, the median (95 % interval); attaching and detaching included."
 )
 
 
