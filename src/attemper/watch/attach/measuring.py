@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ... import kernels
 from ...attention import measure_without_autograd_and_modes
-from ...heads import HeadSummary
+from ...heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary
 from ...vitals import Vitals
 from ..call import AttentionCall
 
@@ -59,9 +59,9 @@ def vitals_of(call: AttentionCall, signs: tuple[str, ...], kernel: str) -> Vital
 
 def by_head(vitals: Vitals, rows: Tensor | None) -> HeadSummary:
     """``vitals.by_head(rows)``, by the native library if it is installed and serves them."""
-    if kernels.cpu_is_missing() is None and (native := kernels.load("cpu").fold).serves(vitals):
-        folded: HeadSummary = native.by_head(vitals, rows)
-        return folded
+    if kernels.cpu_is_missing() is None and (native := kernels.load("cpu").summary).serves(vitals):
+        sums, peaks = native.by_head(vitals, rows, SATURABLE_KEYS, SATURATED_WEIGHT)
+        return HeadSummary((*COLUMNS, "peak"), sums, peaks)
     return vitals.by_head(rows)
 
 
