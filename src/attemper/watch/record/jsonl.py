@@ -8,24 +8,18 @@ short, the next append removes that line first. Rows that cannot be written are 
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ... import _files
 from ...errors import InputError
 from ..call import Facts
 from .entry import GRADIENTS, KEYS, Entry, Row, count_column, from_rows
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such lock: two processes that append to one file can damage it there
-    fcntl = None  # type: ignore[assignment]
 
 SCHEMA, VERSION = "attemper.record", 1
 HEADER = {"schema": SCHEMA, "version": VERSION}
@@ -149,7 +143,9 @@ class Journal:
             self.waiting = []
 
     def _write(self, text: bytes, opening: bool = False) -> None:
-        with _locked(self.path) as file:
+        file = _files.open_lines(self.path)
+        try:
+            _files.lock(file)
             size = self._remove_cut_line(file)
             if size and self.end not in (None, size):
                 self.warn(SHARED.format(name=self.path.name))
@@ -157,22 +153,14 @@ class Journal:
                 text = OPENING + b"".join(dump(facts_line(*item)).encode() for item in self.known.items()) + text
             elif opening and _tail(file, size, len(OPENING)) != OPENING:
                 text = OPENING + text
-            try:
-                _write_all(file, text)
-            except BaseException:
-                os.ftruncate(file, size)
-                raise
+            _files.append(file, text)
             self.end = size + len(text)
+        finally:
+            os.close(file)  # and the lock with it
 
     def _remove_cut_line(self, file: int) -> int:
         """Remove a last line without an end; the length of the file then."""
-        size = end = os.fstat(file).st_size
-        while end:
-            part = _tail(file, end, CHUNK)
-            newline = part.rfind(b"\n")
-            end = end - len(part) + newline + 1
-            if newline >= 0:
-                break
+        size, end = os.fstat(file).st_size, _files.end_of_last_line(file)
         if end < size:
             if not end:
                 self._check(_tail(file, size, CHUNK))
@@ -185,29 +173,6 @@ def _tail(file: int, end: int, length: int) -> bytes:
     start = max(0, end - length)
     os.lseek(file, start, os.SEEK_SET)
     return os.read(file, end - start)
-
-
-def _write_all(file: int, text: bytes) -> None:
-    """A disk that is nearly full writes a part, and fails only when it is given the rest."""
-    rest = memoryview(text)
-    while rest:
-        count = os.write(file, rest)
-        if not count:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        rest = rest[count:]
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """The file, opened for appending, and locked if the system has locks."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
-    try:
-        if fcntl is not None:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
-    finally:
-        os.close(file)  # and the lock with it
 
 
 class WrittenStep(NamedTuple):
