@@ -45,10 +45,10 @@ def test_the_same_scan_has_not_changed(document):
 def test_findings_are_new_or_gone(document, changed):
     one = {
         **dict.fromkeys(("fault", "head", "value", "threshold")),
-        "kind": "peak",
+        "name": "peak",
         "level": "warn",
         "layer": "a",
-        "layer_kind": "self",
+        "kind": "self",
         "source": "",
         "says": "",
         "todo": "",
@@ -66,7 +66,7 @@ def test_findings_are_new_or_gone(document, changed):
 
 
 def test_a_ratchet_fails_on_what_is_new_alone(document, changed):
-    one = {**dict.fromkeys(("fault", "head")), "kind": "peak", "layer": "a", "layer_kind": "self"}
+    one = {**dict.fromkeys(("fault", "head")), "name": "peak", "layer": "a", "kind": "self"}
     for before, after, level, ends in (
         ("act", "act", "note", False),
         ("act", "warn", "note", False),
@@ -151,14 +151,14 @@ def test_why_two_scans_may_differ_is_said(document, changed):
 
 
 def test_of_other_texts_only_what_is_wrong_is_compared(document, changed):
-    one = dict.fromkeys(("fault", "head", "value", "threshold")) | {"layer": "a", "layer_kind": "self", "kind": "sink"}
+    one = dict.fromkeys(("fault", "head", "value", "threshold")) | {"layer": "a", "kind": "self", "name": "sink"}
     changed["inputs"][0]["text"] = "a cat"
     changed["heads"][0]["peak"] = document["heads"][0]["peak"] * 9
     changed["layers"][1]["scale"]["applied"] = 1.0
     changed["findings"] = [
         {**one, "level": "healthy"},
         {**one, "level": "note"},
-        {**one, "kind": "peak", "level": "warn"},
+        {**one, "name": "peak", "level": "warn"},
     ]
     found = baseline.compare({**document, "findings": []}, changed, "old")
     assert [one["level"] for one in found["new"]] == ["warn"]
@@ -167,9 +167,9 @@ def test_of_other_texts_only_what_is_wrong_is_compared(document, changed):
 
 def large(row, level, value):
     """A finding about a head."""
-    where = {"layer": row["layer"], "layer_kind": row["kind"], "head": row["head"]}
+    where = {"layer": row["layer"], "kind": row["kind"], "head": row["head"]}
     said = {"title": "large logits", "says": f"The largest logit is {value:g}.", "todo": ""}
-    return {"kind": "peak", "fault": None, "level": level, **where, "value": value, "threshold": 30, **said}
+    return {"name": "peak", "fault": None, "level": level, **where, "value": value, "threshold": 30, **said}
 
 
 def test_notes_that_were_not_compared_do_not_pass(document, changed):

@@ -83,7 +83,7 @@ def test_missing_weights_of_attention_are_the_headline(changed, name, parts):
         or document["findings"][0]["level"] == "diverging"
     )
     assert document["verdict"]["level"] in ("critical", "diverging")
-    one = next(one for one in document["findings"] if one["kind"] == "weights")
+    one = next(one for one in document["findings"] if one["name"] == "weights")
     assert parts[name].strip(".").split(".")[-1] in one["says"] or name == "t5"
     assert one["layer"] in [layer["layer"] for layer in document["layers"]]
     assert fails(document, "critical")

@@ -21,7 +21,7 @@ def test_it_is_the_real_model(minilm):
 
 
 def test_no_code_of_the_package_runs():
-    code = "import sys; from attemper.scan import demo; demo.embedded_folder(); print(demo.PACKAGE in sys.modules)"
+    code = "import sys; from attemper import demo; demo.embedded_folder(); print(demo.PACKAGE in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"
 

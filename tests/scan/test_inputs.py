@@ -13,10 +13,11 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from attemper.errors import InputError, MissingExtra
+from attemper.scan.document import plain
 from attemper.scan.input import model as load
 from attemper.scan.input.batch import make
-from attemper.scan.input.letters import readable
 from attemper.scan.input.text import Words, limit_of
+from attemper.scan.input.token_text import readable
 from folders import WORDS, save, tokenizer
 
 SENTENCE = "the dog chased the ball ."
@@ -38,8 +39,8 @@ def refused(*arguments, **options):
 
 def test_a_text_becomes_tokens_that_people_can_read(loaded):
     (found,) = make(loaded("bert"), texts=[SENTENCE])
-    assert found.to_dict() == {
-        "kind": "text",
+    assert plain(found.about()) == {
+        "modality": "text",
         "text": SENTENCE,
         "tokens": ["[CLS]", *SENTENCE.split(), "[SEP]"],
         "special": [True, *[False] * 6, True],
@@ -197,8 +198,8 @@ def test_byte_tokens_of_sentencepiece_are_joined():
 def test_a_model_that_sees_gets_a_picture_and_says_so(loaded):
     model = loaded("vit")
     (found,) = make(model)
-    assert found.to_dict() | {"tokens": None} == {
-        "kind": "image",
+    assert plain(found.about()) | {"tokens": None} == {
+        "modality": "image",
         "text": None,
         "tokens": None,
         "special": None,
@@ -278,7 +279,7 @@ def test_a_model_that_hears_gets_a_tone_and_its_decoder_a_text(loaded, tmp_path)
     model = loaded("whisper")
     (found,) = make(model, texts=["the dog sat"])
     assert found.generated
-    assert found.kind == "audio"
+    assert found.modality == "audio"
     assert found.batch["input_features"].shape == (1, 8, 24)
     assert found.batch["decoder_input_ids"].tolist() == [[1, 5, 6, 16]]
     assert any("rising tone was generated" in note for note in found.notes)

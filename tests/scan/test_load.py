@@ -14,6 +14,7 @@ import transformers
 from attemper import demo
 from attemper.errors import InputError, MissingExtra
 from attemper.scan import run as scanning
+from attemper.scan.document import plain
 from attemper.scan.input import model as load
 from attemper.scan.input.batch import make
 from folders import save
@@ -68,7 +69,7 @@ def test_a_folder_is_loaded_as_the_class_it_was_saved_as(folder, name, kind, tas
     found = load.load(folder(name))
     assert type(found.model) is kind
     assert not found.model.training
-    described = found.to_dict()
+    described = plain(found.about())
     assert (described["class"], described["task"], described["source"]) == (kind.__name__, task, "folder")
     assert described["name"] == f"tiny-{name}"
     assert described["parameters"] == sum(p.numel() for p in found.model.parameters())
@@ -81,14 +82,14 @@ def test_a_folder_is_loaded_as_the_class_it_was_saved_as(folder, name, kind, tas
 def test_the_task_can_be_another_and_says_what_was_drawn(folder):
     found = load.load(folder("bert"), task="fill-mask")
     assert type(found.model) is transformers.BertForMaskedLM
-    assert found.to_dict()["task"] == "fill-mask"
+    assert plain(found.about())["task"] == "fill-mask"
     assert "drawn at random: cls." in found.notes[0]
 
 
 def test_the_dtype_is_as_stored_or_as_asked(tmp_path):
     half = save(tmp_path / "half", "bert", dtype=torch.float16)
-    assert load.load(half).to_dict()["dtype"] == "float16"
-    assert load.load(half, dtype="float64").to_dict()["dtype"] == "float64"
+    assert load.load(half).about().dtype == "float16"
+    assert load.load(half, dtype="float64").about().dtype == "float64"
 
 
 def test_parts_are_one_model(folder, tmp_path):
@@ -101,7 +102,7 @@ def test_parts_are_one_model(folder, tmp_path):
 
 def test_the_embedded_model_is_checked_and_loaded():
     found = load.load()
-    assert found.to_dict() | {"sha256": None} == {
+    assert plain(found.about()) | {"sha256": None} == {
         "name": "MiniLM-L6 (embedded)",
         "source": "demo",
         "class": "BertModel",

@@ -2,19 +2,27 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from attemper.health import thresholds
-from attemper.scan.audit.evidence import Evidence
-from attemper.scan.audit.sentences import SENTENCES
-from attemper.scan.audit.verdict import REMARKS, judge
+from attemper.scan.audit import judge as judging
+from attemper.scan.audit.judge import REMARKS, MeasuredScale
+from attemper.scan.audit.sentences import SENTENCES, explain
 
-BARE = Evidence(head_dim=64, heads=2, applied=1.0, logit_std=9.0, keys=30.0)
+BARE = MeasuredScale(head_dim=64, heads=2, applied=1.0, logit_std=9.0, keys=30.0)
+
+
+def judge(scale):
+    """The verdict with its sentences."""
+    found = judging.judge(scale)
+    says, todo = explain(scale, found)
+    return SimpleNamespace(**vars(found), says=says, todo=todo)
 
 
 def test_what_cannot_be_told_is_no_fault():
-    same = Evidence(head_dim=8, heads=8, applied=1 / 8)  # 1/d_k is 1/√d_model
+    same = MeasuredScale(head_dim=8, heads=8, applied=1 / 8)  # 1/d_k is 1/√d_model
     assert judge(same).fault is None
     assert judge(same).rule == "dk"
     assert judge(replace(BARE, keys=3.0)).fault == "unscaled"  # too few keys to say how wide is too wide
@@ -77,7 +85,7 @@ def test_a_negative_scale():
 
 def test_a_mean_over_heads_that_may_be_a_scale_is_remarked():
     """1/√d_k is 1/heads."""
-    both = Evidence(head_dim=64, heads=8, applied=0.125, row_sums=(0.125, 0.125))
+    both = MeasuredScale(head_dim=64, heads=8, applied=0.125, row_sums=(0.125, 0.125))
     found = judge(both)
     assert (found.fault, found.after_softmax) == ("shrunk", 0.125)
     assert "1/heads and 1/√d_k at once" in found.says

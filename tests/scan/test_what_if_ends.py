@@ -13,7 +13,8 @@ from torch.nn.attention.flex_attention import flex_attention
 import attemper
 import zoo
 from attemper.errors import InputError
-from attemper.scan.what_if import WhatIf, check_rules, layer_numbers, what_if
+from attemper.scan.document import plain
+from attemper.scan.what_if import check_rules, layer_numbers, summed_up, what_if
 from attemper.watch.attach.running import running
 from watched import Block, stack
 
@@ -65,13 +66,13 @@ def test_the_sums_of_the_heads():
     assert found.peak == max(row["peak"] for row in found.heads)
     assert found.logit_std == pytest.approx(math.sqrt(sum(row["variance"] for row in found.heads) / 4))
     assert found.effective_keys == pytest.approx(sum(row["effective_keys"] for row in found.heads) / 4)
-    assert WhatIf.of("x400", found.to_dict()["heads"]) == found
+    assert summed_up("x400", plain(found)["heads"]) == found
 
 
 def test_rows_too_short_to_saturate_are_no_head_that_does():
     row = dict.fromkeys(("layer", "kind", "head", "rows", "mean", "entropy", "p2", "top_weight", "evenness"))
     row |= {"jacobian_trace": 0.1, "effective_keys": 2.0, "variance": 4.0, "peak": 3.0, "saturated": math.nan}
-    found = WhatIf.of("none", [row, {**row, "saturated": None, "peak": None, "variance": None}])
+    found = summed_up("none", [row, {**row, "saturated": None, "peak": None, "variance": None}])
     assert (found.saturated_heads, found.peak, found.logit_std) == (0, 3.0, 2.0)
 
 
@@ -310,7 +311,7 @@ def test_a_scan_runs_the_model_once_for_each_rule_and_once_as_it_is():
     found = attemper.scan(model, x, what_if=rules, pictures=False).document["what_if"]
     assert len(passes) == 1 + 1 + len(rules)  # the scan itself, then once as it is and once for each rule
     applied = {("self_attn", "self"): 8**-0.5}
-    alone = [what_if(model.eval(), lambda: model(x), [rule], applied)[0].to_dict() for rule in rules]
+    alone = [plain(what_if(model.eval(), lambda: model(x), [rule], applied)[0]) for rule in rules]
     assert found == alone
 
 

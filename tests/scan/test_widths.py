@@ -145,9 +145,9 @@ def test_the_heads_of_a_scan_add_up(documents):
 def test_what_is_said_of_all_heads_is_a_sentence(documents, heads, found, line):
     document = {name: part for name, part in documents["bert"].items() if name not in ("token", "what_if")}
     document |= {"heads": document["heads"][:heads], "findings": []}
-    about = {"kind": "peak", "fault": None, "level": "note", "title": "large logits", "says": "", "todo": ""}
+    about = {"name": "peak", "fault": None, "level": "note", "title": "large logits", "says": "", "todo": ""}
     for row in document["heads"][:found]:
-        document["findings"].append({**about, "layer": row["layer"], "layer_kind": row["kind"], "head": row["head"]})
+        document["findings"].append({**about, "layer": row["layer"], "kind": row["kind"], "head": row["head"]})
     assert summed(document) == line
 
 

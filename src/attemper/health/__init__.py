@@ -8,5 +8,5 @@ from .finding import Finding as Finding
 from .judging import check as check
 from .judging import findings as findings
 from .judging import verdict as verdict
-from .thresholds import KINDS as KINDS
 from .thresholds import LEVELS as LEVELS
+from .thresholds import NAMES as NAMES

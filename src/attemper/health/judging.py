@@ -11,7 +11,7 @@ from ..errors import InputError
 from .finding import Finding, Row, count, listed
 from .logits import coarse, high
 from .patterns import TELL, patterns
-from .thresholds import CROWD, DRAWN, FAULTS, KINDS, LEVELS
+from .thresholds import CROWD, DRAWN, FAULTS, LEVELS, NAMES
 
 if TYPE_CHECKING:
     from ..watch import Record
@@ -60,16 +60,16 @@ def findings(
     for place, rows in grouped.items():
         sound = [row for row in rows if not _broken(row)]
         about = [(row, patterns(row)) for row in sound]
-        counts = Counter(_ALIKE.get(kind, kind) for _, kinds in about for kind in kinds)
-        for row, kinds in about:
-            crowd = {kind for kind in kinds if counts[_ALIKE.get(kind, kind)] >= CROWD.value * len(rows)}
-            found += _of_head(row, facts.get(place, {}), kinds, crowd)
+        counts = Counter(_ALIKE.get(name, name) for _, names in about for name in names)
+        for row, names in about:
+            crowd = {name for name in names if counts[_ALIKE.get(name, name)] >= CROWD.value * len(rows)}
+            found += _of_head(row, facts.get(place, {}), names, crowd)
     found += [_of_scale(one) for one in audit if one.fault is not None]
     places = {place: number for number, place in enumerate(grouped)}
 
     def rank(one: Finding) -> tuple[int, int, int, int]:
-        place = places.get((one.layer, one.layer_kind), -1)
-        return -LEVELS.index(one.level), KINDS.index(one.kind), place, -1 if one.head is None else one.head
+        place = places.get((one.layer, one.kind), -1)
+        return -LEVELS.index(one.level), NAMES.index(one.name), place, -1 if one.head is None else one.head
 
     return sorted(found, key=rank)
 
@@ -85,14 +85,14 @@ def verdict(findings: Sequence[Finding], heads: int | None = None) -> tuple[str,
     if not worst or worst[0].level == "healthy":
         return "ok", "Healthy: nothing to worry about was found."
     first, level = worst[0], worst[0].level
-    if first.kind == "weights":
+    if first.name == "weights":
         number = int(first.value or 0)
         verb = "was" if number == 1 else "were"
         return level, f"Not the trained model: {count(number, 'weight')} of it {verb} drawn at random."
     if level == "note":
-        kinds = ", ".join(count(times, _NAMES[kind]) for kind, times in Counter(one.kind for one in worst).items())
-        return level, f"Healthy, with remarks ({kinds})."
-    same = [one for one in worst if (one.kind, one.fault) == (first.kind, first.fault)]
+        remarks = ", ".join(count(times, _COUNTED[name]) for name, times in Counter(one.name for one in worst).items())
+        return level, f"Healthy, with remarks ({remarks})."
+    same = [one for one in worst if (one.name, one.fault) == (first.name, first.fault)]
     serious = sum(LEVELS.index(one.level) >= LEVELS.index("warn") for one in findings)
     more = f" ({count(serious - len(same), 'other finding')})" if serious > len(same) else ""
     return level, f"{_OPENINGS[level]}: {_subject(same, heads)}{more}."
@@ -126,11 +126,11 @@ def check(record: Record, step: int | None = None) -> list[Finding]:
     broken = [row["step"] for row in rows if row["step"] <= last and _broken(row)]
     if broken:
         first = findings(row for row in rows if row["step"] == min(broken))
-        found = [one for one in first if one.kind == "nan"] + [one for one in found if one.kind != "nan"]
+        found = [one for one in first if one.name == "nan"] + [one for one in found if one.name != "nan"]
     return found
 
 
-_NAMES = {
+_COUNTED = {
     "scale": "unusual scale",
     "peak": "high logit",
     "overflow": "coarse score",
@@ -151,9 +151,9 @@ _ALIKE = {"collapsed": "sharp", "saturated": "sharp"}  # together they make a cr
 _OPENINGS = {"warn": "Worth a look", "act": "Needs work", "critical": "In danger", "diverging": "Broken"}
 
 
-def _of_head(row: Row, facts: Row, kinds: set[str], crowd: set[str]) -> list[Finding]:
-    sizes = (high(row, facts, kinds), coarse(row, facts, kinds))
-    return [one for one in sizes if one is not None] + [TELL[kind](row, kind in crowd) for kind in kinds]
+def _of_head(row: Row, facts: Row, names: set[str], crowd: set[str]) -> list[Finding]:
+    sizes = (high(row, facts, names), coarse(row, facts, names))
+    return [one for one in sizes if one is not None] + [TELL[name](row, name in crowd) for name in names]
 
 
 def _of_scale(one: Audited) -> Finding:
@@ -175,7 +175,7 @@ def _not_a_number(grouped: Mapping[tuple[str, str], list[Row]]) -> list[Finding]
     after = f" The {count(len(spoiled) - 1, 'layer')} after it may have them from here." if len(spoiled) > 1 else ""
     says = f"NaN or infinity appears here first{step}, in {who}.{after}"
     todo = "Look at this layer's weights and at what runs just before it; in float16 or bfloat16, try float32."
-    return [Finding("nan", "diverging", *first, heads[0] if alone else None, None, None, "IEEE 754", says, todo)]
+    return [Finding("nan", "diverging", *first, heads[0] if alone else None, None, None, "IEEE 754", says, todo, None)]
 
 
 def _drawn(names: Sequence[str], places: Sequence[tuple[str, str]]) -> list[Finding]:
@@ -189,7 +189,7 @@ def _drawn(names: Sequence[str], places: Sequence[tuple[str, str]]) -> list[Find
     says = f"{which} {verb} drawn at random ({names[0]}{', …' if len(names) > 1 else ''}): the signs below are not the model's."
     todo = "Save the whole model again with save_pretrained(), or correct the layers in config.json."
     number = float(len(names))
-    return [Finding("weights", DRAWN.level, *first, None, number, DRAWN.value, DRAWN.source, says, todo)]
+    return [Finding("weights", DRAWN.level, *first, None, number, DRAWN.value, DRAWN.source, says, todo, None)]
 
 
 def _broken(row: Row) -> bool:
@@ -205,10 +205,10 @@ def _where(one: Finding) -> str:
 
 
 def _subject(same: Sequence[Finding], heads: int | None) -> str:
-    """Findings of one kind in a few words: who they are about, and what it is."""
+    """Findings of one name in a few words: who they are about, and what it is."""
     first, many = same[0], len(same) > 1
-    if first.head is None or first.kind not in _VERBS:
+    if first.head is None or first.name not in _VERBS:
         return f"{first.title} in {count(len(same), 'layer') if many else _where(first)}"
     who = f"{len(same)}{'' if heads is None else f' of {heads}'} heads" if many else _where(first)
     reach = max((one.value for one in same if one.value is not None), default=0.0)
-    return f"{who} {_VERBS[first.kind][many].format(f'{reach:.3g}' if reach < 1000 else f'{reach:,.0f}')}"
+    return f"{who} {_VERBS[first.name][many].format(f'{reach:.3g}' if reach < 1000 else f'{reach:,.0f}')}"

@@ -26,7 +26,7 @@ PEAK_WHY = {
 WIDEN = "Use torch's scaled_dot_product_attention, which keeps scores in float32, or compute q·kᵀ in float32."
 
 
-def high(row: Row, facts: Row, kinds: set[str]) -> Finding | None:
+def high(row: Row, facts: Row, names: set[str]) -> Finding | None:
     """The largest logit on the ladder; milder where something explains it."""
     peak, mean, cap = number(row, "peak"), number(row, "mean"), number(facts, "softcap")
     rung = past(PEAK, peak)
@@ -35,7 +35,7 @@ def high(row: Row, facts: Row, kinds: set[str]) -> Finding | None:
     says, why = f"The largest logit is {peak:.4g}, above {rung.value:g}", None
     if cap is not None and peak <= cap:  # some kernels ignore a cap that is declared
         why = f"it is held under the cap of {cap:g}"
-    elif rung.level == "warn" and "positional" in kinds:
+    elif rung.level == "warn" and "positional" in names:
         why = "this head looks at a neighbour, and is sharp on purpose"
     elif rung.level in ("warn", "act") and mean is not None and peak - mean <= PEAK[-1].value:
         why = f"all its logits are large ({mean:.4g} on average), and softmax ignores what they share"
@@ -43,7 +43,7 @@ def high(row: Row, facts: Row, kinds: set[str]) -> Finding | None:
     return made(row, "peak", level, peak, rung, f"{says}: {why or PEAK_WHY[level]}.", PEAK_TODO[level])
 
 
-def coarse(row: Row, facts: Row, kinds: set[str]) -> Finding | None:
+def coarse(row: Row, facts: Row, names: set[str]) -> Finding | None:
     """Scores that a model stores in half precision: do they fit, and are they fine enough? Fused kernels keep float32."""
     peak, dtype = number(row, "peak"), str(facts.get("dtype", ""))
     if facts.get("route") != "hand-written" or dtype not in STORED or peak is None or peak <= 0:
@@ -60,6 +60,6 @@ def coarse(row: Row, facts: Row, kinds: set[str]) -> Finding | None:
     rung = past(ROUNDING, moved)
     if rung is None:
         return None
-    level = "note" if "positional" in kinds else rung.level
+    level = "note" if "positional" in names else rung.level
     says = f"Scores up to {peak:.4g} are stored in {dtype}, whose rounding alone moves a weight by {moved:.0%}."
     return made(row, "overflow", level, moved, rung, says, WIDEN)

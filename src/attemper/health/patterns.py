@@ -61,11 +61,11 @@ _CROWD_TODO = {
 _SCAN = "Run attemper scan on the model with a text: it knows the tokens and tells these apart."
 
 
-def _crowded(row: Row, kind: str, value: float, threshold: Threshold, says: str, crowd: bool) -> Finding:
+def _crowded(row: Row, name: str, value: float, threshold: Threshold, says: str, crowd: bool) -> Finding:
     if crowd:
         says += "; so does half of this layer or more."
-        return made(row, kind, CROWD.level, value, threshold, says, _CROWD_TODO[kind])
-    return made(row, kind, threshold.level, value, threshold, f"{says}.", "Nothing to do for one head: a specialist.")
+        return made(row, name, CROWD.level, value, threshold, says, _CROWD_TODO[name])
+    return made(row, name, threshold.level, value, threshold, f"{says}.", "Nothing to do for one head: a specialist.")
 
 
 def _sink(row: Row, crowd: bool) -> Finding:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 LEVELS = ("healthy", "ok", "note", "warn", "act", "critical", "diverging")
 """From nothing to worry about to lost. ``ok`` is a verdict's word for no finding above ``healthy``."""
 
-KINDS = ("weights", "nan", "scale", "peak", "overflow", "collapsed", "saturated", "flat", "dead", "sink", "positional")
-"""What a finding can be about; of two with the same level the earlier is told first."""
+NAMES = ("weights", "nan", "scale", "peak", "overflow", "collapsed", "saturated", "flat", "dead", "sink", "positional")
+"""The names of findings. Of two with the same level, the earlier comes first."""
 
 
 class Threshold(NamedTuple):
@@ -113,4 +113,4 @@ TITLES = {
     "sink": "rests on a first or special token",
     "positional": "looks at a neighbour",
 }
-"""What a finding of a kind is called in a heading; a fault of a scale has a title of its own."""
+"""The heading of a finding, by its name; a fault of a scale has a title of its own."""

@@ -1,4 +1,4 @@
 """scan: what scale a real model really applies, and whether its attention is healthy."""
 
 from .api import scan as scan
-from .document import Scan as Scan
+from .result import Scan as Scan

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .document import Scan
 from .input.batch import Input, make
 from .input.model import Loaded, load
 from .input.text import named
+from .result import Scan
 from .run import run
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from ..errors import InputError, nearest
 from ..health.finding import count
-from .document import SCHEMA, Scan
-from .input import piped
+from .document import SCHEMA
+from .input import pipes
 from .input.batch import check_texts, make
 from .input.model import load
+from .result import Scan
 from .run import run
 from .show import baseline, output
 from .what_if import check_rules
@@ -117,7 +118,7 @@ def fails(document: dict[str, Any], level: str | None) -> str | None:
     return None
 
 
-def read_texts(texts: Sequence[str], files: Sequence[str], told: piped.Told) -> list[str]:
+def read_texts(texts: Sequence[str], files: Sequence[str], told: pipes.Told) -> list[str]:
     """The texts that were typed, then those of files, a whole file being one text; ``-`` is what is piped in."""
     found = [text.encode("utf-8", "replace").decode() for text in texts]  # an argument may hold bytes that are no text
     for name in files:
@@ -125,9 +126,9 @@ def read_texts(texts: Sequence[str], files: Sequence[str], told: piped.Told) -> 
             raise InputError("scan: --file -: stdin is closed, so there is nothing to read. Pipe a text in.")
         try:
             if name == "-":
-                raw = piped.read_stdin(LARGEST_TEXT + 1, told)
+                raw = pipes.read_stdin(LARGEST_TEXT + 1, told)
             else:
-                raw = piped.read(Path(name), LARGEST_TEXT + 1, "scan: --file", told)
+                raw = pipes.read(Path(name), LARGEST_TEXT + 1, "scan: --file", told)
             if len(raw) > LARGEST_TEXT:
                 raise InputError(f"scan: --file {name!r} has over {LARGEST_TEXT:,} bytes. Give a shorter text.")
             found.append(raw.decode("utf-8-sig").strip())

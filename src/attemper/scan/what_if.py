@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,14 +24,11 @@ from ..watch.attach.alter import Alteration, altered
 from ..watch.attach.running import Place, running
 from ..watch.call import Call, Facts
 from ..watch.session import watch
+from .document import SIGNS, Json, WhatIf
 
 MOSTLY = 0.5
 """A head is called saturated when more than this share of its rows is (rows that see enough keys to be: heads.py)."""
 
-SIGNS = (
-    *("rows", "mean", "variance", "peak", "entropy", "p2", "top_weight", "effective_keys", "evenness"),
-    *("jacobian_trace", "saturated"),
-)
 NOT_ONE_NUMBER = {
     "log_n": "its scale grows with the keys that each row sees",
     "learned": "its scale is learned per head, and this model was not trained with it; 'sqrt_dk' is where it starts",
@@ -42,39 +39,7 @@ TIMES = re.compile(r"[x×](.+)")
 
 
 @dataclass(frozen=True)
-class WhatIf:
-    """The signs of a model's heads under one rule, and a few numbers over all of them.
-
-    ``saturated_heads`` counts the heads most of whose rows give one key more than 0.99 of their weight. ``effective_keys`` is the
-    mean over heads, ``peak`` the largest logit, ``logit_std`` the root of the heads' mean variance.
-    """
-
-    rule: str
-    heads: list[dict[str, Any]]
-    saturated_heads: int
-    effective_keys: float
-    peak: float
-    logit_std: float
-
-    @classmethod
-    def of(cls, rule: str, heads: Sequence[Mapping[str, Any]]) -> WhatIf:
-        """Sum up rows of heads, a document's too."""
-        rows = [{name: row[name] for name in ("layer", "kind", "head", *SIGNS)} for row in heads]
-        return cls(
-            rule,
-            rows,
-            saturated_heads=sum((row["saturated"] or 0.0) > MOSTLY for row in rows),
-            effective_keys=_mean(rows, "effective_keys"),
-            peak=max((row["peak"] for row in rows if row["peak"] is not None), default=math.nan),
-            logit_std=math.sqrt(_mean(rows, "variance")),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Heard:
+class RecordedCall:
     """One attention call of a run: whose it is, and the ops that made its scores."""
 
     layer: str
@@ -83,17 +48,17 @@ class Heard:
     places: tuple[Place, ...]
 
 
-class Hearing:
+class CallRecorder:
     """The examiner that keeps what was heard, in order."""
 
     def __init__(self) -> None:
-        self.calls: list[Heard] = []
+        self.calls: list[RecordedCall] = []
 
     def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> None:
         """Nothing to look at: the watch has the vitals."""
 
     def keep(self, name: str, call: Call, seen: object) -> None:
-        self.calls.append(Heard(name, call.facts.kind, call.facts, call.places))
+        self.calls.append(RecordedCall(name, call.facts.kind, call.facts, call.places))
 
 
 def what_if(
@@ -139,7 +104,7 @@ def what_if(
             second = Alteration(ratios)
             heads, calls = _listen(model, run, second)
             _took_the_same_way(rule, first, alteration, calls, second)
-            found.append(WhatIf.of(rule, heads))
+            found.append(summed_up(rule, heads))
             if keep is not None:
                 keep(found[-1])
     return found
@@ -196,9 +161,9 @@ def _number(word: str) -> float | None:
 
 def _listen(
     model: nn.Module, run: Callable[[], object], alteration: Alteration
-) -> tuple[list[dict[str, Any]], list[Heard]]:
+) -> tuple[list[dict[str, Any]], list[RecordedCall]]:
     """One run: a row for each head, and the calls that were heard."""
-    hearing = Hearing()
+    hearing = CallRecorder()
     listening = watch(model)
     listening.examiners = [hearing]
     with altered(alteration), listening:
@@ -211,7 +176,7 @@ def _listen(
     return listening.record.to_dicts(), hearing.calls
 
 
-def _reachable(calls: Sequence[Heard], alteration: Alteration) -> None:
+def _reachable(calls: Sequence[RecordedCall], alteration: Alteration) -> None:
     """Raise for a call whose scale is not an argument or a factor that can be replaced."""
     for call in calls:
         if call.places and all(alteration.found[place].can_be_altered for place in call.places):
@@ -224,7 +189,7 @@ def _reachable(calls: Sequence[Heard], alteration: Alteration) -> None:
 
 
 def _ratios(
-    calls: Sequence[Heard], wanted: Wanted, applied: Mapping[tuple[str, str], float | None]
+    calls: Sequence[RecordedCall], wanted: Wanted, applied: Mapping[tuple[str, str], float | None]
 ) -> dict[Place, float]:
     numbers = layer_numbers([call.layer for call in calls])
     ratios: dict[Place, float] = {}
@@ -239,7 +204,7 @@ def _ratios(
     return ratios
 
 
-def _now(call: Heard, applied: Mapping[tuple[str, str], float | None]) -> float:
+def _now(call: RecordedCall, applied: Mapping[tuple[str, str], float | None]) -> float:
     """The scale that a call's layer applies in all."""
     scale = applied.get((call.layer, call.kind), call.facts.scale)
     if not scale:
@@ -260,7 +225,7 @@ def layer_numbers(layers: Sequence[str]) -> dict[str, int]:
 
 
 def _took_the_same_way(
-    rule: str, first: Sequence[Heard], before: Alteration, second: Sequence[Heard], after: Alteration
+    rule: str, first: Sequence[RecordedCall], before: Alteration, second: Sequence[RecordedCall], after: Alteration
 ) -> None:
     """Raise unless the altered run made every score in the same op as the first, with the scale that was asked for."""
     for one, other in zip(first, second, strict=False):
@@ -300,6 +265,19 @@ def _same_each_time(model: nn.Module) -> Iterator[Callable[[], None]]:
             yield again
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def summed_up(rule: str, heads: Sequence[Mapping[str, Any]]) -> WhatIf:
+    """The signs of heads, which may be those of a document, with the numbers over all of them."""
+    rows: list[Json] = [{name: row[name] for name in SIGNS} for row in heads]
+    return WhatIf(
+        rule=rule,
+        heads=rows,
+        saturated_heads=sum((row["saturated"] or 0.0) > MOSTLY for row in rows),
+        effective_keys=_mean(rows, "effective_keys"),
+        peak=max((row["peak"] for row in rows if row["peak"] is not None), default=math.nan),
+        logit_std=math.sqrt(_mean(rows, "variance")),
+    )
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:

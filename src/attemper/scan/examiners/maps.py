@@ -1,4 +1,4 @@
-"""Pictures: the attention weights that a report shows, as small as they can be drawn from.
+"""AttentionMaps: the attention weights that a report shows, as small as they can be drawn from.
 
 A short text is kept whole, in 8 or 16 bits a weight. Of a long one the eight largest weights of up to 512 rows are kept, and
 when all layers are in, fewer rows if need be, so that a report stays within a few megabytes however long the text. What the
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ...vitals import Vitals
 from ...watch.call import Call
-from .items import Item, Reading, items
+from ..document import DenseMap, Thumbnail, TopMap
+from .items import CurrentInput, Item, items
 from .weights import chunks, weights_of_rows
 
 WHOLE, WHOLE_IMAGE = 128, 256  # tokens; a longer text is kept by its largest weights
@@ -33,7 +34,7 @@ MOST = 2**16 - 1
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class AttentionMap:
     """One layer reading one input: the weights of some rows, whole or the largest."""
 
     layer: str
@@ -52,24 +53,24 @@ class Picture:
 Drawn = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]  # weights to counts
 
 
-class Pictures:
-    """Examiner: set ``reading`` before each pass, read ``attention()`` after the last. ``notes`` says what is not drawn."""
+class AttentionMaps:
+    """Examiner: set ``current`` before each pass, read ``attention()`` after the last. ``notes`` says what is not drawn."""
 
-    def __init__(self) -> None:
-        self.reading = Reading()
+    def __init__(self, current: CurrentInput | None = None) -> None:
+        self.current = current or CurrentInput()
         self.notes: list[str] = []
-        self._pictures: dict[tuple[str, str, int], Picture] = {}
+        self._pictures: dict[tuple[str, str, int], AttentionMap] = {}
 
     def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> list[tuple[Item, Drawn]]:
         first: dict[int, Item] = {}
-        for item in items(call, rows, self.reading):
+        for item in items(call, rows, self.current):
             if item.number < TEXTS and item.rows[1] > item.rows[0]:
                 first.setdefault(item.number, item)  # of an input that is a batch, the first item
-        return [(item, _drawn(call, vitals, item, self.reading.image)) for item in first.values()]
+        return [(item, _drawn(call, vitals, item, self.current.items.image)) for item in first.values()]
 
     def keep(self, name: str, call: Call, seen: list[tuple[Item, Drawn]]) -> None:
         kind = call.facts.kind
-        numbers = self.reading.inputs or (0,)
+        numbers = self.current.items.inputs or (0,)
         if max(numbers) >= TEXTS:
             self._note(
                 f"the attention of the first {TEXTS} inputs is drawn, of the others only their numbers are there"
@@ -82,10 +83,10 @@ class Pictures:
                 self._note(f"{name or 'the model'}: runs more than once in a pass; its first attention is drawn")
                 continue
             queries, keys = item.rows[1] - item.rows[0], item.keys[1] - item.keys[0]
-            top = min(keys, TOP_IMAGE if self.reading.image else TOP)
-            self._pictures[place] = Picture(name, kind, item.number, queries, keys, top, *drawn)
+            top = min(keys, TOP_IMAGE if self.current.items.image else TOP)
+            self._pictures[place] = AttentionMap(name, kind, item.number, queries, keys, top, *drawn)
 
-    def attention(self) -> list[dict[str, Any]]:
+    def attention(self) -> list[DenseMap | TopMap]:
         """The pictures in the document's format: ``dense`` where the weights of all are few enough, else ``top``."""
         found = list(self._pictures.values())
         whole = [picture for picture in found if picture.places is None]
@@ -140,14 +141,14 @@ def _summed(numbers: Tensor, dim: int, sizes: Tensor) -> Tensor:
     return torch.stack([part.sum(dim) for part in numbers.split(sizes.tolist(), dim)], dim)
 
 
-def _dense(picture: Picture, bits: int) -> dict[str, Any]:
+def _dense(picture: AttentionMap, bits: int) -> DenseMap:
     weights = picture.weights.numpy()
     if bits == 8:
         weights = np.rint(weights * (255 / MOST))
-    return {**_facts(picture), "format": "dense", "bits": bits, "data": _base64(weights, bits // 8)}
+    return DenseMap(**_facts(picture), bits=bits, data=_base64(weights, bits // 8))
 
 
-def _top(picture: Picture, most: int, side: int) -> dict[str, Any]:
+def _top(picture: AttentionMap, most: int, side: int) -> TopMap:
     """The largest weights of at most so many rows, and a thumbnail of at most so many blocks along a side."""
     weights, places = picture.weights, picture.places
     if places is None:
@@ -156,28 +157,28 @@ def _top(picture: Picture, most: int, side: int) -> dict[str, Any]:
     if len(rows) > most:
         chosen = torch.linspace(0, len(rows) - 1, most, device="cpu").round().long()
         rows, weights, places = rows[chosen], weights[:, chosen], places[:, chosen]
-    return {
+    return TopMap(
         **_facts(picture),
-        "format": "top",
-        "k": weights.shape[-1],
-        "rows": rows.tolist(),
-        "indices": _base64(places.numpy(), 2 if picture.keys <= MOST else 4),
-        "weights": _base64(weights.numpy(), 2),
-        **({"thumbnail": _thumbnail(picture, side)} if side else {}),
-    }
+        k=weights.shape[-1],
+        rows=rows.tolist(),
+        indices=_base64(places.numpy(), 2 if picture.keys <= MOST else 4),
+        weights=_base64(weights.numpy(), 2),
+        thumbnail=_thumbnail(picture, side) if side else None,
+    )
 
 
-def _thumbnail(picture: Picture, side: int) -> dict[str, Any]:
+def _thumbnail(picture: AttentionMap, side: int) -> Thumbnail:
     blocks, counts = picture.blocks, picture.counts
     for dim in (-2, -1):
         length = blocks.shape[dim]
         sizes = _sizes(torch.arange(length, device="cpu"), length, side)
         blocks, counts = _summed(blocks, dim, sizes), _summed(counts, 0, sizes) if dim == -2 else counts
     shares = (blocks / counts.clamp(min=1)[:, None]).clamp(max=1.0)
-    return {"rows": shares.shape[1], "columns": shares.shape[2], "data": _base64(np.rint(shares.numpy() * 255), 1)}
+    data = _base64(np.rint(shares.numpy() * 255), 1)
+    return Thumbnail(rows=shares.shape[1], columns=shares.shape[2], data=data)
 
 
-def _facts(picture: Picture) -> dict[str, Any]:
+def _facts(picture: AttentionMap) -> dict[str, Any]:
     return {
         "layer": picture.layer,
         "kind": picture.kind,
@@ -188,7 +189,7 @@ def _facts(picture: Picture) -> dict[str, Any]:
     }
 
 
-def _width(picture: Picture) -> int:
+def _width(picture: AttentionMap) -> int:
     """Bytes of a weight and its place."""
     return 4 if picture.keys <= MOST else 6
 

@@ -14,17 +14,15 @@ from torch import Tensor
 from ...heads import SATURABLE_KEYS
 from ...vitals import Vitals
 from ...watch.call import Call
-from .items import Reading
 from .weights import logits_of_offset
 
 OFFSETS = (-1, 0, 1)
 
 
 class Neighbours:
-    """Examiner: set ``reading`` before each pass (it needs none), read ``table()`` after the last."""
+    """Examiner: read ``table()`` after the last pass."""
 
     def __init__(self) -> None:
-        self.reading = Reading()
         self._sums: dict[tuple[str, str], Tensor] = {}  # (H, offsets and rows)
 
     def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> Tensor | None:

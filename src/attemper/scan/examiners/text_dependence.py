@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...vitals import Vitals
 from ...watch.call import Call
-from .items import Item, Reading, items
+from .items import CurrentInput, Item, items
 from .weights import chunks, weights_of_rows
 
 REACH = 1024  # positions compared, so that what is kept does not grow with n
@@ -27,7 +27,7 @@ FEW_ROWS = 4  # fewer say nothing of a head
 
 
 @dataclass(frozen=True)
-class Sample:
+class RowSample:
     """Some rows of one text: their weights on its first keys, and on the special tokens that end it."""
 
     text: tuple[int, int]  # the input, and the item of its batch
@@ -37,18 +37,18 @@ class Sample:
     chooses: Tensor  # (H, rows): whether it sees two keys or more
 
 
-class Texts:
-    """Examiner: set ``reading`` before each pass, read ``table()`` after the last."""
+class TextDependence:
+    """Examiner: set ``current`` before each pass, read ``table()`` after the last."""
 
-    def __init__(self) -> None:
-        self.reading = Reading()
-        self._first: dict[tuple[str, str], Sample] = {}
+    def __init__(self, current: CurrentInput | None = None) -> None:
+        self.current = current or CurrentInput()
+        self._first: dict[tuple[str, str], RowSample] = {}
         self._distance: dict[tuple[str, str], Tensor] = {}  # (H,)
 
-    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> list[Sample]:
-        return [_sampled(call, vitals, item) for item in items(call, rows, self.reading)]
+    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> list[RowSample]:
+        return [_sampled(call, vitals, item) for item in items(call, rows, self.current)]
 
-    def keep(self, name: str, call: Call, seen: list[Sample]) -> None:
+    def keep(self, name: str, call: Call, seen: list[RowSample]) -> None:
         place = (name, call.facts.kind)
         for sample in seen:
             first = self._first.setdefault(place, sample)
@@ -70,7 +70,7 @@ class Texts:
         return found
 
 
-def _sampled(call: Call, vitals: Vitals, item: Item) -> Sample:
+def _sampled(call: Call, vitals: Vitals, item: Item) -> RowSample:
     (start, stop), (first, last) = item.rows, item.keys
     device = vitals.lse.device
     end = last - item.tail
@@ -85,7 +85,7 @@ def _sampled(call: Call, vitals: Vitals, item: Item) -> Sample:
         tail.append(weights[..., end:last].half())
     heads = call.facts.heads
     empty = torch.zeros(heads, 0, 0, dtype=torch.half, device=device)
-    return Sample(
+    return RowSample(
         (item.number, item.place),
         item.tokens,
         torch.cat(body, 1) if body else empty,
@@ -94,7 +94,7 @@ def _sampled(call: Call, vitals: Vitals, item: Item) -> Sample:
     )
 
 
-def _distance(one: Sample, other: Sample) -> Tensor:
+def _distance(one: RowSample, other: RowSample) -> Tensor:
     """The mean total variation over the rows that both texts have, (H,); NaN where they share too few."""
     rows = min(one.body.shape[1], other.body.shape[1])
     keys = min(one.body.shape[2], other.body.shape[2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...demo import SENTENCE
 from ...errors import InputError
+from ..document import AboutInput
 from .media import image_batch, sound_batch
 from .model import Loaded
 from .text import Words, limit_of
@@ -25,7 +26,7 @@ class Input:
     """One batch for the model, run by itself, and how it came to be."""
 
     batch: Mapping[str, Any] | tuple[Any, ...] | Tensor
-    kind: str = "batch"  # "text", "image", "audio" or "batch"
+    modality: str = "batch"  # "text", "image", "audio" or "batch"
     text: str | None = None
     tokens: list[str] | None = None  # of the first sequence, as people read them
     special: list[bool] | None = None
@@ -44,9 +45,9 @@ class Input:
             return int(ids.shape[-1])
         return None
 
-    def to_dict(self) -> dict[str, Any]:
-        names = ("kind", "text", "tokens", "special", "length", "generated", "truncated")
-        return {name: getattr(self, name) for name in names}
+    def about(self) -> AboutInput:
+        """The document's entry in ``inputs``."""
+        return AboutInput(**{field.name: getattr(self, field.name) for field in fields(AboutInput)})
 
 
 def make(

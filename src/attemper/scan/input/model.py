@@ -17,6 +17,7 @@ from torch import nn
 
 from ... import demo
 from ...errors import AttemperError, InputError, MissingExtra, nearest
+from ..document import AboutModel
 from . import checkpoint, folder
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -39,7 +40,7 @@ TASKS = {
 
 @dataclass
 class Loaded:
-    """A model with what the document says of it; ``folder`` has its tokenizer and preprocessor, where it has one."""
+    """A model and where it comes from; ``folder`` has its tokenizer and preprocessor, if there are any."""
 
     model: nn.Module
     name: str
@@ -53,19 +54,20 @@ class Loaded:
         default_factory=list
     )  # weights that attention is made from, and that the files do not hold
 
-    def to_dict(self) -> dict[str, Any]:
+    def about(self) -> AboutModel:
+        """The document's ``model``."""
         config = getattr(self.model, "config", None)
         first = next((p for p in self.model.parameters() if p.is_floating_point()), None)
-        return {
-            "name": self.name,
-            "source": self.source,
-            "class": type(self.model).__name__,
-            "type": getattr(config, "model_type", None) or None,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "dtype": None if first is None else str(first.dtype).removeprefix("torch."),
-            "sha256": self.sha256,
-            "task": self.task,
-        }
+        return AboutModel(
+            name=self.name,
+            source=self.source,
+            class_=type(self.model).__name__,
+            type=getattr(config, "model_type", None) or None,
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            dtype=None if first is None else str(first.dtype).removeprefix("torch."),
+            sha256=self.sha256,
+            task=self.task,
+        )
 
 
 def load(

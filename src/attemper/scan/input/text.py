@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...errors import InputError
-from .letters import readable
 from .model import Loaded, quiet, reason, transformers
+from .token_text import readable
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tekken.json", "*.model", "*.spm", "vocab.*")
 """One of these must be there: without any, transformers makes a tokenizer that knows no word."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from ...errors import InputError
 from ...health import LEVELS
-from ..input import piped
+from ..document import Baseline, Json, plain
+from ..input import pipes
 
 FACTOR = 1.5
 """A sign has moved when it is this many times what it was, or the other way round."""
@@ -18,11 +19,10 @@ MOVING = {"peak": 1.0, "effective_keys": 0.5, "variance": 0.25, "entropy": 0.1}
 
 LARGEST = 2**30  # bytes; with --attention a scan of a long text has a few hundred million
 
-Document = dict[str, Any]
 Place = tuple[str, str, int | None]
 
 
-def read(path: Path, schema: str, told: piped.Told = lambda words: None) -> Document:
+def read(path: Path, schema: str, told: pipes.Told = lambda words: None) -> Json:
     """An older document, from a file that may be anything.
 
     Args:
@@ -30,9 +30,9 @@ def read(path: Path, schema: str, told: piped.Told = lambda words: None) -> Docu
         schema: the schema that it must name.
         told: progress, where it is a pipe that is waited for.
     """
-    found: Document
+    found: Json
     try:
-        raw = piped.read(path, LARGEST + 1, "--baseline:", told)
+        raw = pipes.read(path, LARGEST + 1, "--baseline:", told)
         if len(raw) > LARGEST:
             raise InputError(f"--baseline: {str(path)!r} is larger than any scan. Give an older scan's JSON.")
         found = json.loads(raw.decode("utf-8"))
@@ -55,7 +55,7 @@ def read(path: Path, schema: str, told: piped.Told = lambda words: None) -> Docu
     return found
 
 
-def compare(old: Document, new: Document, name: str) -> Document:
+def compare(old: Json, new: Json, name: str) -> Json:
     """What changed, as plain data.
 
     Args:
@@ -70,48 +70,46 @@ def compare(old: Document, new: Document, name: str) -> Document:
     told_before, told_after = (
         {about: one for about, one in some.items() if _level(one) >= least} for some in (before, after)
     )
-    return {
-        "file": name,
-        "created": old["created"],
-        "says": list(_differences(old, new)),
-        "new": [one for about, one in told_after.items() if about not in before],
-        "worse": [
-            one for about, one in told_after.items() if about not in before or _level(one) > _level(before[about])
-        ],
-        "levels": [
+    found = Baseline(
+        file=name,
+        created=old["created"],
+        says=list(_differences(old, new)),
+        new=[one for about, one in told_after.items() if about not in before],
+        worse=[one for about, one in told_after.items() if about not in before or _level(one) > _level(before[about])],
+        levels=[
             {"before": before[about], "after": one}
             for about, one in after.items()
             if about in before
             and _level(one) != _level(before[about])
             and (about in told_before or about in told_after)
         ],
-        "gone": [one for about, one in told_before.items() if about not in after],
-        "uncompared": [
-            one for about, one in after.items() if not same and one["level"] == "note" and about not in before
-        ],
-        "scales": list(_scales(old, new)),
-        "factor": FACTOR,
-        "compared": len(_both(old, new)) if same else 0,
-        "moved": sorted(
+        gone=[one for about, one in told_before.items() if about not in after],
+        uncompared=[one for about, one in after.items() if not same and one["level"] == "note" and about not in before],
+        scales=list(_scales(old, new)),
+        factor=FACTOR,
+        compared=len(_both(old, new)) if same else 0,
+        moved=sorted(
             _moved(old, new) if same else (), key=lambda one: -one["times"] if one["times"] > 1 else -1 / one["times"]
         ),
-    }
+    )
+    changes: Json = plain(found)
+    return changes
 
 
-def _worst(findings: Iterable[Document]) -> dict[tuple[Any, ...], Document]:
+def _worst(findings: Iterable[Json]) -> dict[tuple[Any, ...], Json]:
     """The findings by what they are about, each at its highest level."""
-    found: dict[tuple[Any, ...], Document] = {}
+    found: dict[tuple[Any, ...], Json] = {}
     for one in findings:
         if _about(one) not in found or _level(one) > _level(found[_about(one)]):
             found[_about(one)] = one
     return found
 
 
-def _level(finding: Document) -> int:
+def _level(finding: Json) -> int:
     return LEVELS.index(finding["level"])
 
 
-def _differences(old: Document, new: Document) -> Iterator[str]:
+def _differences(old: Json, new: Json) -> Iterator[str]:
     """Why the two may differ without anything having changed."""
     before, after = old["model"], new["model"]
     digests = before["sha256"], after["sha256"]
@@ -134,7 +132,7 @@ def _differences(old: Document, new: Document) -> Iterator[str]:
             yield f"the older scan was made with {name} {old[name]}, this one with {new[name]}."
 
 
-def _scales(old: Document, new: Document) -> Iterator[Document]:
+def _scales(old: Json, new: Json) -> Iterator[Json]:
     before = {(one["layer"], one["kind"]): one["scale"].get("applied") for one in old["layers"]}
     for one in new["layers"]:
         place = (one["layer"], one["kind"])
@@ -143,13 +141,13 @@ def _scales(old: Document, new: Document) -> Iterator[Document]:
             yield {"layer": one["layer"], "kind": one["kind"], "before": was, "after": now}
 
 
-def _both(old: Document, new: Document) -> list[tuple[Document, Document]]:
+def _both(old: Json, new: Json) -> list[tuple[Json, Json]]:
     """The heads that have signs in both."""
     before = {_place(row): row for row in old["heads"] if _is_known(row)}
     return [(before[_place(row)], row) for row in new["heads"] if _place(row) in before and _is_known(row)]
 
 
-def _moved(old: Document, new: Document) -> Iterator[Document]:
+def _moved(old: Json, new: Json) -> Iterator[Json]:
     for then, row in _both(old, new):
         for sign, least in MOVING.items():
             was, now = then.get(sign), row.get(sign)
@@ -161,15 +159,15 @@ def _moved(old: Document, new: Document) -> Iterator[Document]:
                 yield {**where, "sign": sign, "before": was, "after": now, "times": times}
 
 
-def _about(finding: Document) -> tuple[Any, ...]:
-    return tuple(finding[name] for name in ("kind", "fault", "layer", "layer_kind", "head"))
+def _about(finding: Json) -> tuple[Any, ...]:
+    return tuple(finding[name] for name in ("name", "fault", "layer", "kind", "head"))
 
 
-def _place(row: Document) -> Place:
+def _place(row: Json) -> Place:
     return row["layer"], row["kind"], row["head"]
 
 
-def _is_known(row: Document) -> bool:
+def _is_known(row: Json) -> bool:
     """Whether a head has a sign that can be compared; NaN is written as null."""
     return any(row.get(sign) is not None for sign in MOVING)
 
@@ -180,7 +178,7 @@ def _numbers(*values: object) -> None:
             raise TypeError
 
 
-def _is_whole(document: Document) -> bool:
+def _is_whole(document: Json) -> bool:
     """Whether every part that is compared is there, with the names it is compared by."""
     try:
         for name in ("name", "class", "sha256", "dtype"):

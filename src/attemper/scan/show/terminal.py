@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ...health.finding import count as plural
+from ..document import Json
 from .compared import compared
 from .format import COLOURS, broken, count, mean, number, safe, short_names
 
-Document = dict[str, Any]
 BLOCKS = "▁▂▃▄▅▆▇█"
 GROUPS, LAYERS, NOTES, TEXTS = 6, 16, 6, 3
 """How many of each are shown; what is left out is counted."""
@@ -49,14 +49,14 @@ _DOES = {
 class Fitted:
     """A document that is laid out when it is known how wide the terminal is."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Json) -> None:
         self.document = document
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         yield table(self.document, options.max_width)
 
 
-def table(document: Document, width: int = 80) -> RenderableType:
+def table(document: Json, width: int = 80) -> RenderableType:
     """Everything that a person needs first, in the order they need it."""
     parts: list[RenderableType] = [*_head(document), Text()]
     parts += [_verdict(document, width), *_heads(document), Text()]
@@ -70,7 +70,7 @@ def table(document: Document, width: int = 80) -> RenderableType:
     return Group(*parts)
 
 
-def text(document: Document, width: int = 80) -> str:
+def text(document: Json, width: int = 80) -> str:
     """The same without colours, no line ending in spaces."""
     console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False, markup=False, emoji=False)
     with console.capture() as held:
@@ -78,19 +78,19 @@ def text(document: Document, width: int = 80) -> str:
     return "\n".join(line.rstrip() for line in held.get().rstrip().splitlines())
 
 
-def _head(document: Document) -> Iterator[Text]:
+def _head(document: Json) -> Iterator[Text]:
     model = document["model"]
     facts = ", ".join(filter(None, [f"{count(model['parameters'])} parameters", model["dtype"]]))
     name = "" if model["name"] == model["class"] else f" · {model['class']}"
     yield Text.assemble((safe(model["name"]), "bold"), f"{safe(name)} · {facts}", overflow="fold")
     for one in document["inputs"][:TEXTS]:
-        what = one["text"] or ("a generated sample" if one["generated"] else f"a {one['kind']}")
+        what = one["text"] or ("a generated sample" if one["generated"] else f"a {one['modality']}")
         told = safe(what if len(what) <= 60 else f"{what[:59]}…")
         length = f" · {plural(one['length'], 'token')}" if one["length"] is not None else ""
         cut = ", cut" if one["truncated"] else ""
         kind = (
-            f" · {one['kind']}" + (", generated" if one["generated"] else "")
-            if one["kind"] in ("image", "audio")
+            f" · {one['modality']}" + (", generated" if one["generated"] else "")
+            if one["modality"] in ("image", "audio")
             else ""
         )
         yield Text(f"{told!r}{kind}{length}{cut}" if one["text"] else f"{told}{kind}{length}", overflow="fold")
@@ -99,21 +99,21 @@ def _head(document: Document) -> Iterator[Text]:
         yield Text(f"and {plural(more, 'more input')}")
 
 
-def _verdict(document: Document, width: int) -> Text:
+def _verdict(document: Json, width: int) -> Text:
     verdict = document["verdict"]
     line = broken(safe(verdict["line"]), width)
     return Text.assemble((verdict["level"].upper(), f"bold {COLOURS[verdict['level']]}"), "  ", line)
 
 
-def _heads(document: Document) -> Iterator[Text]:
+def _heads(document: Json) -> Iterator[Text]:
     """What every head does, in one line: how many have findings, and what looks odd on the map and is not."""
     kinds: dict[tuple[Any, ...], set[str]] = {
         (row["layer"], row["kind"], row["head"]): set() for row in document["heads"]
     }
     for one in document["findings"]:
-        place = (one["layer"], one["layer_kind"], one["head"])
+        place = (one["layer"], one["kind"], one["head"])
         if place in kinds:
-            kinds[place].add(one["kind"] if one["level"] == "healthy" else "told")
+            kinds[place].add(one["name"] if one["level"] == "healthy" else "told")
     blind = {(row["layer"], row["kind"], row["head"]) for row in document["heads"] if row["evenness"] is None}
     counts = Counter(
         next((kind for kind in _DOES if kind in found), "blind" if place in blind else "mixing")
@@ -131,7 +131,7 @@ def _heads(document: Document) -> Iterator[Text]:
         yield Text(f"{who} {rest}.", style="dim")
 
 
-def _spread(layers: Sequence[Document]) -> Iterator[Text]:
+def _spread(layers: Sequence[Json]) -> Iterator[Text]:
     """The logit std, beside the one that q and k of the same lengths in random directions would have."""
     both = [(one["scale"]["logit_std"], one["scale"]["predicted_std"]) for one in layers]
     known = [(measured, measured / predicted) for measured, predicted in both if measured and predicted]
@@ -143,10 +143,10 @@ def _spread(layers: Sequence[Document]) -> Iterator[Text]:
     yield Text.assemble(("Logits ", "bold"), words)
 
 
-def _scales(layers: Sequence[Document], width: int) -> Iterator[Text]:
+def _scales(layers: Sequence[Json], width: int) -> Iterator[Text]:
     """One line when all layers agree; one per run of layers that do not."""
 
-    def same(layer: Document) -> tuple[Any, ...]:
+    def same(layer: Json) -> tuple[Any, ...]:
         scale = layer["scale"]
         rounded = None if scale["applied"] is None else f"{scale['applied']:.4g}"
         return rounded, scale["rule"], scale["verdict"], layer["heads"], layer["head_dim"], scale["qk_norm"]
@@ -165,7 +165,7 @@ def _scales(layers: Sequence[Document], width: int) -> Iterator[Text]:
         yield Text(f"and {len(runs) - GROUPS} more; --json has them", style="dim")
 
 
-def _scale(start: str, scale: Document, verb: str = "") -> Text:
+def _scale(start: str, scale: Json, verb: str = "") -> Text:
     start += "" if scale["applied"] is None else verb
     words = Text.assemble(("Scale  ", "bold"), start, _number_of(scale), overflow="fold")
     if scale["verdict"] == "fault":
@@ -173,7 +173,7 @@ def _scale(start: str, scale: Document, verb: str = "") -> Text:
     return words
 
 
-def _number_of(scale: Document) -> str:
+def _number_of(scale: Json) -> str:
     if scale["applied"] is None:
         return safe(scale["says"])
     formula = scale["formula"] or ""
@@ -184,12 +184,12 @@ def _number_of(scale: Document) -> str:
     return f"{scale['applied']:.4g}{equal} ({why}){norm}"
 
 
-def _findings(findings: Sequence[Document], width: int) -> Iterator[RenderableType]:
+def _findings(findings: Sequence[Json], width: int) -> Iterator[RenderableType]:
     """The worst of each kind and level, with how many there are like it."""
     told = [one for one in findings if one["level"] != "healthy"]
-    groups: dict[tuple[Any, ...], list[Document]] = {}
+    groups: dict[tuple[Any, ...], list[Json]] = {}
     for one in told:
-        groups.setdefault((one["kind"], one["fault"], one["level"]), []).append(one)
+        groups.setdefault((one["name"], one["fault"], one["level"]), []).append(one)
     grid = Table(box=None, show_header=False, padding=(0, GAP, 0, 0), pad_edge=False)
     width -= GAP + max((len(level) for _, _, level in list(groups)[:GROUPS]), default=0)
     grid.add_column(no_wrap=True)
@@ -210,16 +210,16 @@ def _findings(findings: Sequence[Document], width: int) -> Iterator[RenderableTy
         yield Text()
 
 
-def _where(finding: Document) -> str:
+def _where(finding: Json) -> str:
     layer = finding["layer"] or "the model"
-    layer += " (cross)" if finding["layer_kind"] == "cross" else ""
+    layer += " (cross)" if finding["kind"] == "cross" else ""
     return layer if finding["head"] is None else f"{layer} head {finding['head']}"
 
 
-def _layers(document: Document, width: int) -> Iterator[RenderableType]:
+def _layers(document: Json, width: int) -> Iterator[RenderableType]:
     """A line per layer with its heads as blocks, below the numbers where both do not fit; the worst layers of too many."""
     places = list(dict.fromkeys((row["layer"], row["kind"]) for row in document["heads"]))
-    worst = list(dict.fromkeys((one["layer"], one["layer_kind"]) for one in document["findings"]))
+    worst = list(dict.fromkeys((one["layer"], one["kind"]) for one in document["findings"]))
     chosen = set([*[place for place in worst if place in places], *places][:LAYERS] if len(places) > LAYERS else places)
     names = short_names(places)
     lines = [(names[place], *_signs(document, place)) for place in places if place in chosen]
@@ -269,7 +269,7 @@ def _needs(lines: Sequence[tuple[str, ...]], titles: Sequence[str], blocks: bool
     return min(max(name, NARROWEST), 24) + inner + (GAP + min(max(heads, 5), 16) if blocks else 0)
 
 
-def _signs(document: Document, place: tuple[str, str]) -> tuple[str, ...]:
+def _signs(document: Json, place: tuple[str, str]) -> tuple[str, ...]:
     """A layer's numbers, as they are shown, and its heads as blocks."""
     rows = [row for row in document["heads"] if (row["layer"], row["kind"]) == place]
     variance, keys = mean(row["variance"] for row in rows), mean(row["effective_keys"] for row in rows)

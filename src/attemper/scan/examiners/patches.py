@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .batch import Input
+from ..document import DenseMap, Patches, SmallImage, TopMap
+from ..input.batch import Input
 
 FRONT = 8  # tokens before the patches: one class token, a distilled one, four registers; more is another layout
 PIXELS = 88  # of the longer side: three bytes each make 31 kB of base64
 
 
-def add_patches(attention: Sequence[dict[str, Any]], model: nn.Module, inputs: Sequence[Input]) -> None:
+def add_patches(attention: Sequence[DenseMap | TopMap], model: nn.Module, inputs: Sequence[Input]) -> None:
     """Say of every entry of a document's "attention" that is over patches where they begin, and how many there are.
 
     Args:
@@ -32,25 +32,25 @@ def add_patches(attention: Sequence[dict[str, Any]], model: nn.Module, inputs: S
     if cut is None:
         return
     name, layer = cut
-    tower = _tower(name, [entry["layer"] for entry in attention])
+    tower = _tower(name, [entry.layer for entry in attention])
     for entry in attention:
-        pixels = pixels_of(inputs[entry["input"]])
-        if pixels is None or not _within(entry["layer"], tower) or entry["queries"] != entry["keys"]:
+        pixels = pixels_of(inputs[entry.input])
+        if pixels is None or not _within(entry.layer, tower) or entry.queries != entry.keys:
             continue
         rows, columns = (size // step for size, step in zip(pixels.shape[-2:], layer.kernel_size, strict=True))
-        first = entry["keys"] - rows * columns
+        first = entry.keys - rows * columns
         if rows * columns > 1 and 0 <= first <= FRONT:
-            entry["patches"] = {"rows": rows, "columns": columns, "first": first}
+            entry.patches = Patches(rows=rows, columns=columns, first=first)
 
 
-def images(attention: Sequence[Mapping[str, Any]], inputs: Sequence[Input]) -> list[dict[str, Any]]:
+def images(attention: Sequence[DenseMap | TopMap], inputs: Sequence[Input]) -> list[SmallImage]:
     """The document's "images": those whose patches are drawn, as bytes of red, green and blue.
 
     Args:
         attention: the entries that are drawn.
         inputs: what was read.
     """
-    drawn = sorted({entry["input"] for entry in attention if "patches" in entry})
+    drawn = sorted({entry.input for entry in attention if entry.patches is not None})
     found = []
     for number in drawn:
         pixels = _seen(inputs[number])
@@ -59,7 +59,7 @@ def images(attention: Sequence[Mapping[str, Any]], inputs: Sequence[Input]) -> l
         small = F.interpolate(pixels[None], size, mode="bilinear", antialias=True)[0]
         data = (small.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous().cpu()
         coded = base64.b64encode(data.numpy().tobytes()).decode()
-        found.append({"input": number, "width": size[1], "height": size[0], "data": coded})
+        found.append(SmallImage(input=number, width=size[1], height=size[0], data=coded))
     return found
 
 
