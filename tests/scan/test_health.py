@@ -123,8 +123,8 @@ def test_half_of_a_layer_is_a_crowd():
 def test_a_sentence_says_that_a_head_is_the_same_whatever_the_text():
     (resting,) = health.findings(among(head(sink_weight=0.95, text_distance=0.001)))
     (looking,) = health.findings(among(head(neighbour_weight=0.95, text_distance=0.001)))
-    assert "whatever the text" in resting.says
-    assert "whatever the text" in looking.says
+    assert "in every text" in resting.says
+    assert "in every text" in looking.says
     assert "the first token '[CLS]'" in resting.says
     assert "the token before" in looking.says
 
@@ -226,7 +226,7 @@ def test_a_nan_is_told_once_where_it_first_appears():
     (one,) = health.findings(rows)
     assert (one.name, one.level, one.layer, one.head, one.value) == ("nan", "diverging", "b", None, None)
     assert "in all heads" in one.says
-    assert "1 layer after" in one.says
+    assert "1 later layer" in one.says
     (one,) = health.findings(rows, order=[(layer, "self") for layer in "cba"])
     assert one.layer == "c"
 
@@ -264,8 +264,8 @@ def test_no_torch_is_needed():
 
 
 VERDICTS = [
-    ([], "ok", "Healthy: nothing to worry about was found."),
-    ([{"sink_weight": 0.9}], "ok", "Healthy: nothing to worry about was found."),
+    ([], "ok", "Healthy: no problem was found."),
+    ([{"sink_weight": 0.9}], "ok", "Healthy: no problem was found."),
     ([{"peak": 40.0}], "note", "Healthy, with remarks (1 high logit)."),
     ([{"peak": 60.0}], "warn", "Worth a look: a head 0 has logits up to 60."),
     ([{"peak": 60.0}, {"peak": 70.0}], "warn", "Worth a look: 2 of 8 heads have logits up to 70."),
@@ -358,7 +358,7 @@ def test_a_nan_in_a_real_model_is_found_where_it_begins(name, first):
     (one,) = [one for one in health.check(watch.record) if one.name == "nan"]
     assert one.layer == watch.record.layers[first]
     assert one.head == 0
-    assert ("after it" in one.says) == (first == 0)
+    assert ("later layer" in one.says) == (first == 0)
     assert health.verdict(health.check(watch.record))[0] == "diverging"
 
 

@@ -83,7 +83,7 @@ def test_the_task_can_be_another_and_says_what_was_drawn(folder):
     found = load.load(folder("bert"), task="fill-mask")
     assert type(found.model) is transformers.BertForMaskedLM
     assert plain(found.about())["task"] == "fill-mask"
-    assert "drawn at random: cls." in found.notes[0]
+    assert "initialised at random: cls." in found.notes[0]
 
 
 def test_the_dtype_is_as_stored_or_as_asked(tmp_path):
@@ -152,9 +152,9 @@ def test_remote_code_is_refused(copy, name):
 def test_code_from_the_hub_is_refused(copy, key, value):
     place = copy()
     change(place, **{key: value})
-    assert "never fetches or runs" in refused(place)
+    assert "never downloads or runs" in refused(place)
     change(place, **{key: None}, vision_config={"deeper": [{key: value}]})
-    assert "never fetches or runs" in refused(place)
+    assert "never downloads or runs" in refused(place)
 
 
 @pytest.mark.parametrize(("asked", "ran"), [("eager", "eager"), ("sdpa", "sdpa"), ("flash_attention_2", "sdpa")])
@@ -167,7 +167,7 @@ def test_an_implementation_that_is_not_here_gives_way_and_that_is_said(copy, mon
     change(place, _attn_implementation=asked)
     found = load.load(place)
     assert found.model.config._attn_implementation == ran
-    said = "config.json asks for flash_attention_2, which needs more than torch; sdpa ran in its place."
+    said = "config.json asks for flash_attention_2, which needs more than torch; sdpa was used instead."
     assert found.notes == ([] if asked == ran else [said])
 
 
@@ -212,9 +212,9 @@ def test_remote_code_is_found_inside_of_inner_configs(copy):
         (lambda p: change(p, hidden_size="wide"), "could not be loaded"),
         (lambda p: change(p, hidden_size=48), "could not be loaded"),
         (lambda p: (p / "model.safetensors").unlink(), "has no .safetensors file"),
-        (lambda p: (p / "model.safetensors").write_bytes(b""), "is no whole .safetensors file"),
-        (lambda p: (p / "model.safetensors").write_bytes(b"\xff" * 64), "is no whole .safetensors file"),
-        (lambda p: cut(p / "model.safetensors"), "is no whole .safetensors file"),
+        (lambda p: (p / "model.safetensors").write_bytes(b""), "is not a complete .safetensors file"),
+        (lambda p: (p / "model.safetensors").write_bytes(b"\xff" * 64), "is not a complete .safetensors file"),
+        (lambda p: cut(p / "model.safetensors"), "is not a complete .safetensors file"),
         (lambda p: change(p, "model.safetensors.index.json", weight_map={}), "has no weight_map"),
         (lambda p: change(p, "model.safetensors.index.json", weight_map={"a": "../other.safetensors"}), "not opened"),
         (lambda p: change(p, "model.safetensors.index.json", weight_map={"a": "x.bin"}), "not opened"),
@@ -238,7 +238,7 @@ def cut(path):
         ("../..\x00", "there is no folder"),
         ("a/b/c", "there is no folder 'a/b/c'"),
         ("--help", "there is no folder '--help'"),
-        ("x" * 5000, "fetched only with --allow-download"),
+        ("x" * 5000, "downloaded only with --allow-download"),
         ("bert-base-uncased", "Type attemper scan bert-base-uncased --allow-download"),
         ("org/model", "Type attemper scan org/model --allow-download"),
     ],
@@ -258,7 +258,7 @@ def test_a_hub_that_cannot_be_reached_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     sentence = refused("org/model", allow_download=True)
-    assert "'org/model' could not be fetched from the hub" in sentence
+    assert "'org/model' could not be downloaded from the hub" in sentence
     assert "give a local folder" in sentence
 
 
@@ -285,7 +285,7 @@ def test_nobody_is_called(folder, monkeypatch):
     [
         ({"task": "fill-masks"}, "unknown --task 'fill-masks'. Did you mean 'fill-mask'?"),
         ({"dtype": "float23"}, "unknown --dtype 'float23'. Did you mean 'float32'?"),
-        ({"device": "warp"}, "--device 'warp' is not usable here"),
+        ({"device": "warp"}, "--device 'warp' cannot be used here"),
         ({"task": "image-classification"}, "could not be loaded for image-classification"),
     ],
 )

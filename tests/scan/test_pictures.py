@@ -145,7 +145,7 @@ def test_a_thumbnail_shares_out_the_whole_weight(layers, heads, length, side, mo
     if not side:
         assert "thumbnail" not in found[0]
         assert examiner.notes == [
-            f"the thumbnails of {heads} heads are made from their largest weights: they are too many for more"
+            f"the thumbnails of {heads} heads are made from their largest weights, because there are so many"
         ]
         return
     layer = model.layers[-1]
@@ -193,9 +193,7 @@ def test_of_an_image_whole_rows_or_their_64_largest_weights_are_kept(layers, hea
 def test_only_the_first_texts_are_drawn_and_it_is_said():
     examiner = drawn(Layers(1, 2), [10] * 6)
     assert [one["input"] for one in plain(examiner.attention())] == list(range(pictures.TEXTS))
-    assert examiner.notes == [
-        "the attention of the first 4 inputs is drawn, of the others only their numbers are there"
-    ]
+    assert examiner.notes == ["the report shows the attention weights of the first 4 inputs only"]
 
 
 def test_weights_shared_by_layers_are_drawn_once_and_it_is_said():
@@ -209,7 +207,7 @@ def test_weights_shared_by_layers_are_drawn_once_and_it_is_said():
 
     examiner = drawn(Twice(), [10])
     assert len(plain(examiner.attention())) == 1
-    assert examiner.notes == ["inner: runs more than once in a pass; its first attention is drawn"]
+    assert examiner.notes == ["inner: runs more than once in a pass; the weights of its first call are shown"]
 
 
 def test_of_a_batch_the_first_item_is_drawn():

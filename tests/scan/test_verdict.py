@@ -43,8 +43,8 @@ def test_a_spread_is_too_wide_from_the_root_of_twice_the_logarithm_on(keys):
     wide = judge(replace(BARE, keys=keys, logit_std=1.02 * bound))
     assert wide.fault == "uncontrolled"
     assert f"√(2 ln n) = {bound:.3g}" in wide.says
-    assert wide.says.startswith("No scale and no QK-norm: logits spread by")
-    assert "folded into the weights, this is no fault of the scale" in wide.todo
+    assert wide.says.startswith("No scale and no QK-norm: the logit std is")
+    assert "part of the weights, the scale is correct" in wide.todo
 
 
 def test_a_rule_s_name_ends_half_a_percent_from_its_number():
@@ -58,7 +58,7 @@ def test_a_rule_s_name_ends_half_a_percent_from_its_number():
 def test_a_scale_multiplied_in_place_of_divided_is_a_fault_however_small_the_logits(number, divisor):
     found = judge(replace(BARE, applied=number, logit_std=0.1))
     assert found.fault == "multiplied"
-    assert f"q·k is multiplied by {number:g} = {divisor}, in place of 0.125 = 1/√d_k." in found.says
+    assert f"q·k is multiplied by {number:g} = {divisor}, instead of 0.125 = 1/√d_k." in found.says
     for excuse in (
         {"norms": (1.0, 1.0)},  # as nGPT has it
         {"by_design": True},
@@ -71,7 +71,7 @@ def test_a_scale_multiplied_in_place_of_divided_is_a_fault_however_small_the_log
 def test_another_number_above_1_is_said_as_it_is():
     found = judge(replace(BARE, applied=3.0))
     assert found.fault == "uncontrolled"
-    assert found.says.startswith("q·k is multiplied by 3, without QK-norm: logits spread by 9, past")
+    assert found.says.startswith("q·k is multiplied by 3, without QK-norm: the logit std is 9, above")
     assert judge(replace(BARE, applied=3.0, logit_std=0.5)).fault is None
 
 
@@ -88,7 +88,7 @@ def test_a_mean_over_heads_that_may_be_a_scale_is_remarked():
     both = MeasuredScale(head_dim=64, heads=8, applied=0.125, row_sums=(0.125, 0.125))
     found = judge(both)
     assert (found.fault, found.after_softmax) == ("shrunk", 0.125)
-    assert "1/heads and 1/√d_k at once" in found.says
+    assert "both 1/heads and 1/√d_k" in found.says
     assert judge(replace(both, by_design=True)).fault is None
     assert judge(replace(both, heads=4)).fault == "after_softmax"
 

@@ -29,9 +29,9 @@ def twice(model):
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        ("qk_norm", "not one number"),
+        ("qk_norm", "not a single number"),
         ("log_n", "grows with the keys"),
-        ("learned", "'sqrt_dk' is where it starts"),
+        ("learned", "it starts at 'sqrt_dk'"),
         ("softcap", "after the scale"),
         ("sqrt_dmodl", "Did you mean 'sqrt_dmodel'?"),
         ("-1", "got '-1'"),
@@ -115,13 +115,13 @@ OTHER_WAYS = {
 @pytest.mark.parametrize("way", OTHER_WAYS)
 def test_another_way_the_second_time_is_an_error(way):
     model = Stateful(by_hand, OTHER_WAYS[way])
-    with pytest.raises(InputError, match="took another way"):
+    with pytest.raises(InputError, match="took another path"):
         what_if(model, twice(model), ["none"])
 
 
 def test_less_attention_the_second_time_is_an_error():
     model = Stateful(OTHER_WAYS["once more"], by_hand)
-    with pytest.raises(InputError, match="took another way"):
+    with pytest.raises(InputError, match="took another path"):
         what_if(model, twice(model), ["none"])
 
 
@@ -179,7 +179,7 @@ def test_a_fast_path_called_by_hand_takes_no_scale():
             return torch._native_multi_head_attention(x, x, x, 16, 2, *weights)[0]
 
     model = Fast()
-    with pytest.raises(InputError, match="cannot be replaced while it runs, since 'fused'"):
+    with pytest.raises(InputError, match="cannot be replaced while it runs, because 'fused'"):
         what_if(model, twice(model), ["none"])
 
 

@@ -1,4 +1,4 @@
-"""Finding: one thing to say about a head or a layer; and how a row of numbers is read."""
+"""Finding: one result about a head or a layer; and how the numbers of a row are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scan: what a scan found, as a document of plain data, a table to read, and files."""
+"""Scan: the result of a scan, as a document of plain data, a table and files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Scan:
-    """What :func:`attemper.scan` found. ``print(scan)`` is the table; a notebook shows it as HTML.
+    """The result of :func:`attemper.scan`. ``print(scan)`` is the table; a notebook shows it as HTML.
 
     ``record`` has the vitals per layer and head. ``layers``, ``heads`` and ``findings`` (the worst first) are lists of dicts,
-    ``verdict`` has a ``level`` and one ``line``, ``notes`` says what was not measured, and why. :meth:`to_dict` has all of it.
+    ``verdict`` has a ``level`` and one ``line``, ``notes`` lists what was not measured, and why. :meth:`to_dict` has everything.
     """
 
     def __init__(self, document: Document, record: Record, interrupted: bool = False) -> None:
@@ -27,7 +27,7 @@ class Scan:
 
     @property
     def verdict(self) -> dict[str, str]:
-        """The level of the worst finding, and one line that says it."""
+        """The level of the worst finding, and one line about it."""
         return dict(self.document["verdict"])
 
     @property
@@ -54,17 +54,17 @@ class Scan:
         """The whole document, as ``attemper scan --json`` prints it; its schema is ``attemper scan --schema``.
 
         Args:
-            attention: with the attention weights that were kept, which are most of its size, and the small images they lie on.
+            attention: include the attention weights that were kept, and the images of their patches; they are most of its size.
         """
         return {name: part for name, part in self.document.items() if attention or name not in ("attention", "images")}
 
     def write(self, path: str | Path, attention: bool = False) -> None:
-        """Write a file whose suffix says what: the report, the document, or a row per head.
+        """Write a file: the report, the document, or a row per head, by its suffix.
 
         Args:
-            path: ending in ``.html``, ``.json``, ``.csv``, or ``.parquet``, which needs ``pip install 'attemper[record]'``. A
-                file that was there is replaced once the new one is whole.
-            attention: into ``.json`` too the attention weights that were kept, which the report always has.
+            path: ending in ``.html``, ``.json``, ``.csv``, or ``.parquet``, which needs ``pip install 'attemper[record]'``. An
+                existing file is replaced when the new one is complete.
+            attention: include the attention weights in ``.json``; the report always has them.
         """
         path = Path(path)
         write_file(path, self.to_dict(attention or path.suffix.lower() == ".html"))

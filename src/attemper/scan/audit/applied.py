@@ -1,4 +1,4 @@
-"""Applied: the scale of one attention call, measured: what q and k were multiplied by, times what the call does to q·k."""
+"""Applied: the measured scale of one attention call: the factors on q and k times the call's own factor on q·k."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Applied:
     factors: tuple[Factor, ...]  # everything, in order: q, k, then the scores
     call: float | None  # the part that the call itself applies
     at_product: float | None  # the part that comes after the product: what multiplies q·k, of q and k as they met
-    norms: tuple[float, float] | None  # root mean square of the entries of q and of k behind their norms
+    norms: tuple[float, float] | None  # root mean square of the entries of q and of k after their norms
     followed: bool  # whether both q and k were followed back to a projection or a norm
 
     @property
@@ -91,7 +91,7 @@ def applied(call: Call) -> Applied:
 
 
 def predicted_std(call: Call, scale: float | None) -> float | None:
-    """The spread of logits that q and k of these lengths would have in random directions.
+    """The standard deviation of the logits that q and k of these lengths would have in random directions.
 
     ``scale · |q| · |k − k̄| / √E``, as a root mean square. This is exact for directions that have nothing to do with one
     another; k̄ is the mean key of a sequence and head, which moves all logits of a row and spreads none. What is measured beyond
@@ -134,11 +134,11 @@ def _argument(call: Call) -> tuple[Factor, ...] | None:
 
 
 def _by_hand(call: Call) -> tuple[tuple[Factor, ...] | None, str]:
-    """Of hand-written attention: the regression where it is clean, else the numbers that were read on the way."""
+    """For hand-written attention: the regression if it is clean, otherwise the factors that were traced."""
     traced, facts = call.traced, call.facts
     scores = traced.scores if traced is not None else None
     if scores is not None and (scores.norm is not None or scores.mixed):
-        return None, "numbers"  # divided by their own spread, or heads that talk to one another
+        return None, "numbers"  # normalised scores, or heads that are mixed
     read = None if scores is None else scores.number
     found = slope(call, facts.softcap)
     if found is not None and found.clean:
@@ -155,7 +155,7 @@ def _by_hand(call: Call) -> tuple[tuple[Factor, ...] | None, str]:
 
 
 def _uncapped(factors: tuple[Factor, ...], cap: float | None) -> tuple[Factor, ...]:
-    """Without the division and the multiplication by a softcap, which leave the scale as it was."""
+    """Without the division and the multiplication by a softcap, which cancel."""
     if cap is None:
         return factors
     numbers = [factor.number for factor in factors]
@@ -176,7 +176,7 @@ def _gains(path: Path) -> float:
 
 
 def _seen(call: Call) -> Tensor | None:
-    """(B, Lk): the keys that some query sees; None where nothing says."""
+    """(B, Lk): the keys that some query sees; None if not known."""
     if call.rows is not None and call.facts.kind == "self" and call.facts.queries == call.facts.keys:
         return call.rows
     mask = call.mask
@@ -187,7 +187,7 @@ def _seen(call: Call) -> Tensor | None:
 
 
 def _fitting(keep: Tensor | None, tensor: Tensor) -> Tensor:
-    """(B, L) as weights beside a (…, L, E) whose first dimensions are batch and heads, folded or not."""
+    """(B, L) as weights for a (…, L, E) whose first dimensions are batch and heads, joined or not."""
     if keep is None or keep.shape[-1] != tensor.shape[-2]:
         return tensor.new_ones(tensor.shape[-2], 1)
     weight = keep.to(tensor.dtype)

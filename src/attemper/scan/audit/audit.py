@@ -1,4 +1,4 @@
-"""The scale audit: for every layer the scale declared and the scale applied, the rule it is, and what is wrong with it."""
+"""The scale audit: for every layer the scale declared and applied, the rule it matches, and its fault."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LayerScale:
     after_softmax: float | None
     predicted_std: float | None
     logit_std: float | None
-    keys: float | None  # that a row sees, on average
+    keys: float | None  # visible to a row, on average
     fault: str | None
     says: str
     todo: str
@@ -95,7 +95,7 @@ class SameScale:
 
 @dataclass
 class Audit:
-    """An examiner: attach it to a watch, run the model, read ``layers()``."""
+    """Examiner: read ``layers()`` after the run."""
 
     traces: bool = True
     calls: dict[tuple[str, str], list[SameScale]] = field(default_factory=dict)  # most layers apply one scale
@@ -120,7 +120,7 @@ class Audit:
             width=width(call),
             layer=layer_index(call),
             declared=stated,
-            told=facts.declared,
+            given=facts.declared,
             argument=found.call,
             by_design=is_of_transformers(call.frames[-1].module) or (stated is not None and stated.firm),
             followed=found.followed,
@@ -182,7 +182,7 @@ def _worst(judged: list[LayerScale]) -> int:
 
 
 def _said(judged: list[LayerScale], worst: int) -> LayerScale:
-    """A layer by its worst calls, and all the scales that its calls apply."""
+    """A layer by its worst calls, with all the scales that its calls apply."""
     layer = judged[worst]
     if len(judged) == 1:
         return layer
@@ -234,5 +234,5 @@ def _grows(call: Call, vitals: Vitals) -> bool:
     used = logs > 0
     ratio = (scale / logs.where(used, 1.0)).where(used, 0.0)
     mean = ratio.sum(-1, keepdim=True) / used.sum(-1, keepdim=True).clamp(min=1)
-    differ = bool((logs[used] != logs[used][:1]).any())  # where all rows see as many keys, nothing shows it
+    differ = bool((logs[used] != logs[used][:1]).any())  # if all rows see the same number of keys, it cannot be seen
     return differ and bool(((ratio - mean).abs() <= 1e-3 * mean.abs()).where(used, True).all())

@@ -34,14 +34,14 @@ class MeasuredScale:
     layer: int | None = None
     layered: bool = False  # whether the model's layers follow 1/((layer + 1) √d_k) together
     declared: Declared | None = None
-    told: float | None = None  # what the attention interface was given
+    given: float | None = None  # what the attention interface was given
     argument: float | None = None  # what the call inside it then applied
     row_sums: tuple[float, float] | None = None
     output_factors: tuple[float, ...] = ()
     by_design: bool = False  # whether the module's authors published it so
     followed: bool = True
     logit_std: float | None = None
-    keys: float | None = None  # that a row sees, on average
+    keys: float | None = None  # visible to a row, on average
 
     @property
     def without_rotary(self) -> float | None:
@@ -77,7 +77,7 @@ def rule_of(scale: MeasuredScale) -> str | None:
 
 
 def inverse_of(scale: MeasuredScale) -> str | None:
-    """The divisor, √d_k or d_k, that a scale is in place of its inverse."""
+    """The divisor, √d_k or d_k, that a scale equals instead of its inverse."""
     number = scale.without_rotary
     if number is None or scale.head_dim == 1:
         return None
@@ -86,7 +86,7 @@ def inverse_of(scale: MeasuredScale) -> str | None:
 
 
 def limit(keys: float) -> float:
-    """The logit std at which a softmax over so many random logits freezes: √(2 ln n)."""
+    """The logit std at which a softmax over n random logits freezes: √(2 ln n)."""
     return math.sqrt(2 * math.log(max(keys, 1.0)))
 
 
@@ -160,7 +160,7 @@ def _twice(scale: MeasuredScale, root: float) -> bool:
 
 
 def _inverted(scale: MeasuredScale) -> bool:
-    """√d_k or d_k, which somebody multiplied by where they meant to divide; behind a norm that is how nGPT has it."""
+    """Multiplied by √d_k or d_k instead of divided; after a norm that is meant, as in nGPT."""
     if (
         scale.without_rotary is None
         or scale.norms is not None
@@ -173,21 +173,21 @@ def _inverted(scale: MeasuredScale) -> bool:
 
 
 def _disregarded(scale: MeasuredScale) -> bool:
-    """Whether a scale that was declared has no part in what was applied; told only where all of it is known."""
+    """Whether a declared scale is no part of the scale applied; only if the whole path is known."""
     if scale.declared is None or not scale.followed or scale.varies is not None:
         return False
     return scale.declared.firm or not (scale.declared.heeded or scale.norms)
 
 
 def _interface_ignored(scale: MeasuredScale) -> bool:
-    """Whether the interface was told a scale that nothing on the path applied."""
-    if scale.told is None or scale.argument is None or scale.applied is None:
+    """Whether the interface was given a scale that nothing on the path applied."""
+    if scale.given is None or scale.argument is None or scale.applied is None:
         return False
-    return not any(close(scale.told, other) for other in (scale.argument, scale.without_rotary or 0.0, *scale.factors))
+    return not any(close(scale.given, other) for other in (scale.argument, scale.without_rotary or 0.0, *scale.factors))
 
 
 def _after_softmax(scale: MeasuredScale) -> float | None:
-    """What all weights of a row add up to, where it is one number and not 1; or what the output was multiplied by."""
+    """The sum of the weights of a row, if it is the same for all rows and not 1; or the factor on the output."""
     if scale.row_sums is not None:
         low, high = scale.row_sums
         if close(low, high, WEIGHTS_CLOSE) and not close((low + high) / 2, 1.0, WEIGHTS_CLOSE):

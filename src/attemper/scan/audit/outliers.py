@@ -10,12 +10,12 @@ from .judge import MeasuredScale, close
 
 NUMBER = re.compile(r"\d+")
 OTHERS = 2
-"""So many others that agree make one that does not an exception."""
+"""At least this many other layers must agree."""
 
 
 @dataclass(frozen=True)
 class Outlier:
-    """Which layer it is, the scale that the others apply, and how many they are."""
+    """Which layer it is, the scale of the others, and how many others there are."""
 
     place: int
     common: float
@@ -23,10 +23,10 @@ class Outlier:
 
 
 def outliers(found: Sequence[tuple[str, str, MeasuredScale]]) -> list[Outlier]:
-    """The layers that stand alone against all others of the same name, kind and shape.
+    """The layers whose scale differs from that of all others of the same name, kind and shape.
 
     Args:
-        found: layer, kind and evidence of each, in order.
+        found: layer, kind and measured scale of each, in order.
     """
     groups: dict[tuple[object, ...], list[int]] = {}
     for place, (layer, kind, scale) in enumerate(found):
@@ -45,7 +45,7 @@ def outliers(found: Sequence[tuple[str, str, MeasuredScale]]) -> list[Outlier]:
 
 
 def _meant(scale: MeasuredScale) -> bool:
-    """Whether its number is published, learned, or written down in a setting or an attribute."""
+    """Whether its scale is published, learned, or declared in a setting or an attribute."""
     stated = scale.declared
     named = stated is not None and (stated.firm or "." in stated.by)
     written = named and stated is not None and close(scale.without_rotary or 0.0, stated.number)

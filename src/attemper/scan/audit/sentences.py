@@ -1,4 +1,4 @@
-"""Sentences: what is said of a layer's scale, and what to do about a fault. Plain numbers in, words out."""
+"""Sentences about a layer's scale, and what to do about a fault."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def _fine(scale: MeasuredScale, rule: str | None, after: float | None) -> str:
 
 
 def spread(measured: float | None, predicted: float | None) -> str:
-    """The logit std beside the one that q and k of the same lengths in random directions would have."""
+    """The logit std compared with that of q and k of the same lengths in random directions."""
     if not measured or not predicted:
-        return "The spread of the logits could not be compared with that of q and k in random directions."
+        return "The logit std could not be compared with that of q and k in random directions."
     times = measured / predicted
     means = "their directions look random, as before training"
     if times > 1 + ALIGNED:
@@ -53,7 +53,7 @@ def spread(measured: float | None, predicted: float | None) -> str:
     elif times < 1 - ALIGNED:
         means = "queries are aligned with directions in which keys are alike"
     return (
-        f"Logits spread by {measured:.3g}, {times:.2g} times the {predicted:.3g} of q and k of the same lengths in random "
+        f"The logit std is {measured:.3g}, {times:.2g} times the {predicted:.3g} of q and k of the same lengths in random "
         f"directions: {means}."
     )
 
@@ -61,9 +61,9 @@ def spread(measured: float | None, predicted: float | None) -> str:
 def _says_twice(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
     d = scale.head_dim
     return (
-        f"Scaled twice: 1/√d_k = {d**-0.5:.4g} is applied two times on the way, so q·k is multiplied by {scale.applied:.4g} and "
-        "attention is far flatter than meant.",
-        "Drop one of the two: pass scale=1.0 to scaled_dot_product_attention, or do not scale q before it. If 1/d_k is meant "
+        f"Scaled twice: 1/√d_k = {d**-0.5:.4g} is applied twice, so q·k is multiplied by {scale.applied:.4g} and "
+        "attention is far flatter than intended.",
+        "Remove one of the two: pass scale=1.0 to scaled_dot_product_attention, or do not scale q before it. If 1/d_k is meant "
         "(µP), write it as one number.",
     )
 
@@ -71,10 +71,10 @@ def _says_twice(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
 def _says_sqrt_dmodel(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
     d = scale.head_dim
     return (
-        f"√d_model for √d_k: q·k is multiplied by {scale.applied:.4g}, but each head sums over d_k = {d} numbers, which asks for "
-        f"{d**-0.5:.4g}. Logits are {d**-0.5 / (scale.applied or 1):.3g} times too small, and attention too flat.",
-        "Divide by the square root of the head's width, head_dim ** 0.5. Weights that were trained like this need it as it is: "
-        "then say so beside it.",
+        f"√d_model instead of √d_k: q·k is multiplied by {scale.applied:.4g}, but each head sums over d_k = {d} numbers, which "
+        f"needs {d**-0.5:.4g}. Logits are {d**-0.5 / (scale.applied or 1):.3g} times too small, and attention too flat.",
+        "Divide by the square root of the head's width, head_dim ** 0.5. If the weights were trained like this, keep it and "
+        "say so in a comment.",
     )
 
 
@@ -83,12 +83,12 @@ def _says_ignored(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
         formula = f"{scale.declared.says} = " if scale.declared.says else ""
         source, wanted = scale.declared.by, f"{formula}{scale.declared.number:.4g}"
     else:
-        source, wanted = "the attention interface was told", f"{scale.told:.4g}"
+        source, wanted = "the attention interface was given", f"{scale.given:.4g}"
     rule = rule_of(scale)
     given = f"{scale.applied:.4g}" + (f" ({RULES[rule].formula})" if rule is not None else "")
-    verb = "" if source.endswith("told") else " says"
+    verb = "" if source.endswith("given") else " says"
     return (
-        f"A setting is ignored: {source}{verb} {wanted}, but the path that ran applies {given}.",
+        f"A setting is ignored: {source}{verb} {wanted}, but the code that ran applies {given}.",
         "Use an attention implementation that honours it (attn_implementation='eager' often does), or update the library.",
     )
 
@@ -97,10 +97,10 @@ def _says_uncontrolled(scale: MeasuredScale, after: float | None) -> tuple[str, 
     bare = scale.applied is not None and close(scale.applied, 1.0)
     opening = "No scale and no QK-norm" if bare else f"q·k is multiplied by {scale.applied:.4g}, without QK-norm"
     return (
-        f"{opening}: logits spread by {scale.logit_std:.3g}, past √(2 ln n) = {limit(scale.keys or 1.0):.3g} for the "
+        f"{opening}: the logit std is {scale.logit_std:.3g}, above √(2 ln n) = {limit(scale.keys or 1.0):.3g} for the "
         f"{scale.keys:.0f} keys a row sees, where a softmax freezes on one key.",
-        "Multiply q·k by 1/√d_k (scaled_dot_product_attention does by itself), or normalise q and k. If 1/√d_k is folded into "
-        "the weights, this is no fault of the scale: the heads are sharp by training.",
+        "Multiply q·k by 1/√d_k (scaled_dot_product_attention does so by default), or normalise q and k. If 1/√d_k is part "
+        "of the weights, the scale is correct: the heads are sharp because of training.",
     )
 
 
@@ -116,41 +116,41 @@ def _says_unscaled(scale: MeasuredScale, after: float | None) -> tuple[str, str]
 
 def _says_multiplied(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
     divisor = inverse_of(scale)
-    spread = "" if scale.logit_std is None else f" Logits spread by {scale.logit_std:.3g}."
+    spread = "" if scale.logit_std is None else f" The logit std is {scale.logit_std:.3g}."
     return (
-        f"Multiplied where it should be divided: q·k is multiplied by {scale.applied:.4g} = {divisor}, in place of "
+        f"Multiplied instead of divided: q·k is multiplied by {scale.applied:.4g} = {divisor}, instead of "
         f"{scale.head_dim**-0.5:.4g} = 1/√d_k.{spread}",
-        "Divide q·k by √d_k, or multiply it by head_dim ** -0.5: the sign of the exponent is lost, or * stands for /.",
+        "Divide q·k by √d_k, or multiply it by head_dim ** -0.5: the sign of the exponent is missing, or * was written for /.",
     )
 
 
 def _says_negative(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
     return (
         f"A negative scale: q·k is multiplied by {scale.applied:.4g}, so the keys that match a query least get the most weight.",
-        "Drop the minus. Weights that were trained like this have learned the opposite sign and need it: then say so beside it.",
+        "Remove the minus. If the weights were trained like this, they need it: keep it and say so in a comment.",
     )
 
 
 def _says_shrunk(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
     return (
-        f"The weights of a row add up to {after:.4g}, which is 1/heads and 1/√d_k at once: a mean over the heads, if they are "
-        "added up afterwards; else the output is scaled after the softmax.",
-        "If the heads are joined side by side, drop the factor behind the softmax.",
+        f"The weights of a row add up to {after:.4g}, which is both 1/heads and 1/√d_k: a mean over the heads if they are "
+        "summed afterwards; otherwise the output is scaled after the softmax.",
+        "If the heads are concatenated, remove the factor after the softmax.",
     )
 
 
 def out_of_line(number: float, others: int, common: float) -> tuple[str, str]:
-    """What is said of one layer that applies another scale than all the others of its kind."""
+    """The sentences for a layer that applies another scale than all others like it."""
     return (
         f"This layer multiplies q·k by {number:.4g}, the {others} others like it by {common:.4g}.",
-        "If that is meant, say so beside it; else give it the scale of the others.",
+        "If that is intended, say so in a comment; otherwise give it the scale of the others.",
     )
 
 
 def _says_after(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
     return (
-        f"Scaled after the softmax: what comes out of it is multiplied by {after:.4g}, which shrinks the output and leaves "
-        "attention as sharp as it was.",
+        f"Scaled after the softmax: its output is multiplied by {after:.4g}, which shrinks the output and does not "
+        "change how sharp attention is.",
         "Move the factor in front of the softmax: softmax(q·k / √d_k) v.",
     )
 

@@ -34,7 +34,7 @@ class CurrentInput:
 
 @dataclass(frozen=True)
 class Item:
-    """One item of a batch in one call: which rows and columns are its own, and what they are called."""
+    """One item of a batch in one call: its rows and columns, and their tokens."""
 
     place: int  # in the batch
     number: int  # of the input
@@ -45,7 +45,7 @@ class Item:
 
     @property
     def tail(self) -> int:
-        """How many special tokens end it: [SEP], </s>."""
+        """How many special tokens are at its end: [SEP], </s>."""
         reverse = self.special[::-1]
         return reverse.index(False) if False in reverse else 0
 
@@ -72,7 +72,7 @@ def items(call: Call, rows: Tensor | None, current: CurrentInput) -> list[Item]:
 
 
 def _span(rows: Tensor | None, place: int, length: int) -> tuple[int, int]:
-    """From the first real query of an item to behind its last."""
+    """From the first real query of an item to one after its last."""
     if rows is None:
         return 0, length
     real = rows[place if rows.shape[0] > 1 else 0].nonzero().flatten().tolist()
@@ -80,6 +80,6 @@ def _span(rows: Tensor | None, place: int, length: int) -> tuple[int, int]:
 
 
 def _of(entries: tuple[tuple[T, ...], ...] | None, place: int, length: int) -> tuple[T, ...] | None:
-    """An item's entry, where it speaks of as many keys as there are: a decoder reads something else than its encoder."""
+    """An item's entry if it has as many tokens as there are keys: a decoder has other tokens than its encoder."""
     found = entries[place] if entries is not None and place < len(entries) else ()
     return found if len(found) == length else None

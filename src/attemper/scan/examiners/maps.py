@@ -1,9 +1,9 @@
-"""AttentionMaps: the attention weights that a report shows, as small as they can be drawn from.
+"""Maps: the attention weights that a report shows, in as few bytes as it needs.
 
 A short text is kept whole, in 8 or 16 bits a weight. Of a long one the eight largest weights of up to 512 rows are kept, and
-when all layers are in, fewer rows if need be, so that a report stays within a few megabytes however long the text. What the
-largest weights leave out is in a thumbnail: for 16 × 16 blocks of queries and keys, the share of the queries' weight that lies on
-the keys. On an image a row is seen as a whole: there the 64 largest are kept, of fewer rows.
+of fewer rows if there are many layers, so that a report has a few megabytes at most. A thumbnail has the rest: for 16 × 16
+blocks of queries and keys, the share of the queries' weight on the keys. For an image the 64 largest weights of fewer rows are
+kept.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST = 2**16 - 1
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """One layer reading one input: the weights of some rows, whole or the largest."""
+    """One layer and one input: the weights of some rows, all or the largest."""
 
     layer: str
     kind: str
@@ -54,7 +54,7 @@ Drawn = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]  # weights to count
 
 
 class AttentionMaps:
-    """Examiner: set ``current`` before each pass, read ``attention()`` after the last. ``notes`` says what is not drawn."""
+    """Examiner: set ``current`` before each pass, read ``attention()`` after the last. ``notes`` lists what is not shown."""
 
     def __init__(self, current: CurrentInput | None = None) -> None:
         self.current = current or CurrentInput()
@@ -65,29 +65,31 @@ class AttentionMaps:
         first: dict[int, Item] = {}
         for item in items(call, rows, self.current):
             if item.number < TEXTS and item.rows[1] > item.rows[0]:
-                first.setdefault(item.number, item)  # of an input that is a batch, the first item
+                first.setdefault(item.number, item)  # the first item of a batch
         return [(item, _drawn(call, vitals, item, self.current.items.image)) for item in first.values()]
 
     def keep(self, name: str, call: Call, seen: list[tuple[Item, Drawn]]) -> None:
         kind = call.facts.kind
         numbers = self.current.items.inputs or (0,)
         if max(numbers) >= TEXTS:
-            self._note(
-                f"the attention of the first {TEXTS} inputs is drawn, of the others only their numbers are there"
-            )
+            self._note(f"the report shows the attention weights of the first {TEXTS} inputs only")
         elif not seen:
-            self._note(f"{name or 'the model'}: its attention is not drawn: its columns are not the keys in order")
+            self._note(
+                f"{name or 'the model'}: its weights are not shown, because its columns are not the keys in order"
+            )
         for item, drawn in seen:
             place = (name, kind, item.number)
             if place in self._pictures:  # weights shared by several layers
-                self._note(f"{name or 'the model'}: runs more than once in a pass; its first attention is drawn")
+                self._note(
+                    f"{name or 'the model'}: runs more than once in a pass; the weights of its first call are shown"
+                )
                 continue
             queries, keys = item.rows[1] - item.rows[0], item.keys[1] - item.keys[0]
             top = min(keys, TOP_IMAGE if self.current.items.image else TOP)
             self._pictures[place] = AttentionMap(name, kind, item.number, queries, keys, top, *drawn)
 
     def attention(self) -> list[DenseMap | TopMap]:
-        """The pictures in the document's format: ``dense`` where the weights of all are few enough, else ``top``."""
+        """The maps in the document's format: ``dense`` if the weights are few enough, otherwise ``top``."""
         found = list(self._pictures.values())
         whole = [picture for picture in found if picture.places is None]
         count = sum(picture.weights.numel() for picture in whole)
@@ -101,7 +103,7 @@ class AttentionMaps:
         side = next((side for side in SIDES if heads * side**2 <= SMALL), 0)
         if not side:
             self._note(
-                f"the thumbnails of {heads} heads are made from their largest weights: they are too many for more"
+                f"the thumbnails of {heads} heads are made from their largest weights, because there are so many"
             )
         return [_dense(picture, bits) if picture in dense else _top(picture, max(1, rows), side) for picture in found]
 
@@ -111,7 +113,7 @@ class AttentionMaps:
 
 
 def _drawn(call: Call, vitals: Vitals, item: Item, image: bool) -> Drawn:
-    """The weights of one item as 16-bit numbers, the keys they lie on where only the largest are kept, which rows; blocks."""
+    """The weights of one item as 16-bit numbers, their keys if only the largest are kept, the rows, and the blocks."""
     (start, stop), (first, last) = item.rows, item.keys
     whole = max(stop - start, last - first) <= (WHOLE_IMAGE if image else WHOLE)
     top = min(TOP_IMAGE if image else TOP, last - first)
@@ -131,7 +133,7 @@ def _drawn(call: Call, vitals: Vitals, item: Item, image: bool) -> Drawn:
 
 
 def _sizes(places: Tensor, length: int, side: int = SIDES[0]) -> Tensor:
-    """How many of some places in a row lie in each of the blocks, at most so many, that a length is cut into."""
+    """How many of some places are in each block, if a length is cut into at most ``side`` blocks."""
     side = max(1, min(side, length))
     return torch.bincount(places * side // max(1, length), minlength=side)
 
@@ -149,7 +151,7 @@ def _dense(picture: AttentionMap, bits: int) -> DenseMap:
 
 
 def _top(picture: AttentionMap, most: int, side: int) -> TopMap:
-    """The largest weights of at most so many rows, and a thumbnail of at most so many blocks along a side."""
+    """The largest weights of at most ``most`` rows, and a thumbnail of at most ``side`` blocks a side."""
     weights, places = picture.weights, picture.places
     if places is None:
         weights, places = weights.topk(picture.top, -1)

@@ -1,7 +1,7 @@
 """Neighbours: how much of its weight each head puts on the token before, on the token itself, and on the token after.
 
-Heads that look at a neighbour whatever the text are common and healthy, and are as sharp as a collapsed head: this tells them
-apart. One key per row, so it costs O(n·E).
+Heads that attend to a neighbouring token in every text are common and healthy, and as sharp as a collapsed head. This
+distinguishes them. One key per row, so it costs O(n·E).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Neighbours:
 
     def table(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
         """Per (layer, kind) and head: neighbour_weight, the mean over rows that see at least 8 keys, and neighbour_offset, the
-        one of -1, 0 and 1 that has most of it; None: no row to tell by."""
+        one of -1, 0 and 1 with the most weight; None: no such row."""
         return {place: [_of_head(sums[head]) for head in range(len(sums))] for place, sums in self._sums.items()}
 
 

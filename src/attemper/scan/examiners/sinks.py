@@ -1,7 +1,7 @@
 """Sinks: how much of its weight each head puts on the first and the special tokens, and how even it is without them.
 
-A key that every query may rest on costs O(n·E) to look at: exp(logit - lse) for that column alone. With P the weight of such
-keys in a row, its entropy without them is (H + Σ p ln p)/(1 - P) + ln(1 - P), since what is left is the same softmax.
+One key costs O(n·E): exp(logit - lse) for its column alone. With P the weight of such keys in a row, the entropy without them is
+(H + Σ p ln p)/(1 - P) + ln(1 - P), because the rest is the same softmax.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from ...watch.call import Call
 from .items import CurrentInput, Item, items
 from .weights import logits_of_keys
 
-FIRST = "the first token"  # texts do not begin with the same word, but all begin
+FIRST = "the first token"  # texts begin with different words
 SPECIAL = "a special token"
 BESIDE = "a learned column"
-LEAST_REST = 1e-3  # where less is left, what is left of float32 is not enough to speak of
-COLUMNS = 16  # looked at together
+LEAST_REST = 1e-3  # with less weight left, float32 has too few digits
+COLUMNS = 16  # computed together
 
 
 @dataclass
 class SinkGroup:
-    """Keys that bear one name."""
+    """Keys of one name."""
 
     weight: Tensor  # (H,), summed over rows
     token: str | None
     positions: list[int]
-    each: Tensor  # (H, positions), of the text it was first seen in
+    each: Tensor  # (H, positions), of the first text that has them
 
 
 @dataclass
 class SinkSums:
-    """What the rows of some texts add up to."""
+    """Sums over the rows of some texts."""
 
-    rows: Tensor  # (H,): that see enough keys for a weight to mean something
+    rows: Tensor  # (H,): rows that see enough keys for a weight to have a meaning
     evenness: Tensor
     evenness_rows: Tensor
     groups: dict[str, SinkGroup] = field(default_factory=dict)

@@ -1,9 +1,9 @@
-"""Texts: whether a head's weights depend on the text at all, by comparing the same rows in different texts.
+"""Text dependence: how much a head's weights change with the text, by comparing the same rows of different texts.
 
 Some rows of the first text are kept, in half precision; those of every other text are compared with them. Two texts share the
 positions that both have, counted from the start, and the special tokens that end them, counted from the end. On those, each
-row is brought to a sum of 1, and half the sum of absolute differences (the total variation) is 0 for a head that goes by
-position alone and 1 for one that looks elsewhere in every text.
+row is scaled to a sum of 1. Half the sum of absolute differences (the total variation) is 0 for a head that depends on position
+alone, and 1 for a head that attends to other positions in every text.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .weights import chunks, weights_of_rows
 
 REACH = 1024  # positions compared, so that what is kept does not grow with n
 ROWS = sorted({round(1.26**power) for power in range(30)})  # 1, 2, 3, 4, 5, 6, 8, … 814: dense where short texts are
-LEAST = 1e-3  # a row with less of its weight on shared positions says nothing
-FEW_ROWS = 4  # fewer say nothing of a head
+LEAST = 1e-3  # rows with less weight on shared positions are left out
+FEW_ROWS = 4  # with fewer rows there is no result
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from .items import CurrentInput
 from .weights import weights_of_rows
 
 PIECE = re.compile(r"^(?:##|[Ġ▁])|</w>$| \(\d+/\d+\)$")
-"""What is added to a piece of text: BERT's ##, GPT-2's Ġ, SentencePiece's ▁, CLIP's </w>, which part of a letter it is."""
+"""Marks of tokenizers: BERT's ##, GPT-2's Ġ, SentencePiece's ▁, CLIP's </w>, and the part of a split character."""
 
 COUNTED = re.compile(r"(.+):([1-9]\d*)")
 SHOWN = 60  # tokens named in an error
@@ -45,7 +45,7 @@ def find_token(asked: str, tokens: Sequence[str]) -> int:
     counted = COUNTED.fullmatch(asked) if asked not in tokens else None
     text, number = (counted[1], int(counted[2])) if counted else (asked, 1)
     plain = [word_of(token) for token in tokens]
-    # as it stands, else without marks, else in any case
+    # exactly, else without marks, else in any case
     for wanted, there in ((text, tokens), (text, plain), (text.casefold(), [word.casefold() for word in plain])):
         found = [place for place, token in enumerate(there) if token == wanted]
         if len(found) >= number:
@@ -61,12 +61,12 @@ def find_token(asked: str, tokens: Sequence[str]) -> int:
 
 
 def word_of(token: str) -> str:
-    """A token without what its tokenizer marks it with."""
+    """A token without the marks of its tokenizer."""
     return PIECE.sub("", token)
 
 
 def _pieces(word: str, tokens: Sequence[str]) -> list[str]:
-    """The tokens in a row that make a word together; none where there are no such."""
+    """Consecutive tokens that form a word together; none if there are none."""
     for start in range(len(tokens)):
         made = ""
         for end in range(start, len(tokens)):
@@ -86,9 +86,9 @@ def _named(tokens: Sequence[str]) -> str:
 class TokenWeights:
     """An examiner that keeps one query's weights over all tokens, in every self-attention over these tokens.
 
-    ``best`` is the largest weight on another token, with special tokens and the two neighbours left out: heads that rest on a
-    special token, or look one token back or ahead, do so in any sentence. ``strongest`` leaves nothing out. A token that no head
-    gives any weight is no target: a mask hides it, as a causal one hides all that comes later.
+    ``best`` is the largest weight on another token, without special tokens and the two neighbours: heads that attend to these do
+    so in any sentence. ``strongest`` leaves nothing out. A token that no head gives any weight is not a target: a mask hides it,
+    as a causal mask hides later tokens.
     """
 
     def __init__(

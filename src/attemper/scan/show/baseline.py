@@ -1,4 +1,4 @@
-"""baseline: what changed since an older scan: findings that are new or gone, scales, and signs that moved."""
+"""Baseline: what changed since an older scan: findings, scales and signs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..document import Baseline, Json, plain
 from ..input import pipes
 
 FACTOR = 1.5
-"""A sign has moved when it is this many times what it was, or the other way round."""
+"""A sign has moved if it is this many times larger or smaller."""
 MOVING = {"peak": 1.0, "effective_keys": 0.5, "variance": 0.25, "entropy": 0.1}
-"""The signs that are compared, and by how much they must differ besides: half of nearly nothing is nothing."""
+"""The signs that are compared, and by how much they must differ in addition."""
 
 LARGEST = 2**30  # bytes; with --attention a scan of a long text has a few hundred million
 
@@ -23,18 +23,18 @@ Place = tuple[str, str, int | None]
 
 
 def read(path: Path, schema: str, told: pipes.Told = lambda words: None) -> Json:
-    """An older document, from a file that may be anything.
+    """An older document, from an untrusted file.
 
     Args:
         path: what ``attemper scan --json`` or ``-o scan.json`` wrote.
         schema: the schema that it must name.
-        told: progress, where it is a pipe that is waited for.
+        told: called with what is waited for, if it is a pipe.
     """
     found: Json
     try:
         raw = pipes.read(path, LARGEST + 1, "--baseline:", told)
         if len(raw) > LARGEST:
-            raise InputError(f"--baseline: {str(path)!r} is larger than any scan. Give an older scan's JSON.")
+            raise InputError(f"--baseline: {str(path)!r} is too large for a scan. Give an older scan's JSON.")
         found = json.loads(raw.decode("utf-8"))
     except InputError:
         raise
@@ -64,7 +64,7 @@ def compare(old: Json, new: Json, name: str) -> Json:
         name: what the older one is called: its file.
     """
     same = [one["text"] for one in old["inputs"]] == [one["text"] for one in new["inputs"]]
-    # what a head does depends on the text: of other texts only what is wrong can be compared
+    # what a head does depends on the text: with other texts only faults can be compared
     least = LEVELS.index("healthy" if same else "warn")
     before, after = _worst(old["findings"]), _worst(new["findings"])
     told_before, told_after = (
@@ -97,7 +97,7 @@ def compare(old: Json, new: Json, name: str) -> Json:
 
 
 def _worst(findings: Iterable[Json]) -> dict[tuple[Any, ...], Json]:
-    """The findings by what they are about, each at its highest level."""
+    """The findings by name and place, each at its highest level."""
     found: dict[tuple[Any, ...], Json] = {}
     for one in findings:
         if _about(one) not in found or _level(one) > _level(found[_about(one)]):
@@ -110,7 +110,7 @@ def _level(finding: Json) -> int:
 
 
 def _differences(old: Json, new: Json) -> Iterator[str]:
-    """Why the two may differ without anything having changed."""
+    """Why the two scans may differ although the model has not changed."""
     before, after = old["model"], new["model"]
     digests = before["sha256"], after["sha256"]
     known = None not in digests
@@ -119,14 +119,14 @@ def _differences(old: Json, new: Json) -> Iterator[str]:
     elif known and digests[0] != digests[1]:
         yield "the weights have changed since."
     elif before["name"] != after["name"] and not known:
-        yield f"the model was called {before['name']} then; whether its weights are the same is not known."
+        yield f"the model was called {before['name']} then; it is not known whether its weights are the same."
     if before["dtype"] != after["dtype"]:
         yield f"the older scan ran in {before['dtype']}, this one in {after['dtype']}."
     if [one["text"] for one in old["inputs"]] != [one["text"] for one in new["inputs"]]:
-        yield "the older scan is of other texts: scales and findings from warn on are compared, notes and signs are not."
+        yield "the older scan used other texts: scales and findings at warn or above are compared, notes and signs are not."
     wanted, both = sum(map(_is_known, new["heads"])), len(_both(old, new))
     if both < wanted:
-        yield f"the older scan has no numbers of {wanted - both} of {wanted} heads: their signs are not compared."
+        yield f"the older scan has no signs for {wanted - both} of {wanted} heads: they are not compared."
     for name in ("attemper", "torch"):
         if old[name] != new[name]:
             yield f"the older scan was made with {name} {old[name]}, this one with {new[name]}."
@@ -168,7 +168,7 @@ def _place(row: Json) -> Place:
 
 
 def _is_known(row: Json) -> bool:
-    """Whether a head has a sign that can be compared; NaN is written as null."""
+    """Whether a head has a sign that can be compared; NaN is null."""
     return any(row.get(sign) is not None for sign in MOVING)
 
 
@@ -179,7 +179,7 @@ def _numbers(*values: object) -> None:
 
 
 def _is_whole(document: Json) -> bool:
-    """Whether every part that is compared is there, with the names it is compared by."""
+    """Whether a document has every part that is compared."""
     try:
         for name in ("name", "class", "sha256", "dtype"):
             document["model"][name]

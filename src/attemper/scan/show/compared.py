@@ -1,4 +1,4 @@
-"""compared: the parts of a scan that were asked for beside it: another scale, one token, an older scan."""
+"""The tables of --what-if, --token and --baseline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .since import since
 
 HEADS, KEYS = 6, 3
 """How many are shown."""
-WIDE = 64  # columns that the long titles take
+WIDE = 64  # columns for the long titles
 
 
 def compared(document: Json, width: int = 80) -> Iterator[RenderableType]:
@@ -55,7 +55,9 @@ def _token(document: Json, width: int) -> Iterator[RenderableType]:
         if not token["heads"]:
             yield Text(f"{asked}: no self-attention was seen over this text.")
         else:
-            yield Text(f"{asked} sees nothing but itself, its neighbours and special tokens. Ask for another --token.")
+            yield Text(
+                f"{asked} attends to nothing but itself, its neighbours and special tokens. Choose another --token."
+            )
         return
     names = short_names((row["layer"], row["kind"]) for row in document["heads"])
     where = f"layer {names[best['layer'], best['kind']]} head {best['head']}"
@@ -67,7 +69,7 @@ def _token(document: Json, width: int) -> Iterator[RenderableType]:
     special = document["inputs"][token["input"]]["special"] or [False] * len(words)
 
     def keys(row: Json, near: bool) -> list[tuple[float, int]]:
-        """Its largest weights, without special tokens and itself; without the neighbours too where a head is ranked."""
+        """Its largest weights, without special tokens and itself; to rank heads, also without the neighbours."""
         found = [
             (weight, place)
             for place, weight in enumerate(row["weights"])

@@ -1,4 +1,4 @@
-"""output: a scan to a file whose suffix says the form: the report as html, the document as json, the heads as csv or parquet."""
+"""Files, by suffix: the report as html, the document as json, the heads as csv or parquet."""
 
 from __future__ import annotations
 

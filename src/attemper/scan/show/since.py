@@ -1,4 +1,4 @@
-"""since: what changed since an older scan, for a terminal: one line per layer and change, with the heads it is about."""
+"""What changed since an older scan, for a terminal: one line per layer and change, with its heads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _cut(
     line: Callable[[list[Json]], str],
     called: str,
 ) -> Iterator[str]:
-    """A line for those that are alike, and how many are in the lines that are left out."""
+    """A line for each group, and how many entries are in the lines that are left out."""
     groups: dict[tuple[Any, ...], list[Json]] = {}
     for one in all_of_them:
         groups.setdefault(alike(one), []).append(one)
@@ -87,7 +87,7 @@ def _finding(word: str, some: list[Json]) -> str:
 
 
 def _past(finding: Json) -> float:
-    """How far it is past its threshold, whichever side is the bad one."""
+    """How far a finding is past its threshold, on either side."""
     value, threshold = finding["value"], finding["threshold"]
     return 0.0 if value is None or threshold is None else abs(value - threshold)
 
@@ -113,7 +113,7 @@ def _scales(some: list[Json]) -> str:
 
 
 def _moved(some: list[Json]) -> str:
-    """The heads of a layer in which one sign moved; the first moved most."""
+    """The heads of a layer in which one sign moved; the first moved the most."""
     first = some[0]
     ends = [f"× {end(one['times'] for one in some):.2f}" for end in (min, max)]
     where = _where(first["layer"], first["kind"], sorted(one["head"] for one in some))

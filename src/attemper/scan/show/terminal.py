@@ -1,4 +1,4 @@
-"""table: a scan's document for a terminal: the verdict, the scale, what was found, the layers; to be read in ten seconds."""
+"""The table for a terminal: the verdict, the scale, the findings, the layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHORT = ("std", "peak", "keys", "sat.")
 NARROWEST = 5  # of the layer's name
 GAP = 2  # columns of the terminal between two of a table
 MEANINGS = (
-    "how far apart a token's logits lie (standard deviation)",
+    "standard deviation of a token's logits",
     "the largest logit",
     "how many tokens share a token's attention, on average",
     "share of tokens with over 99 % of their attention on one token",
@@ -38,16 +38,16 @@ MEANINGS = (
 
 _DOES = {
     "told": ("is in the findings below", "are in the findings below"),
-    "sink": ("rests on a first or special token", "rest on a first or special token"),
-    "positional": ("looks at a neighbour", "look at a neighbour"),
+    "sink": ("attends mostly to a first or special token", "attend mostly to a first or special token"),
+    "positional": ("attends to a neighbouring token", "attend to a neighbouring token"),
     "mixing": ("mixes several tokens", "mix several tokens"),
     "blind": ("saw one token at a time", "saw one token at a time"),
 }
-"""What is said of a head, and of several; of two that are true the first."""
+"""What one head does, and several; the first that applies is used."""
 
 
 class Fitted:
-    """A document that is laid out when it is known how wide the terminal is."""
+    """A document that is laid out when the width of the terminal is known."""
 
     def __init__(self, document: Json) -> None:
         self.document = document
@@ -57,7 +57,7 @@ class Fitted:
 
 
 def table(document: Json, width: int = 80) -> RenderableType:
-    """Everything that a person needs first, in the order they need it."""
+    """The table, the most important first."""
     parts: list[RenderableType] = [*_head(document), Text()]
     parts += [_verdict(document, width), *_heads(document), Text()]
     if document["layers"]:
@@ -88,12 +88,12 @@ def _head(document: Json) -> Iterator[Text]:
         told = safe(what if len(what) <= 60 else f"{what[:59]}…")
         length = f" · {plural(one['length'], 'token')}" if one["length"] is not None else ""
         cut = ", cut" if one["truncated"] else ""
-        kind = (
+        modality = (
             f" · {one['modality']}" + (", generated" if one["generated"] else "")
             if one["modality"] in ("image", "audio")
             else ""
         )
-        yield Text(f"{told!r}{kind}{length}{cut}" if one["text"] else f"{told}{kind}{length}", overflow="fold")
+        yield Text(f"{told!r}{modality}{length}{cut}" if one["text"] else f"{told}{modality}{length}", overflow="fold")
     more = len(document["inputs"]) - TEXTS
     if more > 0:
         yield Text(f"and {plural(more, 'more input')}")
@@ -106,33 +106,33 @@ def _verdict(document: Json, width: int) -> Text:
 
 
 def _heads(document: Json) -> Iterator[Text]:
-    """What every head does, in one line: how many have findings, and what looks odd on the map and is not."""
-    kinds: dict[tuple[Any, ...], set[str]] = {
+    """What the heads do, in one line: how many have findings, and which sharp heads are normal."""
+    names: dict[tuple[Any, ...], set[str]] = {
         (row["layer"], row["kind"], row["head"]): set() for row in document["heads"]
     }
     for one in document["findings"]:
         place = (one["layer"], one["kind"], one["head"])
-        if place in kinds:
-            kinds[place].add(one["name"] if one["level"] == "healthy" else "told")
+        if place in names:
+            names[place].add(one["name"] if one["level"] == "healthy" else "told")
     blind = {(row["layer"], row["kind"], row["head"]) for row in document["heads"] if row["evenness"] is None}
     counts = Counter(
-        next((kind for kind in _DOES if kind in found), "blind" if place in blind else "mixing")
-        for place, found in kinds.items()
+        next((name for name in _DOES if name in found), "blind" if place in blind else "mixing")
+        for place, found in names.items()
     )
     told, usual, unseeing = (
-        [f"{counts[kind]} {_DOES[kind][counts[kind] > 1]}" for kind in some if counts[kind]]
+        [f"{counts[name]} {_DOES[name][counts[name] > 1]}" for name in some if counts[name]]
         for some in (("told",), ("sink", "positional", "mixing"), ("blind",))
     )
-    line = "; ".join([*told, *([", ".join([*usual, "as usual"])] if usual else []), *unseeing])
+    line = "; ".join([*told, *([", ".join([*usual, "which is normal"])] if usual else []), *unseeing])
     first, _, rest = line.partition(" ")
-    everybody = "The only head" if len(kinds) == 1 else f"All {len(kinds)} heads"
-    if kinds:
-        who = everybody if first == str(len(kinds)) else f"{first} of {len(kinds)} heads"
+    everybody = "The only head" if len(names) == 1 else f"All {len(names)} heads"
+    if names:
+        who = everybody if first == str(len(names)) else f"{first} of {len(names)} heads"
         yield Text(f"{who} {rest}.", style="dim")
 
 
 def _spread(layers: Sequence[Json]) -> Iterator[Text]:
-    """The logit std, beside the one that q and k of the same lengths in random directions would have."""
+    """The logit std, compared with that of q and k of the same lengths in random directions."""
     both = [(one["scale"]["logit_std"], one["scale"]["predicted_std"]) for one in layers]
     known = [(measured, measured / predicted) for measured, predicted in both if measured and predicted]
     if not known:
@@ -185,7 +185,7 @@ def _number_of(scale: Json) -> str:
 
 
 def _findings(findings: Sequence[Json], width: int) -> Iterator[RenderableType]:
-    """The worst of each kind and level, with how many there are like it."""
+    """The worst finding of each name and level, with how many there are."""
     told = [one for one in findings if one["level"] != "healthy"]
     groups: dict[tuple[Any, ...], list[Json]] = {}
     for one in told:
@@ -205,7 +205,9 @@ def _findings(findings: Sequence[Json], width: int) -> Iterator[RenderableType]:
     if groups:
         yield grid
     if len(groups) > GROUPS:
-        yield Text(f"and {plural(len(groups) - GROUPS, 'more kind')}; --json has all {len(told)} findings", style="dim")
+        yield Text(
+            f"and {plural(len(groups) - GROUPS, 'more group')}; --json has all {len(told)} findings", style="dim"
+        )
     if groups:
         yield Text()
 
@@ -217,7 +219,7 @@ def _where(finding: Json) -> str:
 
 
 def _layers(document: Json, width: int) -> Iterator[RenderableType]:
-    """A line per layer with its heads as blocks, below the numbers where both do not fit; the worst layers of too many."""
+    """A line per layer with its heads as blocks, which are below the numbers in a narrow terminal; of many layers the worst."""
     places = list(dict.fromkeys((row["layer"], row["kind"]) for row in document["heads"]))
     worst = list(dict.fromkeys((one["layer"], one["kind"]) for one in document["findings"]))
     chosen = set([*[place for place in worst if place in places], *places][:LAYERS] if len(places) > LAYERS else places)
@@ -251,7 +253,7 @@ def _legend(titles: Sequence[str]) -> Iterator[Text]:
 
 
 def _grid(*titles: str) -> Table:
-    """A name, numbers to the right, and blocks that go on in the next line where they are too many."""
+    """A table of a name, numbers, and blocks that may continue on the next line."""
     grid = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column("layer", overflow="fold", min_width=5)
     for title in titles:
@@ -263,7 +265,7 @@ def _grid(*titles: str) -> Table:
 
 
 def _needs(lines: Sequence[tuple[str, ...]], titles: Sequence[str], blocks: bool = True) -> int:
-    """How wide a table of these lines is; names of over 24 and blocks of over 16 go on in the next line where they must."""
+    """How wide a table of these lines is; names over 24 and blocks over 16 columns may continue on the next line."""
     name, *columns, heads = (max((len(line[at]) for line in lines), default=0) for at in range(len(titles) + 2))
     inner = sum(max(width, len(title)) for width, title in zip(columns, titles, strict=True)) + GAP * len(titles)
     return min(max(name, NARROWEST), 24) + inner + (GAP + min(max(heads, 5), 16) if blocks else 0)
