@@ -36,7 +36,7 @@ EXAMPLES = {
     "from_scratch.py": "(theory: d_k = 64)",
     "swap_rule.py": "The first rule is what the model had: only rounding moved.",
     "watch_training.py": "|dq| per head",
-    "scan_fault.py": "√d_model for √d_k: q·k is multiplied",
+    "scan_fault.py": "√d_model instead of √d_k: q·k is multiplied",
 }
 
 

@@ -75,7 +75,9 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    "sqrt_dmodel": Fault("warn", "Vaswani et al. 2017, §3.2.1: √d_k, the width of one head", "√d_model for √d_k"),
+    "sqrt_dmodel": Fault(
+        "warn", "Vaswani et al. 2017, §3.2.1: √d_k, the width of one head", "√d_model instead of √d_k"
+    ),
     "twice": Fault("act", "Vaswani et al. 2017, §3.2.1: one factor of 1/√d_k", "scaled twice"),
     "after_softmax": Fault(
         "act", "Vaswani et al. 2017, eq. 1: the scale is inside the softmax", "scaled after the softmax"

@@ -42,8 +42,7 @@ def _json(document: Json) -> bytes:
 
 
 def _csv(document: Json) -> bytes:
-    text = io.StringIO()
-    rows = document["heads"]
+    text, rows = io.StringIO(), document["heads"]
     writer = csv.DictWriter(text, _columns(rows), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -266,7 +267,7 @@ def _grid(*titles: str) -> Table:
 
 def _needs(lines: Sequence[tuple[str, ...]], titles: Sequence[str], blocks: bool = True) -> int:
     """How wide a table of these lines is; names over 24 and blocks over 16 columns may continue on the next line."""
-    name, *columns, heads = (max((len(line[at]) for line in lines), default=0) for at in range(len(titles) + 2))
+    name, *columns, heads = (max((cell_len(line[at]) for line in lines), default=0) for at in range(len(titles) + 2))
     inner = sum(max(width, len(title)) for width, title in zip(columns, titles, strict=True)) + GAP * len(titles)
     return min(max(name, NARROWEST), 24) + inner + (GAP + min(max(heads, 5), 16) if blocks else 0)
 
