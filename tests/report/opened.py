@@ -21,11 +21,12 @@ _PAGES: dict[str, Any] = {}
 
 
 def _page(browser: Any, settings: dict[str, Any]) -> Any:
-    key = f"{id(browser)} {sorted(settings.items())}"
+    viewport = settings["viewport"]
+    key = f"{id(browser)} {sorted({**settings, 'viewport': None}.items())}"
     if key not in _PAGES:
-        page = browser.new_context(**settings).new_page()
-        page.add_init_script(WATCH)
-        _PAGES[key] = page
+        _PAGES[key] = browser.new_context(**settings).new_page()
+        _PAGES[key].add_init_script(WATCH)
+    _PAGES[key].set_viewport_size(viewport)
     return _PAGES[key]
 
 
@@ -56,7 +57,6 @@ def opened(browser: Any, document: dict[str, Any], folder: Path, *, at: str = ""
             page.remove_listener(event, listener)
         colours = settings.get("color_scheme", "light")
         page.emulate_media(media="null", color_scheme=colours, reduced_motion=settings["reduced_motion"])
-        page.set_viewport_size(settings["viewport"])
         page.mouse.move(0, 0)
         page.goto("about:blank")
 
