@@ -39,7 +39,7 @@ MEANINGS = (
 
 _DOES = {
     "told": ("is in the findings below", "are in the findings below"),
-    "sink": ("attends mostly to a first or special token", "attend mostly to a first or special token"),
+    "sink": ("has an attention sink on a first or special token", "have an attention sink on a first or special token"),
     "positional": ("attends to a neighbouring token", "attend to a neighbouring token"),
     "mixing": ("mixes several tokens", "mix several tokens"),
     "blind": ("saw one token at a time", "saw one token at a time"),
