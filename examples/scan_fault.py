@@ -1,4 +1,4 @@
-"""A model with a common mistake, √d_model for √d_k, scanned."""
+"""A model with a common mistake, √d_model instead of √d_k, scanned."""
 
 import math
 

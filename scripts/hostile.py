@@ -29,7 +29,7 @@ from attemper import cli
 from attemper.bench import cpu, memory, run, watch
 from attemper.lab.claims import claims
 from attemper.lab.exact import additive_cost
-from attemper.scan.input import piped
+from attemper.scan.input import pipes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from folders import save
@@ -188,7 +188,7 @@ def _inputs(model: Path) -> list[Case]:
 
     def silent(change: Callable[[], object]) -> Callable[[], None]:
         def prepare() -> None:
-            piped.PATIENCE = 0.3
+            pipes.PATIENCE = 0.3
             change()
 
         return prepare

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import attemper
 import zoo
-from attemper.scan.examiners.items import Reading
+from attemper.scan.examiners.items import BatchItems
 
 HIDDEN = -1e4
 
@@ -40,13 +40,13 @@ class Matrix:
         return real[0], real[-1] + 1
 
 
-def reading_of(subject: zoo.Subject) -> Reading:
+def items_of(subject: zoo.Subject) -> BatchItems:
     """[CLS] w1 w2 … [SEP] for every item, without padding."""
     keep = subject.keep if subject.keep is not None else torch.ones(2, zoo.LENGTH, dtype=torch.bool)
     lengths = keep.sum(-1).tolist()
     tokens = tuple(("[CLS]", *(f"w{i}" for i in range(1, n - 1)), "[SEP]") for n in lengths)
     special = tuple(tuple(token[0] == "[" for token in item) for item in tokens)
-    return Reading(tokens=tokens, special=special)
+    return BatchItems(tokens=tokens, special=special)
 
 
 def examine(subject: zoo.Subject, *examiners: object) -> list[Matrix]:

@@ -45,7 +45,7 @@ def test_another_scale_is_found(meet, applied):
     found, beside = attemper.scan(model, x.cuda()), attemper.scan(model.to("cpu"), x)
     assert [layer["scale"]["applied"] for layer in found.layers] == pytest.approx([applied] * 2, rel=1e-5)
     assert [layer["scale"]["says"] for layer in found.layers] == [layer["scale"]["says"] for layer in beside.layers]
-    assert [one["kind"] for one in found.findings] == [one["kind"] for one in beside.findings]
+    assert [one["name"] for one in found.findings] == [one["name"] for one in beside.findings]
 
 
 def test_what_if_and_the_report(tmp_path):

@@ -59,7 +59,7 @@ def made(
         "notes": ["Dead heads were not looked for: one text is not enough."],
     }
     document["model"] |= {"dtype": "float32", "sha256": "ab" * 32, "task": None}
-    words = {"kind": "text", "text": " ".join(tokens), "tokens": tokens, "special": special, "length": len(tokens)}
+    words = {"modality": "text", "text": " ".join(tokens), "tokens": tokens, "special": special, "length": len(tokens)}
     document["inputs"] = [words | {"generated": False, "truncated": False} for _ in range(texts)]
     generator, kept = torch.Generator().manual_seed(7), {}
     for number in range(layers):
@@ -115,7 +115,7 @@ def _layer(name: str, heads: int, width: int, keys: int, rows: list[dict[str, fl
     }
 
 
-def finding(document: dict[str, Any], layer: int, head: int | None, kind: str = "peak", level: str = "note") -> None:
+def finding(document: dict[str, Any], layer: int, head: int | None, name: str = "peak", level: str = "note") -> None:
     """Add a finding about a head, with its own numbers; the worst first is the caller's business."""
     row = next(
         row
@@ -124,7 +124,7 @@ def finding(document: dict[str, Any], layer: int, head: int | None, kind: str = 
     )
     where = {
         "layer": row["layer"],
-        "layer_kind": "self",
+        "kind": "self",
         "head": head,
         "value": row["peak"],
         "threshold": 30,
@@ -134,9 +134,9 @@ def finding(document: dict[str, Any], layer: int, head: int | None, kind: str = 
         "says": f"Its largest logit is {row['peak']:.1f}.",
         "todo": "Watch it.",
         "fault": None,
-        "title": thresholds.TITLES[kind],
+        "title": thresholds.TITLES[name],
     }
-    document["findings"].append({"kind": kind, "level": level, **where, **words})
+    document["findings"].append({"name": name, "level": level, **where, **words})
 
 
 def asked(document: dict[str, Any], kept: dict[tuple[int, int], torch.Tensor], position: int) -> dict[str, Any]:

@@ -16,20 +16,36 @@ document.addEventListener("securitypolicyviolation", (event) => window.violation
 """
 
 
+_PAGES: dict[str, Any] = {}
+"""A page for each set of options: a new one takes longer than most tests. Nothing of a report outlives about:blank."""
+
+
+def _page(browser: Any, settings: dict[str, Any]) -> Any:
+    viewport = settings["viewport"]
+    key = f"{id(browser)} {sorted({**settings, 'viewport': None}.items())}"
+    if key not in _PAGES:
+        _PAGES[key] = browser.new_context(**settings).new_page()
+        _PAGES[key].add_init_script(WATCH)
+    _PAGES[key].set_viewport_size(viewport)
+    return _PAGES[key]
+
+
 @contextlib.contextmanager
 def opened(browser: Any, document: dict[str, Any], folder: Path, *, at: str = "", **options: Any) -> Iterator[Any]:
     """The page of a report; afterwards: no console message, no error, no request but the file, no violation."""
     path = report.write(document, folder / "report.html")
     settings = {"viewport": {"width": 1280, "height": 720}, "reduced_motion": "reduce", **options}
-    context = browser.new_context(**settings)
     said: list[str] = []
     asked: list[str] = []
-    page = context.new_page()
-    page.add_init_script(WATCH)
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+    page = _page(browser, settings)
+    listeners = {
+        "console": lambda message: said.append(message.text),
+        "pageerror": lambda error: said.append(str(error)),
+        "request": lambda request: asked.append(request.url),
+        "dialog": lambda dialog: (said.append(dialog.message), dialog.dismiss()),
+    }
+    for event, listener in listeners.items():
+        page.on(event, listener)
     page.goto(path.as_uri() + at)
     try:
         yield page
@@ -37,7 +53,12 @@ def opened(browser: Any, document: dict[str, Any], folder: Path, *, at: str = ""
         assert said == []
         assert {url.partition("#")[0] for url in asked} == {path.as_uri()}
     finally:
-        context.close()
+        for event, listener in listeners.items():
+            page.remove_listener(event, listener)
+        colours = settings.get("color_scheme", "light")
+        page.emulate_media(media="null", color_scheme=colours, reduced_motion=settings["reduced_motion"])
+        page.mouse.move(0, 0)
+        page.goto("about:blank")
 
 
 def cell(page, layer, head):

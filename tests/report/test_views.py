@@ -147,7 +147,7 @@ def seeing(rows=2, columns=3, first=1):
     """A model that sees: weights over patches behind a token of its own, on an image of 6 × 4 pixels."""
     count = rows * columns + first
     document, kept = made([f"t{i}" for i in range(count)], layers=2, heads=2)
-    document["inputs"][0] |= {"kind": "image", "text": None, "tokens": None, "special": None, "length": None}
+    document["inputs"][0] |= {"modality": "image", "text": None, "tokens": None, "special": None, "length": None}
     for entry in document["attention"]:
         entry["patches"] = {"rows": rows, "columns": columns, "first": first}
     data = base64.b64encode(bytes(range(72))).decode()

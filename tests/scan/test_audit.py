@@ -6,7 +6,7 @@ import torch
 import attemper
 import zoo
 from attemper.scan.audit.audit import Audit
-from attemper.scan.audit.verdict import REMARKS
+from attemper.scan.audit.judge import REMARKS
 from scan import faults, innocents
 
 

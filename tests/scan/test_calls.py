@@ -109,7 +109,7 @@ def test_a_layer_out_of_line_is_remarked(odd):
     assert found[odd].says.endswith(f"This layer multiplies q·k by 0.2, the 3 others like it by {ROOT:.4g}.")
     assert found[odd].verdict == "ok"
     document = attemper.scan(net, numbers()).to_dict()
-    (said,) = [one for one in document["findings"] if one["kind"] == "scale"]
+    (said,) = [one for one in document["findings"] if one["name"] == "scale"]
     assert (said["level"], said["fault"], said["layer"]) == ("note", "odd", str(odd))
     jsonschema.validate(document, schema())
 

@@ -23,28 +23,28 @@ SENTENCE = "The dog chased the ball because it was fast."
 VALID = jsonschema.Draft202012Validator(schema())
 
 
-@pytest.fixture(scope="session")
-def embedded():
-    """The command as a newcomer runs it, in a process of its own."""
-
-    def run(*arguments, **environment):
-        done = subprocess.run(
-            [sys.executable, "-m", "attemper", "scan", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            timeout=300,
-            env={**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "80", **environment},
-        )
-        return done.returncode, done.stdout, done.stderr
-
-    return run
+ALONE = """
+import sys
+from attemper import cli, demo
+try:
+    cli.main(["scan"])
+finally:
+    assert demo.PACKAGE not in sys.modules  # the embedded model is read, and no code of its package runs
+"""
 
 
-def test_the_embedded_model_in_one_word(embedded):
-    code, out, err = embedded()
-    assert (code, err) == (0, "")
-    lines = out.splitlines()
+def test_the_embedded_model_in_one_word():
+    """The command as a newcomer runs it, in a process of its own: nothing on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "80"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    out, lines = done.stdout, done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("MiniLM-L6 (embedded) · BertModel · 22.7 M parameters")
     assert f"'{SENTENCE}' · 12 tokens" in out
@@ -54,9 +54,11 @@ def test_the_embedded_model_in_one_word(embedded):
     assert [line.split()[0] for line in lines if line[:1].isdigit() and line[1:2] == " "] == list("012345")
 
 
-def test_it_is_the_dog_and_without_the_scale_heads_freeze(embedded, tmp_path):
+def test_it_is_the_dog_and_without_the_scale_heads_freeze(attemper_command, tmp_path):
     report = tmp_path / "report.html"
-    code, out, err = embedded("--token", "it", "--what-if", "none,dk", "--json", "--attention", "-o", report)
+    code, out, err = attemper_command(
+        "scan", "--token", "it", "--what-if", "none,dk", "--json", "--attention", "-o", report
+    )
     assert code == 0
     document = json.loads(out)
     assert list(VALID.iter_errors(document)) == []
@@ -200,7 +202,7 @@ def test_a_causal_token_looks_at_what_it_can_see(attemper_command, folder, token
     assert (found["best"] is None) == (token == "the")
     _, out, _ = attemper_command("scan", folder("gpt2"), *text, "--token", token)
     shown = out[
-        out.index("What") if "What" in out else out.index(f"{token} → " if found["best"] else f"'{token}' sees") :
+        out.index("What") if "What" in out else out.index(f"{token} → " if found["best"] else f"'{token}' attends") :
     ]
     assert not {"because", "ball"} & set(shown.split()) or token == "fast"
 
@@ -222,8 +224,8 @@ def test_a_causal_token_looks_at_what_it_can_see(attemper_command, folder, token
         (["-o", "scan.pdf"], "-o must end in .html, .json, .csv or .parquet; got 'scan.pdf'."),
         (["-o", "no/scan.html"], "-o: there is no folder 'no'"),
         (["--dtype", "int8"], "unknown --dtype 'int8'"),
-        (["--device", "warp"], "--device 'warp' is not usable here"),
-        (["--image", "a.png"], "so --image is not for it"),
+        (["--device", "warp"], "--device 'warp' cannot be used here"),
+        (["--image", "a.png"], "so --image cannot be used"),
     ],
 )
 def test_wrong_use_is_one_sentence_on_stderr(attemper_command, folder, arguments, words):
@@ -398,7 +400,7 @@ def test_what_is_being_done_is_told_from_before_the_first_import_on(attemper_com
     monkeypatch.undo()
     monkeypatch.setattr(sys.modules["attemper.cli.scan"], "progress", lambda: contextlib.nullcontext(told.append))
     assert attemper_command("scan", folder("bert"))[0] == 0
-    wanted = ["loading torch", "loading transformers", f"reading {folder('bert')}", "reading what it runs on"]
+    wanted = ["loading torch", "loading transformers", f"reading {folder('bert')}", "reading the inputs"]
     assert told[1:6] == [*wanted, "running the model"]
 
 

@@ -16,10 +16,10 @@ import zoo
 from attemper import health
 from attemper.errors import InputError
 from attemper.health import thresholds
-from attemper.scan.examiners.items import Reading
+from attemper.scan.examiners.items import BatchItems, CurrentInput
 from attemper.scan.examiners.neighbours import Neighbours
 from attemper.scan.examiners.sinks import Sinks
-from attemper.scan.examiners.text_dependence import Texts
+from attemper.scan.examiners.text_dependence import TextDependence
 
 
 def head(number=0, layer="a", **signs):
@@ -37,7 +37,7 @@ def among(*rows, of=8):
 
 
 def kinds(found):
-    return [(one.kind, one.level) for one in found]
+    return [(one.name, one.level) for one in found]
 
 
 def test_an_ordinary_head_is_not_spoken_of():
@@ -61,7 +61,7 @@ def test_the_ladder_of_the_peak(peak, level):
     assert kinds(found) == ([] if level is None else [("peak", level)])
     if level is not None:
         (one,) = found
-        assert (one.layer, one.layer_kind, one.head, one.value) == ("a", "self", 3, peak)
+        assert (one.layer, one.kind, one.head, one.value) == ("a", "self", 3, peak)
         assert one.threshold < peak
         assert one.source
         assert one.todo
@@ -123,8 +123,8 @@ def test_half_of_a_layer_is_a_crowd():
 def test_a_sentence_says_that_a_head_is_the_same_whatever_the_text():
     (resting,) = health.findings(among(head(sink_weight=0.95, text_distance=0.001)))
     (looking,) = health.findings(among(head(neighbour_weight=0.95, text_distance=0.001)))
-    assert "whatever the text" in resting.says
-    assert "whatever the text" in looking.says
+    assert "in every text" in resting.says
+    assert "in every text" in looking.says
     assert "the first token '[CLS]'" in resting.says
     assert "the token before" in looking.says
 
@@ -153,7 +153,7 @@ def test_rounding_is_that_of_the_dtype(dtype, logit):
     """The number in the finding, against neighbours of that dtype: half of their distance, through exp."""
     name = str(dtype).removeprefix("torch.")
     layer = {"layer": "a", "kind": "self", "route": "hand-written", "dtype": name, "scale": None}
-    found = [one for one in health.findings(among(head(peak=logit)), [layer]) if one.kind == "overflow"]
+    found = [one for one in health.findings(among(head(peak=logit)), [layer]) if one.name == "overflow"]
     stored = torch.tensor(logit, dtype=dtype)
     gap = (torch.nextafter(stored, torch.tensor(math.inf, dtype=dtype)) - stored).item()
     moved = math.expm1(gap / 2)
@@ -199,7 +199,7 @@ class Scale:
 @pytest.mark.parametrize("fault", thresholds.FAULTS)
 def test_a_fault_of_the_audit_is_a_finding(fault):
     (one,) = health.findings(among(head()), audit=[Scale("a", "self", None), Scale("a", "self", fault)])
-    assert (one.kind, one.fault, one.layer, one.head, one.value) == ("scale", fault, "a", None, 0.1)
+    assert (one.name, one.fault, one.layer, one.head, one.value) == ("scale", fault, "a", None, 0.1)
     assert (one.says, one.todo) == ("It divides twice.", "Divide once.")
     assert one.level in ("note", "warn", "act")
     assert health.verdict([one])[0] == one.level
@@ -224,9 +224,9 @@ def test_a_nan_is_told_once_where_it_first_appears():
     broken = {"mean": math.nan, "variance": math.nan, "peak": math.nan, "entropy": math.nan}
     rows = [head(n, layer, **(broken if layer != "a" else {})) for layer in "abc" for n in range(2)]
     (one,) = health.findings(rows)
-    assert (one.kind, one.level, one.layer, one.head, one.value) == ("nan", "diverging", "b", None, None)
+    assert (one.name, one.level, one.layer, one.head, one.value) == ("nan", "diverging", "b", None, None)
     assert "in all heads" in one.says
-    assert "1 layer after" in one.says
+    assert "1 later layer" in one.says
     (one,) = health.findings(rows, order=[(layer, "self") for layer in "cba"])
     assert one.layer == "c"
 
@@ -234,7 +234,7 @@ def test_a_nan_is_told_once_where_it_first_appears():
 def test_a_document_has_null_for_nan_and_for_what_was_not_measured():
     null = {"mean": None, "variance": None, "peak": None, "entropy": None}
     (one,) = health.findings([head(0), head(1, **null)])
-    assert (one.kind, one.head) == ("nan", 1)
+    assert (one.name, one.head) == ("nan", 1)
     unknown = dict.fromkeys(("sink_weight", "evenness_without_sinks", "neighbour_weight", "text_distance", "saturated"))
     assert health.findings(among(head(**unknown))) == []
     assert health.findings(among(head(rows=0, **null))) == []  # no query was real
@@ -243,7 +243,7 @@ def test_a_document_has_null_for_nan_and_for_what_was_not_measured():
 def test_a_finding_is_plain_data():
     (one,) = health.findings(among(head(peak=60.0)))
     assert json.loads(json.dumps(one.to_dict())) == one.to_dict()
-    names = "kind fault title level layer layer_kind head value threshold source says todo"
+    names = "name fault title level layer kind head value threshold source says todo"
     assert sorted(one.to_dict()) == sorted(names.split())
 
 
@@ -254,8 +254,8 @@ def test_the_table_of_thresholds_is_whole():
     named += [*thresholds.PEAK, *thresholds.OVERFLOW, *thresholds.ROUNDING]
     assert all(thing in rungs for thing in named)
     told = {kind for words in thresholds.TABLE for kind in re.findall(r"\w+", words)}
-    assert set(health.KINDS) - {"nan", "scale"} <= told
-    assert list(thresholds.TITLES) == list(health.KINDS)
+    assert set(health.NAMES) - {"nan", "scale"} <= told
+    assert list(thresholds.TITLES) == list(health.NAMES)
 
 
 def test_no_torch_is_needed():
@@ -264,8 +264,8 @@ def test_no_torch_is_needed():
 
 
 VERDICTS = [
-    ([], "ok", "Healthy: nothing to worry about was found."),
-    ([{"sink_weight": 0.9}], "ok", "Healthy: nothing to worry about was found."),
+    ([], "ok", "Healthy: no problem was found."),
+    ([{"sink_weight": 0.9}], "ok", "Healthy: no problem was found."),
     ([{"peak": 40.0}], "note", "Healthy, with remarks (1 high logit)."),
     ([{"peak": 60.0}], "warn", "Worth a look: a head 0 has logits up to 60."),
     ([{"peak": 60.0}, {"peak": 70.0}], "warn", "Worth a look: 2 of 8 heads have logits up to 70."),
@@ -289,22 +289,22 @@ def test_a_verdict_names_the_fault_and_not_its_whole_sentence(fault):
     level, title = thresholds.FAULTS[fault].level, thresholds.FAULTS[fault].title
     for others, where in ([], "layers.1"), ([Scale("b", "self", fault)], "2 layers"):
         found = health.findings(rows, audit=[scale, *others])
-        assert {one.title for one in found if one.kind == "scale"} == {title}
+        assert {one.title for one in found if one.name == "scale"} == {title}
         if level != "note":
-            worst = [one for one in found if one.kind == "scale"]
+            worst = [one for one in found if one.name == "scale"]
             assert health.verdict(worst)[1].endswith(f": {title} in {where}.")
             assert len(health.verdict(found)[1]) < 80
 
 
 def signs_of(model, readings, call):
     """The rows of a scan: what was recorded, and what the examiners saw."""
-    examiners = [Sinks(), Neighbours(), Texts()]
+    current = CurrentInput()
+    examiners = [Sinks(current), Neighbours(), TextDependence(current)]
     watch = attemper.watch(model)
     watch.examiners = list(examiners)
     with torch.no_grad(), watch:
         for number, reading in enumerate(readings):
-            for examiner in examiners:
-                examiner.reading = reading
+            current.items = reading
             call(number)
     rows = watch.record.to_dicts()
     for examiner in examiners:
@@ -335,10 +335,10 @@ def test_heads_made_to_be_something_are_called_that():
     texts = [torch.randn(1, length, 12) for length in (20, 24)]
     model = Made()
     tokens = [("[CLS]", *("w",) * (text.shape[1] - 1)) for text in texts]
-    readings = [Reading((n,), (words,), ((True, *[False] * (len(words) - 1)),)) for n, words in enumerate(tokens)]
+    readings = [BatchItems((n,), (words,), ((True, *[False] * (len(words) - 1)),)) for n, words in enumerate(tokens)]
     rows, layers = signs_of(model, readings, lambda number: model(texts[number]))
     found = health.findings(rows, layers)
-    named = {one.head: one.kind for one in found if one.kind != "peak"}
+    named = {one.head: one.name for one in found if one.name != "peak"}
     assert named == {0: "sink", 1: "flat", 2: "positional", 3: "collapsed", 4: "dead"}
     assert health.verdict(found)[0] == "note"
 
@@ -355,10 +355,10 @@ def test_a_nan_in_a_real_model_is_found_where_it_begins(name, first):
         weight[0, 0] = math.nan  # reaches head 0 alone; its output spoils all heads of the next layer
         with attemper.watch(subject.model) as watch:
             subject.run()
-    (one,) = [one for one in health.check(watch.record) if one.kind == "nan"]
+    (one,) = [one for one in health.check(watch.record) if one.name == "nan"]
     assert one.layer == watch.record.layers[first]
     assert one.head == 0
-    assert ("after it" in one.says) == (first == 0)
+    assert ("later layer" in one.says) == (first == 0)
     assert health.verdict(health.check(watch.record))[0] == "diverging"
 
 
@@ -367,9 +367,9 @@ def test_a_record_alone_says_less_and_nothing_wrong():
     with attemper.watch(model) as watch:
         model(torch.randn(1, 20, 12))
     found = health.check(watch.record)
-    assert {one.kind for one in found} == {"saturated", "flat"}  # no sink, nothing collapsed: that needs tokens
+    assert {one.name for one in found} == {"saturated", "flat"}  # no sink, nothing collapsed: that needs tokens
     assert {one.level for one in found} == {"note"}
-    assert "may be a sink" in next(one.says for one in found if one.kind == "saturated")
+    assert "may be a sink" in next(one.says for one in found if one.name == "saturated")
 
 
 def test_a_record_is_judged_by_its_last_step_and_its_first_nan():
@@ -380,9 +380,9 @@ def test_a_record_is_judged_by_its_last_step_and_its_first_nan():
             model(x * size, x * size, x * size)
             watch.step()
     level = {step: health.check(watch.record, step)[:1] for step in range(5)}
-    assert [level[0][0].kind, level[1]] == ["peak", []]
+    assert [level[0][0].name, level[1]] == ["peak", []]
     assert ["at step 2" in level[step][0].says for step in (2, 3, 4)] == [True] * 3
-    assert {one.kind for one in health.check(watch.record)} >= {"nan", "peak"}
+    assert {one.name for one in health.check(watch.record)} >= {"nan", "peak"}
     assert health.check(watch.record) == health.check(watch.record, step=4)
     with pytest.raises(InputError, match=r"check\(\): `step` must be one that was watched; got 9"):
         health.check(watch.record, step=9)
@@ -410,13 +410,13 @@ def test_a_healthy_model_is_not_called_sick(minilm, texts):
     for number, batch in enumerate(batches):
         ids = batch["input_ids"][0].tolist()
         tokens = tuple(tokenizer.convert_ids_to_tokens(ids))
-        readings.append(Reading((number,), (tokens,), (tuple(i in tokenizer.all_special_ids for i in ids),)))
+        readings.append(BatchItems((number,), (tokens,), (tuple(i in tokenizer.all_special_ids for i in ids),)))
     rows, layers = signs_of(model, readings, lambda number: model(**batches[number]))
     found = health.findings(rows, layers)
     level, line = health.verdict(found)
     assert level in ("ok", "note"), line
     assert line.startswith("Healthy")
     # the head that looks at the token before is sharp, and known for what it is
-    before = [one for one in found if one.kind == "positional" and one.layer == "encoder.layer.0.attention.self"]
+    before = [one for one in found if one.name == "positional" and one.layer == "encoder.layer.0.attention.self"]
     assert [one.head for one in before] == [2]
-    assert not [one for one in found if one.kind in ("collapsed", "saturated", "dead", "flat")]
+    assert not [one for one in found if one.name in ("collapsed", "saturated", "dead", "flat")]

@@ -13,10 +13,11 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from attemper.errors import InputError, MissingExtra
+from attemper.scan.document import plain
 from attemper.scan.input import model as load
 from attemper.scan.input.batch import make
-from attemper.scan.input.letters import readable
-from attemper.scan.input.text import Words, limit_of
+from attemper.scan.input.text import FolderTokenizer, limit_of
+from attemper.scan.input.token_text import readable
 from folders import WORDS, save, tokenizer
 
 SENTENCE = "the dog chased the ball ."
@@ -38,8 +39,8 @@ def refused(*arguments, **options):
 
 def test_a_text_becomes_tokens_that_people_can_read(loaded):
     (found,) = make(loaded("bert"), texts=[SENTENCE])
-    assert found.to_dict() == {
-        "kind": "text",
+    assert plain(found.about()) == {
+        "modality": "text",
         "text": SENTENCE,
         "tokens": ["[CLS]", *SENTENCE.split(), "[SEP]"],
         "special": [True, *[False] * 6, True],
@@ -146,7 +147,7 @@ def byte_words(*merged):
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>")
     sizes = {"n_layer": 1, "n_head": 1, "n_embd": 4, "vocab_size": len(words), "n_positions": 64}
     config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
-    return Words(load.Loaded(transformers.GPT2Model(config), "x", "object", tokenizer=fast))
+    return FolderTokenizer(load.Loaded(transformers.GPT2Model(config), "x", "object", tokenizer=fast))
 
 
 @pytest.mark.parametrize(
@@ -197,8 +198,8 @@ def test_byte_tokens_of_sentencepiece_are_joined():
 def test_a_model_that_sees_gets_a_picture_and_says_so(loaded):
     model = loaded("vit")
     (found,) = make(model)
-    assert found.to_dict() | {"tokens": None} == {
-        "kind": "image",
+    assert plain(found.about()) | {"tokens": None} == {
+        "modality": "image",
         "text": None,
         "tokens": None,
         "special": None,
@@ -237,7 +238,7 @@ def test_files_that_are_no_image_or_sound_are_refused(loaded, tmp_path):
     assert "could not be read as WAV" in refused(loaded("whisper"), sounds=[str(text)])
     assert "could not be read as WAV" in refused(loaded("whisper"), sounds=[str(tmp_path / "none.wav")])
     sound(tmp_path / "empty.wav", b"", 2, 1)
-    assert "holds no sound" in refused(loaded("whisper"), sounds=[str(tmp_path / "empty.wav")])
+    assert "has no samples" in refused(loaded("whisper"), sounds=[str(tmp_path / "empty.wav")])
 
 
 def test_pillow_is_asked_for_where_it_is_missing(loaded, monkeypatch):
@@ -278,7 +279,7 @@ def test_a_model_that_hears_gets_a_tone_and_its_decoder_a_text(loaded, tmp_path)
     model = loaded("whisper")
     (found,) = make(model, texts=["the dog sat"])
     assert found.generated
-    assert found.kind == "audio"
+    assert found.modality == "audio"
     assert found.batch["input_features"].shape == (1, 8, 24)
     assert found.batch["decoder_input_ids"].tolist() == [[1, 5, 6, 16]]
     assert any("rising tone was generated" in note for note in found.notes)
@@ -300,11 +301,11 @@ def test_a_decoder_without_a_tokenizer_gets_its_start(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("bert", {"images": ["a.png"]}, "BertModel takes text, so --image is not for it"),
-        ("bert", {"sounds": ["a.wav"]}, "BertModel takes text, so --audio is not for it"),
-        ("vit", {"texts": ["the dog"]}, "ViTForImageClassification takes image, so --text is not for it"),
-        ("whisper", {"images": ["a.png"]}, "takes audio and text, so --image is not for it"),
-        ("whisper", {"texts": ["the dog", "a cat"]}, "takes one text beside each audio; got 2"),
+        ("bert", {"images": ["a.png"]}, "BertModel takes text, so --image cannot be used"),
+        ("bert", {"sounds": ["a.wav"]}, "BertModel takes text, so --audio cannot be used"),
+        ("vit", {"texts": ["the dog"]}, "ViTForImageClassification takes image, so --text cannot be used"),
+        ("whisper", {"images": ["a.png"]}, "takes audio and text, so --image cannot be used"),
+        ("whisper", {"texts": ["the dog", "a cat"]}, "takes one text with each audio; got 2"),
     ],
 )
 def test_what_a_model_does_not_take_is_refused(loaded, name, options, words):
@@ -329,12 +330,12 @@ def test_a_model_of_text_and_images_gets_both():
 @pytest.mark.parametrize(("name", "option"), [("vit", "images"), ("whisper", "sounds")])
 def test_a_pipe_is_no_picture_and_no_sound(loaded, tmp_path, name, option):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="is no plain file"):
+    with pytest.raises(InputError, match="is not a plain file"):
         make(loaded(name), **{option: [str(tmp_path / "pipe")]})
 
 
 def test_an_absurd_picture_is_refused(loaded):
     found = loaded("vit")
     found.model.config.image_size = 10**9
-    with pytest.raises(InputError, match="which no model takes"):
+    with pytest.raises(InputError, match="which is too large"):
         make(found)

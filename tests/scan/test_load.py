@@ -14,6 +14,7 @@ import transformers
 from attemper import demo
 from attemper.errors import InputError, MissingExtra
 from attemper.scan import run as scanning
+from attemper.scan.document import plain
 from attemper.scan.input import model as load
 from attemper.scan.input.batch import make
 from folders import save
@@ -68,7 +69,7 @@ def test_a_folder_is_loaded_as_the_class_it_was_saved_as(folder, name, kind, tas
     found = load.load(folder(name))
     assert type(found.model) is kind
     assert not found.model.training
-    described = found.to_dict()
+    described = plain(found.about())
     assert (described["class"], described["task"], described["source"]) == (kind.__name__, task, "folder")
     assert described["name"] == f"tiny-{name}"
     assert described["parameters"] == sum(p.numel() for p in found.model.parameters())
@@ -81,14 +82,14 @@ def test_a_folder_is_loaded_as_the_class_it_was_saved_as(folder, name, kind, tas
 def test_the_task_can_be_another_and_says_what_was_drawn(folder):
     found = load.load(folder("bert"), task="fill-mask")
     assert type(found.model) is transformers.BertForMaskedLM
-    assert found.to_dict()["task"] == "fill-mask"
-    assert "drawn at random: cls." in found.notes[0]
+    assert plain(found.about())["task"] == "fill-mask"
+    assert "initialised at random: cls." in found.notes[0]
 
 
 def test_the_dtype_is_as_stored_or_as_asked(tmp_path):
     half = save(tmp_path / "half", "bert", dtype=torch.float16)
-    assert load.load(half).to_dict()["dtype"] == "float16"
-    assert load.load(half, dtype="float64").to_dict()["dtype"] == "float64"
+    assert load.load(half).about().dtype == "float16"
+    assert load.load(half, dtype="float64").about().dtype == "float64"
 
 
 def test_parts_are_one_model(folder, tmp_path):
@@ -101,7 +102,7 @@ def test_parts_are_one_model(folder, tmp_path):
 
 def test_the_embedded_model_is_checked_and_loaded():
     found = load.load()
-    assert found.to_dict() | {"sha256": None} == {
+    assert plain(found.about()) | {"sha256": None} == {
         "name": "MiniLM-L6 (embedded)",
         "source": "demo",
         "class": "BertModel",
@@ -151,9 +152,9 @@ def test_remote_code_is_refused(copy, name):
 def test_code_from_the_hub_is_refused(copy, key, value):
     place = copy()
     change(place, **{key: value})
-    assert "never fetches or runs" in refused(place)
+    assert "never downloads or runs" in refused(place)
     change(place, **{key: None}, vision_config={"deeper": [{key: value}]})
-    assert "never fetches or runs" in refused(place)
+    assert "never downloads or runs" in refused(place)
 
 
 @pytest.mark.parametrize(("asked", "ran"), [("eager", "eager"), ("sdpa", "sdpa"), ("flash_attention_2", "sdpa")])
@@ -166,7 +167,7 @@ def test_an_implementation_that_is_not_here_gives_way_and_that_is_said(copy, mon
     change(place, _attn_implementation=asked)
     found = load.load(place)
     assert found.model.config._attn_implementation == ran
-    said = "config.json asks for flash_attention_2, which needs more than torch; sdpa ran in its place."
+    said = "config.json asks for flash_attention_2, which needs more than torch; sdpa was used instead."
     assert found.notes == ([] if asked == ran else [said])
 
 
@@ -211,9 +212,9 @@ def test_remote_code_is_found_inside_of_inner_configs(copy):
         (lambda p: change(p, hidden_size="wide"), "could not be loaded"),
         (lambda p: change(p, hidden_size=48), "could not be loaded"),
         (lambda p: (p / "model.safetensors").unlink(), "has no .safetensors file"),
-        (lambda p: (p / "model.safetensors").write_bytes(b""), "is no whole .safetensors file"),
-        (lambda p: (p / "model.safetensors").write_bytes(b"\xff" * 64), "is no whole .safetensors file"),
-        (lambda p: cut(p / "model.safetensors"), "is no whole .safetensors file"),
+        (lambda p: (p / "model.safetensors").write_bytes(b""), "is not a complete .safetensors file"),
+        (lambda p: (p / "model.safetensors").write_bytes(b"\xff" * 64), "is not a complete .safetensors file"),
+        (lambda p: cut(p / "model.safetensors"), "is not a complete .safetensors file"),
         (lambda p: change(p, "model.safetensors.index.json", weight_map={}), "has no weight_map"),
         (lambda p: change(p, "model.safetensors.index.json", weight_map={"a": "../other.safetensors"}), "not opened"),
         (lambda p: change(p, "model.safetensors.index.json", weight_map={"a": "x.bin"}), "not opened"),
@@ -237,7 +238,7 @@ def cut(path):
         ("../..\x00", "there is no folder"),
         ("a/b/c", "there is no folder 'a/b/c'"),
         ("--help", "there is no folder '--help'"),
-        ("x" * 5000, "fetched only with --allow-download"),
+        ("x" * 5000, "downloaded only with --allow-download"),
         ("bert-base-uncased", "Type attemper scan bert-base-uncased --allow-download"),
         ("org/model", "Type attemper scan org/model --allow-download"),
     ],
@@ -257,7 +258,7 @@ def test_a_hub_that_cannot_be_reached_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     sentence = refused("org/model", allow_download=True)
-    assert "'org/model' could not be fetched from the hub" in sentence
+    assert "'org/model' could not be downloaded from the hub" in sentence
     assert "give a local folder" in sentence
 
 
@@ -284,7 +285,7 @@ def test_nobody_is_called(folder, monkeypatch):
     [
         ({"task": "fill-masks"}, "unknown --task 'fill-masks'. Did you mean 'fill-mask'?"),
         ({"dtype": "float23"}, "unknown --dtype 'float23'. Did you mean 'float32'?"),
-        ({"device": "warp"}, "--device 'warp' is not usable here"),
+        ({"device": "warp"}, "--device 'warp' cannot be used here"),
         ({"task": "image-classification"}, "could not be loaded for image-classification"),
     ],
 )

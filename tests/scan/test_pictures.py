@@ -1,4 +1,4 @@
-"""Pictures: unpacked, they are the weights of the whole matrix; long texts and large models stay small; n × n is never there."""
+"""Attention maps: unpacked, they are the weights of the whole matrix; long texts and large models stay small; never n × n."""
 
 import base64
 import json
@@ -12,16 +12,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
 import zoo
+from attemper.scan.document import plain
 from attemper.scan.examiners import maps as pictures
 from attemper.scan.examiners import weights
-from attemper.scan.examiners.items import Reading
-from attemper.scan.examiners.maps import Pictures
+from attemper.scan.examiners.items import BatchItems, CurrentInput
+from attemper.scan.examiners.maps import AttentionMaps
 from attemper.scan.examiners.neighbours import Neighbours
 from attemper.scan.examiners.sinks import Sinks
-from attemper.scan.examiners.text_dependence import Texts
+from attemper.scan.examiners.text_dependence import TextDependence
 from attemper.watch.attach.measuring import vitals_of
 from attemper.watch.call import AttentionCall, Facts
-from examined import examine, reading_of, rounding
+from examined import examine, items_of, rounding
 
 
 def numbers(text, kind, *shape):
@@ -45,11 +46,11 @@ def unpacked(picture):
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "gpt_neo", "by_hand", "vit"])
 def test_a_picture_is_the_whole_matrix_without_padding(name):
-    subject, examiner = zoo.make(name), Pictures()
+    subject, examiner = zoo.make(name), AttentionMaps()
     if subject.keep is not None:
-        examiner.reading = reading_of(subject)
+        examiner.current.items = items_of(subject)
     matrices = examine(subject, examiner)
-    found = {(one["layer"], one["kind"], one["input"]): one for one in examiner.attention()}
+    found = {(one["layer"], one["kind"], one["input"]): one for one in plain(examiner.attention())}
     assert len(found) == 2 * len(matrices)
     assert examiner.notes == []
     for matrix in matrices:
@@ -85,12 +86,12 @@ class Drawn(nn.Module):
 
 
 def drawn(model, lengths, image=False):
-    examiner = Pictures()
+    examiner = AttentionMaps()
     watch = attemper.watch(model)
     watch.examiners = [examiner]
     with torch.no_grad(), watch:
         for number, length in enumerate(lengths):
-            examiner.reading = Reading((number,), image=image)
+            examiner.current.items = BatchItems((number,), image=image)
             model(torch.zeros(1, length, 1))
     return examiner
 
@@ -101,7 +102,7 @@ def drawn(model, lengths, image=False):
 )
 def test_the_format_follows_the_size(layers, heads, length, form):
     model = Layers(layers, heads)
-    found = drawn(model, [length]).attention()
+    found = plain(drawn(model, [length]).attention())
     assert [(one["format"], one.get("bits")) for one in found] == [form] * layers
     last = found[-1]
     layer = model.layers[-1]
@@ -140,11 +141,11 @@ def test_a_thumbnail_shares_out_the_whole_weight(layers, heads, length, side, mo
     monkeypatch.setattr(pictures, "COARSE", 0)
     model = Layers(layers, heads, width=4)
     examiner = drawn(model, [length])
-    found = examiner.attention()
+    found = plain(examiner.attention())
     if not side:
         assert "thumbnail" not in found[0]
         assert examiner.notes == [
-            f"the thumbnails of {heads} heads are made from their largest weights: they are too many for more"
+            f"the thumbnails of {heads} heads are made from their largest weights, because there are so many"
         ]
         return
     layer = model.layers[-1]
@@ -157,7 +158,7 @@ def test_a_thumbnail_shares_out_the_whole_weight(layers, heads, length, side, mo
 
 
 def test_a_long_text_keeps_rows_from_the_first_to_the_last():
-    found = drawn(Layers(1, 2), [1500]).attention()[0]
+    found = plain(drawn(Layers(1, 2), [1500]).attention())[0]
     assert len(found["rows"]) == pictures.ROWS
     assert (found["rows"][0], found["rows"][-1]) == (0, 1499)
     assert found["rows"] == sorted(set(found["rows"]))
@@ -168,7 +169,7 @@ def test_a_long_text_keeps_rows_from_the_first_to_the_last():
     [(6, 12, [512]), (6, 12, [300, 300]), (24, 16, [200]), (6, 12, [100, 100, 512]), (6, 12, [128] * 4)],
 )
 def test_a_report_stays_small(layers, heads, lengths):
-    found = drawn(Layers(layers, heads, width=4), lengths).attention()
+    found = plain(drawn(Layers(layers, heads, width=4), lengths).attention())
     assert len(found) == layers * len(lengths)
     assert len(json.dumps(found)) < 3_000_000
     assert all(len(one.get("rows", [0])) > 0 for one in found)
@@ -181,7 +182,7 @@ def test_a_report_stays_small(layers, heads, lengths):
     [(1, 4, 197, "dense", 197), (2, 4, 197, "top", 197), (12, 12, 197, "top", 42), (2, 16, 577, "top", 192)],
 )
 def test_of_an_image_whole_rows_or_their_64_largest_weights_are_kept(layers, heads, length, form, rows):
-    found = drawn(Layers(layers, heads, width=4), [length], image=True).attention()
+    found = plain(drawn(Layers(layers, heads, width=4), [length], image=True).attention())
     assert {one["format"] for one in found} == {form}
     assert {one.get("bits", 16) for one in found} == {16}  # a 200th of a row's weight is a step of 8 bits
     assert {one.get("k", 64) for one in found} == {64}
@@ -191,10 +192,8 @@ def test_of_an_image_whole_rows_or_their_64_largest_weights_are_kept(layers, hea
 
 def test_only_the_first_texts_are_drawn_and_it_is_said():
     examiner = drawn(Layers(1, 2), [10] * 6)
-    assert [one["input"] for one in examiner.attention()] == list(range(pictures.TEXTS))
-    assert examiner.notes == [
-        "the attention of the first 4 inputs is drawn, of the others only their numbers are there"
-    ]
+    assert [one["input"] for one in plain(examiner.attention())] == list(range(pictures.TEXTS))
+    assert examiner.notes == ["the report shows the attention weights of the first 4 inputs only"]
 
 
 def test_weights_shared_by_layers_are_drawn_once_and_it_is_said():
@@ -207,15 +206,15 @@ def test_weights_shared_by_layers_are_drawn_once_and_it_is_said():
             return self.inner(x) + self.inner(x)
 
     examiner = drawn(Twice(), [10])
-    assert len(examiner.attention()) == 1
-    assert examiner.notes == ["inner: runs more than once in a pass; its first attention is drawn"]
+    assert len(plain(examiner.attention())) == 1
+    assert examiner.notes == ["inner: runs more than once in a pass; the weights of its first call are shown"]
 
 
 def test_of_a_batch_the_first_item_is_drawn():
-    subject, examiner = zoo.make("bert"), Pictures()
-    examiner.reading = Reading((0,))
+    subject, examiner = zoo.make("bert"), AttentionMaps()
+    examiner.current.items = BatchItems((0,))
     (first, _) = examine(subject, examiner)
-    found = examiner.attention()[0]
+    found = plain(examiner.attention())[0]
     assert (found["input"], found["queries"]) == (0, zoo.LENGTH)
     assert (unpacked(found) - first.weights[0]).abs().max() <= rounding(first) + 0.5 / 65535
 
@@ -234,7 +233,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("examiner", [Sinks, Neighbours, Texts, Pictures])
+@pytest.mark.parametrize("examiner", [Sinks, Neighbours, TextDependence, AttentionMaps])
 @pytest.mark.parametrize("hand_written", [False, True])
 def test_a_text_of_8192_tokens_fits(examiner, hand_written):
     """One layer of 8 heads: n × n would be 2 GiB of float32; an examiner makes nothing larger than q, k and its budget."""
@@ -245,8 +244,8 @@ def test_a_text_of_8192_tokens_fits(examiner, hand_written):
     vitals = vitals_of(call, attemper.vitals.SIGNS, "auto")
     if hand_written:  # the model's own matrix; a view stands for it, so that the test needs no n × n either
         call.logits = torch.zeros(1, 1, 1, 1).expand(1, heads, length, length)
-    looking = examiner()
-    looking.reading = Reading(special=((True, *[False] * (length - 1)),))
+    current = CurrentInput(BatchItems(special=((True, *[False] * (length - 1)),)))
+    looking = examiner() if examiner is Neighbours else examiner(current)
     with Largest() as largest:
         seen = looking.look(call, vitals, None)
     assert 0 < largest.bytes <= 4 * max(weights.BUDGET, q.numel())

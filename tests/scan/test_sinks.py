@@ -10,10 +10,10 @@ from torch import nn
 import attemper
 import zoo
 from attemper.scan.examiners import sinks
-from attemper.scan.examiners.items import Reading
+from attemper.scan.examiners.items import BatchItems
 from attemper.scan.examiners.neighbours import Neighbours
 from attemper.scan.examiners.sinks import Sinks
-from examined import examine, reading_of, rounding
+from examined import examine, items_of, rounding
 
 MODELS = [
     "bert",
@@ -63,9 +63,9 @@ def judged(matrix, reading):
 @pytest.mark.parametrize("name", MODELS)
 def test_sinks_are_those_of_the_whole_matrix(name):
     subject, examiner = zoo.make(name), Sinks()
-    reading = examiner.reading = reading_of(subject)
+    reading = examiner.current.items = items_of(subject)
     if name == "vit":
-        reading = examiner.reading = Reading(tokens=((), ()), special=((), ()))
+        reading = examiner.current.items = BatchItems(tokens=((), ()), special=((), ()))
     matrices = examine(subject, examiner)
     table = examiner.table()
     assert set(table) == {(matrix.layer, matrix.kind) for matrix in matrices}
@@ -92,7 +92,7 @@ def test_without_sinks_is_exact_in_float64():
     x = torch.randn(1, 20, 16, dtype=torch.float64)
     model = nn.MultiheadAttention(16, 2, batch_first=True).double().eval()
     examiner = Sinks()
-    examiner.reading = Reading(tokens=(tuple("[abcdefghijklmnopqr]"),), special=((True, *[False] * 18, True),))
+    examiner.current.items = BatchItems(tokens=(tuple("[abcdefghijklmnopqr]"),), special=((True, *[False] * 18, True),))
     with torch.no_grad(), _watched(model, examiner):
         _, weights = model(x, x, x, average_attn_weights=False)
     rest = weights[0, :, :, 1:-1]
@@ -131,7 +131,7 @@ def test_which_token_is_the_sink_and_where():
         for number, words in enumerate(("the dog ran home last night again", "a cat sat by the old wall and slept")):
             tokens = ("[CLS]", *words.split(), "[SEP]")
             special = (True, *[False] * (len(tokens) - 2), True)
-            examiner.reading = Reading((number,), (tokens,), (special,))
+            examiner.current.items = BatchItems((number,), (tokens,), (special,))
             model(torch.zeros(1, len(tokens), 1))
     assert watch.record.layers == [""]
     first, last, word, itself = examiner.table()["", "self"]
@@ -147,7 +147,7 @@ def test_the_first_token_of_different_texts_is_one_sink():
     with _watched(model, examiner):
         for number, first in enumerate(("The", "A")):
             tokens = (first, *"bcdefghijk")
-            examiner.reading = Reading((number,), (tokens,), ((False,) * len(tokens),))
+            examiner.current.items = BatchItems((number,), (tokens,), ((False,) * len(tokens),))
             model(torch.zeros(1, len(tokens), 1))
     (row,) = examiner.table()["", "self"]
     assert (row["sink_token"], row["sink_position"], round(row["sink_weight"], 4)) == ("The", 0, 1.0)

@@ -10,9 +10,9 @@ from torch import nn
 import attemper
 import zoo
 from attemper.scan.examiners import text_dependence as texts
-from attemper.scan.examiners.items import Reading
-from attemper.scan.examiners.text_dependence import Texts
-from examined import examine, reading_of, rounding
+from attemper.scan.examiners.items import BatchItems
+from attemper.scan.examiners.text_dependence import TextDependence
+from examined import examine, items_of, rounding
 
 MODELS = ["bert", "gpt2", "llama", "gpt_neo", "t5", "by_hand", "torch_encoder", "vit"]
 
@@ -43,9 +43,9 @@ def variation(first, second, heads):
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
 @pytest.mark.parametrize("name", MODELS)
 def test_distances_are_those_of_the_whole_matrix(name):
-    subject, examiner = zoo.make(name), Texts()
+    subject, examiner = zoo.make(name), TextDependence()
     if subject.keep is not None:
-        examiner.reading = reading_of(subject)
+        examiner.current.items = items_of(subject)
     matrices = examine(subject, examiner)
     table = examiner.table()
     compared = 0
@@ -55,7 +55,7 @@ def test_distances_are_those_of_the_whole_matrix(name):
         for item in range(2):
             start, stop = matrix.span(item)
             first, last = (start, stop) if square else (0, matrix.logits.shape[-1])
-            known = subject.keep is not None and len(examiner.reading.tokens[item]) == last - first
+            known = subject.keep is not None and len(examiner.current.items.tokens[item]) == last - first
             parts.append(
                 (
                     matrix.weights[item, :, start:stop, first:last],
@@ -90,7 +90,7 @@ def read(model, examiner, *batches):
     watch.examiners = [examiner]
     with torch.no_grad(), watch:
         for number, batch in enumerate(batches):
-            examiner.reading = Reading((number,))
+            examiner.current.items = BatchItems((number,))
             model(batch)
     return [row["text_distance"] for row in examiner.table()["", "self"]]
 
@@ -98,7 +98,7 @@ def read(model, examiner, *batches):
 def test_heads_made_blind_to_the_text_are_at_distance_zero():
     vocabulary = torch.randn(50, 8)
     batches = [vocabulary[torch.randint(0, 50, (length,))][None] for length in (20, 33, 26)]
-    back, flat, words = read(ByPlace(), Texts(), *batches)
+    back, flat, words = read(ByPlace(), TextDependence(), *batches)
     assert back < 1e-3
     assert flat < 1e-3
     assert words > 0.3
@@ -106,13 +106,13 @@ def test_heads_made_blind_to_the_text_are_at_distance_zero():
 
 def test_one_text_or_the_same_text_twice_tells_nothing():
     x = torch.randn(1, 20, 8)
-    assert read(ByPlace(), Texts(), x) == [None] * 3
-    examiner = Texts()
+    assert read(ByPlace(), TextDependence(), x) == [None] * 3
+    examiner = TextDependence()
     watch = attemper.watch(ByPlace())
     watch.examiners = [examiner]
     with watch:
         for number in range(2):
-            examiner.reading = Reading((number,), (("w",) * 20,), ((False,) * 20,))
+            examiner.current.items = BatchItems((number,), (("w",) * 20,), ((False,) * 20,))
             watch.model(x)
     assert [row["text_distance"] for row in examiner.table()["", "self"]] == [None] * 3
 
@@ -127,7 +127,7 @@ def test_a_layer_that_runs_twice_in_a_pass_is_not_two_texts():
             self.inner(x)
             return self.inner(x)
 
-    examiner = Texts()
+    examiner = TextDependence()
     watch = attemper.watch(Twice())
     watch.examiners = [examiner]
     with watch:
@@ -139,17 +139,17 @@ def test_the_text_that_differs_most_speaks_for_the_head():
     torch.manual_seed(3)
     x, other = torch.randn(2, 1, 20, 8)
     nearly = x + 0.02 * torch.randn_like(x)
-    near = read(ByPlace(), Texts(), x, nearly)[2]
-    far = read(ByPlace(), Texts(), x, other)[2]
+    near = read(ByPlace(), TextDependence(), x, nearly)[2]
+    far = read(ByPlace(), TextDependence(), x, other)[2]
     assert near < far
-    assert read(ByPlace(), Texts(), x, nearly, other)[2] == pytest.approx(far)
-    assert read(ByPlace(), Texts(), x, other, nearly)[2] == pytest.approx(far)
+    assert read(ByPlace(), TextDependence(), x, nearly, other)[2] == pytest.approx(far)
+    assert read(ByPlace(), TextDependence(), x, other, nearly)[2] == pytest.approx(far)
 
 
 def test_what_is_kept_does_not_grow_with_the_text():
     assert max(texts.ROWS) < texts.REACH
     assert len(texts.ROWS) <= 32
-    examiner = Texts()
+    examiner = TextDependence()
     read(Long(), examiner, torch.zeros(1, 3000, 1))
     (sample,) = examiner._first.values()
     assert sample.body.shape == (1, len(texts.ROWS), texts.REACH)
@@ -173,13 +173,13 @@ class AtTheEnd(nn.Module):
 
 @pytest.mark.parametrize("endings", [(1, 1), (1, 2), (2, 1)])
 def test_what_ends_a_text_is_counted_from_its_end(endings):
-    model, examiner = AtTheEnd(), Texts()
+    model, examiner = AtTheEnd(), TextDependence()
     watch = attemper.watch(model)
     watch.examiners = [examiner]
     with watch:
         for number, (length, ending) in enumerate(zip((9, 21), endings, strict=True)):
             special = (False,) * (length - ending) + (True,) * ending
-            examiner.reading = Reading((number,), ((f"w{number}",) * length,), (special,))
+            examiner.current.items = BatchItems((number,), ((f"w{number}",) * length,), (special,))
             model(torch.tensor(special).float()[None, :, None])
     ((row,),) = examiner.table().values()
     assert row["text_distance"] < 1e-3

@@ -7,6 +7,7 @@ import attemper
 import zoo
 from attemper.demo import SENTENCE
 from attemper.errors import InputError
+from attemper.scan.document import plain
 from attemper.scan.examiners.tokens import TokenWeights, find_token, word_of
 
 TOKENS = ["[CLS]", "It", "##it", "Ġit", "▁it", "play", "##ing", "7", "it:2", "ball</w>"]
@@ -72,7 +73,7 @@ def examined(subject, **options):
     watch.examiners = [examiner]
     with torch.no_grad(), watch:
         subject.run()
-    return examiner.to_dict()
+    return plain(examiner.result())
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gpt_neo", "bloom", "deberta", "torch_encoder", "by_hand"])

@@ -8,6 +8,7 @@ from torch import nn
 
 import attemper
 from attemper.scan.audit.audit import Audit
+from attemper.scan.document import plain
 from attemper.watch.attach import attachment as attach
 from scan.faults import EACH, FAULTY, HEADS, LENGTH, ROOT, SIZES, Layer, by_hand, llama, numbers, stack, tokens
 from scan.innocents import INNOCENT
@@ -289,7 +290,7 @@ def test_the_numbers_of_a_document():
     case = FAULTY["twice: q, then SDPA"]()
     with torch.no_grad():
         layer = audited(case.model, case.run)[0]
-    found = layer.to_dict()
+    found = plain(layer.part())
     assert found["factors"] == [
         {"what": "q: multiplied by a number", "number": ROOT},
         {"what": "scaled_dot_product_attention's own 1/√d_k", "number": ROOT},

@@ -2,19 +2,27 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from attemper.health import thresholds
-from attemper.scan.audit.evidence import Evidence
-from attemper.scan.audit.sentences import SENTENCES
-from attemper.scan.audit.verdict import REMARKS, judge
+from attemper.scan.audit import judge as judging
+from attemper.scan.audit.judge import REMARKS, MeasuredScale
+from attemper.scan.audit.sentences import SENTENCES, explain
 
-BARE = Evidence(head_dim=64, heads=2, applied=1.0, logit_std=9.0, keys=30.0)
+BARE = MeasuredScale(head_dim=64, heads=2, applied=1.0, logit_std=9.0, keys=30.0)
+
+
+def judge(scale):
+    """The verdict with its sentences."""
+    found = judging.judge(scale)
+    says, todo = explain(scale, found)
+    return SimpleNamespace(**vars(found), says=says, todo=todo)
 
 
 def test_what_cannot_be_told_is_no_fault():
-    same = Evidence(head_dim=8, heads=8, applied=1 / 8)  # 1/d_k is 1/√d_model
+    same = MeasuredScale(head_dim=8, heads=8, applied=1 / 8)  # 1/d_k is 1/√d_model
     assert judge(same).fault is None
     assert judge(same).rule == "dk"
     assert judge(replace(BARE, keys=3.0)).fault == "unscaled"  # too few keys to say how wide is too wide
@@ -35,8 +43,8 @@ def test_a_spread_is_too_wide_from_the_root_of_twice_the_logarithm_on(keys):
     wide = judge(replace(BARE, keys=keys, logit_std=1.02 * bound))
     assert wide.fault == "uncontrolled"
     assert f"√(2 ln n) = {bound:.3g}" in wide.says
-    assert wide.says.startswith("No scale and no QK-norm: logits spread by")
-    assert "folded into the weights, this is no fault of the scale" in wide.todo
+    assert wide.says.startswith("No scale and no QK-norm: the logit std is")
+    assert "part of the weights, the scale is correct" in wide.todo
 
 
 def test_a_rule_s_name_ends_half_a_percent_from_its_number():
@@ -50,7 +58,7 @@ def test_a_rule_s_name_ends_half_a_percent_from_its_number():
 def test_a_scale_multiplied_in_place_of_divided_is_a_fault_however_small_the_logits(number, divisor):
     found = judge(replace(BARE, applied=number, logit_std=0.1))
     assert found.fault == "multiplied"
-    assert f"q·k is multiplied by {number:g} = {divisor}, in place of 0.125 = 1/√d_k." in found.says
+    assert f"q·k is multiplied by {number:g} = {divisor}, instead of 0.125 = 1/√d_k." in found.says
     for excuse in (
         {"norms": (1.0, 1.0)},  # as nGPT has it
         {"by_design": True},
@@ -63,7 +71,7 @@ def test_a_scale_multiplied_in_place_of_divided_is_a_fault_however_small_the_log
 def test_another_number_above_1_is_said_as_it_is():
     found = judge(replace(BARE, applied=3.0))
     assert found.fault == "uncontrolled"
-    assert found.says.startswith("q·k is multiplied by 3, without QK-norm: logits spread by 9, past")
+    assert found.says.startswith("q·k is multiplied by 3, without QK-norm: the logit std is 9, above")
     assert judge(replace(BARE, applied=3.0, logit_std=0.5)).fault is None
 
 
@@ -77,10 +85,10 @@ def test_a_negative_scale():
 
 def test_a_mean_over_heads_that_may_be_a_scale_is_remarked():
     """1/√d_k is 1/heads."""
-    both = Evidence(head_dim=64, heads=8, applied=0.125, row_sums=(0.125, 0.125))
+    both = MeasuredScale(head_dim=64, heads=8, applied=0.125, row_sums=(0.125, 0.125))
     found = judge(both)
     assert (found.fault, found.after_softmax) == ("shrunk", 0.125)
-    assert "1/heads and 1/√d_k at once" in found.says
+    assert "both 1/heads and 1/√d_k" in found.says
     assert judge(replace(both, by_design=True)).fault is None
     assert judge(replace(both, heads=4)).fault == "after_softmax"
 

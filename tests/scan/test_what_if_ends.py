@@ -13,7 +13,8 @@ from torch.nn.attention.flex_attention import flex_attention
 import attemper
 import zoo
 from attemper.errors import InputError
-from attemper.scan.what_if import WhatIf, check_rules, layer_numbers, what_if
+from attemper.scan.document import plain
+from attemper.scan.what_if import check_rules, layer_numbers, summed_up, what_if
 from attemper.watch.attach.running import running
 from watched import Block, stack
 
@@ -28,9 +29,9 @@ def twice(model):
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        ("qk_norm", "not one number"),
+        ("qk_norm", "not a single number"),
         ("log_n", "grows with the keys"),
-        ("learned", "'sqrt_dk' is where it starts"),
+        ("learned", "it starts at 'sqrt_dk'"),
         ("softcap", "after the scale"),
         ("sqrt_dmodl", "Did you mean 'sqrt_dmodel'?"),
         ("-1", "got '-1'"),
@@ -65,13 +66,13 @@ def test_the_sums_of_the_heads():
     assert found.peak == max(row["peak"] for row in found.heads)
     assert found.logit_std == pytest.approx(math.sqrt(sum(row["variance"] for row in found.heads) / 4))
     assert found.effective_keys == pytest.approx(sum(row["effective_keys"] for row in found.heads) / 4)
-    assert WhatIf.of("x400", found.to_dict()["heads"]) == found
+    assert summed_up("x400", plain(found)["heads"]) == found
 
 
 def test_rows_too_short_to_saturate_are_no_head_that_does():
     row = dict.fromkeys(("layer", "kind", "head", "rows", "mean", "entropy", "p2", "top_weight", "evenness"))
     row |= {"jacobian_trace": 0.1, "effective_keys": 2.0, "variance": 4.0, "peak": 3.0, "saturated": math.nan}
-    found = WhatIf.of("none", [row, {**row, "saturated": None, "peak": None, "variance": None}])
+    found = summed_up("none", [row, {**row, "saturated": None, "peak": None, "variance": None}])
     assert (found.saturated_heads, found.peak, found.logit_std) == (0, 3.0, 2.0)
 
 
@@ -114,13 +115,13 @@ OTHER_WAYS = {
 @pytest.mark.parametrize("way", OTHER_WAYS)
 def test_another_way_the_second_time_is_an_error(way):
     model = Stateful(by_hand, OTHER_WAYS[way])
-    with pytest.raises(InputError, match="took another way"):
+    with pytest.raises(InputError, match="took another path"):
         what_if(model, twice(model), ["none"])
 
 
 def test_less_attention_the_second_time_is_an_error():
     model = Stateful(OTHER_WAYS["once more"], by_hand)
-    with pytest.raises(InputError, match="took another way"):
+    with pytest.raises(InputError, match="took another path"):
         what_if(model, twice(model), ["none"])
 
 
@@ -178,7 +179,7 @@ def test_a_fast_path_called_by_hand_takes_no_scale():
             return torch._native_multi_head_attention(x, x, x, 16, 2, *weights)[0]
 
     model = Fast()
-    with pytest.raises(InputError, match="cannot be replaced while it runs, since 'fused'"):
+    with pytest.raises(InputError, match="cannot be replaced while it runs, because 'fused'"):
         what_if(model, twice(model), ["none"])
 
 
@@ -310,7 +311,7 @@ def test_a_scan_runs_the_model_once_for_each_rule_and_once_as_it_is():
     found = attemper.scan(model, x, what_if=rules, pictures=False).document["what_if"]
     assert len(passes) == 1 + 1 + len(rules)  # the scan itself, then once as it is and once for each rule
     applied = {("self_attn", "self"): 8**-0.5}
-    alone = [what_if(model.eval(), lambda: model(x), [rule], applied)[0].to_dict() for rule in rules]
+    alone = [plain(what_if(model.eval(), lambda: model(x), [rule], applied)[0]) for rule in rules]
     assert found == alone
 
 

@@ -129,7 +129,7 @@ def test_the_heads_of_a_scan_add_up(documents):
         else:
             first, of, *others = numbers
             assert of == heads == first + sum(others), line
-        assert all(one["scale"]["std_says"].startswith("Logits spread by ") for one in document["layers"])
+        assert all(one["scale"]["std_says"].startswith("The logit std is ") for one in document["layers"])
         assert json.dumps(document)
 
 
@@ -137,18 +137,18 @@ def test_the_heads_of_a_scan_add_up(documents):
     ("heads", "found", "line"),
     [
         (8, 8, "All 8 heads are in the findings below."),
-        (8, 5, "5 of 8 heads are in the findings below; 3 mix several tokens, as usual."),
-        (8, 1, "1 of 8 heads is in the findings below; 7 mix several tokens, as usual."),
-        (8, 0, "All 8 heads mix several tokens, as usual."),
-        (1, 0, "The only head mixes several tokens, as usual."),
+        (8, 5, "5 of 8 heads are in the findings below; 3 mix several tokens, which is normal."),
+        (8, 1, "1 of 8 heads is in the findings below; 7 mix several tokens, which is normal."),
+        (8, 0, "All 8 heads mix several tokens, which is normal."),
+        (1, 0, "The only head mixes several tokens, which is normal."),
     ],
 )
 def test_what_is_said_of_all_heads_is_a_sentence(documents, heads, found, line):
     document = {name: part for name, part in documents["bert"].items() if name not in ("token", "what_if")}
     document |= {"heads": document["heads"][:heads], "findings": []}
-    about = {"kind": "peak", "fault": None, "level": "note", "title": "large logits", "says": "", "todo": ""}
+    about = {"name": "peak", "fault": None, "level": "note", "title": "large logits", "says": "", "todo": ""}
     for row in document["heads"][:found]:
-        document["findings"].append({**about, "layer": row["layer"], "layer_kind": row["kind"], "head": row["head"]})
+        document["findings"].append({**about, "layer": row["layer"], "kind": row["kind"], "head": row["head"]})
     assert summed(document) == line
 
 

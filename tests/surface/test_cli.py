@@ -4,6 +4,7 @@ import getpass
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tomllib

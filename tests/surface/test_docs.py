@@ -36,7 +36,7 @@ EXAMPLES = {
     "from_scratch.py": "(theory: d_k = 64)",
     "swap_rule.py": "The first rule is what the model had: only rounding moved.",
     "watch_training.py": "|dq| per head",
-    "scan_fault.py": "√d_model for √d_k: q·k is multiplied",
+    "scan_fault.py": "√d_model instead of √d_k: q·k is multiplied",
 }
 
 
@@ -124,7 +124,7 @@ def test_the_vitals_page_explains_every_sign():
 
 def test_the_scan_page_explains_every_finding_and_fault():
     page = (REPO / "docs" / "scan.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)) == {*thresholds.FAULTS, *thresholds.KINDS} - {
+    assert set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)) == {*thresholds.FAULTS, *thresholds.NAMES} - {
         "scale"
     }
 

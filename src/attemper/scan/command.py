@@ -1,4 +1,4 @@
-"""command: what `attemper scan` does between parsing and printing: reads what was given, shows progress, compares, writes."""
+"""What `attemper scan` does between parsing and printing: check the options, read the inputs, scan, compare."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from typing import Any
 
 from ..errors import InputError, nearest
 from ..health.finding import count
-from .document import SCHEMA, Scan
-from .input import piped
+from .document import SCHEMA
+from .input import pipes
 from .input.batch import check_texts, make
 from .input.model import load
+from .result import Scan
 from .run import run
 from .show import baseline, output
 from .what_if import check_rules
 
 FAILING = ("note", "warn", "act", "critical", "diverging")
-PATIENCE = 1.0  # seconds for a pipe that nobody mentioned to begin
+PATIENCE = 1.0  # seconds to wait for a stdin that no option names
 LARGEST_TEXT = 2**26  # bytes of a text; /dev/zero has no end
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The options of the command, as they were typed."""
+class ScanOptions:
+    """The options of the command, as typed."""
 
     model: str | None = None
     texts: Sequence[str] = ()
@@ -50,12 +51,12 @@ class Asked:
     device: str = "cpu"
 
 
-def answer(asked: Asked, told: Callable[[str], object] = lambda words: None) -> Scan:
-    """The scan that was asked for; what is wrong with the options is said before the work.
+def answer(asked: ScanOptions, told: Callable[[str], object] = lambda words: None) -> Scan:
+    """The scan for some options; wrong options are refused before the work.
 
     Args:
         asked: the options.
-        told: progress, in a few words.
+        told: called with what is being done.
     """
     if asked.fail_on is not None and asked.fail_on not in FAILING:
         raise InputError(f"scan: unknown --fail-on {asked.fail_on!r}. {nearest(asked.fail_on, FAILING)}")
@@ -73,7 +74,7 @@ def answer(asked: Asked, told: Callable[[str], object] = lambda words: None) -> 
     given = read_texts(asked.texts, asked.files, told)
     if not given and not asked.images and not asked.sounds:
         given = read_texts((), ("-",), told) if is_piped() else []
-        given = [text for text in given if text]  # an empty pipe, as a scheduler has it, gives no text
+        given = [text for text in given if text]  # an empty pipe, as under a scheduler, is not a text
     check_texts(given)
     loaded = load(
         asked.model,
@@ -83,7 +84,7 @@ def answer(asked: Asked, told: Callable[[str], object] = lambda words: None) -> 
         allow_download=asked.allow_download,
         progress=told,
     )
-    told("reading what it runs on")
+    told("reading the inputs")
     inputs = make(loaded, texts=given, images=asked.images, sounds=asked.sounds, truncate=asked.truncate)
     pictures = asked.attention or suffix == ".html"
     told("running the model")
@@ -94,8 +95,8 @@ def answer(asked: Asked, told: Callable[[str], object] = lambda words: None) -> 
 
 
 def fails(document: dict[str, Any], level: str | None) -> str | None:
-    """Why a scan fails: a finding at a level or above it, beside an older scan one that is new or worse; or nothing was judged,
-    or notes could not be compared.
+    """Why --fail-on fails: a finding at a level or above, which with a baseline must be new or worse; or nothing was judged; or
+    notes could not be compared.
 
     Args:
         document: of the scan.
@@ -111,23 +112,23 @@ def fails(document: dict[str, Any], level: str | None) -> str | None:
     unknown = len(document["baseline"]["uncompared"]) if "baseline" in document else 0
     if level == "note" and unknown:
         return (
-            f"--fail-on note cannot pass: the older scan is of other texts, so {count(unknown, 'note')} could not be compared "
-            "with it, only scales and findings from warn on. Scan the same texts, or type --fail-on warn"
+            f"--fail-on note cannot pass: the older scan used other texts, so {count(unknown, 'note')} could not be compared, "
+            "only scales and findings at warn or above. Scan the same texts, or type --fail-on warn"
         )
     return None
 
 
-def read_texts(texts: Sequence[str], files: Sequence[str], told: piped.Told) -> list[str]:
-    """The texts that were typed, then those of files, a whole file being one text; ``-`` is what is piped in."""
-    found = [text.encode("utf-8", "replace").decode() for text in texts]  # an argument may hold bytes that are no text
+def read_texts(texts: Sequence[str], files: Sequence[str], told: pipes.Told) -> list[str]:
+    """The texts of the command line, then those of files, each file one text; ``-`` is stdin."""
+    found = [text.encode("utf-8", "replace").decode() for text in texts]  # an argument may hold invalid bytes
     for name in files:
         if name == "-" and sys.stdin is None:
             raise InputError("scan: --file -: stdin is closed, so there is nothing to read. Pipe a text in.")
         try:
             if name == "-":
-                raw = piped.read_stdin(LARGEST_TEXT + 1, told)
+                raw = pipes.read_stdin(LARGEST_TEXT + 1, told)
             else:
-                raw = piped.read(Path(name), LARGEST_TEXT + 1, "scan: --file", told)
+                raw = pipes.read(Path(name), LARGEST_TEXT + 1, "scan: --file", told)
             if len(raw) > LARGEST_TEXT:
                 raise InputError(f"scan: --file {name!r} has over {LARGEST_TEXT:,} bytes. Give a shorter text.")
             found.append(raw.decode("utf-8-sig").strip())
@@ -139,7 +140,7 @@ def read_texts(texts: Sequence[str], files: Sequence[str], told: piped.Told) -> 
 
 
 def is_piped() -> bool:
-    """Whether stdin is a file or a pipe with something to read, or at its end; a pipe that stays silent is left alone."""
+    """Whether stdin is a file, or a pipe that has data or has ended; a silent pipe is not read."""
     try:
         descriptor = sys.stdin.fileno()
         mode = os.fstat(descriptor).st_mode

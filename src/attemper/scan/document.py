@@ -1,103 +1,397 @@
-"""Scan: what a scan found, as a document of plain data, a table to read, and files."""
+"""The document of a scan, part by part, as dataclasses: what is in it, and what its JSON Schema is made from.
+
+The annotations are the schema. ``Annotated[int, {"minimum": 0}]`` adds keywords of JSON Schema. ``Annotated[Json, Head]`` is a
+dict with the fields of ``Head``. A field whose default is None is left out of the document while it is None. ``class_`` is
+written ``class``.
+"""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, Literal
 
-from ..watch import Record
-from .show.output import write as write_file
+from ..health import LEVELS, Finding
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+SCHEMA: Literal["attemper.scan/1"] = "attemper.scan/1"
 
-SCHEMA = "attemper.scan/1"
+Json = dict[str, Any]
+Count = Annotated[int, {"minimum": 0}]
+Size = Annotated[int, {"minimum": 1}]
+Blocks = Annotated[int, {"minimum": 1, "maximum": 16}]
+Number = float | None
+LayerName = Annotated[str, {"description": "as model.named_modules() names it"}]
+Kind = Annotated[str, {"enum": ["self", "cross"], "description": "self-attention or cross-attention"}]
+Level = Annotated[str, {"enum": list(LEVELS)}]
+FindingRow = Annotated[Json, Finding]
+Route = Annotated[str, {"enum": ["sdpa", "fused", "hand-written", "interface", "replaced", "attemper"]}]
 
 
-class Scan:
-    """What :func:`attemper.scan` found. ``print(scan)`` is the table; a notebook shows it as HTML.
+@dataclass(kw_only=True)
+class AboutModel:
+    """The model that was scanned."""
 
-    ``record`` has the vitals per layer and head. ``layers``, ``heads`` and ``findings`` (the worst first) are lists of dicts,
-    ``verdict`` has a ``level`` and one ``line``, ``notes`` says what was not measured, and why. :meth:`to_dict` has all of it.
+    name: str
+    source: Annotated[str, {"enum": ["demo", "folder", "hub", "object"]}]
+    class_: str
+    type: str | None
+    parameters: Count
+    dtype: str | None
+    sha256: Annotated[str | None, {"pattern": "^[0-9a-f]{64}$"}]
+    task: str | None
+
+
+@dataclass(kw_only=True)
+class AboutInput:
+    """One input of the model."""
+
+    modality: Annotated[str, {"enum": ["text", "image", "audio", "batch"]}]
+    text: str | None
+    tokens: list[str] | None
+    special: list[bool] | None
+    length: Annotated[int | None, {"minimum": 0}]
+    generated: Annotated[bool, {"description": "a sample, generated because no file was given"}]
+    truncated: bool
+
+
+@dataclass(kw_only=True)
+class ScanVerdict:
+    """The worst finding in one line."""
+
+    level: Level
+    line: Annotated[str, {"description": "one plain sentence"}]
+    judged: Annotated[
+        bool | None, {"description": "false: no token could attend to another one, so nothing is called healthy"}
+    ] = None
+
+
+@dataclass(kw_only=True)
+class ScaleFactor:
+    """One number that q·k is multiplied by."""
+
+    what: str
+    number: Number
+
+
+@dataclass(kw_only=True)
+class Scale:
+    """The scale of a layer: declared, measured, judged."""
+
+    declared: Number
+    declared_by: str | None
+    applied: Number
+    measured_by: str | None
+    factors: list[ScaleFactor]
+    rule: str | None
+    formula: str | None
+    qk_norm: bool | None
+    after_softmax: Number
+    predicted_std: Number
+    logit_std: Number
+    verdict: Annotated[str, {"enum": ["ok", "fault"]}]
+    says: str
+    std_says: Annotated[
+        str | None, {"description": "the measured logit std compared with the predicted one, in words"}
+    ] = None
+
+
+@dataclass(kw_only=True)
+class Layer:
+    """One layer and the scale it applies."""
+
+    layer: LayerName
+    kind: Kind
+    route: Route
+    dtype: str
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    queries: Count
+    keys: Count
+    causal: bool
+    masked: bool
+    softcap: Number
+    window: int | None
+    implementation: str | None
+    scale: Scale
+
+
+@dataclass(kw_only=True)
+class HeadSigns:
+    """The vital signs of one head, over the rows of all inputs."""
+
+    layer: LayerName
+    kind: Kind
+    head: Count
+    rows: Annotated[float, {"description": "how many queries were measured"}]
+    mean: Number
+    variance: Number
+    peak: Number
+    entropy: Number
+    p2: Number
+    top_weight: Number
+    effective_keys: Number
+    evenness: Number
+    jacobian_trace: Number
+    saturated: Number
+
+
+@dataclass(kw_only=True)
+class Head(HeadSigns):
+    """The signs of one head, with what the examiners measured."""
+
+    sink_weight: Number
+    sink_token: str | None
+    sink_position: int | None
+    evenness_without_sinks: Number
+    neighbour_weight: Number
+    neighbour_offset: Annotated[
+        int | None,
+        {
+            "enum": [None, -1, 0, 1],
+            "description": "the token before, itself or the token after: where neighbour_weight is",
+        },
+    ]
+    text_distance: Annotated[Number, {"description": "null with one text"}]
+
+
+@dataclass(kw_only=True)
+class WhatIf:
+    """The signs of a model's heads under one rule, and a few numbers over all of them.
+
+    ``saturated_heads`` counts the heads in which most rows give one key more than 0.99 of their weight. ``effective_keys`` is the
+    mean over heads, ``peak`` the largest logit, ``logit_std`` the root of the heads' mean variance.
     """
 
-    def __init__(self, document: dict[str, Any], record: Record, interrupted: bool = False) -> None:
-        self.document = plain(document)
-        self.record = record
-        self.interrupted = interrupted
+    rule: str
+    heads: list[Annotated[Json, HeadSigns]]
+    saturated_heads: Count
+    effective_keys: Number
+    peak: Number
+    logit_std: Number
 
-    @property
-    def verdict(self) -> dict[str, str]:
-        """The level of the worst finding, and one line that says it."""
-        return dict(self.document["verdict"])
 
-    @property
-    def layers(self) -> list[dict[str, Any]]:
-        """One dict per layer, in the order they ran, with its scale."""
-        return list(self.document["layers"])
+@dataclass(kw_only=True)
+class Target:
+    """A token, and the head that gives it the most weight."""
 
-    @property
-    def heads(self) -> list[dict[str, Any]]:
-        """One dict per layer and head, with its signs."""
-        return list(self.document["heads"])
+    layer: LayerName
+    kind: Kind
+    head: Count
+    token: str
+    position: Count
+    weight: float
+    special: bool
 
-    @property
-    def findings(self) -> list[dict[str, Any]]:
-        """One dict per finding, the worst first."""
-        return list(self.document["findings"])
 
-    @property
-    def notes(self) -> list[str]:
-        """What was not measured, and why."""
-        return list(self.document["notes"])
+@dataclass(kw_only=True)
+class TokenHead:
+    """The weights of one token's query in one head."""
 
-    def to_dict(self, attention: bool = False) -> dict[str, Any]:
-        """The whole document, as ``attemper scan --json`` prints it; its schema is ``attemper scan --schema``.
+    layer: LayerName
+    kind: Kind
+    head: Count
+    weights: list[Number]
 
-        Args:
-            attention: with the attention weights that were kept, which are most of its size, and the small images they lie on.
-        """
-        return {name: part for name, part in self.document.items() if attention or name not in ("attention", "images")}
 
-    def write(self, path: str | Path, attention: bool = False) -> None:
-        """Write a file whose suffix says what: the report, the document, or a row per head.
+@dataclass(kw_only=True)
+class TokenAttention:
+    """What one token attends to."""
 
-        Args:
-            path: ending in ``.html``, ``.json``, ``.csv``, or ``.parquet``, which needs ``pip install 'attemper[record]'``. A
-                file that was there is replaced once the new one is whole.
-            attention: into ``.json`` too the attention weights that were kept, which the report always has.
-        """
-        path = Path(path)
-        write_file(path, self.to_dict(attention or path.suffix.lower() == ".html"))
+    asked: str
+    token: str
+    input: Count
+    position: Count
+    heads: list[TokenHead]
+    targets: list[Target]
+    best: Annotated[Target | None, {"description": "without special tokens and neighbours"}]
+    strongest: Target | None
 
-    def __rich__(self) -> RenderableType:
-        from .show.terminal import Fitted
 
-        return Fitted(self.document)
+@dataclass(kw_only=True)
+class Patches:
+    """The queries and keys are patches of an image, row by row."""
 
-    def __str__(self) -> str:
-        from .show.terminal import text
+    rows: Size
+    columns: Size
+    first: Annotated[Count, {"description": "the token that is the first patch; tokens before it are not in the image"}]
 
-        return text(self.document)
 
-    def __repr__(self) -> str:
-        model, level = self.document["model"]["class"], self.document["verdict"]["level"]
-        return (
-            f"Scan({model}: {level}; layers {len(self.layers)}, heads {len(self.heads)}, findings {len(self.findings)})"
-        )
+@dataclass(kw_only=True)
+class DenseMap:
+    """All attention weights of a layer for one input."""
 
-    def _repr_html_(self) -> str:
-        from html import escape
+    layer: LayerName
+    kind: Kind
+    input: Count
+    heads: Count
+    queries: Count
+    keys: Count
+    format: Literal["dense"] = "dense"
+    bits: Annotated[int, {"enum": [8, 16]}]
+    data: Annotated[
+        str,
+        {
+            "description": "base64 of little-endian unsigned integers, heads × queries × keys: weight × the largest integer, "
+            "rounded"
+        },
+    ]
+    patches: Patches | None = None
 
-        told = escape(str(self)).rstrip()
-        return f'<pre style="line-height:1.25">{told}</pre>{self.record._repr_html_()}'
+
+@dataclass(kw_only=True)
+class Thumbnail:
+    """The weights of a layer added up in blocks of queries and keys."""
+
+    rows: Annotated[Blocks, {"description": "blocks of queries, in order, as even as can be"}]
+    columns: Annotated[Blocks, {"description": "blocks of keys"}]
+    data: Annotated[
+        str,
+        {
+            "description": "base64 of bytes, heads × rows × columns: the share of the queries' weight on the keys × 255, rounded"
+        },
+    ]
+
+
+@dataclass(kw_only=True)
+class TopMap:
+    """The largest attention weights of some rows of a layer, for one input."""
+
+    layer: LayerName
+    kind: Kind
+    input: Count
+    heads: Count
+    queries: Count
+    keys: Count
+    format: Literal["top"] = "top"
+    k: Count
+    rows: list[Count]
+    indices: Annotated[str, {"description": "base64, heads × rows × k"}]
+    weights: Annotated[str, {"description": "base64, heads × rows × k"}]
+    thumbnail: Thumbnail | None = None
+    patches: Patches | None = None
+
+
+@dataclass(kw_only=True)
+class SmallImage:
+    """The image that patches are drawn on."""
+
+    input: Count
+    width: Size
+    height: Size
+    data: Annotated[str, {"description": "base64 of bytes, height × width × 3: red, green and blue, scaled down"}]
+
+
+@dataclass(kw_only=True)
+class LevelChange:
+    """A finding of both scans, at different levels."""
+
+    before: Json
+    after: FindingRow
+
+
+@dataclass(kw_only=True)
+class ScaleChange:
+    """A layer whose scale changed."""
+
+    layer: LayerName
+    kind: Kind
+    before: Number
+    after: Number
+
+
+@dataclass(kw_only=True)
+class SignChange:
+    """A sign of a head that moved."""
+
+    layer: LayerName
+    kind: Kind
+    head: Count
+    sign: str
+    before: float
+    after: float
+    times: float
+
+
+@dataclass(kw_only=True)
+class Baseline:
+    """What changed since an older scan."""
+
+    file: str
+    created: str
+    says: list[str]
+    new: Annotated[list[FindingRow], {"description": "not in the older scan, at any level"}]
+    worse: Annotated[
+        list[FindingRow] | None,
+        {"description": "not in the older scan, or at a lower level there: what --fail-on fails on"},
+    ] = None
+    levels: Annotated[
+        list[Annotated[Json, LevelChange]] | None, {"description": "in both scans, at different levels"}
+    ] = None
+    gone: Annotated[list[Json], {"description": "only in the older scan, at any level"}]
+    uncompared: Annotated[
+        list[FindingRow] | None,
+        {
+            "description": "notes that the older scan does not have because it is of other texts: whether they are new is unknown"
+        },
+    ] = None
+    scales: list[Annotated[Json, ScaleChange]]
+    factor: float
+    compared: Annotated[int | None, {"minimum": 0, "description": "heads whose signs are in both scans"}] = None
+    moved: list[Annotated[Json, SignChange]]
+
+
+@dataclass(kw_only=True)
+class Document:
+    """What attemper scan --json prints."""
+
+    schema: Literal["attemper.scan/1"] = SCHEMA
+    attemper: str
+    torch: str
+    created: Annotated[str, {"format": "date-time"}]
+    model: AboutModel
+    inputs: Annotated[list[AboutInput], {"description": "each was run by itself"}]
+    verdict: ScanVerdict
+    layers: Annotated[list[Layer], {"description": "in the order they ran"}]
+    heads: list[Annotated[Json, Head]]
+    findings: Annotated[list[Finding], {"description": "the worst first"}]
+    what_if: Annotated[list[WhatIf] | None, {"description": "only on request: the same model with another scale"}] = (
+        None
+    )
+    token: TokenAttention | None = None
+    attention: Annotated[list[DenseMap | TopMap] | None, {"description": "only on request: the weights themselves"}] = (
+        None
+    )
+    images: Annotated[
+        list[SmallImage] | None, {"description": "with attention, where the tokens are patches of an image"}
+    ] = None
+    baseline: Baseline | None = None
+    notes: Annotated[list[str], {"description": "what was not measured, and why"}]
+
+
+SIGNS = tuple(field.name for field in fields(HeadSigns))
+"""The columns of a head that ``Record.to_dicts()`` has."""
+COLUMNS = tuple(field.name for field in fields(Head))
+"""The columns of a head in the document."""
+
+
+def key(name: str) -> str:
+    """The name of a field in the document."""
+    return name.removesuffix("_")
 
 
 def plain(value: Any) -> Any:
-    """Data that JSON takes: NaN and infinity, which it does not have, become None."""
+    """A part of the document as data that JSON takes; NaN and infinity, which it does not have, become None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, dict):
+    if is_dataclass(value):
+        parts = {field: getattr(value, field.name) for field in fields(value)}
+        return {
+            key(field.name): plain(part)
+            for field, part in parts.items()
+            if part is not None or field.default is not None
+        }
+    if isinstance(value, Mapping):
         return {name: plain(part) for name, part in value.items()}
-    return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value

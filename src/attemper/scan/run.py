@@ -1,4 +1,4 @@
-"""scanning: run a model on its inputs under a watch whose examiners look closer, and put together what they saw."""
+"""run(): call a model on its inputs under a watch with examiners, and build the document from what they measured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -16,69 +17,64 @@ from .. import __version__, health
 from ..errors import AttemperError, InputError
 from ..vitals import Vitals
 from ..watch import Record
-from ..watch.examine import AttentionCall as Call
-from ..watch.examine import Examiner, examine
+from ..watch.examine import AttentionCall, Examiner, examine
 from .audit.audit import Audit, LayerScale
-from .document import SCHEMA, Scan
-from .examiners.items import Reading
-from .examiners.maps import Pictures
+from .document import COLUMNS, SIGNS, Document, Json, Layer, Scale, ScanVerdict, WhatIf, plain
+from .examiners.items import BatchItems, CurrentInput
+from .examiners.maps import AttentionMaps
 from .examiners.neighbours import Neighbours
+from .examiners.patches import add_patches, images, pixels_of
 from .examiners.sinks import Sinks
-from .examiners.text_dependence import Texts
+from .examiners.text_dependence import TextDependence
 from .examiners.tokens import TokenWeights
 from .input.batch import Input
 from .input.model import Loaded, offline, quiet, reason
-from .input.patches import add_patches, images, pixels_of
-from .what_if import SIGNS, check_rules, what_if
+from .result import Scan
+from .what_if import check_rules, what_if
 
-FACTS = (
-    *("route", "dtype", "heads", "kv_heads", "head_dim", "queries", "keys", "causal", "masked", "softcap", "window"),
-    "implementation",
-)
 NO_CHOICE = 'no token sees another one. Give a longer text: --text "…"'
 Progress = Callable[[str], object]
-"""Told what is being done, in a few words, whenever that changes."""
+"""Called with a few words whenever a new part of the work begins."""
 
 
-class Passing:
-    """The examiner that says which layer was just measured."""
+class LayerProgress:
+    """The examiner that reports which layer was just measured."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress, self.doing = progress, ""
+    def __init__(self, current: CurrentInput, count: int, progress: Progress) -> None:
+        self.current, self.count, self.progress = current, count, progress
 
-    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> None:
-        """Nothing to look at."""
+    def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> None:
+        """Nothing to measure."""
 
-    def keep(self, name: str, call: Call, seen: object) -> None:
-        self.progress(f"{self.doing} {name}")
+    def keep(self, name: str, call: AttentionCall, seen: object) -> None:
+        (number,) = self.current.items.inputs or (0,)
+        self.progress(f"input {number + 1} of {self.count}: {name}")
 
 
 class Examiners:
-    """Everybody who looks closer, and what they saw."""
+    """All examiners of one scan."""
 
-    def __init__(self, pictures: bool, progress: Progress) -> None:
-        self.audit, self.passing = Audit(), Passing(progress)
-        self.closer = (Sinks(), Neighbours(), Texts())
-        self.pictures = Pictures() if pictures else None
+    def __init__(self, inputs: Sequence[Input], token: str | None, maps: bool, progress: Progress) -> None:
+        self.current = CurrentInput()
+        self.audit = Audit()
+        self.tables = (Sinks(self.current), Neighbours(), TextDependence(self.current))
+        self.token = None if token is None else _token_weights(token, inputs, self.current)
+        self.maps = AttentionMaps(self.current) if maps else None
+        self.progress = LayerProgress(self.current, len(inputs), progress)
 
     def all(self) -> list[Examiner]:
-        """In the order in which they look."""
-        found: list[Examiner] = [self.audit, *self.closer, self.passing]
-        return found if self.pictures is None else [*found, self.pictures]
+        """In the order in which they look at a call."""
+        found: list[Examiner | None] = [self.audit, *self.tables, self.progress, self.maps, self.token]
+        return [examiner for examiner in found if examiner is not None]
 
-    def begin(self, number: int, count: int, one: Input) -> None:
-        """Tell them what the coming pass reads."""
-        reading = Reading(
+    def begin(self, number: int, one: Input) -> None:
+        """Set the input of the coming pass."""
+        self.current.items = BatchItems(
             inputs=(number,),
             tokens=None if one.tokens is None else (tuple(one.tokens),),
             special=None if one.special is None else (tuple(one.special),),
             image=pixels_of(one) is not None,
         )
-        for examiner in self.closer:
-            examiner.reading = reading
-        if self.pictures is not None:
-            self.pictures.reading = reading
-        self.passing.doing = f"input {number + 1} of {count}:"
 
 
 def run(
@@ -95,43 +91,36 @@ def run(
     Args:
         loaded: the model and what is known of it.
         inputs: what it is run on.
-        rules: rules to try in the place of the model's own scale.
-        token: a token whose attention is told in full.
-        pictures: keep weights, which the report shows.
-        progress: told what is being done.
+        rules: rules to try in place of the model's own scale.
+        token: a token whose attention is reported in full.
+        pictures: keep attention weights for the report.
+        progress: called with what is being done.
     """
     check_rules(rules)
-    examiners = Examiners(pictures, progress)
-    about = None if token is None else _about(token, inputs)
-    looking = examiners.all()
-    watching = examine(loaded.model, looking, caller="scan")
+    examiners = Examiners(inputs, token, pictures, progress)
+    watching = examine(loaded.model, examiners.all(), caller="scan")
     done, interrupted, by = 0, False, ""
     ours = loaded.source != "object"
-    with _as_in_use(loaded.model), offline() if ours else nullcontext(), quiet() if ours else nullcontext():
+    with _evaluating(loaded.model), offline() if ours else nullcontext(), quiet() if ours else nullcontext():
         try:
-            with _unheard(), watching:
+            with _without_warnings(), watching:
                 for number, one in enumerate(inputs):
-                    examiners.begin(number, len(inputs), one)
-                    looking[:] = examiners.all()
-                    if about is not None and about.input == number:
-                        looking.append(about)
+                    examiners.begin(number, one)
                     _call(loaded, one)
                     done += 1
         except KeyboardInterrupt as stop:
             interrupted, by = True, str(stop) or "Ctrl-C"
         notes = [*loaded.notes, *_notes_of(inputs), *watching.record.notes]
         if interrupted:
-            notes.insert(0, f"stopped by {by} after {done} of {len(inputs)} inputs: what follows is what was measured.")
+            notes.insert(0, f"stopped by {by} after {done} of {len(inputs)} inputs: only these were measured.")
         document = assemble(loaded, inputs, watching.record, examiners, notes)
-        if about is not None:
-            document["token"] = about.to_dict()
         if rules and not interrupted:
-            document["what_if"], interrupted = _what_if(loaded.model, inputs, rules, document, progress)
+            interrupted = _what_if(loaded.model, inputs, rules, document, progress)
     return Scan(document, watching.record, interrupted)
 
 
-def _about(token: str, inputs: Sequence[Input]) -> TokenWeights:
-    """Who looks at a token, in the first input that has it."""
+def _token_weights(token: str, inputs: Sequence[Input], current: CurrentInput) -> TokenWeights:
+    """The examiner of a token, for the first input that has it."""
     known = [(number, one) for number, one in enumerate(inputs) if one.tokens is not None]
     if not known:
         raise InputError(
@@ -140,7 +129,7 @@ def _about(token: str, inputs: Sequence[Input]) -> TokenWeights:
     first: InputError | None = None
     for number, one in known:
         try:
-            return TokenWeights(token, one.tokens or (), one.special, number)
+            return TokenWeights(token, one.tokens or (), one.special, number, current=current)
         except InputError as error:
             first = first or error
     assert first is not None
@@ -148,14 +137,14 @@ def _about(token: str, inputs: Sequence[Input]) -> TokenWeights:
 
 
 def call(model: nn.Module, batch: Any) -> object:
-    """Run a model as its batch says: keywords, positions, or one tensor."""
+    """Call a model with its batch: keywords, positions, or one tensor."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple) else model(batch)
 
 
 def _call(loaded: Loaded, one: Input) -> None:
-    """Run it; a model that was loaded here and fails on its input gets a sentence, one's own its own error."""
+    """Call the model. If it was loaded here, an error becomes a sentence; a model passed as an object raises its own error."""
     try:
         call(loaded.model, one.batch)
     except (RuntimeError, ValueError, TypeError, LookupError, NotImplementedError) as error:
@@ -170,88 +159,72 @@ def _call(loaded: Loaded, one: Input) -> None:
 
 def assemble(
     loaded: Loaded, inputs: Sequence[Input], record: Record, examiners: Examiners, notes: list[str]
-) -> dict[str, Any]:
-    """The document, from what was recorded and seen."""
+) -> Document:
+    """The document, from the record and the examiners."""
     audited = {(one.layer, one.kind): one for one in examiners.audit.layers()}
     layers = [_layer(place, record, audited.get(place)) for place in record.facts]
     heads = _heads(record, examiners)
-    found = health.findings(heads, layers, audited.values(), list(record.facts), loaded.drawn)
-    judged = any(row["evenness"] is not None and math.isfinite(row["evenness"]) for row in heads)
-    level, line = health.verdict(found, len(heads))
-    if level in ("ok", "note") and not judged:
-        level = "note"
-        line = f"Nothing was judged: {NO_CHOICE if heads else 'no attention was seen'}."
+    found = health.findings(heads, plain(layers), audited.values(), list(record.facts), loaded.drawn)
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "attemper": __version__,
-        "torch": str(torch.__version__),
-        "created": created,
-        "model": loaded.to_dict(),
-        "inputs": [one.to_dict() for one in inputs],
-        "verdict": {"level": level, "line": line, "judged": judged or level not in ("ok", "note")},
-        "layers": layers,
-        "heads": heads,
-        "findings": [one.to_dict() for one in found],
-        "notes": list(dict.fromkeys(notes)),
-    }
-    if examiners.pictures is not None:
-        document["attention"] = drawn = examiners.pictures.attention()
-        add_patches(drawn, loaded.model, inputs)
-        if pixels := images(drawn, inputs):
-            document["images"] = pixels
-        document["notes"] += [f"{note}." for note in examiners.pictures.notes]
+    document = Document(
+        attemper=__version__,
+        torch=str(torch.__version__),
+        created=created,
+        model=loaded.about(),
+        inputs=[one.about() for one in inputs],
+        verdict=_verdict(found, heads),
+        layers=layers,
+        heads=heads,
+        findings=found,
+        token=None if examiners.token is None else examiners.token.result(),
+        notes=list(dict.fromkeys(notes)),
+    )
+    if examiners.maps is not None:
+        document.attention = examiners.maps.attention()
+        add_patches(document.attention, loaded.model, inputs)
+        document.images = images(document.attention, inputs) or None
+        document.notes += [f"{note}." for note in examiners.maps.notes]
     return document
 
 
-def _layer(place: tuple[str, str], record: Record, scale: LayerScale | None) -> dict[str, Any]:
+def _verdict(found: Sequence[health.Finding], heads: Sequence[Json]) -> ScanVerdict:
+    judged = any(row["evenness"] is not None and math.isfinite(row["evenness"]) for row in heads)
+    level, line = health.verdict(found, len(heads))
+    if level in ("ok", "note") and not judged:
+        level, line = "note", f"Nothing was judged: {NO_CHOICE if heads else 'no attention was seen'}."
+    return ScanVerdict(level=level, line=line, judged=judged or level not in ("ok", "note"))
+
+
+def _layer(place: tuple[str, str], record: Record, scale: LayerScale | None) -> Layer:
     facts = record.facts[place].to_dict()
-    return {
-        "layer": place[0],
-        "kind": place[1],
-        **{name: facts[name] for name in FACTS},
-        "scale": UNAUDITED if scale is None else scale.to_dict(),
-    }
+    known = {field.name: facts[field.name] for field in fields(Layer) if field.name in facts and field.name != "scale"}
+    return Layer(**known | {"layer": place[0], "kind": place[1], "scale": UNAUDITED if scale is None else scale.part()})
 
 
-UNAUDITED: dict[str, Any] = {
-    **dict.fromkeys(
-        ("declared", "declared_by", "applied", "measured_by", "rule", "formula", "qk_norm", "after_softmax")
-    ),
-    **dict.fromkeys(("predicted_std", "logit_std")),
-    "factors": [],
-    "verdict": "ok",
-    "says": "The scale of this layer could not be read.",
-}
+_NONE: Json = dict.fromkeys(field.name for field in fields(Scale))
+UNAUDITED = Scale(**_NONE | {"factors": [], "verdict": "ok", "says": "The scale of this layer could not be read."})
 
 
-def _heads(record: Record, examiners: Examiners) -> list[dict[str, Any]]:
-    closer = [examiner.table() for examiner in examiners.closer]
+def _heads(record: Record, examiners: Examiners) -> list[Json]:
+    tables = [examiner.table() for examiner in examiners.tables]
     found = []
     for row in record.to_dicts():
         place, head = (row["layer"], row["kind"]), row["head"]
-        known: dict[str, Any] = {"layer": row["layer"], "kind": row["kind"], "head": head}
-        known |= {name: row[name] for name in SIGNS}
-        known |= dict.fromkeys(CLOSER)
-        for table in closer:
+        known = dict.fromkeys(COLUMNS) | {name: row[name] for name in SIGNS}
+        for table in tables:
             rows = table.get(place, [])
             known |= rows[head] if head < len(rows) else {}
         found.append(known)
     return found
 
 
-CLOSER = (
-    *("sink_weight", "sink_token", "sink_position", "evenness_without_sinks"),
-    *("neighbour_weight", "neighbour_offset", "text_distance"),
-)
-
-
 def _what_if(
-    model: nn.Module, inputs: Sequence[Input], rules: Sequence[str], document: dict[str, Any], progress: Progress
-) -> tuple[list[dict[str, Any]], bool]:
-    """The signs under other rules, and whether Ctrl-C ended them."""
-    applied = {(one["layer"], one["kind"]): one["scale"]["applied"] for one in document["layers"]}
-    found: list[dict[str, Any]] = []
+    model: nn.Module, inputs: Sequence[Input], rules: Sequence[str], document: Document, progress: Progress
+) -> bool:
+    """Add the signs under other rules to the document; whether Ctrl-C ended it."""
+    applied = {(one.layer, one.kind): one.scale.applied for one in document.layers}
+    found: list[WhatIf] = []
+    document.what_if = found
 
     def again() -> None:
         for one in inputs:
@@ -259,20 +232,20 @@ def _what_if(
 
     progress("what if: once more as it is")
     try:
-        with _unheard():
+        with _without_warnings():
             what_if(
                 model,
                 again,
                 rules,
                 applied,
                 progress=lambda rule: progress(f"what if the scale were {rule}"),
-                keep=lambda one: found.append(one.to_dict()),
+                keep=found.append,
             )
     except KeyboardInterrupt as stop:
         by, left = str(stop) or "Ctrl-C", ", ".join(map(repr, rules[len(found) :])) or "none"
-        document["notes"].insert(0, f"stopped by {by}; of --what-if were not tried: {left}.")
-        return found, True
-    return found, False
+        document.notes.insert(0, f"stopped by {by}; rules of --what-if that were not tried: {left}.")
+        return True
+    return False
 
 
 def _notes_of(inputs: Sequence[Input]) -> Iterator[str]:
@@ -282,8 +255,8 @@ def _notes_of(inputs: Sequence[Input]) -> Iterator[str]:
 
 
 @contextmanager
-def _as_in_use(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no graph; afterwards every part is in the mode it was in."""
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every module is in the mode it was in."""
     before = [(part, part.training) for part in model.modules()]
     model.eval()
     try:
@@ -295,8 +268,8 @@ def _as_in_use(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
-    """A watch says aloud what it could not measure; here it is in the notes."""
+def _without_warnings() -> Iterator[None]:
+    """No warnings of the watch: what it could not measure is in the notes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"watch\(\): ")
         yield

@@ -1,7 +1,7 @@
-"""What if: the same model on the same inputs with the scale replaced while it runs, and the signs of its heads then.
+"""What if: the same model on the same inputs, with the scale replaced while it runs.
 
-A first run notes the ops in which each layer's scores are made; in the next one those ops, and nothing else, work with another
-scale. The weights of the model are never touched. What cannot be reached, or takes another way the second time, is an error.
+A first run records the ops that compute each layer's scores. In the next run those ops, and nothing else, use another scale. The
+weights of the model are not touched. If an op cannot be altered, or the model takes another path the second time, it is an error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,60 +20,24 @@ from torch import Tensor, nn
 from ..errors import InputError, nearest
 from ..scale import RULES, Rule
 from ..vitals import Vitals
-from ..watch.examine import Alteration, Facts, Place, altered, examine, running
-from ..watch.examine import AttentionCall as Call
+from ..watch.examine import Alteration, AttentionCall, Facts, Place, altered, examine, running
+from .document import SIGNS, Json, WhatIf
 
 MOSTLY = 0.5
-"""A head is called saturated when more than this share of its rows is (rows that see enough keys to be: heads.py)."""
+"""A head is called saturated if more than this share of its rows is (rows that see enough keys: heads.py)."""
 
-SIGNS = (
-    *("rows", "mean", "variance", "peak", "entropy", "p2", "top_weight", "effective_keys", "evenness"),
-    *("jacobian_trace", "saturated"),
-)
 NOT_ONE_NUMBER = {
     "log_n": "its scale grows with the keys that each row sees",
-    "learned": "its scale is learned per head, and this model was not trained with it; 'sqrt_dk' is where it starts",
-    "qk_norm": "it changes q and k before they meet",
+    "learned": "its scale is learned per head, and this model was not trained with it; it starts at 'sqrt_dk'",
+    "qk_norm": "it normalises q and k before the product",
     "softcap": "it bounds the logits after the scale; its scale is that of 'sqrt_dk'",
 }
 TIMES = re.compile(r"[x×](.+)")
 
 
 @dataclass(frozen=True)
-class WhatIf:
-    """The signs of a model's heads under one rule, and a few numbers over all of them.
-
-    ``saturated_heads`` counts the heads most of whose rows give one key more than 0.99 of their weight. ``effective_keys`` is the
-    mean over heads, ``peak`` the largest logit, ``logit_std`` the root of the heads' mean variance.
-    """
-
-    rule: str
-    heads: list[dict[str, Any]]
-    saturated_heads: int
-    effective_keys: float
-    peak: float
-    logit_std: float
-
-    @classmethod
-    def of(cls, rule: str, heads: Sequence[Mapping[str, Any]]) -> WhatIf:
-        """Sum up rows of heads, a document's too."""
-        rows = [{name: row[name] for name in ("layer", "kind", "head", *SIGNS)} for row in heads]
-        return cls(
-            rule,
-            rows,
-            saturated_heads=sum((row["saturated"] or 0.0) > MOSTLY for row in rows),
-            effective_keys=_mean(rows, "effective_keys"),
-            peak=max((row["peak"] for row in rows if row["peak"] is not None), default=math.nan),
-            logit_std=math.sqrt(_mean(rows, "variance")),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Heard:
-    """One attention call of a run: whose it is, and the ops that made its scores."""
+class RecordedCall:
+    """One attention call of a run: its layer, and the ops that computed its scores."""
 
     layer: str
     kind: str
@@ -81,17 +45,17 @@ class Heard:
     places: tuple[Place, ...]
 
 
-class Hearing:
-    """The examiner that keeps what was heard, in order."""
+class CallRecorder:
+    """The examiner that records the calls, in order."""
 
     def __init__(self) -> None:
-        self.calls: list[Heard] = []
+        self.calls: list[RecordedCall] = []
 
-    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> None:
-        """Nothing to look at: the watch has the vitals."""
+    def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> None:
+        """Nothing to measure: the watch has the vitals."""
 
-    def keep(self, name: str, call: Call, seen: object) -> None:
-        self.calls.append(Heard(name, call.facts.kind, call.facts, call.places))
+    def keep(self, name: str, call: AttentionCall, seen: object) -> None:
+        self.calls.append(RecordedCall(name, call.facts.kind, call.facts, call.places))
 
 
 def what_if(
@@ -102,19 +66,19 @@ def what_if(
     progress: Callable[[str], object] | None = None,
     keep: Callable[[WhatIf], object] | None = None,
 ) -> list[WhatIf]:
-    """Run a model once as it is and once for each rule, with its scale replaced by the rule's, and read the signs of its heads.
+    """Run a model once as it is and once for each rule, with its scale replaced by the rule's, and measure its heads.
 
-    Gradients are off, and each run draws the same random numbers. Another watch that is open meanwhile hears these runs too.
+    Gradients are off, and each run draws the same random numbers. Another open watch measures these runs too.
 
     Args:
         model: the model.
-        run: calls it on its inputs, the same each time; what it returns is dropped.
+        run: calls the model on its inputs, the same each time.
         rules: names of rules whose scale is one number (``"none"``, ``"dk"``, ``"sqrt_dmodel"``, …), numbers (``"0.5"``: that
             scale in every layer), or factors (``"x2"``: twice the scale that each layer has).
-        applied: the scale that each (layer, kind) applies now, in all, as the audit measures it; None: not known. Of what is
-            not in it the call's own argument is taken, which does not show what q and k were multiplied by before.
-        progress: told each rule before its run.
-        keep: given each result as soon as it is there: a Ctrl-C later loses none of them.
+        applied: the whole scale that each (layer, kind) applies now, as the audit measures it; None: not known. For a layer that
+            is not in it, the argument of the call is used, which does not include factors on q and k.
+        progress: called with each rule before its run.
+        keep: called with each result at once, so that Ctrl-C loses none.
 
     Returns:
         one :class:`WhatIf` for each rule, in their order.
@@ -126,7 +90,7 @@ def what_if(
     with _same_each_time(model) as again:
         again()
         alteration = Alteration()
-        heads, first = _listen(model, run, alteration)
+        heads, first = _measure(model, run, alteration)
         _reachable(first, alteration)
         found = []
         for rule, scale in zip(rules, wanted, strict=True):
@@ -135,20 +99,20 @@ def what_if(
             again()
             ratios = _ratios(first, scale, applied)
             second = Alteration(ratios)
-            heads, calls = _listen(model, run, second)
-            _took_the_same_way(rule, first, alteration, calls, second)
-            found.append(WhatIf.of(rule, heads))
+            heads, calls = _measure(model, run, second)
+            _check_same_path(rule, first, alteration, calls, second)
+            found.append(summed_up(rule, heads))
             if keep is not None:
                 keep(found[-1])
     return found
 
 
 Wanted = Callable[[Facts, int, Callable[[], float]], float]
-"""The ratio of scales that a rule asks for, of a call's facts, its layer's number and the scale it has now."""
+"""From a call's facts, its layer's number and its present scale: the ratio of the rule's scale to that."""
 
 
 def check_rules(rules: Sequence[str]) -> None:
-    """Raise for a word that no run can try, before anything runs.
+    """Raise for a rule that cannot be tried, before anything runs.
 
     Args:
         rules: as :func:`what_if` takes them.
@@ -158,7 +122,7 @@ def check_rules(rules: Sequence[str]) -> None:
 
 
 def _wanted(rule: str) -> Wanted:
-    """What a rule's word asks for, or the sentence that says why it cannot be had."""
+    """The ratio that a rule needs, or an error that says why it cannot be tried."""
     known = RULES.get(rule)
     if known is None:
         times = TIMES.fullmatch(rule)
@@ -174,7 +138,7 @@ def _wanted(rule: str) -> Wanted:
         return lambda facts, layer, now: number / now()
     if rule in NOT_ONE_NUMBER:
         raise InputError(
-            f"what_if(): rule {rule!r} is not one number that can be put in another's place: {NOT_ONE_NUMBER[rule]}. "
+            f"what_if(): rule {rule!r} is not a single number: {NOT_ONE_NUMBER[rule]}. "
             f"Use one of {', '.join(repr(name) for name in RULES if name not in NOT_ONE_NUMBER)}."
         )
     return lambda facts, layer, now: _scale(known, facts, layer) / now()
@@ -192,36 +156,36 @@ def _number(word: str) -> float | None:
     return number if math.isfinite(number) and number > 0 else None
 
 
-def _listen(
+def _measure(
     model: nn.Module, run: Callable[[], object], alteration: Alteration
-) -> tuple[list[dict[str, Any]], list[Heard]]:
-    """One run: a row for each head, and the calls that were heard."""
-    hearing = Hearing()
-    listening = examine(model, [hearing])
-    with altered(alteration), listening:
+) -> tuple[list[dict[str, Any]], list[RecordedCall]]:
+    """One run: a row for each head, and the calls."""
+    recorder = CallRecorder()
+    watching = examine(model, [recorder])
+    with altered(alteration), watching:
         run()
-    if listening.unmeasured:
+    if watching.unmeasured:
         raise InputError(
             f"what_if(): part of this model's attention cannot be measured, so its scale cannot be replaced either: "
-            f"{listening.record.notes[0]} Load the model with attn_implementation='sdpa' or 'eager'."
+            f"{watching.record.notes[0]} Load the model with attn_implementation='sdpa' or 'eager'."
         )
-    return listening.record.to_dicts(), hearing.calls
+    return watching.record.to_dicts(), recorder.calls
 
 
-def _reachable(calls: Sequence[Heard], alteration: Alteration) -> None:
+def _reachable(calls: Sequence[RecordedCall], alteration: Alteration) -> None:
     """Raise for a call whose scale is not an argument or a factor that can be replaced."""
     for call in calls:
         if call.places and all(alteration.found[place].can_be_altered for place in call.places):
             continue
         how = call.facts.implementation or call.facts.route
         raise InputError(
-            f"what_if(): the scale of {call.layer!r} cannot be replaced while it runs, since {how!r} does not show the op that "
+            f"what_if(): the scale of {call.layer!r} cannot be replaced while it runs, because {how!r} does not show the op that "
             "applies it. Load the model with attn_implementation='sdpa' or 'eager', and watch it without replace=True."
         )
 
 
 def _ratios(
-    calls: Sequence[Heard], wanted: Wanted, applied: Mapping[tuple[str, str], float | None]
+    calls: Sequence[RecordedCall], wanted: Wanted, applied: Mapping[tuple[str, str], float | None]
 ) -> dict[Place, float]:
     numbers = layer_numbers([call.layer for call in calls])
     ratios: dict[Place, float] = {}
@@ -236,19 +200,19 @@ def _ratios(
     return ratios
 
 
-def _now(call: Heard, applied: Mapping[tuple[str, str], float | None]) -> float:
+def _now(call: RecordedCall, applied: Mapping[tuple[str, str], float | None]) -> float:
     """The scale that a call's layer applies in all."""
     scale = applied.get((call.layer, call.kind), call.facts.scale)
     if not scale:
         raise InputError(
-            f"what_if(): the scale that {call.layer!r} applies is not known, so another cannot be put in its place. "
+            f"what_if(): the scale that {call.layer!r} applies is not known, so it cannot be replaced. "
             "Ask for a factor like x2, or give the scale in `applied`."
         )
     return scale
 
 
 def layer_numbers(layers: Sequence[str]) -> dict[str, int]:
-    """Each layer's number in its stack, from 0: the stack are the layers whose names differ in their numbers alone."""
+    """Each layer's number in its stack, from 0: a stack is the layers whose names differ only in their numbers."""
     stacks: dict[str, dict[str, int]] = {}
     for layer in layers:
         stack = stacks.setdefault(re.sub(r"\d+", "#", layer), {})
@@ -256,10 +220,10 @@ def layer_numbers(layers: Sequence[str]) -> dict[str, int]:
     return {layer: number for stack in stacks.values() for layer, number in stack.items()}
 
 
-def _took_the_same_way(
-    rule: str, first: Sequence[Heard], before: Alteration, second: Sequence[Heard], after: Alteration
+def _check_same_path(
+    rule: str, first: Sequence[RecordedCall], before: Alteration, second: Sequence[RecordedCall], after: Alteration
 ) -> None:
-    """Raise unless the altered run made every score in the same op as the first, with the scale that was asked for."""
+    """Raise unless the altered run computed every score in the same op as the first, with the scale of the rule."""
     for one, other in zip(first, second, strict=False):
         same = (one.layer, one.kind, one.places) == (other.layer, other.kind, other.places)
         if not same or any(before.found[place] != after.found.get(place) for place in one.places):
@@ -273,14 +237,14 @@ def _took_the_same_way(
             return
         one = max(first, second, key=len)[min(len(first), len(second))]
     raise InputError(
-        f"what_if(): with rule {rule!r} the model took another way through {one.layer!r} than before, so its scale was not "
-        "replaced there and no sign is given. Call it with the same inputs, in eval(), with a cache that begins empty each time."
+        f"what_if(): with rule {rule!r} the model took another path through {one.layer!r} than before, so its scale was not "
+        "replaced there, and there is no result. Call it with the same inputs, in eval(), with a cache that starts empty."
     )
 
 
 @contextmanager
 def _same_each_time(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """No gradients, no fast path that hides the scale, and a function that draws the random numbers from the start again."""
+    """No gradients, no fast path that hides the scale; yields a function that resets the random numbers."""
     fast = torch.backends.mha.get_fastpath_enabled()
     devices = {tensor.device for tensor in model.parameters() if tensor.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)), torch.no_grad():
@@ -297,6 +261,19 @@ def _same_each_time(model: nn.Module) -> Iterator[Callable[[], None]]:
             yield again
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def summed_up(rule: str, heads: Sequence[Mapping[str, Any]]) -> WhatIf:
+    """The signs of heads, which may be those of a document, with the numbers over all of them."""
+    rows: list[Json] = [{name: row[name] for name in SIGNS} for row in heads]
+    return WhatIf(
+        rule=rule,
+        heads=rows,
+        saturated_heads=sum((row["saturated"] or 0.0) > MOSTLY for row in rows),
+        effective_keys=_mean(rows, "effective_keys"),
+        peak=max((row["peak"] for row in rows if row["peak"] is not None), default=math.nan),
+        logit_std=math.sqrt(_mean(rows, "variance")),
+    )
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:

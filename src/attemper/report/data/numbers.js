@@ -35,7 +35,7 @@ export const SIGNS = [
   { key: "mean", label: "mean logit", digits: 2, says: "No effect by itself: softmax ignores a shift." },
 ];
 
-/** Which sign shows a finding of this kind. */
+/** Which sign shows a finding, by its name. */
 export const SIGN_OF = {
   peak: "peak", overflow: "peak", nan: "peak", saturated: "saturated", flat: "evenness", collapsed: "evenness_without_sinks",
   sink: "sink_weight", positional: "neighbour_weight", dead: "text_distance", scale: "variance",

@@ -60,7 +60,7 @@ export function sentence(make, picture, view, focus, weights, locked) {
 /** Which text, which view, and whether special tokens are hidden. */
 function chooser(make, scan, state, view, picture, act) {
   const shown = chosenView(state, picture), views = offered(picture), special = view.special.key.filter(Boolean).length, { inputs } = scan.document;
-  const words = (input, i) => `${i + 1}: ${isolated(cut(input.text ?? input.kind, 60))}`;
+  const words = (input, i) => `${i + 1}: ${isolated(cut(input.text ?? input.modality, 60))}`;
   const option = (input, i) => make("option", { value: i, selected: i === state.input }, words(input, i));
   const pick = (event) => act.set({ input: Number(event.target.value), at: null });
   const tab = (name) => make("button.tab", { type: "button", "aria-pressed": String(name === shown),

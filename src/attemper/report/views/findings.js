@@ -6,7 +6,7 @@ import { SHAPES, given, plain, plural, written } from "../data/numbers.js";
 export function grouped(findings) {
   const groups = new Map();
   for (const finding of findings) {
-    const key = JSON.stringify([finding.kind, finding.fault, finding.level]);
+    const key = JSON.stringify([finding.name, finding.fault, finding.level]);
     if (!groups.has(key)) groups.set(key, { first: finding, all: [] });
     groups.get(key).all.push(finding);
   }
@@ -17,7 +17,7 @@ export const badge = (make, level) => make(`span.badge.${level}`, {}, `${SHAPES[
 
 /** A group in a few words: "Scaled twice in 1 layer", "Saturated in 3 heads". */
 function heading({ first, all }) {
-  const title = first.title ?? first.kind;
+  const title = first.title ?? first.name;
   return `${title[0].toUpperCase()}${title.slice(1)} in ${plural(all.length, given(first.head) ? "head" : "layer")}`;
 }
 
@@ -37,7 +37,7 @@ const CHIPS = 60; // a group shows no more at first
 /** A head, or a layer, as a button that goes there, with its number. Among many heads two numbers and a legend are enough. */
 function chip(make, scan, one, act, many = false) {
   const [layer, head] = many && given(one.head) ? ["", " · "] : ["layer ", " · head "];
-  const number = () => (one.kind === "scale" ? `applies ${plain(one.value)}` : written(one.value, one.value < 10 ? 2 : 1));
+  const number = () => (one.name === "scale" ? `applies ${plain(one.value)}` : written(one.value, one.value < 10 ? 2 : 1));
   return make("button.chip", { type: "button", title: one.says, onclick: () => act.find(one) },
     layer, make("bdi", {}, scan.label(one)), given(one.head) ? `${head}${one.head}` : "",
     given(one.value) ? make("span.num", {}, number()) : null);
@@ -78,7 +78,7 @@ export function since(make, scan, act) {
   const where = (one) => [make("bdi", {}, scan.label(one)), given(one.head) ? ` · ${one.head}` : ""];
   const step = (one) => ` ${one.sign ?? "scale"} ${written(one.before)} → ${written(one.after)}`;
   const changed = (one) => make("li", {}, chip(make, scan, one, act), step(one));
-  const lost = (one) => make("li", {}, "gone: ", where(one), ` ${one.kind}`);
+  const lost = (one) => make("li", {}, "gone: ", where(one), ` ${one.name}`);
   const words = says.map((line) => make("li", {}, line));
   const lines = [...words, ...gone.map(lost), ...scales.map(changed), ...moved.slice(0, MOST).map(changed)];
   const more = moved.length > MOST ? ` ${moved.length} heads moved; the first ${MOST} are shown.` : "";

@@ -24,7 +24,7 @@ export function read(given) {
   const short = shortened(rows.map((row) => row.layer));
   rows.forEach((row, index) => Object.assign(row, { index, heads: new Map(), name: `${row.layer} (${row.kind})`,
     label: kinds.size > 1 && row.kind === "cross" ? `${short[index]} ×` : short[index] }));
-  const at = (one) => rows.findIndex((row) => row.layer === one.layer && row.kind === (one.layer_kind ?? one.kind));
+  const at = (one) => rows.findIndex((row) => row.layer === one.layer && row.kind === one.kind);
   const find = (one) => ({ layer: at(one), head: one.head ?? rows[at(one)]?.heads.keys().next().value ?? 0 });
   for (const head of scan.heads) rows[find(head).layer].heads.set(head.head, head);
   const found = new Map();
@@ -57,7 +57,7 @@ export function start(scan) {
   const begin = token?.best ?? worst;
   const first = { layer: 0, head: scan.rows[0]?.heads.keys().next().value ?? 0 };
   const place = begin && scan.find(begin).layer >= 0 ? scan.find(begin) : first;
-  const wishes = [token?.best ? "token" : SIGN_OF[worst?.kind], "effective_keys", scan.signs[0]?.key];
+  const wishes = [token?.best ? "token" : SIGN_OF[worst?.name], "effective_keys", scan.signs[0]?.key];
   const wanted = wishes.find((key) => scan.signs.some((sign) => sign.key === key));
   const at = token ? { side: "query", at: token.position } : null;
   return { sign: wanted, ...place, input: token?.input ?? 0, at, hide: false, view: null, thumbs: false };
@@ -124,7 +124,7 @@ export function render(root, document, options = {}) {
   const act = { set, choose, state: () => state,
     lock: (side, at) => set({ at: state.at?.side === side && state.at.at === at ? null : { side, at } }),
     find(finding) {
-      const place = scan.find(finding), sign = scan.signs.find((one) => one.key === (finding.sign ?? SIGN_OF[finding.kind]));
+      const place = scan.find(finding), sign = scan.signs.find((one) => one.key === (finding.sign ?? SIGN_OF[finding.name]));
       if (scan.rows[place.layer]?.heads.has(place.head)) set({ ...place, sign: sign?.key ?? state.sign });
       work.scrollIntoView({ behavior: media("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth", block: "start" });
       root.querySelector('button.cell[aria-pressed="true"]')?.focus({ preventScroll: true });

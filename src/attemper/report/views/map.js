@@ -20,7 +20,7 @@ export function density({ rows, columns }, thumbs = false) {
 export function told(scan, row, head, sign) {
   const found = scan.findings.get(`${row.index}.${head.head}`) ?? [];
   const unit = sign.unit === "nats" ? " nats" : "";
-  const marks = found.map((finding) => `; ${finding.level}: ${finding.kind}`).join("");
+  const marks = found.map((finding) => `; ${finding.level}: ${finding.name}`).join("");
   return `layer ${row.label}, head ${head.head}: ${sign.label} ${written(value(sign, head))}${unit}${marks}`;
 }
 
@@ -43,7 +43,7 @@ export function legend(make, sign, ends, axis = false, root = false) {
 }
 
 /** Healthy findings are good to know where their own sign is looked at, and noise elsewhere. */
-const worthMarking = (finding, sign) => finding.level !== "healthy" || SIGN_OF[finding.kind] === sign.key;
+const worthMarking = (finding, sign) => finding.level !== "healthy" || SIGN_OF[finding.name] === sign.key;
 
 /** The worst finding of a cell as its shape. */
 function shape(make, found, sign) {
@@ -51,10 +51,10 @@ function shape(make, found, sign) {
   return worst ? make(`span.shape.${worst.level}`, { "aria-hidden": "true" }, SHAPES[worst.level] ?? "●") : null;
 }
 
-/** What the shapes on this map mean: one entry for each level and kind that is marked. */
+/** What the shapes on this map mean: one entry for each level and name that is marked. */
 function shapes(make, scan, sign) {
   const marked = scan.document.findings.filter((finding) => worthMarking(finding, sign));
-  const seen = [...new Map(marked.map((finding) => [`${finding.level}: ${finding.kind}`, finding]))];
+  const seen = [...new Map(marked.map((finding) => [`${finding.level}: ${finding.name}`, finding]))];
   return make("ul.shapes", {}, seen.slice(0, 8).map(([words, one]) => make("li", {}, shape(make, [one], sign), ` ${words}`)));
 }
 

@@ -6,7 +6,7 @@ import { grid, roving } from "./dom.js";
 import { badge } from "./findings.js";
 
 const NAMES = { image: "an image", audio: "a sound", batch: "a batch of tensors" };
-const shown = (make, input) => (given(input.text) ? make("q", {}, make("bdi", {}, input.text)) : `${NAMES[input.kind] ?? input.kind} `);
+const shown = (make, input) => (given(input.text) ? make("q", {}, make("bdi", {}, input.text)) : `${NAMES[input.modality] ?? input.modality} `);
 const size = (input) => (given(input.length) ? plural(input.length, "token") : "");
 
 /** What was read, in one line. */

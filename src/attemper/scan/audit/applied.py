@@ -1,4 +1,4 @@
-"""Applied: the scale of one attention call, measured: what q and k were multiplied by, times what the call does to q·k."""
+"""Applied: the measured scale of one attention call: the factors on q and k times the call's own factor on q·k."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.contract import HIDDEN_BIAS
-from ...watch.examine import AttentionCall as Call
-from ...watch.examine import Factor, same
-from ...watch.examine import FactorPath as Path
+from ...watch.examine import AttentionCall, Factor, FactorPath, same
 from .slope import slope
 
 ARGUMENT = "scale, as given to scaled_dot_product_attention"
@@ -31,7 +29,7 @@ class Applied:
     factors: tuple[Factor, ...]  # everything, in order: q, k, then the scores
     call: float | None  # the part that the call itself applies
     at_product: float | None  # the part that comes after the product: what multiplies q·k, of q and k as they met
-    norms: tuple[float, float] | None  # root mean square of the entries of q and of k behind their norms
+    norms: tuple[float, float] | None  # root mean square of the entries of q and of k after their norms
     followed: bool  # whether both q and k were followed back to a projection or a norm
 
     @property
@@ -57,13 +55,13 @@ class Applied:
         return any(factor.counts and factor.learned for factor in self.factors)
 
 
-def applied(call: Call) -> Applied:
+def applied(call: AttentionCall) -> Applied:
     """Measure the scale of a call, while its q, k and logits are there."""
     traced = call.traced
     query, key = (traced.query, traced.key) if traced is not None else (None, None)
     facts = call.facts
     if facts.route == "fused":
-        query = key = Path()  # its q and k are computed from the projections, by us
+        query = key = FactorPath()  # its q and k are computed from the projections, by us
     if not call.product:
         own, by = _argument(call), "argument"
     elif facts.route == "sdpa":
@@ -91,8 +89,8 @@ def applied(call: Call) -> Applied:
     )
 
 
-def predicted_std(call: Call, scale: float | None) -> float | None:
-    """The spread of logits that q and k of these lengths would have in random directions.
+def predicted_std(call: AttentionCall, scale: float | None) -> float | None:
+    """The standard deviation of the logits that q and k of these lengths would have in random directions.
 
     ``scale · |q| · |k − k̄| / √E``, as a root mean square. This is exact for directions that have nothing to do with one
     another; k̄ is the mean key of a sequence and head, which moves all logits of a row and spreads none. What is measured beyond
@@ -119,7 +117,7 @@ def predicted_std(call: Call, scale: float | None) -> float | None:
     return abs(scale) * float(((lengths * apart).sum() / counted / query.shape[-1]).sqrt())
 
 
-def _argument(call: Call) -> tuple[Factor, ...] | None:
+def _argument(call: AttentionCall) -> tuple[Factor, ...] | None:
     if isinstance(call.scale, Tensor):
         values = call.scale.detach().double()
         low, high = float(values.min()), float(values.max())
@@ -134,12 +132,12 @@ def _argument(call: Call) -> tuple[Factor, ...] | None:
     return (Factor(DEFAULT if call.scale is None and call.facts.route == "sdpa" else ARGUMENT, call.facts.scale),)
 
 
-def _by_hand(call: Call) -> tuple[tuple[Factor, ...] | None, str]:
-    """Of hand-written attention: the regression where it is clean, else the numbers that were read on the way."""
+def _by_hand(call: AttentionCall) -> tuple[tuple[Factor, ...] | None, str]:
+    """For hand-written attention: the regression if it is clean, otherwise the factors that were traced."""
     traced, facts = call.traced, call.facts
     scores = traced.scores if traced is not None else None
     if scores is not None and (scores.norm is not None or scores.mixed):
-        return None, "numbers"  # divided by their own spread, or heads that talk to one another
+        return None, "numbers"  # normalised scores, or heads that are mixed
     read = None if scores is None else scores.number
     found = slope(call, facts.softcap)
     if found is not None and found.clean:
@@ -156,7 +154,7 @@ def _by_hand(call: Call) -> tuple[tuple[Factor, ...] | None, str]:
 
 
 def _uncapped(factors: tuple[Factor, ...], cap: float | None) -> tuple[Factor, ...]:
-    """Without the division and the multiplication by a softcap, which leave the scale as it was."""
+    """Without the division and the multiplication by a softcap, which cancel."""
     if cap is None:
         return factors
     numbers = [factor.number for factor in factors]
@@ -166,18 +164,18 @@ def _uncapped(factors: tuple[Factor, ...], cap: float | None) -> tuple[Factor, .
     return tuple(factor for place, factor in enumerate(factors) if place not in (ends[0][-1], ends[1][-1]))
 
 
-def _without_last(path: Path | None, number: float) -> Path | None:
+def _without_last(path: FactorPath | None, number: float) -> FactorPath | None:
     if path is None or not path.factors or not same(path.factors[-1].number, number):
         return path
-    return Path(path.factors[:-1], path.norm)
+    return FactorPath(path.factors[:-1], path.norm)
 
 
-def _gains(path: Path) -> float:
+def _gains(path: FactorPath) -> float:
     return math.prod(factor.number for factor in path.factors if not factor.counts)
 
 
-def _seen(call: Call) -> Tensor | None:
-    """(B, Lk): the keys that some query sees; None where nothing says."""
+def _seen(call: AttentionCall) -> Tensor | None:
+    """(B, Lk): the keys that some query sees; None if not known."""
     if call.rows is not None and call.facts.kind == "self" and call.facts.queries == call.facts.keys:
         return call.rows
     mask = call.mask
@@ -188,7 +186,7 @@ def _seen(call: Call) -> Tensor | None:
 
 
 def _fitting(keep: Tensor | None, tensor: Tensor) -> Tensor:
-    """(B, L) as weights beside a (…, L, E) whose first dimensions are batch and heads, folded or not."""
+    """(B, L) as weights for a (…, L, E) whose first dimensions are batch and heads, joined or not."""
     if keep is None or keep.shape[-1] != tensor.shape[-2]:
         return tensor.new_ones(tensor.shape[-2], 1)
     weight = keep.to(tensor.dtype)

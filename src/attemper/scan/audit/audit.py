@@ -1,24 +1,22 @@
-"""The scale audit: for every layer the scale declared and the scale applied, the rule it is, and what is wrong with it."""
+"""The scale audit: for every layer the scale declared and applied, the rule it matches, and its fault."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
 
 from torch import Tensor
 
 from ...health.thresholds import FAULTS, LEVELS
 from ...scale import RULES
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall as Call
-from ...watch.examine import Factor, Traced
+from ...watch.examine import AttentionCall, Factor, Traced
+from ..document import Json, Scale, ScaleFactor
 from .applied import Applied, applied, predicted_std
 from .declared import declared, hinted, is_of_transformers, layer_index, width
-from .evidence import WEIGHTS_CLOSE, Evidence, close
-from .outliers import odd_ones
-from .sentences import out_of_line, spread
+from .judge import REMARKS, WEIGHTS_CLOSE, MeasuredScale, close, judge
+from .outliers import outliers
+from .sentences import explain, out_of_line, spread
 from .spread import logit_std
-from .verdict import REMARKS, judge
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class LayerScale:
     after_softmax: float | None
     predicted_std: float | None
     logit_std: float | None
-    keys: float | None  # that a row sees, on average
+    keys: float | None  # visible to a row, on average
     fault: str | None
     says: str
     todo: str
@@ -50,31 +48,18 @@ class LayerScale:
     def verdict(self) -> str:
         return "ok" if self.fault is None or self.fault in REMARKS else "fault"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The ``scale`` object of a scan's document."""
-        return {
-            "declared": self.declared,
-            "declared_by": self.declared_by,
-            "applied": self.applied,
-            "measured_by": self.measured_by,
-            "factors": [{"what": factor.what, "number": factor.number} for factor in self.factors],
-            "rule": self.rule,
-            "formula": self.formula,
-            "qk_norm": self.qk_norm,
-            "after_softmax": self.after_softmax,
-            "predicted_std": self.predicted_std,
-            "logit_std": self.logit_std,
-            "std_says": spread(self.logit_std, self.predicted_std),
-            "verdict": self.verdict,
-            "says": self.says,
-        }
+    def part(self) -> Scale:
+        """The ``scale`` of the document's layer."""
+        known: Json = {field.name: getattr(self, field.name, None) for field in fields(Scale)}
+        factors = [ScaleFactor(what=factor.what, number=factor.number) for factor in self.factors]
+        return Scale(**known | {"factors": factors, "std_says": spread(self.logit_std, self.predicted_std)})
 
 
 @dataclass
-class Seen:
-    """One call, in numbers; what tracing learns after it arrives in `traced`."""
+class CallScale:
+    """The scale of one call in numbers; what tracing finds after the softmax is added to `traced` later."""
 
-    evidence: Evidence
+    measured: MeasuredScale
     applied: Applied
     predicted: float | None
     sums: tuple[float, float, float]  # rows, variances, keys
@@ -83,58 +68,44 @@ class Seen:
 
 
 @dataclass
-class Calls:
-    """Calls of a layer that apply one scale: the best of them, and the sums over all."""
+class SameScale:
+    """The calls of a layer that apply the same scale: the best of them, and the sums over all."""
 
-    seen: Seen
+    seen: CallScale
     rows: float = 0.0
     variance: float = 0.0
     keys: float = 0.0
 
-    def takes(self, seen: Seen) -> bool:
-        """Whether a call is one of these: its number is theirs, or it is no number to compare by."""
+    def takes(self, seen: CallScale) -> bool:
+        """Whether a call belongs here: it applies the same scale, or its scale cannot be compared."""
         if not (seen.applied.followed and self.seen.applied.followed):
             return True
-        numbers, varied = (seen.applied.number, self.seen.applied.number), (seen.evidence, self.seen.evidence)
+        numbers, varied = (seen.applied.number, self.seen.applied.number), (seen.measured, self.seen.measured)
         if any(one.varies is not None for one in varied) or None in numbers:
             return True
         return close(numbers[0] or 0.0, numbers[1] or 0.0, WEIGHTS_CLOSE)
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: CallScale) -> None:
         if seen.applied.followed and not self.seen.applied.followed:
-            self.seen = seen  # keys that come from a cache have no path; another call had them fresh
+            self.seen = seen  # keys from a cache cannot be followed; in another call they were computed
         rows, variance, keys = seen.sums
         self.rows, self.variance, self.keys = self.rows + rows, self.variance + variance, self.keys + keys
 
 
 @dataclass
-class Line:
-    """A layer: its calls by the scale they apply, most often one; and the worst of them, once they were judged."""
-
-    calls: list[Calls]
-
-    def keep(self, seen: Seen) -> None:
-        calls = next((one for one in self.calls if one.takes(seen)), None)
-        if calls is None:
-            calls = Calls(seen)
-            self.calls.append(calls)
-        calls.add(seen)
-
-
-@dataclass
 class Audit:
-    """An examiner: attach it to a watch, run the model, read ``layers()``."""
+    """Examiner: read ``layers()`` after the run."""
 
     traces: bool = True
-    lines: dict[tuple[str, str], Line] = field(default_factory=dict)
+    calls: dict[tuple[str, str], list[SameScale]] = field(default_factory=dict)  # most layers apply one scale
 
-    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> Seen:
+    def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> CallScale:
         found = applied(call)
         facts, number = call.facts, found.number
         stated = declared(call, vitals.visible)
         if stated is None and number is not None:
             stated = hinted(call, number / found.turn, found.counted)
-        evidence = Evidence(
+        measured = MeasuredScale(
             head_dim=facts.head_dim,
             heads=facts.heads,
             applied=number,
@@ -148,13 +119,13 @@ class Audit:
             width=width(call),
             layer=layer_index(call),
             declared=stated,
-            told=facts.declared,
+            given=facts.declared,
             argument=found.call,
             by_design=is_of_transformers(call.frames[-1].module) or (stated is not None and stated.firm),
             followed=found.followed,
         )
-        return Seen(
-            evidence,
+        return CallScale(
+            measured,
             found,
             predicted_std(call, found.at_product),
             logit_std(call, vitals, rows),
@@ -162,22 +133,28 @@ class Audit:
             facts.kv_heads,
         )
 
-    def keep(self, name: str, call: Call, seen: Seen | None) -> None:
-        if seen is not None:
-            self.lines.setdefault((name, call.facts.kind), Line([])).keep(seen)
+    def keep(self, name: str, call: AttentionCall, seen: CallScale | None) -> None:
+        if seen is None:
+            return
+        groups = self.calls.setdefault((name, call.facts.kind), [])
+        group = next((one for one in groups if one.takes(seen)), None)
+        if group is None:
+            group = SameScale(seen)
+            groups.append(group)
+        group.add(seen)
 
     def layers(self) -> list[LayerScale]:
         """Every layer that was seen, in the order of the model."""
-        evidence = {place: [_complete(calls) for calls in line.calls] for place, line in self.lines.items()}
-        layered = _follow_layers([one for several in evidence.values() for one in several])
+        measured = {place: [_complete(calls) for calls in groups] for place, groups in self.calls.items()}
+        layered = _follow_layers([one for several in measured.values() for one in several])
         found = []
-        for place, several in evidence.items():
+        for place, several in measured.items():
             known = [replace(one, layered=layered) for one in several]
-            judged = [_layer(place, calls, one) for calls, one in zip(self.lines[place].calls, known, strict=True)]
+            judged = [_layer(place, calls, one) for calls, one in zip(self.calls[place], known, strict=True)]
             worst = _worst(judged)
             found.append((_said(judged, worst), known[worst]))
         layers = [layer for layer, _ in found]
-        for odd in odd_ones([(layer.layer, layer.kind, seen) for layer, seen in found]):
+        for odd in outliers([(layer.layer, layer.kind, seen) for layer, seen in found]):
             layer = layers[odd.place]
             if layer.fault is None and layer.applied is not None:
                 says, todo = out_of_line(layer.applied, odd.others, odd.common)
@@ -185,12 +162,12 @@ class Audit:
         return layers
 
 
-def _complete(calls: Calls) -> Evidence:
+def _complete(calls: SameScale) -> MeasuredScale:
     seen = calls.seen
     std = (calls.variance / calls.rows) ** 0.5 if calls.rows else None
     traced = seen.traced
     return replace(
-        seen.evidence,
+        seen.measured,
         logit_std=std,
         keys=calls.keys / calls.rows if calls.rows else None,
         row_sums=traced.sums if traced is not None else None,
@@ -204,7 +181,7 @@ def _worst(judged: list[LayerScale]) -> int:
 
 
 def _said(judged: list[LayerScale], worst: int) -> LayerScale:
-    """A layer by its worst calls, and all the scales that its calls apply."""
+    """A layer by its worst calls, with all the scales that its calls apply."""
     layer = judged[worst]
     if len(judged) == 1:
         return layer
@@ -212,41 +189,42 @@ def _said(judged: list[LayerScale], worst: int) -> LayerScale:
     return replace(layer, says=f"{layer.says} Its calls apply {', '.join(numbers[:-1])} and {numbers[-1]}.")
 
 
-def _follow_layers(found: list[Evidence]) -> bool:
-    """Whether two layers or more are as cold as their place says: in one layer 1/((layer + 1) √d_k) may be chance."""
+def _follow_layers(found: list[MeasuredScale]) -> bool:
+    """Whether two or more layers apply 1/((layer + 1) √d_k): in one layer that may be chance."""
     at = [one for one in found if one.layer is not None and one.applied is not None]
-    cold = [one for one in at if one.applied and close(one.applied, one.head_dim**-0.5 / ((one.layer or 0) + 1))]
-    return len({one.layer for one in cold}) > 1 and len(cold) == len(at)
+    following = [one for one in at if one.applied and close(one.applied, one.head_dim**-0.5 / ((one.layer or 0) + 1))]
+    return len({one.layer for one in following}) > 1 and len(following) == len(at)
 
 
-def _layer(place: tuple[str, str], calls: Calls, evidence: Evidence) -> LayerScale:
-    judged = judge(evidence)
-    stated, seen = evidence.declared, calls.seen
+def _layer(place: tuple[str, str], calls: SameScale, measured: MeasuredScale) -> LayerScale:
+    judged = judge(measured)
+    says, todo = explain(measured, judged)
+    stated, seen = measured.declared, calls.seen
     return LayerScale(
         layer=place[0],
         kind=place[1],
-        head_dim=evidence.head_dim,
-        heads=evidence.heads,
+        head_dim=measured.head_dim,
+        heads=measured.heads,
         kv_heads=seen.kv_heads,
         declared=stated.number if stated is not None else None,
         declared_by=stated.by if stated is not None else None,
-        applied=evidence.applied,
+        applied=measured.applied,
         measured_by=seen.applied.measured_by,
         factors=seen.applied.factors,
         rule=judged.rule,
         formula=RULES[judged.rule].formula if judged.rule is not None else None,
-        qk_norm=evidence.norms is not None,
+        qk_norm=measured.norms is not None,
         after_softmax=judged.after_softmax,
         predicted_std=seen.predicted,
-        logit_std=evidence.logit_std,
-        keys=evidence.keys,
+        logit_std=measured.logit_std,
+        keys=measured.keys,
         fault=judged.fault,
-        says=judged.says,
-        todo=judged.todo,
+        says=says,
+        todo=todo,
     )
 
 
-def _grows(call: Call, vitals: Vitals) -> bool:
+def _grows(call: AttentionCall, vitals: Vitals) -> bool:
     """Whether a scale per row is one number times the logarithm of the keys that the row sees."""
     if not isinstance(call.scale, Tensor) or call.scale.dim() < 4 or call.scale.shape[-2] == 1:
         return False
@@ -255,5 +233,5 @@ def _grows(call: Call, vitals: Vitals) -> bool:
     used = logs > 0
     ratio = (scale / logs.where(used, 1.0)).where(used, 0.0)
     mean = ratio.sum(-1, keepdim=True) / used.sum(-1, keepdim=True).clamp(min=1)
-    differ = bool((logs[used] != logs[used][:1]).any())  # where all rows see as many keys, nothing shows it
+    differ = bool((logs[used] != logs[used][:1]).any())  # if all rows see the same number of keys, it cannot be seen
     return differ and bool(((ratio - mean).abs() <= 1e-3 * mean.abs()).where(used, True).all())

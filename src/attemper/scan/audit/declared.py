@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...modules import MultiHeadAttention
-from ...watch.examine import AttentionCall as Call
-from ...watch.examine import traits
+from ...watch.examine import AttentionCall, traits
 
 UNSCALED = {
     "gpt_neo": "GPT-Neo divides by nothing",
@@ -43,8 +42,8 @@ MEANT = ("scaling", "scale", "softmax_scale", "qk_scale")
 
 @dataclass(frozen=True)
 class Declared:
-    """A scale that somebody wrote down. `firm`: a setting or a design, which the whole path must honour; otherwise an attribute
-    or an argument, which may be only a part of it."""
+    """A scale that is written down. `firm`: a setting or a design, which the whole path must honour; otherwise an attribute or
+    an argument, which may be only a part of it."""
 
     number: float
     by: str
@@ -54,8 +53,8 @@ class Declared:
     heeded: bool = True  # whether the path that ran has anything to do with it
 
 
-def declared(call: Call, keys: Tensor | None = None) -> Declared | None:
-    """What is declared for the layer that made a call, the firmest first.
+def declared(call: AttentionCall, keys: Tensor | None = None) -> Declared | None:
+    """What is declared for the layer of a call, the firmest first.
 
     Args:
         call: the call, with the modules around it.
@@ -73,15 +72,15 @@ def declared(call: Call, keys: Tensor | None = None) -> Declared | None:
             if found is not None:
                 number, by, says = found
                 return Declared(number, f"{name}.{by}", says)
-        kind = getattr(settings, "model_type", None)
-        if kind in UNSCALED:
-            return Declared(1.0, f"{name}.model_type", UNSCALED[kind])
+        model_type = getattr(settings, "model_type", None)
+        if model_type in UNSCALED:
+            return Declared(1.0, f"{name}.model_type", UNSCALED[model_type])
     return None
 
 
-def hinted(call: Call, applied: float, factors: list[float]) -> Declared | None:
-    """What is less than a setting: an attribute of the attention module that is what was applied or a part of it, else what the
-    attention interface was told, else the argument of the call.
+def hinted(call: AttentionCall, applied: float, factors: list[float]) -> Declared | None:
+    """A declaration weaker than a setting: an attribute of the attention module that is the scale applied or a factor of it, else
+    what the attention interface was given, else the argument of the call.
 
     Args:
         call: the call, with the modules around it.
@@ -103,7 +102,7 @@ def hinted(call: Call, applied: float, factors: list[float]) -> Declared | None:
             unheeded = Declared(float(value), by, firm=False, heeded=False)
     if unheeded is not None:
         return unheeded
-    told, by = call.facts.declared, "scaling, as the attention interface was told"
+    told, by = call.facts.declared, "scaling, as given to the attention interface"
     if told is None and not call.product:
         told = call.facts.scale
         by = (
@@ -116,8 +115,8 @@ def hinted(call: Call, applied: float, factors: list[float]) -> Declared | None:
     return Declared(told, by, firm=False)
 
 
-def layer_index(call: Call) -> int | None:
-    """The layer's place in the model, counted from 0: as its module says, else the first number in its name."""
+def layer_index(call: AttentionCall) -> int | None:
+    """The layer's number in the model, from 0: from its module, else the first number in its name."""
     for frame in reversed(call.frames):
         for name in ("layer_idx", "layer_id", "layer_index"):
             value = getattr(frame.module, name, None)
@@ -128,12 +127,12 @@ def layer_index(call: Call) -> int | None:
 
 
 def is_of_transformers(module: nn.Module) -> bool:
-    """Whether a module's author published it there: its scale, also none, is that of a paper."""
+    """Whether a module is part of transformers: its scale, or no scale, is that of a paper."""
     return type(module).__module__.startswith("transformers.")
 
 
-def width(call: Call) -> int | None:
-    """The model's width as a config or the attention module names it."""
+def width(call: AttentionCall) -> int | None:
+    """The model's width, from a config or the attention module."""
     for settings, _ in _settings(call):
         for name in ("hidden_size", "d_model", "n_embd", "embed_dim"):
             value = _setting(settings, name)
@@ -145,12 +144,12 @@ def width(call: Call) -> int | None:
 def _setting(settings: Any, name: str) -> Any:
     try:
         return getattr(settings, name, None)
-    except RuntimeError:  # a config whose layers differ does not tell a setting of all of them
+    except RuntimeError:  # a config with different layers has no common setting
         return None
 
 
-def _settings(call: Call) -> list[tuple[Any, str]]:
-    """Where settings are kept: the config nearest to the call, then the attention module itself."""
+def _settings(call: AttentionCall) -> list[tuple[Any, str]]:
+    """Where settings are: the config nearest to the call, then the attention module itself."""
     configs = [
         frame.module.config for frame in reversed(call.frames) if getattr(frame.module, "config", None) is not None
     ]
@@ -175,11 +174,11 @@ def _by_rule(module: MultiHeadAttention, keys: Tensor | None) -> Declared | None
     return Declared(number, f"rule={rule.name!r}", rule.formula, rule=rule.name)
 
 
-Reading = tuple[float, str, str] | None
+Setting = tuple[float, str, str] | None
 """The number, the setting's name, and the formula in words."""
 
 
-def _gpt2(value: Any, settings: Any, head_dim: int, layer: int | None) -> Reading:
+def _gpt2(value: Any, settings: Any, head_dim: int, layer: int | None) -> Setting:
     number = head_dim**-0.5 if value else 1.0
     says = "1/√d_k" if value else "no scale"
     if not getattr(settings, "scale_attn_by_inverse_layer_idx", False):
@@ -190,27 +189,27 @@ def _gpt2(value: Any, settings: Any, head_dim: int, layer: int | None) -> Readin
     return number / (layer + 1), "scale_attn_by_inverse_layer_idx", says
 
 
-def _number(name: str) -> Callable[..., Reading]:
-    def read(value: Any, settings: Any, head_dim: int, layer: int | None) -> Reading:
+def _number(name: str) -> Callable[..., Setting]:
+    def read(value: Any, settings: Any, head_dim: int, layer: int | None) -> Setting:
         return (float(value), name, "") if _is_number(value) else None
 
     return read
 
 
-def _pre_scalar(value: Any, settings: Any, head_dim: int, layer: int | None) -> Reading:
+def _pre_scalar(value: Any, settings: Any, head_dim: int, layer: int | None) -> Setting:
     return (value**-0.5, "query_pre_attn_scalar", f"1/√{value:g}") if _is_number(value) and value > 0 else None
 
 
-def _keys_multiplied(value: Any, settings: Any, head_dim: int, layer: int | None) -> Reading:
+def _keys_multiplied(value: Any, settings: Any, head_dim: int, layer: int | None) -> Setting:
     return (value * head_dim**-0.5, "key_multiplier", f"{value:g}/√d_k") if _is_number(value) else None
 
 
-def _mpt(value: Any, settings: Any, head_dim: int, layer: int | None) -> Reading:
+def _mpt(value: Any, settings: Any, head_dim: int, layer: int | None) -> Setting:
     number = getattr(value, "softmax_scale", None)
     return (float(number), "attn_config.softmax_scale", "") if isinstance(number, (int, float)) else None
 
 
-def _deberta(value: Any, settings: Any, head_dim: int, layer: int | None) -> Reading:
+def _deberta(value: Any, settings: Any, head_dim: int, layer: int | None) -> Setting:
     if not getattr(settings, "relative_attention", False) or not hasattr(value, "__iter__"):
         return None
     parts = 1 + len({"c2p", "p2c"} & set(value))
@@ -221,7 +220,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-CONFIG: dict[str, Callable[[Any, Any, int, int | None], Reading]] = {
+CONFIG: dict[str, Callable[[Any, Any, int, int | None], Setting]] = {
     "scale_attn_weights": _gpt2,  # GPT-2, ImageGPT, Decision Transformer, GPT-BigCode
     "attention_multiplier": _number("attention_multiplier"),  # Granite, HyperCLOVA X
     "query_pre_attn_scalar": _pre_scalar,  # Gemma 2 and 3, T5Gemma, VaultGemma
@@ -229,4 +228,4 @@ CONFIG: dict[str, Callable[[Any, Any, int, int | None], Reading]] = {
     "attn_config": _mpt,
     "pos_att_type": _deberta,
 }
-"""A config's attribute → the scale it asks for, as transformers 5 reads it."""
+"""An attribute of a config → the scale it sets, as transformers 5 reads it."""

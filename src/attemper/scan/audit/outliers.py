@@ -1,4 +1,4 @@
-"""Alike: one layer that applies another scale than all the others like it, where nothing says that it should."""
+"""Outliers: a layer that applies another scale than all other layers of its shape, with nothing that declares it."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .evidence import Evidence, close
+from .judge import MeasuredScale, close
 
 NUMBER = re.compile(r"\d+")
 OTHERS = 2
-"""So many others that agree make one that does not an exception."""
+"""At least this many other layers must agree."""
 
 
 @dataclass(frozen=True)
-class Odd:
-    """Which layer it is, the scale that the others apply, and how many they are."""
+class Outlier:
+    """Which layer it is, the scale of the others, and how many others there are."""
 
     place: int
     common: float
     others: int
 
 
-def odd_ones(found: Sequence[tuple[str, str, Evidence]]) -> list[Odd]:
-    """The layers that stand alone against all others of the same name, kind and shape.
+def outliers(found: Sequence[tuple[str, str, MeasuredScale]]) -> list[Outlier]:
+    """The layers whose scale differs from that of all others of the same name, kind and shape.
 
     Args:
-        found: layer, kind and evidence of each, in order.
+        found: layer, kind and measured scale of each, in order.
     """
     groups: dict[tuple[object, ...], list[int]] = {}
-    for place, (layer, kind, seen) in enumerate(found):
-        if seen.applied is not None and seen.varies is None:
-            shape = seen.head_dim, seen.heads, seen.norms is None
+    for place, (layer, kind, scale) in enumerate(found):
+        if scale.applied is not None and scale.varies is None:
+            shape = scale.head_dim, scale.heads, scale.norms is None
             groups.setdefault((NUMBER.sub("#", layer), kind, *shape), []).append(place)
     odd = []
     for group in groups.values():
@@ -40,13 +40,13 @@ def odd_ones(found: Sequence[tuple[str, str, Evidence]]) -> list[Odd]:
             others = [other for beside, other in numbers.items() if beside != place]
             agree = len(others) >= OTHERS and all(close(other, others[0]) for other in others)
             if agree and not close(number, others[0]) and not _meant(found[place][2]):
-                odd.append(Odd(place, others[0], len(others)))
+                odd.append(Outlier(place, others[0], len(others)))
     return odd
 
 
-def _meant(seen: Evidence) -> bool:
-    """Whether its number is published, learned, or written down in a setting or an attribute."""
-    stated = seen.declared
+def _meant(scale: MeasuredScale) -> bool:
+    """Whether its scale is published, learned, or declared in a setting or an attribute."""
+    stated = scale.declared
     named = stated is not None and (stated.firm or "." in stated.by)
-    written = named and stated is not None and close(seen.scale or 0.0, stated.number)
-    return seen.by_design or seen.learned or seen.layered or written
+    written = named and stated is not None and close(scale.without_rotary or 0.0, stated.number)
+    return scale.by_design or scale.learned or scale.layered or written

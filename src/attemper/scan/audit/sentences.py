@@ -1,44 +1,51 @@
-"""Sentences: what is said of a layer's scale, and what to do about a fault. Plain numbers in, words out."""
+"""Sentences about a layer's scale, and what to do about a fault."""
 
 from __future__ import annotations
 
 from ...scale import RULES
-from .evidence import Evidence, close, inverse_of, limit, rule_of
+from .judge import MeasuredScale, ScaleVerdict, close, inverse_of, limit, rule_of
 
 ALIGNED = 0.25  # this far from 1, a ratio of spreads is not chance at the sizes that models have
 
 
-def fine(seen: Evidence, rule: str | None, after: float | None) -> str:
-    number = seen.applied
+def explain(scale: MeasuredScale, verdict: ScaleVerdict) -> tuple[str, str]:
+    """What a layer's scale is or what is wrong with it, and what to do."""
+    if verdict.fault is None:
+        return _fine(scale, verdict.rule, verdict.after_softmax), ""
+    return SENTENCES[verdict.fault](scale, verdict.after_softmax)
+
+
+def _fine(scale: MeasuredScale, rule: str | None, after: float | None) -> str:
+    number = scale.applied
     if number is None:
         return "The scale could not be measured: between q·k and the softmax the scores are changed by more than one factor."
-    shown = f"{number:.4g}" if seen.varies is None else f"{seen.varies[0]:.4g} to {seen.varies[1]:.4g}"
+    shown = f"{number:.4g}" if scale.varies is None else f"{scale.varies[0]:.4g} to {scale.varies[1]:.4g}"
     words = f"q·k is multiplied by {shown}"
-    if seen.norms is not None:
-        gain = number * seen.norms[0] * seen.norms[1] * seen.head_dim**0.5
+    if scale.norms is not None:
+        gain = number * scale.norms[0] * scale.norms[1] * scale.head_dim**0.5
         words = f"q and k are normalised, then multiplied by {shown}: g √d_k cos(q, k) with g = {gain:.3g}"
     elif rule is not None:
         words += f": {RULES[rule].formula}"
     else:
         words += ", which matches no named rule"
-    if seen.declared is not None and (seen.declared.firm or "." in seen.declared.by):
-        formula = f" ({seen.declared.says})" if seen.declared.says and seen.declared.says != "1/√d_k" else ""
-        words += f", as {seen.declared.by} says{formula}" if close(number / seen.turn, seen.declared.number) else ""
-    if seen.turn != 1.0:
-        words += f"; {seen.turn:.4g} of it is the rotary embedding's, which stretches q and k (YaRN)"
-    if seen.softcap is not None:
-        words += f"; then capped at {seen.softcap:g}"
+    if scale.declared is not None and (scale.declared.firm or "." in scale.declared.by):
+        formula = f" ({scale.declared.says})" if scale.declared.says and scale.declared.says != "1/√d_k" else ""
+        words += f", as {scale.declared.by} says{formula}" if close(number / scale.turn, scale.declared.number) else ""
+    if scale.turn != 1.0:
+        words += f"; {scale.turn:.4g} of it is the rotary embedding's, which stretches q and k (YaRN)"
+    if scale.softcap is not None:
+        words += f"; then capped at {scale.softcap:g}"
     if after is not None:
         words += f"; the weights of a row add up to {after:.4g}"
-    if not seen.followed:
+    if not scale.followed:
         words += "; what happened to q and k between their projections and the call could not be followed"
     return words + "."
 
 
 def spread(measured: float | None, predicted: float | None) -> str:
-    """The logit std beside the one that q and k of the same lengths in random directions would have."""
+    """The logit std compared with that of q and k of the same lengths in random directions."""
     if not measured or not predicted:
-        return "The spread of the logits could not be compared with that of q and k in random directions."
+        return "The logit std could not be compared with that of q and k in random directions."
     times = measured / predicted
     means = "their directions look random, as before training"
     if times > 1 + ALIGNED:
@@ -46,104 +53,104 @@ def spread(measured: float | None, predicted: float | None) -> str:
     elif times < 1 - ALIGNED:
         means = "queries are aligned with directions in which keys are alike"
     return (
-        f"Logits spread by {measured:.3g}, {times:.2g} times the {predicted:.3g} of q and k of the same lengths in random "
+        f"The logit std is {measured:.3g}, {times:.2g} times the {predicted:.3g} of q and k of the same lengths in random "
         f"directions: {means}."
     )
 
 
-def _says_twice(seen: Evidence, after: float | None) -> tuple[str, str]:
-    d = seen.head_dim
+def _says_twice(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
+    d = scale.head_dim
     return (
-        f"Scaled twice: 1/√d_k = {d**-0.5:.4g} is applied two times on the way, so q·k is multiplied by {seen.applied:.4g} and "
-        "attention is far flatter than meant.",
-        "Drop one of the two: pass scale=1.0 to scaled_dot_product_attention, or do not scale q before it. If 1/d_k is meant "
+        f"Scaled twice: 1/√d_k = {d**-0.5:.4g} is applied twice, so q·k is multiplied by {scale.applied:.4g} and "
+        "attention is far flatter than intended.",
+        "Remove one of the two: pass scale=1.0 to scaled_dot_product_attention, or do not scale q before it. If 1/d_k is meant "
         "(µP), write it as one number.",
     )
 
 
-def _says_sqrt_dmodel(seen: Evidence, after: float | None) -> tuple[str, str]:
-    d = seen.head_dim
+def _says_sqrt_dmodel(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
+    d = scale.head_dim
     return (
-        f"√d_model for √d_k: q·k is multiplied by {seen.applied:.4g}, but each head sums over d_k = {d} numbers, which asks for "
-        f"{d**-0.5:.4g}. Logits are {d**-0.5 / (seen.applied or 1):.3g} times too small, and attention too flat.",
-        "Divide by the square root of the head's width, head_dim ** 0.5. Weights that were trained like this need it as it is: "
-        "then say so beside it.",
+        f"√d_model instead of √d_k: q·k is multiplied by {scale.applied:.4g}, but each head sums over d_k = {d} numbers, which "
+        f"needs {d**-0.5:.4g}. Logits are {d**-0.5 / (scale.applied or 1):.3g} times too small, and attention too flat.",
+        "Divide by the square root of the head's width, head_dim ** 0.5. If the weights were trained like this, keep it and "
+        "say so in a comment.",
     )
 
 
-def _says_ignored(seen: Evidence, after: float | None) -> tuple[str, str]:
-    if seen.declared is not None and (seen.declared.firm or not seen.declared.heeded):
-        formula = f"{seen.declared.says} = " if seen.declared.says else ""
-        source, wanted = seen.declared.by, f"{formula}{seen.declared.number:.4g}"
+def _says_ignored(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
+    if scale.declared is not None and (scale.declared.firm or not scale.declared.heeded):
+        formula = f"{scale.declared.says} = " if scale.declared.says else ""
+        source, wanted = scale.declared.by, f"{formula}{scale.declared.number:.4g}"
     else:
-        source, wanted = "the attention interface was told", f"{seen.told:.4g}"
-    rule = rule_of(seen)
-    given = f"{seen.applied:.4g}" + (f" ({RULES[rule].formula})" if rule is not None else "")
-    verb = "" if source.endswith("told") else " says"
+        source, wanted = "the attention interface was given", f"{scale.given:.4g}"
+    rule = rule_of(scale)
+    given = f"{scale.applied:.4g}" + (f" ({RULES[rule].formula})" if rule is not None else "")
+    verb = "" if source.endswith("given") else " says"
     return (
-        f"A setting is ignored: {source}{verb} {wanted}, but the path that ran applies {given}.",
+        f"A setting is ignored: {source}{verb} {wanted}, but the code that ran applies {given}.",
         "Use an attention implementation that honours it (attn_implementation='eager' often does), or update the library.",
     )
 
 
-def _says_uncontrolled(seen: Evidence, after: float | None) -> tuple[str, str]:
-    bare = seen.applied is not None and close(seen.applied, 1.0)
-    opening = "No scale and no QK-norm" if bare else f"q·k is multiplied by {seen.applied:.4g}, without QK-norm"
+def _says_uncontrolled(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
+    bare = scale.applied is not None and close(scale.applied, 1.0)
+    opening = "No scale and no QK-norm" if bare else f"q·k is multiplied by {scale.applied:.4g}, without QK-norm"
     return (
-        f"{opening}: logits spread by {seen.logit_std:.3g}, past √(2 ln n) = {limit(seen.keys or 1.0):.3g} for the "
-        f"{seen.keys:.0f} keys a row sees, where a softmax freezes on one key.",
-        "Multiply q·k by 1/√d_k (scaled_dot_product_attention does by itself), or normalise q and k. If 1/√d_k is folded into "
-        "the weights, this is no fault of the scale: the heads are sharp by training.",
+        f"{opening}: the logit std is {scale.logit_std:.3g}, above √(2 ln n) = {limit(scale.keys or 1.0):.3g} for the "
+        f"{scale.keys:.0f} keys a row sees, where a softmax freezes on one key.",
+        "Multiply q·k by 1/√d_k (scaled_dot_product_attention does so by default), or normalise q and k. If 1/√d_k is part "
+        "of the weights, the scale is correct: the heads are sharp because of training.",
     )
 
 
-def _says_unscaled(seen: Evidence, after: float | None) -> tuple[str, str]:
-    spread = "" if seen.logit_std is None else f" Logits spread by {seen.logit_std:.3g} here, and"
+def _says_unscaled(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
+    spread = "" if scale.logit_std is None else f" Logits spread by {scale.logit_std:.3g} here, and"
     return (
-        f"No scale, and nothing declares that: q·k is a sum over d_k = {seen.head_dim} numbers and is multiplied by nothing."
-        f"{spread or ' Logits'} grow with the weights: 1/√d_k = {seen.head_dim**-0.5:.4g} holds them.",
+        f"No scale, and nothing declares that: q·k is a sum over d_k = {scale.head_dim} numbers and is multiplied by nothing."
+        f"{spread or ' Logits'} grow with the weights: 1/√d_k = {scale.head_dim**-0.5:.4g} holds them.",
         "If it is meant (1/√d_k folded into the weights, as T5 has it), declare it: scale = 1.0 in the attention module. Else "
         "multiply q·k by head_dim ** -0.5.",
     )
 
 
-def _says_multiplied(seen: Evidence, after: float | None) -> tuple[str, str]:
-    divisor = inverse_of(seen)
-    spread = "" if seen.logit_std is None else f" Logits spread by {seen.logit_std:.3g}."
+def _says_multiplied(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
+    divisor = inverse_of(scale)
+    spread = "" if scale.logit_std is None else f" The logit std is {scale.logit_std:.3g}."
     return (
-        f"Multiplied where it should be divided: q·k is multiplied by {seen.applied:.4g} = {divisor}, in place of "
-        f"{seen.head_dim**-0.5:.4g} = 1/√d_k.{spread}",
-        "Divide q·k by √d_k, or multiply it by head_dim ** -0.5: the sign of the exponent is lost, or * stands for /.",
+        f"Multiplied instead of divided: q·k is multiplied by {scale.applied:.4g} = {divisor}, instead of "
+        f"{scale.head_dim**-0.5:.4g} = 1/√d_k.{spread}",
+        "Divide q·k by √d_k, or multiply it by head_dim ** -0.5: the sign of the exponent is missing, or * was written for /.",
     )
 
 
-def _says_negative(seen: Evidence, after: float | None) -> tuple[str, str]:
+def _says_negative(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
     return (
-        f"A negative scale: q·k is multiplied by {seen.applied:.4g}, so the keys that match a query least get the most weight.",
-        "Drop the minus. Weights that were trained like this have learned the opposite sign and need it: then say so beside it.",
+        f"A negative scale: q·k is multiplied by {scale.applied:.4g}, so the keys that match a query least get the most weight.",
+        "Remove the minus. If the weights were trained like this, they need it: keep it and say so in a comment.",
     )
 
 
-def _says_shrunk(seen: Evidence, after: float | None) -> tuple[str, str]:
+def _says_shrunk(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
     return (
-        f"The weights of a row add up to {after:.4g}, which is 1/heads and 1/√d_k at once: a mean over the heads, if they are "
-        "added up afterwards; else the output is scaled after the softmax.",
-        "If the heads are joined side by side, drop the factor behind the softmax.",
+        f"The weights of a row add up to {after:.4g}, which is both 1/heads and 1/√d_k: a mean over the heads if they are "
+        "summed afterwards; otherwise the output is scaled after the softmax.",
+        "If the heads are concatenated, remove the factor after the softmax.",
     )
 
 
 def out_of_line(number: float, others: int, common: float) -> tuple[str, str]:
-    """What is said of one layer that applies another scale than all the others of its kind."""
+    """The sentences for a layer that applies another scale than all others like it."""
     return (
         f"This layer multiplies q·k by {number:.4g}, the {others} others like it by {common:.4g}.",
-        "If that is meant, say so beside it; else give it the scale of the others.",
+        "If that is intended, say so in a comment; otherwise give it the scale of the others.",
     )
 
 
-def _says_after(seen: Evidence, after: float | None) -> tuple[str, str]:
+def _says_after(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
     return (
-        f"Scaled after the softmax: what comes out of it is multiplied by {after:.4g}, which shrinks the output and leaves "
-        "attention as sharp as it was.",
+        f"Scaled after the softmax: its output is multiplied by {after:.4g}, which shrinks the output and does not "
+        "change how sharp attention is.",
         "Move the factor in front of the softmax: softmax(q·k / √d_k) v.",
     )
 

@@ -1,4 +1,4 @@
-"""Slope: a model's own logits regressed on q·k, entry by entry, at sampled rows: the scale that the softmax really got."""
+"""Slope: a model's own logits regressed on q·k, entry by entry, at sampled rows: the scale that the softmax received."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ...kernels.contract import HIDDEN_BIAS
-from ...watch.examine import AttentionCall as Call
+from ...watch.examine import AttentionCall
 
 ROWS, KEYS = 8, 64
-"""How many rows of a head are looked at, and how many keys of a row: enough, since a scale leaves no residual."""
+"""How many rows of a head are sampled, and how many keys of a row: enough, because a scale leaves no residual."""
 
 CLEAN = 0.999
-"""The share of variance that q·k must explain. A bias explains the rest; then the numbers read on the way are better."""
+"""The share of variance that q·k must explain. If a bias explains the rest, the traced factors are more accurate."""
 
 LOW_PRECISION = 0.99
 TINY = 1e-30
@@ -36,10 +36,10 @@ class Slope:
         return float(self.heads.min()), float(self.heads.max())
 
 
-def slope(call: Call, cap: float | None = None) -> Slope | None:
-    """Regress the logits of a hand-written call on its own q·k; None where the two cannot be laid side by side.
+def slope(call: AttentionCall, cap: float | None = None) -> Slope | None:
+    """Regress the logits of a hand-written call on its own q·k; None if they cannot be matched entry by entry.
 
-    Hidden keys are left out, and each row's mean is taken off both, so that what a whole row shares plays no part.
+    Hidden keys are left out, and each row's mean is subtracted from both, so that a shift of a whole row has no effect.
 
     Args:
         call: with the logits that the model stored, and the factors of their product.
@@ -97,7 +97,7 @@ def _fit(z: Tensor, s: Tensor, cap: float | None, dtype: torch.dtype) -> Slope |
     z, s = ((part - part.where(seen, 0).sum(-1, keepdim=True) / count).where(seen, 0) for part in (z, s))
     power = s.square().sum((-2, -1))
     if not bool((power > TINY).all()) or not bool((z.square().sum((-2, -1)) > TINY).all()):
-        return None  # logits that are all the same show nothing
+        return None  # equal logits show nothing
     heads = (z * s).sum((-2, -1)) / power
     left = (z - heads[:, None, None] * s).square().sum((-2, -1))
     explained = 1 - left / z.square().sum((-2, -1))

@@ -1,4 +1,4 @@
-"""Spread: how wide the logits of a call lie, without the keys that a mask hides only half."""
+"""Spread: the standard deviation of a call's logits, without keys that a scaled mask hides."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from torch import Tensor
 
 from ...kernels.contract import HIDDEN_BIAS
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall as Call
+from ...watch.examine import AttentionCall
 
 FAR = 400.0
-"""A mask of −1e4 that was scaled by 1/√d_k lies further below the other logits than this, up to heads 625 wide."""
+"""A mask of −1e4 scaled by 1/√d_k is further below the other logits than this, up to a head width of 625."""
 
 APART = 4.0
-"""… and by this many times the range of either side: scores alone leave no such gap."""
+"""… and by this many times the range of either side: scores alone have no such gap."""
 
 ROWS = 256
-"""How many rows of each head are looked at then: every row of a long text would be sorted otherwise."""
+"""How many rows of each head are sampled then: otherwise every row of a long text would be sorted."""
 
 
-def logit_std(call: Call, vitals: Vitals, rows: Tensor | None) -> tuple[float, float, float]:
-    """Sums over the rows that count: how many, their variances, the keys they see.
+def logit_std(call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> tuple[float, float, float]:
+    """Sums over the rows that count: their number, variances and visible keys.
 
     Args:
         call: while its logits are there.
@@ -43,7 +43,7 @@ def logit_std(call: Call, vitals: Vitals, rows: Tensor | None) -> tuple[float, f
 
 
 def _reaches(logits: Tensor) -> bool:
-    """Whether two logits of a row that count as seen lie so far apart at all; a head at a time, for the memory's sake."""
+    """Whether two visible logits of a row are that far apart; one head at a time, to save memory."""
     for head in logits.detach().flatten(0, 1):
         seen = head > HIDDEN_BIAS
         reach = head.amax(-1) - head.where(seen, torch.inf).amin(-1)
@@ -53,7 +53,7 @@ def _reaches(logits: Tensor) -> bool:
 
 
 def _seen(logits: Tensor) -> Tensor:
-    """The logits that no mask hides: not those that lie, in every head, across a gap below the rest of their row."""
+    """The logits that no mask hides: without those that are, in every head, below a gap in their row."""
     seen = logits > HIDDEN_BIAS
     ordered = logits.where(seen, -torch.inf).sort(-1, descending=True).values
     upper, lower = ordered[..., :-1], ordered[..., 1:]

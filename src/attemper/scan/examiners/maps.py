@@ -1,9 +1,9 @@
-"""Pictures: the attention weights that a report shows, as small as they can be drawn from.
+"""Maps: the attention weights that a report shows, in as few bytes as it needs.
 
 A short text is kept whole, in 8 or 16 bits a weight. Of a long one the eight largest weights of up to 512 rows are kept, and
-when all layers are in, fewer rows if need be, so that a report stays within a few megabytes however long the text. What the
-largest weights leave out is in a thumbnail: for 16 × 16 blocks of queries and keys, the share of the queries' weight that lies on
-the keys. On an image a row is seen as a whole: there the 64 largest are kept, of fewer rows.
+of fewer rows if there are many layers, so that a report has a few megabytes at most. A thumbnail has the rest: for 16 × 16
+blocks of queries and keys, the share of the queries' weight on the keys. For an image the 64 largest weights of fewer rows are
+kept.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall as Call
-from .items import Item, Reading, items
+from ...watch.examine import AttentionCall
+from ..document import DenseMap, Thumbnail, TopMap
+from .items import CurrentInput, Item, items
 from .weights import chunks, weights_of_rows
 
 WHOLE, WHOLE_IMAGE = 128, 256  # tokens; a longer text is kept by its largest weights
@@ -33,8 +34,8 @@ MOST = 2**16 - 1
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
-    """One layer reading one input: the weights of some rows, whole or the largest."""
+class AttentionMap:
+    """One layer and one input: the weights of some rows, all or the largest."""
 
     layer: str
     kind: str
@@ -52,41 +53,43 @@ class Picture:
 Drawn = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]  # weights to counts
 
 
-class Pictures:
-    """Examiner: set ``reading`` before each pass, read ``attention()`` after the last. ``notes`` says what is not drawn."""
+class AttentionMaps:
+    """Examiner: set ``current`` before each pass, read ``attention()`` after the last. ``notes`` lists what is not shown."""
 
-    def __init__(self) -> None:
-        self.reading = Reading()
+    def __init__(self, current: CurrentInput | None = None) -> None:
+        self.current = current or CurrentInput()
         self.notes: list[str] = []
-        self._pictures: dict[tuple[str, str, int], Picture] = {}
+        self._pictures: dict[tuple[str, str, int], AttentionMap] = {}
 
-    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> list[tuple[Item, Drawn]]:
+    def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> list[tuple[Item, Drawn]]:
         first: dict[int, Item] = {}
-        for item in items(call, rows, self.reading):
+        for item in items(call, rows, self.current):
             if item.number < TEXTS and item.rows[1] > item.rows[0]:
-                first.setdefault(item.number, item)  # of an input that is a batch, the first item
-        return [(item, _drawn(call, vitals, item, self.reading.image)) for item in first.values()]
+                first.setdefault(item.number, item)  # the first item of a batch
+        return [(item, _drawn(call, vitals, item, self.current.items.image)) for item in first.values()]
 
-    def keep(self, name: str, call: Call, seen: list[tuple[Item, Drawn]]) -> None:
+    def keep(self, name: str, call: AttentionCall, seen: list[tuple[Item, Drawn]]) -> None:
         kind = call.facts.kind
-        numbers = self.reading.inputs or (0,)
+        numbers = self.current.items.inputs or (0,)
         if max(numbers) >= TEXTS:
-            self._note(
-                f"the attention of the first {TEXTS} inputs is drawn, of the others only their numbers are there"
-            )
+            self._note(f"the report shows the attention weights of the first {TEXTS} inputs only")
         elif not seen:
-            self._note(f"{name or 'the model'}: its attention is not drawn: its columns are not the keys in order")
+            self._note(
+                f"{name or 'the model'}: its weights are not shown, because its columns are not the keys in order"
+            )
         for item, drawn in seen:
             place = (name, kind, item.number)
             if place in self._pictures:  # weights shared by several layers
-                self._note(f"{name or 'the model'}: runs more than once in a pass; its first attention is drawn")
+                self._note(
+                    f"{name or 'the model'}: runs more than once in a pass; the weights of its first call are shown"
+                )
                 continue
             queries, keys = item.rows[1] - item.rows[0], item.keys[1] - item.keys[0]
-            top = min(keys, TOP_IMAGE if self.reading.image else TOP)
-            self._pictures[place] = Picture(name, kind, item.number, queries, keys, top, *drawn)
+            top = min(keys, TOP_IMAGE if self.current.items.image else TOP)
+            self._pictures[place] = AttentionMap(name, kind, item.number, queries, keys, top, *drawn)
 
-    def attention(self) -> list[dict[str, Any]]:
-        """The pictures in the document's format: ``dense`` where the weights of all are few enough, else ``top``."""
+    def attention(self) -> list[DenseMap | TopMap]:
+        """The maps in the document's format: ``dense`` if the weights are few enough, otherwise ``top``."""
         found = list(self._pictures.values())
         whole = [picture for picture in found if picture.places is None]
         count = sum(picture.weights.numel() for picture in whole)
@@ -100,7 +103,7 @@ class Pictures:
         side = next((side for side in SIDES if heads * side**2 <= SMALL), 0)
         if not side:
             self._note(
-                f"the thumbnails of {heads} heads are made from their largest weights: they are too many for more"
+                f"the thumbnails of {heads} heads are made from their largest weights, because there are so many"
             )
         return [_dense(picture, bits) if picture in dense else _top(picture, max(1, rows), side) for picture in found]
 
@@ -109,8 +112,8 @@ class Pictures:
             self.notes.append(sentence)
 
 
-def _drawn(call: Call, vitals: Vitals, item: Item, image: bool) -> Drawn:
-    """The weights of one item as 16-bit numbers, the keys they lie on where only the largest are kept, which rows; blocks."""
+def _drawn(call: AttentionCall, vitals: Vitals, item: Item, image: bool) -> Drawn:
+    """The weights of one item as 16-bit numbers, their keys if only the largest are kept, the rows, and the blocks."""
     (start, stop), (first, last) = item.rows, item.keys
     whole = max(stop - start, last - first) <= (WHOLE_IMAGE if image else WHOLE)
     top = min(TOP_IMAGE if image else TOP, last - first)
@@ -130,7 +133,7 @@ def _drawn(call: Call, vitals: Vitals, item: Item, image: bool) -> Drawn:
 
 
 def _sizes(places: Tensor, length: int, side: int = SIDES[0]) -> Tensor:
-    """How many of some places in a row lie in each of the blocks, at most so many, that a length is cut into."""
+    """How many of some places are in each block, if a length is cut into at most ``side`` blocks."""
     side = max(1, min(side, length))
     return torch.bincount(places * side // max(1, length), minlength=side)
 
@@ -140,15 +143,15 @@ def _summed(numbers: Tensor, dim: int, sizes: Tensor) -> Tensor:
     return torch.stack([part.sum(dim) for part in numbers.split(sizes.tolist(), dim)], dim)
 
 
-def _dense(picture: Picture, bits: int) -> dict[str, Any]:
+def _dense(picture: AttentionMap, bits: int) -> DenseMap:
     weights = picture.weights.numpy()
     if bits == 8:
         weights = np.rint(weights * (255 / MOST))
-    return {**_facts(picture), "format": "dense", "bits": bits, "data": _base64(weights, bits // 8)}
+    return DenseMap(**_facts(picture), bits=bits, data=_base64(weights, bits // 8))
 
 
-def _top(picture: Picture, most: int, side: int) -> dict[str, Any]:
-    """The largest weights of at most so many rows, and a thumbnail of at most so many blocks along a side."""
+def _top(picture: AttentionMap, most: int, side: int) -> TopMap:
+    """The largest weights of at most ``most`` rows, and a thumbnail of at most ``side`` blocks a side."""
     weights, places = picture.weights, picture.places
     if places is None:
         weights, places = weights.topk(picture.top, -1)
@@ -156,28 +159,28 @@ def _top(picture: Picture, most: int, side: int) -> dict[str, Any]:
     if len(rows) > most:
         chosen = torch.linspace(0, len(rows) - 1, most, device="cpu").round().long()
         rows, weights, places = rows[chosen], weights[:, chosen], places[:, chosen]
-    return {
+    return TopMap(
         **_facts(picture),
-        "format": "top",
-        "k": weights.shape[-1],
-        "rows": rows.tolist(),
-        "indices": _base64(places.numpy(), 2 if picture.keys <= MOST else 4),
-        "weights": _base64(weights.numpy(), 2),
-        **({"thumbnail": _thumbnail(picture, side)} if side else {}),
-    }
+        k=weights.shape[-1],
+        rows=rows.tolist(),
+        indices=_base64(places.numpy(), 2 if picture.keys <= MOST else 4),
+        weights=_base64(weights.numpy(), 2),
+        thumbnail=_thumbnail(picture, side) if side else None,
+    )
 
 
-def _thumbnail(picture: Picture, side: int) -> dict[str, Any]:
+def _thumbnail(picture: AttentionMap, side: int) -> Thumbnail:
     blocks, counts = picture.blocks, picture.counts
     for dim in (-2, -1):
         length = blocks.shape[dim]
         sizes = _sizes(torch.arange(length, device="cpu"), length, side)
         blocks, counts = _summed(blocks, dim, sizes), _summed(counts, 0, sizes) if dim == -2 else counts
     shares = (blocks / counts.clamp(min=1)[:, None]).clamp(max=1.0)
-    return {"rows": shares.shape[1], "columns": shares.shape[2], "data": _base64(np.rint(shares.numpy() * 255), 1)}
+    data = _base64(np.rint(shares.numpy() * 255), 1)
+    return Thumbnail(rows=shares.shape[1], columns=shares.shape[2], data=data)
 
 
-def _facts(picture: Picture) -> dict[str, Any]:
+def _facts(picture: AttentionMap) -> dict[str, Any]:
     return {
         "layer": picture.layer,
         "kind": picture.kind,
@@ -188,7 +191,7 @@ def _facts(picture: Picture) -> dict[str, Any]:
     }
 
 
-def _width(picture: Picture) -> int:
+def _width(picture: AttentionMap) -> int:
     """Bytes of a weight and its place."""
     return 4 if picture.keys <= MOST else 6
 

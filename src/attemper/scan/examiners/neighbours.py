@@ -1,7 +1,7 @@
 """Neighbours: how much of its weight each head puts on the token before, on the token itself, and on the token after.
 
-Heads that look at a neighbour whatever the text are common and healthy, and are as sharp as a collapsed head: this tells them
-apart. One key per row, so it costs O(n·E).
+Heads that attend to a neighbouring token in every text are common and healthy, and as sharp as a collapsed head. This
+distinguishes them. One key per row, so it costs O(n·E).
 """
 
 from __future__ import annotations
@@ -13,21 +13,19 @@ from torch import Tensor
 
 from ...heads import SATURABLE_KEYS
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall as Call
-from .items import Reading
+from ...watch.examine import AttentionCall
 from .weights import logits_of_offset
 
 OFFSETS = (-1, 0, 1)
 
 
 class Neighbours:
-    """Examiner: set ``reading`` before each pass (it needs none), read ``table()`` after the last."""
+    """Examiner: read ``table()`` after the last pass."""
 
     def __init__(self) -> None:
-        self.reading = Reading()
         self._sums: dict[tuple[str, str], Tensor] = {}  # (H, offsets and rows)
 
-    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> Tensor | None:
+    def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Tensor | None:
         facts = call.facts
         if facts.kind != "self" or not call.in_order or facts.queries != facts.keys - sum(call.beside):
             return None
@@ -38,7 +36,7 @@ class Neighbours:
         sums = [weight.masked_fill(~counted, 0.0).double().sum((0, 2)) for weight in weights]
         return torch.stack([*sums, counted.double().sum((0, 2))], -1)
 
-    def keep(self, name: str, call: Call, seen: Tensor | None) -> None:
+    def keep(self, name: str, call: AttentionCall, seen: Tensor | None) -> None:
         place = (name, call.facts.kind)
         if seen is not None:
             before = self._sums.get(place)
@@ -46,7 +44,7 @@ class Neighbours:
 
     def table(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
         """Per (layer, kind) and head: neighbour_weight, the mean over rows that see at least 8 keys, and neighbour_offset, the
-        one of -1, 0 and 1 that has most of it; None: no row to tell by."""
+        one of -1, 0 and 1 with the most weight; None: no such row."""
         return {place: [_of_head(sums[head]) for head in range(len(sums))] for place, sums in self._sums.items()}
 
 

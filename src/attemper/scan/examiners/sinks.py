@@ -1,7 +1,7 @@
 """Sinks: how much of its weight each head puts on the first and the special tokens, and how even it is without them.
 
-A key that every query may rest on costs O(n·E) to look at: exp(logit - lse) for that column alone. With P the weight of such
-keys in a row, its entropy without them is (H + Σ p ln p)/(1 - P) + ln(1 - P), since what is left is the same softmax.
+One key costs O(n·E): exp(logit - lse) for its column alone. With P the weight of such keys in a row, the entropy without them is
+(H + Σ p ln p)/(1 - P) + ln(1 - P), because the rest is the same softmax.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from torch import Tensor
 from ...heads import SATURABLE_KEYS
 from ...kernels.contract import HIDDEN_BIAS
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall as Call
-from .items import Item, Reading, items
+from ...watch.examine import AttentionCall
+from .items import CurrentInput, Item, items
 from .weights import logits_of_keys
 
-FIRST = "the first token"  # texts do not begin with the same word, but all begin
+FIRST = "the first token"  # texts begin with different words
 SPECIAL = "a special token"
 BESIDE = "a learned column"
-LEAST_REST = 1e-3  # where less is left, what is left of float32 is not enough to speak of
-COLUMNS = 16  # looked at together
+LEAST_REST = 1e-3  # with less weight left, float32 has too few digits
+COLUMNS = 16  # computed together
 
 
 @dataclass
-class Group:
-    """Keys that bear one name."""
+class SinkGroup:
+    """Keys of one name."""
 
     weight: Tensor  # (H,), summed over rows
     token: str | None
     positions: list[int]
-    each: Tensor  # (H, positions), of the text it was first seen in
+    each: Tensor  # (H, positions), of the first text that has them
 
 
 @dataclass
-class Seen:
-    """What the rows of some texts add up to."""
+class SinkSums:
+    """Sums over the rows of some texts."""
 
-    rows: Tensor  # (H,): that see enough keys for a weight to mean something
+    rows: Tensor  # (H,): rows that see enough keys for a weight to have a meaning
     evenness: Tensor
     evenness_rows: Tensor
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, SinkGroup] = field(default_factory=dict)
 
-    def add(self, other: Seen) -> None:
+    def add(self, other: SinkSums) -> None:
         self.rows = self.rows + other.rows
         self.evenness, self.evenness_rows = self.evenness + other.evenness, self.evenness_rows + other.evenness_rows
         for name, group in other.groups.items():
@@ -57,16 +57,16 @@ class Seen:
 
 
 class Sinks:
-    """Examiner: set ``reading`` before each pass, read ``table()`` after the last."""
+    """Examiner: set ``current`` before each pass, read ``table()`` after the last."""
 
-    def __init__(self) -> None:
-        self.reading = Reading()
-        self._seen: dict[tuple[str, str], Seen] = {}
+    def __init__(self, current: CurrentInput | None = None) -> None:
+        self.current = current or CurrentInput()
+        self._seen: dict[tuple[str, str], SinkSums] = {}
 
-    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> list[Seen]:
-        return [_look(call, vitals, rows, item) for item in items(call, rows, self.reading)]
+    def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> list[SinkSums]:
+        return [_look(call, vitals, rows, item) for item in items(call, rows, self.current)]
 
-    def keep(self, name: str, call: Call, seen: list[Seen]) -> None:
+    def keep(self, name: str, call: AttentionCall, seen: list[SinkSums]) -> None:
         place = (name, call.facts.kind)
         for one in seen:
             if place not in self._seen:
@@ -83,7 +83,7 @@ class Sinks:
         return {place: [_of_head(seen, head) for head in range(len(seen.rows))] for place, seen in self._seen.items()}
 
 
-def _look(call: Call, vitals: Vitals, rows: Tensor | None, item: Item) -> Seen:
+def _look(call: AttentionCall, vitals: Vitals, rows: Tensor | None, item: Item) -> SinkSums:
     lse, visible, entropy = (sign[item.place] for sign in (vitals.lse, vitals.visible, vitals.entropy))  # (H, Lq)
     counted = visible > 0
     if rows is not None:
@@ -103,18 +103,18 @@ def _look(call: Call, vitals: Vitals, rows: Tensor | None, item: Item) -> Seen:
     used = counted & (left >= 2) & (rest > LEAST_REST)
     rest = rest.where(used, 1.0)
     even = ((entropy + own) / rest + rest.log()) / left.where(used, 2).to(rest.dtype).log()
-    found = Seen(enough.sum(-1), even.clamp(0, 1).where(used, 0.0).double().sum(-1), used.sum(-1))
+    found = SinkSums(enough.sum(-1), even.clamp(0, 1).where(used, 0.0).double().sum(-1), used.sum(-1))
     sums, start = torch.cat(each, -1), 0
     for name, group in named.items():
         part = sums[:, start : start + len(group)]
         start += len(group)
         positions = [column - item.keys[0] for column in group]
         token = None if name == BESIDE or item.tokens is None else item.tokens[positions[0]]
-        found.groups[name] = Group(part.sum(-1), token, positions, part)
+        found.groups[name] = SinkGroup(part.sum(-1), token, positions, part)
     return found
 
 
-def _named(call: Call, item: Item) -> dict[str, list[int]]:
+def _named(call: AttentionCall, item: Item) -> dict[str, list[int]]:
     """The columns that may be sinks, by name: the first key, special tokens, and columns that are no keys."""
     start, stop = item.keys
     found: dict[str, list[int]] = {}
@@ -131,7 +131,7 @@ def _named(call: Call, item: Item) -> dict[str, list[int]]:
     return found | ({BESIDE: beside} if beside else {})
 
 
-def _of_head(seen: Seen, head: int) -> dict[str, Any]:
+def _of_head(seen: SinkSums, head: int) -> dict[str, Any]:
     found: dict[str, Any] = dict.fromkeys(("sink_weight", "sink_token", "sink_position", "evenness_without_sinks"))
     rows, even_rows = int(seen.rows[head]), int(seen.evenness_rows[head])
     evenness = float(seen.evenness[head])

@@ -1,9 +1,9 @@
-"""Texts: whether a head's weights depend on the text at all, by comparing the same rows in different texts.
+"""Text dependence: how much a head's weights change with the text, by comparing the same rows of different texts.
 
 Some rows of the first text are kept, in half precision; those of every other text are compared with them. Two texts share the
 positions that both have, counted from the start, and the special tokens that end them, counted from the end. On those, each
-row is brought to a sum of 1, and half the sum of absolute differences (the total variation) is 0 for a head that goes by
-position alone and 1 for one that looks elsewhere in every text.
+row is scaled to a sum of 1. Half the sum of absolute differences (the total variation) is 0 for a head that depends on position
+alone, and 1 for a head that attends to other positions in every text.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall as Call
-from .items import Item, Reading, items
+from ...watch.examine import AttentionCall
+from .items import CurrentInput, Item, items
 from .weights import chunks, weights_of_rows
 
 REACH = 1024  # positions compared, so that what is kept does not grow with n
 ROWS = sorted({round(1.26**power) for power in range(30)})  # 1, 2, 3, 4, 5, 6, 8, … 814: dense where short texts are
-LEAST = 1e-3  # a row with less of its weight on shared positions says nothing
-FEW_ROWS = 4  # fewer say nothing of a head
+LEAST = 1e-3  # rows with less weight on shared positions are left out
+FEW_ROWS = 4  # with fewer rows there is no result
 
 
 @dataclass(frozen=True)
-class Sample:
+class RowSample:
     """Some rows of one text: their weights on its first keys, and on the special tokens that end it."""
 
     text: tuple[int, int]  # the input, and the item of its batch
@@ -37,18 +37,18 @@ class Sample:
     chooses: Tensor  # (H, rows): whether it sees two keys or more
 
 
-class Texts:
-    """Examiner: set ``reading`` before each pass, read ``table()`` after the last."""
+class TextDependence:
+    """Examiner: set ``current`` before each pass, read ``table()`` after the last."""
 
-    def __init__(self) -> None:
-        self.reading = Reading()
-        self._first: dict[tuple[str, str], Sample] = {}
+    def __init__(self, current: CurrentInput | None = None) -> None:
+        self.current = current or CurrentInput()
+        self._first: dict[tuple[str, str], RowSample] = {}
         self._distance: dict[tuple[str, str], Tensor] = {}  # (H,)
 
-    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> list[Sample]:
-        return [_sampled(call, vitals, item) for item in items(call, rows, self.reading)]
+    def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> list[RowSample]:
+        return [_sampled(call, vitals, item) for item in items(call, rows, self.current)]
 
-    def keep(self, name: str, call: Call, seen: list[Sample]) -> None:
+    def keep(self, name: str, call: AttentionCall, seen: list[RowSample]) -> None:
         place = (name, call.facts.kind)
         for sample in seen:
             first = self._first.setdefault(place, sample)
@@ -70,7 +70,7 @@ class Texts:
         return found
 
 
-def _sampled(call: Call, vitals: Vitals, item: Item) -> Sample:
+def _sampled(call: AttentionCall, vitals: Vitals, item: Item) -> RowSample:
     (start, stop), (first, last) = item.rows, item.keys
     device = vitals.lse.device
     end = last - item.tail
@@ -85,7 +85,7 @@ def _sampled(call: Call, vitals: Vitals, item: Item) -> Sample:
         tail.append(weights[..., end:last].half())
     heads = call.facts.heads
     empty = torch.zeros(heads, 0, 0, dtype=torch.half, device=device)
-    return Sample(
+    return RowSample(
         (item.number, item.place),
         item.tokens,
         torch.cat(body, 1) if body else empty,
@@ -94,7 +94,7 @@ def _sampled(call: Call, vitals: Vitals, item: Item) -> Sample:
     )
 
 
-def _distance(one: Sample, other: Sample) -> Tensor:
+def _distance(one: RowSample, other: RowSample) -> Tensor:
     """The mean total variation over the rows that both texts have, (H,); NaN where they share too few."""
     rows = min(one.body.shape[1], other.body.shape[1])
     keys = min(one.body.shape[2], other.body.shape[2])

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import InputError
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall as Call
+from ...watch.examine import AttentionCall
+from ..document import Target, TokenAttention, TokenHead
+from .items import CurrentInput
 from .weights import weights_of_rows
 
 PIECE = re.compile(r"^(?:##|[Ġ▁])|</w>$| \(\d+/\d+\)$")
-"""What is added to a piece of text: BERT's ##, GPT-2's Ġ, SentencePiece's ▁, CLIP's </w>, which part of a letter it is."""
+"""Marks of tokenizers: BERT's ##, GPT-2's Ġ, SentencePiece's ▁, CLIP's </w>, and the part of a split character."""
 
 COUNTED = re.compile(r"(.+):([1-9]\d*)")
 SHOWN = 60  # tokens named in an error
@@ -30,7 +31,7 @@ def find_token(asked: str, tokens: Sequence[str]) -> int:
         tokens: the sequence, as the tokenizer has it.
 
     Example:
-        >>> from attemper.scan.tokens import find_token
+        >>> from attemper.scan.examiners.tokens import find_token
         >>> find_token("it", ["[CLS]", "was", "Ġit", "##it"])
         2
     """
@@ -44,7 +45,7 @@ def find_token(asked: str, tokens: Sequence[str]) -> int:
     counted = COUNTED.fullmatch(asked) if asked not in tokens else None
     text, number = (counted[1], int(counted[2])) if counted else (asked, 1)
     plain = [word_of(token) for token in tokens]
-    # as it stands, else without marks, else in any case
+    # exactly, else without marks, else in any case
     for wanted, there in ((text, tokens), (text, plain), (text.casefold(), [word.casefold() for word in plain])):
         found = [place for place, token in enumerate(there) if token == wanted]
         if len(found) >= number:
@@ -60,12 +61,12 @@ def find_token(asked: str, tokens: Sequence[str]) -> int:
 
 
 def word_of(token: str) -> str:
-    """A token without what its tokenizer marks it with."""
+    """A token without the marks of its tokenizer."""
     return PIECE.sub("", token)
 
 
 def _pieces(word: str, tokens: Sequence[str]) -> list[str]:
-    """The tokens in a row that make a word together; none where there are no such."""
+    """Consecutive tokens that form a word together; none if there are none."""
     for start in range(len(tokens)):
         made = ""
         for end in range(start, len(tokens)):
@@ -85,9 +86,9 @@ def _named(tokens: Sequence[str]) -> str:
 class TokenWeights:
     """An examiner that keeps one query's weights over all tokens, in every self-attention over these tokens.
 
-    ``best`` is the largest weight on another token, with special tokens and the two neighbours left out: heads that rest on a
-    special token, or look one token back or ahead, do so in any sentence. ``strongest`` leaves nothing out. A token that no head
-    gives any weight is no target: a mask hides it, as a causal one hides all that comes later.
+    ``best`` is the largest weight on another token, without special tokens and the two neighbours: heads that attend to these do
+    so in any sentence. ``strongest`` leaves nothing out. A token that no head gives any weight is not a target: a mask hides it,
+    as a causal mask hides later tokens.
     """
 
     def __init__(
@@ -97,18 +98,20 @@ class TokenWeights:
         special: Sequence[bool] | None = None,
         number: int = 0,
         item: int = 0,
+        current: CurrentInput | None = None,
     ) -> None:
         self.asked, self.tokens = asked, list(tokens)
         self.special = list(special) if special is not None else [False] * len(tokens)
         self.position = find_token(asked, tokens)
-        self.input, self.item = number, item
+        self.input, self.item, self.current = number, item, current
         self._sums: dict[tuple[str, str], tuple[Tensor, int]] = {}  # a layer that runs several times is averaged
 
-    def look(self, call: Call, vitals: Vitals, rows: Tensor | None) -> Tensor | None:
+    def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Tensor | None:
         """The weights of the query, (H, tokens); None where the call is not over these tokens."""
         before, after = call.beside
         keys = call.facts.keys - before - after
-        here = call.facts.kind == "self" and call.in_order and self.item < call.facts.batch
+        now = self.current is None or self.current.items.inputs == (self.input,)
+        here = now and call.facts.kind == "self" and call.in_order and self.item < call.facts.batch
         if not here or not call.facts.queries == keys == len(self.tokens):
             return None
         weights = weights_of_rows(call, vitals, torch.tensor([self.position], device=vitals.lse.device))[
@@ -116,45 +119,41 @@ class TokenWeights:
         ]
         return weights[:, before : before + keys].double().cpu()
 
-    def keep(self, name: str, call: Call, seen: Tensor | None) -> None:
+    def keep(self, name: str, call: AttentionCall, seen: Tensor | None) -> None:
         if seen is not None:
             total, count = self._sums.get((name, call.facts.kind), (torch.zeros_like(seen), 0))
             self._sums[name, call.facts.kind] = (total + seen, count + 1)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The document's "token": plain data."""
+    def result(self) -> TokenAttention:
+        """The document's ``token``."""
         heads = [
-            {"layer": layer, "kind": kind, "head": head, "weights": row}
+            TokenHead(layer=layer, kind=kind, head=head, weights=row)
             for (layer, kind), (total, count) in self._sums.items()
             for head, row in enumerate((total / count).tolist())
         ]
         targets = [self._target(place, heads) for place in range(len(self.tokens))] if heads else []
-        targets = [target for target in targets if _weight(target) > 0]
-        chosen = [
-            target for target in targets if not target["special"] and abs(int(target["position"]) - self.position) > 1
-        ]
-        return {
-            "asked": self.asked,
-            "token": self.tokens[self.position],
-            "input": self.input,
-            "position": self.position,
-            "heads": heads,
-            "targets": targets,
-            "best": max(chosen, key=_weight, default=None),
-            "strongest": max(targets, key=_weight, default=None),
-        }
+        targets = [target for target in targets if target.weight > 0]
+        chosen = [target for target in targets if not target.special and abs(target.position - self.position) > 1]
+        return TokenAttention(
+            asked=self.asked,
+            token=self.tokens[self.position],
+            input=self.input,
+            position=self.position,
+            heads=heads,
+            targets=targets,
+            best=max(chosen, key=lambda target: target.weight, default=None),
+            strongest=max(targets, key=lambda target: target.weight, default=None),
+        )
 
-    def _target(self, place: int, heads: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """A token that is looked at, and the head that gives it most."""
-        best = max(heads, key=lambda row: float(row["weights"][place]))
-        return {
-            **{name: best[name] for name in ("layer", "kind", "head")},
-            "token": self.tokens[place],
-            "position": place,
-            "weight": best["weights"][place],
-            "special": self.special[place],
-        }
-
-
-def _weight(target: dict[str, Any]) -> float:
-    return float(target["weight"])
+    def _target(self, place: int, heads: Sequence[TokenHead]) -> Target:
+        """A token, and the head that gives it the most weight."""
+        best = max(heads, key=lambda row: row.weights[place] or 0.0)
+        return Target(
+            layer=best.layer,
+            kind=best.kind,
+            head=best.head,
+            token=self.tokens[place],
+            position=place,
+            weight=best.weights[place] or 0.0,
+            special=self.special[place],
+        )

@@ -12,12 +12,12 @@ from ...kernels.contract import Problem, measuring_dtype
 from ...kernels.reference import logits as scores_of
 from ...operation.checks import prepare
 from ...vitals import NEG_INF, Vitals
-from ...watch.examine import AttentionCall as Call
+from ...watch.examine import AttentionCall
 
 BUDGET = 2**22  # weights in memory at a time: 16 MiB of float32
 
 
-def weights_of_rows(call: Call, vitals: Vitals, rows: Tensor, place: int | None = None) -> Tensor:
+def weights_of_rows(call: AttentionCall, vitals: Vitals, rows: Tensor, place: int | None = None) -> Tensor:
     """The weights of some query rows on all keys, (B, H, R, Lk), float32; a row that sees no key is zero.
 
     Args:
@@ -34,12 +34,12 @@ def weights_of_rows(call: Call, vitals: Vitals, rows: Tensor, place: int | None 
     return logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0).float()
 
 
-def chunks(call: Call, rows: Tensor) -> Iterator[Tensor]:
+def chunks(call: AttentionCall, rows: Tensor) -> Iterator[Tensor]:
     """The rows in parts whose weights, for one item of the batch, fit the budget: n × n is never in memory."""
     yield from rows.split(max(1, BUDGET // max(1, call.facts.heads * call.facts.keys)))
 
 
-def logits_of_rows(call: Call, rows: Tensor, place: int | None = None) -> Tensor:
+def logits_of_rows(call: AttentionCall, rows: Tensor, place: int | None = None) -> Tensor:
     """The logits of some query rows, (B, H, R, Lk), in the dtype of vitals; -inf where the row may not look."""
     if call.logits is not None:
         return call.logits[_one(place)][:, :, rows].to(measuring_dtype(call.logits.dtype))
@@ -51,7 +51,7 @@ def logits_of_rows(call: Call, rows: Tensor, place: int | None = None) -> Tensor
     return _banded(problem._replace(query=problem.query[:, :, rows], mask=mask), rows, keys)
 
 
-def logits_of_keys(call: Call, place: int, keys: Tensor) -> Tensor:
+def logits_of_keys(call: AttentionCall, place: int, keys: Tensor) -> Tensor:
     """The logits of all rows of one item of the batch on some keys, (H, Lq, K), as above. O(n·E) for each key."""
     if call.logits is not None:
         return call.logits[place][..., keys].to(measuring_dtype(call.logits.dtype))
@@ -63,7 +63,7 @@ def logits_of_keys(call: Call, place: int, keys: Tensor) -> Tensor:
     return _banded(chosen, torch.arange(problem.query.shape[2], device=keys.device), keys)[0]
 
 
-def logits_of_offset(call: Call, offset: int) -> Tensor:
+def logits_of_offset(call: AttentionCall, offset: int) -> Tensor:
     """The logit of every query on the key ``offset`` places after its own, (B, H, Lq), as above; -inf where there is none.
 
     For a self-attention with as many queries as keys.
@@ -91,7 +91,7 @@ def logits_of_offset(call: Call, offset: int) -> Tensor:
     return torch.nn.functional.pad(z, (max(0, -offset), max(0, offset)), value=NEG_INF)
 
 
-def _problem(call: Call, place: int | None = None) -> Problem:
+def _problem(call: AttentionCall, place: int | None = None) -> Problem:
     """The call, or one item of it, as kernels are given it, in the dtype of vitals."""
     options: dict[str, Any] = {name: getattr(call, name) for name in ("mask", "causal", "scale", "window", "softcap")}
     problem = prepare("weights", call.query, call.key, None, signs=(), **options).problem

@@ -1,10 +1,10 @@
-"""inputs: what a model is run on. A text, an image or a sound becomes one batch with what the document says of it."""
+"""Inputs: a text, an image or a sound as one batch for the model, with its description for the document."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from ...demo import SENTENCE
 from ...errors import InputError
+from ..document import AboutInput
 from .media import image_batch, sound_batch
 from .model import Loaded
-from .text import Words, limit_of
+from .text import FolderTokenizer, limit_of
 
 MODALITIES = {"input_ids": "text", "pixel_values": "image", "input_features": "audio", "input_values": "audio"}
 STARTS = 8  # tokens for a decoder when no tokenizer can make any
@@ -22,21 +23,21 @@ STARTS = 8  # tokens for a decoder when no tokenizer can make any
 
 @dataclass
 class Input:
-    """One batch for the model, run by itself, and how it came to be."""
+    """One batch for the model, and where it comes from."""
 
     batch: Mapping[str, Any] | tuple[Any, ...] | Tensor
-    kind: str = "batch"  # "text", "image", "audio" or "batch"
+    modality: str = "batch"  # "text", "image", "audio" or "batch"
     text: str | None = None
-    tokens: list[str] | None = None  # of the first sequence, as people read them
+    tokens: list[str] | None = None  # of the first sequence, as readable text
     special: list[bool] | None = None
     generated: bool = False
     truncated: bool = False
     notes: list[str] = field(default_factory=list)
-    pixels: Tensor | None = None  # of an image, (C, H, W), 0 to 1, as people see it
+    pixels: Tensor | None = None  # of an image before normalisation, (C, H, W), 0 to 1
 
     @property
     def length(self) -> int | None:
-        """How many tokens, where that is known."""
+        """How many tokens, if known."""
         if self.tokens is not None:
             return len(self.tokens)
         ids = self.batch.get("input_ids") if isinstance(self.batch, Mapping) else self.batch
@@ -44,9 +45,9 @@ class Input:
             return int(ids.shape[-1])
         return None
 
-    def to_dict(self) -> dict[str, Any]:
-        names = ("kind", "text", "tokens", "special", "length", "generated", "truncated")
-        return {name: getattr(self, name) for name in names}
+    def about(self) -> AboutInput:
+        """The document's entry in ``inputs``."""
+        return AboutInput(**{field.name: getattr(self, field.name) for field in fields(AboutInput)})
 
 
 def make(
@@ -57,14 +58,14 @@ def make(
     sounds: Sequence[str] = (),
     truncate: bool = False,
 ) -> list[Input]:
-    """One input per text, image or sound that the model takes; a default, or a generated sample, where none is given.
+    """One input per text, image or sound; the default sentence or a generated sample if none is given.
 
     Args:
         loaded: the model and its folder.
         texts: whole texts.
         images: files that Pillow reads.
         sounds: WAV files.
-        truncate: cut a text that is longer than the model's positions, where it would be an error.
+        truncate: cut a text that is longer than the model's positions, instead of raising an error.
     """
     check_texts(texts)
     model = loaded.model
@@ -82,18 +83,18 @@ def make(
         assert isinstance(one.batch, dict)
         one.batch = {name: value.to(device) for name, value in _fitting(model, one.batch).items()}
         if "use_cache" in inspect.signature(model.forward).parameters:
-            one.batch["use_cache"] = False  # keys that nobody asks for again
+            one.batch["use_cache"] = False  # the keys are not needed again
     return found
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """Raise for a text with nothing in it, before a model is loaded for it."""
+    """Raise for an empty text, before a model is loaded."""
     if not all(text.strip() for text in texts):
         raise InputError('scan: a text must hold at least one word; got an empty one. Type --text "…".')
 
 
 def _is_dual(model: nn.Module) -> bool:
-    """A text encoder and an image encoder side by side, which want both (CLIP)."""
+    """Whether a model has a text encoder and an image encoder and needs both inputs (CLIP)."""
     names = inspect.signature(model.forward).parameters
     generates = getattr(model, "can_generate", lambda: False)()
     return {"input_ids", "pixel_values"} <= set(names) and not generates
@@ -106,11 +107,11 @@ def _check_wanted(
     for option, given, kind in (("--text", texts, "text"), ("--image", images, "image"), ("--audio", sounds, "audio")):
         if given and kind not in takes:
             raise InputError(
-                f"scan: {type(model).__name__} takes {' and '.join(sorted(takes))}, so {option} is not for it. Leave it out, or "
+                f"scan: {type(model).__name__} takes {' and '.join(sorted(takes))}, so {option} cannot be used. Leave it out, or "
                 "call attemper.scan(model, batch) with a batch of your own."
             )
     if len(texts) > 1 and (both or main != "text"):
-        raise InputError(f"scan: {type(model).__name__} takes one text beside each {main}; got {len(texts)}. Give one.")
+        raise InputError(f"scan: {type(model).__name__} takes one text with each {main}; got {len(texts)}. Give one.")
 
 
 def _decodes(model: nn.Module) -> bool:
@@ -118,7 +119,7 @@ def _decodes(model: nn.Module) -> bool:
 
 
 def _fitting(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What the forward names: a tokenizer may give token types to a model that has none."""
+    """The tensors that forward() takes: a tokenizer may return token types for a model that has none."""
     names = inspect.signature(model.forward).parameters
     kept = {name: value for name, value in batch.items() if name in names or name in ("input_ids", "attention_mask")}
     first = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
@@ -126,7 +127,7 @@ def _fitting(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _text(loaded: Loaded, text: str, truncate: bool) -> Input:
-    words = Words(loaded)
+    words = FolderTokenizer(loaded)
     encoded = words.encode(text, truncate)
     found = Input(
         encoded.batch,
@@ -147,7 +148,7 @@ def _sound(loaded: Loaded, path: str | None, texts: Sequence[str], truncate: boo
     batch, notes = sound_batch(loaded, path)
     found = Input(batch, "audio", generated=path is None, notes=notes)
     if _decodes(loaded.model):
-        words = Words(loaded)
+        words = FolderTokenizer(loaded)
         if words.present():
             encoded = words.encode(texts[0] if texts else SENTENCE, truncate, limit_of(loaded.model, decoder=True))
             batch["decoder_input_ids"] = _behind_start(loaded, encoded.batch["input_ids"])
@@ -164,7 +165,7 @@ def _image(loaded: Loaded, path: str | None, texts: Sequence[str], truncate: boo
     found = Input(batch, "image", generated=path is None, notes=notes, pixels=pixels)
     if both:
         text = texts[0] if texts else SENTENCE
-        encoded = Words(loaded).encode(text, truncate)
+        encoded = FolderTokenizer(loaded).encode(text, truncate)
         batch |= encoded.batch
         found.text, found.truncated = text, encoded.truncated
         found.notes += [*encoded.notes, f"the text encoder was given {text!r}."]
@@ -172,7 +173,7 @@ def _image(loaded: Loaded, path: str | None, texts: Sequence[str], truncate: boo
 
 
 def _behind_start(loaded: Loaded, ids: Tensor) -> Tensor:
-    """What a decoder reads when it writes a text; without its last token where there is no position for it."""
+    """A decoder's input for a text: its start token first; the last token is dropped if there is no position for it."""
     limit = limit_of(loaded.model, decoder=True)
     return torch.cat([ids.new_full((1, 1), _start(loaded)), ids], 1)[:, :limit]
 

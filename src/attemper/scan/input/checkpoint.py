@@ -1,4 +1,4 @@
-"""checkpoint: whether the weights in a folder are those of the model that its config describes: how many, under which names."""
+"""Checkpoint: whether the weights in a folder are those of the model that its config describes, by size and by name."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ STACKED = re.compile(r"(^|_)(layers?|blocks?|depths?)$")
 EMBEDS = re.compile(r"embed", re.IGNORECASE)
 MOST_LABELS = 10**6
 PER_BYTE, SPARE = 8, 2**24
-"""A model has at most so many numbers for each byte of its files (one bit each), and so many besides."""
+"""The most numbers a model has for each byte of its files (one bit each), and in addition."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What the headers of the weight files say: which tensor lies in which file."""
+    """From the headers of the weight files: which tensor is in which file."""
 
     places: dict[str, Path]
 
@@ -40,7 +40,7 @@ class Stored:
 
     @property
     def layers(self) -> int:
-        """The most layers that a stack of them has, by the numbers in their names."""
+        """How many layers the longest stack has, by the numbers in the names."""
         return 1 + max((int(part) for name in self.places for part in name.split(".") if part.isdecimal()), default=-1)
 
     def tensors(self, names: dict[str, str]) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ class Stored:
 
 
 def check_sizes(config: object, stored: Stored) -> None:
-    """Refuse a config with more layers than the files have tensors, before lists of that length are made of it.
+    """Refuse a config with more layers than the files have tensors, before lists of that length are built.
 
     Args:
         config: config.json, or a part of it.
@@ -67,27 +67,27 @@ def check_sizes(config: object, stored: Stored) -> None:
         if STACKED.search(str(name)) and most > 4 * len(stored.places) + 64:
             raise InputError(
                 f"scan: config.json says that {name} is {most:.10g}, and the weights have {count(stored.layers, 'layer')} "
-                f"({len(stored.places)} tensors in all). Correct config.json, or copy it again from where it came."
+                f"({len(stored.places)} tensors in all). Correct config.json, or copy it again from its source."
             )
         if name == "num_labels" and most > MOST_LABELS:
-            raise InputError(f"scan: config.json says that num_labels is {most:.10g}, which no model has. Correct it.")
+            raise InputError(f"scan: config.json says that num_labels is {most:.10g}, which is too large. Correct it.")
         for part in value if isinstance(value, list) else [value]:
             check_sizes(part, stored)
 
 
 @contextmanager
 def bounded(stored: Stored) -> Iterator[None]:
-    """While a model is made in here: an error as soon as it is far larger than its files, before memory is taken for it."""
+    """While a model is built: raise as soon as it is far larger than its files, before the memory is allocated."""
     most, counted = PER_BYTE * stored.bytes + SPARE, 0
 
     def count(owner: nn.Module, name: str, tensor: Tensor | None) -> None:
         nonlocal counted
-        counted += 0 if tensor is None else max(tensor.numel(), 2**10)  # a part without numbers takes its room too
+        counted += 0 if tensor is None else max(tensor.numel(), 2**10)  # an empty tensor takes memory too
         if counted > most:
             raise InputError(
                 f"scan: config.json describes a model of over {counted:,} numbers, and the files have {stored.bytes:,} bytes: "
                 f"they do not belong together (reached in {type(owner).__name__}.{name}). Correct the sizes in config.json, or "
-                "copy it again from where it came."
+                "copy it again from its source."
             )
 
     hooks = [
@@ -102,11 +102,11 @@ def bounded(stored: Stored) -> Iterator[None]:
 
 
 def renamed(stored: Stored, model: Any) -> dict[str, str] | None:
-    """The names of the stored tensors without what wrappers or an outer module put in front; None where that helps nothing.
+    """The names of the stored tensors without the prefixes of wrappers or an outer module; None if that does not help.
 
     Args:
         stored: what the files hold.
-        model: a model of transformers, whose names are wanted.
+        model: a model of transformers, whose names are needed.
     """
     base = f"{getattr(model, 'base_model_prefix', '')}."
     wanted = set(model.state_dict())
@@ -125,11 +125,11 @@ def renamed(stored: Stored, model: Any) -> dict[str, str] | None:
 
 
 def vital(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Of some parameters those that attention is made from: embeddings, and all of the layers that attend; no head, no pooler.
+    """Which of some parameters attention depends on: embeddings, and all of the layers with attention; no head, no pooler.
 
     Args:
-        model: whose parameters they are.
-        names: theirs.
+        model: the model.
+        names: of its parameters.
     """
     modules = dict(model.named_modules())
     blocks = {_block(name) for name, module in modules.items() if name and traits(module).attends}
@@ -145,13 +145,13 @@ def vital(model: nn.Module, names: Iterable[str]) -> list[str]:
 
 
 def attends(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """Of some parameters those inside of attention modules: the projections of q, k and v among them."""
+    """Which of some parameters are in attention modules: the projections of q, k and v among them."""
     inside = [f"{name}." for name, module in model.named_modules() if name and traits(module).attends]
     return [name for name in names if name.startswith(tuple(inside))] if inside else []
 
 
 def some(names: Sequence[str], count: int = 3) -> str:
-    """The first of some names, and how many more there are."""
+    """The first names, and how many more there are."""
     more = f" and {len(names) - count} more" if len(names) > count else ""
     return ", ".join(names[:count]) + more
 

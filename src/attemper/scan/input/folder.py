@@ -1,7 +1,7 @@
-"""folder: what a model's folder must hold before anything in it is read by anyone else, and a sentence for what it lacks.
+"""Folder: checks of a model's folder before transformers reads anything in it.
 
-Weights are safetensors and nothing else. A pickle runs code when it is opened, and so do `auto_map` and an attention
-implementation that names a repository of the hub: all are refused unopened.
+Weights must be safetensors. A pickle runs code when it is opened, and so do `auto_map` and an attention implementation that
+names a repository of the hub: all are refused unopened.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ MAY_NAME_CODE = (
     "video_preprocessor_config.json",
 )
 OWN_IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
-"""Of attention and of experts: what torch and transformers compute by themselves, from nothing that could be fetched."""
-LARGEST_JSON = 64 * 2**20  # bytes; the configs that are read here have kilobytes
+"""Implementations of attention and experts that torch and transformers have built in: nothing is downloaded for them."""
+LARGEST_JSON = 64 * 2**20  # bytes; configs have kilobytes
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """The config of a folder whose every file that will be read is one that may be.
+    """The config of a folder, after every file that will be read has been checked.
 
     Args:
         folder: holds config.json and the weights as .safetensors, in one file or in several with an index.
     """
-    _check_kinds(folder)
+    _check_plain_files(folder)
     if (folder / "adapter_config.json").is_file():
         raise InputError(
-            f"scan: {str(folder)!r} holds an adapter (PEFT), which names a model elsewhere. Merge it into its model first "
+            f"scan: {str(folder)!r} holds an adapter (PEFT), not a whole model. Merge it into its model first "
             "(merge_and_unload() of peft), save that with save_pretrained(), and give the folder of it."
         )
     if not (folder / "config.json").is_file():
         raise InputError(
-            f"scan: {str(folder)!r} has no config.json, so nobody can say which model it is. "
+            f"scan: {str(folder)!r} has no config.json, so its model is not known. "
             "Give the folder that save_pretrained() wrote."
         )
     config = read(folder / "config.json")
@@ -55,14 +55,14 @@ def check(folder: Path) -> dict[str, Any]:
 
 
 def stored(folder: Path) -> Stored:
-    """Which tensor lies in which weight file; where there is an index, in those that it names."""
+    """Which tensor is in which weight file; if there is an index, only in those that it names."""
     named = read(folder / INDEX).get("weight_map", {}).values() if (folder / INDEX).is_file() else ()
     files = [path for path in weights(folder) if not named or path.name in named]
     return Stored({name: path for path in files for name in _check_header(path)})
 
 
 def weights(folder: Path) -> list[Path]:
-    """The weight files in the order of their names, each of them whole."""
+    """The weight files in the order of their names; each must be complete."""
     found = sorted(folder.glob("*.safetensors"))
     if not found:
         _no_weights(folder)
@@ -74,23 +74,23 @@ def weights(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A JSON object from a file that a stranger may have written."""
+    """A JSON object from an untrusted file."""
     if path.stat().st_size > LARGEST_JSON:
-        raise InputError(f"scan: {str(path)!r} is larger than any {path.name} has reason to be. Check the file.")
+        raise InputError(f"scan: {str(path)!r} is too large for a {path.name}. Check the file.")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"scan: {str(path)!r} is not JSON: {error}. Copy it again from where it came.") from None
+        raise InputError(f"scan: {str(path)!r} is not JSON: {error}. Copy it again from its source.") from None
     if not isinstance(found, dict):
         raise InputError(f"scan: {str(path)!r} must hold a JSON object; got {type(found).__name__}.")
     return found
 
 
 def foreign(config: object) -> list[str]:
-    """The implementations a config asks for that need more than torch: transformers would look for them on the hub.
+    """The implementations in a config that need more than torch: transformers would look for them on the hub.
 
     Args:
-        config: JSON, with configs inside of it or without.
+        config: JSON, which may hold other configs.
     """
     if isinstance(config, list):
         return [name for inner in config for name in foreign(inner)]
@@ -102,11 +102,11 @@ def foreign(config: object) -> list[str]:
 
 
 def refuse_pickle(path: Path) -> None:
-    """Raise for a file that only a pickle reader could open; it stays closed."""
+    """Raise for a pickle file, unopened."""
     if path.suffix.lower() in PICKLES:
         raise InputError(
             f"scan: {path.name!r} is a pickle, which can run any code when it is opened, so it was not opened. "
-            "Use the model's .safetensors; where you trust the file, model.save_pretrained(folder) makes them."
+            "Use the model's .safetensors; if you trust the file, load it and call model.save_pretrained(folder)."
         )
 
 
@@ -114,15 +114,16 @@ def _refuse_code(path: Path) -> None:
     found = read(path)
     if _mentions(found, "auto_map"):
         raise InputError(
-            f"scan: {str(path)!r} has `auto_map`: the model brings code of its own, which attemper never runs. "
-            "Where transformers knows the model by itself, delete auto_map in a copy of the folder; else load the model "
+            f"scan: {str(path)!r} has `auto_map`: the model comes with its own code, which attemper never runs. "
+            "If transformers has this model built in, delete auto_map in a copy of the folder; otherwise load the model "
             "yourself and call attemper.scan(model, batch)."
         )
     kernels = [name for name in foreign(found) if "/" in name]
     if kernels:
         raise InputError(
-            f"scan: {str(path)!r} asks for the implementation {kernels[0]!r}: code from the hub, which attemper never fetches or "
-            "runs. Delete that line in a copy of the folder; else load the model yourself and call attemper.scan(model, batch)."
+            f"scan: {str(path)!r} asks for the implementation {kernels[0]!r}: code from the hub, which attemper never "
+            "downloads or runs. Delete that line in a copy of the folder, or load the model yourself and call "
+            "attemper.scan(model, batch)."
         )
 
 
@@ -134,7 +135,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _mentions(value: object, key: str) -> bool:
-    """Whether a key stands anywhere in JSON, in configs inside of configs too; json.loads bounds the depth."""
+    """Whether a key occurs anywhere in JSON, at any depth; json.loads bounds the depth."""
     if isinstance(value, dict):
         return bool(value.get(key)) or any(_mentions(inner, key) for inner in value.values())
     return isinstance(value, list) and any(_mentions(inner, key) for inner in value)
@@ -154,11 +155,11 @@ def _check_index(folder: Path) -> None:
     parts = read(folder / INDEX).get("weight_map")
     names = sorted(set(map(str, parts.values()))) if isinstance(parts, dict) else []
     if not names:
-        raise InputError(f"scan: {str(folder / INDEX)!r} has no weight_map. Copy it again from where it came.")
+        raise InputError(f"scan: {str(folder / INDEX)!r} has no weight_map. Copy it again from its source.")
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise InputError(
-                f"scan: {INDEX} names {name!r}, which is no .safetensors file of this folder, so it was not opened."
+                f"scan: {INDEX} names {name!r}, which is not a .safetensors file in this folder, so it was not opened."
             )
         if not (folder / name).is_file():
             raise InputError(
@@ -166,19 +167,19 @@ def _check_index(folder: Path) -> None:
             )
 
 
-def _check_kinds(folder: Path) -> None:
-    """Refuse what would be waited for without end, or is no file where one is read."""
+def _check_plain_files(folder: Path) -> None:
+    """Refuse pipes and devices, which could block forever, and folders with the name of a file."""
     for path in sorted(folder.iterdir()):
         try:
             mode = path.stat().st_mode
-        except OSError:  # a link to nowhere, which is as good as not there
+        except OSError:  # a broken link
             continue
         if stat.S_ISREG(mode) or (stat.S_ISDIR(mode) and path.suffix not in (".json", ".safetensors")):
             continue
         what = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
         raise InputError(
-            f"scan: {path.name!r} in {str(folder)!r} is {what}, and a model's folder holds plain files. Copy the model again "
-            "from where it came."
+            f"scan: {path.name!r} in {str(folder)!r} is {what}, but a model's folder must hold plain files. Copy the model again "
+            "from its source."
         )
 
 
@@ -190,8 +191,8 @@ def _check_header(path: Path) -> list[str]:
             names = list(file.keys())
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(
-            f"scan: {str(path)!r} is no whole .safetensors file: {error}. Copy it again from where it came."
+            f"scan: {str(path)!r} is not a complete .safetensors file: {error}. Copy it again from its source."
         ) from None
     if not names:
-        raise InputError(f"scan: {str(path)!r} holds no tensor. Copy it again from where it came.")
+        raise InputError(f"scan: {str(path)!r} holds no tensor. Copy it again from its source.")
     return names

@@ -1,6 +1,6 @@
-"""samples: an image or a sound for a model that sees or hears, from a file, or generated where none is given.
+"""Media: an image or a sound as the input of a model, from a file, or generated if none is given.
 
-Pixels are resized, rescaled and normalised here, from preprocessor_config.json: no processor has to be installed for it.
+Pixels are resized, rescaled and normalised here, by preprocessor_config.json: no image processor has to be installed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .model import Loaded, quiet, reason, transformers
 
 RATE = 16_000
 LARGEST = 2**28  # numbers of an image
-SAMPLE_IMAGE = "no --image was given: a picture of a disc before a gradient was generated."
+SAMPLE_IMAGE = "no --image was given: an image of a disc on a gradient was generated."
 SAMPLE_SOUND = "no --audio was given: one second of a rising tone was generated."
 
 
 def image_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], Tensor, list[str]]:
-    """``pixel_values`` (1, C, H, W) from a file or a generated picture, the same as people see it, and what to say of it."""
+    """``pixel_values`` (1, C, H, W) from a file or a generated picture, the same before normalisation, and notes."""
     config = getattr(loaded.model, "config", None)
     config = getattr(config, "vision_config", None) or config
     size, channels = getattr(config, "image_size", None) or 224, int(getattr(config, "num_channels", 3))
     height, width = (size, size) if isinstance(size, int) else tuple(size)
     if not 0 < int(height) * int(width) * channels <= LARGEST:
         raise InputError(
-            f"scan: config.json says that an image has {height} × {width} pixels of {channels} channels, which no model takes. "
+            f"scan: config.json says that an image has {height} × {width} pixels of {channels} channels, which is too large. "
             "Correct it."
         )
     pixels = _disc() if path is None else _read_image(Path(path))
@@ -47,7 +47,7 @@ def image_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], Te
 
 
 def sound_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], list[str]]:
-    """What the model hears, from a WAV file or a generated tone, and what is to be said of it."""
+    """The model's audio input from a WAV file or a generated tone, and notes."""
     setting = _preprocessor(loaded)
     rate = setting.get("sampling_rate", RATE)
     rate = rate if isinstance(rate, int) and rate > 0 else RATE
@@ -57,8 +57,8 @@ def sound_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], li
     if extractor is None:
         if name != "input_values":
             raise InputError(
-                f"scan: {type(loaded.model).__name__} wants {name}, and its folder has no preprocessor_config.json that says "
-                "how a sound becomes that. Put it there, or call attemper.scan(model, batch)."
+                f"scan: {type(loaded.model).__name__} needs {name}, and its folder has no preprocessor_config.json for "
+                "that. Put it there, or call attemper.scan(model, batch)."
             )
         return {name: _normal(wave_form)[None]}, notes
     features = extractor(wave_form.numpy(), sampling_rate=rate, return_tensors="pt")[name]
@@ -74,7 +74,7 @@ def _preprocessor(loaded: Loaded) -> dict[str, Any]:
 
 
 def _extractor(loaded: Loaded, described: bool) -> Any:
-    """transformers' own feature extractor: the one the folder describes, or Whisper's for a Whisper."""
+    """transformers' feature extractor: the one the folder describes, or Whisper's for a Whisper."""
     package = transformers()
     config: Any = getattr(loaded.model, "config", None)
     with quiet():
@@ -83,7 +83,7 @@ def _extractor(loaded: Loaded, described: bool) -> Any:
                 return package.AutoFeatureExtractor.from_pretrained(
                     loaded.folder, local_files_only=True, trust_remote_code=False
                 )
-            except Exception as error:  # of a file that anybody may have written: any kind
+            except Exception as error:  # an untrusted file can raise anything
                 raise InputError(
                     f"scan: preprocessor_config.json of {loaded.name!r} could not be used: {reason(error)}. Check it."
                 ) from None
@@ -103,7 +103,7 @@ def _channels(setting: dict[str, Any], name: str, channels: int) -> Tensor:
 
 
 def _disc(size: int = 256) -> Tensor:
-    """A disc before a gradient, (3, H, W), 0 to 1."""
+    """A disc on a gradient, (3, H, W), 0 to 1."""
     side = torch.linspace(0, 1, size, device="cpu")
     y, x = torch.meshgrid(side, side, indexing="ij")
     inside = (x - 0.4) ** 2 + (y - 0.45) ** 2 < 0.06
@@ -111,7 +111,7 @@ def _disc(size: int = 256) -> Tensor:
 
 
 def _tone(rate: int) -> Tensor:
-    """A second that rises from 200 to 2,000 Hz and swells three times."""
+    """One second that rises from 200 to 2,000 Hz, in three swells."""
     time = torch.arange(rate, device="cpu") / rate
     return 0.5 * torch.sin(2 * torch.pi * (200 * time + 900 * time**2)) * torch.sin(3 * torch.pi * time).abs()
 
@@ -121,9 +121,9 @@ def _normal(wave_form: Tensor) -> Tensor:
 
 
 def _check_plain(option: str, path: Path) -> None:
-    """Refuse a pipe or a device, which would be waited for without end."""
+    """Refuse a pipe or a device, which could block forever."""
     if path.exists() and not path.is_file():
-        raise InputError(f"scan: {option} {str(path)!r} is no plain file. Give one.")
+        raise InputError(f"scan: {option} {str(path)!r} is not a plain file. Give one.")
 
 
 def _read_image(path: Path) -> Tensor:
@@ -155,7 +155,7 @@ def _read_wave(path: Path, rate: int) -> Tensor:
         ) from None
     raw = raw[: len(raw) // (width * channels) * (width * channels)]
     if not raw:
-        raise InputError(f"scan: --audio {str(path)!r} holds no sound. Give a WAV file of at least a second.")
+        raise InputError(f"scan: --audio {str(path)!r} has no samples. Give a WAV file of at least a second.")
     if width == 1:
         samples = torch.frombuffer(raw, dtype=torch.uint8).float() / 128 - 1
     elif width == 3:

@@ -1,4 +1,4 @@
-"""load: a model to scan, from the embedded package, a local folder of safetensors, or the hub when downloading is allowed."""
+"""load(): a model to scan, from the embedded package, a local folder of safetensors, or the hub if downloading is allowed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from torch import nn
 
 from ... import demo
 from ...errors import AttemperError, InputError, MissingExtra, nearest
+from ..document import AboutModel
 from . import checkpoint, folder
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-HASHED = 2 * 2**30  # bytes of weights that are worth a sha256
+HASHED = 2 * 2**30  # bytes of weights up to which a sha256 is computed
 TASKS = {
     "feature-extraction": ("AutoModel", ("Model",)),
     "fill-mask": ("AutoModelForMaskedLM", ("ForMaskedLM",)),
@@ -34,38 +35,37 @@ TASKS = {
     "audio-classification": ("AutoModelForAudioClassification", ("ForAudioClassification",)),
     "speech-to-text": ("AutoModelForSpeechSeq2Seq", ("ForSpeechSeq2Seq",)),
 }
-"""Task → the Auto class of transformers that loads it, and how the classes are named that were saved for it."""
+"""Task → the Auto class of transformers that loads it, and how the names of its classes end."""
 
 
 @dataclass
 class Loaded:
-    """A model with what the document says of it; ``folder`` has its tokenizer and preprocessor, where it has one."""
+    """A model and where it comes from; ``folder`` has its tokenizer and preprocessor, if there are any."""
 
     model: nn.Module
     name: str
     source: str  # "demo", "folder", "hub" or "object"
     folder: Path | None = None
-    tokenizer: Any = None  # of a model that was handed over; a folder's is loaded when a text comes
+    tokenizer: Any = None  # of a model object; a folder's is loaded when it is needed
     task: str | None = None
     sha256: str | None = None
     notes: list[str] = field(default_factory=list)
-    drawn: list[str] = field(
-        default_factory=list
-    )  # weights that attention is made from, and that the files do not hold
+    drawn: list[str] = field(default_factory=list)  # weights of embeddings and attention that are not in the files
 
-    def to_dict(self) -> dict[str, Any]:
+    def about(self) -> AboutModel:
+        """The document's ``model``."""
         config = getattr(self.model, "config", None)
         first = next((p for p in self.model.parameters() if p.is_floating_point()), None)
-        return {
-            "name": self.name,
-            "source": self.source,
-            "class": type(self.model).__name__,
-            "type": getattr(config, "model_type", None) or None,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "dtype": None if first is None else str(first.dtype).removeprefix("torch."),
-            "sha256": self.sha256,
-            "task": self.task,
-        }
+        return AboutModel(
+            name=self.name,
+            source=self.source,
+            class_=type(self.model).__name__,
+            type=getattr(config, "model_type", None) or None,
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            dtype=None if first is None else str(first.dtype).removeprefix("torch."),
+            sha256=self.sha256,
+            task=self.task,
+        )
 
 
 def load(
@@ -77,15 +77,15 @@ def load(
     allow_download: bool = False,
     progress: Callable[[str], object] = lambda words: None,
 ) -> Loaded:
-    """A model in evaluation mode, loaded from safetensors, with no code but transformers' own.
+    """A model in evaluation mode, loaded from safetensors, by code of transformers only.
 
     Args:
         model: a folder, or a hub id; None: the embedded MiniLM.
         task: which head to load, a key of ``TASKS``; None: the class the checkpoint was saved as.
         dtype: one of ``DTYPES``; None: as stored.
         device: where it runs.
-        allow_download: fetch a hub id that is not in the local cache.
-        progress: told what is being done.
+        allow_download: download a hub id that is not in the local cache.
+        progress: called with what is being done.
     """
     if task is not None and task not in TASKS:
         raise InputError(f"scan: unknown --task {task!r}. {nearest(task, TASKS)}")
@@ -107,7 +107,7 @@ def load(
 
 
 def transformers() -> Any:
-    """The package, or the line that installs it."""
+    """The package, or an error with the command that installs it."""
     try:
         import_module("safetensors")
         return import_module("transformers")
@@ -117,7 +117,7 @@ def transformers() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Neither bars nor warnings, of transformers or from below it: what matters of them is in the notes."""
+    """No progress bars and no warnings of transformers: what matters is in the notes."""
     logging = transformers().utils.logging
     level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
@@ -134,7 +134,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Nothing is fetched, whatever a config or a class asks for: the package `kernels` would bring compiled code."""
+    """Nothing is downloaded, whatever a config or a class requests: the package `kernels` would download compiled code."""
     constants: Any = import_module("huggingface_hub.constants")
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
     try:
@@ -144,7 +144,7 @@ def offline() -> Iterator[None]:
 
 
 def _place(model: str | Path, allow_download: bool) -> tuple[Path, str]:
-    """The folder that a name means, and whether it is the hub's."""
+    """The folder of a model, and whether it is a folder or from the hub."""
     if not str(model).strip():
         raise InputError(
             "scan: MODEL is empty. Give a folder that save_pretrained() wrote (. for this one), or leave MODEL out for the "
@@ -181,7 +181,7 @@ def _hub(name: str, allow_download: bool) -> Path:
     except Exception:  # not in the cache, which may say so in many ways
         if not allow_download:
             raise InputError(
-                f"scan: there is no folder {name!r}, and a model of the hub is fetched only with --allow-download. "
+                f"scan: there is no folder {name!r}, and a model of the hub is downloaded only with --allow-download. "
                 f"Type attemper scan {name} --allow-download, or give a local folder."
             ) from None
     try:
@@ -189,23 +189,23 @@ def _hub(name: str, allow_download: bool) -> Path:
     except Exception as error:  # unreachable, unknown, gated: the hub's client has a class for each
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "no answer"
         raise InputError(
-            f"scan: {name!r} could not be fetched from the hub ({type(error).__name__}: {reason[:200]}). Check the name and the "
-            "connection, or give a local folder."
+            f"scan: {name!r} could not be downloaded from the hub ({type(error).__name__}: {reason[:200]}). Check the name and "
+            "the connection, or give a local folder."
         ) from None
 
 
 def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple[nn.Module, list[str], list[str]]:
-    """The model, what is to be said of how it was loaded, and the weights of its attention that were drawn at random."""
+    """The model, notes on how it was loaded, and the weights of its attention that were initialised at random."""
     package = transformers()
     given = folder.check(place)
-    kind, foreign = given.get("model_type"), folder.foreign(given)
+    model_type, foreign = given.get("model_type"), folder.foreign(given)
     known = package.CONFIG_MAPPING.keys()
-    if kind not in known:
-        near = nearest(kind, known).split(" Known:")[0] if isinstance(kind, str) else ""
+    if model_type not in known:
+        near = nearest(model_type, known).split(" Known:")[0] if isinstance(model_type, str) else ""
         near = near if near.startswith("Did") else ""
         raise InputError(
-            f"scan: config.json of {shown!r} has model_type {kind!r}, which transformers {package.__version__} does not know. "
-            f"{near or 'A newer transformers may.'}"
+            f"scan: config.json of {shown!r} has model_type {model_type!r}, which transformers {package.__version__} "
+            f"does not have. {near or 'A newer transformers may.'}"
         )
     stored = folder.stored(place)
     checkpoint.check_sizes(given, stored)
@@ -215,10 +215,10 @@ def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple
         "use_safetensors": True,
         "dtype": "auto" if dtype is None else getattr(torch, dtype),
         "output_loading_info": True,
-        "ignore_mismatched_sizes": True,  # refused below, with the names and the sizes
+        "ignore_mismatched_sizes": True,  # refused below, with names and sizes
     }
     with quiet(), offline(), checkpoint.bounded(stored), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # what is drawn is the same in every run
+        torch.manual_seed(0)  # random weights are the same in every run
         try:
             config = package.AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
             if foreign:  # None: sdpa, and eager where a class has no other
@@ -232,29 +232,29 @@ def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple
                 )
         except AttemperError:
             raise
-        except Exception as error:  # of a file that anybody may have written: any kind
+        except Exception as error:  # an untrusted file can raise anything
             raise InputError(
                 f"scan: {shown!r} could not be loaded{f' for {task}' if task else ''}: {reason(error)}. "
-                f"{'Try another --task.' if task else 'Check config.json, or copy the folder again from where it came.'}"
+                f"{'Try another --task.' if task else 'Check config.json, or copy the folder again from its source.'}"
             ) from None
     notes, drawn = _checked(shown, model, info, stored)
     if names is not None:
         old = next(name for name in sorted(names) if names[name] != name)
-        notes.insert(0, f"the names in the files were brought to the model's: {old} was read as {names[old]}.")
+        notes.insert(0, f"names in the files were adapted to the model: {old} was read as {names[old]}.")
     if foreign:
         ran = getattr(model.config, "_attn_implementation", None)
-        notes.append(f"config.json asks for {', '.join(foreign)}, which needs more than torch; {ran} ran in its place.")
+        notes.append(f"config.json asks for {', '.join(foreign)}, which needs more than torch; {ran} was used instead.")
     return model, notes, drawn
 
 
 def reason(error: Exception, length: int = 400) -> str:
-    """An error of somebody else's in one line: its kind, and all that it says."""
+    """An error of another library in one line: its class and its message."""
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words[:length].rstrip('.')}{'…' if len(words) > length else ''}"
 
 
 def _checked(shown: str, model: Any, info: dict[str, Any], stored: checkpoint.Stored) -> tuple[list[str], list[str]]:
-    """What is to be said of weights that are missing or left over, and which of those missing attention is made from."""
+    """Notes on weights that are missing or unused, and which of the missing ones attention depends on."""
     name = type(model).__name__
     mismatched = sorted(map(tuple, info["mismatched_keys"]))
     if mismatched:
@@ -262,21 +262,21 @@ def _checked(shown: str, model: Any, info: dict[str, Any], stored: checkpoint.St
         more = f" ({len(mismatched) - 1} more like it)" if len(mismatched) > 1 else ""
         raise InputError(
             f"scan: {shown!r} could not be loaded: {first} is {tuple(inside)} in the files and {tuple(wanted)} by config.json"
-            f"{more}. Copy both again from where they came."
+            f"{more}. Copy both again from their source."
         )
     missing, left = (sorted(map(str, info[part])) for part in ("missing_keys", "unexpected_keys"))
     drawn = checkpoint.vital(model, missing)
     inside = checkpoint.attends(model, [one for one, _ in model.named_parameters()])
     if drawn and inside and not set(inside) - set(drawn):
         raise InputError(
-            f"scan: {shown!r} could not be loaded: no weight of {name}'s attention is in the files, so all of it would be drawn "
-            f"at random. The model has {checkpoint.some(inside, 1)}, the files have {checkpoint.some(sorted(stored.places), 1)}. "
+            f"scan: {shown!r} could not be loaded: no weight of {name}'s attention is in the files, so all of it would be "
+            f"random. The model has {checkpoint.some(inside, 1)}, the files have {checkpoint.some(sorted(stored.places), 1)}. "
             "Save it again with model.save_pretrained(folder), or rename the tensors."
         )
     notes = []
     if missing:
         verb = "weight is not in the files and was" if len(missing) == 1 else "weights are not in the files and were"
-        notes.append(f"{len(missing)} {verb} drawn at random: {checkpoint.some(missing)}.")
+        notes.append(f"{len(missing)} {verb} initialised at random: {checkpoint.some(missing)}.")
     if left:
         verb = "weight of the files has" if len(left) == 1 else "weights of the files have"
         notes.append(f"{len(left)} {verb} no place in {name}: {checkpoint.some(left)}.")
@@ -284,7 +284,7 @@ def _checked(shown: str, model: Any, info: dict[str, Any], stored: checkpoint.St
 
 
 def _saved_as(package: Any, config: Any) -> Any:
-    """The class that the checkpoint was saved as, where it is transformers' own for this config; else the bare model."""
+    """The class that the checkpoint was saved as, if transformers has it for this config; otherwise the bare model."""
     for name in config.architectures or ():
         found = getattr(package, str(name), None)
         own = isinstance(found, type) and issubclass(found, package.PreTrainedModel)
@@ -298,7 +298,7 @@ def _task_of(name: str) -> str | None:
 
 
 def _digest(place: Path) -> str | None:
-    """One sha256 over the weight files in the order of their names; None where reading them twice would take long."""
+    """One sha256 over the weight files in the order of their names; None if they are too large to read twice."""
     files = folder.weights(place)
     if sum(path.stat().st_size for path in files) > HASHED:
         return None
@@ -315,5 +315,5 @@ def _check_device(device: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
         raise InputError(
-            f"scan: --device {device!r} is not usable here; `attemper env` lists what is. Type --device cpu."
+            f"scan: --device {device!r} cannot be used here; `attemper env` lists the devices. Type --device cpu."
         ) from None

@@ -1,4 +1,4 @@
-"""words: a text as the tokens of a model's own tokenizer: ids, readable tokens, which are special, and what was unknown."""
+"""Text: a text as the tokens of a model's tokenizer: ids, readable tokens, which are special, and which words are unknown."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...errors import InputError
-from .letters import readable
 from .model import Loaded, quiet, reason, transformers
+from .token_text import readable
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tekken.json", "*.model", "*.spm", "vocab.*")
-"""One of these must be there: without any, transformers makes a tokenizer that knows no word."""
+"""One of these files is required: without any, transformers builds a tokenizer with an empty vocabulary."""
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length")
 
 
 @dataclass
 class Encoded:
-    """A text as the model takes it."""
+    """A text as a batch for the model."""
 
     batch: dict[str, Tensor]
     tokens: list[str]
@@ -28,7 +28,7 @@ class Encoded:
     notes: list[str] = field(default_factory=list)
 
 
-class Words:
+class FolderTokenizer:
     """The tokenizer of a model, loaded from its folder when it is first needed."""
 
     def __init__(self, loaded: Loaded) -> None:
@@ -44,9 +44,9 @@ class Words:
         """A text as one batch of one row.
 
         Args:
-            text: whatever there is to read; empty is refused.
-            truncate: cut what is longer than the limit.
-            limit: how many tokens the model has positions for; None: as its config and its tables say.
+            text: the text; it must not be empty.
+            truncate: cut a text that is longer than the limit.
+            limit: how many tokens the model has positions for; None: by its config and its tables.
         """
         tokenizer = self.tokenizer()
         limit = limit_of(self.loaded.model) if limit is None else limit
@@ -78,7 +78,7 @@ class Words:
         if place is None or not self.present():
             where = f"the folder {str(place)!r} has no tokenizer" if place is not None else "no tokenizer was given"
             raise InputError(
-                f"scan: {where}, so a text cannot become tokens. Put tokenizer.json beside config.json, or call "
+                f"scan: {where}, so a text cannot be tokenized. Put tokenizer.json next to config.json, or call "
                 "attemper.scan(model, {'input_ids': …}) with ids of your own."
             )
         return _tokenizer(place, self.loaded.name)
@@ -86,18 +86,18 @@ class Words:
     def _check_ids(self, ids: list[int]) -> None:
         try:
             table = getattr(self.loaded.model, "get_input_embeddings", lambda: None)()
-        except NotImplementedError:  # two towers have two tables
+        except NotImplementedError:  # two encoders have two tables
             table = None
         known = getattr(table, "num_embeddings", None)
         if known is not None and ids and max(ids) >= known:
             raise InputError(
                 f"scan: the tokenizer gives token {max(ids)}, and the model has embeddings for {known}: they do not belong "
-                "together. Put the model's own tokenizer in its folder."
+                "together. Put the model's own tokenizer into its folder."
             )
 
 
 def limit_of(model: nn.Module, decoder: bool = False) -> int | None:
-    """How many tokens a model has positions for; None where no table and no config says."""
+    """How many tokens a model has positions for; None if no table and no config has that."""
     config = getattr(model, "config", None)
     names = ("max_target_positions", *POSITIONS) if decoder else POSITIONS
     inner = getattr(config, "text_config", None)
@@ -115,7 +115,7 @@ def limit_of(model: nn.Module, decoder: bool = False) -> int | None:
 
 
 def named(tokenizer: Any, ids: object) -> tuple[list[str] | None, list[bool] | None]:
-    """The tokens of a batch of one that somebody else made, and which are special; None where nobody can say."""
+    """The tokens of a user's batch of one sequence, and which are special; None without a tokenizer."""
     if tokenizer is None or not isinstance(ids, Tensor) or ids.dim() != 2 or len(ids) != 1:
         return None, None
     numbers = ids[0].tolist()
@@ -127,14 +127,14 @@ def _tokenizer(place: Path, name: str) -> Any:
     with quiet():
         try:
             return package.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # of a file that anybody may have written: any kind
+        except Exception as error:  # an untrusted file can raise anything
             raise InputError(
                 f"scan: the tokenizer of {name!r} could not be loaded: {reason(error)}. Check its files."
             ) from None
 
 
 def _special(tokenizer: Any, ids: list[int]) -> list[bool]:
-    """The tokens that frame a text. [UNK] and [MASK] stand for words."""
+    """Which tokens frame a text. [UNK] and [MASK] represent words."""
     frame = set(tokenizer.all_special_ids) - {
         getattr(tokenizer, "unk_token_id", None),
         getattr(tokenizer, "mask_token_id", None),

@@ -1,4 +1,4 @@
-"""baseline: what changed since an older scan: findings that are new or gone, scales, and signs that moved."""
+"""Baseline: what changed since an older scan: findings, scales and signs."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any
 
 from ...errors import InputError
 from ...health import LEVELS
-from ..input import piped
+from ..document import Baseline, Json, plain
+from ..input import pipes
 
 FACTOR = 1.5
-"""A sign has moved when it is this many times what it was, or the other way round."""
+"""A sign has moved if it is this many times larger or smaller."""
 MOVING = {"peak": 1.0, "effective_keys": 0.5, "variance": 0.25, "entropy": 0.1}
-"""The signs that are compared, and by how much they must differ besides: half of nearly nothing is nothing."""
+"""The signs that are compared, and by how much they must differ in addition."""
 
 LARGEST = 2**30  # bytes; with --attention a scan of a long text has a few hundred million
 
-Document = dict[str, Any]
 Place = tuple[str, str, int | None]
 
 
-def read(path: Path, schema: str, told: piped.Told = lambda words: None) -> Document:
-    """An older document, from a file that may be anything.
+def read(path: Path, schema: str, told: pipes.Told = lambda words: None) -> Json:
+    """An older document, from an untrusted file.
 
     Args:
         path: what ``attemper scan --json`` or ``-o scan.json`` wrote.
         schema: the schema that it must name.
-        told: progress, where it is a pipe that is waited for.
+        told: called with what is waited for, if it is a pipe.
     """
-    found: Document
+    found: Json
     try:
-        raw = piped.read(path, LARGEST + 1, "--baseline:", told)
+        raw = pipes.read(path, LARGEST + 1, "--baseline:", told)
         if len(raw) > LARGEST:
-            raise InputError(f"--baseline: {str(path)!r} is larger than any scan. Give an older scan's JSON.")
+            raise InputError(f"--baseline: {str(path)!r} is too large for a scan. Give an older scan's JSON.")
         found = json.loads(raw.decode("utf-8"))
     except InputError:
         raise
@@ -55,7 +55,7 @@ def read(path: Path, schema: str, told: piped.Told = lambda words: None) -> Docu
     return found
 
 
-def compare(old: Document, new: Document, name: str) -> Document:
+def compare(old: Json, new: Json, name: str) -> Json:
     """What changed, as plain data.
 
     Args:
@@ -64,55 +64,53 @@ def compare(old: Document, new: Document, name: str) -> Document:
         name: what the older one is called: its file.
     """
     same = [one["text"] for one in old["inputs"]] == [one["text"] for one in new["inputs"]]
-    # what a head does depends on the text: of other texts only what is wrong can be compared
+    # what a head does depends on the text: with other texts only faults can be compared
     least = LEVELS.index("healthy" if same else "warn")
     before, after = _worst(old["findings"]), _worst(new["findings"])
     told_before, told_after = (
         {about: one for about, one in some.items() if _level(one) >= least} for some in (before, after)
     )
-    return {
-        "file": name,
-        "created": old["created"],
-        "says": list(_differences(old, new)),
-        "new": [one for about, one in told_after.items() if about not in before],
-        "worse": [
-            one for about, one in told_after.items() if about not in before or _level(one) > _level(before[about])
-        ],
-        "levels": [
+    found = Baseline(
+        file=name,
+        created=old["created"],
+        says=list(_differences(old, new)),
+        new=[one for about, one in told_after.items() if about not in before],
+        worse=[one for about, one in told_after.items() if about not in before or _level(one) > _level(before[about])],
+        levels=[
             {"before": before[about], "after": one}
             for about, one in after.items()
             if about in before
             and _level(one) != _level(before[about])
             and (about in told_before or about in told_after)
         ],
-        "gone": [one for about, one in told_before.items() if about not in after],
-        "uncompared": [
-            one for about, one in after.items() if not same and one["level"] == "note" and about not in before
-        ],
-        "scales": list(_scales(old, new)),
-        "factor": FACTOR,
-        "compared": len(_both(old, new)) if same else 0,
-        "moved": sorted(
+        gone=[one for about, one in told_before.items() if about not in after],
+        uncompared=[one for about, one in after.items() if not same and one["level"] == "note" and about not in before],
+        scales=list(_scales(old, new)),
+        factor=FACTOR,
+        compared=len(_both(old, new)) if same else 0,
+        moved=sorted(
             _moved(old, new) if same else (), key=lambda one: -one["times"] if one["times"] > 1 else -1 / one["times"]
         ),
-    }
+    )
+    changes: Json = plain(found)
+    return changes
 
 
-def _worst(findings: Iterable[Document]) -> dict[tuple[Any, ...], Document]:
-    """The findings by what they are about, each at its highest level."""
-    found: dict[tuple[Any, ...], Document] = {}
+def _worst(findings: Iterable[Json]) -> dict[tuple[Any, ...], Json]:
+    """The findings by name and place, each at its highest level."""
+    found: dict[tuple[Any, ...], Json] = {}
     for one in findings:
         if _about(one) not in found or _level(one) > _level(found[_about(one)]):
             found[_about(one)] = one
     return found
 
 
-def _level(finding: Document) -> int:
+def _level(finding: Json) -> int:
     return LEVELS.index(finding["level"])
 
 
-def _differences(old: Document, new: Document) -> Iterator[str]:
-    """Why the two may differ without anything having changed."""
+def _differences(old: Json, new: Json) -> Iterator[str]:
+    """Why the two scans may differ although the model has not changed."""
     before, after = old["model"], new["model"]
     digests = before["sha256"], after["sha256"]
     known = None not in digests
@@ -121,20 +119,20 @@ def _differences(old: Document, new: Document) -> Iterator[str]:
     elif known and digests[0] != digests[1]:
         yield "the weights have changed since."
     elif before["name"] != after["name"] and not known:
-        yield f"the model was called {before['name']} then; whether its weights are the same is not known."
+        yield f"the model was called {before['name']} then; it is not known whether its weights are the same."
     if before["dtype"] != after["dtype"]:
         yield f"the older scan ran in {before['dtype']}, this one in {after['dtype']}."
     if [one["text"] for one in old["inputs"]] != [one["text"] for one in new["inputs"]]:
-        yield "the older scan is of other texts: scales and findings from warn on are compared, notes and signs are not."
+        yield "the older scan used other texts: scales and findings at warn or above are compared, notes and signs are not."
     wanted, both = sum(map(_is_known, new["heads"])), len(_both(old, new))
     if both < wanted:
-        yield f"the older scan has no numbers of {wanted - both} of {wanted} heads: their signs are not compared."
+        yield f"the older scan has no signs for {wanted - both} of {wanted} heads: they are not compared."
     for name in ("attemper", "torch"):
         if old[name] != new[name]:
             yield f"the older scan was made with {name} {old[name]}, this one with {new[name]}."
 
 
-def _scales(old: Document, new: Document) -> Iterator[Document]:
+def _scales(old: Json, new: Json) -> Iterator[Json]:
     before = {(one["layer"], one["kind"]): one["scale"].get("applied") for one in old["layers"]}
     for one in new["layers"]:
         place = (one["layer"], one["kind"])
@@ -143,13 +141,13 @@ def _scales(old: Document, new: Document) -> Iterator[Document]:
             yield {"layer": one["layer"], "kind": one["kind"], "before": was, "after": now}
 
 
-def _both(old: Document, new: Document) -> list[tuple[Document, Document]]:
+def _both(old: Json, new: Json) -> list[tuple[Json, Json]]:
     """The heads that have signs in both."""
     before = {_place(row): row for row in old["heads"] if _is_known(row)}
     return [(before[_place(row)], row) for row in new["heads"] if _place(row) in before and _is_known(row)]
 
 
-def _moved(old: Document, new: Document) -> Iterator[Document]:
+def _moved(old: Json, new: Json) -> Iterator[Json]:
     for then, row in _both(old, new):
         for sign, least in MOVING.items():
             was, now = then.get(sign), row.get(sign)
@@ -161,16 +159,16 @@ def _moved(old: Document, new: Document) -> Iterator[Document]:
                 yield {**where, "sign": sign, "before": was, "after": now, "times": times}
 
 
-def _about(finding: Document) -> tuple[Any, ...]:
-    return tuple(finding[name] for name in ("kind", "fault", "layer", "layer_kind", "head"))
+def _about(finding: Json) -> tuple[Any, ...]:
+    return tuple(finding[name] for name in ("name", "fault", "layer", "kind", "head"))
 
 
-def _place(row: Document) -> Place:
+def _place(row: Json) -> Place:
     return row["layer"], row["kind"], row["head"]
 
 
-def _is_known(row: Document) -> bool:
-    """Whether a head has a sign that can be compared; NaN is written as null."""
+def _is_known(row: Json) -> bool:
+    """Whether a head has a sign that can be compared; NaN is null."""
     return any(row.get(sign) is not None for sign in MOVING)
 
 
@@ -180,8 +178,8 @@ def _numbers(*values: object) -> None:
             raise TypeError
 
 
-def _is_whole(document: Document) -> bool:
-    """Whether every part that is compared is there, with the names it is compared by."""
+def _is_whole(document: Json) -> bool:
+    """Whether a document has every part that is compared."""
     try:
         for name in ("name", "class", "sha256", "dtype"):
             document["model"][name]

@@ -1,25 +1,24 @@
-"""compared: the parts of a scan that were asked for beside it: another scale, one token, an older scan."""
+"""The tables of --what-if, --token and --baseline."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..what_if import WhatIf
+from ..document import Json, plain
+from ..what_if import summed_up
 from .format import number, safe, short_names
 from .since import since
 
-Document = dict[str, Any]
 HEADS, KEYS = 6, 3
 """How many are shown."""
-WIDE = 64  # columns that the long titles take
+WIDE = 64  # columns for the long titles
 
 
-def compared(document: Document, width: int = 80) -> Iterator[RenderableType]:
+def compared(document: Json, width: int = 80) -> Iterator[RenderableType]:
     """The tables, each followed by an empty line."""
     for name, part in (("what_if", _what_if), ("token", _token), ("baseline", since)):
         if name in document:
@@ -34,12 +33,12 @@ def _grid(*titles: str) -> Table:
     return grid
 
 
-def _what_if(document: Document, width: int) -> Iterator[RenderableType]:
+def _what_if(document: Json, width: int) -> Iterator[RenderableType]:
     yield Text("What if the scale were different?", style="bold")
     wide = ("scale", "logit std", "peak", "effective keys", "saturated heads")
     grid = _grid(*(wide if width >= WIDE else ("scale", "std", "peak", "keys", "saturated")))
     heads = document["heads"]
-    rows = [WhatIf.of("as it is", heads).to_dict(), *document["what_if"]]
+    rows = [plain(summed_up("as it is", heads)), *document["what_if"]]
     for row in rows:
         frozen = f"{row['saturated_heads']} of {len(row['heads'])}"
         numbers = (number(row["logit_std"], 2), number(row["peak"], 1), number(row["effective_keys"], 2))
@@ -47,7 +46,7 @@ def _what_if(document: Document, width: int) -> Iterator[RenderableType]:
     yield grid
 
 
-def _token(document: Document, width: int) -> Iterator[RenderableType]:
+def _token(document: Json, width: int) -> Iterator[RenderableType]:
     token = document["token"]
     words = document["inputs"][token["input"]]["tokens"] or []
     best = token["best"]
@@ -56,7 +55,9 @@ def _token(document: Document, width: int) -> Iterator[RenderableType]:
         if not token["heads"]:
             yield Text(f"{asked}: no self-attention was seen over this text.")
         else:
-            yield Text(f"{asked} sees nothing but itself, its neighbours and special tokens. Ask for another --token.")
+            yield Text(
+                f"{asked} attends to nothing but itself, its neighbours and special tokens. Choose another --token."
+            )
         return
     names = short_names((row["layer"], row["kind"]) for row in document["heads"])
     where = f"layer {names[best['layer'], best['kind']]} head {best['head']}"
@@ -67,8 +68,8 @@ def _token(document: Document, width: int) -> Iterator[RenderableType]:
     grid.columns[2].justify, grid.columns[2].no_wrap = "left", False
     special = document["inputs"][token["input"]]["special"] or [False] * len(words)
 
-    def keys(row: Document, near: bool) -> list[tuple[float, int]]:
-        """Its largest weights, without special tokens and itself; without the neighbours too where a head is ranked."""
+    def keys(row: Json, near: bool) -> list[tuple[float, int]]:
+        """Its largest weights, without special tokens and itself; to rank heads, also without the neighbours."""
         found = [
             (weight, place)
             for place, weight in enumerate(row["weights"])
@@ -76,7 +77,7 @@ def _token(document: Document, width: int) -> Iterator[RenderableType]:
         ]
         return sorted(found, reverse=True)[:KEYS]
 
-    def rank(row: Document) -> float:
+    def rank(row: Json) -> float:
         return max((weight for weight, _ in keys(row, near=False)), default=0.0)
 
     for row in sorted(token["heads"], key=rank, reverse=True)[:HEADS]:

@@ -1,4 +1,4 @@
-"""shown: how the numbers, names and levels of a scan are written for a terminal."""
+"""How numbers, names and levels are written for a terminal."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Place = tuple[str, str]
 def short_names(places: Iterable[Place]) -> dict[Place, str]:
     """Layers without what their names share: encoder.layer.0.attention.self → 0; of several stacks encoder.0, decoder.0 …
 
-    Kept are the words that tell stacks apart, from the left and no more than it takes, and the numbers that differ within one; a
-    cross-attention is called so besides.
+    The words that distinguish stacks are kept, from the left and no more than needed, and the numbers that differ within a stack;
+    "cross" is added for cross-attention.
     """
     unique = list(dict.fromkeys(places))
     stacks: dict[tuple[str, str], list[Place]] = {}
@@ -48,7 +48,7 @@ def short_names(places: Iterable[Place]) -> dict[Place, str]:
 
 
 def _telling(patterns: Mapping[Place, Sequence[str]]) -> set[int]:
-    """The places of the words by which stacks of one kind can be told apart."""
+    """The places of the words that distinguish stacks of one kind."""
     chosen: set[int] = set()
 
     def alike() -> int:
@@ -70,7 +70,7 @@ def _telling(patterns: Mapping[Place, Sequence[str]]) -> set[int]:
 
 
 def broken(words: str, width: int) -> str:
-    """Text whose words that are wider than a line are broken behind a dot of theirs, where they have one."""
+    """Text in which words wider than a line are broken after a dot, if they have one."""
     return re.sub(r"\S+", lambda word: "\n".join(_at_dots(word[0], width)), words)
 
 

@@ -1,4 +1,4 @@
-"""output: a scan to a file whose suffix says the form: the report as html, the document as json, the heads as csv or parquet."""
+"""Files, by suffix: the report as html, the document as json, the heads as csv or parquet."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from ... import _files
 from ...errors import InputError, MissingExtra
+from ..document import Json
 
 SUFFIXES = (".html", ".json", ".csv", ".parquet")
-Document = dict[str, Any]
 
 
 def check(path: Path | None, force: bool) -> None:
@@ -24,33 +24,32 @@ def check(path: Path | None, force: bool) -> None:
         _arrow()
 
 
-def write(path: Path, document: Document) -> None:
+def write(path: Path, document: Json) -> None:
     """Write a file; one that was there is replaced once the new one is whole."""
     if path.suffix.lower() not in _FORMS:
         raise InputError(f"Scan.write(): `path` must end in {', '.join(SUFFIXES)}; got {path.name!r}.")
     _files.save(path, _FORMS[path.suffix.lower()](document))
 
 
-def _html(document: Document) -> bytes:
+def _html(document: Json) -> bytes:
     from ...report import html
 
     return html(document).encode()
 
 
-def _json(document: Document) -> bytes:
+def _json(document: Json) -> bytes:
     return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _csv(document: Document) -> bytes:
-    text = io.StringIO()
-    rows = document["heads"]
+def _csv(document: Json) -> bytes:
+    text, rows = io.StringIO(), document["heads"]
     writer = csv.DictWriter(text, _columns(rows), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
 
 
-def _parquet(document: Document) -> bytes:
+def _parquet(document: Json) -> bytes:
     arrow, parquet = _arrow()
     rows = document["heads"]
     table = arrow.table({name: [row.get(name) for row in rows] for name in _columns(rows)})
@@ -59,7 +58,7 @@ def _parquet(document: Document) -> bytes:
     return sink.getvalue()
 
 
-_FORMS: dict[str, Callable[[Document], bytes]] = {".html": _html, ".json": _json, ".csv": _csv, ".parquet": _parquet}
+_FORMS: dict[str, Callable[[Json], bytes]] = {".html": _html, ".json": _json, ".csv": _csv, ".parquet": _parquet}
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[str]:

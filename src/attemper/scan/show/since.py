@@ -1,4 +1,4 @@
-"""since: what changed since an older scan, for a terminal: one line per layer and change, with the heads it is about."""
+"""What changed since an older scan, for a terminal: one line per layer and change, with its heads."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rich.text import Text
 
 from ...health import LEVELS
 from ...health.finding import count, listed
+from ..document import Json
 from .format import COLOURS, broken, number, safe
 
-Document = dict[str, Any]
 LINES = 8
 """How many of each are shown; what is left out is counted."""
 
 
-def since(document: Document, width: int) -> Iterator[RenderableType]:
+def since(document: Json, width: int) -> Iterator[RenderableType]:
     """The older scan, what was not compared, and what changed."""
     found = document["baseline"]
     yield Text.assemble(("Since ", "bold"), (safe(found["file"]), "bold"), f" ({safe(found['created'])})")
@@ -35,7 +35,7 @@ def since(document: Document, width: int) -> Iterator[RenderableType]:
         yield Text(broken(line, width))
 
 
-def _lines(found: Document) -> Iterator[str]:
+def _lines(found: Json) -> Iterator[str]:
     levels = found["levels"]
     worse = [one for one in levels if LEVELS.index(one["after"]["level"]) > LEVELS.index(one["before"]["level"])]
     milder = [one for one in levels if one not in worse]
@@ -49,13 +49,13 @@ def _lines(found: Document) -> Iterator[str]:
 
 
 def _cut(
-    all_of_them: Sequence[Document],
-    alike: Callable[[Document], tuple[Any, ...]],
-    line: Callable[[list[Document]], str],
+    all_of_them: Sequence[Json],
+    alike: Callable[[Json], tuple[Any, ...]],
+    line: Callable[[list[Json]], str],
     called: str,
 ) -> Iterator[str]:
-    """A line for those that are alike, and how many are in the lines that are left out."""
-    groups: dict[tuple[Any, ...], list[Document]] = {}
+    """A line for each group, and how many entries are in the lines that are left out."""
+    groups: dict[tuple[Any, ...], list[Json]] = {}
     for one in all_of_them:
         groups.setdefault(alike(one), []).append(one)
     lines = list(groups.values())
@@ -65,11 +65,11 @@ def _cut(
         yield f"and {more} more {called}; --json has them"
 
 
-def _about(one: Document) -> tuple[Any, ...]:
-    return tuple(one[name] for name in ("level", "kind", "fault", "layer", "layer_kind"))
+def _about(one: Json) -> tuple[Any, ...]:
+    return tuple(one[name] for name in ("level", "name", "fault", "layer", "kind"))
 
 
-def _step(one: Document) -> tuple[Any, ...]:
+def _step(one: Json) -> tuple[Any, ...]:
     return one["before"]["level"], *_about(one["after"])
 
 
@@ -79,41 +79,41 @@ def _where(layer: str, kind: str, heads: Iterable[int | None]) -> str:
     return f"{safe(layer) or 'the model'}{' (cross)' if kind == 'cross' else ''} {named}".strip()
 
 
-def _finding(word: str, some: list[Document]) -> str:
+def _finding(word: str, some: list[Json]) -> str:
     first, most = some[0], max(some, key=_past)
-    where = _where(first["layer"], first["layer_kind"], (one["head"] for one in some))
+    where = _where(first["layer"], first["kind"], (one["head"] for one in some))
     which = f". Head {most['head']}:" if len(some) > 1 else ":"
-    return f"{word}: {first['level']} {safe(first['kind'])}, {where}{which} {safe(most['says'])}"
+    return f"{word}: {first['level']} {safe(first['name'])}, {where}{which} {safe(most['says'])}"
 
 
-def _past(finding: Document) -> float:
-    """How far it is past its threshold, whichever side is the bad one."""
+def _past(finding: Json) -> float:
+    """How far a finding is past its threshold, on either side."""
     value, threshold = finding["value"], finding["threshold"]
     return 0.0 if value is None or threshold is None else abs(value - threshold)
 
 
-def _change(word: str, some: list[Document]) -> str:
+def _change(word: str, some: list[Json]) -> str:
     most = max(some, key=lambda one: _past(one["after"]))
     before, after = most["before"], most["after"]
-    where = _where(after["layer"], after["layer_kind"], (one["after"]["head"] for one in some))
+    where = _where(after["layer"], after["kind"], (one["after"]["head"] for one in some))
     values = f" {before['value']:.4g} → {after['value']:.4g}" if None not in (before["value"], after["value"]) else ""
     which = f" in head {after['head']}" if len(some) > 1 and values else ""
-    return f"{word}: {after['kind']}{values}{which} ({before['level']} → {after['level']}), {where}"
+    return f"{word}: {after['name']}{values}{which} ({before['level']} → {after['level']}), {where}"
 
 
 def _scale(applied: float | None) -> str:
     return "one that could not be measured" if applied is None else f"{applied:.4g}"
 
 
-def _scales(some: list[Document]) -> str:
+def _scales(some: list[Json]) -> str:
     first = some[0]
     more = f" and {count(len(some) - 1, 'more layer')}" if len(some) > 1 else ""
     where = _where(first["layer"], first["kind"], ())
     return f"scale: {where}{more} applied {_scale(first['before'])}, now {_scale(first['after'])}"
 
 
-def _moved(some: list[Document]) -> str:
-    """The heads of a layer in which one sign moved; the first moved most."""
+def _moved(some: list[Json]) -> str:
+    """The heads of a layer in which one sign moved; the first moved the most."""
     first = some[0]
     ends = [f"× {end(one['times'] for one in some):.2f}" for end in (min, max)]
     where = _where(first["layer"], first["kind"], sorted(one["head"] for one in some))

@@ -1,4 +1,4 @@
-"""table: a scan's document for a terminal: the verdict, the scale, what was found, the layers; to be read in ten seconds."""
+"""The table for a terminal: the verdict, the scale, the findings, the layers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from ...health.finding import count as plural
+from ..document import Json
 from .compared import compared
 from .format import COLOURS, broken, count, mean, number, safe, short_names
 
-Document = dict[str, Any]
 BLOCKS = "▁▂▃▄▅▆▇█"
 GROUPS, LAYERS, NOTES, TEXTS = 6, 16, 6, 3
 """How many of each are shown; what is left out is counted."""
@@ -27,7 +28,7 @@ SHORT = ("std", "peak", "keys", "sat.")
 NARROWEST = 5  # of the layer's name
 GAP = 2  # columns of the terminal between two of a table
 MEANINGS = (
-    "how far apart a token's logits lie (standard deviation)",
+    "standard deviation of a token's logits",
     "the largest logit",
     "how many tokens share a token's attention, on average",
     "share of tokens with over 99 % of their attention on one token",
@@ -38,26 +39,26 @@ MEANINGS = (
 
 _DOES = {
     "told": ("is in the findings below", "are in the findings below"),
-    "sink": ("rests on a first or special token", "rest on a first or special token"),
-    "positional": ("looks at a neighbour", "look at a neighbour"),
+    "sink": ("has an attention sink on a first or special token", "have an attention sink on a first or special token"),
+    "positional": ("attends to a neighbouring token", "attend to a neighbouring token"),
     "mixing": ("mixes several tokens", "mix several tokens"),
     "blind": ("saw one token at a time", "saw one token at a time"),
 }
-"""What is said of a head, and of several; of two that are true the first."""
+"""What one head does, and several; the first that applies is used."""
 
 
 class Fitted:
-    """A document that is laid out when it is known how wide the terminal is."""
+    """A document that is laid out when the width of the terminal is known."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Json) -> None:
         self.document = document
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         yield table(self.document, options.max_width)
 
 
-def table(document: Document, width: int = 80) -> RenderableType:
-    """Everything that a person needs first, in the order they need it."""
+def table(document: Json, width: int = 80) -> RenderableType:
+    """The table, the most important first."""
     parts: list[RenderableType] = [*_head(document), Text()]
     parts += [_verdict(document, width), *_heads(document), Text()]
     if document["layers"]:
@@ -70,7 +71,7 @@ def table(document: Document, width: int = 80) -> RenderableType:
     return Group(*parts)
 
 
-def text(document: Document, width: int = 80) -> str:
+def text(document: Json, width: int = 80) -> str:
     """The same without colours, no line ending in spaces."""
     console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False, markup=False, emoji=False)
     with console.capture() as held:
@@ -78,61 +79,61 @@ def text(document: Document, width: int = 80) -> str:
     return "\n".join(line.rstrip() for line in held.get().rstrip().splitlines())
 
 
-def _head(document: Document) -> Iterator[Text]:
+def _head(document: Json) -> Iterator[Text]:
     model = document["model"]
     facts = ", ".join(filter(None, [f"{count(model['parameters'])} parameters", model["dtype"]]))
     name = "" if model["name"] == model["class"] else f" · {model['class']}"
     yield Text.assemble((safe(model["name"]), "bold"), f"{safe(name)} · {facts}", overflow="fold")
     for one in document["inputs"][:TEXTS]:
-        what = one["text"] or ("a generated sample" if one["generated"] else f"a {one['kind']}")
+        what = one["text"] or ("a generated sample" if one["generated"] else f"a {one['modality']}")
         told = safe(what if len(what) <= 60 else f"{what[:59]}…")
         length = f" · {plural(one['length'], 'token')}" if one["length"] is not None else ""
         cut = ", cut" if one["truncated"] else ""
-        kind = (
-            f" · {one['kind']}" + (", generated" if one["generated"] else "")
-            if one["kind"] in ("image", "audio")
+        modality = (
+            f" · {one['modality']}" + (", generated" if one["generated"] else "")
+            if one["modality"] in ("image", "audio")
             else ""
         )
-        yield Text(f"{told!r}{kind}{length}{cut}" if one["text"] else f"{told}{kind}{length}", overflow="fold")
+        yield Text(f"{told!r}{modality}{length}{cut}" if one["text"] else f"{told}{modality}{length}", overflow="fold")
     more = len(document["inputs"]) - TEXTS
     if more > 0:
         yield Text(f"and {plural(more, 'more input')}")
 
 
-def _verdict(document: Document, width: int) -> Text:
+def _verdict(document: Json, width: int) -> Text:
     verdict = document["verdict"]
     line = broken(safe(verdict["line"]), width)
     return Text.assemble((verdict["level"].upper(), f"bold {COLOURS[verdict['level']]}"), "  ", line)
 
 
-def _heads(document: Document) -> Iterator[Text]:
-    """What every head does, in one line: how many have findings, and what looks odd on the map and is not."""
-    kinds: dict[tuple[Any, ...], set[str]] = {
+def _heads(document: Json) -> Iterator[Text]:
+    """What the heads do, in one line: how many have findings, and which sharp heads are normal."""
+    names: dict[tuple[Any, ...], set[str]] = {
         (row["layer"], row["kind"], row["head"]): set() for row in document["heads"]
     }
     for one in document["findings"]:
-        place = (one["layer"], one["layer_kind"], one["head"])
-        if place in kinds:
-            kinds[place].add(one["kind"] if one["level"] == "healthy" else "told")
+        place = (one["layer"], one["kind"], one["head"])
+        if place in names:
+            names[place].add(one["name"] if one["level"] == "healthy" else "told")
     blind = {(row["layer"], row["kind"], row["head"]) for row in document["heads"] if row["evenness"] is None}
     counts = Counter(
-        next((kind for kind in _DOES if kind in found), "blind" if place in blind else "mixing")
-        for place, found in kinds.items()
+        next((name for name in _DOES if name in found), "blind" if place in blind else "mixing")
+        for place, found in names.items()
     )
     told, usual, unseeing = (
-        [f"{counts[kind]} {_DOES[kind][counts[kind] > 1]}" for kind in some if counts[kind]]
+        [f"{counts[name]} {_DOES[name][counts[name] > 1]}" for name in some if counts[name]]
         for some in (("told",), ("sink", "positional", "mixing"), ("blind",))
     )
-    line = "; ".join([*told, *([", ".join([*usual, "as usual"])] if usual else []), *unseeing])
+    line = "; ".join([*told, *([", ".join([*usual, "which is normal"])] if usual else []), *unseeing])
     first, _, rest = line.partition(" ")
-    everybody = "The only head" if len(kinds) == 1 else f"All {len(kinds)} heads"
-    if kinds:
-        who = everybody if first == str(len(kinds)) else f"{first} of {len(kinds)} heads"
+    everybody = "The only head" if len(names) == 1 else f"All {len(names)} heads"
+    if names:
+        who = everybody if first == str(len(names)) else f"{first} of {len(names)} heads"
         yield Text(f"{who} {rest}.", style="dim")
 
 
-def _spread(layers: Sequence[Document]) -> Iterator[Text]:
-    """The logit std, beside the one that q and k of the same lengths in random directions would have."""
+def _spread(layers: Sequence[Json]) -> Iterator[Text]:
+    """The logit std, compared with that of q and k of the same lengths in random directions."""
     both = [(one["scale"]["logit_std"], one["scale"]["predicted_std"]) for one in layers]
     known = [(measured, measured / predicted) for measured, predicted in both if measured and predicted]
     if not known:
@@ -143,10 +144,10 @@ def _spread(layers: Sequence[Document]) -> Iterator[Text]:
     yield Text.assemble(("Logits ", "bold"), words)
 
 
-def _scales(layers: Sequence[Document], width: int) -> Iterator[Text]:
+def _scales(layers: Sequence[Json], width: int) -> Iterator[Text]:
     """One line when all layers agree; one per run of layers that do not."""
 
-    def same(layer: Document) -> tuple[Any, ...]:
+    def same(layer: Json) -> tuple[Any, ...]:
         scale = layer["scale"]
         rounded = None if scale["applied"] is None else f"{scale['applied']:.4g}"
         return rounded, scale["rule"], scale["verdict"], layer["heads"], layer["head_dim"], scale["qk_norm"]
@@ -165,7 +166,7 @@ def _scales(layers: Sequence[Document], width: int) -> Iterator[Text]:
         yield Text(f"and {len(runs) - GROUPS} more; --json has them", style="dim")
 
 
-def _scale(start: str, scale: Document, verb: str = "") -> Text:
+def _scale(start: str, scale: Json, verb: str = "") -> Text:
     start += "" if scale["applied"] is None else verb
     words = Text.assemble(("Scale  ", "bold"), start, _number_of(scale), overflow="fold")
     if scale["verdict"] == "fault":
@@ -173,7 +174,7 @@ def _scale(start: str, scale: Document, verb: str = "") -> Text:
     return words
 
 
-def _number_of(scale: Document) -> str:
+def _number_of(scale: Json) -> str:
     if scale["applied"] is None:
         return safe(scale["says"])
     formula = scale["formula"] or ""
@@ -184,12 +185,12 @@ def _number_of(scale: Document) -> str:
     return f"{scale['applied']:.4g}{equal} ({why}){norm}"
 
 
-def _findings(findings: Sequence[Document], width: int) -> Iterator[RenderableType]:
-    """The worst of each kind and level, with how many there are like it."""
+def _findings(findings: Sequence[Json], width: int) -> Iterator[RenderableType]:
+    """The worst finding of each name and level, with how many there are."""
     told = [one for one in findings if one["level"] != "healthy"]
-    groups: dict[tuple[Any, ...], list[Document]] = {}
+    groups: dict[tuple[Any, ...], list[Json]] = {}
     for one in told:
-        groups.setdefault((one["kind"], one["fault"], one["level"]), []).append(one)
+        groups.setdefault((one["name"], one["fault"], one["level"]), []).append(one)
     grid = Table(box=None, show_header=False, padding=(0, GAP, 0, 0), pad_edge=False)
     width -= GAP + max((len(level) for _, _, level in list(groups)[:GROUPS]), default=0)
     grid.add_column(no_wrap=True)
@@ -205,21 +206,23 @@ def _findings(findings: Sequence[Document], width: int) -> Iterator[RenderableTy
     if groups:
         yield grid
     if len(groups) > GROUPS:
-        yield Text(f"and {plural(len(groups) - GROUPS, 'more kind')}; --json has all {len(told)} findings", style="dim")
+        yield Text(
+            f"and {plural(len(groups) - GROUPS, 'more group')}; --json has all {len(told)} findings", style="dim"
+        )
     if groups:
         yield Text()
 
 
-def _where(finding: Document) -> str:
+def _where(finding: Json) -> str:
     layer = finding["layer"] or "the model"
-    layer += " (cross)" if finding["layer_kind"] == "cross" else ""
+    layer += " (cross)" if finding["kind"] == "cross" else ""
     return layer if finding["head"] is None else f"{layer} head {finding['head']}"
 
 
-def _layers(document: Document, width: int) -> Iterator[RenderableType]:
-    """A line per layer with its heads as blocks, below the numbers where both do not fit; the worst layers of too many."""
+def _layers(document: Json, width: int) -> Iterator[RenderableType]:
+    """A line per layer with its heads as blocks, which are below the numbers in a narrow terminal; of many layers the worst."""
     places = list(dict.fromkeys((row["layer"], row["kind"]) for row in document["heads"]))
-    worst = list(dict.fromkeys((one["layer"], one["layer_kind"]) for one in document["findings"]))
+    worst = list(dict.fromkeys((one["layer"], one["kind"]) for one in document["findings"]))
     chosen = set([*[place for place in worst if place in places], *places][:LAYERS] if len(places) > LAYERS else places)
     names = short_names(places)
     lines = [(names[place], *_signs(document, place)) for place in places if place in chosen]
@@ -251,7 +254,7 @@ def _legend(titles: Sequence[str]) -> Iterator[Text]:
 
 
 def _grid(*titles: str) -> Table:
-    """A name, numbers to the right, and blocks that go on in the next line where they are too many."""
+    """A table of a name, numbers, and blocks that may continue on the next line."""
     grid = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column("layer", overflow="fold", min_width=5)
     for title in titles:
@@ -263,13 +266,13 @@ def _grid(*titles: str) -> Table:
 
 
 def _needs(lines: Sequence[tuple[str, ...]], titles: Sequence[str], blocks: bool = True) -> int:
-    """How wide a table of these lines is; names of over 24 and blocks of over 16 go on in the next line where they must."""
-    name, *columns, heads = (max((len(line[at]) for line in lines), default=0) for at in range(len(titles) + 2))
+    """How wide a table of these lines is; names over 24 and blocks over 16 columns may continue on the next line."""
+    name, *columns, heads = (max((cell_len(line[at]) for line in lines), default=0) for at in range(len(titles) + 2))
     inner = sum(max(width, len(title)) for width, title in zip(columns, titles, strict=True)) + GAP * len(titles)
     return min(max(name, NARROWEST), 24) + inner + (GAP + min(max(heads, 5), 16) if blocks else 0)
 
 
-def _signs(document: Document, place: tuple[str, str]) -> tuple[str, ...]:
+def _signs(document: Json, place: tuple[str, str]) -> tuple[str, ...]:
     """A layer's numbers, as they are shown, and its heads as blocks."""
     rows = [row for row in document["heads"] if (row["layer"], row["kind"]) == place]
     variance, keys = mean(row["variance"] for row in rows), mean(row["effective_keys"] for row in rows)

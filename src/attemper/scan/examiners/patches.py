@@ -1,56 +1,56 @@
-"""patches: which tokens of a model that sees are which places of its picture, and the picture itself, small.
+"""Patches: which tokens are which patches of an image, and the image itself, scaled down.
 
-A model that sees cuts its picture with one convolution whose windows do not overlap; what it attends over is then the patches,
-row by row, behind a few tokens of its own ([class], registers).
+A vision model cuts its image with one convolution whose windows do not overlap. Its tokens are then the patches, row by row,
+after a few tokens of its own ([class], registers).
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .batch import Input
+from ..document import DenseMap, Patches, SmallImage, TopMap
+from ..input.batch import Input
 
 FRONT = 8  # tokens before the patches: one class token, a distilled one, four registers; more is another layout
 PIXELS = 88  # of the longer side: three bytes each make 31 kB of base64
 
 
-def add_patches(attention: Sequence[dict[str, Any]], model: nn.Module, inputs: Sequence[Input]) -> None:
-    """Say of every entry of a document's "attention" that is over patches where they begin, and how many there are.
+def add_patches(attention: Sequence[DenseMap | TopMap], model: nn.Module, inputs: Sequence[Input]) -> None:
+    """Set ``patches`` of every attention map that is over patches: where they begin, and how many there are.
 
     Args:
-        attention: the entries, which get ``patches`` where it is so.
-        model: whose first convolution cuts the picture.
-        inputs: what was read.
+        attention: the maps.
+        model: its first convolution cuts the image.
+        inputs: the inputs of the scan.
     """
     cut = _cutter(model)
     if cut is None:
         return
     name, layer = cut
-    tower = _tower(name, [entry["layer"] for entry in attention])
+    tower = _tower(name, [entry.layer for entry in attention])
     for entry in attention:
-        pixels = pixels_of(inputs[entry["input"]])
-        if pixels is None or not _within(entry["layer"], tower) or entry["queries"] != entry["keys"]:
+        pixels = pixels_of(inputs[entry.input])
+        if pixels is None or not _within(entry.layer, tower) or entry.queries != entry.keys:
             continue
         rows, columns = (size // step for size, step in zip(pixels.shape[-2:], layer.kernel_size, strict=True))
-        first = entry["keys"] - rows * columns
+        first = entry.keys - rows * columns
         if rows * columns > 1 and 0 <= first <= FRONT:
-            entry["patches"] = {"rows": rows, "columns": columns, "first": first}
+            entry.patches = Patches(rows=rows, columns=columns, first=first)
 
 
-def images(attention: Sequence[Mapping[str, Any]], inputs: Sequence[Input]) -> list[dict[str, Any]]:
-    """The document's "images": those whose patches are drawn, as bytes of red, green and blue.
+def images(attention: Sequence[DenseMap | TopMap], inputs: Sequence[Input]) -> list[SmallImage]:
+    """The document's ``images``: those whose patches are shown, as bytes of red, green and blue.
 
     Args:
-        attention: the entries that are drawn.
-        inputs: what was read.
+        attention: the maps that are shown.
+        inputs: the inputs of the scan.
     """
-    drawn = sorted({entry["input"] for entry in attention if "patches" in entry})
+    drawn = sorted({entry.input for entry in attention if entry.patches is not None})
     found = []
     for number in drawn:
         pixels = _seen(inputs[number])
@@ -59,12 +59,12 @@ def images(attention: Sequence[Mapping[str, Any]], inputs: Sequence[Input]) -> l
         small = F.interpolate(pixels[None], size, mode="bilinear", antialias=True)[0]
         data = (small.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous().cpu()
         coded = base64.b64encode(data.numpy().tobytes()).decode()
-        found.append({"input": number, "width": size[1], "height": size[0], "data": coded})
+        found.append(SmallImage(input=number, width=size[1], height=size[0], data=coded))
     return found
 
 
 def _cutter(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
-    """The first convolution whose windows lie side by side."""
+    """The first convolution, if its windows do not overlap."""
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Conv2d):
             whole = (
@@ -75,7 +75,7 @@ def _cutter(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
 
 
 def _tower(name: str, layers: Sequence[str]) -> str:
-    """The smallest part of a model that holds a module and some of the layers: the half of CLIP that sees."""
+    """The smallest part of a model with a module and some of the layers: the image encoder of CLIP."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         prefix = ".".join(parts[:end])
@@ -89,10 +89,10 @@ def _within(layer: str, tower: str) -> bool:
 
 
 def pixels_of(one: Input) -> Tensor | None:
-    """The picture that a model was given, (C, H, W); None where it was given none.
+    """The image that a model is given, (C, H, W); None if there is none.
 
     Args:
-        one: what was read.
+        one: the input.
     """
     batch = one.batch
     if isinstance(batch, Mapping):
@@ -104,7 +104,7 @@ def pixels_of(one: Input) -> Tensor | None:
 
 
 def _seen(one: Input) -> Tensor:
-    """The picture before it was normalised, (3, H, W), 0 to 1; of a batch of one's own, stretched from least to largest."""
+    """The image before normalisation, (3, H, W), 0 to 1; for a user's batch, scaled from its minimum to its maximum."""
     pixels = one.pixels
     if pixels is None:
         given = pixels_of(one)

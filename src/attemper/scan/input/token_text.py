@@ -1,4 +1,4 @@
-"""letters: tokens as people read them, also those that hold only some of the bytes of a letter."""
+"""Tokens as readable text, also those that hold only some of the bytes of a character."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 import unicodedata
 from typing import Any
 
-BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's token for a byte that it has no letter for
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's token for a single byte
 STEERING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters that are no blank, and direction marks."""
-LOST = "\ufffd"  # what a decoder writes for bytes that are no letter
+"""Control characters other than white space, and direction marks."""
+LOST = "\ufffd"  # what decoding gives for invalid bytes
 
 
 def readable(tokenizer: Any, ids: list[int]) -> list[str]:
-    """Tokens without the marks of their vocabulary: Ġdog and ▁dog are dog; ##s stays, as BERT people write it.
+    """Tokens without the marks of their vocabulary: Ġdog and ▁dog are dog; ##s stays, as BERT writes it.
 
-    A letter that was cut into several tokens stands in each of them with its place, ``👩 (2/4)``; bytes that make no letter
-    with their neighbours are written as bytes, ``⟨F0 9F⟩``.
+    A character that is split over several tokens is shown in each of them with its part, ``👩 (2/4)``; bytes that are part of no
+    character are shown as bytes, ``⟨F0 9F⟩``.
     """
     raw = [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
     words = [str(tokenizer.convert_tokens_to_string([token])) for token in raw]
@@ -28,7 +28,7 @@ def readable(tokenizer: Any, ids: list[int]) -> list[str]:
 
 
 def _seen(word: str) -> str:
-    """A word without the spaces around it; blanks, and what would turn a line round, as something that can be seen."""
+    """A word without the spaces around it; white space and direction marks as visible characters."""
     bare = word.strip(" ")
     if not bare:
         return "␣"
@@ -38,13 +38,13 @@ def _seen(word: str) -> str:
 
 
 def _code(letters: str | re.Match[str]) -> str:
-    """Letters that nobody can see, by their numbers."""
+    """Invisible characters by their code points."""
     found = letters if isinstance(letters, str) else letters[0]
     return "".join(f"⟨U+{ord(letter):04X}⟩" for letter in found)
 
 
 def _joined(parts: list[bytes | None]) -> list[str | None]:
-    """The names of tokens of bytes: neighbours that make whole letters together share them."""
+    """The text of byte tokens: neighbours that form a character together share it."""
     found: list[str | None] = [None] * len(parts)
     start = 0
     while start < len(parts):
@@ -60,7 +60,7 @@ def _joined(parts: list[bytes | None]) -> list[str | None]:
 
 
 def _group(parts: list[bytes | None], start: int) -> tuple[str, int] | None:
-    """The letters that begin at a token of bytes and where they end; the bytes of it alone where they are no letter."""
+    """The characters that begin at a byte token and where they end; its bytes alone if they are part of no character."""
     first = parts[start]
     if first is None:
         return None
@@ -74,12 +74,12 @@ def _group(parts: list[bytes | None], start: int) -> tuple[str, int] | None:
             return held.decode(), end + 1
         except UnicodeDecodeError as error:
             if error.reason != "unexpected end of data":
-                break  # no byte that follows can mend it
+                break  # no further byte can complete it
     return f"⟨{first.hex(' ').upper()}⟩", start + 1
 
 
 def _bytes(token: str) -> bytes | None:
-    """The bytes of a token of a byte-level vocabulary, or of SentencePiece's byte tokens; None where it is neither."""
+    """The bytes of a token of a byte-level vocabulary or of a SentencePiece byte token; None if it is neither."""
     byte = BYTE.fullmatch(token)
     if byte:
         return bytes([int(byte[1], 16)])
@@ -87,7 +87,7 @@ def _bytes(token: str) -> bytes | None:
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's letters for bytes: those that can be seen stand for themselves, the others for what follows 255."""
+    """GPT-2's characters for bytes: printable ones are themselves, the others are those after 255."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(rest)}

@@ -1,5 +1,5 @@
-"""piped: the bytes of a file that may be a pipe. `<(command)` is one, and may take its time; a FIFO that nobody opens for
-writing would be waited for without end.
+"""The bytes of a file or a pipe. `<(command)` is a pipe and may be slow; a FIFO that nothing opens for writing would block
+forever.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from pathlib import Path
 from ...errors import InputError
 
 PATIENCE = 10.0  # seconds for a FIFO to be opened for writing
-STEP = 0.2  # seconds between two looks at a pipe that is silent
-CHUNK = 2**16  # bytes, all that a pipe holds
+STEP = 0.2  # seconds between two attempts to read a silent pipe
+CHUNK = 2**16  # bytes that a pipe holds
 
 Told = Callable[[str], object]
 
 
 def read(path: Path, most: int, option: str, told: Told) -> bytes:
-    """What a file holds, up to a size. A pipe is waited for as long as somebody holds it open for writing.
+    """The content of a file, up to a size. A pipe is read as long as another process has it open for writing.
 
     Args:
         path: a file or a pipe.
-        most: bytes that are read and no more; /dev/zero has no end.
-        option: the one that named it, for the error.
-        told: hears what is waited for.
+        most: bytes to read at most; /dev/zero has no end.
+        option: the option that names it, for the error.
+        told: called with what is waited for.
     """
     if not stat.S_ISFIFO(path.stat().st_mode):
         with path.open("rb") as file:
             return file.read(most)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # otherwise open() itself would wait, and say nothing
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # otherwise open() itself would block
     try:
         found = _drain(descriptor, most, repr(str(path)), told, opened=False)
     finally:
         os.close(descriptor)
     if found is None:
         raise InputError(
-            f"{option} {str(path)!r} is a pipe, and nothing opened it for writing within {PATIENCE:g} seconds. Start what writes "
-            "to it first, or give a file."
+            f"{option} {str(path)!r} is a pipe, and nothing opened it for writing within {PATIENCE:g} seconds. Start the "
+            "program that writes to it first, or give a file."
         )
     return found
 
 
 def read_stdin(most: int, told: Told) -> bytes:
-    """What is piped in, or typed up to Ctrl-D."""
+    """What is piped to stdin, or typed up to Ctrl-D."""
     try:
         descriptor = sys.stdin.fileno()
         piped = stat.S_ISFIFO(os.fstat(descriptor).st_mode) and os.name == "posix"
@@ -59,7 +59,7 @@ def read_stdin(most: int, told: Told) -> bytes:
 
 
 def _drain(descriptor: int, most: int, name: str, told: Told, opened: bool) -> bytes | None:
-    """All that comes; None where nobody opened it: until then a FIFO reads as empty, as it does once its writer has closed it."""
+    """All bytes; None if nothing opened the pipe: until then a FIFO reads as empty, as it does after its writer has closed it."""
     found, began = bytearray(), time.monotonic()
     while len(found) < most:
         if opened and not select.select([descriptor], [], [], STEP)[0]:

@@ -1,0 +1,92 @@
+"""Scan: the result of a scan, as a document of plain data, a table and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..watch import Record
+from .document import Document, plain
+from .show.output import write as write_file
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+class Scan:
+    """The result of :func:`attemper.scan`. ``print(scan)`` is the table; a notebook shows it as HTML.
+
+    ``record`` has the vitals per layer and head. ``layers``, ``heads`` and ``findings`` (the worst first) are lists of dicts,
+    ``verdict`` has a ``level`` and one ``line``, ``notes`` lists what was not measured, and why. :meth:`to_dict` has everything.
+    """
+
+    def __init__(self, document: Document, record: Record, interrupted: bool = False) -> None:
+        self.document: dict[str, Any] = plain(document)
+        self.record = record
+        self.interrupted = interrupted
+
+    @property
+    def verdict(self) -> dict[str, str]:
+        """The level of the worst finding, and one line about it."""
+        return dict(self.document["verdict"])
+
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        """One dict per layer, in the order they ran, with its scale."""
+        return list(self.document["layers"])
+
+    @property
+    def heads(self) -> list[dict[str, Any]]:
+        """One dict per layer and head, with its signs."""
+        return list(self.document["heads"])
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        """One dict per finding, the worst first."""
+        return list(self.document["findings"])
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not measured, and why."""
+        return list(self.document["notes"])
+
+    def to_dict(self, attention: bool = False) -> dict[str, Any]:
+        """The whole document, as ``attemper scan --json`` prints it; its schema is ``attemper scan --schema``.
+
+        Args:
+            attention: include the attention weights that were kept, and the images of their patches; they are most of its size.
+        """
+        return {name: part for name, part in self.document.items() if attention or name not in ("attention", "images")}
+
+    def write(self, path: str | Path, attention: bool = False) -> None:
+        """Write a file: the report, the document, or a row per head, by its suffix.
+
+        Args:
+            path: ending in ``.html``, ``.json``, ``.csv``, or ``.parquet``, which needs ``pip install 'attemper[record]'``. An
+                existing file is replaced when the new one is complete.
+            attention: include the attention weights in ``.json``; the report always has them.
+        """
+        path = Path(path)
+        write_file(path, self.to_dict(attention or path.suffix.lower() == ".html"))
+
+    def __rich__(self) -> RenderableType:
+        from .show.terminal import Fitted
+
+        return Fitted(self.document)
+
+    def __str__(self) -> str:
+        from .show.terminal import text
+
+        return text(self.document)
+
+    def __repr__(self) -> str:
+        model, level = self.document["model"]["class"], self.document["verdict"]["level"]
+        return (
+            f"Scan({model}: {level}; layers {len(self.layers)}, heads {len(self.heads)}, findings {len(self.findings)})"
+        )
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        told = escape(str(self)).rstrip()
+        return f'<pre style="line-height:1.25">{told}</pre>{self.record._repr_html_()}'
