@@ -25,6 +25,7 @@ from attemper.health import thresholds
 from attemper.vitals import DERIVED, SIGNS
 
 REPO = Path(__file__).parents[2]
+PACKAGE = Path(attemper.__file__).parent
 README = (REPO / "README.md").read_text(encoding="utf-8")
 MODULES = ["attemper"] + [
     found.name for found in pkgutil.walk_packages(attemper.__path__, "attemper.") if not found.name.endswith("__main__")
@@ -136,6 +137,26 @@ def test_links_lead_somewhere():
             if not (path.parent / link).exists():
                 broken.append(f"{path.name} links to {link}")
     assert broken == []
+
+
+def test_the_walks_name_files_that_exist_and_return_to_none():
+    page = (REPO / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Every file")[0]
+    wrong = []
+    for walk in re.split(r"^### ", page, flags=re.MULTILINE)[1:]:
+        passed: list[Path] = []
+        for step in re.split(r"^\d+\. ", walk, flags=re.MULTILINE)[1:]:
+            folder = PACKAGE
+            for name, dispatcher in re.findall(r"`([\w./]+)`( \(dispatcher\))?", step):
+                if not re.search(r"\.(py|c|h)$|/$", name):
+                    continue
+                path = next((root / name for root in (folder, PACKAGE, folder.parent) if (root / name).exists()), None)
+                if path is None or path in passed:
+                    wrong.append(name)
+                elif path.is_dir() or "/" in name:
+                    folder = path if path.is_dir() else path.parent
+                if path is not None and path.is_file() and not dispatcher:
+                    passed.append(path)
+    assert wrong == []
 
 
 def test_the_design_names_what_exists():
