@@ -13,7 +13,7 @@ import attemper
 
 # Each order needs a process in which attemper is new; forking one that has torch already makes that cheap.
 FORKED = """
-import json, os, sys, torch
+import json, os, sys, torch, torch._dynamo
 for statements in json.load(sys.stdin):
     sys.stdout.flush()
     if os.fork() == 0:
