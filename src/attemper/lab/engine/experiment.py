@@ -13,8 +13,9 @@ import itertools
 import json
 import math
 import platform
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
@@ -260,7 +261,23 @@ def pick(rows: Rows, **wanted: object) -> list[Mapping[str, Any]]:
     return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
 
 
-MOST_SEED = 2**63 - 1
-SEED = Parameter("seed", (0,), "the seed of the random numbers", least=0, most=MOST_SEED)
+SEED = Parameter("seed", (0,), "the seed of the random numbers", least=0, most=2**63 - 1)
 DEVICE = Parameter("device", ("cpu",), "cpu, cuda, cuda:1, …")
-"""Every experiment has these two."""
+SAMPLES = Parameter(
+    "samples", (400_000,), "dot products per cell, at most", least=1000, most=10**9, hint="fewer give no interval"
+)
+BATCHES = Parameter(
+    "batches", (96,), "independent sets of keys per cell, at most", least=8, hint="fewer give no interval"
+)
+TRAINED = (replace(SEED, default=(0, 1, 2)), replace(DEVICE, single=True))
+"""Seed and device, which every experiment has, where training runs are compared with one another."""
+
+
+def define(
+    module: str, question: str, claims: tuple[str, ...], parameters: tuple[Parameter, ...], **more: Any
+) -> Experiment:
+    """The experiment of a module that has its functions: `measure`, `expect`, `finding` and `draw`."""
+    own = vars(sys.modules[module])
+    functions = {name: own[name] for name in ("measure", "expect", "finding", "draw")}
+    always = TRAINED if more.get("trains") else (SEED, DEVICE)
+    return Experiment(module.rpartition(".")[2], question, claims, (*parameters, *always), **functions, **more)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...attention import attention
 from ...scores import additive_attention, cosine_attention
 from ...vitals import Vitals
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 from ..maths import theory
 
 WIDTH = 8
@@ -59,28 +59,13 @@ def expect(rows: Rows) -> list[Expectation]:
     found = []
     for row in rows:
         label = f"{row['score']}, bound {row['bound']:.4g}, n = {row['n']}"
-        found.append(
-            Expectation(
-                f"largest weight, {label}",
-                row["top_weight_theory"],
-                row["top_weight"],
-                1e-4 * row["top_weight_theory"],
-                "closed form: 1/(1 + (n−1)e^(−2·bound))",
-                "float32 rounding",
-            )
-        )
-        name = "‖w‖₁" if row["score"] == "additive" else "the bound"
-        for which, sign in (("largest", 1), ("smallest", -1)):
-            found.append(
-                Expectation(
-                    f"{which} score against {name}, {label}",
-                    sign * row["bound"],
-                    row[f"{which}_score"],
-                    1e-5 * row["bound"],
-                    "closed form: Σ|w| · 1" if row["score"] == "additive" else "definition",
-                    "float32 rounding",
-                )
-            )
+        form, source, why = row["top_weight_theory"], "closed form: 1/(1 + (n−1)e^(−2·bound))", "float32 rounding"
+        found.append(Expectation(f"largest weight, {label}", form, row["top_weight"], 1e-4 * form, source, why))
+        added = row["score"] == "additive"
+        name, source = ("‖w‖₁", "closed form: Σ|w| · 1") if added else ("the bound", "definition")
+        for which, end in (("largest", row["bound"]), ("smallest", -row["bound"])):
+            quantity, within = f"{which} score against {name}, {label}", 1e-5 * row["bound"]
+            found.append(Expectation(quantity, end, row[f"{which}_score"], within, source, why))
     return found
 
 
@@ -104,9 +89,7 @@ def draw(rows: Rows, finding: str) -> Any:
 
     from ..figures import marks, theme
 
-    shown = [{**row, "keys": f"{row['n']} keys"} for row in rows]
-    names = [f"{n} keys" for n in sorted({row["n"] for row in rows})]
-    colour = theme.series("keys", "keys", names)
+    shown, colour = theme.by_keys(rows)
     x = alt.X("bound:Q", title="bound on the logit: cosine's scale, the softcap, or Σ|w|", axis=alt.Axis(tickCount=10))
     last = max(row["bound"] for row in rows)
     grid = [
@@ -123,19 +106,13 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="bounded",
+EXPERIMENT = define(
+    __name__,
     question="When logits cannot exceed a bound, how much weight can one of n keys get?",
     claims=("C12",),
     parameters=(
         Parameter("score", ("cosine", "softcap", "additive"), "the score", choices=("cosine", "softcap", "additive")),
         Parameter("bound", (1.0, 2.0, 4.56, 6.99, 10.0), "cosine's scale, the softcap, or ‖w‖₁", above=0),
         Parameter("n", (16, 1024, 131072), "number of keys", least=2, hint="one key always has all the weight"),
-        SEED,
-        DEVICE,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...attention import attention, weights
 from ...scale import rule
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 from ..maths.stats import expect_column, over_batches
 
 SMALL = 0.01  # a share of the RMS
@@ -147,7 +147,7 @@ def draw(rows: Rows, finding: str) -> Any:
     colour = theme.by_rule(shown)
     x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
     mean = marks.theory(shown, x, "rms_theory", colour) + marks.measured(shown, x, "rms", "|dL/dq|", colour, log=True)
-    median = marks.joined(shown, x, "median", colour) + marks.measured(shown, x, "median", "|dL/dq|", colour, log=True)
+    median = marks.curve(shown, x, "median", "|dL/dq|", colour, log=True)
     half = theme.WIDTH // 2 - 20
     panels = [
         panel.properties(width=half, height=300, title=alt.TitleParams(title, fontSize=13, fontWeight="normal"))
@@ -159,8 +159,8 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart, finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="gradient",
+EXPERIMENT = define(
+    __name__,
     question="What gradient reaches a query through the softmax, on average and typically?",
     claims=("C6", "C7", "C22"),
     parameters=(
@@ -169,11 +169,5 @@ EXPERIMENT = Experiment(
         Parameter("rule", ("none", "sqrt_dk", "dk"), "the scale's rule", choices=("none", "sqrt_dk", "dk")),
         Parameter("batches", (48,), "independent draws of queries, keys and values", least=2, hint="one has no error"),
         Parameter("projected", (6,), "draws with W_q and W_k, whose d×d products take most of the time", least=0),
-        SEED,
-        DEVICE,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
 )

@@ -8,7 +8,7 @@ import torch
 
 from ...attention import weights
 from ...scale import rule
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..engine.experiment import BATCHES, Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 from ..maths import moments, theory
 from ..maths.stats import expect_column, over_batches
 
@@ -130,22 +130,14 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="jacobian",
+EXPERIMENT = define(
+    __name__,
     question="How large is the softmax's Jacobian as d_k grows?",
     claims=("C5", "C6"),
     parameters=(
         Parameter("d", (1, 4, 16, 32, 64, 128, 256, 1024), "the head dim, d_k", least=1),
         Parameter("n", (256, 1024), "number of keys", least=2, hint="one key has no Jacobian"),
         Parameter("rule", ("none", "sqrt_dk"), "the scale's rule", choices=("none", "sqrt_dk", "dk")),
-        Parameter(
-            "batches", (96,), "independent sets of keys per cell, at most", least=8, hint="fewer give no interval"
-        ),
-        SEED,
-        DEVICE,
+        BATCHES,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...attention import attention
 from ...bench.timing import interleave
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 
 
 def measure(cell: Cell) -> list[Row]:
@@ -69,16 +69,11 @@ def without_calls(each: Sequence[Mapping[str, Sequence[float]]]) -> tuple[float,
 
 
 def expect(rows: Rows) -> list[Expectation]:
+    quantity, source = "one pass against the loop, largest difference", "both compute causal attention"
+    names = [f"{quantity}, n = {row['n']}, {row['threads']} threads" for row in rows]
     return [
-        Expectation(
-            f"one pass against the loop, largest difference, n = {row['n']}, {row['threads']} threads",
-            0.0,
-            row["difference"],
-            1e-5,
-            "both compute causal attention",
-            "float32 rounding",
-        )
-        for row in rows
+        Expectation(name, 0.0, row["difference"], 1e-5, source, "float32 rounding")
+        for row, name in zip(rows, names, strict=True)
     ]
 
 
@@ -109,7 +104,7 @@ def draw(rows: Rows, finding: str) -> Any:
     ]
     x = theme.powers("n", "tokens", [row["n"] for row in rows])
     colour = theme.series("how", "computed", [how for _, _, how in kinds])
-    chart = marks.joined(parts, x, "ms", colour) + marks.measured(parts, x, "ms", "milliseconds", colour, log=True)
+    chart = marks.curve(parts, x, "ms", "milliseconds", colour, log=True)
     first = rows[0]
     note = (
         f"Causal attention, d_k = {first['d']}, {first['heads']} heads, float32, CPU; the loop on one thread. "
@@ -119,8 +114,8 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="parallel",
+EXPERIMENT = define(
+    __name__,
     question="How much faster is one pass over a sequence than a loop over its tokens?",
     claims=("C21",),
     parameters=(
@@ -129,11 +124,5 @@ EXPERIMENT = Experiment(
         Parameter("heads", (8,), "number of heads", least=1),
         Parameter("threads", (1, 2), "CPU threads of the pass; the loop has one", least=1, most=256),
         Parameter("rounds", (3,), "how often each is timed", least=1),
-        SEED,
-        DEVICE,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
 )

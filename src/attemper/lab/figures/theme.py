@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -67,6 +67,21 @@ def series(field: str, title: str, names: Sequence[Any]) -> alt.Color:
     )
 
 
+def by_keys(rows: Rows) -> tuple[list[dict[str, Any]], alt.Color]:
+    """The rows with their number of keys in words, and a colour per number."""
+    names = [f"{n} keys" for n in sorted({row["n"] for row in rows})]
+    return [{**row, "keys": f"{row['n']} keys"} for row in rows], series("keys", "keys", names)
+
+
+def unpivoted(rows: Rows, at: str, what: str, columns: Mapping[str, str], value: str) -> list[dict[str, Any]]:
+    """One row per row and column: its place ``at`` the axis, ``what`` it is called, its ``value`` and interval."""
+    return [
+        {at: row[at], what: name, **{f"{value}{end}": row[f"{column}{end}"] for end in ("", "_low", "_high")}}
+        for row in rows
+        for column, name in columns.items()
+    ]
+
+
 def in_order(rows: Rows, colour: alt.Color, column: str, most: float, least: float) -> list[dict[str, Any]]:
     """The rows in the order of the legend, with a size in ``column`` that falls from name to name.
 
@@ -98,6 +113,10 @@ def powers(field: str, title: str, values: Sequence[float], form: str | None = N
     return alt.X(f"{field}:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=24), axis=axis)
 
 
+def side_by_side(left: Any, right: Any, width: int, height: int = 300) -> alt.HConcatChart:
+    return alt.hconcat(*(part.properties(width=width, height=height) for part in (left, right)))
+
+
 def finish(chart: Any, finding: str, note: str) -> Any:
     """The finding as the title, what is shown under it, and the shared style."""
     title = alt.TitleParams(
@@ -116,6 +135,5 @@ def finish(chart: Any, finding: str, note: str) -> Any:
         view=alt.ViewConfig(strokeWidth=0),
         header=alt.HeaderConfig(labelFontSize=13, titleFontSize=13),
     )
-    return chart.properties(
-        title=title, background="white", config=config
-    )  # each such call copies all data: one is enough
+    # each such call copies all data: one is enough
+    return chart.properties(title=title, background="white", config=config)
