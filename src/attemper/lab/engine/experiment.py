@@ -164,6 +164,8 @@ class Experiment:
         self, options: Mapping[str, str] | None = None, preset: str | None = None
     ) -> dict[str, tuple[Value, ...]]:
         """The values of every parameter: the defaults, replaced by a preset, replaced by options."""
+        from ...env import check_device  # which imports torch
+
         where = f"run {self.name}"
         chosen = {parameter.name: parameter.default for parameter in self.parameters}
         if preset is not None:
@@ -179,7 +181,7 @@ class Experiment:
                 )
             chosen[name] = known_names[name].read(where, text)
         for device in chosen.get("device", ()):
-            _check_device(where, str(device))
+            check_device(where, str(device))
         for cell in self.cells(chosen):
             broken = self.check(cell)
             if broken:
@@ -215,17 +217,6 @@ def heads_divide(cell: Cell) -> str | None:
         return None
     fits = next(count for count in range(heads, 0, -1) if width % count == 0)
     return f"--d-model must be a multiple of --heads; got {width} and {heads}. Type --heads {fits}."
-
-
-def _check_device(where: str, device: str) -> None:
-    import torch
-
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise InputError(
-            f"{where}: --device {device!r} is not usable here; `attemper env` lists what is. Type --device cpu."
-        ) from None
 
 
 def origin(experiment: str) -> Row:

@@ -17,28 +17,19 @@ TITLE_COLUMNS = 92
 
 BASELINE = "#999999"  # what rules are compared with is no rule, so it is grey
 # Okabe and Ito (2008), by role
-COLOURS = {
-    "none": "#D55E00",
-    "sqrt_dk": "#0072B2",
-    "dk": "#009E73",
-    "sqrt_dmodel": "#CC79A7",
-    "qk_norm": "#56B4E9",
-    "learned": "#E69F00",
-    "softcap": "#000000",
-    "no_attention": BASELINE,
+RULES = {
+    "none": ("no scale", "#D55E00"),
+    "sqrt_dk": ("1/√d_k", "#0072B2"),
+    "dk": ("1/d_k", "#009E73"),
+    "sqrt_dmodel": ("1/√d_model", "#CC79A7"),
+    "qk_norm": ("QK-norm", "#56B4E9"),
+    "learned": ("learned", "#E69F00"),
+    "softcap": ("softcap", "#000000"),
+    "no_attention": ("no attention", BASELINE),
 }
+LABELS, COLOURS = ({name: both[place] for name, both in RULES.items()} for place in (0, 1))
 SERIES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 THEORY = "#555555"
-LABELS = {
-    "none": "no scale",
-    "sqrt_dk": "1/√d_k",
-    "dk": "1/d_k",
-    "sqrt_dmodel": "1/√d_model",
-    "qk_norm": "QK-norm",
-    "learned": "learned",
-    "softcap": "softcap",
-    "no_attention": "no attention",
-}
 
 
 def data(rows: Rows) -> alt.Data:

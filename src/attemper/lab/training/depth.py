@@ -7,14 +7,12 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, heads_divide, pick
+from ..engine.experiment import Expectation, Parameter, Row, Rows, define, heads_divide, pick
 from . import charlm
-from .language import RULES, train
+from .language import RULES
 from .runs import LESS, MORE, OPEN, SAME, Cost, at_best, at_edge, both, by_seed, cost, mean_cost, survived
 
-
-def measure(cell: Cell) -> list[Row]:
-    return train(cell, str(cell["rule"]))
+measure = charlm.measure
 
 
 def pairs(rows: Rows) -> dict[int, tuple[Rows, Rows]]:
