@@ -142,17 +142,17 @@ class Verdict:
 class Experiment:
     """One question, and everything needed to answer it.
 
-    ``measure`` turns a cell into rows and is the only part that takes time; ``expect`` and ``finding`` are functions of
-    rows, so a verdict cannot be anything but what the rows say. ``draw`` makes the figure from rows and a title, and imports what
-    it needs when it is called. ``presets`` are other settings by name; ``trains`` marks experiments that take minutes. ``check``
-    returns the rule that a cell breaks and the next step, where parameters depend on one another.
+    ``measure`` turns a cell into one row or several and is the only part that takes time; ``expect`` and ``finding`` are
+    functions of rows, so a verdict cannot be anything but what the rows say. ``draw`` makes the figure from rows and a title, and
+    imports what it needs when it is called. ``presets`` are other settings by name; ``trains`` marks those that take minutes.
+    ``check`` returns the rule that a cell breaks and the next step, where parameters depend on one another.
     """
 
     name: str
     question: str
     claims: tuple[str, ...]
     parameters: tuple[Parameter, ...]
-    measure: Callable[[Cell], list[Row]] = field(repr=False)
+    measure: Callable[[Cell], Row | list[Row]] = field(repr=False)
     expect: Callable[[Rows], list[Expectation]] = field(repr=False)
     finding: Callable[[Rows], str] = field(repr=False)
     draw: Callable[[Rows, str], Any] = field(repr=False)
@@ -194,7 +194,8 @@ class Experiment:
 
     def rows(self, cell: Cell) -> list[Row]:
         """Measure one cell; every row carries what made it."""
-        return [{**origin(self.name), **cell, **row} for row in self.measure(cell)]
+        found = self.measure(cell)
+        return [{**origin(self.name), **cell, **row} for row in ([found] if isinstance(found, dict) else found)]
 
     def run(self, **settings: tuple[Value, ...]) -> list[Row]:
         """Measure in this process, without a results folder; parameters that are left out take their defaults."""

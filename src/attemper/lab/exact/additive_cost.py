@@ -29,7 +29,7 @@ WEIGHTS = 32  # draws of w, with queries and keys of their own
 CALLS = ("dot", "additive")
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     n, d = int(cell["n"]), int(cell["d"])
     calls = _calls(cell)
     times = interleave(calls, rounds=int(cell["rounds"]), warmup=1, budget=10.0, device=str(cell["device"]))
@@ -42,21 +42,19 @@ def measure(cell: Cell) -> list[Row]:
         for name, factor in (("unit", 1.0), ("fan_in", 1 / math.sqrt(d)))
     }
     dot = _variances(attention(query, key, key[..., :1], scale=1.0, signs=("variance",)).vitals)
-    return [
-        {
-            "dot_ms": times.spread("dot").median * 1e3,
-            "additive_ms": times.spread("additive").median * 1e3,
-            "factor": slower.median,
-            "factor_low": slower.low,
-            "factor_high": slower.high,
-            **{f"{name}_mib": size / MIB for name, size in _memory(cell).items()},
-            "whole_mib": n * n * d * 4 / MIB,  # what q + k would take if every sum were kept
-            **dot.columns("dot_variance"),
-            **spread["unit"].columns("additive_variance_unit"),
-            **spread["fan_in"].columns("additive_variance_fan_in"),
-            "threads": torch.get_num_threads(),
-        }
-    ]
+    return {
+        "dot_ms": times.spread("dot").median * 1e3,
+        "additive_ms": times.spread("additive").median * 1e3,
+        "factor": slower.median,
+        "factor_low": slower.low,
+        "factor_high": slower.high,
+        **{f"{name}_mib": size / MIB for name, size in _memory(cell).items()},
+        "whole_mib": n * n * d * 4 / MIB,  # what q + k would take if every sum were kept
+        **dot.columns("dot_variance"),
+        **spread["unit"].columns("additive_variance_unit"),
+        **spread["fan_in"].columns("additive_variance_fan_in"),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _variances(vitals: Vitals) -> Estimate:

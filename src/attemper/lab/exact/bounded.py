@@ -20,7 +20,7 @@ WIDTH = 8
 HUGE = 1e4  # far beyond the bound: tanh is 1, the softcap is at its cap
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     score, bound, n = str(cell["score"]), float(cell["bound"]), int(cell["n"])
     stream = generator(cell["device"], "bounded", score, bound, n, cell["seed"])
     direction = torch.nn.functional.normalize(torch.randn(WIDTH, generator=stream, device=stream.device), dim=0)
@@ -28,15 +28,13 @@ def measure(cell: Cell) -> list[Row]:
     weight = weight * bound / weight.abs().sum()
     keys = _one_against_all(score, direction, weight, n)
     best, others = (_signs(score, bound, direction, weight, some) for some in (keys, keys[1:]))
-    return [
-        {
-            "largest_score": float(best.peak),
-            "smallest_score": float(others.peak),
-            "top_weight": float(best.top_weight),
-            "top_weight_theory": theory.top_weight_cap(bound, n),
-            "bound_for_90": theory.bound_for(0.9, n),
-        }
-    ]
+    return {
+        "largest_score": float(best.peak),
+        "smallest_score": float(others.peak),
+        "top_weight": float(best.top_weight),
+        "top_weight_theory": theory.top_weight_cap(bound, n),
+        "bound_for_90": theory.bound_for(0.9, n),
+    }
 
 
 def _one_against_all(score: str, direction: Tensor, weight: Tensor, n: int) -> Tensor:

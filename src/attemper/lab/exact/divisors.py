@@ -19,7 +19,7 @@ NUMBERS = 12_000_000  # entries of keys drawn per cell, at most
 QUERIES = 32
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     d, heads, n, name = int(cell["d"]), int(cell["heads"]), int(cell["n"]), str(cell["rule"])
     # the same queries and keys for every rule and number of heads
     stream = generator(cell["device"], "divisors", d, n, cell["batches"], cell["seed"])
@@ -31,17 +31,15 @@ def measure(cell: Cell) -> list[Row]:
     # a key that the query has learned to look for: the query itself, beside the n others
     aligned = scale * query.square().sum(-1)
     found = torch.sigmoid((aligned - signs.lse).double())
-    return [
-        {
-            "scale": scale,
-            "temperature": 1 / (scale * math.sqrt(d)),
-            **over_batches(signs.variance).root("logit_std"),
-            **over_batches(signs.effective_keys).columns("effective_keys"),
-            **over_batches(signs.evenness).columns("evenness"),
-            **over_batches(signs.top_weight).columns("top_weight"),
-            **over_batches(found).columns("aligned_weight"),
-        }
-    ]
+    return {
+        "scale": scale,
+        "temperature": 1 / (scale * math.sqrt(d)),
+        **over_batches(signs.variance).root("logit_std"),
+        **over_batches(signs.effective_keys).columns("effective_keys"),
+        **over_batches(signs.evenness).columns("evenness"),
+        **over_batches(signs.top_weight).columns("top_weight"),
+        **over_batches(found).columns("aligned_weight"),
+    }
 
 
 def expect(rows: Rows) -> list[Expectation]:

@@ -22,7 +22,7 @@ from ..maths.stats import expect_column, over_batches
 SMALL = 0.01  # a share of the RMS
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     d, n, name = int(cell["d"]), int(cell["n"]), str(cell["rule"])
     stream = generator(cell["device"], "gradient", d, n, cell["batches"], cell["seed"])  # the same draws for every rule
     scale = rule(name).scale(head_dim=d)
@@ -45,17 +45,15 @@ def measure(cell: Cell) -> list[Row]:
     rms = square.root("rms")
     # the median of all queries, and its error from the medians of the batches
     median = over_batches(lengths.median(dim=1).values)._replace(mean=float(lengths.median()))
-    return [
-        {
-            **rms,
-            "rms_theory": scale * (d * float(torch.stack(jacobians).mean().clamp(min=0))) ** 0.5,
-            **median.columns("median"),
-            "small_share": float((lengths < SMALL * rms["rms"]).double().mean()),
-            "quantile_10": float(lengths.quantile(0.1)),
-            "quantile_90": float(lengths.quantile(0.9)),
-            **_projections(d, n, scale, int(cell["projected"]), draw),
-        }
-    ]
+    return {
+        **rms,
+        "rms_theory": scale * (d * float(torch.stack(jacobians).mean().clamp(min=0))) ** 0.5,
+        **median.columns("median"),
+        "small_share": float((lengths < SMALL * rms["rms"]).double().mean()),
+        "quantile_10": float(lengths.quantile(0.1)),
+        "quantile_90": float(lengths.quantile(0.9)),
+        **_projections(d, n, scale, int(cell["projected"]), draw),
+    }
 
 
 def _projections(d: int, n: int, scale: float, draws: int, draw: Callable[..., Tensor]) -> Row:

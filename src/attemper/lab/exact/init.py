@@ -13,7 +13,7 @@ from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define,
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     d, width, dtype = int(cell["d"]), int(cell["d_model"]), DTYPES[str(cell["dtype"])]
     stream = generator(cell["device"], "init", d, width, cell["seed"])
 
@@ -26,15 +26,13 @@ def measure(cell: Cell) -> list[Row]:
     scaled = attention(tokens @ w_q, key, value, scale=1 / math.sqrt(d))
     folded = attention(tokens @ (w_q / math.sqrt(d)), key, value, scale=1.0)
     largest = float(scaled.output.abs().max())
-    return [
-        {
-            "difference": float((scaled.output - folded.output).abs().max()) / largest,
-            "identical": bool(torch.equal(scaled.output, folded.output)),
-            "logit_std_scaled": float(scaled.vitals.variance.mean().sqrt()),
-            "logit_std_folded": float(folded.vitals.variance.mean().sqrt()),
-            "rounding": torch.finfo(dtype).eps,
-        }
-    ]
+    return {
+        "difference": float((scaled.output - folded.output).abs().max()) / largest,
+        "identical": bool(torch.equal(scaled.output, folded.output)),
+        "logit_std_scaled": float(scaled.vitals.variance.mean().sqrt()),
+        "logit_std_folded": float(folded.vitals.variance.mean().sqrt()),
+        "rounding": torch.finfo(dtype).eps,
+    }
 
 
 def expect(rows: Rows) -> list[Expectation]:

@@ -42,7 +42,7 @@ PUBLISHED = {
 """What others measured: rule, d_k, n, which number → the number and where it is written."""
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     d, n, name = int(cell["d"]), int(cell["n"]), str(cell["rule"])
     # the same queries and keys for every rule
     stream = generator(cell["device"], "jacobian", d, n, cell["batches"], cell["seed"])
@@ -58,19 +58,17 @@ def measure(cell: Cell) -> list[Row]:
     square, norm, trace, top = torch.stack(found, dim=1)  # each (batches, queries)
     scale = float(rule(name).scale(head_dim=d))
     m, exact = theory.frozen(scale * d**0.5, n), moments.of_dot_products(d, n, scale)
-    return [
-        {
-            **over_batches(square).columns("square"),
-            **over_batches(norm).columns("norm"),
-            **over_batches(trace).columns("trace"),
-            **over_batches(top).columns("top_weight"),
-            **over_batches((top > 0.99).double()).columns("saturated"),
-            "m": m,
-            "square_theory": exact.square if exact else None,
-            "trace_theory": exact.trace if exact else None,
-            "square_limit": theory.jacobian_square(m) if m < 1 else None,
-        }
-    ]
+    return {
+        **over_batches(square).columns("square"),
+        **over_batches(norm).columns("norm"),
+        **over_batches(trace).columns("trace"),
+        **over_batches(top).columns("top_weight"),
+        **over_batches((top > 0.99).double()).columns("saturated"),
+        "m": m,
+        "square_theory": exact.square if exact else None,
+        "trace_theory": exact.trace if exact else None,
+        "square_limit": theory.jacobian_square(m) if m < 1 else None,
+    }
 
 
 def expect(rows: Rows) -> list[Expectation]:

@@ -14,7 +14,7 @@ from ...bench.timing import interleave
 from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     n, d, heads = int(cell["n"]), int(cell["d"]), int(cell["heads"])
     stream = generator(cell["device"], "parallel", n, d, heads, cell["seed"])
     query, key, value = torch.randn(3, heads, n, d, generator=stream, device=stream.device)
@@ -44,18 +44,16 @@ def measure(cell: Cell) -> list[Row]:
         torch.set_num_threads(before)
     faster = times.speed("pass", than="loop")
     calls, work = without_calls(each)
-    return [
-        {
-            **{f"{name}_ms": times.spread(name).median * 1e3 for name in ("pass", "loop")},
-            "calls_ms": calls * 1e3,
-            "work_ms": work * 1e3,
-            "factor": faster.median,
-            "factor_low": faster.low,
-            "factor_high": faster.high,
-            "work_factor": work / min(times.seconds["pass"]),
-            "difference": difference,
-        }
-    ]
+    return {
+        **{f"{name}_ms": times.spread(name).median * 1e3 for name in ("pass", "loop")},
+        "calls_ms": calls * 1e3,
+        "work_ms": work * 1e3,
+        "factor": faster.median,
+        "factor_low": faster.low,
+        "factor_high": faster.high,
+        "work_factor": work / min(times.seconds["pass"]),
+        "difference": difference,
+    }
 
 
 def without_calls(each: Sequence[Mapping[str, Sequence[float]]]) -> tuple[float, float]:

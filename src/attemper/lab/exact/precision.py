@@ -24,7 +24,7 @@ SIZES = (1.0, 8.0, 32.0, 64.0, 128.0, 1000.0, 1e4, 6e4, 8e4)
 TABLE = {32.0: 0.13, 64.0: 0.28, 128.0: 0.65, 1000.0: 6.4}
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     dtype, size = DTYPES[str(cell["dtype"])], float(cell["size"])
     device = str(cell["device"])
     near = torch.linspace(0.97 * size, size * 1.03, POINTS, dtype=torch.float64, device=device)
@@ -35,19 +35,17 @@ def measure(cell: Cell) -> list[Row]:
     moved = (at.to(dtype).double() - at).abs().max()
     stored = near.to(dtype)
     plain = _plain_softmax(stored)
-    return [
-        {
-            "spacing": exact_spacing,
-            "weight_moves": float(torch.expm1(moved)),
-            "weight_moves_theory": _moves(exact_spacing / 2),
-            "plain_finite": bool(plain.isfinite().all()),
-            "softmax_finite": bool(torch.softmax(stored, 0).isfinite().all()),
-            "stored_finite": bool(stored.isfinite().all()),
-            **_attend(size, dtype, device),
-            "plain_limit": largest(lambda x: _plain_softmax(torch.tensor([x, 0.0], device=device).to(dtype))),
-            "stored_limit": largest(lambda x: _stored(_query(x, torch.float32, device), dtype)),
-        }
-    ]
+    return {
+        "spacing": exact_spacing,
+        "weight_moves": float(torch.expm1(moved)),
+        "weight_moves_theory": _moves(exact_spacing / 2),
+        "plain_finite": bool(plain.isfinite().all()),
+        "softmax_finite": bool(torch.softmax(stored, 0).isfinite().all()),
+        "stored_finite": bool(stored.isfinite().all()),
+        **_attend(size, dtype, device),
+        "plain_limit": largest(lambda x: _plain_softmax(torch.tensor([x, 0.0], device=device).to(dtype))),
+        "stored_limit": largest(lambda x: _stored(_query(x, torch.float32, device), dtype)),
+    }
 
 
 def largest(of: Callable[[float], Tensor]) -> float | None:

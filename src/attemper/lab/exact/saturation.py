@@ -23,7 +23,7 @@ SPREADS = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0, 3
 ROUNDING = 1e-5  # float32 rounds the logits, and Σp² sums n of them
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     n, s = int(cell["n"]), float(cell["s"])
     stream = generator(cell["device"], "saturation", n, s, cell["rows"], cell["seed"])
     shape = (BATCHES, max(1, int(cell["rows"]) // BATCHES), n, 1)
@@ -32,20 +32,18 @@ def measure(cell: Cell) -> list[Row]:
     signs = vitals_of(torch.ones_like(logits[:, :, :1]), logits, scale=1.0)
     top = signs.top_weight
     exact = moments.of_logits(s, n)
-    return [
-        {
-            "critical": theory.critical_std(n),
-            "ratio": s / theory.critical_std(n),
-            **over_batches(top).columns("top_weight"),
-            **over_batches(signs.entropy).columns("entropy"),
-            **over_batches(signs.effective_keys).columns("effective_keys"),
-            **over_batches(signs.jacobian_trace).columns("jacobian_trace"),
-            "saturated": float((top > SATURATED).double().mean()),
-            "entropy_theory": exact.entropy if exact else None,
-            "jacobian_trace_theory": exact.trace if exact else None,
-            "jacobian_trace_limit": theory.jacobian_trace(s, n),
-        }
-    ]
+    return {
+        "critical": theory.critical_std(n),
+        "ratio": s / theory.critical_std(n),
+        **over_batches(top).columns("top_weight"),
+        **over_batches(signs.entropy).columns("entropy"),
+        **over_batches(signs.effective_keys).columns("effective_keys"),
+        **over_batches(signs.jacobian_trace).columns("jacobian_trace"),
+        "saturated": float((top > SATURATED).double().mean()),
+        "entropy_theory": exact.entropy if exact else None,
+        "jacobian_trace_theory": exact.trace if exact else None,
+        "jacobian_trace_limit": theory.jacobian_trace(s, n),
+    }
 
 
 def expect(rows: Rows) -> list[Expectation]:

@@ -16,7 +16,7 @@ BATCHES = 32
 NUMBERS = 30_000_000
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     d = int(cell["d"])
     stream = generator(cell["device"], "two_keys", d, cell["samples"], cell["seed"])
     count = max(64, min(int(cell["samples"]), NUMBERS // (3 * d)) // BATCHES)
@@ -26,14 +26,12 @@ def measure(cell: Cell) -> list[Row]:
         apart = (query * (first - second)).sum(-1).double()
         slopes.append(torch.stack([_slope(apart), _slope(apart * rule("sqrt_dk").scale(head_dim=d))]))
     both = torch.stack(slopes)  # (batches, 2, count)
-    return [
-        {
-            **over_batches(both[:, 0]).columns("slope"),
-            **over_batches(both[:, 1]).columns("scaled_slope"),
-            "slope_theory": theory.two_key_slope(d),
-            "median": float(both[:, 0].median()),
-        }
-    ]
+    return {
+        **over_batches(both[:, 0]).columns("slope"),
+        **over_batches(both[:, 1]).columns("scaled_slope"),
+        "slope_theory": theory.two_key_slope(d),
+        "median": float(both[:, 0].median()),
+    }
 
 
 def _slope(difference: torch.Tensor) -> torch.Tensor:

@@ -46,7 +46,7 @@ FORMS = {
 }
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     d, init, a = int(cell["d"]), str(cell["init"]), float(cell["a"])
     stream = generator(cell["device"], "variance", d, init, a, cell["samples"], cell["seed"])
     drawn = [_draw(d, init, a, int(cell["samples"]), stream) for _ in range(BATCHES)]
@@ -61,20 +61,18 @@ def measure(cell: Cell) -> list[Row]:
     first = [batch.flatten()[:RANGE_OF] for batch in batches]
     expected = d * a * _entry(init, d, 0) * _entry(init, d, 1)
     scaled = over_batches(torch.stack([_scaled(query, key, scale) for query, key in drawn]))
-    return [
-        {
-            **mean.columns("mean"),
-            **second.columns("variance"),
-            "std": math.sqrt(second.mean),
-            "variance_theory": expected,
-            "scale": scale,
-            **scaled.columns("scaled_variance"),
-            **each._replace(mean=kurtosis).columns("kurtosis"),
-            "kurtosis_theory": theory.kurtosis(d) if init == "unit" else None,
-            **over_batches(torch.stack([batch.max() - batch.min() for batch in first])).columns("range"),
-            "range_of": len(first[0]),
-        }
-    ]
+    return {
+        **mean.columns("mean"),
+        **second.columns("variance"),
+        "std": math.sqrt(second.mean),
+        "variance_theory": expected,
+        "scale": scale,
+        **scaled.columns("scaled_variance"),
+        **each._replace(mean=kurtosis).columns("kurtosis"),
+        "kurtosis_theory": theory.kurtosis(d) if init == "unit" else None,
+        **over_batches(torch.stack([batch.max() - batch.min() for batch in first])).columns("range"),
+        "range_of": len(first[0]),
+    }
 
 
 def _entry(init: str, d: int, which: int) -> float:

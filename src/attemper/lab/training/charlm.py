@@ -214,29 +214,15 @@ def _top(costs: dict[str, list[dict[str, Any]]]) -> Any:
     return alt.hconcat(*found, spacing=18).resolve_scale(y="shared")
 
 
+LENGTHS = "one character has nothing before it, and the held-out text must have many windows"
+TEXTS = "a window must fit, and the rest is held out"
 TASK = (
     Parameter("steps", (200,), "training steps", least=1, single=True),
     Parameter("batch", (16,), "windows per step", least=1, single=True),
-    Parameter(
-        "length",
-        (48,),
-        "characters per window",
-        least=2,
-        most=4096,
-        single=True,
-        hint="one character has nothing before it, and the held-out text must have many windows",
-    ),
+    Parameter("length", (48,), "characters per window", least=2, most=4096, single=True, hint=LENGTHS),
     Parameter("d_model", (64,), "the model's width", least=1, single=True),
     Parameter("heads", (2,), "number of heads", least=1, single=True),
-    Parameter(
-        "text",
-        (TRAINING,),
-        "characters to train on",
-        least=5000,
-        most=TRAINING,
-        single=True,
-        hint="a window must fit, and the rest is held out",
-    ),
+    Parameter("text", (TRAINING,), "characters to train on", least=5000, most=TRAINING, single=True, hint=TEXTS),
 )
 """The parameters that every experiment on this task has."""
 UNIT = Parameter(
