@@ -38,7 +38,7 @@ def _on_cpu(run: Callable[[], tuple[Tensor, ...]]) -> tuple[int, tuple[Tensor, .
     gc.collect()
     _return_free_memory()
     _reset_high_water()
-    before = _resident()
+    before = _status("VmRSS") or _most_ever()
     results = run()
     return _high_water() - before, results
 
@@ -54,10 +54,6 @@ def _reset_high_water() -> None:
     """Linux: VmHWM starts again from the present size. Where that is refused the mark can only read too high."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-
-
-def _resident() -> int:
-    return _status("VmRSS") or _most_ever()
 
 
 def _high_water() -> int:

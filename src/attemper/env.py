@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import __version__, kernels
-from .errors import AttemperError
+from .errors import AttemperError, InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,7 +43,7 @@ def describe() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": {
             "model": cpu_model(),
-            "cores": _cores(),
+            "cores": cores(),
             "simd": torch.backends.cpu.get_cpu_capability(),
             "threads": torch.get_num_threads(),
         },
@@ -110,7 +110,17 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine() or "unknown"
 
 
-def _cores() -> int:
+def check_device(where: str, device: str) -> None:
+    """Refuse a ``--device`` on which torch cannot make a tensor."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InputError(
+            f"{where}: --device {device!r} is not usable here; `attemper env` lists what is. Type --device cpu."
+        ) from None
+
+
+def cores() -> int:
     """The logical cores this process may use; a container or `taskset` may allow fewer than there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -120,17 +130,11 @@ def _cores() -> int:
 def _gpus() -> list[dict[str, Any]]:
     if not torch.cuda.is_available():
         return []
-    found = []
-    for index in range(torch.cuda.device_count()):
-        card = torch.cuda.get_device_properties(index)
-        found.append(
-            {
-                "name": card.name,
-                "memory_gib": round(card.total_memory / 2**30, 1),
-                "capability": f"{card.major}.{card.minor}",
-            }
-        )
-    return found
+    cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [
+        {"name": one.name, "memory_gib": round(one.total_memory / 2**30, 1), "capability": f"{one.major}.{one.minor}"}
+        for one in cards
+    ]
 
 
 def _kernel(name: str) -> dict[str, Any]:

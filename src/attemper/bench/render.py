@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -20,30 +20,21 @@ WIDE = 100
 
 
 def show(document: dict[str, Any], console: Console) -> None:
+    wide = console.width >= WIDE
     console.print(_headline(document["environment"], document["load"]))
-    for table in _speed(document["speed"], wide=console.width >= WIDE):
-        console.print()
-        print_table(console, table)
-    if document["speed"]:
-        console.print("\n" + SPEED_LEGEND, style="dim")
-    if document["calls"]:
-        console.print()
-        console.print(_calls(document["calls"]))
-        console.print("\n" + CALLS_LEGEND, style="dim")
-    if document["cpu"]:
-        for table in _cpu(document["cpu"], wide=console.width >= WIDE):
+    parts: dict[str, tuple[Callable[[list[dict[str, Any]]], Iterable[Table]], str]] = {
+        "speed": (lambda rows: _speed(rows, wide), SPEED_LEGEND),
+        "calls": (lambda rows: [_calls(rows)], CALLS_LEGEND),
+        "cpu": (lambda rows: _cpu(rows, wide), CPU_LEGEND),
+        "memory": (lambda rows: [_memory(rows)], MEMORY_LEGEND),
+        "watch": (_watch, WATCH_LEGEND),
+    }
+    for part, (tables, legend) in parts.items():
+        for table in tables(document[part]) if document[part] else ():
             console.print()
             print_table(console, table)
-        console.print("\n" + CPU_LEGEND, style="dim")
-    if document["memory"]:
-        console.print()
-        print_table(console, _memory(document["memory"]))
-        console.print("\n" + MEMORY_LEGEND, style="dim")
-    for table in _watch(document["watch"]):
-        console.print()
-        print_table(console, table)
-    if document["watch"]:
-        console.print("\n" + WATCH_LEGEND, style="dim")
+        if document[part]:
+            console.print("\n" + legend, style="dim")
 
 
 SPEED_LEGEND = (
@@ -95,9 +86,8 @@ def _speed(rows: list[dict[str, Any]], wide: bool) -> Iterator[Table]:
         cells = list(group)
         first = cells[0]
         mask = "causal" if causal else "full"
-        table = _table(f"({', '.join(map(str, shape))}) {mask}, {DIRECTIONS[direction]}, {first['dtype']}")
-        for name in ("ms", "quartiles", "× SDPA", "× eager+stats", "of GEMM"):
-            table.add_column(name, justify="right", no_wrap=True)
+        names = ("ms", "quartiles", "× SDPA", "× eager+stats", "of GEMM")
+        table = _table(f"({', '.join(map(str, shape))}) {mask}, {DIRECTIONS[direction]}, {first['dtype']}", names)
         for row in cells:
             table.add_row(
                 CANDIDATES[row["candidate"]],
@@ -116,9 +106,8 @@ def _cpu(rows: list[dict[str, Any]], wide: bool) -> Iterator[Table]:
     for title, group in groupby(rows, lambda row: row["table"]):
         cells = list(group)
         unit = "GB/s" if title == "decode" else "GF/s"
-        table = _table(f"{title}, {cells[0]['dtype']}, kernel {cells[0]['kernel']}")
-        for name in ("ms", "× SDPA", "vitals", "× eager", unit, "machine", "growth"):
-            table.add_column(name, justify="right", no_wrap=True)
+        names = ("ms", "× SDPA", "vitals", "× eager", unit, "machine", "growth")
+        table = _table(f"{title}, {cells[0]['dtype']}, kernel {cells[0]['kernel']}", names)
         for row in cells:
             eager = row["speed_vs_eager_statistics"]
             table.add_row(
@@ -136,9 +125,8 @@ def _cpu(rows: list[dict[str, Any]], wide: bool) -> Iterator[Table]:
 
 
 def _calls(rows: list[dict[str, Any]]) -> Table:
-    table = _table(f"small calls, bands and layouts, {rows[0]['dtype']}")
-    for name in ("µs", "÷ torch", "all signs", "÷ sliced"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("µs", "÷ torch", "all signs", "÷ sliced")
+    table = _table(f"small calls, bands and layouts, {rows[0]['dtype']}", names)
     for row in rows:
         over = (row["sdpa_over_torch"], row["signs_over_torch"], row["sdpa_over_sliced"])
         table.add_row(row["name"], _number(row["us"]["sdpa"]), *(_ratio(spread, wide=False) for spread in over))
@@ -146,10 +134,7 @@ def _calls(rows: list[dict[str, Any]]) -> Table:
 
 
 def _memory(rows: list[dict[str, Any]]) -> Table:
-    table = _table(f"Peak memory, kernel {rows[0]['kernel']}")
-    table.add_column("", no_wrap=True)
-    for name in ("length", "MiB", "growth", "results"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table(f"Peak memory, kernel {rows[0]['kernel']}", ("length", "MiB", "growth", "results"), labels=2)
     for _, group in groupby(rows, lambda row: (row["candidate"], row["direction"])):
         for place, row in enumerate(group):
             labels = (CANDIDATES[row["candidate"]], DIRECTIONS[row["direction"]]) if place == 0 else ("", "")
@@ -161,9 +146,8 @@ def _memory(rows: list[dict[str, Any]]) -> Table:
 def _watch(rows: list[dict[str, Any]]) -> Iterator[Table]:
     for (batch, length, padded), group in groupby(rows, lambda row: (row["batch"], row["length"], row["padded"])):
         cells = list(group)
-        table = _table(f"MiniLM-sized encoder, {batch} × {length} tokens{', padded' if padded else ''}")
-        for name in ("ms", "quartiles", "cost"):
-            table.add_column(name, justify="right", no_wrap=True)
+        names = ("ms", "quartiles", "cost")
+        table = _table(f"MiniLM-sized encoder, {batch} × {length} tokens{', padded' if padded else ''}", names)
         for row in cells:
             spread = f"{_number(row['ms']['low'])}–{_number(row['ms']['high'])}"
             cost = "–" if row["candidate"] == "unwatched" else _ratio(row["cost"], wide=True)
@@ -172,11 +156,15 @@ def _watch(rows: list[dict[str, Any]]) -> Iterator[Table]:
         yield table
 
 
-def _table(title: str) -> Table:
+def _table(title: str, names: Sequence[str], labels: int = 1) -> Table:
+    """A table with columns for labels, without names, and then one for each name, for numbers."""
     table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.title_justify = table.caption_justify = "left"
     table.title_style = "bold"
-    table.add_column("", no_wrap=True)
+    for _ in range(labels):
+        table.add_column("", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 

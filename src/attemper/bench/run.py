@@ -110,12 +110,7 @@ def check(settings: BenchSettings) -> None:
         raise InputError(f"bench: unknown --dtype {settings.dtype!r}. {nearest(settings.dtype, DTYPES)}")
     if settings.kernel not in ("auto", *KERNELS):
         raise InputError(f"bench: unknown --kernel {settings.kernel!r}. {nearest(settings.kernel, ('auto', *KERNELS))}")
-    try:
-        torch.empty(1, device=settings.device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise InputError(
-            f"bench: --device {settings.device!r} is not usable here; `attemper env` lists what is. Type --device cpu."
-        ) from None
+    env.check_device("bench", settings.device)
     _check_memory(settings)
 
 
@@ -177,34 +172,27 @@ def memory_rows(settings: BenchSettings, note: Callable[[str], None]) -> list[di
         ("sdpa", "forward_backward"),
         ("eager_statistics", "forward_backward"),
     ):
-        lengths = [n for n in settings.lengths if not candidate.startswith("eager") or n <= EAGER_LENGTH]
-        found += _growing(settings, candidate, direction, sorted(lengths), note)
-    return found
-
-
-def _growing(
-    settings: BenchSettings, candidate: str, direction: str, lengths: Sequence[int], note: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    before = 0
-    for length in lengths:
-        case = Case((1, 1, length, 64), True, direction, settings.dtype, settings.device, settings.kernel)
-        note(f"memory of {CANDIDATES[candidate]}: {case}")
-        peak = memory.peak(candidate, case)
-        found.append(
-            {
-                "candidate": candidate,
-                "kernel": peak.kernel,
-                "direction": direction,
-                "length": length,
-                "dtype": settings.dtype,
-                "device": settings.device,
-                "beyond_mib": round(peak.beyond / memory.MIB, 1),
-                "results_mib": round(peak.results / memory.MIB, 1),
-                "growth": round(peak.beyond / before, 2) if before else None,
-            }
-        )
-        before = peak.beyond
+        before = 0
+        for length in sorted(settings.lengths):
+            if candidate.startswith("eager") and length > EAGER_LENGTH:
+                break
+            case = Case((1, 1, length, 64), True, direction, settings.dtype, settings.device, settings.kernel)
+            note(f"memory of {CANDIDATES[candidate]}: {case}")
+            peak = memory.peak(candidate, case)
+            found.append(
+                {
+                    "candidate": candidate,
+                    "kernel": peak.kernel,
+                    "direction": direction,
+                    "length": length,
+                    "dtype": settings.dtype,
+                    "device": settings.device,
+                    "beyond_mib": round(peak.beyond / memory.MIB, 1),
+                    "results_mib": round(peak.results / memory.MIB, 1),
+                    "growth": round(peak.beyond / before, 2) if before else None,
+                }
+            )
+            before = peak.beyond
     return found
 
 

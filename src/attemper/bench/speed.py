@@ -32,7 +32,7 @@ def rows(cases: Iterable[Case], *, rounds: int, budget: float, note: Callable[[s
 def measure(case: Case, *, rounds: int, budget: float, note: Callable[[str], None] = lambda line: None) -> list[Row]:
     """Time every candidate on one case, and a plain matrix product of as many operations in the same rounds."""
     tensors = case.tensors()
-    names = [name for name in CANDIDATES if name not in ("eager", "eager_statistics") or _fits(case)]
+    names = [name for name in CANDIDATES if not name.startswith("eager") or _matrix(case) <= EAGER_LIMIT]
     if len(names) < len(CANDIDATES):
         note(f"  eager left out: one score matrix would take {_matrix(case) / 2**30:.0f} GiB")
     calls: dict[str, Callable[[], object]] = {name: call(name, tensors) for name in names}
@@ -81,10 +81,6 @@ def gemm(case: Case, side: int) -> Callable[[], object]:
 def _matrix(case: Case) -> int:
     batch, heads, length, _ = case.shape
     return batch * heads * length**2 * max(4, getattr(torch, case.dtype).itemsize)
-
-
-def _fits(case: Case) -> bool:
-    return _matrix(case) <= EAGER_LIMIT
 
 
 def _scaled(spread: Spread, factor: float) -> Spread:

@@ -193,6 +193,12 @@ def deliver(show: Callable[[], object], write: Callable[[], object] | None = Non
     return unread is None
 
 
+def finish(show: Callable[[], object], write: Callable[[], object] | None = None) -> None:
+    """:func:`deliver` as the last thing of a command: exits with 141 if the reader left early."""
+    if not deliver(show, write):
+        raise typer.Exit(READER_LEFT)
+
+
 def _helped(help_of: Callable[[Any], str], ctx: Any) -> str:
     """Print the help of a command; what is left for typer to print is nothing."""
 
@@ -202,8 +208,7 @@ def _helped(help_of: Callable[[Any], str], ctx: Any) -> str:
         except SystemExit:  # rich's way to end where nobody reads
             raise BrokenPipeError from None
 
-    if not deliver(show):
-        raise typer.Exit(READER_LEFT)
+    finish(show)
     return ""
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .. import _files
-from .app import READER_LEFT, AsJson, Force, console, deliver, note
+from .app import AsJson, Force, console, finish, note
 
 
 def bench(
@@ -68,12 +68,10 @@ def bench(
     )
     document = runner.run(settings, note=note)
     text = json.dumps(document, indent=1) + "\n"
-    heard = deliver(
+    finish(
         lambda: print(json.dumps(document)) if as_json else render.show(document, console()),
         None if output is None else lambda: _files.save(output, text.encode()),
     )
-    if not heard:
-        raise typer.Exit(READER_LEFT)
 
 
 def env(as_json: AsJson = False) -> None:
@@ -81,5 +79,4 @@ def env(as_json: AsJson = False) -> None:
     from .. import env as environment
 
     found = environment.describe()
-    if not deliver(lambda: print(json.dumps(found)) if as_json else console().print(environment.table(found))):
-        raise typer.Exit(READER_LEFT)
+    finish(lambda: print(json.dumps(found)) if as_json else console().print(environment.table(found)))

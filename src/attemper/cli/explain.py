@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..scale import RULES
-from .app import READER_LEFT, AsJson, console, deliver
+from .app import AsJson, console, finish
 
 
 def explain(
@@ -50,5 +50,4 @@ def explain(
         else:
             print(plain(found, shutil.get_terminal_size().columns))  # 80, or COLUMNS
 
-    if not deliver(show):
-        raise typer.Exit(READER_LEFT)
+    finish(show)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from .. import _files
 from ..errors import InputError
-from .app import READER_LEFT, AsJson, Force, console, deliver, note
+from .app import READER_LEFT, AsJson, Force, console, deliver, finish, note
 
 MOST_JOBS = 4096  # more than any machine has cores
 
@@ -99,14 +99,7 @@ def claims(
     _files.check(output, (".html", ".json"), force)
     judged = lab_claims.run(train=train, note=note, results=results)
     document = lab_claims.document(judged)
-
-    def write() -> None:
-        if output is not None:
-            html = output.suffix.lower() == ".html"
-            _files.save(output, f"{show.page(document)}\n".encode() if html else _files.json_bytes(document))
-
-    if not deliver(lambda: print(_files.json_text(document)) if as_json else show.claims(judged, console()), write):
-        raise typer.Exit(READER_LEFT)
+    _answer(document, as_json, lambda: show.claims(judged, console()), output, lambda: f"{show.page(document)}\n")
 
 
 def cards(
@@ -124,14 +117,20 @@ def cards(
     _files.check(output, (".tsv", ".json"), force)
     deck = lab_cards.deck(note)
     document = [vars(card) for card in deck]
+    _answer(document, as_json, lambda: show.cards(deck, console()), output, lambda: lab_cards.anki(deck))
+
+
+def _answer(
+    document: Any, as_json: bool, show: Callable[[], None], output: Path | None, text: Callable[[], str]
+) -> None:
+    """Print the document or ``show`` it, and write it to ``output``: as JSON, or as ``text``."""
 
     def write() -> None:
         if output is not None:
-            anki = output.suffix.lower() == ".tsv"
-            _files.save(output, lab_cards.anki(deck).encode() if anki else _files.json_bytes(document))
+            is_json = output.suffix.lower() == ".json"
+            _files.save(output, _files.json_bytes(document) if is_json else text().encode())
 
-    if not deliver(lambda: print(_files.json_text(document)) if as_json else show.cards(deck, console()), write):
-        raise typer.Exit(READER_LEFT)
+    finish(lambda: print(_files.json_text(document)) if as_json else show(), write)
 
 
 def fail(failures: Sequence[object]) -> NoReturn:

@@ -51,12 +51,7 @@ class Explanation:
             "words": list(asked.words),
             "settings": {
                 "rule": asked.rule.name,
-                "score": asked.score,
-                "heads": asked.heads,
-                "d_model": asked.d_model,
-                "d_k": asked.d_k,
-                "seed": asked.seed,
-                "layer": asked.layer,
+                **{name: getattr(asked, name) for name in ("score", "heads", "d_model", "d_k", "seed", "layer")},
             },
             "lanes": [
                 {**asdict(lane), "signs": finite(signs)} for lane, signs in zip(self.lanes, self.signs, strict=True)

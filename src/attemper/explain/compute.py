@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,6 +86,10 @@ class Computed(NamedTuple):
     means: tuple[dict[str, float], dict[str, float]]
     context: tuple[Tensor, Tensor]  # (H, n, d_k)
     output: tuple[Tensor, Tensor] | None  # (n, d_model); with several heads only
+
+    def by_lane(self, parts: tuple[Tensor, Tensor]) -> list[tuple[str, Tensor]]:
+        """Two tensors, each with the label of its lane."""
+        return [(lane.info.label, part) for lane, part in zip(self.lanes, parts, strict=True)]
 
 
 def compute(settings: ExplainSettings) -> Computed:
@@ -244,13 +248,8 @@ def _expected(
 
 
 def _factor(settings: ExplainSettings, chosen: Rule) -> float:
-    facts: dict[str, Any] = {
-        "head_dim": settings.d_k,
-        "heads": settings.model_heads,
-        "layer": settings.layer,
-        "keys": settings.count,
-    }
-    return float(chosen.scale(**facts))
+    heads, keys = settings.model_heads, settings.count
+    return float(chosen.scale(head_dim=settings.d_k, heads=heads, layer=settings.layer, keys=keys))
 
 
 def _distinct(settings: ExplainSettings) -> int:

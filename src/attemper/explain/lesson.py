@@ -119,9 +119,7 @@ def _logits(settings: ExplainSettings, found: Computed) -> LessonStep:
         title,
         words,
         formula,
-        lanes=tuple(
-            _square(lane.info.label, part, settings) for lane, part in zip(found.lanes, found.logits, strict=True)
-        ),
+        lanes=tuple(_square(label, part, settings) for label, part in found.by_lane(found.logits)),
         readings=(
             LaneReading(
                 "variance",
@@ -144,46 +142,27 @@ def _weights(settings: ExplainSettings, found: Computed) -> LessonStep:
         "Softmax",
         f"Each row becomes weights that sum to 1: how much word i takes from each word.{_one_head(settings)}",
         "P[i, j] = exp Z[i, j] / Σⱼ exp Z[i, j]",
-        lanes=tuple(
-            _square(lane.info.label, part, settings, weights=True)
-            for lane, part in zip(found.lanes, found.weights, strict=True)
-        ),
+        lanes=tuple(_square(label, part, settings, weights=True) for label, part in found.by_lane(found.weights)),
     )
 
 
 def _signs(settings: ExplainSettings, found: Computed) -> LessonStep:
     count = settings.count
     scales = " and ".join(short(lane.info.scale) for lane in found.lanes)
-    slope = (
-        "k"
-        if all(lane.info.score == "dot" and lane.softcap is None for lane in found.lanes)
-        else "the slope of the score"
+    plain = all(lane.info.score == "dot" and lane.softcap is None for lane in found.lanes)
+    slope = "k" if plain else "the slope of the score"
+    readings = (
+        ("top_weight", "top weight", f"{short(1 / count)} is even, 1 is one-hot"),
+        ("entropy", "entropy", f"ln {count:,} = {short(math.log(count))} is even, 0 is one-hot"),
+        ("effective_keys", "effective keys", f"of {count:,} share the weight"),
+        ("jacobian_trace", "1 − Σp²", f"{short(1 - 1 / count)} is even, 0 is one-hot"),
     )
     return LessonStep(
         "signs",
         "Vital signs",
         f"What the weights look like, as means over the {count:,} {'rows' if count > 1 else 'row'}{_over_heads(settings)}.",
         "H = −Σ p ln p,  effective keys = exp H,  trace = 1 − Σ p²",
-        readings=(
-            LaneReading(
-                "top_weight", "top weight", f"{short(1 / count)} is even, 1 is one-hot", _pair(found, "top_weight")
-            ),
-            LaneReading(
-                "entropy",
-                "entropy",
-                f"ln {count:,} = {short(math.log(count))} is even, 0 is one-hot",
-                _pair(found, "entropy"),
-            ),
-            LaneReading(
-                "effective_keys", "effective keys", f"of {count:,} share the weight", _pair(found, "effective_keys")
-            ),
-            LaneReading(
-                "jacobian_trace",
-                "1 − Σp²",
-                f"{short(1 - 1 / count)} is even, 0 is one-hot",
-                _pair(found, "jacobian_trace"),
-            ),
-        ),
+        readings=tuple(LaneReading(name, label, says, _pair(found, name)) for name, label, says in readings),
         note="1 − Σp² is the trace of softmax's Jacobian: how much the weights change with their logits. It is not the "
         f"size of a gradient: the gradient of q is also multiplied by the scale ({scales} here) and by {slope}.",
     )
@@ -215,9 +194,7 @@ def _context(settings: ExplainSettings, found: Computed) -> LessonStep:
         "Context",
         f"Each word becomes the weighted mean of all values.{_one_head(settings)}{shape}",
         "head₁ = P V" if settings.heads else "C = P V",
-        lanes=tuple(
-            _rows(lane.info.label, part[0], settings) for lane, part in zip(found.lanes, found.context, strict=True)
-        ),
+        lanes=tuple(_rows(label, part[0], settings) for label, part in found.by_lane(found.context)),
     )
 
 
@@ -229,8 +206,8 @@ def _concat(settings: ExplainSettings, found: Computed) -> LessonStep:
         f"A word's contexts from all heads, one after another: {settings.heads} × {settings.d_k} = {settings.d_model} numbers.",
         "C = [head₁, head₂, …]",
         lanes=tuple(
-            _rows(lane.info.label, part[:, :CORNER].transpose(0, 1).flatten(1), settings, shape=whole)
-            for lane, part in zip(found.lanes, found.context, strict=True)
+            _rows(label, part[:, :CORNER].transpose(0, 1).flatten(1), settings, shape=whole)
+            for label, part in found.by_lane(found.context)
         ),
     )
 
@@ -243,9 +220,7 @@ def _output(settings: ExplainSettings, found: Computed) -> LessonStep:
         "One more matrix mixes the heads. Only now is the shape that of the input again.",
         "Y = C W_O",
         matrices=(_first_row("W_O", found.projections["W_O"], (settings.d_model, settings.d_model)),),
-        lanes=tuple(
-            _rows(lane.info.label, part, settings) for lane, part in zip(found.lanes, found.output, strict=True)
-        ),
+        lanes=tuple(_rows(label, part, settings) for label, part in found.by_lane(found.output)),
     )
 
 

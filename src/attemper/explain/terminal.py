@@ -151,9 +151,7 @@ def _pair(lanes: tuple[Matrix, ...], width: int) -> RenderableType:
     each = min((width - 3) // 2, WIDEST_LANE)
     if each < _label_width(lanes[0]) + 1 + _few(lanes[0]):
         return Group(*(_lane(matrix, style, width) for matrix, style in zip(lanes, LANES, strict=True)))
-    grid = Table.grid(padding=(0, 3, 0, 0))
-    grid.add_column(width=each)
-    grid.add_column(width=each)
+    grid = _grid([each, each], space=3)
     grid.add_row(*(_lane(matrix, style, each) for matrix, style in zip(lanes, LANES, strict=True)))
     return grid
 
@@ -162,22 +160,14 @@ def _lane(matrix: Matrix, style: str, width: int) -> RenderableType:
     """One lane's table; weights are shaded."""
     label = _label_width(matrix)
     columns, more = _columns(matrix, width - label - 1)
-    grid = Table.grid(padding=(0, 0, 0, 0))
-    grid.add_column(width=label + 1)
-    for _ in range(columns):
-        grid.add_column(width=CELL)
-    grid.add_column(width=2)
+    grid = _grid([label + 1, *[CELL] * columns, 2], space=0)
     if matrix.columns:
         heads = [Text(_right(word), style="dim") for word in matrix.columns[:columns]]
         grid.add_row("", *heads)
     for place, row in enumerate(matrix.values):
-        cells = [
-            Text(
-                f"{matrix.format(value):>{CELL - 1}}" + " " * matrix.weights,
-                style=_heat(value) if matrix.weights else "",
-            )
-            for value in row[:columns]
-        ]
+        styles = [_heat(value) if matrix.weights else "" for value in row[:columns]]
+        numbers = [f"{matrix.format(value):>{CELL - 1}}" + " " * matrix.weights for value in row[:columns]]
+        cells = map(Text, numbers, styles)
         grid.add_row(fit(matrix.rows[place], label), *cells, "…" if more else "")
     if matrix.shape[0] > len(matrix.values):
         grid.add_row("⋮")
@@ -254,6 +244,14 @@ def _heads(lines: tuple[HeadLine, ...], labels: tuple[str, str], width: int) -> 
     if len(lines) > MOST_HEADS:
         parts.append(Text(f"   ⋮  and {len(lines) - MOST_HEADS} more"))
     return Group(*parts)
+
+
+def _grid(widths: Sequence[int], space: int) -> Table:
+    """Columns of these widths without a frame, with this much space after each."""
+    grid = Table.grid(padding=(0, space, 0, 0))
+    for width in widths:
+        grid.add_column(width=width)
+    return grid
 
 
 def _few(matrix: Matrix) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from html import escape
@@ -18,6 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from .._files import finite
 from ..errors import InputError
 
 SCHEMA = "attemper.scan/1"
@@ -79,7 +79,7 @@ def policy(code: str, style: str) -> str:
 
 def encoded(document: Mapping[str, Any]) -> str:
     """``document`` as JSON that can stand in a script element: no tag in it, and null for NaN and infinity."""
-    return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(ESCAPES)
+    return json.dumps(finite(document), ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(ESCAPES)
 
 
 def _check(document: Mapping[str, Any]) -> None:
@@ -96,16 +96,6 @@ def _check(document: Mapping[str, Any]) -> None:
 
 def _shown(text: object) -> str:
     return escape(STEERING.sub("\ufffd", str(text)))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): _finite(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return value
 
 
 def _digest(text: str) -> str:

@@ -41,9 +41,8 @@ def variance_is_d(evidence: Evidence) -> Judgement:
     words, everywhere = _inits(inits, "variance", lambda row: float(row["d"]))
     if everywhere:
         return Judgement(HOLDS, numbers, "")
-    return Judgement(
-        CONDITION, numbers, f"entries independent, of mean 0 and variance 1: of the initialisations, {words}"
-    )
+    words = f"entries independent, of mean 0 and variance 1: of the initialisations, {words}"
+    return Judgement(CONDITION, numbers, words)
 
 
 def scaling_gives_one(evidence: Evidence) -> Judgement:
@@ -63,9 +62,8 @@ def scaling_gives_one(evidence: Evidence) -> Judgement:
 def range_grows(evidence: Evidence) -> Judgement:
     two, five = (pick(evidence["variance"], d=d)[0] for d in (2, 5))
     numbers = {"mean range at d_k = 2": two["range"], "at d_k = 5": five["range"]}
-    return Judgement(
-        HOLDS if clearly_below(two, five, "range") else FALSE, numbers, f"of {two['range_of']} dot products each"
-    )
+    verdict = HOLDS if clearly_below(two, five, "range") else FALSE
+    return Judgement(verdict, numbers, f"of {two['range_of']} dot products each")
 
 
 def softmax_examples(evidence: Evidence) -> Judgement:
@@ -93,9 +91,8 @@ def large_logits_saturate(evidence: Evidence) -> Judgement:
         return Judgement(HOLDS, numbers, "but not at a logit std of √(2 ln n)", context)
     words = "large means a logit std of about √(2 ln n) or more"
     sharper = widths[sizes[-1]] < widths[sizes[0]]
-    return Judgement(
-        CONDITION, numbers, words + ("; the transition is narrower with more keys" if sharper else ""), context
-    )
+    words += "; the transition is narrower with more keys" if sharper else ""
+    return Judgement(CONDITION, numbers, words, context)
 
 
 def _gradients(evidence: Evidence) -> tuple[dict[int, float], dict[int, float], dict[str, float], dict[str, float]]:
@@ -127,14 +124,11 @@ def gradients_vanish(evidence: Evidence) -> Judgement:
     if not clearly_below(rows[-1], peak, "square"):
         return Judgement(FALSE, numbers, "the softmax's Jacobian does not become smaller as the logits grow", context)
     if min(turns.values()) == math.inf:
-        return Judgement(
-            FALSE, numbers, "at no measured d_k is the median query's gradient smaller without the scale", context
-        )
+        words = "at no measured d_k is the median query's gradient smaller without the scale"
+        return Judgement(FALSE, numbers, words, context)
     if max(growth.values()) < 1 and max(turns.values()) == 0:
         return Judgement(HOLDS, numbers, "", context)
-    words = (
-        f"for the median query and only from {_turning(turns)} on" if max(turns.values()) else "for the median query"
-    )
+    words = "for the median query" + (f" and only from {_turning(turns)} on" if max(turns.values()) else "")
     words += "; the RMS grows" if min(growth.values()) > 1 else ""
     return Judgement(CONDITION, numbers, f"{words}. p(1−p) is only J's diagonal", context)
 
@@ -193,9 +187,8 @@ def dk_is_too_flat(evidence: Evidence) -> Judgement:
     context = {"with 1/√d_k": learned["sqrt_dk"]["accuracy"]}
     if learned["dk"]["accuracy"] < recall.LEARNED:
         return Judgement(HOLDS, numbers, "before training; and recall is not learned with it", context)
-    return Judgement(
-        CONDITION, numbers, "before training: W_q and W_k learn the factor, and recall is learned", context
-    )
+    words = "before training: W_q and W_k learn the factor, and recall is learned"
+    return Judgement(CONDITION, numbers, words, context)
 
 
 def sqrt_dmodel_is_wrong(evidence: Evidence) -> Judgement:
@@ -210,9 +203,8 @@ def sqrt_dmodel_is_wrong(evidence: Evidence) -> Judgement:
     if off < 1.1:
         return Judgement(FALSE, numbers, "both divisors give the same temperature", context)
     if wrong["aligned_weight"] >= FOUND or right["aligned_weight"] < FOUND:
-        return Judgement(
-            CONDITION, numbers, "the temperature differs, but a key equal to q gets as much weight", context
-        )
+        words = "the temperature differs, but a key equal to q gets as much weight"
+        return Judgement(CONDITION, numbers, words, context)
     return Judgement(HOLDS, numbers, "before training; W_q and W_k can learn a factor of √heads", context)
 
 

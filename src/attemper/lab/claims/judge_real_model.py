@@ -26,18 +26,12 @@ def one_token_gets_all(evidence: Evidence) -> Judgement:
         "least of all heads, none": min(row["top_weight"] for row in without),
     }
     if bare <= MOST * heads or bare <= scaled:
-        return Judgement(
-            FALSE, numbers, "most heads still spread their attention, or did not spread it before", context
-        )
+        words = "most heads still spread their attention, or did not spread it before"
+        return Judgement(FALSE, numbers, words, context)
     if bare > NEARLY_ALL * heads:
         return Judgement(HOLDS, numbers, "", context)
-    return Judgement(
-        CONDITION,
-        numbers,
-        f"in {bare / heads:.0%} of the heads of a model that was trained with the scale (d_k = {without[0]['d']}); "
-        "the others still spread their attention",
-        context,
-    )
+    words = f"in {bare / heads:.0%} of the heads of a model that was trained with the scale (d_k = {without[0]['d']})"
+    return Judgement(CONDITION, numbers, f"{words}; the others still spread their attention", context)
 
 
 def heads_differ(evidence: Evidence) -> Judgement:
@@ -54,16 +48,10 @@ def heads_differ(evidence: Evidence) -> Judgement:
         "largest overlap in the model": max(row["largest_overlap"] for row in rows),
     }
     if different <= MOST or overlap >= ONE_SPACE:
-        return Judgement(
-            FALSE, numbers, "most pairs of heads look at the same tokens, or read the same subspace", context
-        )
+        words = "most pairs of heads look at the same tokens, or read the same subspace"
+        return Judgement(FALSE, numbers, words, context)
     by_chance = all(row["overlap"] <= row["chance"] + row["overlap_reach"] for row in rows)
     if different > NEARLY_ALL and by_chance:
         return Judgement(HOLDS, numbers, "", context)
-    return Judgement(
-        CONDITION,
-        numbers,
-        f"they look at different tokens, but their subspaces overlap {overlap / rows[0]['chance']:.1f} times as much as random "
-        "ones",
-        context,
-    )
+    times = f"{overlap / rows[0]['chance']:.1f} times as much as random ones"
+    return Judgement(CONDITION, numbers, f"they look at different tokens, but their subspaces overlap {times}", context)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..engine.experiment import Rows, pick
+from ..engine.experiment import pick
 from ..training import charlm, depth, recall
 from ..training.language import NO_ATTENTION
 from ..training.runs import LESS, MORE, NOTHING, OPEN, SAME, Cost
@@ -75,9 +75,8 @@ def falls_apart(evidence: Evidence) -> Judgement:
     same = [name for name, one in cells.items() if one.says == SAME and not _lost(one)]
     if len(ruined) < len(cells):
         words += "; other language models train without it" if ruined else "; a language model trains without it"
-    return Judgement(
-        CONDITION, numbers, words + (f", and it makes no difference with {' and '.join(same)}" if same else ""), context
-    )
+    words += f", and it makes no difference with {' and '.join(same)}" if same else ""
+    return Judgement(CONDITION, numbers, words, context)
 
 
 def converges_faster(evidence: Evidence) -> Judgement:
@@ -106,17 +105,12 @@ def converges_faster(evidence: Evidence) -> Judgement:
     return Judgement(CONDITION, numbers, f"on recall {long}; {'; '.join(parts)}", context)
 
 
-def _early_entropy(rows: Rows) -> dict[str, float]:
-    return {row["rule"]: row["early_entropy"] for row in charlm.summary(rows)}
-
-
 def commits_early(evidence: Evidence) -> Judgement:
     """Generalising worse is a higher loss on unseen text at the same loss on seen text; there must be a gap to speak of it."""
     rows = pick(evidence["memorise"], init="unit")
     found = charlm.at_equal_fit(rows)
     summary = {row["rule"]: row for row in charlm.summary(rows)}
-    early = _early_entropy(rows)
-    gaps = {name: summary[name]["gap"] for name in ("none", "sqrt_dk")}
+    early, gaps = ({name: row[column] for name, row in summary.items()} for column in ("early_entropy", "gap"))
     numbers = {
         "early entropy, none": early["none"],
         "early entropy, 1/√d_k": early["sqrt_dk"],
@@ -136,17 +130,12 @@ def commits_early(evidence: Evidence) -> Judgement:
     if not gaps["sqrt_dk"] > NOTHING:
         return Judgement(UNDECIDED, numbers, f"{where}: the losses on seen and unseen text do not differ yet", context)
     if found.says == OPEN:
-        return Judgement(
-            UNDECIDED, numbers, f"it commits early; whether it generalises worse is not decided ({where})", context
-        )
+        words = f"it commits early; whether it generalises worse is not decided ({where})"
+        return Judgement(UNDECIDED, numbers, words, context)
     if found.says == MORE:
         return Judgement(HOLDS, numbers, f"at equal training loss, {where}", context)
-    return Judgement(
-        FALSE,
-        numbers,
-        f"it does commit early, but at equal training loss the loss on unseen text is no higher ({where})",
-        context,
-    )
+    words = f"it does commit early, but at equal training loss the loss on unseen text is no higher ({where})"
+    return Judgement(FALSE, numbers, words, context)
 
 
 def limits_depth(evidence: Evidence) -> Judgement:
@@ -163,12 +152,8 @@ def limits_depth(evidence: Evidence) -> Judgement:
     first = rows[0]
     size = f"width {first['d_model']}, {first['steps']} steps of {first['batch']} windows"
     if not min(past.values()) > 0:
-        return Judgement(
-            UNDECIDED,
-            numbers,
-            f"at this size some depth has not learned more than pairs of characters ({size})",
-            context,
-        )
+        words = f"at this size some depth has not learned more than pairs of characters ({size})"
+        return Judgement(UNDECIDED, numbers, words, context)
     if _lost(deepest) and not any(_lost(one) for one in costs.values() if one is not deepest):
         return Judgement(HOLDS, numbers, f"the deepest diverges without a scale ({size})", context)
     if deepest.says in (SAME, LESS):

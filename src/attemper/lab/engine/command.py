@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ...env import cores as _cores
 from ...errors import InputError, nearest
 from .experiment import Experiment, Value
 from .sweep import Swept, sweep
@@ -41,10 +41,6 @@ def options(experiment: Experiment, words: Sequence[str]) -> dict[str, str]:
             value = left.pop(0)
         found[known[f"--{option}"]] = value
     return found
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processes(

@@ -13,8 +13,9 @@ import itertools
 import json
 import math
 import platform
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
@@ -141,17 +142,17 @@ class Verdict:
 class Experiment:
     """One question, and everything needed to answer it.
 
-    ``measure`` turns a cell into rows and is the only part that takes time; ``expect`` and ``finding`` are functions of
-    rows, so a verdict cannot be anything but what the rows say. ``draw`` makes the figure from rows and a title, and imports what
-    it needs when it is called. ``presets`` are other settings by name; ``trains`` marks experiments that take minutes. ``check``
-    returns the rule that a cell breaks and the next step, where parameters depend on one another.
+    ``measure`` turns a cell into one row or several and is the only part that takes time; ``expect`` and ``finding`` are
+    functions of rows, so a verdict cannot be anything but what the rows say. ``draw`` makes the figure from rows and a title, and
+    imports what it needs when it is called. ``presets`` are other settings by name; ``trains`` marks those that take minutes.
+    ``check`` returns the rule that a cell breaks and the next step, where parameters depend on one another.
     """
 
     name: str
     question: str
     claims: tuple[str, ...]
     parameters: tuple[Parameter, ...]
-    measure: Callable[[Cell], list[Row]] = field(repr=False)
+    measure: Callable[[Cell], Row | list[Row]] = field(repr=False)
     expect: Callable[[Rows], list[Expectation]] = field(repr=False)
     finding: Callable[[Rows], str] = field(repr=False)
     draw: Callable[[Rows, str], Any] = field(repr=False)
@@ -163,6 +164,8 @@ class Experiment:
         self, options: Mapping[str, str] | None = None, preset: str | None = None
     ) -> dict[str, tuple[Value, ...]]:
         """The values of every parameter: the defaults, replaced by a preset, replaced by options."""
+        from ...env import check_device  # which imports torch
+
         where = f"run {self.name}"
         chosen = {parameter.name: parameter.default for parameter in self.parameters}
         if preset is not None:
@@ -178,7 +181,7 @@ class Experiment:
                 )
             chosen[name] = known_names[name].read(where, text)
         for device in chosen.get("device", ()):
-            _check_device(where, str(device))
+            check_device(where, str(device))
         for cell in self.cells(chosen):
             broken = self.check(cell)
             if broken:
@@ -191,7 +194,8 @@ class Experiment:
 
     def rows(self, cell: Cell) -> list[Row]:
         """Measure one cell; every row carries what made it."""
-        return [{**origin(self.name), **cell, **row} for row in self.measure(cell)]
+        found = self.measure(cell)
+        return [{**origin(self.name), **cell, **row} for row in ([found] if isinstance(found, dict) else found)]
 
     def run(self, **settings: tuple[Value, ...]) -> list[Row]:
         """Measure in this process, without a results folder; parameters that are left out take their defaults."""
@@ -214,17 +218,6 @@ def heads_divide(cell: Cell) -> str | None:
         return None
     fits = next(count for count in range(heads, 0, -1) if width % count == 0)
     return f"--d-model must be a multiple of --heads; got {width} and {heads}. Type --heads {fits}."
-
-
-def _check_device(where: str, device: str) -> None:
-    import torch
-
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise InputError(
-            f"{where}: --device {device!r} is not usable here; `attemper env` lists what is. Type --device cpu."
-        ) from None
 
 
 def origin(experiment: str) -> Row:
@@ -260,7 +253,23 @@ def pick(rows: Rows, **wanted: object) -> list[Mapping[str, Any]]:
     return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
 
 
-MOST_SEED = 2**63 - 1
-SEED = Parameter("seed", (0,), "the seed of the random numbers", least=0, most=MOST_SEED)
+SEED = Parameter("seed", (0,), "the seed of the random numbers", least=0, most=2**63 - 1)
 DEVICE = Parameter("device", ("cpu",), "cpu, cuda, cuda:1, …")
-"""Every experiment has these two."""
+SAMPLES = Parameter(
+    "samples", (400_000,), "dot products per cell, at most", least=1000, most=10**9, hint="fewer give no interval"
+)
+BATCHES = Parameter(
+    "batches", (96,), "independent sets of keys per cell, at most", least=8, hint="fewer give no interval"
+)
+TRAINED = (replace(SEED, default=(0, 1, 2)), replace(DEVICE, single=True))
+"""Seed and device, which every experiment has, where training runs are compared with one another."""
+
+
+def define(
+    module: str, question: str, claims: tuple[str, ...], parameters: tuple[Parameter, ...], **more: Any
+) -> Experiment:
+    """The experiment of a module that has its functions: `measure`, `expect`, `finding` and `draw`."""
+    own = vars(sys.modules[module])
+    functions = {name: own[name] for name in ("measure", "expect", "finding", "draw")}
+    always = TRAINED if more.get("trains") else (SEED, DEVICE)
+    return Experiment(module.rpartition(".")[2], question, claims, (*parameters, *always), **functions, **more)

@@ -21,7 +21,7 @@ from ...bench.timing import interleave
 from ...errors import InputError
 from ...scores import additive_attention
 from ...vitals import Vitals
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 from ..maths.stats import Estimate, expect_column, over_batches
 
 SPREAD_TOKENS = 64
@@ -29,7 +29,7 @@ WEIGHTS = 32  # draws of w, with queries and keys of their own
 CALLS = ("dot", "additive")
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     n, d = int(cell["n"]), int(cell["d"])
     calls = _calls(cell)
     times = interleave(calls, rounds=int(cell["rounds"]), warmup=1, budget=10.0, device=str(cell["device"]))
@@ -42,21 +42,19 @@ def measure(cell: Cell) -> list[Row]:
         for name, factor in (("unit", 1.0), ("fan_in", 1 / math.sqrt(d)))
     }
     dot = _variances(attention(query, key, key[..., :1], scale=1.0, signs=("variance",)).vitals)
-    return [
-        {
-            "dot_ms": times.spread("dot").median * 1e3,
-            "additive_ms": times.spread("additive").median * 1e3,
-            "factor": slower.median,
-            "factor_low": slower.low,
-            "factor_high": slower.high,
-            **{f"{name}_mib": size / MIB for name, size in _memory(cell).items()},
-            "whole_mib": n * n * d * 4 / MIB,  # what q + k would take if every sum were kept
-            **dot.columns("dot_variance"),
-            **spread["unit"].columns("additive_variance_unit"),
-            **spread["fan_in"].columns("additive_variance_fan_in"),
-            "threads": torch.get_num_threads(),
-        }
-    ]
+    return {
+        "dot_ms": times.spread("dot").median * 1e3,
+        "additive_ms": times.spread("additive").median * 1e3,
+        "factor": slower.median,
+        "factor_low": slower.low,
+        "factor_high": slower.high,
+        **{f"{name}_mib": size / MIB for name, size in _memory(cell).items()},
+        "whole_mib": n * n * d * 4 / MIB,  # what q + k would take if every sum were kept
+        **dot.columns("dot_variance"),
+        **spread["unit"].columns("additive_variance_unit"),
+        **spread["fan_in"].columns("additive_variance_fan_in"),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _variances(vitals: Vitals) -> Estimate:
@@ -142,44 +140,26 @@ def draw(rows: Rows, finding: str) -> Any:
     shown = [{**row, "tokens": f"{row['n']} tokens"} for row in rows]
     lengths = theme.series("tokens", "length", [f"{n} tokens" for n in sorted({row["n"] for row in rows})])
     lengths = lengths.title(None).legend(orient="bottom", columns=1)
-    time = marks.joined(shown, x, "factor", lengths) + marks.measured(
-        shown, x, "factor", "times as long as the dot product", lengths
-    )
-    spreads = [
-        {"d": row["d"], "score": name, **{f"variance{end}": row[f"{column}{end}"] for end in ("", "_low", "_high")}}
-        for row in rows
-        for column, name in SPREADS.items()
-    ]
+    time = marks.curve(shown, x, "factor", "times as long as the dot product", lengths)
+    spreads = theme.unpivoted(rows, "d", "score", SPREADS, "variance")
     kinds = alt.Color("score:N", title=None,
         legend=alt.Legend(orient="bottom", columns=1), sort=list(SPREADS.values()),
                       scale=alt.Scale(domain=list(SPREADS.values()), range=theme.SERIES[2:5]))  # fmt: skip
-    spread = marks.joined(spreads, x, "variance", kinds) + marks.measured(
-        spreads, x, "variance", "variance of the scores", kinds, log=True
-    )
-    half = theme.WIDTH // 2 + 10
-    chart = alt.hconcat(
-        time.properties(width=half, height=280), spread.properties(width=half, height=280)
-    ).resolve_scale(color="independent")
-    return theme.finish(
-        chart, finding, "CPU, float32, forward. Left: median of ratios within each round, with 95 % intervals."
-    )
+    spread = marks.curve(spreads, x, "variance", "variance of the scores", kinds, log=True)
+    chart = theme.side_by_side(time, spread, theme.WIDTH // 2 + 10, 280).resolve_scale(color="independent")
+    note = "CPU, float32, forward. Left: median of ratios within each round, with 95 % intervals."
+    return theme.finish(chart, finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="additive_cost",
+EXPERIMENT = define(
+    __name__,
     question="What does additive attention cost compared with the dot product, and how do its scores spread?",
     claims=("C13",),
     parameters=(
         Parameter("n", (256, 1024), "number of tokens", least=2, hint="one token has nothing to compare"),
         Parameter("d", (16, 64, 256), "the head dim, d_k", least=1),
         Parameter("rounds", (5,), "how often each is timed", least=1),
-        SEED,
-        DEVICE,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
 )
 
 if __name__ == "__main__":

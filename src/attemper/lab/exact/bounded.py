@@ -13,14 +13,14 @@ from torch import Tensor
 from ...attention import attention
 from ...scores import additive_attention, cosine_attention
 from ...vitals import Vitals
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 from ..maths import theory
 
 WIDTH = 8
 HUGE = 1e4  # far beyond the bound: tanh is 1, the softcap is at its cap
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     score, bound, n = str(cell["score"]), float(cell["bound"]), int(cell["n"])
     stream = generator(cell["device"], "bounded", score, bound, n, cell["seed"])
     direction = torch.nn.functional.normalize(torch.randn(WIDTH, generator=stream, device=stream.device), dim=0)
@@ -28,15 +28,13 @@ def measure(cell: Cell) -> list[Row]:
     weight = weight * bound / weight.abs().sum()
     keys = _one_against_all(score, direction, weight, n)
     best, others = (_signs(score, bound, direction, weight, some) for some in (keys, keys[1:]))
-    return [
-        {
-            "largest_score": float(best.peak),
-            "smallest_score": float(others.peak),
-            "top_weight": float(best.top_weight),
-            "top_weight_theory": theory.top_weight_cap(bound, n),
-            "bound_for_90": theory.bound_for(0.9, n),
-        }
-    ]
+    return {
+        "largest_score": float(best.peak),
+        "smallest_score": float(others.peak),
+        "top_weight": float(best.top_weight),
+        "top_weight_theory": theory.top_weight_cap(bound, n),
+        "bound_for_90": theory.bound_for(0.9, n),
+    }
 
 
 def _one_against_all(score: str, direction: Tensor, weight: Tensor, n: int) -> Tensor:
@@ -59,28 +57,13 @@ def expect(rows: Rows) -> list[Expectation]:
     found = []
     for row in rows:
         label = f"{row['score']}, bound {row['bound']:.4g}, n = {row['n']}"
-        found.append(
-            Expectation(
-                f"largest weight, {label}",
-                row["top_weight_theory"],
-                row["top_weight"],
-                1e-4 * row["top_weight_theory"],
-                "closed form: 1/(1 + (n−1)e^(−2·bound))",
-                "float32 rounding",
-            )
-        )
-        name = "‖w‖₁" if row["score"] == "additive" else "the bound"
-        for which, sign in (("largest", 1), ("smallest", -1)):
-            found.append(
-                Expectation(
-                    f"{which} score against {name}, {label}",
-                    sign * row["bound"],
-                    row[f"{which}_score"],
-                    1e-5 * row["bound"],
-                    "closed form: Σ|w| · 1" if row["score"] == "additive" else "definition",
-                    "float32 rounding",
-                )
-            )
+        form, source, why = row["top_weight_theory"], "closed form: 1/(1 + (n−1)e^(−2·bound))", "float32 rounding"
+        found.append(Expectation(f"largest weight, {label}", form, row["top_weight"], 1e-4 * form, source, why))
+        added = row["score"] == "additive"
+        name, source = ("‖w‖₁", "closed form: Σ|w| · 1") if added else ("the bound", "definition")
+        for which, end in (("largest", row["bound"]), ("smallest", -row["bound"])):
+            quantity, within = f"{which} score against {name}, {label}", 1e-5 * row["bound"]
+            found.append(Expectation(quantity, end, row[f"{which}_score"], within, source, why))
     return found
 
 
@@ -104,9 +87,7 @@ def draw(rows: Rows, finding: str) -> Any:
 
     from ..figures import marks, theme
 
-    shown = [{**row, "keys": f"{row['n']} keys"} for row in rows]
-    names = [f"{n} keys" for n in sorted({row["n"] for row in rows})]
-    colour = theme.series("keys", "keys", names)
+    shown, colour = theme.by_keys(rows)
     x = alt.X("bound:Q", title="bound on the logit: cosine's scale, the softcap, or Σ|w|", axis=alt.Axis(tickCount=10))
     last = max(row["bound"] for row in rows)
     grid = [
@@ -123,19 +104,13 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="bounded",
+EXPERIMENT = define(
+    __name__,
     question="When logits cannot exceed a bound, how much weight can one of n keys get?",
     claims=("C12",),
     parameters=(
         Parameter("score", ("cosine", "softcap", "additive"), "the score", choices=("cosine", "softcap", "additive")),
         Parameter("bound", (1.0, 2.0, 4.56, 6.99, 10.0), "cosine's scale, the softcap, or ‖w‖₁", above=0),
         Parameter("n", (16, 1024, 131072), "number of keys", least=2, hint="one key always has all the weight"),
-        SEED,
-        DEVICE,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ...attention import measure as vitals_of
 from ...scale import rule
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..engine.experiment import BATCHES, Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 from ..maths.stats import expect_column, over_batches
 
 RULES = ("none", "sqrt_dk", "dk", "sqrt_dmodel")
@@ -18,7 +19,7 @@ NUMBERS = 12_000_000  # entries of keys drawn per cell, at most
 QUERIES = 32
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     d, heads, n, name = int(cell["d"]), int(cell["heads"]), int(cell["n"]), str(cell["rule"])
     # the same queries and keys for every rule and number of heads
     stream = generator(cell["device"], "divisors", d, n, cell["batches"], cell["seed"])
@@ -30,17 +31,15 @@ def measure(cell: Cell) -> list[Row]:
     # a key that the query has learned to look for: the query itself, beside the n others
     aligned = scale * query.square().sum(-1)
     found = torch.sigmoid((aligned - signs.lse).double())
-    return [
-        {
-            "scale": scale,
-            "temperature": 1 / (scale * math.sqrt(d)),
-            **over_batches(signs.variance).root("logit_std"),
-            **over_batches(signs.effective_keys).columns("effective_keys"),
-            **over_batches(signs.evenness).columns("evenness"),
-            **over_batches(signs.top_weight).columns("top_weight"),
-            **over_batches(found).columns("aligned_weight"),
-        }
-    ]
+    return {
+        "scale": scale,
+        "temperature": 1 / (scale * math.sqrt(d)),
+        **over_batches(signs.variance).root("logit_std"),
+        **over_batches(signs.effective_keys).columns("effective_keys"),
+        **over_batches(signs.evenness).columns("evenness"),
+        **over_batches(signs.top_weight).columns("top_weight"),
+        **over_batches(found).columns("aligned_weight"),
+    }
 
 
 def expect(rows: Rows) -> list[Expectation]:
@@ -51,18 +50,10 @@ def expect(rows: Rows) -> list[Expectation]:
         found.append(expect_column(row, "logit_std", f"logit std, {label}", expected, "closed form: scale × √d_k"))
     for row in pick(rows, rule="sqrt_dmodel", heads=96):
         scaled = pick(rows, rule="sqrt_dk", heads=96, **{name: row[name] for name in ("d", "n", "batches", "seed")})
-        if not scaled:
-            continue
-        found.append(
-            Expectation(
-                f"temperature of √d_model over √d_k, 96 heads, d_k = {row['d']}",
-                math.sqrt(96),
-                scaled[0]["logit_std"] / row["logit_std"],
-                1e-3,
-                "Brown et al. 2020 (GPT-3): 96 heads of 128; √96 = 9.80",
-                "rounding: both use the same draws",
-            )
-        )
+        quantity = f"temperature of √d_model over √d_k, 96 heads, d_k = {row['d']}"
+        source, why = "Brown et al. 2020 (GPT-3): 96 heads of 128; √96 = 9.80", "rounding: both use the same draws"
+        ratios = [one["logit_std"] / row["logit_std"] for one in scaled[:1]]
+        found += [Expectation(quantity, math.sqrt(96), ratio, 1e-3, source, why) for ratio in ratios]
     return found
 
 
@@ -80,8 +71,6 @@ def finding(rows: Rows) -> str:
 
 def draw(rows: Rows, finding: str) -> Any:
     """How many keys share a query's weight, and what a key equal to the query gets, against d_k, under each divisor."""
-    import altair as alt
-
     from ..figures import marks, theme
 
     heads = max(row["heads"] for row in rows)
@@ -89,22 +78,17 @@ def draw(rows: Rows, finding: str) -> Any:
     colour = theme.by_rule(shown)
     n = max(row["n"] for row in shown)
     x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
-    many = (
-        marks.labelled_line(n, f"all {n} keys alike", at=40)
-        + marks.joined(shown, x, "effective_keys", colour, nested=True)
-        + marks.measured(shown, x, "effective_keys", "effective keys, exp(entropy)", colour, log=True, nested=True)
-    )
-    found = marks.joined(shown, x, "aligned_weight", colour, nested=True) + marks.measured(
-        shown, x, "aligned_weight", f"weight of a key equal to q, beside {n} others", colour, log=True, nested=True
-    )
-    half = theme.WIDTH // 2 - 20
-    chart = alt.hconcat(many.properties(width=half, height=300), found.properties(width=half, height=300))
+    keys, title = "effective keys, exp(entropy)", f"weight of a key equal to q, beside {n} others"
+    many = marks.curve(shown, x, "effective_keys", keys, colour, nested=True, log=True)
+    found = marks.curve(shown, x, "aligned_weight", title, colour, nested=True, log=True)
+    line = marks.labelled_line(n, f"all {n} keys alike", at=40)
+    chart = theme.side_by_side(line + many, found, theme.WIDTH // 2 - 20)
     note = f"n = {n}, {heads} heads (d_model = {heads} d_k), unit-variance q and k, before training; 95 % intervals."
     return theme.finish(chart, finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="divisors",
+EXPERIMENT = define(
+    __name__,
     question="What does each divisor do to attention before any training?",
     claims=("C10", "C11", "C16"),
     parameters=(
@@ -112,14 +96,6 @@ EXPERIMENT = Experiment(
         Parameter("d", (16, 64, 128, 512), "the head dim, d_k", least=1),
         Parameter("heads", (12, 96), "number of heads; only √d_model uses it", least=1),
         Parameter("n", (1024,), "number of keys", least=2, hint="one key always has all the weight"),
-        Parameter(
-            "batches", (24,), "independent sets of keys per cell, at most", least=8, hint="fewer give no interval"
-        ),
-        SEED,
-        DEVICE,
+        replace(BATCHES, default=(24,)),
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
 )

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ...attention import attention, weights
 from ...scale import rule
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 from ..maths.stats import expect_column, over_batches
 
 SMALL = 0.01  # a share of the RMS
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     d, n, name = int(cell["d"]), int(cell["n"]), str(cell["rule"])
     stream = generator(cell["device"], "gradient", d, n, cell["batches"], cell["seed"])  # the same draws for every rule
     scale = rule(name).scale(head_dim=d)
@@ -45,17 +45,15 @@ def measure(cell: Cell) -> list[Row]:
     rms = square.root("rms")
     # the median of all queries, and its error from the medians of the batches
     median = over_batches(lengths.median(dim=1).values)._replace(mean=float(lengths.median()))
-    return [
-        {
-            **rms,
-            "rms_theory": scale * (d * float(torch.stack(jacobians).mean().clamp(min=0))) ** 0.5,
-            **median.columns("median"),
-            "small_share": float((lengths < SMALL * rms["rms"]).double().mean()),
-            "quantile_10": float(lengths.quantile(0.1)),
-            "quantile_90": float(lengths.quantile(0.9)),
-            **_projections(d, n, scale, int(cell["projected"]), draw),
-        }
-    ]
+    return {
+        **rms,
+        "rms_theory": scale * (d * float(torch.stack(jacobians).mean().clamp(min=0))) ** 0.5,
+        **median.columns("median"),
+        "small_share": float((lengths < SMALL * rms["rms"]).double().mean()),
+        "quantile_10": float(lengths.quantile(0.1)),
+        "quantile_90": float(lengths.quantile(0.9)),
+        **_projections(d, n, scale, int(cell["projected"]), draw),
+    }
 
 
 def _projections(d: int, n: int, scale: float, draws: int, draw: Callable[..., Tensor]) -> Row:
@@ -147,7 +145,7 @@ def draw(rows: Rows, finding: str) -> Any:
     colour = theme.by_rule(shown)
     x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
     mean = marks.theory(shown, x, "rms_theory", colour) + marks.measured(shown, x, "rms", "|dL/dq|", colour, log=True)
-    median = marks.joined(shown, x, "median", colour) + marks.measured(shown, x, "median", "|dL/dq|", colour, log=True)
+    median = marks.curve(shown, x, "median", "|dL/dq|", colour, log=True)
     half = theme.WIDTH // 2 - 20
     panels = [
         panel.properties(width=half, height=300, title=alt.TitleParams(title, fontSize=13, fontWeight="normal"))
@@ -159,8 +157,8 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart, finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="gradient",
+EXPERIMENT = define(
+    __name__,
     question="What gradient reaches a query through the softmax, on average and typically?",
     claims=("C6", "C7", "C22"),
     parameters=(
@@ -169,11 +167,5 @@ EXPERIMENT = Experiment(
         Parameter("rule", ("none", "sqrt_dk", "dk"), "the scale's rule", choices=("none", "sqrt_dk", "dk")),
         Parameter("batches", (48,), "independent draws of queries, keys and values", least=2, hint="one has no error"),
         Parameter("projected", (6,), "draws with W_q and W_k, whose d×d products take most of the time", least=0),
-        SEED,
-        DEVICE,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
 )

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from ...attention import attention
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     d, width, dtype = int(cell["d"]), int(cell["d_model"]), DTYPES[str(cell["dtype"])]
     stream = generator(cell["device"], "init", d, width, cell["seed"])
 
@@ -26,28 +26,21 @@ def measure(cell: Cell) -> list[Row]:
     scaled = attention(tokens @ w_q, key, value, scale=1 / math.sqrt(d))
     folded = attention(tokens @ (w_q / math.sqrt(d)), key, value, scale=1.0)
     largest = float(scaled.output.abs().max())
-    return [
-        {
-            "difference": float((scaled.output - folded.output).abs().max()) / largest,
-            "identical": bool(torch.equal(scaled.output, folded.output)),
-            "logit_std_scaled": float(scaled.vitals.variance.mean().sqrt()),
-            "logit_std_folded": float(folded.vitals.variance.mean().sqrt()),
-            "rounding": torch.finfo(dtype).eps,
-        }
-    ]
+    return {
+        "difference": float((scaled.output - folded.output).abs().max()) / largest,
+        "identical": bool(torch.equal(scaled.output, folded.output)),
+        "logit_std_scaled": float(scaled.vitals.variance.mean().sqrt()),
+        "logit_std_folded": float(folded.vitals.variance.mean().sqrt()),
+        "rounding": torch.finfo(dtype).eps,
+    }
 
 
 def expect(rows: Rows) -> list[Expectation]:
+    names = [f"folded output against scaled, d_k = {row['d']}, {row['dtype']}" for row in rows]
+    source, why = "Raffel et al. 2020 (T5): W_q drawn with std 1/√(d_model d_k), no divisor", "64 units of rounding"
     return [
-        Expectation(
-            f"folded output against scaled, d_k = {row['d']}, {row['dtype']}",
-            0.0,
-            row["difference"],
-            64 * row["rounding"],
-            "Raffel et al. 2020 (T5): W_q drawn with std 1/√(d_model d_k), no divisor",
-            "64 units of rounding",
-        )
-        for row in rows
+        Expectation(name, 0.0, row["difference"], 64 * row["rounding"], source, why)
+        for row, name in zip(rows, names, strict=True)
     ]
 
 
@@ -79,19 +72,13 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="init",
+EXPERIMENT = define(
+    __name__,
     question="Is folding 1/√d_k into W_q's initialisation, as T5 does, the same function before training?",
     claims=(),
     parameters=(
         Parameter("d", (16, 32, 48, 64, 128, 256), "the head dim, d_k", least=1),
         Parameter("d_model", (512,), "the model's width", least=1),
         Parameter("dtype", ("float32", "float64"), "the dtype of the computation", choices=tuple(DTYPES)),
-        SEED,
-        DEVICE,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
 )

@@ -8,7 +8,7 @@ import torch
 
 from ...attention import weights
 from ...scale import rule
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..engine.experiment import BATCHES, Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 from ..maths import moments, theory
 from ..maths.stats import expect_column, over_batches
 
@@ -42,7 +42,7 @@ PUBLISHED = {
 """What others measured: rule, d_k, n, which number → the number and where it is written."""
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     d, n, name = int(cell["d"]), int(cell["n"]), str(cell["rule"])
     # the same queries and keys for every rule
     stream = generator(cell["device"], "jacobian", d, n, cell["batches"], cell["seed"])
@@ -58,19 +58,17 @@ def measure(cell: Cell) -> list[Row]:
     square, norm, trace, top = torch.stack(found, dim=1)  # each (batches, queries)
     scale = float(rule(name).scale(head_dim=d))
     m, exact = theory.frozen(scale * d**0.5, n), moments.of_dot_products(d, n, scale)
-    return [
-        {
-            **over_batches(square).columns("square"),
-            **over_batches(norm).columns("norm"),
-            **over_batches(trace).columns("trace"),
-            **over_batches(top).columns("top_weight"),
-            **over_batches((top > 0.99).double()).columns("saturated"),
-            "m": m,
-            "square_theory": exact.square if exact else None,
-            "trace_theory": exact.trace if exact else None,
-            "square_limit": theory.jacobian_square(m) if m < 1 else None,
-        }
-    ]
+    return {
+        **over_batches(square).columns("square"),
+        **over_batches(norm).columns("norm"),
+        **over_batches(trace).columns("trace"),
+        **over_batches(top).columns("top_weight"),
+        **over_batches((top > 0.99).double()).columns("saturated"),
+        "m": m,
+        "square_theory": exact.square if exact else None,
+        "trace_theory": exact.trace if exact else None,
+        "square_limit": theory.jacobian_square(m) if m < 1 else None,
+    }
 
 
 def expect(rows: Rows) -> list[Expectation]:
@@ -130,22 +128,14 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="jacobian",
+EXPERIMENT = define(
+    __name__,
     question="How large is the softmax's Jacobian as d_k grows?",
     claims=("C5", "C6"),
     parameters=(
         Parameter("d", (1, 4, 16, 32, 64, 128, 256, 1024), "the head dim, d_k", least=1),
         Parameter("n", (256, 1024), "number of keys", least=2, hint="one key has no Jacobian"),
         Parameter("rule", ("none", "sqrt_dk"), "the scale's rule", choices=("none", "sqrt_dk", "dk")),
-        Parameter(
-            "batches", (96,), "independent sets of keys per cell, at most", least=8, hint="fewer give no interval"
-        ),
-        SEED,
-        DEVICE,
+        BATCHES,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
 )

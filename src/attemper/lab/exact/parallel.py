@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ...attention import attention
 from ...bench.timing import interleave
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     n, d, heads = int(cell["n"]), int(cell["d"]), int(cell["heads"])
     stream = generator(cell["device"], "parallel", n, d, heads, cell["seed"])
     query, key, value = torch.randn(3, heads, n, d, generator=stream, device=stream.device)
@@ -44,18 +44,16 @@ def measure(cell: Cell) -> list[Row]:
         torch.set_num_threads(before)
     faster = times.speed("pass", than="loop")
     calls, work = without_calls(each)
-    return [
-        {
-            **{f"{name}_ms": times.spread(name).median * 1e3 for name in ("pass", "loop")},
-            "calls_ms": calls * 1e3,
-            "work_ms": work * 1e3,
-            "factor": faster.median,
-            "factor_low": faster.low,
-            "factor_high": faster.high,
-            "work_factor": work / min(times.seconds["pass"]),
-            "difference": difference,
-        }
-    ]
+    return {
+        **{f"{name}_ms": times.spread(name).median * 1e3 for name in ("pass", "loop")},
+        "calls_ms": calls * 1e3,
+        "work_ms": work * 1e3,
+        "factor": faster.median,
+        "factor_low": faster.low,
+        "factor_high": faster.high,
+        "work_factor": work / min(times.seconds["pass"]),
+        "difference": difference,
+    }
 
 
 def without_calls(each: Sequence[Mapping[str, Sequence[float]]]) -> tuple[float, float]:
@@ -69,16 +67,11 @@ def without_calls(each: Sequence[Mapping[str, Sequence[float]]]) -> tuple[float,
 
 
 def expect(rows: Rows) -> list[Expectation]:
+    quantity, source = "one pass against the loop, largest difference", "both compute causal attention"
+    names = [f"{quantity}, n = {row['n']}, {row['threads']} threads" for row in rows]
     return [
-        Expectation(
-            f"one pass against the loop, largest difference, n = {row['n']}, {row['threads']} threads",
-            0.0,
-            row["difference"],
-            1e-5,
-            "both compute causal attention",
-            "float32 rounding",
-        )
-        for row in rows
+        Expectation(name, 0.0, row["difference"], 1e-5, source, "float32 rounding")
+        for row, name in zip(rows, names, strict=True)
     ]
 
 
@@ -109,7 +102,7 @@ def draw(rows: Rows, finding: str) -> Any:
     ]
     x = theme.powers("n", "tokens", [row["n"] for row in rows])
     colour = theme.series("how", "computed", [how for _, _, how in kinds])
-    chart = marks.joined(parts, x, "ms", colour) + marks.measured(parts, x, "ms", "milliseconds", colour, log=True)
+    chart = marks.curve(parts, x, "ms", "milliseconds", colour, log=True)
     first = rows[0]
     note = (
         f"Causal attention, d_k = {first['d']}, {first['heads']} heads, float32, CPU; the loop on one thread. "
@@ -119,8 +112,8 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="parallel",
+EXPERIMENT = define(
+    __name__,
     question="How much faster is one pass over a sequence than a loop over its tokens?",
     claims=("C21",),
     parameters=(
@@ -129,11 +122,5 @@ EXPERIMENT = Experiment(
         Parameter("heads", (8,), "number of heads", least=1),
         Parameter("threads", (1, 2), "CPU threads of the pass; the loop has one", least=1, most=256),
         Parameter("rounds", (3,), "how often each is timed", least=1),
-        SEED,
-        DEVICE,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
 )

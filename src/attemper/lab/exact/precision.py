@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 
 from ...attention import attention
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, pick
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, pick
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 POINTS = 4001
+SIZES = (1.0, 8.0, 32.0, 64.0, 128.0, 1000.0, 1e4, 6e4, 8e4)
 
 # by how much a weight moves when its logit, stored in bfloat16, is off by half a unit in the last place
 TABLE = {32.0: 0.13, 64.0: 0.28, 128.0: 0.65, 1000.0: 6.4}
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     dtype, size = DTYPES[str(cell["dtype"])], float(cell["size"])
     device = str(cell["device"])
     near = torch.linspace(0.97 * size, size * 1.03, POINTS, dtype=torch.float64, device=device)
@@ -34,19 +35,17 @@ def measure(cell: Cell) -> list[Row]:
     moved = (at.to(dtype).double() - at).abs().max()
     stored = near.to(dtype)
     plain = _plain_softmax(stored)
-    return [
-        {
-            "spacing": exact_spacing,
-            "weight_moves": float(torch.expm1(moved)),
-            "weight_moves_theory": _moves(exact_spacing / 2),
-            "plain_finite": bool(plain.isfinite().all()),
-            "softmax_finite": bool(torch.softmax(stored, 0).isfinite().all()),
-            "stored_finite": bool(stored.isfinite().all()),
-            **_attend(size, dtype, device),
-            "plain_limit": largest(lambda x: _plain_softmax(torch.tensor([x, 0.0], device=device).to(dtype))),
-            "stored_limit": largest(lambda x: _stored(_query(x, torch.float32, device), dtype)),
-        }
-    ]
+    return {
+        "spacing": exact_spacing,
+        "weight_moves": float(torch.expm1(moved)),
+        "weight_moves_theory": _moves(exact_spacing / 2),
+        "plain_finite": bool(plain.isfinite().all()),
+        "softmax_finite": bool(torch.softmax(stored, 0).isfinite().all()),
+        "stored_finite": bool(stored.isfinite().all()),
+        **_attend(size, dtype, device),
+        "plain_limit": largest(lambda x: _plain_softmax(torch.tensor([x, 0.0], device=device).to(dtype))),
+        "stored_limit": largest(lambda x: _stored(_query(x, torch.float32, device), dtype)),
+    }
 
 
 def largest(of: Callable[[float], Tensor]) -> float | None:
@@ -104,18 +103,11 @@ def _attend(size: float, dtype: torch.dtype, device: str) -> dict[str, bool]:
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    found = [
-        Expectation(
-            f"a weight moves by, bfloat16, |logit| = {size:g}",
-            number,
-            row["weight_moves"],
-            0.01 * (1 + number),
-            "closed form: e^(half a unit in the last place) − 1",
-            "the digits given",
-        )
-        for size, number in TABLE.items()
-        for row in pick(rows, dtype="bfloat16", size=size)
-    ]
+    found, source = [], "closed form: e^(half a unit in the last place) − 1"
+    for size, number in TABLE.items():
+        quantity = f"a weight moves by, bfloat16, |logit| = {size:g}"
+        moved = [row["weight_moves"] for row in pick(rows, dtype="bfloat16", size=size)]
+        found += [Expectation(quantity, number, one, 0.01 * (1 + number), source, "the digits given") for one in moved]
     limits = {row["dtype"]: row for row in rows}
     for name, column, expected, what, source in (
         ("float32", "plain_limit", 128 * math.log(2), "textbook softmax overflows above", "ln of float32's end, 2^128"),
@@ -123,16 +115,9 @@ def expect(rows: Rows) -> list[Expectation]:
         ("float16", "stored_limit", 65520.0, "stored scores overflow above", "65504 + 16, which rounds away"),
     ):
         if name in limits:
-            found.append(
-                Expectation(
-                    f"{what}, {name}",
-                    expected,
-                    limits[name][column],
-                    expected * max(torch.finfo(DTYPES[name]).eps, 2e-6),
-                    f"IEEE 754: {source}",
-                    "rounding of the dtype, and 2e-6 for the search",
-                )
-            )
+            within, measured = expected * max(torch.finfo(DTYPES[name]).eps, 2e-6), limits[name][column]
+            why = "rounding of the dtype, and 2e-6 for the search"
+            found.append(Expectation(f"{what}, {name}", expected, measured, within, f"IEEE 754: {source}", why))
     return found
 
 
@@ -172,25 +157,14 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="precision",
+EXPERIMENT = define(
+    __name__,
     question="What does storing the scores in 16 bits do to the weights, and when does exp overflow?",
     claims=("C8",),
     parameters=(
         Parameter("dtype", tuple(DTYPES), "the dtype of the stored scores", choices=tuple(DTYPES)),
         Parameter(
-            "size",
-            (1.0, 8.0, 32.0, 64.0, 128.0, 1000.0, 1e4, 6e4, 8e4),
-            "the size of the largest logit or score",
-            above=0,
-            most=1e38,
-            hint="float32 ends at 3.4e38",
+            "size", SIZES, "the size of the largest logit or score", above=0, most=1e38, hint="float32 ends at 3.4e38"
         ),
-        SEED,
-        DEVICE,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
 )

@@ -13,16 +13,17 @@ from typing import Any
 import torch
 
 from ...attention import measure as vitals_of
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 from ..maths import moments, theory
 from ..maths.stats import expect_column, over_batches
 
 SATURATED = 0.99
 BATCHES = 16
+SPREADS = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0, 32.0)
 ROUNDING = 1e-5  # float32 rounds the logits, and Σp² sums n of them
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     n, s = int(cell["n"]), float(cell["s"])
     stream = generator(cell["device"], "saturation", n, s, cell["rows"], cell["seed"])
     shape = (BATCHES, max(1, int(cell["rows"]) // BATCHES), n, 1)
@@ -31,20 +32,18 @@ def measure(cell: Cell) -> list[Row]:
     signs = vitals_of(torch.ones_like(logits[:, :, :1]), logits, scale=1.0)
     top = signs.top_weight
     exact = moments.of_logits(s, n)
-    return [
-        {
-            "critical": theory.critical_std(n),
-            "ratio": s / theory.critical_std(n),
-            **over_batches(top).columns("top_weight"),
-            **over_batches(signs.entropy).columns("entropy"),
-            **over_batches(signs.effective_keys).columns("effective_keys"),
-            **over_batches(signs.jacobian_trace).columns("jacobian_trace"),
-            "saturated": float((top > SATURATED).double().mean()),
-            "entropy_theory": exact.entropy if exact else None,
-            "jacobian_trace_theory": exact.trace if exact else None,
-            "jacobian_trace_limit": theory.jacobian_trace(s, n),
-        }
-    ]
+    return {
+        "critical": theory.critical_std(n),
+        "ratio": s / theory.critical_std(n),
+        **over_batches(top).columns("top_weight"),
+        **over_batches(signs.entropy).columns("entropy"),
+        **over_batches(signs.effective_keys).columns("effective_keys"),
+        **over_batches(signs.jacobian_trace).columns("jacobian_trace"),
+        "saturated": float((top > SATURATED).double().mean()),
+        "entropy_theory": exact.entropy if exact else None,
+        "jacobian_trace_theory": exact.trace if exact else None,
+        "jacobian_trace_limit": theory.jacobian_trace(s, n),
+    }
 
 
 def expect(rows: Rows) -> list[Expectation]:
@@ -111,9 +110,7 @@ def draw(rows: Rows, finding: str) -> Any:
 
     from ..figures import marks, theme
 
-    shown = [{**row, "keys": f"{row['n']} keys"} for row in rows]
-    names = [f"{n} keys" for n in sorted({row["n"] for row in rows})]
-    colour = theme.series("keys", "keys", names)
+    shown, colour = theme.by_keys(rows)
     x = alt.X(
         "ratio:Q",
         title="logit std ÷ √(2 ln n)",
@@ -122,19 +119,14 @@ def draw(rows: Rows, finding: str) -> Any:
     )
     frozen = [{"ratio": 1.1**i, "form": 1.1**-i} for i in range(24)]
     threshold = marks.labelled_line(1.0, "threshold", axis="x")
-    top = (
-        threshold
-        + marks.joined(shown, x, "top_weight", colour)
-        + marks.measured(shown, x, "top_weight", "mean top weight", colour)
-    )
+    top = threshold + marks.curve(shown, x, "top_weight", "mean top weight", colour)
     trace = (
         threshold
         + marks.theory(frozen, x, "form", dash=(5, 3))
         + marks.theory(shown, x, "jacobian_trace_theory", colour, smooth=True)
         + marks.measured(shown, x, "jacobian_trace", "tr J = 1 − Σp²", colour)
     )
-    half = theme.WIDTH // 2 - 30
-    chart = alt.hconcat(top.properties(width=half, height=300), trace.properties(width=half, height=300))
+    chart = theme.side_by_side(top, trace, theme.WIDTH // 2 - 30)
     note = (
         "Points: measured, with 95 % intervals. Right, coloured lines: exact means; grey line: their limit for many keys, "
         "√(2 ln n)/s (random energy model)."
@@ -142,24 +134,13 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart, finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="saturation",
+EXPERIMENT = define(
+    __name__,
     question="At which spread of the logits does softmax put nearly all the weight on one key?",
     claims=("C5",),
     parameters=(
         Parameter("n", (16, 128, 1024, 8192), "number of keys", least=2, hint="one key always has all the weight"),
-        Parameter(
-            "s",
-            (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0, 32.0),
-            "the std of the logits",
-            above=0,
-        ),
+        Parameter("s", SPREADS, "the std of the logits", above=0),
         Parameter("rows", (800,), "queries per cell", least=32, hint="fewer give no interval"),
-        SEED,
-        DEVICE,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ...scale import rule
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator
+from ..engine.experiment import SAMPLES, Cell, Expectation, Parameter, Row, Rows, define, generator
 from ..maths import theory
 from ..maths.stats import expect_column, over_batches
 
@@ -15,7 +16,7 @@ BATCHES = 32
 NUMBERS = 30_000_000
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     d = int(cell["d"])
     stream = generator(cell["device"], "two_keys", d, cell["samples"], cell["seed"])
     count = max(64, min(int(cell["samples"]), NUMBERS // (3 * d)) // BATCHES)
@@ -25,14 +26,12 @@ def measure(cell: Cell) -> list[Row]:
         apart = (query * (first - second)).sum(-1).double()
         slopes.append(torch.stack([_slope(apart), _slope(apart * rule("sqrt_dk").scale(head_dim=d))]))
     both = torch.stack(slopes)  # (batches, 2, count)
-    return [
-        {
-            **over_batches(both[:, 0]).columns("slope"),
-            **over_batches(both[:, 1]).columns("scaled_slope"),
-            "slope_theory": theory.two_key_slope(d),
-            "median": float(both[:, 0].median()),
-        }
-    ]
+    return {
+        **over_batches(both[:, 0]).columns("slope"),
+        **over_batches(both[:, 1]).columns("scaled_slope"),
+        "slope_theory": theory.two_key_slope(d),
+        "median": float(both[:, 0].median()),
+    }
 
 
 def _slope(difference: torch.Tensor) -> torch.Tensor:
@@ -68,18 +67,8 @@ def draw(rows: Rows, finding: str) -> Any:
     """The softmax's slope with two keys, against d_k."""
     from ..figures import marks, theme
 
-    parts = [
-        {
-            "d": row["d"],
-            "rule": rule,
-            "slope": row[name],
-            "slope_low": row[f"{name}_low"],
-            "slope_high": row[f"{name}_high"],
-        }
-        for row in rows
-        for rule, name in (("none", "slope"), ("sqrt_dk", "scaled_slope"))
-    ]
-    shown = theme.labelled(parts)
+    slopes = {"slope": "none", "scaled_slope": "sqrt_dk"}
+    shown = theme.labelled(theme.unpivoted(rows, "d", "rule", slopes, "slope"))
     colour = theme.by_rule(shown)
     x = theme.powers("d", "head dim d_k", [row["d"] for row in rows])
     chart = marks.theory(rows, x, "slope_theory") + marks.measured(
@@ -89,25 +78,12 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="two_keys",
+EXPERIMENT = define(
+    __name__,
     question="With two keys, how fast does the softmax's slope p(1−p) fall as d_k grows?",
     claims=("C6",),
     parameters=(
         Parameter("d", (1, 4, 16, 64, 256, 1024), "the head dim, d_k", least=1),
-        Parameter(
-            "samples",
-            (400_000,),
-            "pairs of keys per cell, at most",
-            least=1000,
-            most=10**9,
-            hint="fewer give no interval",
-        ),
-        SEED,
-        DEVICE,
+        replace(SAMPLES, says="pairs of keys per cell, at most"),
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
 )

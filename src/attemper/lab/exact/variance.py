@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...attention import measure as vitals_of
 from ...scale import rule
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..engine.experiment import SAMPLES, Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 from ..maths import theory
 from ..maths.stats import CHANCE, expect_column, over_batches
 
@@ -34,6 +34,7 @@ INITS = {
 """unit: independent normal entries; fan_in: LeCun's N(0, 1/d_model), as Wortsman et al. 2023; linear: torch.nn.Linear's own;
 xavier: torch.nn.MultiheadAttention; gpt2: N(0, 0.02²); gpt3_width: the same at width 12288; t5: Mesh TensorFlow's, with the
 divisor folded into W_q."""
+COMMON = ("unit", "fan_in", "linear", "xavier", "gpt2", "t5")
 
 FORMS = {
     "fan_in": "√d_k (LeCun et al. 1998: variance 1/fan-in)",
@@ -45,7 +46,7 @@ FORMS = {
 }
 
 
-def measure(cell: Cell) -> list[Row]:
+def measure(cell: Cell) -> Row:
     d, init, a = int(cell["d"]), str(cell["init"]), float(cell["a"])
     stream = generator(cell["device"], "variance", d, init, a, cell["samples"], cell["seed"])
     drawn = [_draw(d, init, a, int(cell["samples"]), stream) for _ in range(BATCHES)]
@@ -59,22 +60,19 @@ def measure(cell: Cell) -> list[Row]:
     each = over_batches(torch.stack([batch.pow(4).mean() / batch.square().mean() ** 2 for batch in batches]))
     first = [batch.flatten()[:RANGE_OF] for batch in batches]
     expected = d * a * _entry(init, d, 0) * _entry(init, d, 1)
-    return [
-        {
-            **mean.columns("mean"),
-            **second.columns("variance"),
-            "std": math.sqrt(second.mean),
-            "variance_theory": expected,
-            "scale": scale,
-            **over_batches(torch.stack([_scaled(query, key, scale) for query, key in drawn])).columns(
-                "scaled_variance"
-            ),
-            **each._replace(mean=kurtosis).columns("kurtosis"),
-            "kurtosis_theory": theory.kurtosis(d) if init == "unit" else None,
-            **over_batches(torch.stack([batch.max() - batch.min() for batch in first])).columns("range"),
-            "range_of": len(first[0]),
-        }
-    ]
+    scaled = over_batches(torch.stack([_scaled(query, key, scale) for query, key in drawn]))
+    return {
+        **mean.columns("mean"),
+        **second.columns("variance"),
+        "std": math.sqrt(second.mean),
+        "variance_theory": expected,
+        "scale": scale,
+        **scaled.columns("scaled_variance"),
+        **each._replace(mean=kurtosis).columns("kurtosis"),
+        "kurtosis_theory": theory.kurtosis(d) if init == "unit" else None,
+        **over_batches(torch.stack([batch.max() - batch.min() for batch in first])).columns("range"),
+        "range_of": len(first[0]),
+    }
 
 
 def _entry(init: str, d: int, which: int) -> float:
@@ -123,29 +121,21 @@ def expect(rows: Rows) -> list[Expectation]:
 
 
 def _of_entries(row: Mapping[str, Any]) -> list[Expectation]:
-    d = row["d"]
+    quantity, source = f"Var(q·k), entries of variance {row['a']:g} and 1", "Vaswani et al. 2017, footnote 4: d_k"
+    found = (
+        ("variance", quantity, source),
+        ("kurtosis", "kurtosis of q·k", "closed form: 3 + 6/d_k for normal entries"),
+    )
     return [
-        expect_column(row, column, quantity, row[f"{column}_theory"], source)
-        for column, quantity, source in (
-            (
-                "variance",
-                f"Var(q·k), entries of variance {row['a']:g} and 1, d_k = {d}",
-                "Vaswani et al. 2017, footnote 4: d_k",
-            ),
-            ("kurtosis", f"kurtosis of q·k, d_k = {d}", "closed form: 3 + 6/d_k for normal entries"),
-        )
+        expect_column(row, column, f"{quantity}, d_k = {row['d']}", row[f"{column}_theory"], source)
+        for column, quantity, source in found
     ]
 
 
 def _of_an_init(row: Mapping[str, Any]) -> Expectation:
-    return Expectation(
-        f"logit std before the scale, {row['init']} init, d_k = {row['d']}",
-        math.sqrt(row["variance_theory"]),
-        row["std"],
-        row["variance_reach"] / (2 * row["std"]),
-        f"closed form: {FORMS[row['init']]}",
-        CHANCE,
-    )
+    quantity = f"logit std before the scale, {row['init']} init, d_k = {row['d']}"
+    expected, within = math.sqrt(row["variance_theory"]), row["variance_reach"] / (2 * row["std"])
+    return Expectation(quantity, expected, row["std"], within, f"closed form: {FORMS[row['init']]}", CHANCE)
 
 
 def finding(rows: Rows) -> str:
@@ -181,32 +171,14 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="variance",
+EXPERIMENT = define(
+    __name__,
     question="How far do the dot products q·k spread as d_k grows?",
     claims=("C1", "C2", "C3", "C23"),
     parameters=(
         Parameter("d", (1, 2, 5, 16, 64, 256, 1024, 4096), "the head dim, d_k", least=1),
-        Parameter(
-            "init",
-            ("unit", "fan_in", "linear", "xavier", "gpt2", "t5"),
-            "how q and k get their entries",
-            choices=tuple(INITS),
-        ),
+        Parameter("init", COMMON, "how q and k get their entries", choices=tuple(INITS)),
         Parameter("a", (1.0,), "the variance of q's entries, times the initialisation's own", above=0),
-        Parameter(
-            "samples",
-            (400_000,),
-            "dot products per cell, at most",
-            least=1000,
-            most=10**9,
-            hint="fewer give no interval",
-        ),
-        SEED,
-        DEVICE,
+        SAMPLES,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
 )

@@ -8,19 +8,7 @@ import torch
 
 from ...attention import attention
 from ...modules import MultiHeadAttention
-from ..engine.experiment import (
-    DEVICE,
-    SEED,
-    Cell,
-    Expectation,
-    Experiment,
-    Parameter,
-    Row,
-    Rows,
-    generator,
-    heads_divide,
-    pick,
-)
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, heads_divide, pick
 
 SOFTMAXES = {"7, 3": ((7.0, 3.0), (0.98, 0.02)), "25, 2, -3": ((25.0, 2.0, -3.0), (1.0, 0.0, 0.0))}
 """Logits, and the weights that textbooks give, to two decimals."""
@@ -55,16 +43,11 @@ def _shapes(width: int, heads: int, cell: Cell) -> list[Row]:
 
 
 def expect(rows: Rows) -> list[Expectation]:
+    shown = pick(rows, kind="softmax")
+    names = [f"softmax([{row['example']}]), weight {row['place'] + 1}" for row in shown]
     return [
-        Expectation(
-            f"softmax([{row['example']}]), weight {row['place'] + 1}",
-            row["said"],
-            row["value"],
-            0.005,
-            "common worked examples",
-            "two decimals",
-        )
-        for row in pick(rows, kind="softmax")
+        Expectation(name, row["said"], row["value"], 0.005, "common worked examples", "two decimals")
+        for row, name in zip(shown, names, strict=True)
     ]
 
 
@@ -83,14 +66,10 @@ def draw(rows: Rows, finding: str) -> Any:
 
     from ..figures import theme
 
+    softmaxes = [(str(row["example"]), row["place"], row["value"]) for row in pick(rows, kind="softmax")]
     shown = [
-        {
-            "softmax": f"softmax([{row['example']}])",
-            "logit": str(row["example"]).split(", ")[row["place"]],
-            "weight": row["value"],
-        }
-        for row in rows
-        if row["kind"] == "softmax"
+        {"softmax": f"softmax([{example}])", "logit": example.split(", ")[place], "weight": weight}
+        for example, place, weight in softmaxes
     ]
     base = alt.Chart(theme.data(shown)).encode(
         x=alt.X("logit:N", title="logit", sort=None, axis=alt.Axis(labelAngle=0)),
@@ -107,19 +86,13 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart, finding, "Computed in float64; textbooks round to two decimals.")
 
 
-EXPERIMENT = Experiment(
-    name="worked",
+EXPERIMENT = define(
+    __name__,
     question="Do common worked examples come out as written?",
     claims=("C4", "C17"),
     parameters=(
         Parameter("d_model", (512,), "the model's width", least=1),
         Parameter("heads", (8,), "number of heads", least=1),
-        SEED,
-        DEVICE,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
     check=heads_divide,
 )

@@ -76,6 +76,11 @@ def joined(rows: Rows, x: alt.X, y: str, colour: alt.Color, nested: bool = False
     return alt.Chart(data(rows)).mark_line().encode(x=x, y=f"{y}:Q", color=colour, strokeWidth=width)
 
 
+def curve(rows: Rows, x: alt.X, y: str, title: str, colour: alt.Color, nested: bool = False, **more: Any) -> Any:
+    """Measurements with a thin line between them."""
+    return joined(rows, x, y, colour, nested) + measured(rows, x, y, title, colour, nested=nested, **more)
+
+
 def _widths(rows: Rows, colour: alt.Color) -> tuple[Rows, alt.StrokeWidth]:
     return in_order(rows, colour, "width", 3.4, 1.2), alt.StrokeWidth("width:Q", scale=None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -17,28 +17,19 @@ TITLE_COLUMNS = 92
 
 BASELINE = "#999999"  # what rules are compared with is no rule, so it is grey
 # Okabe and Ito (2008), by role
-COLOURS = {
-    "none": "#D55E00",
-    "sqrt_dk": "#0072B2",
-    "dk": "#009E73",
-    "sqrt_dmodel": "#CC79A7",
-    "qk_norm": "#56B4E9",
-    "learned": "#E69F00",
-    "softcap": "#000000",
-    "no_attention": BASELINE,
+RULES = {
+    "none": ("no scale", "#D55E00"),
+    "sqrt_dk": ("1/√d_k", "#0072B2"),
+    "dk": ("1/d_k", "#009E73"),
+    "sqrt_dmodel": ("1/√d_model", "#CC79A7"),
+    "qk_norm": ("QK-norm", "#56B4E9"),
+    "learned": ("learned", "#E69F00"),
+    "softcap": ("softcap", "#000000"),
+    "no_attention": ("no attention", BASELINE),
 }
+LABELS, COLOURS = ({name: both[place] for name, both in RULES.items()} for place in (0, 1))
 SERIES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 THEORY = "#555555"
-LABELS = {
-    "none": "no scale",
-    "sqrt_dk": "1/√d_k",
-    "dk": "1/d_k",
-    "sqrt_dmodel": "1/√d_model",
-    "qk_norm": "QK-norm",
-    "learned": "learned",
-    "softcap": "softcap",
-    "no_attention": "no attention",
-}
 
 
 def data(rows: Rows) -> alt.Data:
@@ -65,6 +56,21 @@ def series(field: str, title: str, names: Sequence[Any]) -> alt.Color:
     return alt.Color(
         f"{field}:N", title=title, sort=list(names), scale=alt.Scale(domain=list(names), range=SERIES[: len(names)])
     )
+
+
+def by_keys(rows: Rows) -> tuple[list[dict[str, Any]], alt.Color]:
+    """The rows with their number of keys in words, and a colour per number."""
+    names = [f"{n} keys" for n in sorted({row["n"] for row in rows})]
+    return [{**row, "keys": f"{row['n']} keys"} for row in rows], series("keys", "keys", names)
+
+
+def unpivoted(rows: Rows, at: str, what: str, columns: Mapping[str, str], value: str) -> list[dict[str, Any]]:
+    """One row per row and column: its place ``at`` the axis, ``what`` it is called, its ``value`` and interval."""
+    return [
+        {at: row[at], what: name, **{f"{value}{end}": row[f"{column}{end}"] for end in ("", "_low", "_high")}}
+        for row in rows
+        for column, name in columns.items()
+    ]
 
 
 def in_order(rows: Rows, colour: alt.Color, column: str, most: float, least: float) -> list[dict[str, Any]]:
@@ -98,6 +104,10 @@ def powers(field: str, title: str, values: Sequence[float], form: str | None = N
     return alt.X(f"{field}:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=24), axis=axis)
 
 
+def side_by_side(left: Any, right: Any, width: int, height: int = 300) -> alt.HConcatChart:
+    return alt.hconcat(*(part.properties(width=width, height=height) for part in (left, right)))
+
+
 def finish(chart: Any, finding: str, note: str) -> Any:
     """The finding as the title, what is shown under it, and the shared style."""
     title = alt.TitleParams(
@@ -116,6 +126,5 @@ def finish(chart: Any, finding: str, note: str) -> Any:
         view=alt.ViewConfig(strokeWidth=0),
         header=alt.HeaderConfig(labelFontSize=13, titleFontSize=13),
     )
-    return chart.properties(
-        title=title, background="white", config=config
-    )  # each such call copies all data: one is enough
+    # each such call copies all data: one is enough
+    return chart.properties(title=title, background="white", config=config)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...scale import RULES
 from ...scan import scan
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, pick
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, pick
 from .sentences import READ, batch, chosen, loaded
 
 SCALES = ("none", "sqrt_dk", "dk", "sqrt_dmodel")
@@ -25,16 +25,10 @@ def measure(cell: Cell) -> list[Row]:
     texts = batch([text for pair in chosen(cell) for text in pair], str(cell["device"]))
     found = scan(model, dict(texts), what_if=str(cell["rule"]), pictures=False).to_dict()["what_if"][0]["heads"]
     places = {name: place for place, name in enumerate(dict.fromkeys(row["layer"] for row in found))}
-    config = model.config
-    d = config.hidden_size // config.num_attention_heads
+    heads = model.config.num_attention_heads
+    sizes = {"d": model.config.hidden_size // heads, "heads": heads}
     return [
-        {
-            "layer": places[row["layer"]],
-            "head": row["head"],
-            "d": d,
-            "heads": config.num_attention_heads,
-            **{name: row[name] for name in KEPT},
-        }
+        {"layer": places[row["layer"]], "head": row["head"], **sizes, **{name: row[name] for name in KEPT}}
         for row in found
     ]
 
@@ -56,16 +50,9 @@ def expect(rows: Rows) -> list[Expectation]:
         scale = RULES[rule].scale(head_dim=first[0]["d"], heads=first[0]["heads"])
         expected = scale**2 * first[0]["d"]
         ratios = [row["variance"] / before[row["head"]]["variance"] for row in first]
-        found.append(
-            Expectation(
-                f"Var(logits) under {rule!r} over that under 'sqrt_dk', first layer, the head furthest off",
-                expected,
-                max(ratios, key=lambda ratio: abs(ratio - expected)),
-                1e-3 * expected,
-                "the ratio of the scales, squared",
-                "float32 rounding",
-            )
-        )
+        quantity = f"Var(logits) under {rule!r} over that under 'sqrt_dk', first layer, the head furthest off"
+        furthest, source = max(ratios, key=lambda ratio: abs(ratio - expected)), "the ratio of the scales, squared"
+        found.append(Expectation(quantity, expected, furthest, 1e-3 * expected, source, "float32 rounding"))
     return found
 
 
@@ -93,9 +80,8 @@ def draw(rows: Rows, finding: str) -> Any:
     colour = theme.by_rule(shown)
     last = max(row["rank"] for row in shown)
     x = alt.X("rank:Q", title="heads, sorted", scale=alt.Scale(domain=[0, last + 1]), axis=alt.Axis(grid=False))
-    chart = marks.labelled_line(0.9, "almost all: 0.9") + marks.joined(shown, x, "top_weight", colour) + marks.measured(
-        shown, x, "top_weight", "largest weight of a query, mean over queries", colour
-    )  # fmt: skip
+    points = marks.curve(shown, x, "top_weight", "largest weight of a query, mean over queries", colour)
+    chart = marks.labelled_line(0.9, "almost all: 0.9") + points
     note = (
         f"MiniLM-L6, {last} heads, d_k = {rows[0]['d']}, trained with 1/√d_k; "
         "the scale of every layer is replaced while it reads sentences."
@@ -103,13 +89,9 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="real_heads",
+EXPERIMENT = define(
+    __name__,
     question="In a real model's heads, does one token get almost all the attention when the scale is removed?",
     claims=("C14",),
-    parameters=(Parameter("rule", SCALES, "the rule that replaces the scale", choices=SCALES), READ, SEED, DEVICE),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
+    parameters=(Parameter("rule", SCALES, "the rule that replaces the scale", choices=SCALES), READ),
 )

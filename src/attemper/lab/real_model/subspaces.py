@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...attention import weights
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Row, Rows, generator
+from ..engine.experiment import Cell, Expectation, Row, Rows, define, generator
 from ..maths.stats import over_batches
 from .sentences import READ, batch, chosen, loaded
 
@@ -87,17 +87,12 @@ def others(matrix: Tensor) -> Tensor:
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    return [
-        Expectation(
-            f"overlap of random subspaces, layer {row['layer']}",
-            row["chance"],
-            row["random_overlap"],
-            row["random_overlap_reach"] + 1e-3,
-            "closed form: E tr(P_a P_b)/d_k = d_k/d_model",
-            "4 standard errors over the heads, which share their partners, and 0.001",
-        )
-        for row in rows
-    ]
+    found, source = [], "closed form: E tr(P_a P_b)/d_k = d_k/d_model"
+    why = "4 standard errors over the heads, which share their partners, and 0.001"
+    for row in rows:
+        quantity, within = f"overlap of random subspaces, layer {row['layer']}", row["random_overlap_reach"] + 1e-3
+        found.append(Expectation(quantity, row["chance"], row["random_overlap"], within, source, why))
+    return found
 
 
 def finding(rows: Rows) -> str:
@@ -116,15 +111,12 @@ WEIGHTS = {"distance": "two heads, same words", "own_distance": "one head, other
 
 def draw(rows: Rows, finding: str) -> Any:
     """Overlap of the heads' subspaces and of random ones; distance of the heads' weights and of one head's on other words."""
-    import altair as alt
-
     from ..figures import marks, theme
 
     left = _panel(rows, SPACES, "overlap of query subspaces", [*SPACES.values(), *WEIGHTS.values()])
     right = _panel(rows, WEIGHTS, "distance of weights (total variation)", [*SPACES.values(), *WEIGHTS.values()])
     chance = marks.labelled_line(rows[0]["chance"], "")
-    half = theme.WIDTH // 2 - 30
-    chart = alt.hconcat((chance + left).properties(width=half, height=300), right.properties(width=half, height=300))
+    chart = theme.side_by_side(chance + left, right, theme.WIDTH // 2 - 30)
     note = (
         "MiniLM-L6. Points: means over the heads of a layer, with 95 % intervals. Two equal subspaces overlap by 1, "
         f"random ones by d_k/d_model = {rows[0]['chance']:.3f} (dashed)."
@@ -137,27 +129,16 @@ def _panel(rows: Rows, series: dict[str, str], title: str, names: list[str]) -> 
 
     from ..figures import marks, theme
 
-    shown = [
-        {
-            "layer": row["layer"] + 1,
-            "what": name,
-            **{f"value{end}": row[f"{field}{end}"] for end in ("", "_low", "_high")},
-        }
-        for row in rows
-        for field, name in series.items()
-    ]
+    from_one = [{**row, "layer": row["layer"] + 1} for row in rows]
+    shown = theme.unpivoted(from_one, "layer", "what", series, "value")
     colour = theme.series("what", "", names)
     x = alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0))
-    return marks.joined(shown, x, "value", colour) + marks.measured(shown, x, "value", title, colour)
+    return marks.curve(shown, x, "value", title, colour)
 
 
-EXPERIMENT = Experiment(
-    name="subspaces",
+EXPERIMENT = define(
+    __name__,
     question="Do the heads of a layer of a real model read different subspaces, and look at different tokens?",
     claims=("C18",),
-    parameters=(READ, SEED, DEVICE),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
+    parameters=(READ,),
 )

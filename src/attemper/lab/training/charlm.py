@@ -7,7 +7,7 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide, pick
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, heads_divide, pick
 from .language import INITS, NO_ATTENTION, RULES, TRAINING, train
 from .runs import (
     LESS,
@@ -125,14 +125,9 @@ def past_pairs(rows: Rows) -> float:
 
 
 def trained(rows: Rows, what: str) -> Expectation:
-    return Expectation(
-        f"nats below counting pairs of characters, 1/√d_k{what}",
-        0.5,
-        past_pairs(rows),
-        0.5,
-        "counting pairs: this run's own text",
-        "above 0: it has learned more than pairs; no small model gains more than 1",
-    )
+    quantity, source = f"nats below counting pairs of characters, 1/√d_k{what}", "counting pairs: this run's own text"
+    why = "above 0: it has learned more than pairs; no small model gains more than 1"
+    return Expectation(quantity, 0.5, past_pairs(rows), 0.5, source, why)
 
 
 def expect(rows: Rows) -> list[Expectation]:
@@ -143,16 +138,10 @@ def expect(rows: Rows) -> list[Expectation]:
             found.append(trained(part, f", {init} initialisation"))
     where = cells(rows)
     if ("small", 1e-3) in where and max(row["steps"] for row in rows) <= PILOT:
-        found.append(
-            Expectation(
-                "held-out loss, none less 1/√d_k, projections drawn with std 0.02, lr 0.001",
-                0.004,
-                where["small", 1e-3].mean,
-                NOTHING,
-                f"pilot of this project: +0.004 nats at d_k = 32 after {PILOT} steps",
-                "differences under 0.05 nats mean nothing at this size",
-            )
-        )
+        quantity = "held-out loss, none less 1/√d_k, projections drawn with std 0.02, lr 0.001"
+        source = f"pilot of this project: +0.004 nats at d_k = 32 after {PILOT} steps"
+        why = "differences under 0.05 nats mean nothing at this size"
+        found.append(Expectation(quantity, 0.004, where["small", 1e-3].mean, NOTHING, source, why))
     return found
 
 
@@ -218,42 +207,28 @@ def _top(costs: dict[str, list[dict[str, Any]]]) -> Any:
     found: list[Any] = []
     for name, some in costs.items():
         x = theme.powers("lr", "learning rate", [row["lr"] for row in some], ".0e")
-        points = (
-            marks.labelled_line(0.0, "no cost", at=0.62 * width)
-            + marks.joined(some, x, "cost", one)
-            + marks.measured(some, x, "cost", "" if found else f"{COST}, nats", one)
+        points = marks.labelled_line(0.0, "no cost", at=0.62 * width) + marks.curve(
+            some, x, "cost", "" if found else f"{COST}, nats", one
         )
         found.append(points.properties(width=width, height=130, title=panels.heading(name)))
     return alt.hconcat(*found, spacing=18).resolve_scale(y="shared")
 
 
+LENGTHS = "one character has nothing before it, and the held-out text must have many windows"
+TEXTS = "a window must fit, and the rest is held out"
 TASK = (
     Parameter("steps", (200,), "training steps", least=1, single=True),
     Parameter("batch", (16,), "windows per step", least=1, single=True),
-    Parameter(
-        "length",
-        (48,),
-        "characters per window",
-        least=2,
-        most=4096,
-        single=True,
-        hint="one character has nothing before it, and the held-out text must have many windows",
-    ),
+    Parameter("length", (48,), "characters per window", least=2, most=4096, single=True, hint=LENGTHS),
     Parameter("d_model", (64,), "the model's width", least=1, single=True),
     Parameter("heads", (2,), "number of heads", least=1, single=True),
-    Parameter(
-        "text",
-        (TRAINING,),
-        "characters to train on",
-        least=5000,
-        most=TRAINING,
-        single=True,
-        hint="a window must fit, and the rest is held out",
-    ),
-    replace(SEED, default=(0, 1, 2)),
-    replace(DEVICE, single=True),
+    Parameter("text", (TRAINING,), "characters to train on", least=5000, most=TRAINING, single=True, hint=TEXTS),
 )
 """The parameters that every experiment on this task has."""
+UNIT = Parameter(
+    "init", ("unit",), "projections: std 0.02 (small), or unit-variance q and k (unit)", choices=INITS, single=True
+)
+LARGE: dict[str, tuple[int, ...]] = {"batch": (32,), "length": (128,), "d_model": (256,), "heads": (4,)}
 
 # a text that is read many times over, so that seen and unseen text can come apart
 MEMORISE: dict[str, tuple[int | float | str, ...]] = {
@@ -264,32 +239,25 @@ MEMORISE: dict[str, tuple[int | float | str, ...]] = {
     "steps": (400,),
 }
 
-EXPERIMENT = Experiment(
-    name="charlm",
+EXPERIMENT = define(
+    __name__,
     question="On a small language model of source code, how much does the scale matter?",
     claims=("C9", "C15", "C19"),
     parameters=(
         Parameter("rule", ("sqrt_dk", "none", NO_ATTENTION), "the scale's rule, or no attention at all", choices=RULES),
-        Parameter("init", INITS, "projections: std 0.02 (small), or unit-variance q and k (unit)", choices=INITS),
+        replace(UNIT, default=INITS, single=False),
         Parameter("lr", (1e-3, 3e-3), "Adam's learning rate", above=0),
         Parameter("layers", (2,), "number of layers", least=1, most=1000, single=True),
         *TASK,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
     check=heads_divide,
     presets={
         "full": {
             "rule": ("sqrt_dk", "none", "dk", "qk_norm", NO_ATTENTION),
             "lr": (1e-4, 3e-4, 1e-3, 3e-3),
             "steps": (800,),
-            "batch": (32,),
-            "length": (128,),
-            "d_model": (256,),
-            "heads": (4,),
             "layers": (4,),
+            **LARGE,
         },
         "memorise": MEMORISE,
     },

@@ -7,14 +7,12 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from ..engine.experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide, pick
+from ..engine.experiment import Expectation, Parameter, Row, Rows, define, heads_divide, pick
 from . import charlm
-from .language import INITS, RULES, train
+from .language import RULES
 from .runs import LESS, MORE, OPEN, SAME, Cost, at_best, at_edge, both, by_seed, cost, mean_cost, survived
 
-
-def measure(cell: Cell) -> list[Row]:
-    return train(cell, str(cell["rule"]))
+measure = charlm.measure
 
 
 def pairs(rows: Rows) -> dict[int, tuple[Rows, Rows]]:
@@ -100,11 +98,7 @@ def draw(rows: Rows, finding: str) -> Any:
     shown = [{"name": charlm.COST, **row} for row in summary(rows)]
     x = theme.powers("layers", "layers", depths)
     one = theme.series("name", "", [charlm.COST]).legend(None)
-    points = (
-        marks.labelled_line(0.0, "no cost")
-        + marks.joined(shown, x, "cost", one)
-        + marks.measured(shown, x, "cost", f"{charlm.COST}, nats", one)
-    )
+    points = marks.labelled_line(0.0, "no cost") + marks.curve(shown, x, "cost", f"{charlm.COST}, nats", one)
     ends = {f"depth {layers}": series[layers] for layers in dict.fromkeys((min(series), max(series)))}
     colour = theme.by_rule([row for part in ends.values() for row in part])
     below = panels.draw(ends, colour, "rule_label", panels.LANGUAGE)
@@ -120,37 +114,18 @@ def draw(rows: Rows, finding: str) -> Any:
 _HALVED: dict[str, tuple[int, ...]] = {"steps": (200,), "length": (32,), "d_model": (32,), "heads": (1,)}
 SMALLER = tuple(replace(one, default=_HALVED.get(one.name, one.default)) for one in charlm.TASK)
 
-EXPERIMENT = Experiment(
-    name="depth",
+EXPERIMENT = define(
+    __name__,
     question="Does leaving the scale out cost more in a deeper model?",
     claims=("C20",),
     parameters=(
         Parameter("rule", ("sqrt_dk", "none"), "the scale's rule", choices=RULES),
         Parameter("layers", (1, 2, 4, 8), "number of layers", least=1, most=1000),
-        Parameter(
-            "init",
-            ("unit",),
-            "projections: std 0.02 (small), or unit-variance q and k (unit)",
-            choices=INITS,
-            single=True,
-        ),
+        charlm.UNIT,
         Parameter("lr", (3e-3, 1e-2), "Adam's learning rate", above=0),
         *SMALLER,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
     check=heads_divide,
-    presets={
-        "full": {
-            "lr": (1e-4, 3e-4, 1e-3, 3e-3),
-            "steps": (600,),
-            "batch": (32,),
-            "length": (128,),
-            "d_model": (256,),
-            "heads": (4,),
-        }
-    },
+    presets={"full": {"lr": (1e-4, 3e-4, 1e-3, 3e-3), "steps": (600,), **charlm.LARGE}},
     trains=True,
 )

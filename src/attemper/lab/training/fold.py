@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..engine.experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, pick
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, pick
 from . import recall
 from .runs import at_best, diverged, largest, runs, spread, survived
 
@@ -41,16 +41,8 @@ def expect(rows: Rows) -> list[Expectation]:
     for seed in sorted({row["seed"] for row in rows}):
         first = {row["how"]: row["loss"] for row in pick(rows, seed=seed, step=0)}
         if {"scaled", "folded"} <= set(first):
-            found.append(
-                Expectation(
-                    f"loss at step 0, folded less scaled, seed {seed}",
-                    0.0,
-                    first["folded"] - first["scaled"],
-                    1e-4,
-                    "Raffel et al. 2020 (T5)",
-                    "float32 rounding",
-                )
-            )
+            quantity, apart = f"loss at step 0, folded less scaled, seed {seed}", first["folded"] - first["scaled"]
+            found.append(Expectation(quantity, 0.0, apart, 1e-4, "Raffel et al. 2020 (T5)", "float32 rounding"))
     return found
 
 
@@ -63,7 +55,7 @@ def finding(rows: Rows) -> str:
     other: list[str] = []
     same: list[str] = []
     neither: list[str] = []  # two runs that learn nothing are no sign of one training
-    rates: list[str] = []
+    rates = []
     for optimizer in dict.fromkeys(row["optimizer"] for row in rows):
         found = pick(summary(rows), optimizer=optimizer)
         of_how = {how: {row["lr"]: row["accuracy"] for row in pick(found, how=how)} for how in HOWS}
@@ -100,9 +92,7 @@ def draw(rows: Rows, finding: str) -> Any:
         part = pick(shown, optimizer=optimizer)
         x = theme.powers("lr", "learning rate", [row["lr"] for row in part], ".0e")
         title = "accuracy" if optimizer == optimizers[0] else ""
-        panel = marks.joined(part, x, "accuracy", colour, nested=True) + marks.measured(
-            part, x, "accuracy", title, colour, nested=True
-        )
+        panel = marks.curve(part, x, "accuracy", title, colour, nested=True)
         width = (theme.WIDTH - panels.GAP * (len(optimizers) - 1)) // len(optimizers)
         tops.append(panel.properties(width=width, height=180, title=panels.heading(optimizer)))
         series[optimizer] = at_best(pick(named, optimizer=optimizer), "name", "accuracy", True)
@@ -121,8 +111,8 @@ def _range(rates: list[float]) -> str:
     return "–".join(f"{lr:g}" for lr in dict.fromkeys((min(rates), max(rates)))) if rates else "none"
 
 
-EXPERIMENT = Experiment(
-    name="fold",
+EXPERIMENT = define(
+    __name__,
     question="The scale folded into W_q is the same function at step 0; does it train the same?",
     claims=(),
     parameters=(
@@ -132,10 +122,6 @@ EXPERIMENT = Experiment(
         Parameter("d", (256,), "the head dim, d_k", least=1, single=True),
         *recall.TASK,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
     presets={"full": {"lr": (3e-4, 1e-3, 3e-3, 1e-2, 0.1, 1.0), "steps": (400,)}},
     trains=True,
 )

@@ -57,12 +57,7 @@ def fit(
 
 
 def optimizers(name: str) -> Callable[[Any, float], torch.optim.Optimizer]:
-    makers: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
-        "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr=lr),
-        "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr),
-        "adafactor": lambda parameters, lr: torch.optim.Adafactor(parameters, lr=lr),
-    }
-    return makers[name]
+    return {"adam": torch.optim.Adam, "sgd": torch.optim.SGD, "adafactor": torch.optim.Adafactor}[name]
 
 
 def gradients(watched: Mapping[str, nn.Parameter]) -> Row:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..engine.experiment import DEVICE, SEED, Cell, Expectation, Experiment, Parameter, Row, Rows, generator, pick
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 from .layers import AttentionLayer
 from .loop import fit
 from .runs import at_best, at_edge, best_lr, diverged, fastest_lr, first_step, largest, runs, spread, survived
@@ -27,6 +26,7 @@ UNSEEN = 256
 LEARNED = 0.9
 PILOT = 400  # steps
 RULES = ("sqrt_dk", "none", "dk", "qk_norm", "learned", "softcap")
+NO_CHOICE = "one pair leaves no choice, and keys do not repeat"
 
 
 class Recall(nn.Module):
@@ -129,28 +129,15 @@ def expect(rows: Rows) -> list[Expectation]:
     best = {row["rule"]: row for row in pick(summary(rows), d=256)}
     found = []
     if "sqrt_dk" in best:
-        found.append(
-            Expectation(
-                "accuracy with 1/√d_k, d = 256, at its best learning rate",
-                1.0,
-                best["sqrt_dk"]["accuracy"],
-                1 - LEARNED,
-                "pilot of this project: 1.00",
-                "nine in ten count as learned",
-            )
-        )
+        quantity, accuracy = "accuracy with 1/√d_k, d = 256, at its best learning rate", best["sqrt_dk"]["accuracy"]
+        source, why = "pilot of this project: 1.00", "nine in ten count as learned"
+        found.append(Expectation(quantity, 1.0, accuracy, 1 - LEARNED, source, why))
     bare = runs(pick(rows, rule="none", d=256, lr=1e-3, steps=PILOT), "seed").values()
     if bare:
-        found.append(
-            Expectation(
-                f"accuracy without a scale, d = 256, learning rate 0.001, {PILOT} steps",
-                0.36,
-                statistics.median(run[-1]["accuracy"] for run in bare),
-                0.34,
-                f"pilot of this project: 0.28 to 0.44 after {PILOT} steps",
-                "learned less, in any case: below 0.7",
-            )
-        )
+        quantity = f"accuracy without a scale, d = 256, learning rate 0.001, {PILOT} steps"
+        accuracy = statistics.median(run[-1]["accuracy"] for run in bare)
+        source = f"pilot of this project: 0.28 to 0.44 after {PILOT} steps"
+        found.append(Expectation(quantity, 0.36, accuracy, 0.34, source, "learned less, in any case: below 0.7"))
     return found
 
 
@@ -198,22 +185,12 @@ def learned(best: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> 
 TASK = (
     Parameter("steps", (150,), "training steps", least=1, single=True),
     Parameter("batch", (32,), "sequences per step", least=1, single=True),
-    Parameter(
-        "pairs",
-        (32,),
-        "pairs per sequence",
-        least=2,
-        most=KEYS,
-        single=True,
-        hint="one pair leaves no choice, and keys do not repeat",
-    ),
-    replace(SEED, default=(0, 1, 2)),
-    replace(DEVICE, single=True),
+    Parameter("pairs", (32,), "pairs per sequence", least=2, most=KEYS, single=True, hint=NO_CHOICE),
 )
 """The parameters that every experiment on this task has."""
 
-EXPERIMENT = Experiment(
-    name="recall",
+EXPERIMENT = define(
+    __name__,
     question="Does a layer of attention learn to look up a pair it has just seen, under each rule?",
     claims=("C9", "C15", "C19"),
     parameters=(
@@ -222,19 +199,8 @@ EXPERIMENT = Experiment(
         Parameter("lr", (3e-4, 1e-3, 3e-3, 1e-2), "Adam's learning rate", above=0),
         *TASK,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
     presets={
-        "full": {
-            "rule": ("sqrt_dk", "none", "dk", "qk_norm", "learned"),
-            "d": (64, 128, 256),
-            "lr": (3e-4, 1e-3, 3e-3, 1e-2),
-            "steps": (600,),
-            "batch": (64,),
-            "seed": (0, 1, 2, 3, 4),
-        }
+        "full": {"rule": RULES[:-1], "d": (64, 128, 256), "steps": (600,), "batch": (64,), "seed": (0, 1, 2, 3, 4)}
     },
     trains=True,
 )

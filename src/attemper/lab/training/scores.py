@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..engine.experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, pick
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, pick
 from . import recall
 from .runs import at_best, survived
 
@@ -32,16 +32,10 @@ def expect(rows: Rows) -> list[Expectation]:
     last = {row["score"]: row["accuracy"] for row in pick(best, d=d)}
     if len(last) < 2 or "dot" not in last:
         return []
-    return [
-        Expectation(
-            f"the bare dot product's place from the bottom at d = {d}",
-            1.0,
-            float(1 + sum(value < last["dot"] for value in last.values())),
-            0.0,
-            "Britz et al. 2017, table 5: 18.22 BLEU at 1024, the lowest",
-            "shape only",
-        )
-    ]
+    quantity = f"the bare dot product's place from the bottom at d = {d}"
+    place = float(1 + sum(value < last["dot"] for value in last.values()))
+    source = "Britz et al. 2017, table 5: 18.22 BLEU at 1024, the lowest"
+    return [Expectation(quantity, 1.0, place, 0.0, source, "shape only")]
 
 
 def finding(rows: Rows) -> str:
@@ -68,22 +62,19 @@ def draw(rows: Rows, finding: str) -> Any:
     present = [name for name in LABELS.values() if any(row["name"] == name for row in shown)]
     colour = theme.series("name", "score", present)
     x = theme.powers("d", "head dim d", [row["d"] for row in shown])
-    points = marks.joined(shown, x, "accuracy", colour, nested=True) + marks.measured(
-        shown, x, "accuracy", "accuracy", colour, nested=True
-    )
+    points = marks.curve(shown, x, "accuracy", "accuracy", colour, nested=True)
     series = [{**row, "name": LABELS[row["score"]]} for row in best]
     below = panels.draw({f"d = {largest}": series}, colour, "name")
     note = (
         "Recall, each score at its best learning rate. Top: median and range over seeds; Britz et al. 2017, table 5 (BLEU): "
         f"dot {', '.join(f'{bleu:.1f}' for bleu in BRITZ['dot'].values())} at 128 to 1024. {panels.NOTE}"
     )
-    return theme.finish(
-        alt.vconcat(alt.layer(points).properties(width=theme.WIDTH, height=180), below, spacing=24), finding, note
-    )
+    chart = alt.vconcat(alt.layer(points).properties(width=theme.WIDTH, height=180), below, spacing=24)
+    return theme.finish(chart, finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="scores",
+EXPERIMENT = define(
+    __name__,
     question="As d grows, which score still learns to recall?",
     claims=("C13",),
     parameters=(
@@ -92,10 +83,6 @@ EXPERIMENT = Experiment(
         Parameter("lr", (3e-3, 1e-2), "Adam's learning rate", above=0),
         *recall.TASK,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
     presets={"full": {"d": (128, 256, 512, 1024), "lr": (3e-4, 1e-3, 3e-3, 1e-2), "steps": (400,)}},
     trains=True,
 )

@@ -6,9 +6,9 @@ import math
 import statistics
 from typing import Any
 
-from ..engine.experiment import Cell, Expectation, Experiment, Parameter, Row, Rows, heads_divide
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, heads_divide
 from . import charlm
-from .language import INITS, train
+from .language import train
 from .runs import last_loss, runs, survived
 
 WORSE = 0.1  # nats above the best
@@ -36,16 +36,9 @@ def knee(rows: Rows) -> float:
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    return [
-        Expectation(
-            "log₁₀ of the κ at which held-out loss is 0.1 nats above its best",
-            3.0,
-            math.log10(knee(rows)),
-            0.5,
-            "Wortsman et al. 2023, arXiv:2309.14322, fig. 10: near 1e3, with 10 M parameters",
-            "half a decade",
-        )
-    ]
+    quantity = "log₁₀ of the κ at which held-out loss is 0.1 nats above its best"
+    source = "Wortsman et al. 2023, arXiv:2309.14322, fig. 10: near 1e3, with 10 M parameters"
+    return [Expectation(quantity, 3.0, math.log10(knee(rows)), 0.5, source, "half a decade")]
 
 
 def finding(rows: Rows) -> str:
@@ -78,8 +71,7 @@ def draw(rows: Rows, finding: str) -> Any:
     top = (
         marks.labelled_line(1e3, "Wortsman", axis="x", at=185)
         + marks.labelled_line(rows[0]["bigram"], "counting pairs of characters")
-        + marks.joined(shown, x, "loss", colour)
-        + marks.measured(shown, x, "loss", "held-out loss, nats", colour, zero=False)
+        + marks.curve(shown, x, "loss", "held-out loss, nats", colour, zero=False)
     )
     decades = [kappa for kappa in kappas if kappa >= 1 and math.log10(kappa).is_integer()][-5:] or kappas[:5]
     series = [{**row, "name": f"{row['kappa']:g}"} for row in rows if row["kappa"] in decades]
@@ -94,38 +86,25 @@ def draw(rows: Rows, finding: str) -> Any:
     return theme.finish(chart.resolve_scale(color="independent"), finding, note)
 
 
-EXPERIMENT = Experiment(
-    name="transplant",
+EXPERIMENT = define(
+    __name__,
     question="With the logits' scale forced to κ, from which κ on does a language model train worse?",
     claims=("C9",),
     parameters=(
         Parameter("kappa", (0.1, 1.0, 10.0, 100.0, 1e3, 1e4), "the RMS of q times that of k", above=0),
-        Parameter(
-            "init",
-            ("unit",),
-            "how projections are drawn: std 0.02 (small), or unit-variance q and k (unit)",
-            choices=INITS,
-            single=True,
-        ),
+        charlm.UNIT,
         Parameter("lr", (3e-3,), "Adam's learning rate", above=0, single=True),
         Parameter("layers", (2,), "number of layers", least=1, most=1000, single=True),
         *charlm.TASK,
     ),
-    measure=measure,
-    expect=expect,
-    finding=finding,
-    draw=draw,
     check=heads_divide,
     presets={
         "full": {
             "kappa": (0.1, 1.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4),
             "steps": (1200,),
-            "batch": (32,),
-            "length": (128,),
-            "d_model": (256,),
-            "heads": (4,),
             "layers": (4,),
             "lr": (1e-3,),
+            **charlm.LARGE,
         }
     },
     trains=True,
