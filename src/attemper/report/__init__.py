@@ -10,14 +10,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
+from .._files import finite
 from ..errors import InputError
 
 SCHEMA = "attemper.scan/1"
@@ -55,13 +54,6 @@ def html(document: Mapping[str, Any]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _text("page.html"))
 
 
-def write(document: Mapping[str, Any], path: str | Path) -> Path:
-    """The page of :func:`html` for ``document`` as a file at ``path``, which is replaced if it is there; returns the path."""
-    path = Path(path)
-    path.write_text(html(document), encoding="utf-8", newline="\n")
-    return path
-
-
 def script() -> str:
     """The report's modules as one, which exports ``render(root, document)``: for a page, or a notebook widget's one file."""
     return "".join(_module(name) for name in SCRIPTS)
@@ -79,7 +71,7 @@ def policy(code: str, style: str) -> str:
 
 def encoded(document: Mapping[str, Any]) -> str:
     """``document`` as JSON that can stand in a script element: no tag in it, and null for NaN and infinity."""
-    return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(ESCAPES)
+    return json.dumps(finite(document), ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(ESCAPES)
 
 
 def _check(document: Mapping[str, Any]) -> None:
@@ -96,16 +88,6 @@ def _check(document: Mapping[str, Any]) -> None:
 
 def _shown(text: object) -> str:
     return escape(STEERING.sub("\ufffd", str(text)))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): _finite(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return value
 
 
 def _digest(text: str) -> str:
