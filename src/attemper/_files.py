@@ -20,7 +20,7 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,13 @@ def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
     _beside(path, b"", keep=False)  # rights, full names and special folders show in no other way
 
 
-def save(path: Path, content: bytes) -> None:
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"-o: cannot write {str(path)!r}: {error.strerror}. Choose another file.")
+
+
+def save(path: Path, content: bytes, failed: Callable[[Path, OSError], InputError] = _unwritable) -> None:
     """Write beside, then move into place: a file that was there stays until the new one is whole and on the disk."""
-    _beside(path, content, keep=True)
+    _beside(path, content, keep=True, failed=failed)
 
 
 def _mode(path: Path) -> int | None:
@@ -69,7 +73,9 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-def _beside(path: Path, content: bytes, keep: bool) -> None:
+def _beside(
+    path: Path, content: bytes, keep: bool, failed: Callable[[Path, OSError], InputError] = _unwritable
+) -> None:
     target = Path(os.path.realpath(path))  # a link stays, and what it leads to is replaced
     part = target.with_name(f".attemper-{secrets.token_hex(4)}.part")
     try:
@@ -83,14 +89,10 @@ def _beside(path: Path, content: bytes, keep: bool) -> None:
                 part.chmod(stat.S_IMODE(mode))  # who may read the old one may read the new one, and nobody else
             os.replace(part, target)
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise failed(path, error) from None
     finally:  # after Ctrl-C too; on a disk that is read-only taking away what is not there fails as well
         with contextlib.suppress(OSError):
             part.unlink()
-
-
-def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(f"-o: cannot write {str(path)!r}: {error.strerror}. Choose another file.")
 
 
 def finite(value: Any) -> Any:

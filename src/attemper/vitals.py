@@ -52,9 +52,7 @@ class Vitals:
     lse: Tensor
     entropy: Tensor
     p2: Tensor
-    _lse_low: Tensor | None = (
-        None  # what rounding took from lse; merge() and top_weight need it where lse is far from zero
-    )
+    _lse_low: Tensor | None = None  # what rounding took from lse: merge() and top_weight need it far from zero
 
     def __init__(self, **signs: Tensor) -> None:
         unknown = [name for name in signs if name not in SIGNS]

@@ -33,7 +33,8 @@ def _page(browser: Any, settings: dict[str, Any]) -> Any:
 @contextlib.contextmanager
 def opened(browser: Any, document: dict[str, Any], folder: Path, *, at: str = "", **options: Any) -> Iterator[Any]:
     """The page of a report; afterwards: no console message, no error, no request but the file, no violation."""
-    path = report.write(document, folder / "report.html")
+    path = folder / "report.html"
+    path.write_text(report.html(document), encoding="utf-8", newline="\n")
     settings = {"viewport": {"width": 1280, "height": 720}, "reduced_motion": "reduce", **options}
     said: list[str] = []
     asked: list[str] = []

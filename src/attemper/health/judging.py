@@ -20,18 +20,12 @@ if TYPE_CHECKING:
 class Audited(Protocol):
     """The result of the scale audit for a layer."""
 
-    @property
-    def layer(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def fault(self) -> str | None: ...
-    @property
-    def says(self) -> str: ...
-    @property
-    def todo(self) -> str: ...
-    @property
-    def applied(self) -> float | None: ...
+    layer: str
+    kind: str
+    fault: str | None
+    says: str
+    todo: str
+    applied: float | None
 
 
 def findings(
@@ -63,7 +57,8 @@ def findings(
         counts = Counter(_ALIKE.get(name, name) for _, names in about for name in names)
         for row, names in about:
             crowd = {name for name in names if counts[_ALIKE.get(name, name)] >= CROWD.value * len(rows)}
-            found += _of_head(row, facts.get(place, {}), names, crowd)
+            sizes = [say(row, facts.get(place, {}), names) for say in (high, coarse)]
+            found += [one for one in sizes if one is not None] + [TELL[name](row, name in crowd) for name in names]
     found += [_of_scale(one) for one in audit if one.fault is not None]
     places = {place: number for number, place in enumerate(grouped)}
 
@@ -149,11 +144,6 @@ _VERBS = {
 }
 _ALIKE = {"collapsed": "sharp", "saturated": "sharp"}  # together they make a crowd
 _OPENINGS = {"warn": "Worth a look", "act": "Needs work", "critical": "In danger", "diverging": "Broken"}
-
-
-def _of_head(row: Row, facts: Row, names: set[str], crowd: set[str]) -> list[Finding]:
-    sizes = (high(row, facts, names), coarse(row, facts, names))
-    return [one for one in sizes if one is not None] + [TELL[name](row, name in crowd) for name in names]
 
 
 def _of_scale(one: Audited) -> Finding:

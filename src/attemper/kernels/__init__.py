@@ -122,15 +122,8 @@ def why(
     """
     from ..operation.checks import prepare
 
-    options: dict[str, Any] = {
-        "mask": mask,
-        "causal": causal,
-        "scale": scale,
-        "window": window,
-        "softcap": softcap,
-        "dropout": dropout,
-    }
-    request = prepare("why", query, key, value, **options).request
+    options: dict[str, Any] = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap}
+    request = prepare("why", query, key, value, dropout=dropout, **options).request
     taken = choose("why", request, kernel)
     choices = []
     for name, serves in KERNELS.items():
@@ -138,8 +131,7 @@ def why(
         if name == taken:
             reason = "the fastest that serves this call" if kernel == "auto" else "asked for by name"
         else:
-            reason = refusal or (
-                "serves this call, but slower" if kernel == "auto" else f"kernel={kernel!r} was asked for"
-            )
+            slower = "serves this call, but slower" if kernel == "auto" else f"kernel={kernel!r} was asked for"
+            reason = refusal or slower
         choices.append(KernelChoice(name, name == taken, reason))
     return KernelChoices(choices)

@@ -24,13 +24,8 @@ def keeping(
 ) -> tuple[Tensor | None, bool]:
     """The mask and the band for attention(). Appended keys are seen by every row, which a band cannot say.
 
-    Args:
-        attn_mask: (Lq, Lk) or (B·H, Lq, Lk), boolean or added.
-        key_padding_mask: (B, Lk) or (Lk,), boolean or added.
-        causal: whether each row sees the keys up to its own place.
-        query: (B, H, Lq, E).
-        keys: how many keys the caller gave.
-        appended: how many keys were added behind them.
+    ``attn_mask`` is (Lq, Lk) or (B·H, Lq, Lk), ``key_padding_mask`` (B, Lk) or (Lk,), both boolean or added; ``query`` is
+    (B, H, Lq, E). ``keys`` are those that the caller gave, ``appended`` those added behind them.
     """
     batch, heads, rows = query.shape[:3]
     parts = []

@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from .._files import finite
@@ -53,13 +52,6 @@ def html(document: Mapping[str, Any]) -> str:
     }
     # in one pass: what is put in is not searched again, whatever it contains
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _text("page.html"))
-
-
-def write(document: Mapping[str, Any], path: str | Path) -> Path:
-    """The page of :func:`html` for ``document`` as a file at ``path``, which is replaced if it is there; returns the path."""
-    path = Path(path)
-    path.write_text(html(document), encoding="utf-8", newline="\n")
-    return path
 
 
 def script() -> str:

@@ -52,12 +52,7 @@ class ScanOptions:
 
 
 def answer(asked: ScanOptions, told: Callable[[str], object] = lambda words: None) -> Scan:
-    """The scan for some options; wrong options are refused before the work.
-
-    Args:
-        asked: the options.
-        told: called with what is being done.
-    """
+    """The scan for some options; wrong options are refused before the work. ``told`` is called with what is being done."""
     if asked.fail_on is not None and asked.fail_on not in FAILING:
         raise InputError(f"scan: unknown --fail-on {asked.fail_on!r}. {nearest(asked.fail_on, FAILING)}")
     output.check(asked.output, asked.force)
@@ -96,12 +91,7 @@ def answer(asked: ScanOptions, told: Callable[[str], object] = lambda words: Non
 
 def fails(document: dict[str, Any], level: str | None) -> str | None:
     """Why --fail-on fails: a finding at a level or above, which with a baseline must be new or worse; or nothing was judged; or
-    notes could not be compared.
-
-    Args:
-        document: of the scan.
-        level: one of ``FAILING``; None: nothing fails.
-    """
+    notes could not be compared. None: nothing fails."""
     if level is None:
         return None
     if not document["verdict"]["judged"]:

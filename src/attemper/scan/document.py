@@ -17,11 +17,18 @@ from ..health import LEVELS, Finding
 SCHEMA: Literal["attemper.scan/1"] = "attemper.scan/1"
 
 Json = dict[str, Any]
+
+
+def said(words: str) -> Json:
+    """The keyword of JSON Schema that describes a field."""
+    return {"description": words}
+
+
 Count = Annotated[int, {"minimum": 0}]
 Size = Annotated[int, {"minimum": 1}]
 Blocks = Annotated[int, {"minimum": 1, "maximum": 16}]
 Number = float | None
-LayerName = Annotated[str, {"description": "as model.named_modules() names it"}]
+LayerName = Annotated[str, said("as model.named_modules() names it")]
 Kind = Annotated[str, {"enum": ["self", "cross"], "description": "self-attention or cross-attention"}]
 Level = Annotated[str, {"enum": list(LEVELS)}]
 FindingRow = Annotated[Json, Finding]
@@ -51,7 +58,7 @@ class AboutInput:
     tokens: list[str] | None
     special: list[bool] | None
     length: Annotated[int | None, {"minimum": 0}]
-    generated: Annotated[bool, {"description": "a sample, generated because no file was given"}]
+    generated: Annotated[bool, said("a sample, generated because no file was given")]
     truncated: bool
 
 
@@ -60,9 +67,9 @@ class ScanVerdict:
     """The worst finding in one line."""
 
     level: Level
-    line: Annotated[str, {"description": "one plain sentence"}]
+    line: Annotated[str, said("one plain sentence")]
     judged: Annotated[
-        bool | None, {"description": "false: no token could attend to another one, so nothing is called healthy"}
+        bool | None, said("false: no token could attend to another one, so nothing is called healthy")
     ] = None
 
 
@@ -91,9 +98,7 @@ class Scale:
     logit_std: Number
     verdict: Annotated[str, {"enum": ["ok", "fault"]}]
     says: str
-    std_says: Annotated[
-        str | None, {"description": "the measured logit std compared with the predicted one, in words"}
-    ] = None
+    std_says: Annotated[str | None, said("the measured logit std compared with the predicted one, in words")] = None
 
 
 @dataclass(kw_only=True)
@@ -124,7 +129,7 @@ class HeadSigns:
     layer: LayerName
     kind: Kind
     head: Count
-    rows: Annotated[float, {"description": "how many queries were measured"}]
+    rows: Annotated[float, said("how many queries were measured")]
     mean: Number
     variance: Number
     peak: Number
@@ -153,7 +158,7 @@ class Head(HeadSigns):
             "description": "the token before, itself or the token after: where neighbour_weight is",
         },
     ]
-    text_distance: Annotated[Number, {"description": "null with one text"}]
+    text_distance: Annotated[Number, said("null with one text")]
 
 
 @dataclass(kw_only=True)
@@ -205,7 +210,7 @@ class TokenAttention:
     position: Count
     heads: list[TokenHead]
     targets: list[Target]
-    best: Annotated[Target | None, {"description": "without special tokens and neighbours"}]
+    best: Annotated[Target | None, said("without special tokens and neighbours")]
     strongest: Target | None
 
 
@@ -215,7 +220,7 @@ class Patches:
 
     rows: Size
     columns: Size
-    first: Annotated[Count, {"description": "the token that is the first patch; tokens before it are not in the image"}]
+    first: Annotated[Count, said("the token that is the first patch; tokens before it are not in the image")]
 
 
 @dataclass(kw_only=True)
@@ -232,10 +237,9 @@ class DenseMap:
     bits: Annotated[int, {"enum": [8, 16]}]
     data: Annotated[
         str,
-        {
-            "description": "base64 of little-endian unsigned integers, heads × queries × keys: weight × the largest integer, "
-            "rounded"
-        },
+        said(
+            "base64 of little-endian unsigned integers, heads × queries × keys: weight × the largest integer, rounded"
+        ),
     ]
     patches: Patches | None = None
 
@@ -244,13 +248,11 @@ class DenseMap:
 class Thumbnail:
     """The weights of a layer added up in blocks of queries and keys."""
 
-    rows: Annotated[Blocks, {"description": "blocks of queries, in order, as even as can be"}]
-    columns: Annotated[Blocks, {"description": "blocks of keys"}]
+    rows: Annotated[Blocks, said("blocks of queries, in order, as even as can be")]
+    columns: Annotated[Blocks, said("blocks of keys")]
     data: Annotated[
         str,
-        {
-            "description": "base64 of bytes, heads × rows × columns: the share of the queries' weight on the keys × 255, rounded"
-        },
+        said("base64 of bytes, heads × rows × columns: the share of the queries' weight on the keys × 255, rounded"),
     ]
 
 
@@ -267,8 +269,8 @@ class TopMap:
     format: Literal["top"] = "top"
     k: Count
     rows: list[Count]
-    indices: Annotated[str, {"description": "base64, heads × rows × k"}]
-    weights: Annotated[str, {"description": "base64, heads × rows × k"}]
+    indices: Annotated[str, said("base64, heads × rows × k")]
+    weights: Annotated[str, said("base64, heads × rows × k")]
     thumbnail: Thumbnail | None = None
     patches: Patches | None = None
 
@@ -280,7 +282,7 @@ class SmallImage:
     input: Count
     width: Size
     height: Size
-    data: Annotated[str, {"description": "base64 of bytes, height × width × 3: red, green and blue, scaled down"}]
+    data: Annotated[str, said("base64 of bytes, height × width × 3: red, green and blue, scaled down")]
 
 
 @dataclass(kw_only=True)
@@ -321,20 +323,16 @@ class Baseline:
     file: str
     created: str
     says: list[str]
-    new: Annotated[list[FindingRow], {"description": "not in the older scan, at any level"}]
+    new: Annotated[list[FindingRow], said("not in the older scan, at any level")]
     worse: Annotated[
         list[FindingRow] | None,
-        {"description": "not in the older scan, or at a lower level there: what --fail-on fails on"},
+        said("not in the older scan, or at a lower level there: what --fail-on fails on"),
     ] = None
-    levels: Annotated[
-        list[Annotated[Json, LevelChange]] | None, {"description": "in both scans, at different levels"}
-    ] = None
-    gone: Annotated[list[Json], {"description": "only in the older scan, at any level"}]
+    levels: Annotated[list[Annotated[Json, LevelChange]] | None, said("in both scans, at different levels")] = None
+    gone: Annotated[list[Json], said("only in the older scan, at any level")]
     uncompared: Annotated[
         list[FindingRow] | None,
-        {
-            "description": "notes that the older scan does not have because it is of other texts: whether they are new is unknown"
-        },
+        said("notes that the older scan does not have because it is of other texts: whether they are new is unknown"),
     ] = None
     scales: list[Annotated[Json, ScaleChange]]
     factor: float
@@ -351,23 +349,17 @@ class Document:
     torch: str
     created: Annotated[str, {"format": "date-time"}]
     model: AboutModel
-    inputs: Annotated[list[AboutInput], {"description": "each was run by itself"}]
+    inputs: Annotated[list[AboutInput], said("each was run by itself")]
     verdict: ScanVerdict
-    layers: Annotated[list[Layer], {"description": "in the order they ran"}]
+    layers: Annotated[list[Layer], said("in the order they ran")]
     heads: list[Annotated[Json, Head]]
-    findings: Annotated[list[Finding], {"description": "the worst first"}]
-    what_if: Annotated[list[WhatIf] | None, {"description": "only on request: the same model with another scale"}] = (
-        None
-    )
+    findings: Annotated[list[Finding], said("the worst first")]
+    what_if: Annotated[list[WhatIf] | None, said("only on request: the same model with another scale")] = None
     token: TokenAttention | None = None
-    attention: Annotated[list[DenseMap | TopMap] | None, {"description": "only on request: the weights themselves"}] = (
-        None
-    )
-    images: Annotated[
-        list[SmallImage] | None, {"description": "with attention, where the tokens are patches of an image"}
-    ] = None
+    attention: Annotated[list[DenseMap | TopMap] | None, said("only on request: the weights themselves")] = None
+    images: Annotated[list[SmallImage] | None, said("with attention, where the tokens are patches of an image")] = None
     baseline: Baseline | None = None
-    notes: Annotated[list[str], {"description": "what was not measured, and why"}]
+    notes: Annotated[list[str], said("what was not measured, and why")]
 
 
 SIGNS = tuple(field.name for field in fields(HeadSigns))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from .document import Document, plain
 from .show.output import write as write_file
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 
 class Scan:
@@ -69,10 +70,10 @@ class Scan:
         path = Path(path)
         write_file(path, self.to_dict(attention or path.suffix.lower() == ".html"))
 
-    def __rich__(self) -> RenderableType:
-        from .show.terminal import Fitted
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from .show.terminal import table
 
-        return Fitted(self.document)
+        yield table(self.document, options.max_width)
 
     def __str__(self) -> str:
         from .show.terminal import text

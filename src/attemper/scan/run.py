@@ -11,11 +11,10 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import __version__, health
 from ..errors import AttemperError, InputError
-from ..vitals import Vitals
 from ..watch import Record
 from ..watch.examine import AttentionCall, Examiner, examine
 from .audit.audit import Audit, LayerScale
@@ -37,14 +36,11 @@ Progress = Callable[[str], object]
 """Called with a few words whenever a new part of the work begins."""
 
 
-class LayerProgress:
+class LayerProgress(Examiner):
     """The examiner that reports which layer was just measured."""
 
     def __init__(self, current: CurrentInput, count: int, progress: Progress) -> None:
         self.current, self.count, self.progress = current, count, progress
-
-    def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> None:
-        """Nothing to measure."""
 
     def keep(self, name: str, call: AttentionCall, seen: object) -> None:
         (number,) = self.current.items.inputs or (0,)
@@ -88,13 +84,8 @@ def run(
 ) -> Scan:
     """Scan a model on its inputs, each by itself. Ctrl-C ends it early with what was measured so far.
 
-    Args:
-        loaded: the model and what is known of it.
-        inputs: what it is run on.
-        rules: rules to try in place of the model's own scale.
-        token: a token whose attention is reported in full.
-        pictures: keep attention weights for the report.
-        progress: called with what is being done.
+    ``rules`` are tried in place of the model's own scale; the attention of ``token`` is reported in full; ``pictures`` keeps
+    attention weights for the report; ``progress`` is called with what is being done.
     """
     check_rules(rules)
     examiners = Examiners(inputs, token, pictures, progress)
@@ -230,17 +221,13 @@ def _what_if(
         for one in inputs:
             call(model, one.batch)
 
+    def begin(rule: str) -> None:
+        progress(f"what if the scale were {rule}")
+
     progress("what if: once more as it is")
     try:
         with _without_warnings():
-            what_if(
-                model,
-                again,
-                rules,
-                applied,
-                progress=lambda rule: progress(f"what if the scale were {rule}"),
-                keep=found.append,
-            )
+            what_if(model, again, rules, applied, progress=begin, keep=found.append)
     except KeyboardInterrupt as stop:
         by, left = str(stop) or "Ctrl-C", ", ".join(map(repr, rules[len(found) :])) or "none"
         document.notes.insert(0, f"stopped by {by}; rules of --what-if that were not tried: {left}.")

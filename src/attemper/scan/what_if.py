@@ -15,12 +15,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import InputError, nearest
-from ..scale import RULES, Rule
-from ..vitals import Vitals
-from ..watch.examine import Alteration, AttentionCall, Facts, Place, altered, examine, running
+from ..scale import RULES
+from ..watch.examine import Alteration, AttentionCall, Examiner, Facts, Place, altered, examine, running
 from .document import SIGNS, Json, WhatIf
 
 MOSTLY = 0.5
@@ -45,14 +44,11 @@ class RecordedCall:
     places: tuple[Place, ...]
 
 
-class CallRecorder:
+class CallRecorder(Examiner):
     """The examiner that records the calls, in order."""
 
     def __init__(self) -> None:
         self.calls: list[RecordedCall] = []
-
-    def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> None:
-        """Nothing to measure: the watch has the vitals."""
 
     def keep(self, name: str, call: AttentionCall, seen: object) -> None:
         self.calls.append(RecordedCall(name, call.facts.kind, call.facts, call.places))
@@ -68,20 +64,15 @@ def what_if(
 ) -> list[WhatIf]:
     """Run a model once as it is and once for each rule, with its scale replaced by the rule's, and measure its heads.
 
-    Gradients are off, and each run draws the same random numbers. Another open watch measures these runs too.
+    Gradients are off, and each run draws the same random numbers. Another open watch measures these runs too. ``run`` calls the
+    model on its inputs, the same each time; ``progress`` is called with each rule before its run, ``keep`` with each result at
+    once, so that Ctrl-C loses none.
 
     Args:
-        model: the model.
-        run: calls the model on its inputs, the same each time.
         rules: names of rules whose scale is one number (``"none"``, ``"dk"``, ``"sqrt_dmodel"``, …), numbers (``"0.5"``: that
             scale in every layer), or factors (``"x2"``: twice the scale that each layer has).
         applied: the whole scale that each (layer, kind) applies now, as the audit measures it; None: not known. For a layer that
             is not in it, the argument of the call is used, which does not include factors on q and k.
-        progress: called with each rule before its run.
-        keep: called with each result at once, so that Ctrl-C loses none.
-
-    Returns:
-        one :class:`WhatIf` for each rule, in their order.
     """
     wanted = [_wanted(rule) for rule in rules]
     if running.frames:
@@ -112,11 +103,7 @@ Wanted = Callable[[Facts, int, Callable[[], float]], float]
 
 
 def check_rules(rules: Sequence[str]) -> None:
-    """Raise for a rule that cannot be tried, before anything runs.
-
-    Args:
-        rules: as :func:`what_if` takes them.
-    """
+    """Raise for a rule that cannot be tried, before anything runs."""
     for rule in rules:
         _wanted(rule)
 
@@ -141,11 +128,7 @@ def _wanted(rule: str) -> Wanted:
             f"what_if(): rule {rule!r} is not a single number: {NOT_ONE_NUMBER[rule]}. "
             f"Use one of {', '.join(repr(name) for name in RULES if name not in NOT_ONE_NUMBER)}."
         )
-    return lambda facts, layer, now: _scale(known, facts, layer) / now()
-
-
-def _scale(rule: Rule, facts: Facts, layer: int) -> float:
-    return float(rule.scale(head_dim=facts.head_dim, heads=facts.heads, layer=layer))
+    return lambda facts, layer, now: known.scale(head_dim=facts.head_dim, heads=facts.heads, layer=layer) / now()
 
 
 def _number(word: str) -> float | None:

@@ -103,6 +103,10 @@ class AttentionCall:
     traced: Traced | None = None  # what q and k were multiplied by, if an examiner needs it
     as_product: bool = False  # whether the logits are in memory as the product left them
 
+    def options(self) -> dict[str, Any]:
+        """Its options, as ``measure()`` takes them."""
+        return {name: getattr(self, name) for name in ("mask", "causal", "scale", "window", "softcap")}
+
     def one_tensor(self) -> bool:
         """Whether the gradient of q is that of k too."""
         query, key = self.query, self.key
@@ -117,5 +121,7 @@ class Examiner(Protocol):
     attribute ``traces = True`` makes the watch follow what q and k were multiplied by: ``call.traced``.
     """
 
-    def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Any: ...
+    def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Any:
+        return None
+
     def keep(self, name: str, call: AttentionCall, seen: Any) -> None: ...

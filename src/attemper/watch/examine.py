@@ -11,6 +11,7 @@
     traits              what the class of a module shows: whether it is named attention
     Alteration, altered, Place      ops that make scores: counted in one run, altered in the next
     running             the modules in their forward, in this thread
+    is_in               whether a module is another one or inside it, by their names
     Entry, GradientHooks            for a layer that measures itself: its numbers in one step as rows, and its gradients
 """
 
@@ -29,6 +30,7 @@ from .attach.running import traits as traits
 from .call import AttentionCall as AttentionCall
 from .call import Examiner as Examiner
 from .call import Facts as Facts
+from .passes import is_in as is_in
 from .record.entry import Entry as Entry
 from .session import Watch, watch
 from .trace.paths import Factor as Factor
@@ -38,12 +40,9 @@ from .trace.paths import same as same
 
 
 def examine(model: nn.Module, examiners: Sequence[Examiner], *, caller: str = "watch") -> Watch:
-    """A watch of a model whose calls are also shown to examiners.
+    """A watch of a model whose calls are also shown to examiners, in their order. A list may be changed between two passes.
 
-    Args:
-        model: as in ``watch()``.
-        examiners: they look at each call in this order. A list may be changed between two passes of the model.
-        caller: the function that the user called, for errors.
+    ``caller`` is the function that the user called, for errors.
     """
     watching = watch(model, examiners=examiners)
     watching.caller = caller

@@ -353,9 +353,8 @@ class Watch:
             self._journal.append(entries, facts, [note for note in self._record.notes if note != self._tail])
             if self._journal.waiting:
                 return  # rows that are not in the file stay in the record
-        keep = (
-            KEPT if self._keep is None and (writes or (self._journal is not None and whole is not None)) else self._keep
-        )
+        in_file = writes or (self._journal is not None and whole is not None)
+        keep = KEPT if self._keep is None and in_file else self._keep
         if keep is not None and self._record._forget(keep):
             self._note(self._tail)
 

@@ -72,9 +72,7 @@ class RowTile:
         rest = low.neg().exp()  # p = rest · exp(z - lse)
         self.constant = torch.zeros_like(lse)
         self.g_output = None
-        self.rest: Tensor | None = (
-            None  # where one tile holds all keys: δ is then Σ p dP, as exact as a row can have it
-        )
+        self.rest: Tensor | None = None  # where one tile holds all keys: δ is then Σ p dP, as exact as can be
         if upstream.output is not None:
             self.g_output = row(upstream.output).squeeze(-1)  # [C, M, Ev]
         if self.g_output is not None and sum(1 for _ in block.plan.key_tiles(rows)) == 1:

@@ -204,10 +204,8 @@ def plain_forward(*args: Any) -> int:
     return _plain_forward(*args, *how(), _VARIANT)
 
 
-def strided(tensor: Tensor | None) -> tuple[int, ...]:
+def strided(tensor: Tensor) -> tuple[int, ...]:
     """Where a tensor of up to 4 dimensions is, and its strides; 0 along a dimension of 1, which repeats."""
-    if tensor is None:
-        return NOWHERE
     steps = [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
     return (tensor.data_ptr(), *steps, *(0,) * (4 - len(steps)))
 

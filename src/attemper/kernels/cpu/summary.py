@@ -24,11 +24,8 @@ def serves(vitals: Vitals) -> bool:
 def by_head(vitals: Vitals, keep: Tensor | None, saturable_keys: int, saturated_weight: float) -> tuple[Tensor, Tensor]:
     """The sums of each head, (H, columns) as in ``heads.COLUMNS``, and its peak, (H,), of vitals that this serves.
 
-    Args:
-        vitals: all signs of one call, ``(B, H, Lq)``.
-        keep: boolean, broadcastable to ``(B, H, Lq)``; False leaves a row out.
-        saturable_keys: how many keys a row must see to be counted as saturated.
-        saturated_weight: the top weight above which it is.
+    ``keep`` is broadcastable to ``(B, H, Lq)``, and False leaves a row out. A row that sees ``saturable_keys`` or more is
+    saturated if its top weight is above ``saturated_weight``.
     """
     batch, heads, rows = vitals.lse.shape
     # sums and peaks in one block of memory: one small allocation fewer among the activations of a pass

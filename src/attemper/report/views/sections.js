@@ -7,6 +7,7 @@ import { badge } from "./findings.js";
 
 const NAMES = { image: "an image", audio: "a sound", batch: "a batch of tensors" };
 const shown = (make, input) => (given(input.text) ? make("q", {}, make("bdi", {}, input.text)) : `${NAMES[input.modality] ?? input.modality} `);
+const entry = (make, name, said) => make("div", {}, make("dt", {}, name), make("dd", {}, said));
 const size = (input) => (given(input.length) ? plural(input.length, "token") : "");
 
 /** What was read, in one line. */
@@ -22,12 +23,11 @@ export function provenance(make, { document: scan }) {
   const facts = [["model", model.name], ["from", model.source], ["class", [model.class, model.type].filter(Boolean).join(" · ")],
     ["parameters", model.parameters?.toLocaleString("en")], ["dtype", model.dtype], ["task", model.task], ["sha256", model.sha256],
     ["made", String(scan.created ?? "")], ["with", `attemper ${scan.attemper}, torch ${scan.torch}`]];
-  const line = (name, said) => make("div", {}, make("dt", {}, name), make("dd", {}, said));
   const text = (input) => make("li", {}, shown(make, input),
     make("span.dim", {}, ` ${size(input)}${input.truncated ? ", cut" : ""}${input.generated ? ", a generated sample" : ""}`));
   return make("section.wide.provenance", { "aria-label": "Where this comes from" }, make("h2", {}, "Where this comes from"),
-    make("dl", {}, facts.filter(([, said]) => said).map(([name, said]) => line(name, make("bdi", {}, said))),
-      line(scan.inputs.length === 1 ? "input" : "inputs", make("ol", {}, scan.inputs.map(text)))));
+    make("dl", {}, facts.filter(([, said]) => said).map(([name, said]) => entry(make, name, make("bdi", {}, said))),
+      entry(make, scan.inputs.length === 1 ? "input" : "inputs", make("ol", {}, scan.inputs.map(text)))));
 }
 
 const HOW = "Point at a sign to read what it means; press it to shade the map by it.";
@@ -35,7 +35,6 @@ const HOW = "Point at a sign to read what it means; press it to shade the map by
 /** Every sign of the chosen head, each with what it means, and what was found there. */
 export function headView(make, scan, act) {
   const node = make("section.panel.head", { "aria-label": "Signs of the chosen head" });
-  const pair = (name, said) => make("div", {}, make("dt", {}, name), make("dd", {}, said));
   const explained = make("p.explained", { "aria-live": "polite" }, HOW);
   const term = (sign) => make("button.term", { type: "button", "data-sign": sign.key, title: sign.says,
     onclick: () => act.set({ sign: sign.key }) }, sign.label);
@@ -49,8 +48,8 @@ export function headView(make, scan, act) {
     const held = node.querySelector("button.term:focus")?.dataset.sign;
     const row = scan.rows[state.layer], head = row?.heads.get(state.head);
     const signs = head ? measured([head], SIGNS) : [], found = scan.findings.get(`${state.layer}.${state.head}`) ?? [];
-    const terms = signs.map(term), list = make("dl", {}, signs.map((sign, i) => pair(terms[i], written(value(sign, head)))),
-      given(head?.sink_token) ? pair("sink", make("bdi", {}, visible(head.sink_token))) : null);
+    const terms = signs.map(term), list = make("dl", {}, signs.map((sign, i) => entry(make, terms[i], written(value(sign, head)))),
+      given(head?.sink_token) ? entry(make, "sink", make("bdi", {}, visible(head.sink_token))) : null);
     const stop = roving(list, terms, grid(1, terms.length)), at = signs.findIndex((sign) => sign.key === (held ?? state.sign));
     if (at >= 0) stop(at);
     terms.forEach((one) => one.setAttribute("aria-pressed", String(one.dataset.sign === state.sign)));
@@ -72,12 +71,11 @@ const MEANT = {
 /** What every sign and every column of the audit means. */
 export function glossary(make, scan) {
   if (!scan.signs.length) return null;
-  const entry = (name, says) => make("div", {}, make("dt", {}, name), make("dd", {}, says));
   const marks = ({ marks: found }) => (found ? ` Thresholds: ${found.map(([at, name]) => `${at} ${name}`).join(", ")}.` : "");
   const audited = scan.document.layers.some((layer) => layer.scale) ? AUDITED : [];
   return make("section.wide.glossary", { "aria-label": "What the words mean" }, make("details", {},
-    make("summary", {}, "What the words mean: every sign, and the columns of the audit"), make("dl", {}, scan.signs.map((sign) => entry(sign.label, sign.says + marks(sign))),
-      audited.map((name) => entry(`audit: ${name}`, MEANT[name])))));
+    make("summary", {}, "What the words mean: every sign, and the columns of the audit"), make("dl", {}, scan.signs.map((sign) => entry(make, sign.label, sign.says + marks(sign))),
+      audited.map((name) => entry(make, `audit: ${name}`, MEANT[name])))));
 }
 
 /** One layer's line of the audit. */

@@ -90,15 +90,11 @@ def applied(call: AttentionCall) -> Applied:
 
 
 def predicted_std(call: AttentionCall, scale: float | None) -> float | None:
-    """The standard deviation of the logits that q and k of these lengths would have in random directions.
+    """The standard deviation of the logits that q and k of these lengths would have in random directions, times ``scale``.
 
     ``scale · |q| · |k − k̄| / √E``, as a root mean square. This is exact for directions that have nothing to do with one
     another; k̄ is the mean key of a sequence and head, which moves all logits of a row and spreads none. What is measured beyond
     it is alignment. The mean over rows and keys is taken within each sequence and head, then over those, by their rows.
-
-    Args:
-        call: while its q and k are there.
-        scale: what multiplies their product.
     """
     if scale is None:
         return None

@@ -9,8 +9,8 @@ from torch import Tensor
 from ...health.thresholds import FAULTS, LEVELS
 from ...scale import RULES
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall, Factor, Traced
-from ..document import Json, Scale, ScaleFactor
+from ...watch.examine import AttentionCall, Traced
+from ..document import Scale, ScaleFactor
 from .applied import Applied, applied, predicted_std
 from .declared import declared, hinted, is_of_transformers, layer_index, width
 from .judge import REMARKS, WEIGHTS_CLOSE, MeasuredScale, close, judge
@@ -19,40 +19,20 @@ from .sentences import explain, out_of_line, spread
 from .spread import logit_std
 
 
-@dataclass(frozen=True)
-class LayerScale:
-    """The scale of one layer. ``applied`` is measured; ``fault`` is one of ``health.thresholds.FAULTS`` or None."""
+@dataclass(kw_only=True)
+class LayerScale(Scale):
+    """The scale of one layer as the document has it, its place, and its fault: one of ``health.thresholds.FAULTS`` or None."""
 
     layer: str
     kind: str  # "self" or "cross"
     head_dim: int
-    heads: int
-    kv_heads: int
-    declared: float | None
-    declared_by: str | None
-    applied: float | None
-    measured_by: str
-    factors: tuple[Factor, ...]
-    rule: str | None
-    formula: str | None
-    qk_norm: bool
-    after_softmax: float | None
-    predicted_std: float | None
-    logit_std: float | None
     keys: float | None  # visible to a row, on average
     fault: str | None
-    says: str
     todo: str
-
-    @property
-    def verdict(self) -> str:
-        return "ok" if self.fault is None or self.fault in REMARKS else "fault"
 
     def part(self) -> Scale:
         """The ``scale`` of the document's layer."""
-        known: Json = {field.name: getattr(self, field.name, None) for field in fields(Scale)}
-        factors = [ScaleFactor(what=factor.what, number=factor.number) for factor in self.factors]
-        return Scale(**known | {"factors": factors, "std_says": spread(self.logit_std, self.predicted_std)})
+        return Scale(**{field.name: getattr(self, field.name) for field in fields(Scale)})
 
 
 @dataclass
@@ -64,7 +44,6 @@ class CallScale:
     predicted: float | None
     sums: tuple[float, float, float]  # rows, variances, keys
     traced: Traced | None
-    kv_heads: int
 
 
 @dataclass
@@ -124,14 +103,8 @@ class Audit:
             by_design=is_of_transformers(call.frames[-1].module) or (stated is not None and stated.firm),
             followed=found.followed,
         )
-        return CallScale(
-            measured,
-            found,
-            predicted_std(call, found.at_product),
-            logit_std(call, vitals, rows),
-            call.traced,
-            facts.kv_heads,
-        )
+        predicted = predicted_std(call, found.at_product)
+        return CallScale(measured, found, predicted, logit_std(call, vitals, rows), call.traced)
 
     def keep(self, name: str, call: AttentionCall, seen: CallScale | None) -> None:
         if seen is None:
@@ -151,7 +124,8 @@ class Audit:
         for place, several in measured.items():
             known = [replace(one, layered=layered) for one in several]
             judged = [_layer(place, calls, one) for calls, one in zip(self.calls[place], known, strict=True)]
-            worst = _worst(judged)
+            levels = [0 if one.fault is None else LEVELS.index(FAULTS[one.fault][0]) for one in judged]
+            worst = levels.index(max(levels))
             found.append((_said(judged, worst), known[worst]))
         layers = [layer for layer, _ in found]
         for odd in outliers([(layer.layer, layer.kind, seen) for layer, seen in found]):
@@ -173,11 +147,6 @@ def _complete(calls: SameScale) -> MeasuredScale:
         row_sums=traced.sums if traced is not None else None,
         output_factors=tuple(factor.number for factor in traced.after) if traced is not None else (),
     )
-
-
-def _worst(judged: list[LayerScale]) -> int:
-    levels = [0 if one.fault is None else LEVELS.index(FAULTS[one.fault][0]) for one in judged]
-    return levels.index(max(levels))
 
 
 def _said(judged: list[LayerScale], worst: int) -> LayerScale:
@@ -204,22 +173,22 @@ def _layer(place: tuple[str, str], calls: SameScale, measured: MeasuredScale) ->
         layer=place[0],
         kind=place[1],
         head_dim=measured.head_dim,
-        heads=measured.heads,
-        kv_heads=seen.kv_heads,
+        keys=measured.keys,
         declared=stated.number if stated is not None else None,
         declared_by=stated.by if stated is not None else None,
         applied=measured.applied,
         measured_by=seen.applied.measured_by,
-        factors=seen.applied.factors,
+        factors=[ScaleFactor(what=factor.what, number=factor.number) for factor in seen.applied.factors],
         rule=judged.rule,
         formula=RULES[judged.rule].formula if judged.rule is not None else None,
         qk_norm=measured.norms is not None,
         after_softmax=judged.after_softmax,
         predicted_std=seen.predicted,
         logit_std=measured.logit_std,
-        keys=measured.keys,
+        verdict="ok" if judged.fault is None or judged.fault in REMARKS else "fault",
         fault=judged.fault,
         says=says,
+        std_says=spread(measured.logit_std, seen.predicted),
         todo=todo,
     )
 

@@ -11,33 +11,18 @@ from torch import Tensor, nn
 from ...modules import MultiHeadAttention
 from ...watch.examine import AttentionCall, traits
 
+T5 = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop", "pix2struct")
 UNSCALED = {
     "gpt_neo": "GPT-Neo divides by nothing",
-    "t5": "T5 folds the divisor into its initialisation",
-    "mt5": "T5 folds the divisor into its initialisation",
-    "umt5": "T5 folds the divisor into its initialisation",
-    "longt5": "T5 folds the divisor into its initialisation",
-    "switch_transformers": "T5 folds the divisor into its initialisation",
-    "pop2piano": "T5 folds the divisor into its initialisation",
-    "udop": "T5 folds the divisor into its initialisation",
-    "pix2struct": "T5 folds the divisor into its initialisation",
+    **dict.fromkeys(T5, "T5 folds the divisor into its initialisation"),
 }
 """Model types without a divisor, by design, and why."""
 
-ATTRIBUTES = (
-    "scaling",
-    "scale",
-    "softmax_scale",
-    "qk_scale",
-    "attn_scale",
-    "inv_norm_factor",
-    "norm_factor",
-    "scale_attn",
-)
-"""What attention modules call their scale, or its inverse."""
-
 MEANT = ("scaling", "scale", "softmax_scale", "qk_scale")
-"""Of those, the names that mean nothing else in a module named attention: below 1 and applied nowhere, it is ignored."""
+"""Names of a scale that mean nothing else in a module named attention: below 1 and applied nowhere, it is ignored."""
+
+ATTRIBUTES = (*MEANT, "attn_scale", "inv_norm_factor", "norm_factor", "scale_attn")
+"""What attention modules call their scale, or its inverse."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +39,7 @@ class Declared:
 
 
 def declared(call: AttentionCall, keys: Tensor | None = None) -> Declared | None:
-    """What is declared for the layer of a call, the firmest first.
-
-    Args:
-        call: the call, with the modules around it.
-        keys: how many keys its rows see, for a rule that needs it.
-    """
+    """What is declared for the layer of a call, the firmest first; some rules need how many keys its rows see."""
     facts = call.facts
     module = call.frames[-1].module
     if isinstance(module, MultiHeadAttention):
@@ -80,13 +60,7 @@ def declared(call: AttentionCall, keys: Tensor | None = None) -> Declared | None
 
 def hinted(call: AttentionCall, applied: float, factors: list[float]) -> Declared | None:
     """A declaration weaker than a setting: an attribute of the attention module that is the scale applied or a factor of it, else
-    what the attention interface was given, else the argument of the call.
-
-    Args:
-        call: the call, with the modules around it.
-        applied: the scale measured.
-        factors: what it is made of.
-    """
+    what the attention interface was given, else the argument of the call."""
     module = call.frames[-1].module
     unheeded = None
     for name in ATTRIBUTES:
@@ -104,12 +78,8 @@ def hinted(call: AttentionCall, applied: float, factors: list[float]) -> Declare
         return unheeded
     told, by = call.facts.declared, "scaling, as given to the attention interface"
     if told is None and not call.product:
-        told = call.facts.scale
-        by = (
-            "scale, the call's argument"
-            if call.scale is not None
-            else "the call, which leaves the scale to its default"
-        )
+        told, default = call.facts.scale, "the call, which leaves the scale to its default"
+        by = default if call.scale is None else "scale, the call's argument"
     if told is None or (told == 1.0 and abs(applied - told) > 1e-2):
         return None
     return Declared(told, by, firm=False)
@@ -150,12 +120,11 @@ def _setting(settings: Any, name: str) -> Any:
 
 def _settings(call: AttentionCall) -> list[tuple[Any, str]]:
     """Where settings are: the config nearest to the call, then the attention module itself."""
-    configs = [
-        frame.module.config for frame in reversed(call.frames) if getattr(frame.module, "config", None) is not None
-    ]
-    return [(config, "config") for config in configs[:1]] + [
-        (call.frames[-1].module, type(call.frames[-1].module).__name__)
-    ]
+    module = call.frames[-1].module
+    found = (getattr(frame.module, "config", None) for frame in reversed(call.frames))
+    config = next((one for one in found if one is not None), None)
+    own = (module, type(module).__name__)
+    return [own] if config is None else [(config, "config"), own]
 
 
 def _by_rule(module: MultiHeadAttention, keys: Tensor | None) -> Declared | None:
@@ -189,11 +158,8 @@ def _gpt2(value: Any, settings: Any, head_dim: int, layer: int | None) -> Settin
     return number / (layer + 1), "scale_attn_by_inverse_layer_idx", says
 
 
-def _number(name: str) -> Callable[..., Setting]:
-    def read(value: Any, settings: Any, head_dim: int, layer: int | None) -> Setting:
-        return (float(value), name, "") if _is_number(value) else None
-
-    return read
+def _multiplier(value: Any, settings: Any, head_dim: int, layer: int | None) -> Setting:
+    return (float(value), "attention_multiplier", "") if _is_number(value) else None
 
 
 def _pre_scalar(value: Any, settings: Any, head_dim: int, layer: int | None) -> Setting:
@@ -222,7 +188,7 @@ def _is_number(value: object) -> bool:
 
 CONFIG: dict[str, Callable[[Any, Any, int, int | None], Setting]] = {
     "scale_attn_weights": _gpt2,  # GPT-2, ImageGPT, Decision Transformer, GPT-BigCode
-    "attention_multiplier": _number("attention_multiplier"),  # Granite, HyperCLOVA X
+    "attention_multiplier": _multiplier,  # Granite, HyperCLOVA X
     "query_pre_attn_scalar": _pre_scalar,  # Gemma 2 and 3, T5Gemma, VaultGemma
     "key_multiplier": _keys_multiplied,  # Falcon-H1
     "attn_config": _mpt,

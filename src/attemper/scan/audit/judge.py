@@ -129,9 +129,8 @@ def _fault(scale: MeasuredScale, rule: str | None, after: float | None) -> str |
             return None if scale.by_design else "shrunk"
     if number is None or scale.head_dim == 1:
         return None
-    intended = scale.declared is not None and scale.declared.firm and close(number, scale.declared.number)
-    if intended:
-        return None
+    if scale.declared is not None and scale.declared.firm and close(number, scale.declared.number):
+        return None  # as intended
     if _twice(scale, root):
         return "twice"
     if rule == "sqrt_dmodel":
@@ -140,7 +139,8 @@ def _fault(scale: MeasuredScale, rule: str | None, after: float | None) -> str |
         return "ignored"
     if number < 0 and not scale.by_design and (scale.varies is None or scale.varies[1] < 0):
         return "negative"
-    if _inverted(scale):
+    by_hand = scale.norms is None and scale.varies is None and not scale.by_design and scale.followed
+    if by_hand and inverse_of(scale) is not None:  # after a norm it is meant, as in nGPT
         return "multiplied"
     unscaled = number > 1 - CLOSE and scale.norms is None and scale.softcap is None
     if not unscaled or scale.by_design:
@@ -157,19 +157,6 @@ def _twice(scale: MeasuredScale, root: float) -> bool:
     whole = [number for number in scale.factors if close(number, root)]
     roots = [number for number in scale.factors if close(number, math.sqrt(root))]
     return scale.head_dim > 1 and len(whole) + len(roots) // 2 >= 2
-
-
-def _inverted(scale: MeasuredScale) -> bool:
-    """Multiplied by √d_k or d_k instead of divided; after a norm that is meant, as in nGPT."""
-    if (
-        scale.without_rotary is None
-        or scale.norms is not None
-        or scale.varies is not None
-        or scale.by_design
-        or not scale.followed
-    ):
-        return False
-    return inverse_of(scale) is not None
 
 
 def _disregarded(scale: MeasuredScale) -> bool:

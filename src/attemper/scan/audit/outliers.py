@@ -23,11 +23,7 @@ class Outlier:
 
 
 def outliers(found: Sequence[tuple[str, str, MeasuredScale]]) -> list[Outlier]:
-    """The layers whose scale differs from that of all others of the same name, kind and shape.
-
-    Args:
-        found: layer, kind and measured scale of each, in order.
-    """
+    """The layers, kinds and scales, by place, whose scale differs from that of all others of the same name, kind and shape."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for place, (layer, kind, scale) in enumerate(found):
         if scale.applied is not None and scale.varies is None:

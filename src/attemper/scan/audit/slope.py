@@ -39,11 +39,8 @@ class Slope:
 def slope(call: AttentionCall, cap: float | None = None) -> Slope | None:
     """Regress the logits of a hand-written call on its own q·k; None if they cannot be matched entry by entry.
 
-    Hidden keys are left out, and each row's mean is subtracted from both, so that a shift of a whole row has no effect.
-
-    Args:
-        call: with the logits that the model stored, and the factors of their product.
-        cap: a softcap, undone before the regression.
+    Hidden keys are left out, and each row's mean is subtracted from both, so that a shift of a whole row has no effect. A softcap
+    is undone before the regression.
     """
     if call.logits is None or not call.as_product:
         return None
@@ -71,12 +68,9 @@ def slope(call: AttentionCall, cap: float | None = None) -> Slope | None:
 def _sample(logits: Tensor, rows: Tensor | None) -> tuple[Tensor, ...] | None:
     """Indices of entries, broadcastable to (H, rows, keys): the same for every run, and no draw from the model's own stream."""
     batch, heads, queries, keys = logits.shape
-    named = rows is not None and rows.shape[-1] == queries and len(rows) in (1, batch)
-    real = (
-        rows.cpu().expand(batch, queries)
-        if named and rows is not None
-        else torch.ones(batch, queries, dtype=torch.bool, device="cpu")
-    )
+    real = torch.ones(batch, queries, dtype=torch.bool, device="cpu")
+    if rows is not None and rows.shape[-1] == queries and len(rows) in (1, batch):
+        real = rows.cpu().expand(batch, queries)
     places = real.nonzero()
     if not len(places) or keys < 2:
         return None

@@ -20,13 +20,7 @@ ROWS = 256
 
 
 def logit_std(call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> tuple[float, float, float]:
-    """Sums over the rows that count: their number, variances and visible keys.
-
-    Args:
-        call: while its logits are there.
-        vitals: of the call, row by row.
-        rows: (B, Lq), False for padding; None: all count.
-    """
+    """Sums over the rows that count: their number, variances and visible keys. ``rows`` (B, Lq) is False for padding."""
     variance, visible = vitals.variance.double(), vitals.visible.double()
     step = 1
     if call.logits is not None and call.facts.masked and _reaches(call.logits):

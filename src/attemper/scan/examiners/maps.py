@@ -37,11 +37,7 @@ MOST = 2**16 - 1
 class AttentionMap:
     """One layer and one input: the weights of some rows, all or the largest."""
 
-    layer: str
-    kind: str
-    number: int  # of the input
-    queries: int
-    keys: int
+    facts: dict[str, Any]  # layer, kind, input, heads, queries and keys, as the document has them
     top: int  # how many of the largest weights of a row are kept where it is not whole
     weights: Tensor  # (H, R, keys or top), 16-bit numbers in int32
     places: Tensor | None  # (H, R, top), the keys of the largest weights; None: whole
@@ -86,7 +82,8 @@ class AttentionMaps:
                 continue
             queries, keys = item.rows[1] - item.rows[0], item.keys[1] - item.keys[0]
             top = min(keys, TOP_IMAGE if self.current.items.image else TOP)
-            self._pictures[place] = AttentionMap(name, kind, item.number, queries, keys, top, *drawn)
+            facts = {"layer": name, "kind": kind, "input": item.number, "heads": len(drawn[0]), "queries": queries}
+            self._pictures[place] = AttentionMap({**facts, "keys": keys}, top, *drawn)
 
     def attention(self) -> list[DenseMap | TopMap]:
         """The maps in the document's format: ``dense`` if the weights are few enough, otherwise ``top``."""
@@ -147,7 +144,7 @@ def _dense(picture: AttentionMap, bits: int) -> DenseMap:
     weights = picture.weights.numpy()
     if bits == 8:
         weights = np.rint(weights * (255 / MOST))
-    return DenseMap(**_facts(picture), bits=bits, data=_base64(weights, bits // 8))
+    return DenseMap(**picture.facts, bits=bits, data=_base64(weights, bits // 8))
 
 
 def _top(picture: AttentionMap, most: int, side: int) -> TopMap:
@@ -160,10 +157,10 @@ def _top(picture: AttentionMap, most: int, side: int) -> TopMap:
         chosen = torch.linspace(0, len(rows) - 1, most, device="cpu").round().long()
         rows, weights, places = rows[chosen], weights[:, chosen], places[:, chosen]
     return TopMap(
-        **_facts(picture),
+        **picture.facts,
         k=weights.shape[-1],
         rows=rows.tolist(),
-        indices=_base64(places.numpy(), 2 if picture.keys <= MOST else 4),
+        indices=_base64(places.numpy(), 2 if picture.facts["keys"] <= MOST else 4),
         weights=_base64(weights.numpy(), 2),
         thumbnail=_thumbnail(picture, side) if side else None,
     )
@@ -180,20 +177,9 @@ def _thumbnail(picture: AttentionMap, side: int) -> Thumbnail:
     return Thumbnail(rows=shares.shape[1], columns=shares.shape[2], data=data)
 
 
-def _facts(picture: AttentionMap) -> dict[str, Any]:
-    return {
-        "layer": picture.layer,
-        "kind": picture.kind,
-        "input": picture.number,
-        "heads": picture.weights.shape[0],
-        "queries": picture.queries,
-        "keys": picture.keys,
-    }
-
-
 def _width(picture: AttentionMap) -> int:
     """Bytes of a weight and its place."""
-    return 4 if picture.keys <= MOST else 6
+    return 4 if picture.facts["keys"] <= MOST else 6
 
 
 def _base64(numbers: npt.NDArray[Any], size: int) -> str:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...watch.examine import is_in
 from ..document import DenseMap, Patches, SmallImage, TopMap
 from ..input.batch import Input
 
@@ -21,13 +22,7 @@ PIXELS = 88  # of the longer side: three bytes each make 31 kB of base64
 
 
 def add_patches(attention: Sequence[DenseMap | TopMap], model: nn.Module, inputs: Sequence[Input]) -> None:
-    """Set ``patches`` of every attention map that is over patches: where they begin, and how many there are.
-
-    Args:
-        attention: the maps.
-        model: its first convolution cuts the image.
-        inputs: the inputs of the scan.
-    """
+    """Set ``patches`` of every attention map that is over patches: where they begin, and how many there are."""
     cut = _cutter(model)
     if cut is None:
         return
@@ -35,7 +30,7 @@ def add_patches(attention: Sequence[DenseMap | TopMap], model: nn.Module, inputs
     tower = _tower(name, [entry.layer for entry in attention])
     for entry in attention:
         pixels = pixels_of(inputs[entry.input])
-        if pixels is None or not _within(entry.layer, tower) or entry.queries != entry.keys:
+        if pixels is None or not is_in(entry.layer, tower) or entry.queries != entry.keys:
             continue
         rows, columns = (size // step for size, step in zip(pixels.shape[-2:], layer.kernel_size, strict=True))
         first = entry.keys - rows * columns
@@ -44,15 +39,9 @@ def add_patches(attention: Sequence[DenseMap | TopMap], model: nn.Module, inputs
 
 
 def images(attention: Sequence[DenseMap | TopMap], inputs: Sequence[Input]) -> list[SmallImage]:
-    """The document's ``images``: those whose patches are shown, as bytes of red, green and blue.
-
-    Args:
-        attention: the maps that are shown.
-        inputs: the inputs of the scan.
-    """
-    drawn = sorted({entry.input for entry in attention if entry.patches is not None})
+    """The document's ``images``: those whose patches are shown, as bytes of red, green and blue."""
     found = []
-    for number in drawn:
+    for number in sorted({entry.input for entry in attention if entry.patches is not None}):
         pixels = _seen(inputs[number])
         shrink = min(1.0, PIXELS / max(pixels.shape[1:]))
         size = tuple(max(1, round(side * shrink)) for side in pixels.shape[1:])
@@ -79,21 +68,13 @@ def _tower(name: str, layers: Sequence[str]) -> str:
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         prefix = ".".join(parts[:end])
-        if any(_within(layer, prefix) for layer in layers):
+        if any(is_in(layer, prefix) for layer in layers):
             return prefix
     return ""
 
 
-def _within(layer: str, tower: str) -> bool:
-    return not tower or layer == tower or layer.startswith(f"{tower}.")
-
-
 def pixels_of(one: Input) -> Tensor | None:
-    """The image that a model is given, (C, H, W); None if there is none.
-
-    Args:
-        one: the input.
-    """
+    """The image that a model is given, (C, H, W); None if there is none."""
     batch = one.batch
     if isinstance(batch, Mapping):
         batch = batch.get("pixel_values", ())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +17,9 @@ BUDGET = 2**22  # weights in memory at a time: 16 MiB of float32
 
 
 def weights_of_rows(call: AttentionCall, vitals: Vitals, rows: Tensor, place: int | None = None) -> Tensor:
-    """The weights of some query rows on all keys, (B, H, R, Lk), float32; a row that sees no key is zero.
+    """The weights of some query rows, (R,), on all keys, (B, H, R, Lk), float32; a row that sees no key is zero.
 
-    Args:
-        call: the call under way, with q and k or the model's own logits.
-        vitals: its vitals, on whose device the weights come.
-        rows: the query numbers, (R,), integers, in any order. The result takes B·H·R·Lk numbers: see ``chunks``.
-        place: one item of the batch, for which B is 1; None: all.
+    For one item of the batch, ``place``, B is 1. The result takes B·H·R·Lk numbers: see ``chunks``.
     """
     logits = logits_of_rows(call, rows.to(vitals.lse.device), place)
     if not logits.shape[-1]:
@@ -93,8 +88,7 @@ def logits_of_offset(call: AttentionCall, offset: int) -> Tensor:
 
 def _problem(call: AttentionCall, place: int | None = None) -> Problem:
     """The call, or one item of it, as kernels are given it, in the dtype of vitals."""
-    options: dict[str, Any] = {name: getattr(call, name) for name in ("mask", "causal", "scale", "window", "softcap")}
-    problem = prepare("weights", call.query, call.key, None, signs=(), **options).problem
+    problem = prepare("weights", call.query, call.key, None, signs=(), **call.options()).problem
     wide, one, mask = measuring_dtype(problem.query.dtype), _one(place), problem.mask
     if mask is not None and mask.shape[0] > 1:
         mask = mask[one]

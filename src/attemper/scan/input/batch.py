@@ -60,12 +60,7 @@ def make(
 ) -> list[Input]:
     """One input per text, image or sound; the default sentence or a generated sample if none is given.
 
-    Args:
-        loaded: the model and its folder.
-        texts: whole texts.
-        images: files that Pillow reads.
-        sounds: WAV files.
-        truncate: cut a text that is longer than the model's positions, instead of raising an error.
+    ``truncate`` cuts a text that is longer than the model's positions, instead of raising an error.
     """
     check_texts(texts)
     model = loaded.model
@@ -129,15 +124,7 @@ def _fitting(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
 def _text(loaded: Loaded, text: str, truncate: bool) -> Input:
     words = FolderTokenizer(loaded)
     encoded = words.encode(text, truncate)
-    found = Input(
-        encoded.batch,
-        "text",
-        text,
-        encoded.tokens,
-        encoded.special,
-        truncated=encoded.truncated,
-        notes=encoded.notes,
-    )
+    found = Input(**vars(encoded), modality="text", text=text)
     if _decodes(loaded.model):
         encoded.batch["decoder_input_ids"] = _behind_start(loaded, encoded.batch["input_ids"])
         found.notes.append("the decoder was given its start token and the same text.")

@@ -55,12 +55,7 @@ class Stored:
 
 
 def check_sizes(config: object, stored: Stored) -> None:
-    """Refuse a config with more layers than the files have tensors, before lists of that length are built.
-
-    Args:
-        config: config.json, or a part of it.
-        stored: what the files hold.
-    """
+    """Refuse a config with more layers than the files have tensors, before lists of that length are built."""
     for name, value in config.items() if isinstance(config, dict) else ():
         numbers = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, (int, float))]
         most = max(numbers, default=0)
@@ -102,12 +97,7 @@ def bounded(stored: Stored) -> Iterator[None]:
 
 
 def renamed(stored: Stored, model: Any) -> dict[str, str] | None:
-    """The names of the stored tensors without the prefixes of wrappers or an outer module; None if that does not help.
-
-    Args:
-        stored: what the files hold.
-        model: a model of transformers, whose names are needed.
-    """
+    """The names of the stored tensors without the prefixes of wrappers or an outer module; None if that does not help."""
     base = f"{getattr(model, 'base_model_prefix', '')}."
     wanted = set(model.state_dict())
     wanted |= {name.removeprefix(base) for name in wanted} | {base + name for name in wanted}
@@ -125,12 +115,7 @@ def renamed(stored: Stored, model: Any) -> dict[str, str] | None:
 
 
 def vital(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Which of some parameters attention depends on: embeddings, and all of the layers with attention; no head, no pooler.
-
-    Args:
-        model: the model.
-        names: of its parameters.
-    """
+    """Which of some parameters attention depends on: embeddings, and all of the layers with attention; no head, no pooler."""
     modules = dict(model.named_modules())
     blocks = {_block(name) for name, module in modules.items() if name and traits(module).attends}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}

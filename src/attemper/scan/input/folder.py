@@ -32,8 +32,7 @@ LARGEST_JSON = 64 * 2**20  # bytes; configs have kilobytes
 def check(folder: Path) -> dict[str, Any]:
     """The config of a folder, after every file that will be read has been checked.
 
-    Args:
-        folder: holds config.json and the weights as .safetensors, in one file or in several with an index.
+    The weights are .safetensors, in one file or in several with an index.
     """
     _check_plain_files(folder)
     if (folder / "adapter_config.json").is_file():
@@ -87,11 +86,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def foreign(config: object) -> list[str]:
-    """The implementations in a config that need more than torch: transformers would look for them on the hub.
-
-    Args:
-        config: JSON, which may hold other configs.
-    """
+    """The implementations in a config, at any depth, that need more than torch: transformers would look for them on the hub."""
     if isinstance(config, list):
         return [name for inner in config for name in foreign(inner)]
     if not isinstance(config, dict):
@@ -143,8 +138,7 @@ def _mentions(value: object, key: str) -> bool:
 
 def _no_weights(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
-        if path.suffix.lower() in PICKLES:
-            refuse_pickle(path)
+        refuse_pickle(path)
     raise InputError(
         f"scan: {str(folder)!r} has no .safetensors file, so there are no weights to scan. "
         "Give the folder that save_pretrained() wrote."

@@ -60,7 +60,8 @@ def sound_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], li
                 f"scan: {type(loaded.model).__name__} needs {name}, and its folder has no preprocessor_config.json for "
                 "that. Put it there, or call attemper.scan(model, batch)."
             )
-        return {name: _normal(wave_form)[None]}, notes
+        normal = (wave_form - wave_form.mean()) / (wave_form.std() + 1e-7)
+        return {name: normal[None]}, notes
     features = extractor(wave_form.numpy(), sampling_rate=rate, return_tensors="pt")[name]
     frames = 2 * int(getattr(loaded.model.config, "max_source_positions", 0) or 0)
     if name == "input_features" and frames:
@@ -114,10 +115,6 @@ def _tone(rate: int) -> Tensor:
     """One second that rises from 200 to 2,000 Hz, in three swells."""
     time = torch.arange(rate, device="cpu") / rate
     return 0.5 * torch.sin(2 * torch.pi * (200 * time + 900 * time**2)) * torch.sin(3 * torch.pi * time).abs()
-
-
-def _normal(wave_form: Tensor) -> Tensor:
-    return (wave_form - wave_form.mean()) / (wave_form.std() + 1e-7)
 
 
 def _check_plain(option: str, path: Path) -> None:

@@ -79,13 +79,9 @@ def load(
 ) -> Loaded:
     """A model in evaluation mode, loaded from safetensors, by code of transformers only.
 
-    Args:
-        model: a folder, or a hub id; None: the embedded MiniLM.
-        task: which head to load, a key of ``TASKS``; None: the class the checkpoint was saved as.
-        dtype: one of ``DTYPES``; None: as stored.
-        device: where it runs.
-        allow_download: download a hub id that is not in the local cache.
-        progress: called with what is being done.
+    ``model`` is a folder or a hub id, which is downloaded only if ``allow_download``; None: the embedded MiniLM. ``task``, a key
+    of ``TASKS``, is the head to load; None: the class the checkpoint was saved as. ``dtype`` is one of ``DTYPES``; None: as
+    stored.
     """
     if task is not None and task not in TASKS:
         raise InputError(f"scan: unknown --task {task!r}. {nearest(task, TASKS)}")
@@ -118,18 +114,16 @@ def transformers() -> Any:
 @contextmanager
 def quiet() -> Iterator[None]:
     """No progress bars and no warnings of transformers: what matters is in the notes."""
-    logging = transformers().utils.logging
-    level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    package = transformers()
+    logging = package.utils.logging
+    level = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
+        with demo.quiet(package), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.set_verbosity(level)
-        if shown:
-            logging.enable_progress_bar()
 
 
 @contextmanager

@@ -22,13 +22,10 @@ Told = Callable[[str], object]
 
 
 def read(path: Path, most: int, option: str, told: Told) -> bytes:
-    """The content of a file, up to a size. A pipe is read as long as another process has it open for writing.
+    """The first bytes of a file, at most ``most``: /dev/zero has no end.
 
-    Args:
-        path: a file or a pipe.
-        most: bytes to read at most; /dev/zero has no end.
-        option: the option that names it, for the error.
-        told: called with what is waited for.
+    A pipe is read as long as another process has it open for writing; ``option`` is what names it, for the error, and ``told`` is
+    called with what is waited for.
     """
     if not stat.S_ISFIFO(path.stat().st_mode):
         with path.open("rb") as file:

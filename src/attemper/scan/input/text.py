@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -41,13 +40,7 @@ class FolderTokenizer:
         )
 
     def encode(self, text: str, truncate: bool = False, limit: int | None = None) -> Encoded:
-        """A text as one batch of one row.
-
-        Args:
-            text: the text; it must not be empty.
-            truncate: cut a text that is longer than the limit.
-            limit: how many tokens the model has positions for; None: by its config and its tables.
-        """
+        """A text, which must not be empty, as one batch of one row; ``limit`` is by the config and its tables if it is None."""
         tokenizer = self.tokenizer()
         limit = limit_of(self.loaded.model) if limit is None else limit
         with quiet():
@@ -81,7 +74,14 @@ class FolderTokenizer:
                 f"scan: {where}, so a text cannot be tokenized. Put tokenizer.json next to config.json, or call "
                 "attemper.scan(model, {'input_ids': …}) with ids of your own."
             )
-        return _tokenizer(place, self.loaded.name)
+        package = transformers()
+        with quiet():
+            try:
+                return package.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+            except Exception as error:  # an untrusted file can raise anything
+                raise InputError(
+                    f"scan: the tokenizer of {self.loaded.name!r} could not be loaded: {reason(error)}. Check its files."
+                ) from None
 
     def _check_ids(self, ids: list[int]) -> None:
         try:
@@ -120,17 +120,6 @@ def named(tokenizer: Any, ids: object) -> tuple[list[str] | None, list[bool] | N
         return None, None
     numbers = ids[0].tolist()
     return readable(tokenizer, numbers), _special(tokenizer, numbers)
-
-
-def _tokenizer(place: Path, name: str) -> Any:
-    package = transformers()
-    with quiet():
-        try:
-            return package.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # an untrusted file can raise anything
-            raise InputError(
-                f"scan: the tokenizer of {name!r} could not be loaded: {reason(error)}. Check its files."
-            ) from None
 
 
 def _special(tokenizer: Any, ids: list[int]) -> list[bool]:

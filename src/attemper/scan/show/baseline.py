@@ -23,13 +23,7 @@ Place = tuple[str, str, int | None]
 
 
 def read(path: Path, schema: str, told: pipes.Told = lambda words: None) -> Json:
-    """An older document, from an untrusted file.
-
-    Args:
-        path: what ``attemper scan --json`` or ``-o scan.json`` wrote.
-        schema: the schema that it must name.
-        told: called with what is waited for, if it is a pipe.
-    """
+    """An older document, from an untrusted file that must name ``schema``; ``told`` is called with what is waited for."""
     found: Json
     try:
         raw = pipes.read(path, LARGEST + 1, "--baseline:", told)
@@ -56,13 +50,7 @@ def read(path: Path, schema: str, told: pipes.Told = lambda words: None) -> Json
 
 
 def compare(old: Json, new: Json, name: str) -> Json:
-    """What changed, as plain data.
-
-    Args:
-        old: the older document.
-        new: the one at hand.
-        name: what the older one is called: its file.
-    """
+    """What changed since an older document, as plain data; ``name`` is the file of the older one."""
     same = [one["text"] for one in old["inputs"]] == [one["text"] for one in new["inputs"]]
     # what a head does depends on the text: with other texts only faults can be compared
     least = LEVELS.index("healthy" if same else "warn")

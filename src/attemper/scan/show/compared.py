@@ -37,9 +37,7 @@ def _what_if(document: Json, width: int) -> Iterator[RenderableType]:
     yield Text("What if the scale were different?", style="bold")
     wide = ("scale", "logit std", "peak", "effective keys", "saturated heads")
     grid = _grid(*(wide if width >= WIDE else ("scale", "std", "peak", "keys", "saturated")))
-    heads = document["heads"]
-    rows = [plain(summed_up("as it is", heads)), *document["what_if"]]
-    for row in rows:
+    for row in (plain(summed_up("as it is", document["heads"])), *document["what_if"]):
         frozen = f"{row['saturated_heads']} of {len(row['heads'])}"
         numbers = (number(row["logit_std"], 2), number(row["peak"], 1), number(row["effective_keys"], 2))
         grid.add_row(safe(row["rule"]), *numbers, frozen)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..._display import safe as safe
+from ...health.finding import listed
 
 NUMBER = re.compile(r"\d+")
 COLOURS = {
@@ -67,6 +68,13 @@ def _telling(patterns: Mapping[Place, Sequence[str]]) -> set[int]:
         if alike() == before:
             chosen.remove(at)
     return chosen
+
+
+def where(layer: str, kind: str, heads: Iterable[int | None]) -> str:
+    """A layer, and those of its heads that are meant."""
+    numbers = [head for head in heads if head is not None]
+    named = f"{'heads' if len(numbers) > 1 else 'head'} {listed(numbers)}" if numbers else ""
+    return f"{safe(layer) or 'the model'}{' (cross)' if kind == 'cross' else ''} {named}".strip()
 
 
 def broken(words: str, width: int) -> str:

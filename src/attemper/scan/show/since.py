@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from ...health import LEVELS
-from ...health.finding import count, listed
+from ...health.finding import count
 from ..document import Json
-from .format import COLOURS, broken, number, safe
+from .format import COLOURS, broken, number, safe, where
 
 LINES = 8
 """How many of each are shown; what is left out is counted."""
@@ -73,17 +73,11 @@ def _step(one: Json) -> tuple[Any, ...]:
     return one["before"]["level"], *_about(one["after"])
 
 
-def _where(layer: str, kind: str, heads: Iterable[int | None]) -> str:
-    numbers = [head for head in heads if head is not None]
-    named = f"{'heads' if len(numbers) > 1 else 'head'} {listed(numbers)}" if numbers else ""
-    return f"{safe(layer) or 'the model'}{' (cross)' if kind == 'cross' else ''} {named}".strip()
-
-
 def _finding(word: str, some: list[Json]) -> str:
     first, most = some[0], max(some, key=_past)
-    where = _where(first["layer"], first["kind"], (one["head"] for one in some))
+    place = where(first["layer"], first["kind"], (one["head"] for one in some))
     which = f". Head {most['head']}:" if len(some) > 1 else ":"
-    return f"{word}: {first['level']} {safe(first['name'])}, {where}{which} {safe(most['says'])}"
+    return f"{word}: {first['level']} {safe(first['name'])}, {place}{which} {safe(most['says'])}"
 
 
 def _past(finding: Json) -> float:
@@ -95,10 +89,10 @@ def _past(finding: Json) -> float:
 def _change(word: str, some: list[Json]) -> str:
     most = max(some, key=lambda one: _past(one["after"]))
     before, after = most["before"], most["after"]
-    where = _where(after["layer"], after["kind"], (one["after"]["head"] for one in some))
+    place = where(after["layer"], after["kind"], (one["after"]["head"] for one in some))
     values = f" {before['value']:.4g} → {after['value']:.4g}" if None not in (before["value"], after["value"]) else ""
     which = f" in head {after['head']}" if len(some) > 1 and values else ""
-    return f"{word}: {after['name']}{values}{which} ({before['level']} → {after['level']}), {where}"
+    return f"{word}: {after['name']}{values}{which} ({before['level']} → {after['level']}), {place}"
 
 
 def _scale(applied: float | None) -> str:
@@ -108,17 +102,17 @@ def _scale(applied: float | None) -> str:
 def _scales(some: list[Json]) -> str:
     first = some[0]
     more = f" and {count(len(some) - 1, 'more layer')}" if len(some) > 1 else ""
-    where = _where(first["layer"], first["kind"], ())
-    return f"scale: {where}{more} applied {_scale(first['before'])}, now {_scale(first['after'])}"
+    place = where(first["layer"], first["kind"], ())
+    return f"scale: {place}{more} applied {_scale(first['before'])}, now {_scale(first['after'])}"
 
 
 def _moved(some: list[Json]) -> str:
     """The heads of a layer in which one sign moved; the first moved the most."""
     first = some[0]
     ends = [f"× {end(one['times'] for one in some):.2f}" for end in (min, max)]
-    where = _where(first["layer"], first["kind"], sorted(one["head"] for one in some))
+    place = where(first["layer"], first["kind"], sorted(one["head"] for one in some))
     step = f"{number(first['before'], 2)} → {number(first['after'], 2)}"
     if len(some) == 1:
-        return f"moved: {where}: {first['sign']} {step} ({ends[0]})"
+        return f"moved: {place}: {first['sign']} {step} ({ends[0]})"
     times = ends[0] if ends[0] == ends[1] else " to ".join(ends)
-    return f"moved: {where}: {first['sign']} {times}, most in head {first['head']}: {step}"
+    return f"moved: {place}: {first['sign']} {times}, most in head {first['head']}: {step}"

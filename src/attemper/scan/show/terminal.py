@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +17,7 @@ from rich.text import Text
 from ...health.finding import count as plural
 from ..document import Json
 from .compared import compared
-from .format import COLOURS, broken, count, mean, number, safe, short_names
+from .format import COLOURS, broken, count, mean, number, safe, short_names, where
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 GROUPS, LAYERS, NOTES, TEXTS = 6, 16, 6, 3
@@ -45,16 +45,6 @@ _DOES = {
     "blind": ("saw one token at a time", "saw one token at a time"),
 }
 """What one head does, and several; the first that applies is used."""
-
-
-class Fitted:
-    """A document that is laid out when the width of the terminal is known."""
-
-    def __init__(self, document: Json) -> None:
-        self.document = document
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        yield table(self.document, options.max_width)
 
 
 def table(document: Json, width: int = 80) -> RenderableType:
@@ -159,9 +149,8 @@ def _scales(layers: Sequence[Json], width: int) -> Iterator[Text]:
         return
     for run in runs[:GROUPS]:
         first, last = safe(run[0]["layer"]), safe(run[-1]["layer"])
-        where = f"{first} … {last}" if len(run) > 1 else first
-        where = broken(where, width)
-        yield _scale(f"{where}, {plural(run[0]['heads'], 'head')} of {run[0]['head_dim']}: ", run[0]["scale"])
+        place = broken(f"{first} … {last}" if len(run) > 1 else first, width)
+        yield _scale(f"{place}, {plural(run[0]['heads'], 'head')} of {run[0]['head_dim']}: ", run[0]["scale"])
     if len(runs) > GROUPS:
         yield Text(f"and {len(runs) - GROUPS} more; --json has them", style="dim")
 
@@ -196,10 +185,11 @@ def _findings(findings: Sequence[Json], width: int) -> Iterator[RenderableType]:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for (_, _, level), group in list(groups.items())[:GROUPS]:
-        where = _where(group[0]) + (f" and {len(group) - 1} more" if len(group) > 1 else "")
+        place = where(group[0]["layer"], group[0]["kind"], [group[0]["head"]])
+        place += f" and {len(group) - 1} more" if len(group) > 1 else ""
         grid.add_row(
             Text(level, style=COLOURS[level]),
-            Text.assemble((f"{group[0]['title']}: ", "bold"), broken(safe(where), width)),
+            Text.assemble((f"{group[0]['title']}: ", "bold"), broken(place, width)),
         )
         grid.add_row("", Text(broken(safe(group[0]["says"]), width)))
         grid.add_row("", Text(broken(f"→ {safe(group[0]['todo'])}", width), style="dim"))
@@ -211,12 +201,6 @@ def _findings(findings: Sequence[Json], width: int) -> Iterator[RenderableType]:
         )
     if groups:
         yield Text()
-
-
-def _where(finding: Json) -> str:
-    layer = finding["layer"] or "the model"
-    layer += " (cross)" if finding["kind"] == "cross" else ""
-    return layer if finding["head"] is None else f"{layer} head {finding['head']}"
 
 
 def _layers(document: Json, width: int) -> Iterator[RenderableType]:

@@ -36,17 +36,7 @@ def vitals_of(call: AttentionCall, signs: tuple[str, ...], kernel: str) -> Vital
     if call.vitals is not None:
         return call.vitals
     if call.logits is None:
-        return measure_without_autograd_and_modes(
-            call.query,
-            call.key,
-            mask=call.mask,
-            causal=call.causal,
-            scale=call.scale,
-            window=call.window,
-            softcap=call.softcap,
-            signs=signs,
-            kernel=kernel,
-        )
+        return measure_without_autograd_and_modes(call.query, call.key, signs=signs, kernel=kernel, **call.options())
     # with a head dimension of 0 the scores are 0, and the mask that is added to them is the model's own logits
     logits = call.logits
     query, key = logits.new_empty(*logits.shape[:-1], 0), logits.new_empty(*logits.shape[:-2], logits.shape[-1], 0)

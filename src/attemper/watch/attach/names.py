@@ -8,10 +8,7 @@ from __future__ import annotations
 from torch import nn
 
 ALWAYS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # names that only wrappers use
-WRAPPERS = (
-    nn.parallel.DistributedDataParallel,
-    nn.DataParallel,
-)  # their child is "module", a name that other modules use too
+WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)  # their child is "module", as in other modules too
 
 
 def named_modules(model: nn.Module) -> dict[nn.Module, str]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ...heads import HeadSummary
+from ...heads import HeadSummary, count_column
 from ..attach.gradients import GradientHooks
 from ..call import AttentionCall, Facts
 from ..passes import is_in
@@ -84,24 +84,14 @@ class Entry:
 def from_rows(rows: Sequence[Row]) -> Entry:
     """The entry whose rows these are: means times their counts are sums again."""
     first = rows[0]
-    column = {name: _column(rows, name) for name in first if name not in KEYS}
+    values = {name: [row[name] for row in rows] for name in first if name not in KEYS}
+    column = {name: torch.tensor(each, dtype=torch.float64, device="cpu") for name, each in values.items()}
     names = [name for name in column if name != "peak" and not name.startswith("grad_")]
     sums = torch.stack([_sum(column[name], column.get(count_column(name))) for name in names], dim=-1)
     peaks = column.get("peak", torch.full((len(rows),), -math.inf, dtype=torch.float64, device="cpu"))
     summary = HeadSummary((*names, "peak") if "peak" in column else tuple(names), sums, peaks)
     heads = tuple(row["head"] for row in rows)
     return Entry(first["step"], first["layer"], first["kind"], heads, summary, _gradient_sums(column))
-
-
-def count_column(name: str) -> str:
-    """The column that counts the rows of which another is the mean; "" for a count."""
-    if name == "rows" or name.endswith("_rows"):
-        return ""
-    return {"evenness": "evenness_rows", "saturated": "saturable_rows"}.get(name, "rows")
-
-
-def _column(rows: Sequence[Row], name: str) -> Tensor:
-    return torch.tensor([row[name] for row in rows], dtype=torch.float64, device="cpu")
 
 
 def _sum(mean: Tensor, count: Tensor | None) -> Tensor:

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 
 from ... import _files
 from ...errors import InputError
+from ...heads import count_column
 from ..call import Facts
-from .entry import GRADIENTS, KEYS, Entry, Row, count_column, from_rows
+from .entry import GRADIENTS, KEYS, Entry, Row, from_rows
 
 SCHEMA, VERSION = "attemper.record", 1
 HEADER = {"schema": SCHEMA, "version": VERSION}
 WORDS = {None: math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no infinity; NaN is null
 LARGEST = {"step": 2**63, "head": 2**31, "rows_in_step": 2**31}  # as wide as the columns of a Parquet file
 IN_STEP = "rows_in_step"
-CHUNK = 1 << 16
 SHARED = (
     "another watch writes to {name!r} too. Where both wrote the same step, layer and head, the last row is read. "
     "Give each watch its own path."
@@ -98,7 +98,7 @@ class Journal:
         self.warn: Callable[[str], None] = lambda sentence: None
         if path.exists():
             with path.open("rb") as file:
-                self._check(file.readline(CHUNK))
+                self._check(file.readline(_files.CHUNK))
 
     def _check(self, line: bytes) -> None:
         """The first line must be a record's, or the part of it that a kill left."""
@@ -163,7 +163,7 @@ class Journal:
         size, end = os.fstat(file).st_size, _files.end_of_last_line(file)
         if end < size:
             if not end:
-                self._check(_tail(file, size, CHUNK))
+                self._check(_tail(file, size, _files.CHUNK))
             os.ftruncate(file, end)
         return end
 

@@ -46,8 +46,7 @@ class Record:
     @property
     def entries(self) -> list[Entry]:
         """One entry per step and layer, in host memory: its heads, their summary, and the sums of their gradients."""
-        self._settle()
-        return [self._buffer.get(slot) for slot in self._buffer.slots]
+        return [self._buffer.get(slot) for slot in self._slots]
 
     def _settle(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -159,12 +158,9 @@ class Record:
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame of the rows. Needs ``pip install 'attemper[record]'``."""
-        from .store import missing
+        from .store import load
 
-        try:
-            import pandas
-        except ImportError:
-            raise missing("Record.to_pandas()", "pandas") from None
+        pandas = load("Record.to_pandas()", "pandas")
         return pandas.DataFrame(self.to_dicts(), columns=None if len(self) else list(KEYS))
 
     def to_arrow(self) -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import json
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ... import _files
 from ...errors import InputError, MissingExtra
 from .entry import KEYS
 from .jsonl import HEADER, SCHEMA, ParsedLines, WrittenStep, check_header, dump, facts_line, row_lines
@@ -35,31 +37,21 @@ def check_path(where: str, path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> 
 def write(record: Record, path: Path) -> None:
     check_path("Record.write", path)
     if path.suffix == ".parquet":
-        table = to_arrow(record, "Record.write(): Parquet")
-        from pyarrow import parquet
+        table, sink = to_arrow(record, "Record.write(): Parquet"), io.BytesIO()
+        load("Record.write(): Parquet", "pyarrow.parquet").write_table(table, sink)
+        content = sink.getvalue()
+    else:
+        facts = (facts_line(*item) for item in record.facts.items())
+        lines = [HEADER, *facts, *({"note": note} for note in record.notes), *row_lines(record.entries)]
+        content = "".join(map(dump, lines)).encode()
+    _files.save(path, content, _unwritable)
 
-        _put(path, lambda part: parquet.write_table(table, part))
-        return
-    facts = (facts_line(*item) for item in record.facts.items())
-    lines = [HEADER, *facts, *({"note": note} for note in record.notes), *row_lines(record.entries)]
-    text = "".join(map(dump, lines)).encode()
-    _put(path, lambda part: part.write_bytes(text))
 
-
-def _put(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a temporary file, then move it into place: an existing file stays until the new one is complete."""
-    target = path.resolve()
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        write(part)
-        os.replace(part, target)
-    except OSError as error:
-        raise InputError(
-            f"Record.write(): {str(path)!r} could not be written: {error.strerror or error}. "
-            "Nothing was changed. Free some disk space, or choose another path."
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(
+        f"Record.write(): {str(path)!r} could not be written: {error.strerror or error}. "
+        "Nothing was changed. Free some disk space, or choose another path."
+    )
 
 
 def read(path: Path) -> Record:
@@ -114,17 +106,21 @@ def _to_record(path: Path, held: ParsedLines, left_out: list[str]) -> Record:
     return Record(entries, held.facts, [*notes, *held.notes])
 
 
-def missing(what: str, package: str) -> MissingExtra:
-    return MissingExtra(f"{what} needs {package}, which is not installed. Type pip install 'attemper[record]'.")
+def load(what: str, package: str) -> Any:
+    """A package that something needs, or an error with the pip command for it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        name = package.split(".")[0]
+        raise MissingExtra(
+            f"{what} needs {name}, which is not installed. Type pip install 'attemper[record]'."
+        ) from None
 
 
 def to_arrow(record: Record, what: str) -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise missing(what, "pyarrow") from None
+    pyarrow = load(what, "pyarrow")
     rows = record.to_dicts()
-    names = list(dict.fromkeys(name for row in rows for name in row)) or list(KEYS)
+    names = _files.columns(rows) or list(KEYS)
     types = {"step": pyarrow.int64(), "layer": pyarrow.string(), "kind": pyarrow.string(), "head": pyarrow.int32()}
     columns = [
         pyarrow.array([row.get(name) for row in rows], types.get(name, pyarrow.float64()), from_pandas=False)
@@ -135,11 +131,7 @@ def to_arrow(record: Record, what: str) -> Any:
 
 
 def _read_parquet(path: Path) -> Record:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise missing("Record.read(): Parquet", "pyarrow") from None
+    pyarrow, parquet = (load("Record.read(): Parquet", package) for package in ("pyarrow", "pyarrow.parquet"))
     try:
         table = parquet.read_table(path)
     except (pyarrow.ArrowException, OSError):

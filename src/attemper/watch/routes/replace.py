@@ -108,14 +108,8 @@ def attend_with(
             frames = tuple(running.frames)
             kind = kind_of(frames, query, key, (query.shape[2], key.shape[2]))
             common: dict[str, Any] = {"scale": scaling, "causal": causal, "mask": mask, "dropout": dropout}
-            window = options.get("sliding_window")
-            declared: dict[str, Any] = {
-                "declared": scaling,
-                "implementation": NAME,
-                "softcap": softcap,
-                "window": window,
-            }
-            facts = Facts.of("replaced", kind, query, key, **common, **declared)
+            common |= {"declared": scaling, "softcap": softcap, "window": options.get("sliding_window")}
+            facts = Facts.of("replaced", kind, query, key, implementation=NAME, **common)
             call = AttentionCall(facts, frames, query, key, mask=mask, causal=causal, scale=scaling, softcap=softcap)
             call.vitals = vitals
             report(call)

@@ -54,9 +54,8 @@ class Trace:
         self.chain = chain
         self.paths: Storages[FactorPath] = Storages()
         self.parts: Storages[dict[int, FactorPath]] = Storages()  # by offset: parts that were multiplied in place
-        self.products: Storages[tuple[FactorPath | None, FactorPath | None]] = (
-            Storages()
-        )  # scores → the paths of their factors
+        # scores → the paths of their factors
+        self.products: Storages[tuple[FactorPath | None, FactorPath | None]] = Storages()
         self.lengths: Storages[bool] = Storages()  # made of the entries' magnitudes: what a norm divides by
         self.outputs: Storages[Traced] = Storages()
         self.waiting: dict[Count, Traced] = {}  # softmaxed scores that wait for their values

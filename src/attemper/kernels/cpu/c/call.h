@@ -20,16 +20,8 @@ typedef struct {
 enum { F32, F64, BF16, F16, BOOL, NONE };  // of inputs and masks
 static const int SIZE[] = {4, 8, 2, 2, 1, 0};
 
-enum {  // the bits of sign_bits, as in contract.py
-    VISIBLE = 1,
-    MEAN = 2,
-    VARIANCE = 4,
-    PEAK = 8,
-    LSE = 16,
-    ENTROPY = 32,
-    P2 = 64,
-    ARGMAX = 128,
-};
+// the bits of sign_bits, as in contract.py
+enum { VISIBLE = 1, MEAN = 2, VARIANCE = 4, PEAK = 8, LSE = 16, ENTROPY = 32, P2 = 64, ARGMAX = 128 };
 
 enum {
     GRAD_QUERY = 1,

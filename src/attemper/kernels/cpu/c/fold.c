@@ -1,6 +1,5 @@
 // fold.c: rows into heads. One pass over the signs of a call gives the sums that ../../../heads.py names, where torch would
 // need some thirty small operations; a watched model pays for them in every layer.
-#define REAL float
 #define REAL_IS_FLOAT 1
 #define VECTOR_BYTES 16  // what every processor has: this is no place to choose another
 #include "blocks/simd.h"

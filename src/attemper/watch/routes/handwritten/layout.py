@@ -53,15 +53,9 @@ def heads_of(frames: tuple[Frame, ...], folded: int, rows: int) -> int | None:
 def ordered(
     logits: Tensor, dim: int, rows: int, columns: int, strided: bool, frames: tuple[Frame, ...]
 ) -> tuple[Tensor, bool]:
-    """The logits as ``(…, Lq, Lk)``, and whether the queries are the product's columns.
+    """The logits that a softmax over ``dim`` was given as ``(…, Lq, Lk)``, and whether the queries are the product's columns.
 
-    Args:
-        logits: what the softmax was given.
-        dim: its dimension.
-        rows: of the product that made them.
-        columns: of that product.
-        strided: whether they are still in memory as the product left them.
-        frames: the modules around it.
+    ``rows`` and ``columns`` are those of the product; ``strided``: whether the logits are still in memory as it left them.
     """
     matrix = logits.movedim(dim, -1)
     leading = range(matrix.dim() - 1)

@@ -37,20 +37,16 @@ INLINE const char *place(const Strided *t, int dtype, int64_t a, int64_t b, int6
 
 // n numbers, `step` apart, as REAL
 static void fetch(REAL *to, const char *from, int dtype, int64_t n, int64_t step) {
+#define EACH(PLACE, TYPE, VALUE)                               \
+    for (int64_t i = 0; i < n; i++) {                          \
+        TYPE x = ((const TYPE *)from)[PLACE];                  \
+        to[i] = (VALUE);                                       \
+    }
 #define FETCH(TYPE, VALUE)                                     \
-    {                                                          \
-        const TYPE *p = (const TYPE *)from;                    \
-        if (step == 1)                                         \
-            for (int64_t i = 0; i < n; i++) {                  \
-                TYPE x = p[i];                                 \
-                to[i] = (VALUE);                               \
-            }                                                  \
-        else                                                   \
-            for (int64_t i = 0; i < n; i++) {                  \
-                TYPE x = p[i * step];                          \
-                to[i] = (VALUE);                               \
-            }                                                  \
-    }                                                          \
+    if (step == 1)                                             \
+        EACH(i, TYPE, VALUE)                                   \
+    else                                                       \
+        EACH(i * step, TYPE, VALUE)                            \
     break
     switch (dtype) {
         case F32: FETCH(float, (REAL)x);
@@ -60,6 +56,7 @@ static void fetch(REAL *to, const char *from, int dtype, int64_t n, int64_t step
         case BOOL: FETCH(uint8_t, x ? (REAL)0 : (REAL)-INFINITY);
     }
 #undef FETCH
+#undef EACH
 }
 
 // A vector, and one number, read as `dtype`: a float dtype that REAL holds

@@ -1,5 +1,5 @@
 // simd.h: vectors of REAL in plain C (GCC's vector types), the few operations that need more, and exp.
-// REAL, REAL_IS_FLOAT, VECTOR_BYTES and MAX_ROWS come from the file that is being compiled.
+// REAL_IS_FLOAT, VECTOR_BYTES and MAX_ROWS come from the file that is being compiled.
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -12,6 +12,7 @@
 #define UNROLL _Pragma("GCC unroll 16")
 
 #if REAL_IS_FLOAT
+#define REAL float
 typedef int32_t Int;
 #define MANTISSA 23
 #define MAGIC 12583039.0f  // 1.5 · 2^23 + 127: adding it rounds to a whole number n; the low bits hold n + 127, the exponent of 2^n
@@ -23,6 +24,7 @@ typedef int32_t Int;
 #define SQRT sqrtf
 #define TANH tanhf
 #else
+#define REAL double
 typedef int64_t Int;
 #define MANTISSA 52
 #define MAGIC 6755399441056767.0  // 1.5 · 2^52 + 1023

@@ -1,17 +1,11 @@
 // avx2, double
+#include "target.h"
 #if defined(__x86_64__)
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
-#else
-#pragma GCC target("avx2,fma")
-#endif
-#define REAL double
+BEGIN_TARGET("avx2,fma")
 #define REAL_IS_FLOAT 0
 #define VECTOR_BYTES 32
 #define MAX_ROWS 6
 #define KERNEL attemper_avx2_f64
 #include "../kernel/kernel.h"
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+END_TARGET
 #endif

@@ -1,5 +1,4 @@
 // portable, float
-#define REAL float
 #define REAL_IS_FLOAT 1
 #define VECTOR_BYTES 16
 #define MAX_ROWS 6

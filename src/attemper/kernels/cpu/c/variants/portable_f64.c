@@ -1,5 +1,4 @@
 // portable, double
-#define REAL double
 #define REAL_IS_FLOAT 0
 #define VECTOR_BYTES 16
 #define MAX_ROWS 6
