@@ -1,4 +1,10 @@
-"""attemper: scaled dot-product attention that measures itself while it runs."""
+"""attemper: scaled dot-product attention that measures itself while it runs.
+
+attention.py → operation/ → kernels/ → vitals.py, heads.py    one call; scale.py, scores/ and modules/ come before it
+watch/ → health/ → scan/ → report/                            a model, its record, its findings, one document
+explain/, lab/                                                attention step by step; claims about √d_k, measured
+bench/, env.py, demo.py, cli/                                 speed, this machine, the embedded model, the command
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
     if mode is not None and not stat.S_ISREG(mode):  # a file moved onto a device would take its place, for everybody
         raise InputError(f"-o: {str(path)!r} is a device, a pipe or a socket. Choose another file.")
     if mode is not None and not force:
-        raise InputError(f"-o: {str(path)!r} is there already. Add --force to overwrite it, or choose another file.")
+        raise InputError(f"-o: {str(path)!r} already exists. Add --force to overwrite it, or choose another file.")
     _beside(path, b"", keep=False)  # rights, full names and special folders show in no other way
 
 

@@ -1,4 +1,4 @@
-"""end_with(): a worker process ends when its caller is gone. It stands by itself, for it must run before torch is imported."""
+"""end_with(): a worker process ends when its caller is gone. Imports nothing else, because it runs before torch is imported."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ RULES: dict[str, Rule] = {
             name="sqrt_dmodel",
             formula="q·k / √d_model",
             says="The width of the model in place of the head's: logits √heads too small, attention too flat. Usually a mistake.",
-            used_by="nobody on purpose",
+            used_by="no known model by design",
             source="a common error: the dot product runs over d_k numbers, not over d_model",
             factor=lambda head_dim, heads: (head_dim * heads) ** -0.5,
             needs=("head_dim", "heads"),
@@ -172,7 +172,7 @@ RULES: dict[str, Rule] = {
         Rule(
             name="learned",
             formula="g q·k / √d_k",
-            says="One learned number per head, which starts at the textbook's scale.",
+            says="One learned number per head, which starts at 1/√d_k.",
             used_by="Swin v2, one per head, there on the cosine",
             source="Liu et al. 2022, arXiv:2111.09883 §3.2",
             factor=lambda head_dim: head_dim**-0.5,
@@ -191,7 +191,7 @@ RULES: dict[str, Rule] = {
         Rule(
             name="softcap",
             formula="c tanh(q·k / (c √d_k)), c = 50",
-            says="The textbook's scale, then a smooth ceiling: no logit passes 50.",
+            says="1/√d_k, then a smooth ceiling: no logit passes 50.",
             used_by="Gemma 2 (50), Grok-1 (30)",
             source="Gemma Team 2024, arXiv:2408.00118 §2",
             factor=lambda head_dim: head_dim**-0.5,

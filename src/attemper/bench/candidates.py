@@ -1,4 +1,4 @@
-"""candidates: who is measured, and one call of each, forward alone or forward and backward."""
+"""candidates: what is measured, and one call of each, forward alone or forward and backward."""
 
 from __future__ import annotations
 

@@ -1,7 +1,13 @@
 """The command `attemper`: parse, call, print.
 
+    app.py                  the application, what all commands share, how errors end
+    progress.py             what is being done, on stderr
+    stopping.py             Ctrl-C and SIGTERM
+    scan.py, explain.py     one file for each group of commands
+    lab.py, bench.py
+
 Data goes to stdout, progress to stderr. Exit 0: fine; 1: findings, or a failure; 2: wrong use, or a file or a disk that is in
-the way; 130: Ctrl-C; 143: SIGTERM; 141: nobody read to the end. What needs torch is imported inside a command, so that
+the way; 130: Ctrl-C; 143: SIGTERM; 141: the reader of stdout closed it. What needs torch is imported inside a command, so that
 `--help` is quick.
 """
 

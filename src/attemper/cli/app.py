@@ -108,7 +108,7 @@ def _run(arguments: Sequence[str] | None, stopping: Stopping) -> int:
 def _of_the_system(error: OSError) -> str:
     if error.filename is None:
         return f"the system refused: {error.strerror or error}."
-    return f"cannot use {str(error.filename)!r}: {error.strerror}. Check that it is there and who may read it."
+    return f"cannot use {str(error.filename)!r}: {error.strerror}. Check that it exists and that you may read it."
 
 
 def _open_streams() -> None:
@@ -143,7 +143,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None: ...
 
@@ -189,7 +189,7 @@ def deliver(show: Callable[[], object], write: Callable[[], object] | None = Non
         if write is not None:
             write()
     if unread is not None and not isinstance(unread, BrokenPipeError):
-        raise InputError(f"stdout: cannot print: {unread.strerror}. Free some room, or redirect it elsewhere.")
+        raise InputError(f"stdout: cannot print: {unread.strerror}. Free some disk space, or redirect it elsewhere.")
     return unread is None
 
 

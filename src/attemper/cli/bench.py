@@ -25,7 +25,7 @@ def bench(
     causal: Annotated[bool | None, typer.Option("--causal/--full", help="One mask only.", show_default="both")] = None,
     dtype: Annotated[str, typer.Option(help="float16, bfloat16, float32 or float64.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
-    kernel: Annotated[str, typer.Option(help="The kernel of ours to time; `attemper env` lists them.")] = "auto",
+    kernel: Annotated[str, typer.Option(help="The attemper kernel to time; `attemper env` lists them.")] = "auto",
     rounds: Annotated[
         int | None, typer.Option(min=1, max=1000, help="Times each candidate runs.", show_default="15")
     ] = None,
@@ -40,7 +40,7 @@ def bench(
     ] = None,
     force: Force = False,
 ) -> None:
-    """What the operation costs in time and memory, beside torch SDPA and eager attention; what watching a model costs."""
+    """Measure the time and memory of attention, compared with torch's SDPA and eager attention, or the cost of watching."""
     _files.check(output, (".json",), force)
     from ..bench import render
     from ..bench import run as runner
@@ -75,7 +75,7 @@ def bench(
 
 
 def env(as_json: AsJson = False) -> None:
-    """The versions, processors, kernels and extras found here."""
+    """Show the versions, processors, kernels and extras found here."""
     from .. import env as environment
 
     found = environment.describe()

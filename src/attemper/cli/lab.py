@@ -21,7 +21,7 @@ def run(
     show_list: Annotated[
         bool, typer.Option("--list", help="List every experiment with its question and its options.")
     ] = False,
-    preset: Annotated[str | None, typer.Option(help="Use other settings by name, for example full.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Use a named set of settings, for example full.")] = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -33,7 +33,7 @@ def run(
     ] = None,
     results: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Keep finished cells here, and continue from those found here."),
+        typer.Option(metavar="FOLDER", help="Keep finished results here, and continue from those found here."),
     ] = None,
     as_json: AsJson = False,
     output: Annotated[
@@ -47,7 +47,7 @@ def run(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Measure one question about the scale. Each experiment has options of its own: --d 16,64 --rule none …"""
+    """Run one experiment about the scale. Each has options of its own: --d 16,64 --rule none …"""
     from ..lab import experiment
     from ..lab.engine import output as files
     from ..lab.engine import render
@@ -79,7 +79,9 @@ def run(
 
 
 def claims(
-    train: Annotated[bool, typer.Option("--train", help="Also measure the claims about training: minutes.")] = False,
+    train: Annotated[
+        bool, typer.Option("--train", help="Also measure the claims about training: takes minutes.")
+    ] = False,
     results: Annotated[
         Path | None,
         typer.Option(
@@ -92,7 +94,7 @@ def claims(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Common claims about √d_k, measured: holds, holds with a condition, false, not decided, or not run."""
+    """Measure common claims about √d_k. Verdicts: holds, holds with a condition, false, not decided, not run."""
     from ..lab.claims import claims as lab_claims
     from ..lab.claims import show
 
@@ -110,7 +112,7 @@ def cards(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Revision cards about √d_k: a question, its answer, and the number just measured."""
+    """Print revision cards about √d_k: a question, its answer, and the number just measured."""
     from ..lab.claims import cards as lab_cards
     from ..lab.claims import show
 

@@ -27,11 +27,16 @@ Files = Annotated[
 ]
 Images = Annotated[list[str] | None, typer.Option("--image", help="An image file, for models with image input.")]
 Sounds = Annotated[list[str] | None, typer.Option("--audio", help="A WAV file, for models with audio input.")]
-Task = Annotated[str | None, typer.Option(help="The head to load: fill-mask, …", show_default="as it was saved")]
+Task = Annotated[
+    str | None, typer.Option(help="The task head to load, for example fill-mask.", show_default="as it was saved")
+]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Truncate a text that is too long for the model.")]
 Token = Annotated[str | None, typer.Option(help="A word of the text: show what it attends to in each head.")]
 WhatIf = Annotated[
-    str | None, typer.Option(metavar="RULES", help="Run it again with other scales: none,dk,sqrt_dmodel, 0.5, x2.")
+    str | None,
+    typer.Option(
+        metavar="RULES", help="Scales to try instead, with commas: a rule (none, dk), a number (0.5), a factor (x2)."
+    ),
 ]
 Attention = Annotated[bool, typer.Option("--attention", help="Include the attention weights in the JSON.")]
 Baseline = Annotated[Path | None, typer.Option(metavar="OLD.json", help="Show what changed since an older scan.")]

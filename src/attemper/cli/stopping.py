@@ -107,14 +107,14 @@ class Stopping:
             wait = None if first is None or self._raised.is_set() else max(0.0, first + PATIENCE - time.monotonic())
             if not select.select([self._reading], [], [], wait)[0]:
                 if not self._raised.is_set():
-                    self._leave("the step under way cannot be interrupted, so it was left where it stood")
+                    self._leave("the step under way cannot be interrupted, so the process was ended at once")
                 continue
             heard = os.read(self._reading, 1)
             if heard[0] == END:
                 return
             if heard[0] == REPEAT:
                 if not self._raised.is_set() and first is not None and time.monotonic() - first > IMPORTING:
-                    self._leave("modules were being loaded, so it was left where it stood")
+                    self._leave("modules were being loaded, so the process was ended at once")
                 time.sleep(AFTER)
                 self._raised.clear()
                 repeats += 1
@@ -124,7 +124,7 @@ class Stopping:
             elif heard[0] in self._before and first is None:
                 first, self.number = time.monotonic(), heard[0]
             elif heard[0] in self._before and first is not None and time.monotonic() - first > AGAIN:
-                self._leave("a second time, so it was left where it stood")
+                self._leave("a second time, so the process was ended at once")
 
     def _leave(self, why: str) -> None:
         """End this process now. Workers see that it is gone and end too."""

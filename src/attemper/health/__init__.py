@@ -1,13 +1,13 @@
 """health: from the numbers of heads to findings in plain words, each with its threshold and the source of that.
 
-thresholds.py   the thresholds, their sources, the names and levels of findings, the faults of a scale
-finding.py      Finding: one result about a head or a layer
-logits.py       findings about the size of logits
-patterns.py     findings about where a head puts its weight
-judging.py      findings() of all rows, check() of a record, verdict() in one line
+    thresholds.py   the thresholds, their sources, the names and levels of findings, the faults of a scale
+    finding.py      Finding: one result about a head or a layer
+    logits.py       findings about the size of logits
+    patterns.py     findings about where a head puts its weight
+    judging.py      findings() of all rows, check() of a record, verdict() in one line
 
-Plain data in, plain data out; no torch. A finding need not be a fault: an attention sink or a positional head is sharp by
-design, and its level is "healthy".
+Plain data in, plain data out; no torch. A finding need not be a fault: an attention sink or a positional head is normal, and
+its level is "healthy".
 """
 
 from .finding import Finding as Finding

@@ -162,7 +162,11 @@ def _not_a_number(grouped: Mapping[tuple[str, str], list[Row]]) -> list[Finding]
     alone = len(heads) == 1 and len(grouped[first]) > 1
     who = f"head {heads[0]}" if alone else f"heads {listed(heads)}" if len(rows) < len(grouped[first]) else "all heads"
     step = f" at step {rows[0]['step']}" if rows[0].get("step") is not None else ""
-    after = f" {count(len(spoiled) - 1, 'later layer')} may have them from here." if len(spoiled) > 1 else ""
+    after = (
+        f" {count(len(spoiled) - 1, 'later layer')} may have inherited them from this layer."
+        if len(spoiled) > 1
+        else ""
+    )
     says = f"NaN or infinity appears here first{step}, in {who}.{after}"
     todo = "Look at this layer's weights and at what runs just before it; in float16 or bfloat16, try float32."
     return [Finding("nan", "diverging", *first, heads[0] if alone else None, None, None, "IEEE 754", says, todo, None)]
@@ -176,7 +180,8 @@ def _drawn(names: Sequence[str], places: Sequence[tuple[str, str]]) -> list[Find
     first = next(own, places[0] if places else ("", "self"))
     which = f"{count(len(names), 'weight')} of its embeddings and attention layers"
     verb = "is not in the files and was" if len(names) == 1 else "are not in the files and were"
-    says = f"{which} {verb} initialised at random ({names[0]}{', …' if len(names) > 1 else ''}): these are not its trained signs."
+    which_names = f"{names[0]}{', …' if len(names) > 1 else ''}"
+    says = f"{which} {verb} initialised at random ({which_names}): the numbers here are not those of the trained model."
     todo = "Save the whole model again with save_pretrained(), or correct the layers in config.json."
     number = float(len(names))
     return [Finding("weights", DRAWN.level, *first, None, number, DRAWN.value, DRAWN.source, says, todo, None)]

@@ -88,7 +88,7 @@ def watch(
             steps in training mode, or ``optimizer`` ended the steps. ``"all"``: every pass counts.
         keep: how many of the last steps ``record`` holds in memory, with 8 bytes for every step, head and sign. None: all of
             them, or with ``path`` the last 100 of those that are in the file.
-        examiners: objects that look at the q, k and logits of each call, as ``attemper.watch.examine.Examiner`` describes;
+        examiners: objects that look at the q, k and logits of each call (``from attemper.watch.examine import Examiner``);
             for extensions such as ``scan``.
 
     Returns:

@@ -56,7 +56,7 @@ def page(found: dict[str, list[Expectation]]) -> str:
         "",
         f"{count} numbers beside what this code measures. They come from a closed form, an exact mean by quadrature, a paper or",
         "article, or, where the source says *pilot*, from earlier code of this project with other seeds. A measurement agrees",
-        "when it lies within the interval; what sets the interval is said. `tests/lab/test_numbers.py` measures them again.",
+        "when it lies within the interval; the source of the interval is given. `tests/lab/test_numbers.py` measures them again.",
         "",
     ]
     for name, numbers in found.items():

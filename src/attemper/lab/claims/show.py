@@ -25,7 +25,7 @@ def claims(found: Iterable[JudgedClaim], console: Console) -> None:
         hanging(console, Text.assemble((one.verdict, STYLES[one.verdict]), condition))
         for intro, some in (("", one.numbers), ("context: ", one.context)):
             if some:
-                shown = " · ".join(f"{name} {number(value)}" for name, value in some.items())
+                shown = " · ".join(f"{name}: {number(value)}" for name, value in some.items())
                 hanging(console, Text(f"{intro}{shown}", style="dim"))
         if one.claim.look:
             hanging(console, Text(f"attemper {one.claim.look}", style="dim"))

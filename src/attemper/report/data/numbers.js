@@ -22,7 +22,7 @@ export const SIGNS = [
   { key: "saturated", label: "saturated rows", unit: "share", digits: 2, range: SHARE, marks: [[0.5, "saturated"]],
     says: "The share of rows that give more than 0.99 of their weight to one key." },
   { key: "sink_weight", label: "weight on a sink", unit: "share", digits: 2, range: SHARE, marks: [[0.3, "sink"]],
-    says: "The weight that rests on the first or a special token. A head with nothing to add parks it there; that is healthy." },
+    says: "The weight on the first or a special token. Most trained models have such attention sinks; they are healthy." },
   { key: "evenness_without_sinks", label: "evenness without sinks", digits: 2, range: SHARE, marks: [[0.05, "collapsed"]],
     says: "Evenness of what is left when the first and the special tokens are taken out." },
   { key: "neighbour_weight", label: "weight on a neighbour", unit: "share", digits: 2, range: SHARE, marks: [[0.5, "positional"]],

@@ -65,7 +65,7 @@ export function findings(make, scan, act) {
   const count = healthy.reduce((sum, one) => sum + one.all.length, 0);
   return make("section.wide", { "aria-label": "Findings" }, make("h2", {}, "Findings"),
     open.length ? list(open) : make("p", {}, "Nothing needs attention."),
-    count ? make("details", {}, make("summary", {}, `Healthy, and good to know (${count})`), list(healthy)) : null);
+    count ? make("details", {}, make("summary", {}, `Healthy findings (${count})`), list(healthy)) : null);
 }
 
 const MOST = 12; // moved heads that are shown

@@ -42,7 +42,7 @@ export function legend(make, sign, ends, axis = false, root = false) {
     make("span.end.high", {}, written(ends.high, sign.digits), unit, ends.log ? " (log)" : ""));
 }
 
-/** Healthy findings are good to know where their own sign is looked at, and noise elsewhere. */
+/** Healthy findings are shown with their own sign only. */
 const worthMarking = (finding, sign) => finding.level !== "healthy" || SIGN_OF[finding.name] === sign.key;
 
 /** The worst finding of a cell as its shape. */
@@ -104,7 +104,7 @@ function reveal(box, cell, names) {
 }
 
 const SHARE_OF = { unit: "of the weight", digits: 0 };
-const SMALL = "Each cell is a head's attention: queries go down, keys to the right, shaded by √share of the weight, all alike.";
+const SMALL = "Each cell is a head's attention: queries go down, keys to the right, shaded by √share of the weight, on one scale for all heads.";
 
 /** What cells show: a sign, or a thumbnail of the head. */
 function ways(make, scan, act) {

@@ -64,7 +64,7 @@ const MEANT = {
   heads: "Query heads / key and value heads, where they are fewer.", d_k: "The width of a head.",
   declared: "What the config, the module or the argument says that q·k is multiplied by.",
   applied: "What it is really multiplied by, measured while the model ran.", rule: "The rule whose number that is.",
-  "std predicted": "How far a row's logits would spread if q and k pointed anywhere: scale · |q| · |k − k̄| / √d_k.",
+  "std predicted": "How far a row's logits would spread if q and k had random directions: scale · |q| · |k − k̄| / √d_k.",
   "std measured": "How far they spread. More than predicted: queries and keys are aligned.",
 };
 

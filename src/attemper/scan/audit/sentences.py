@@ -51,7 +51,7 @@ def spread(measured: float | None, predicted: float | None) -> str:
     if times > 1 + ALIGNED:
         means = "queries are aligned with the directions in which keys differ, as training makes them"
     elif times < 1 - ALIGNED:
-        means = "queries are aligned with directions in which keys are alike"
+        means = "queries are aligned with directions in which keys differ little"
     return (
         f"The logit std is {measured:.3g}, {times:.2g} times the {predicted:.3g} of q and k of the same lengths in random "
         f"directions: {means}."
@@ -108,7 +108,7 @@ def _says_unscaled(scale: MeasuredScale, after: float | None) -> tuple[str, str]
     spread = "" if scale.logit_std is None else f" Logits spread by {scale.logit_std:.3g} here, and"
     return (
         f"No scale, and nothing declares that: q·k is a sum over d_k = {scale.head_dim} numbers and is multiplied by nothing."
-        f"{spread or ' Logits'} grow with the weights: 1/√d_k = {scale.head_dim**-0.5:.4g} holds them.",
+        f"{spread or ' Logits'} grow with the weights: 1/√d_k = {scale.head_dim**-0.5:.4g} keeps their size independent of d_k.",
         "If it is meant (1/√d_k folded into the weights, as T5 has it), declare it: scale = 1.0 in the attention module. Else "
         "multiply q·k by head_dim ** -0.5.",
     )

@@ -1,5 +1,6 @@
-"""The bytes of a file or a pipe. `<(command)` is a pipe and may be slow; a FIFO that nothing opens for writing would block
-forever.
+"""Pipes: the bytes of a file or a pipe, with a time limit for a pipe that nothing writes to.
+
+`<(command)` is a pipe and may be slow; a FIFO that nothing opens for writing would block forever.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ def _what_if(document: Json, width: int) -> Iterator[RenderableType]:
         numbers = (number(row["logit_std"], 2), number(row["peak"], 1), number(row["effective_keys"], 2))
         grid.add_row(safe(row["rule"]), *numbers, frozen)
     yield grid
+    yield Text("saturated heads: over half of their tokens have 99 % of their attention on one", style="dim")
 
 
 def _token(document: Json, width: int) -> Iterator[RenderableType]:

@@ -130,7 +130,8 @@ def _spread(layers: Sequence[Json]) -> Iterator[Text]:
         return
     stds, times = ([f"{end([pair[at] for pair in known]):.3g}" for end in (min, max)] for at in (0, 1))
     shown = [ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}" for ends in (stds, times)]
-    words = f"std {shown[0]}: {shown[1]} times that of q and k in random directions (above 1: they are aligned)"
+    expected = "that of q and k with the same lengths in random directions"
+    words = f"std {shown[0]}: {shown[1]} times {expected} (above 1: they are aligned)"
     yield Text.assemble(("Logits ", "bold"), words)
 
 
@@ -186,7 +187,7 @@ def _findings(findings: Sequence[Json], width: int) -> Iterator[RenderableType]:
     grid.add_column(overflow="fold")
     for (_, _, level), group in list(groups.items())[:GROUPS]:
         place = where(group[0]["layer"], group[0]["kind"], [group[0]["head"]])
-        place += f" and {len(group) - 1} more" if len(group) > 1 else ""
+        place += f" and {plural(len(group) - 1, 'more place')}" if len(group) > 1 else ""
         grid.add_row(
             Text(level, style=COLOURS[level]),
             Text.assemble((f"{group[0]['title']}: ", "bold"), broken(place, width)),
