@@ -80,7 +80,7 @@ def test_every_form_of_output(tmp_path, suffix, start):
     output.check(path, force=False)
     output.write(path, found, rows)
     assert path.read_bytes().lstrip()[:200].upper().startswith(start.upper())
-    with pytest.raises(InputError, match=r"is there already\. Add --force"):
+    with pytest.raises(InputError, match=r"already exists\. Add --force"):
         output.check(path, force=False)
     output.check(path, force=True)
 

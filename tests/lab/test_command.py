@@ -146,7 +146,7 @@ def test_an_existing_output_is_kept_without_force(attemper_command, tmp_path):
     target.write_text("mine", encoding="utf-8")
     code, out, err = attemper_command(*SMALL, "-o", str(target))
     assert (code, out) == (2, "")
-    assert "is there already. Add --force to overwrite it, or choose another file." in err
+    assert "already exists. Add --force to overwrite it, or choose another file." in err
     assert target.read_text(encoding="utf-8") == "mine"
     assert attemper_command(*SMALL, "-o", str(target), "--force")[0] == 0
     assert target.read_text(encoding="utf-8").startswith("experiment,")

@@ -302,7 +302,7 @@ def test_bench_keeps_a_file_that_is_there(attemper_command, fake_memory, tmp_pat
     words = ["bench", "memory", "--length", "256", "--json", "-o", str(target)]
     code, out, err = attemper_command(*words)
     assert (code, out, fake_memory) == (2, "", [])
-    assert "is there already. Add --force to overwrite it" in err
+    assert "already exists. Add --force to overwrite it" in err
     assert target.read_text() == "precious"
     code, out, _ = attemper_command(*words, "--force")
     assert code == 0
