@@ -7,7 +7,7 @@ RUNS := .venv/runs
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist loadgroup
 
-.PHONY: run test test-all browser check format native fuzz sanitize hostile bench docs figures clean
+.PHONY: run test test-all matrix browser check format native fuzz sanitize hostile bench docs figures clean
 
 run: $(RUNS)  ## a scan of the embedded model, with and without its scale, and the report
 	$(BIN)/attemper scan --token it --what-if none -o attemper-report.html --force
@@ -17,6 +17,13 @@ test: $(READY) browser  ## everything but the exhaustive grids
 
 test-all: $(READY) browser  ## with the exhaustive grids
 	$(PYTEST)
+
+SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ATTEMPER_CPU_VARIANT=avx512 \
+	ATTEMPER_CPU_VARIANT=avx2 ATTEMPER_CPU_VARIANT=portable ATTEMPER_TEST_SEED=7 ATTEMPER_TEST_SEED=99 ATTEMPER_TEST_SEED=4242
+
+matrix: $(READY)  ## the numeric tests as other processors, libraries and seeds would run them
+	for setting in $(SETTINGS); do echo $$setting; env $$setting $(PYTEST) -q -m "not exhaustive" \
+		tests/kernels tests/definition tests/citizenship tests/scores tests/modules tests/scale tests/watch || exit 1; done
 
 browser:  ## a Chromium for the tests of the report, where one can be had; never fails
 	@scripts/browser.sh

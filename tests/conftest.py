@@ -10,12 +10,12 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 
-from serving import DEVICE
+from serving import DEVICE, SEED
 
 
 @pytest.fixture(autouse=True)
 def seed():
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,8 @@ import torch
 from attemper.kernels import KERNELS
 
 DEVICE = os.environ.get("ATTEMPER_TEST_DEVICE", "cpu")
+SEED = int(os.environ.get("ATTEMPER_TEST_SEED", "0"))
+"""From which every test draws: a bound that holds for one seed must hold for others."""
 
 
 def serving(device: str) -> list[str]:

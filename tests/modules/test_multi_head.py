@@ -221,11 +221,11 @@ def test_every_rule_is_its_definition(name, kv_heads):
         for result, leaves in ((value, parameters), (exact, found["exact"][1]), (plain, found["plain"][1])):
             loss = (result * cotangent.to(result.dtype)).sum()
             grads.append(torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, allow_unused=True))
-        # a parameter's gradient is a sum over tokens that may cancel (a key's bias shifts all logits of a row alike)
+        # a parameter's gradient is a sum over rows and keys that may cancel (a key's bias shifts all logits of a row alike)
         largest = max(g.abs().max().item() for g in grads[1] if g is not None)
         # each term holds a weight, into which the rounding of its logit goes through exp, as in tests/rounding.py
         through_exp = 1 + found["exact"][0]["peak"].abs().max().item()
-        rounding = ROUNDING * largest * through_exp * (x.shape[0] * x.shape[1]) ** 0.5
+        rounding = ROUNDING * largest * through_exp * (x.shape[0] * x.shape[1] ** 2) ** 0.5
         for leaf, ours_grad, exact_grad, plain_grad in zip(parameters, *grads, strict=True):
             if exact_grad is None or ours_grad is None:
                 assert exact_grad is None or not exact_grad.any(), f"d({sign})/d({leaf}) did not arrive"
