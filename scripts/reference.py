@@ -19,8 +19,8 @@ Made by `make docs` from the signatures and docstrings; a test fails when it is 
 A *logit* is the score after scale, softcap and bias, before softmax.
 """
 
-KERNELS_HEAD = """What each serves, fastest first, from `kernels.KERNELS`. *grouped*: fewer key/value heads than query
-heads; *mask gradient*: of an additive mask; *banded*: causal or window; *gain*: a scale tensor.
+KERNELS_HEAD = """What each accepts, fastest first, from `kernels.KERNELS`. Every kernel takes all masks, windows, softcap,
+dropout, scale tensors, dtypes and grouped heads.
 """
 
 

@@ -68,7 +68,8 @@ SENTENCES = {
     ),
     "dimensions": (
         lambda: build()(X, X[0], X[0]),
-        "MultiHeadAttention(): `key` must be (length, width), or 3-d with a batch, and all of them alike; got shape "
+        "MultiHeadAttention(): `key` must be (length, width), or 3-d with a batch, and all with the same "
+        "number of dimensions; got shape "
         "(5, 24). Use key.unsqueeze(0) to add a batch.",
     ),
     "not a tensor": (
@@ -92,7 +93,7 @@ SENTENCES = {
     ),
     "nested with a mask": (
         lambda: build()(NESTED, attn_mask=torch.zeros(5, 5)),
-        "MultiHeadAttention(): a nested tensor is taken for self-attention alone, batch first and without masks. Pad it with "
+        "MultiHeadAttention(): a nested tensor is accepted only for self-attention, batch first and without masks. Pad it with "
         "to_padded_tensor(0.0), and hide the padding with key_padding_mask.",
     ),
     "mask of a list": (

@@ -185,7 +185,7 @@ def test_one_token_is_not_judged(attemper_command, folder, level, ends):
     options = [] if level is None else ["--fail-on", level]
     code, out, err = attemper_command("scan", folder("gpt2"), "--text", "dog", *options)
     assert code == ends
-    assert 'NOTE Nothing was judged: no token sees another one. Give a longer text: --text "…".' in " ".join(
+    assert 'NOTE Nothing was judged: no token can attend to another. Give a longer text: --text "…".' in " ".join(
         out.split()
     )
     assert ("nothing was judged" in err) == bool(ends)

@@ -326,7 +326,7 @@ NARROW = Serves(
 PLAIN = Request(device="cuda", dtype=torch.float16, rows=128, keys=128, head_dim=64, value_dim=64)
 REFUSALS = {
     "needs cuda tensors; got cpu": {"device": "cpu"},
-    "does not serve additive scores": {"additive": True},
+    "does not support additive scores": {"additive": True},
     "serves lengths up to 1000": {"keys": 1001},
 }
 

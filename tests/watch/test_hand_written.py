@@ -202,7 +202,7 @@ def test_heads_that_nothing_shows_are_said_to_be_one():
         net(q=torch.randn(12, 5, 8))
     assert len(watch.record) == 1
     assert watch.record.notes == [
-        "Folded: the number of heads in its folded dimension is unknown: they are measured as one head."
+        "Folded: batch and heads share one dimension and the number of heads is unknown: measured as one head."
     ]
 
 

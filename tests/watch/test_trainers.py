@@ -55,9 +55,7 @@ def test_an_optimizer_without_hooks_is_refused_at_once():
         def __init__(self):
             self.optimizer = self
 
-    with pytest.raises(
-        InputError, match=r"^watch\(\): `optimizer` is a Hollow that calls no hooks and .* call watch\.step"
-    ):
+    with pytest.raises(InputError, match=r"^watch\(\): `optimizer` is a Hollow that is not, and .* call watch\.step"):
         attemper.watch(Block(), optimizer=Hollow())
 
 

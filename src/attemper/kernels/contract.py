@@ -151,7 +151,7 @@ class Serves:
         if self.devices is not None and request.device not in self.devices:
             return f"needs {' or '.join(self.devices)} tensors; got {request.device}"
         if request.additive and not self.additive:
-            return "does not serve additive scores"
+            return "does not support additive scores"
         return None if self.unless is None else self.unless(request)
 
     def row(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from ..errors import InputError, nearest_divisors
 
 NESTED = (
-    "MultiHeadAttention(): a nested tensor is taken for self-attention alone, batch first and without masks. "
+    "MultiHeadAttention(): a nested tensor is accepted only for self-attention, batch first and without masks. "
     "Pad it with to_padded_tensor(0.0), and hide the padding with key_padding_mask."
 )
 
@@ -86,7 +86,7 @@ def check_inputs(
             raise InputError(NESTED)
         if tensor.dim() != query.dim() or query.dim() not in (2, 3):
             raise InputError(
-                f"{where}: `{name}` must be (length, width), or 3-d with a batch, and all of them alike; "
+                f"{where}: `{name}` must be (length, width), or 3-d with a batch, and all with the same number of dimensions; "
                 f"got shape {tuple(tensor.shape)}. Use {name}.unsqueeze({batch_dim}) to add a batch."
             )
         width = widths[name]

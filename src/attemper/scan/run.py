@@ -31,7 +31,7 @@ from .input.model import Loaded, offline, quiet, reason
 from .result import Scan
 from .what_if import check_rules, what_if
 
-NO_CHOICE = 'no token sees another one. Give a longer text: --text "…"'
+NO_CHOICE = 'no token can attend to another. Give a longer text: --text "…"'
 Progress = Callable[[str], object]
 """Called with a few words whenever a new part of the work begins."""
 

@@ -1,4 +1,4 @@
-"""examine: what a scan and the lab use to look at the attention calls of a watched model more closely.
+"""examine: what a scan uses to look at the attention calls of a watched model more closely.
 
 :func:`examine` opens a watch with examiners. Each examiner gets every :class:`AttentionCall` while its q, k and logits exist.
 :func:`altered` replaces the scale of ops while a model runs, for what-if. Other names of ``watch`` are internal to it.
@@ -12,7 +12,6 @@
     Alteration, altered, Place      ops that make scores: counted in one run, altered in the next
     running             the modules in their forward, in this thread
     is_in               whether a module is another one or inside it, by their names
-    Entry, GradientHooks            for a layer that measures itself: its numbers in one step as rows, and its gradients
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from torch import nn
 
 from .attach.alter import Alteration as Alteration
 from .attach.alter import altered as altered
-from .attach.gradients import GradientHooks as GradientHooks
 from .attach.running import Place as Place
 from .attach.running import running as running
 from .attach.running import traits as traits
@@ -31,7 +29,6 @@ from .call import AttentionCall as AttentionCall
 from .call import Examiner as Examiner
 from .call import Facts as Facts
 from .passes import is_in as is_in
-from .record.entry import Entry as Entry
 from .session import Watch, watch
 from .trace.paths import Factor as Factor
 from .trace.paths import FactorPath as FactorPath

@@ -76,6 +76,7 @@ def with_hooks(optimizer: object) -> Optimizer:
             parts = [getattr(found, name, None) for name in INNER]
             found = next((part for part in parts if isinstance(part, Optimizer) and part is not found), None)
     raise InputError(
-        f"watch(): `optimizer` is a {type(optimizer).__name__} that calls no hooks and wraps no torch.optim.Optimizer that does. "
+        f"watch(): `optimizer` is a {type(optimizer).__name__} that is not, and does not wrap, a "
+        "torch.optim.Optimizer with step hooks. "
         "Leave it out and call watch.step() after each step."
     )

@@ -141,7 +141,7 @@ def _variant(best: int) -> int:
     if not asked:
         return best
     if asked not in VARIANTS:
-        raise KernelUnavailable(f"knows no {CHOICE}={asked!r}: {nearest(asked, VARIANTS)}".rstrip("."))
+        raise KernelUnavailable(f"does not recognise {CHOICE}={asked!r}: {nearest(asked, VARIANTS)}".rstrip("."))
     if VARIANTS.index(asked) > best:
         raise KernelUnavailable(f"cannot run {CHOICE}={asked!r}: this processor has at most {VARIANTS[best]!r}")
     return VARIANTS.index(asked)

@@ -42,7 +42,7 @@ _DOES = {
     "sink": ("has an attention sink on a first or special token", "have an attention sink on a first or special token"),
     "positional": ("attends to a neighbouring token", "attend to a neighbouring token"),
     "mixing": ("mixes several tokens", "mix several tokens"),
-    "blind": ("saw one token at a time", "saw one token at a time"),
+    "blind": ("could attend to only one token", "could attend to only one token"),
 }
 """What one head does, and several; the first that applies is used."""
 

@@ -285,7 +285,8 @@ class Attachment:
             frame.accounted = True
         if not call.heads_known:
             self.missed(
-                call.frames, "the number of heads in its folded dimension is unknown: they are measured as one head"
+                call.frames,
+                "batch and heads share one dimension and the number of heads is unknown: measured as one head",
             )
         if call.one_tensor():
             for observer in observers:

@@ -62,7 +62,7 @@ def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
 def wrapped(cls: type) -> str:
     """The name of tensors whose class is not torch's plain one, for a sentence."""
     if cls.__name__ == "DTensor":
-        return "DTensors, of which each rank holds a part: attention on their to_local() is measured"
+        return "DTensors; call attention on their to_local() to measure it"
     return f"{cls.__name__} objects"
 
 

@@ -72,7 +72,9 @@ class Chain:
         elif name == "tril" and len(args) == 1:
             self.triangles.put(out, True)
         elif name == FLEX:
-            self.unmeasured(tuple(running.frames), "a flex_attention call that is not the interface's")
+            self.unmeasured(
+                tuple(running.frames), "flex_attention called directly, not through the Hugging Face interface"
+            )
         elif name == FOREIGN and (running.current is None or running.current.interfaced is None):
             self.unmeasured(tuple(running.frames), f"a {func} call: {FOREIGN}")
 

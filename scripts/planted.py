@@ -1,0 +1,88 @@
+"""Plants bugs, one at a time, and says which test of the area finds each. Run it in a tree that nobody else uses.
+
+Every change is taken back. Run it in the foreground: a shell's background jobs ignore Ctrl-C, and so the tests of it would fail.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "attemper"
+
+
+class Bug(NamedTuple):
+    """A line of the source, the wrong one in its place, and the tests of that area."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+    tests: str
+
+
+BUGS = (
+    Bug("C: lse_low is lost", "kernels/cpu/c/kernel/finish.h", "keep_where(m - m == 0, lost(m, log_l))",
+        "keep_where(m != m, lost(m, log_l))", "kernels"),
+    Bug("blockwise: p2 is not squared", "kernels/blockwise/forward.py", "(norm / l).square_()", "(norm / l)", "kernels"),
+    Bug("lower_right with a window is off by one", "operation/plain.py", "return window - 1 - offset,", "return window - offset,",
+        "kernels citizenship"),
+    Bug("half gradients without the low bits", "kernels/contract.py",
+        "whole = (short.view(torch.int32) + low).view(torch.float32)", "whole = short", "kernels"),
+    Bug("watch: evaluation counts", "watch/passes.py", "grade = (1 + module.training) * is_recording()", "grade = 2", "watch"),
+    Bug("watch: padding counts", "watch/routes/padding.py", "return (any_query & ~padded_tail) | strict",
+        "return any_query | True", "watch"),
+    Bug("record: a cut line stays", "watch/record/jsonl.py", "            os.ftruncate(file, end)\n",
+        "            pass\n", "watch"),
+    Bug("audit: scaled twice is not found", "scan/audit/judge.py", "    if _twice(scale, root):",
+        "    if _twice(scale, root) and root < 0:", "scan"),
+    Bug("health: a peak of 60 is no warning", "health/thresholds.py", 'Threshold(50, "warn"', 'Threshold(70, "warn"',
+        "scan report"),
+    Bug("lab: one degree of freedom too many", "lab/maths/stats.py", "error, count - 1)", "error, count)", "lab"),
+    Bug("lab: the kurtosis of q·k", "lab/maths/theory.py", "return 3 + 6 / d", "return 3 + 3 / d", "lab"),
+    Bug("heads: saturated at another weight", "heads.py", "SATURATED_WEIGHT = 0.99", "SATURATED_WEIGHT = 0.9",
+        "definition watch"),
+)  # fmt: skip
+
+
+def build() -> None:
+    """The C library again."""
+    subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"], cwd=ROOT, check=True)
+
+
+def finder(bug: Bug) -> str | None:
+    """The first test that fails; None where none does."""
+    folders = [f"tests/{name}" for name in bug.tests.split()]
+    command = [sys.executable, "-m", "pytest", *folders, "-q", "-x", "-m", "not exhaustive", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), None)
+
+
+def main(asked: list[str]) -> int:
+    missed = 0
+    for bug in (bug for bug in BUGS if not asked or any(word in bug.name for word in asked)):
+        path = SOURCE / bug.file
+        source = path.read_text(encoding="utf-8")
+        assert bug.right in source, f"{bug.file} has no {bug.right!r}"
+        start = time.monotonic()
+        try:
+            path.write_text(source.replace(bug.right, bug.wrong, 1), encoding="utf-8")
+            if path.suffix == ".h":
+                build()
+            found = finder(bug)
+        finally:
+            path.write_text(source, encoding="utf-8")
+            if path.suffix == ".h":
+                build()
+        missed += found is None
+        print(f"{time.monotonic() - start:4.0f} s  {bug.name}: {found or 'MISSED'}", flush=True)
+    return bool(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
