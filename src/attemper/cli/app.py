@@ -39,7 +39,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.Exit:
-            stopping.told = True  # the command has printed its own sentence
+            stopping.reported = True  # the command has printed its own sentence
             raise
         except AttemperError:
             raise
@@ -49,7 +49,7 @@ class _Commands(TyperGroup):
                 raise
             kept = " ".join(getattr(error, "__notes__", ())) or "Nothing was kept."
             note(f"Stopped by {stopping.name}. {kept}")
-            stopping.told = True
+            stopping.reported = True
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             code = _run(arguments, stopping)
     except KeyboardInterrupt:  # before or after the command itself
         code = INTERRUPTED
-    if code == INTERRUPTED and not stopping.told:
+    if code == INTERRUPTED and not stopping.reported:
         note(f"Stopped by {stopping.name}. Nothing was kept.")
     raise SystemExit(stopping.code if code == INTERRUPTED else code)
 

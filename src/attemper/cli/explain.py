@@ -36,10 +36,12 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Show attention on a sentence step by step, with every shape and number, for the chosen scale and for none."""
-    from ..explain import explain as told
+    from ..explain import explain as compute
     from ..explain.terminal import plain
 
-    found = told(" ".join(text), rule=rule, heads=heads, score=score, d_model=d_model, d_k=d_k, seed=seed, layer=layer)
+    found = compute(
+        " ".join(text), rule=rule, heads=heads, score=score, d_model=d_model, d_k=d_k, seed=seed, layer=layer
+    )
     screen = console()
 
     def show() -> None:

@@ -83,8 +83,8 @@ def scan(
 
         raise typer.Exit(0 if say(json.dumps(published(), indent=1, ensure_ascii=False)) else READER_LEFT)
     try:
-        with progress() as told:
-            told("loading torch")  # importing it takes most of the time of a short scan
+        with progress() as note_progress:
+            note_progress("loading torch")  # importing it takes most of the time of a short scan
             from ..scan import command
 
             asked = command.ScanOptions(
@@ -107,7 +107,7 @@ def scan(
                 dtype=dtype,
                 device=device,
             )
-            found = command.answer(asked, told)
+            found = command.answer(asked, note_progress)
     except KeyboardInterrupt as stop:
         stop.add_note("Nothing was measured.")
         raise

@@ -37,7 +37,7 @@ class Stopping:
         self.number: int | None = None
         self._before: dict[int, Any] = {}
         self._raised = threading.Event()
-        self.told = False  # whether the user was told that it stopped and what was kept
+        self.reported = False  # whether the user was told that it stopped and what was kept
 
     def __enter__(self) -> Stopping:
         if threading.current_thread() is not threading.main_thread():

@@ -51,12 +51,12 @@ class ScanOptions:
     device: str = "cpu"
 
 
-def answer(asked: ScanOptions, told: Callable[[str], object] = lambda words: None) -> Scan:
-    """The scan for some options; wrong options are refused before the work. ``told`` is called with what is being done."""
+def answer(asked: ScanOptions, progress: Callable[[str], object] = lambda words: None) -> Scan:
+    """The scan for some options; wrong options are refused before the work. ``progress`` is called with what is being done."""
     if asked.fail_on is not None and asked.fail_on not in FAILING:
         raise InputError(f"scan: unknown --fail-on {asked.fail_on!r}. {nearest(asked.fail_on, FAILING)}")
     output.check(asked.output, asked.force)
-    older = None if asked.baseline is None else baseline.read(asked.baseline, SCHEMA, told)
+    older = None if asked.baseline is None else baseline.read(asked.baseline, SCHEMA, progress)
     rules = [word.strip() for word in (asked.what_if or "").split(",") if word.strip()]
     if asked.what_if is not None and not rules:
         raise InputError("scan: --what-if needs the names of rules. Type --what-if none,dk.")
@@ -66,9 +66,9 @@ def answer(asked: ScanOptions, told: Callable[[str], object] = lambda words: Non
         raise InputError(
             "scan: --attention puts the weights into the JSON. Add --json or -o FILE.json, or leave it out."
         )
-    given = read_texts(asked.texts, asked.files, told)
+    given = read_texts(asked.texts, asked.files, progress)
     if not given and not asked.images and not asked.sounds:
-        given = read_texts((), ("-",), told) if is_piped() else []
+        given = read_texts((), ("-",), progress) if is_piped() else []
         given = [text for text in given if text]  # an empty pipe, as under a scheduler, is not a text
     check_texts(given)
     loaded = load(
@@ -77,13 +77,13 @@ def answer(asked: ScanOptions, told: Callable[[str], object] = lambda words: Non
         dtype=asked.dtype,
         device=asked.device,
         allow_download=asked.allow_download,
-        progress=told,
+        progress=progress,
     )
-    told("reading the inputs")
+    progress("reading the inputs")
     inputs = make(loaded, texts=given, images=asked.images, sounds=asked.sounds, truncate=asked.truncate)
     pictures = asked.attention or suffix == ".html"
-    told("running the model")
-    found = run(loaded, inputs, rules=rules, token=asked.token, pictures=pictures, progress=told)
+    progress("running the model")
+    found = run(loaded, inputs, rules=rules, token=asked.token, pictures=pictures, progress=progress)
     if older is not None and asked.baseline is not None:
         found.document["baseline"] = baseline.compare(older, found.document, asked.baseline.name)
     return found
@@ -108,7 +108,7 @@ def fails(document: dict[str, Any], level: str | None) -> str | None:
     return None
 
 
-def read_texts(texts: Sequence[str], files: Sequence[str], told: pipes.Told) -> list[str]:
+def read_texts(texts: Sequence[str], files: Sequence[str], progress: pipes.Progress) -> list[str]:
     """The texts of the command line, then those of files, each file one text; ``-`` is stdin."""
     found = [text.encode("utf-8", "replace").decode() for text in texts]  # an argument may hold invalid bytes
     for name in files:
@@ -116,9 +116,9 @@ def read_texts(texts: Sequence[str], files: Sequence[str], told: pipes.Told) -> 
             raise InputError("scan: --file -: stdin is closed, so there is nothing to read. Pipe a text in.")
         try:
             if name == "-":
-                raw = pipes.read_stdin(LARGEST_TEXT + 1, told)
+                raw = pipes.read_stdin(LARGEST_TEXT + 1, progress)
             else:
-                raw = pipes.read(Path(name), LARGEST_TEXT + 1, "scan: --file", told)
+                raw = pipes.read(Path(name), LARGEST_TEXT + 1, "scan: --file", progress)
             if len(raw) > LARGEST_TEXT:
                 raise InputError(f"scan: --file {name!r} has over {LARGEST_TEXT:,} bytes. Give a shorter text.")
             found.append(raw.decode("utf-8-sig").strip())

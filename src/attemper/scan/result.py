@@ -89,5 +89,5 @@ class Scan:
     def _repr_html_(self) -> str:
         from html import escape
 
-        told = escape(str(self)).rstrip()
-        return f'<pre style="line-height:1.25">{told}</pre>{self.record._repr_html_()}'
+        text = escape(str(self)).rstrip()
+        return f'<pre style="line-height:1.25">{text}</pre>{self.record._repr_html_()}'

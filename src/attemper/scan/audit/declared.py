@@ -76,13 +76,13 @@ def hinted(call: AttentionCall, applied: float, factors: list[float]) -> Declare
             unheeded = Declared(float(value), by, firm=False, heeded=False)
     if unheeded is not None:
         return unheeded
-    told, by = call.facts.declared, "scaling, as given to the attention interface"
-    if told is None and not call.product:
-        told, default = call.facts.scale, "the call, which leaves the scale to its default"
+    stated, by = call.facts.declared, "scaling, as given to the attention interface"
+    if stated is None and not call.product:
+        stated, default = call.facts.scale, "the call, which leaves the scale to its default"
         by = default if call.scale is None else "scale, the call's argument"
-    if told is None or (told == 1.0 and abs(applied - told) > 1e-2):
+    if stated is None or (stated == 1.0 and abs(applied - stated) > 1e-2):
         return None
-    return Declared(told, by, firm=False)
+    return Declared(stated, by, firm=False)
 
 
 def layer_index(call: AttentionCall) -> int | None:

@@ -19,21 +19,21 @@ PATIENCE = 10.0  # seconds for a FIFO to be opened for writing
 STEP = 0.2  # seconds between two attempts to read a silent pipe
 CHUNK = 2**16  # bytes that a pipe holds
 
-Told = Callable[[str], object]
+Progress = Callable[[str], object]
 
 
-def read(path: Path, most: int, option: str, told: Told) -> bytes:
+def read(path: Path, most: int, option: str, progress: Progress) -> bytes:
     """The first bytes of a file, at most ``most``: /dev/zero has no end.
 
-    A pipe is read as long as another process has it open for writing; ``option`` is what names it, for the error, and ``told`` is
-    called with what is waited for.
+    A pipe is read as long as another process has it open for writing. ``option`` names it in the error; ``progress`` is told
+    what is being waited for.
     """
     if not stat.S_ISFIFO(path.stat().st_mode):
         with path.open("rb") as file:
             return file.read(most)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # otherwise open() itself would block
     try:
-        found = _drain(descriptor, most, repr(str(path)), told, opened=False)
+        found = _drain(descriptor, most, repr(str(path)), progress, opened=False)
     finally:
         os.close(descriptor)
     if found is None:
@@ -44,7 +44,7 @@ def read(path: Path, most: int, option: str, told: Told) -> bytes:
     return found
 
 
-def read_stdin(most: int, told: Told) -> bytes:
+def read_stdin(most: int, progress: Progress) -> bytes:
     """What is piped to stdin, or typed up to Ctrl-D."""
     try:
         descriptor = sys.stdin.fileno()
@@ -53,15 +53,15 @@ def read_stdin(most: int, told: Told) -> bytes:
         piped = False
     if not piped:
         return sys.stdin.buffer.read(most)
-    return _drain(descriptor, most, "stdin", told, opened=True) or b""
+    return _drain(descriptor, most, "stdin", progress, opened=True) or b""
 
 
-def _drain(descriptor: int, most: int, name: str, told: Told, opened: bool) -> bytes | None:
+def _drain(descriptor: int, most: int, name: str, progress: Progress, opened: bool) -> bytes | None:
     """All bytes; None if nothing opened the pipe: until then a FIFO reads as empty, as it does after its writer has closed it."""
     found, began = bytearray(), time.monotonic()
     while len(found) < most:
         if opened and not select.select([descriptor], [], [], STEP)[0]:
-            told(f"waiting for {name}: a pipe that is open and silent")
+            progress(f"waiting for {name}: a pipe that is open and silent")
             continue
         try:
             part = os.read(descriptor, min(CHUNK, most - len(found)))
@@ -75,6 +75,6 @@ def _drain(descriptor: int, most: int, name: str, told: Told, opened: bool) -> b
         if not opened:
             if time.monotonic() - began > PATIENCE:
                 return None
-            told(f"waiting for {name}: a pipe that nothing has opened for writing")
+            progress(f"waiting for {name}: a pipe that nothing has opened for writing")
             time.sleep(STEP)
     return bytes(found)

@@ -22,11 +22,11 @@ LARGEST = 2**30  # bytes; with --attention a scan of a long text has a few hundr
 Place = tuple[str, str, int | None]
 
 
-def read(path: Path, schema: str, told: pipes.Told = lambda words: None) -> Json:
-    """An older document, from an untrusted file that must name ``schema``; ``told`` is called with what is waited for."""
+def read(path: Path, schema: str, progress: pipes.Progress = lambda words: None) -> Json:
+    """An older document, from an untrusted file that must name ``schema``; ``progress`` is called with what is waited for."""
     found: Json
     try:
-        raw = pipes.read(path, LARGEST + 1, "--baseline:", told)
+        raw = pipes.read(path, LARGEST + 1, "--baseline:", progress)
         if len(raw) > LARGEST:
             raise InputError(f"--baseline: {str(path)!r} is too large for a scan. Give an older scan's JSON.")
         found = json.loads(raw.decode("utf-8"))

@@ -38,7 +38,7 @@ MEANINGS = (
 
 
 _DOES = {
-    "told": ("is in the findings below", "are in the findings below"),
+    "found": ("is in the findings below", "are in the findings below"),
     "sink": ("has an attention sink on a first or special token", "have an attention sink on a first or special token"),
     "positional": ("attends to a neighbouring token", "attend to a neighbouring token"),
     "mixing": ("mixes several tokens", "mix several tokens"),
@@ -76,7 +76,7 @@ def _head(document: Json) -> Iterator[Text]:
     yield Text.assemble((safe(model["name"]), "bold"), f"{safe(name)} · {facts}", overflow="fold")
     for one in document["inputs"][:TEXTS]:
         what = one["text"] or ("a generated sample" if one["generated"] else f"a {one['modality']}")
-        told = safe(what if len(what) <= 60 else f"{what[:59]}…")
+        shown = safe(what if len(what) <= 60 else f"{what[:59]}…")
         length = f" · {plural(one['length'], 'token')}" if one["length"] is not None else ""
         cut = ", cut" if one["truncated"] else ""
         modality = (
@@ -84,7 +84,9 @@ def _head(document: Json) -> Iterator[Text]:
             if one["modality"] in ("image", "audio")
             else ""
         )
-        yield Text(f"{told!r}{modality}{length}{cut}" if one["text"] else f"{told}{modality}{length}", overflow="fold")
+        yield Text(
+            f"{shown!r}{modality}{length}{cut}" if one["text"] else f"{shown}{modality}{length}", overflow="fold"
+        )
     more = len(document["inputs"]) - TEXTS
     if more > 0:
         yield Text(f"and {plural(more, 'more input')}")
@@ -104,17 +106,17 @@ def _heads(document: Json) -> Iterator[Text]:
     for one in document["findings"]:
         place = (one["layer"], one["kind"], one["head"])
         if place in names:
-            names[place].add(one["name"] if one["level"] == "healthy" else "told")
+            names[place].add(one["name"] if one["level"] == "healthy" else "found")
     blind = {(row["layer"], row["kind"], row["head"]) for row in document["heads"] if row["evenness"] is None}
     counts = Counter(
         next((name for name in _DOES if name in found), "blind" if place in blind else "mixing")
         for place, found in names.items()
     )
-    told, usual, unseeing = (
+    found, usual, unseeing = (
         [f"{counts[name]} {_DOES[name][counts[name] > 1]}" for name in some if counts[name]]
-        for some in (("told",), ("sink", "positional", "mixing"), ("blind",))
+        for some in (("found",), ("sink", "positional", "mixing"), ("blind",))
     )
-    line = "; ".join([*told, *([", ".join([*usual, "which is normal"])] if usual else []), *unseeing])
+    line = "; ".join([*found, *([", ".join([*usual, "which is normal"])] if usual else []), *unseeing])
     first, _, rest = line.partition(" ")
     everybody = "The only head" if len(names) == 1 else f"All {len(names)} heads"
     if names:
@@ -177,9 +179,9 @@ def _number_of(scale: Json) -> str:
 
 def _findings(findings: Sequence[Json], width: int) -> Iterator[RenderableType]:
     """The worst finding of each name and level, with how many there are."""
-    told = [one for one in findings if one["level"] != "healthy"]
+    faults = [one for one in findings if one["level"] != "healthy"]
     groups: dict[tuple[Any, ...], list[Json]] = {}
-    for one in told:
+    for one in faults:
         groups.setdefault((one["name"], one["fault"], one["level"]), []).append(one)
     grid = Table(box=None, show_header=False, padding=(0, GAP, 0, 0), pad_edge=False)
     width -= GAP + max((len(level) for _, _, level in list(groups)[:GROUPS]), default=0)
@@ -198,7 +200,7 @@ def _findings(findings: Sequence[Json], width: int) -> Iterator[RenderableType]:
         yield grid
     if len(groups) > GROUPS:
         yield Text(
-            f"and {plural(len(groups) - GROUPS, 'more group')}; --json has all {len(told)} findings", style="dim"
+            f"and {plural(len(groups) - GROUPS, 'more group')}; --json has all {len(faults)} findings", style="dim"
         )
     if groups:
         yield Text()
