@@ -66,7 +66,7 @@ def on_dtensors():
             assert torch.equal(model(*given).to_local(), expected.to_local())
             watch.step()
         (sentence,) = [str(one.message) for one in said if "not measured" in str(one.message)]
-        assert words in sentence and "DTensors, of which each rank holds a part" in sentence, sentence
+        assert words in sentence and "DTensors; call attention on their to_local()" in sentence, sentence
         assert len(watch.record) == 0
 
 
