@@ -21,7 +21,7 @@ def safe(words: object) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in str(words))
 
 
-def json_text(document: Any) -> str:
+def escaped_json(document: Any) -> str:
     """A document as one line of JSON in which control characters are written as escapes."""
     written = json.dumps(document, ensure_ascii=False)
     return NOT_ASCII.sub(lambda run: "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in run[0]), written)

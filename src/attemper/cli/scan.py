@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .._display import json_text
+from .._display import escaped_json
 from .app import READER_LEFT, AsJson, Force, console, deliver, note, say
 from .progress import progress
 
@@ -130,7 +130,7 @@ def scan(
 
 def _show(found: Scan, as_json: bool, attention: bool) -> None:
     if as_json:
-        print(json_text(found.to_dict(attention)))
+        print(escaped_json(found.to_dict(attention)))
         return
     screen = console()
     if screen.is_terminal:

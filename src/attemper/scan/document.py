@@ -224,8 +224,8 @@ class Patches:
 
 
 @dataclass(kw_only=True)
-class DenseMap:
-    """All attention weights of a layer for one input."""
+class LayerMap:
+    """Which layer and input attention weights are of, and their sizes."""
 
     layer: LayerName
     kind: Kind
@@ -233,6 +233,12 @@ class DenseMap:
     heads: Count
     queries: Count
     keys: Count
+
+
+@dataclass(kw_only=True)
+class DenseMap(LayerMap):
+    """All attention weights of a layer for one input."""
+
     format: Literal["dense"] = "dense"
     bits: Annotated[int, {"enum": [8, 16]}]
     data: Annotated[
@@ -257,15 +263,9 @@ class Thumbnail:
 
 
 @dataclass(kw_only=True)
-class TopMap:
+class TopMap(LayerMap):
     """The largest attention weights of some rows of a layer, for one input."""
 
-    layer: LayerName
-    kind: Kind
-    input: Count
-    heads: Count
-    queries: Count
-    keys: Count
     format: Literal["top"] = "top"
     k: Count
     rows: list[Count]
