@@ -1,6 +1,7 @@
 """health: from the numbers of heads to findings in plain words, each with its threshold and the source of that.
 
     thresholds.py   the thresholds, their sources, the names and levels of findings, the faults of a scale
+    faults.py       the faults of attention apart from its scale, and the checks that find them
     finding.py      Finding: one result about a head or a layer
     logits.py       findings about the size of logits
     patterns.py     findings about where a head puts its weight

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
+from .faults import ATTENTION_FAULTS
 from .thresholds import FAULTS, LEVELS, NAMES, TITLES, Threshold
 
 Row = Mapping[str, Any]
@@ -26,12 +27,14 @@ class Finding:
     source: Annotated[str, {"description": "who set the threshold"}]
     says: Annotated[str, {"description": "what it is and why it matters"}]
     todo: Annotated[str, {"description": "what to do"}]
-    fault: Annotated[str | None, {"enum": [None, *FAULTS], "description": "what is wrong with a scale"}]
+    fault: Annotated[str | None, {"enum": [None, *FAULTS, *ATTENTION_FAULTS], "description": "what is wrong"}]
     title: Annotated[str | None, {"description": "the heading"}] = None
 
     def __post_init__(self) -> None:
         if self.title is None:
-            title = TITLES[self.name] if self.fault is None else FAULTS[self.fault].title
+            fault = self.fault
+            own = FAULTS[fault].title if fault in FAULTS else ATTENTION_FAULTS[fault].title if fault else None
+            title = own or TITLES[self.name]
             object.__setattr__(self, "title", title)
 
     def to_dict(self) -> dict[str, Any]:

@@ -34,6 +34,7 @@ def findings(
     audit: Iterable[Audited] = (),
     order: Sequence[tuple[str, str]] | None = None,
     drawn: Sequence[str] = (),
+    others: Iterable[Finding] = (),
 ) -> list[Finding]:
     """Findings about the heads of a model, the worst first, then in the order the layers run.
 
@@ -44,6 +45,7 @@ def findings(
         audit: the result of the scale audit for each layer.
         order: (layer, kind) in the order they ran; None: as the rows come.
         drawn: names of weights of embeddings and attention that were not loaded but initialised at random.
+        others: findings that were made elsewhere, to be put in order with the rest.
     """
     facts = {(row["layer"], row["kind"]): row for row in layers}
     grouped: dict[tuple[str, str], list[Row]] = {place: [] for place in order or ()}
@@ -59,7 +61,7 @@ def findings(
             crowd = {name for name in names if counts[_ALIKE.get(name, name)] >= CROWD.value * len(rows)}
             sizes = [say(row, facts.get(place, {}), names) for say in (high, coarse)]
             found += [one for one in sizes if one is not None] + [TELL[name](row, name in crowd) for name in names]
-    found += [_of_scale(one) for one in audit if one.fault is not None]
+    found += [*others, *(_of_scale(one) for one in audit if one.fault is not None)]
     places = {place: number for number, place in enumerate(grouped)}
 
     def rank(one: Finding) -> tuple[int, int, int, int]:
@@ -126,6 +128,7 @@ def check(record: Record, step: int | None = None) -> list[Finding]:
 
 
 _COUNTED = {
+    "attention": "difference in precision",
     "scale": "unusual scale",
     "peak": "high logit",
     "overflow": "coarse score",

@@ -7,7 +7,10 @@ from typing import NamedTuple
 LEVELS = ("healthy", "ok", "note", "warn", "act", "critical", "diverging")
 """From harmless to diverged. ``ok`` is the verdict if no finding is above ``healthy``."""
 
-NAMES = ("weights", "nan", "scale", "peak", "overflow", "collapsed", "saturated", "flat", "dead", "sink", "positional")
+NAMES = (
+    *("weights", "nan", "attention", "scale", "peak", "overflow"),
+    *("collapsed", "saturated", "flat", "dead", "sink", "positional"),
+)
 """The names of findings. Of two with the same level, the earlier comes first."""
 
 
@@ -105,6 +108,7 @@ FAULTS = {
 TITLES = {
     "weights": "randomly initialised weights",
     "nan": "NaN or infinity",
+    "attention": "attention",
     "scale": "scale",
     "peak": "large logits",
     "overflow": "scores coarse or near overflow",
@@ -115,4 +119,4 @@ TITLES = {
     "sink": "attention sink",
     "positional": "attends to a neighbouring token",
 }
-"""The heading of a finding, by its name; a fault of a scale has a title of its own."""
+"""The heading of a finding, by its name; a fault has a title of its own."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
 from ..health import LEVELS, Finding
+from ..health.faults import CheckResult
 
 SCHEMA: Literal["attemper.scan/1"] = "attemper.scan/1"
 
@@ -354,6 +355,7 @@ class Document:
     layers: Annotated[list[Layer], said("in the order they ran")]
     heads: list[Annotated[Json, Head]]
     findings: Annotated[list[Finding], said("the worst first")]
+    checks: Annotated[list[CheckResult] | None, said("is attention computed right? a failed one is in findings")] = None
     what_if: Annotated[list[WhatIf] | None, said("only on request: the same model with another scale")] = None
     token: TokenAttention | None = None
     attention: Annotated[list[DenseMap | TopMap] | None, said("only on request: the weights themselves")] = None

@@ -18,6 +18,7 @@ from ..errors import AttemperError, InputError
 from ..watch import Record
 from ..watch.examine import AttentionCall, Examiner, examine
 from .audit.audit import Audit, LayerScale
+from .checks.examiner import AttentionChecks
 from .document import COLUMNS, SIGNS, Document, Json, Layer, Scale, ScanVerdict, WhatIf, plain
 from .examiners.items import BatchItems, CurrentInput
 from .examiners.maps import AttentionMaps
@@ -50,9 +51,11 @@ class LayerProgress(Examiner):
 class Examiners:
     """All examiners of one scan."""
 
-    def __init__(self, inputs: Sequence[Input], token: str | None, maps: bool, progress: Progress) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: Sequence[Input], token: str | None, maps: bool, progress: Progress
+    ) -> None:
         self.current = CurrentInput()
-        self.audit = Audit()
+        self.audit, self.checks = Audit(), AttentionChecks(model)
         self.tables = (Sinks(self.current), Neighbours(), TextDependence(self.current))
         self.token = None if token is None else _token_weights(token, inputs, self.current)
         self.maps = AttentionMaps(self.current) if maps else None
@@ -60,11 +63,12 @@ class Examiners:
 
     def all(self) -> list[Examiner]:
         """In the order in which they look at a call."""
-        found: list[Examiner | None] = [self.audit, *self.tables, self.progress, self.maps, self.token]
+        found: list[Examiner | None] = [self.audit, self.checks, *self.tables, self.progress, self.maps, self.token]
         return [examiner for examiner in found if examiner is not None]
 
     def begin(self, number: int, one: Input) -> None:
         """Set the input of the coming pass."""
+        self.checks.begin(one.batch)
         self.current.items = BatchItems(
             inputs=(number,),
             tokens=None if one.tokens is None else (tuple(one.tokens),),
@@ -88,7 +92,7 @@ def run(
     attention weights for the report; ``progress`` is called with what is being done.
     """
     check_rules(rules)
-    examiners = Examiners(inputs, token, pictures, progress)
+    examiners = Examiners(loaded.model, inputs, token, pictures, progress)
     watching = examine(loaded.model, examiners.all(), caller="scan")
     done, interrupted, by = 0, False, ""
     ours = loaded.source != "object"
@@ -155,7 +159,8 @@ def assemble(
     audited = {(one.layer, one.kind): one for one in examiners.audit.layers()}
     layers = [_layer(place, record, audited.get(place)) for place in record.facts]
     heads = _heads(record, examiners)
-    found = health.findings(heads, plain(layers), audited.values(), list(record.facts), loaded.drawn)
+    wrong = examiners.checks.findings()
+    found = health.findings(heads, plain(layers), audited.values(), list(record.facts), loaded.drawn, wrong)
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     document = Document(
         attemper=__version__,
@@ -167,6 +172,7 @@ def assemble(
         layers=layers,
         heads=heads,
         findings=found,
+        checks=examiners.checks.results(found),
         token=None if examiners.token is None else examiners.token.result(),
         notes=list(dict.fromkeys(notes)),
     )

@@ -102,6 +102,11 @@ class AttentionCall:
     counted: bool = False  # weights may be multiplied by values more than once
     traced: Traced | None = None  # what q and k were multiplied by, if an examiner needs it
     as_product: bool = False  # whether the logits are in memory as the product left them
+    over: str = (
+        "keys"  # what its softmax runs over, though values are added up over the keys: "queries", "heads" or "batch"
+    )
+    softmaxes: int = 1  # how many were applied, one to the result of another
+    value: Tensor | None = None  # (…, Lk, Ev), from when the weights meet the values until the call is kept
 
     def options(self) -> dict[str, Any]:
         """Its options, as ``measure()`` takes them."""

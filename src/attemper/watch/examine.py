@@ -8,6 +8,8 @@
     AttentionCall       one attention call: its tensors, options and facts
     Facts               the route, sizes and scale of a call
     Traced, FactorPath, Factor, same  what q, k and the scores of a call were multiplied by; equality up to rounding
+    WeakMask, TwoValues, two_values, is_pattern  masks of two numbers, and the weight that hidden keys keep
+    Cut                 the token that a row of a head comes from
     traits              what the class of a module shows: whether it is named attention
     Alteration, altered, Place      ops that make scores: counted in one run, altered in the next
     running             the modules in their forward, in this thread
@@ -30,6 +32,11 @@ from .call import Examiner as Examiner
 from .call import Facts as Facts
 from .passes import is_in as is_in
 from .session import Watch, watch
+from .trace.cuts import Cut as Cut
+from .trace.hiding import TwoValues as TwoValues
+from .trace.hiding import WeakMask as WeakMask
+from .trace.hiding import is_pattern as is_pattern
+from .trace.hiding import two_values as two_values
 from .trace.paths import Factor as Factor
 from .trace.paths import FactorPath as FactorPath
 from .trace.paths import Traced as Traced

@@ -220,6 +220,7 @@ class Attachment:
         del running.frames[depth:]
         current = running.current
         if depth == 0 and current is not None:
+            current.chain.end()
             running.current = None
             current.end()
             for frames in current.doubtful:
@@ -276,6 +277,7 @@ class Attachment:
                 name = _name(observer, place)
                 if name is not None:
                     observer.add_call(name, call, summary, seen)
+            call.value = None
 
         return count
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .cuts import Cut
+    from .hiding import WeakMask
 
 SAME = 3e-3
 """Numbers this close are equal: bfloat16 keeps 8 bits, and a cos² + sin² computed from it is off by less than this."""
@@ -88,6 +93,11 @@ class Traced:
     scores: FactorPath | None = None  # from the product to the softmax; None if one op did both
     sums: tuple[float, float] | None = None  # the smallest and the largest sum of a row of weights, at the values
     after: list[Factor] = field(default_factory=list)  # what the attention's output was multiplied by
+    weak: WeakMask | None = None  # the op that hides keys worst, before the softmax
+    changes: frozenset[str] = frozenset()  # what happened to the weights before they met the values
+    across: tuple[float, float] | None = None  # as `sums`, over a dimension that the softmax did not run over
+    cuts: list[Cut] = field(default_factory=list)  # how queries and values were cut into heads, if that is known
+    merged: Cut | None = None  # how the heads were joined, if the output was followed to a projection
 
 
 def same(a: float, b: float, within: float = SAME) -> bool:

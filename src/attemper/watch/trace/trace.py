@@ -6,6 +6,7 @@ tensor; a number multiplies it; a cosine and a sine rotate it; division by its o
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -18,12 +19,14 @@ from ..attach.storages import Storages, address
 from ..call import AttentionCall
 from ..routes.handwritten.op_names import LINEAR, LOG_SOFTMAXES, PRODUCTS, SOFTMAXES, op_name
 from ..routes.sdpa import PLAIN, SDPA
+from .cuts import joined_rows, split
 from .factors import few, multiplied, rms
+from .hiding import Hiding
 from .paths import Factor, FactorPath, Rotation, Traced, joined
 
 if TYPE_CHECKING:
     from ..routes.handwritten.chain import Chain
-    from ..routes.handwritten.matrices import Count
+    from ..routes.handwritten.matrices import Waiting
 
 COPIES = {
     *("clone", "_to_copy", "to", "contiguous", "reshape", "flatten", "_unsafe_view", "view_copy", "repeat", "flip"),
@@ -47,6 +50,9 @@ SIZES = {"pow", "square", "abs", "rsqrt", "sqrt", "reciprocal", "exp", "log", *C
 """Ops on the lengths of vectors before a norm divides by them."""
 
 
+PROJECTIONS = 4  # as many as an attention module has
+
+
 class Trace:
     """Paths of one pass, by storage."""
 
@@ -58,7 +64,10 @@ class Trace:
         self.products: Storages[tuple[FactorPath | None, FactorPath | None]] = Storages()
         self.lengths: Storages[bool] = Storages()  # made of the entries' magnitudes: what a norm divides by
         self.outputs: Storages[Traced] = Storages()
-        self.waiting: dict[Count, Traced] = {}  # softmaxed scores that wait for their values
+        self.waiting: dict[Waiting, Traced] = {}  # softmaxed scores that wait for their values
+        self.hiding = Hiding()
+        self.projections: deque[Tensor] = deque(maxlen=PROJECTIONS)  # the last outputs of projections
+        self.heads: tuple[Traced, Tensor] | None = None  # the last output of an attention, head by head
         self.asked: Tensor | None = None  # the input of the current softmax
         self.last: Traced | None = None
 
@@ -77,19 +86,27 @@ class Trace:
             left, right = (args[place] for place in PRODUCTS[name])
             for tensor, axis in ((left, -1), (right, -2 if right.dim() > 1 else 0)):
                 weights = self.chain.weights.get(tensor)
-                if weights is not None and weights.summed(tensor, axis):
-                    self._sum_rows(tensor, axis, weights.calls)
+                if weights is not None and not self.chain.is_parameter(right if tensor is left else left):
+                    self._sum_rows(tensor, axis, weights.calls, weights.summed(tensor, axis))
 
     def read(self, call: AttentionCall) -> Traced:
         """What is known of a call that is being measured."""
         query, key = call.query, call.key
         if not call.product:
             self.last = Traced(self._ended(query), self._ended(key))
+            if call.value is not None:
+                self._cut(self.last, call.value)
         else:
             left, right = (self.products.get(self.asked) if self.asked is not None else None) or (None, None)
             scores = self._ended(self.asked) if self.asked is not None else None
             self.last = Traced(*((right, left) if call.flipped else (left, right)), scores)
+        self._cut(self.last, query.mT if call.flipped else query)
         return self.last
+
+    def _cut(self, traced: Traced, heads: Tensor) -> None:
+        found = split(heads.detach(), self.projections)
+        if found is not None:
+            traced.cuts.append(found)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Follow the paths through one op that has just run, after the chain has."""
@@ -100,6 +117,8 @@ class Trace:
         with without_autograd_and_modes(result.device.type):
             if self.last is not None:
                 self._answered(name, args, result)
+            elif self.chain.weights and self._changed(name, args, result):
+                pass
             elif name in PRODUCTS or name == LINEAR:
                 self._product(name, args, kwargs, result)
             elif name in ("mul", "div"):
@@ -118,6 +137,8 @@ class Trace:
                 self._measured(args, out)
             elif name in SIZES:
                 self._copied(name, args, result)
+            if self.products and self.products.has(result):
+                self._hidden(name, args, result)
         self.asked = self.last = None
 
     def left(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
@@ -125,11 +146,20 @@ class Trace:
         if not _is_plain(output) or not arguments or not isinstance(arguments[0], Tensor):
             return
         cls = type(module)
+        self._joined(arguments[0], output.device.type)
         if projects(module) or (cls in QUIET and not NORM.search(cls.__name__)):
             self._projected(arguments[0], output)
         elif _is_norm(module) and output.shape == arguments[0].shape and output is not arguments[0]:
             with without_autograd_and_modes(output.device.type):
                 self.paths.put(output, FactorPath().normed(rms(output)))
+
+    def _joined(self, source: Tensor, device: str) -> None:
+        """A module was given the output of an attention: keep how its heads were joined."""
+        if self.heads is None or not self.outputs or self.outputs.get(source) is not self.heads[0]:
+            return
+        traced, heads = self.heads
+        with without_autograd_and_modes(device):
+            traced.merged = traced.merged or joined_rows(source.detach(), heads.detach())
 
     def _ended(self, tensor: Tensor) -> FactorPath | None:
         path = self.path(tensor)
@@ -141,19 +171,44 @@ class Trace:
         weights = self.chain.weights.get(result) if name in WEIGHING else None
         if weights is None:
             self.outputs.put(result, self.last)
+            self.heads = self.last, result
             if name in SDPA:
                 self._met(self.last, args[2])
         for count in weights.calls if weights is not None else ():
             self.waiting[count] = self.last
+        if weights is not None and self.asked is not None and name in SOFTMAXES and args[1] in (-1, result.dim() - 1):
+            self.last.weak = self.hiding.weak(self.asked, result)
 
-    def _sum_rows(self, weights: Tensor, axis: int, counts: tuple[Count, ...]) -> None:
+    def _hidden(self, name: str, args: tuple[Any, ...], result: Tensor) -> None:
+        """Scores were made: keep which keys are hidden in them."""
+        if name in ("baddbmm", "addmm"):
+            self.hiding.add_bias(args[0], result)
+            return
+        parts = args[0] if isinstance(args[0], (tuple, list)) else args
+        scores = next((part for part in parts if isinstance(part, Tensor) and self.products.has(part)), None)
+        if scores is not None:
+            self.hiding.hide(name, args, scores, result)
+
+    def _changed(self, name: str, args: tuple[Any, ...], result: Tensor) -> bool:
+        """Whether an op made weights of weights; what it did to them is kept."""
+        if name in PRODUCTS or self.chain.weights.get(result) is None:
+            return False
+        parts = args[0] if isinstance(args[0], (tuple, list)) else args
+        weights = next((part for part in parts if isinstance(part, Tensor) and self.chain.weights.has(part)), None)
+        if weights is not None:
+            self.hiding.change(name, args, weights, result)
+        return weights is not None
+
+    def _sum_rows(self, weights: Tensor, axis: int, counts: tuple[Waiting, ...], own: bool) -> None:
         with without_autograd_and_modes(weights.device.type):
             sums = few(weights.detach().movedim(axis, -1), 512, keep=1).double().sum(-1)
             sums = sums[sums != 0]  # 0: a row without a visible key
         for count in counts:
             traced = self.waiting.get(count)
             if traced is not None and len(sums):
-                traced.sums = (float(sums.min()), float(sums.max()))
+                ends = (float(sums.min()), float(sums.max()))
+                traced.sums, traced.across = (ends, None) if own else (traced.sums, ends)
+                traced.changes = self.hiding.changes.get(weights) or frozenset()
 
     def _product(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
         left, right = (args[place] for place in PRODUCTS.get(name, (0, 1)))
@@ -162,9 +217,11 @@ class Trace:
             found = weights.get(tensor) if weights else None
             if found is not None:
                 for count in found.calls:
-                    traced = self.waiting.pop(count, None)  # it holds q and k
+                    traced = self.waiting.pop(count, None)
                     if traced is not None:
                         self.outputs.put(result, traced)
+                        self.heads = traced, result
+                        self._cut(traced, values)
                         self._met(traced, values)
                 return
         if name == LINEAR or any(map(self.chain.is_parameter, (left, right))):
@@ -186,6 +243,7 @@ class Trace:
     def _projected(self, source: Tensor, result: Tensor) -> None:
         """A path begins; but talking heads mix their scores by a projection too."""
         self.paths.put(result, FactorPath(mixed=self.products.has(source)))
+        self.projections.append(result)
         self._keep_product(source, result)
 
     def _scaled(self, name: str, args: tuple[Any, ...], result: Tensor, func: Any) -> None:
@@ -209,6 +267,9 @@ class Trace:
             return
         multiplier = multiplied(name, second, isinstance(second, Tensor) and self.chain.is_parameter(second))
         if multiplier is None:
+            if path is not None and isinstance(second, Tensor) and second.dtype == torch.bool:
+                self.paths.put(result, path)  # a mask
+                self._keep_product(first, result)
             return
         if output is not None:
             if isinstance(multiplier, Factor) and not multiplier.varies and multiplier.counts:

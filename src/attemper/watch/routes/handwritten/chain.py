@@ -18,8 +18,8 @@ from ...attach.running import Frame, projects, running, weighs_channels
 from ...attach.storages import Storages, address
 from ...call import AttentionCall, Facts
 from ..kind import Sequences, kind_of
-from .layout import by_head, ordered
-from .matrices import Count, ScoreMatrix, WeightMatrix, number
+from .layout import by_head, ordered, softmax_over
+from .matrices import ScoreMatrix, Waiting, WeightMatrix, number
 from .op_names import (
     CARRYING,
     FLEX,
@@ -46,7 +46,7 @@ class Chain:
     def __init__(
         self,
         parameters: Storages[bool],
-        measure: Callable[[AttentionCall], Count],
+        measure: Callable[[AttentionCall], Callable[[tuple[Frame, ...]], None]],
         unmeasured: Miss,
         missed: Miss,
     ) -> None:
@@ -57,6 +57,7 @@ class Chain:
         self.weights: Storages[WeightMatrix] = Storages()
         self.multiplied: Storages[float | None] = Storages()  # by which number, in the last op
         self.triangles: Storages[bool] = Storages()  # lower triangles of ones, and masks made of them
+        self.across: list[tuple[tuple[Waiting, ...], tuple[Frame, ...]]] = []  # multiplied over another dimension
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Follow the matrices through one op that has just run."""
@@ -69,14 +70,21 @@ class Chain:
             self._softmax(name, args, out)
         elif name in CARRYING or name == LINEAR:
             self.sequences.follow((part for part in args if isinstance(part, Tensor)), _first(out))
-        elif name == "tril" and len(args) == 1:
-            self.triangles.put(out, True)
         elif name == FLEX:
             self.unmeasured(
                 tuple(running.frames), "flex_attention called directly, not through the Hugging Face interface"
             )
         elif name == FOREIGN and (running.current is None or running.current.interfaced is None):
             self.unmeasured(tuple(running.frames), f"a {func} call: {FOREIGN}")
+
+    def end(self) -> None:
+        """The pass has ended: a softmax whose weights met values over another dimension alone is attention over the wrong one."""
+        for calls, frames in self.across:
+            for waiting in calls:
+                if not waiting.call.counted:
+                    waiting.call.over = waiting.over
+                    waiting(frames)
+        self.across = []
 
     def carry(self, source: Tensor, made: Tensor, module: nn.Module) -> None:
         """A module whose ops are not followed made one tensor of another; talking heads mix scores or weights by a Linear."""
@@ -133,14 +141,17 @@ class Chain:
         elif self.is_parameter(other):
             self.weights.put(out, replace(weights, stride=None))
         else:
+            if weights.is_across(tensor, axis) and not self.weights.has(other):
+                self.across.append((weights.calls, tuple(running.frames)))
             return False
         return True
 
     def _multiply_values(self, weights: WeightMatrix, other: Tensor, out: Tensor) -> None:
         """Weights are multiplied by values: count the calls that wait for it."""
         frames = tuple(running.frames)
-        for count in weights.calls:
-            count(frames)
+        for waiting in weights.calls:
+            waiting.call.value = None if other is out else other
+            waiting(frames)
         if not weights.calls and not self.is_parameter(other):
             self.missed(frames, UNTRACED)
         if weights.sequence is not None:
@@ -177,6 +188,9 @@ class Chain:
             return
         if (self.scores or self.weights) and self._keep(name, tensors, args, result):
             return
+        if name == "tril" and len(args) == 1:
+            self.triangles.put(result, True)
+            return
         if all(map(self.is_parameter, tensors)):
             self.parameters.put(result, True)  # such as autocast's copy of a weight, or a normalised weight
             return
@@ -199,7 +213,8 @@ class Chain:
             elif result.shape[-1] == tensor.shape[-1] or name in RESHAPING or name in SELECTING:
                 # a difference of two softmaxes: both calls wait for the values
                 calls = tuple(dict.fromkeys(call for _, each in found for call in each.calls))
-                self.weights.put(result, replace(weights.after(name, tensor, result), calls=calls))
+                alone = weights.alone and len(found) == 1 and not any(map(self.scores.has, tensors))
+                self.weights.put(result, replace(weights.after(name, tensor, result), calls=calls, alone=alone))
             return True
         for tensor in tensors:
             scores = self.scores.get(tensor)
@@ -225,32 +240,37 @@ class Chain:
             self.missed(frames, "a softmax of nested tensors, which are not followed")
             return
         scores = self.scores.get(logits)
+        if scores is None and self._again(logits, dim, out):
+            return
         call = None
+        over, other = "queries", None
         if scores is not None and not scores.exponential:
-            call = _call(name, scores, logits, dim, tuple(shared(scores.frames, frames)))
-        calls: tuple[Count, ...] = ()
+            around = tuple(shared(scores.frames, frames))
+            over, keys, values_over = softmax_over(logits, dim, *scores.shape, scores.strided, around)
+            call = _call(name, scores, logits, keys, around)
+            other = None if values_over is None else (out.shape[values_over], out.stride(values_over))
+        calls: tuple[Waiting, ...] = ()
         sequence = None
-        if call is not None:
-            calls = (_marking(self.measure(call), (*scores.frames, *frames) if scores else frames),)
+        if call is not None and scores is not None:
+            calls = (Waiting(call, self.measure(call), (*scores.frames, *frames), over),)
             sequence = self.sequences.known(call.query)
         size, stride = out.shape[dim], out.stride(dim)
         beside = 0 if call is None else sum(call.beside)
-        self.weights.put(out, WeightMatrix(calls, frames, sequence, size, stride, beside, name in LOG_SOFTMAXES))
+        self.weights.put(out, WeightMatrix(calls, frames, sequence, size, stride, beside, name in LOG_SOFTMAXES, other))
+
+    def _again(self, weights: Tensor, dim: int, out: Tensor) -> bool:
+        """Whether this is the second softmax over the same dimension: its input is what the first one returned."""
+        found = self.weights.get(weights)
+        if found is None or not found.calls or not found.alone or found.log or found.stride != weights.stride(dim):
+            return False
+        for waiting in found.calls:
+            waiting.call.softmaxes += 1
+        self.weights.put(out, replace(found, stride=out.stride(dim)))
+        return True
 
 
 def _first(out: Any) -> Tensor:
     return out[0] if isinstance(out, (tuple, list)) else out
-
-
-def _marking(count: Count, around: tuple[Frame, ...]) -> Count:
-    """Count, and mark the modules that made the scores and the weights as accounted for."""
-
-    def counting(last: tuple[Frame, ...]) -> None:
-        for frame in (*around, *last):
-            frame.accounted = True
-        count(last)
-
-    return counting
 
 
 def shared(first: tuple[Frame, ...], second: tuple[Frame, ...]) -> list[Frame]:

@@ -74,6 +74,33 @@ def ordered(
     return matrix, False
 
 
+def softmax_over(
+    logits: Tensor, dim: int, rows: int, columns: int, strided: bool, frames: tuple[Frame, ...]
+) -> tuple[str, int, int | None]:
+    """What a softmax over ``dim`` runs over if not over the keys; the dimension of the keys, as far as it shows; and the
+    dimension over which values would then be added up.
+
+    A softmax over the rows or the columns of the product may run over the keys: its own dimension is then taken for theirs. Over
+    the heads or the batch it cannot, and the keys are the product's columns.
+    """
+    dim %= logits.dim()
+    shapes = [(logits.shape[axis], logits.stride(axis)) for axis in range(logits.dim())]
+    if logits.dim() < 3 or not strided or rows < 2 or columns < 2 or rows * columns < 4:
+        return "queries", dim, None
+    keys = [axis for axis, shape in enumerate(shapes) if shape == (columns, 1)]
+    queries = [axis for axis, shape in enumerate(shapes) if shape == (rows, columns)]
+    if not keys or not queries:
+        return "queries", dim, None
+    if dim == queries[-1]:
+        return "queries", dim, keys[-1]
+    if dim == keys[-1]:
+        return "queries", dim, queries[-1] if logits.dim() > 3 and rows == columns else None
+    leading = [axis for axis in range(logits.dim()) if axis not in (keys[-1], queries[-1])]
+    named, batch, size = named_heads(frames), _batch(frames, rows), logits.shape[dim]
+    first = dim == leading[0] and (len(leading) > 1 or (size != named and size == batch))
+    return "batch" if first else "heads", keys[-1], keys[-1]
+
+
 def by_head(matrix: Tensor, frames: tuple[Frame, ...]) -> tuple[Tensor, bool]:
     """``(…, Lq, Lk)`` as ``(B, H, Lq, Lk)``, and whether the heads are known."""
     rows, keys = matrix.shape[-2:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,11 +14,33 @@ from ...attach.modes import without_autograd_and_modes
 from ...attach.running import Frame, Place
 from .op_names import EXPONENTIALS, RESHAPING, SCALINGS, SELECTING
 
+if TYPE_CHECKING:
+    from ...call import AttentionCall
+
 FAR = -1e6
 """Far enough below HIDDEN_BIAS: no score that is added to it lifts it above."""
 
-Count = Callable[[tuple[Frame, ...]], None]
-"""Counts a call when its weights are multiplied by values; it takes the modules around that product."""
+
+class Waiting:
+    """A call that waits for its values. Called with the modules around that product, it is counted."""
+
+    __slots__ = ("around", "call", "count", "over")
+
+    def __init__(
+        self,
+        call: AttentionCall,
+        count: Callable[[tuple[Frame, ...]], None],
+        around: tuple[Frame, ...],
+        over: str,
+    ) -> None:
+        self.call, self.count, self.around = call, count, around
+        self.over = over  # what the softmax runs over, if the product with the values does not add up over it
+
+    def __call__(self, last: tuple[Frame, ...]) -> None:
+        """Count the call, and mark the modules that made its scores and weights as accounted for."""
+        for frame in (*self.around, *last):
+            frame.accounted = True
+        self.count(last)
 
 
 @dataclass(frozen=True)
@@ -86,7 +108,7 @@ class ScoreMatrix:
                 if isinstance(other, Tensor) and other.is_floating_point() and other.numel():
                     sign = 1 if name == "add" else -1
                     kept = replace(kept, added=(*kept.added, AddedMask(other, sign, result.shape, result.stride())))
-            return replace(kept, masked=kept.masked or name in ("add", "sub", "masked_fill", "where"))
+            return replace(kept, masked=kept.masked or name in ("add", "sub", "masked_fill", "where", "tril", "triu"))
         factor = number(args[1] if len(args) > 1 else None)
         if factor is None or kept.scale is None or factor == 0:
             return replace(kept, scale=None)
@@ -133,19 +155,25 @@ class ScoreMatrix:
 class WeightMatrix:
     """What a softmax returned; its calls wait for values. Without calls: a softmax whose scores could not be followed."""
 
-    calls: tuple[Count, ...]
+    calls: tuple[Waiting, ...]
     frames: tuple[Frame, ...]
     sequence: int | None  # of the queries
     size: int  # of the softmax's dimension
     stride: int | None  # of that dimension; None if an op changed the layout
     beside: int = 0  # how many of its entries are not keys
     log: bool = False  # a log_softmax, before its exponential
+    other: tuple[int, int] | None = None  # size and stride of the keys, if the softmax may not have run over them
+    alone: bool = True  # whether no other matrix of scores or weights was added to it
 
     def after(self, name: str, tensor: Tensor, result: Tensor) -> WeightMatrix:
         kept = replace(self, log=False) if name == "exp" else self
         if name in RESHAPING or (tensor.shape == result.shape and tensor.stride() == result.stride()):
             return kept
-        return replace(kept, stride=None)
+        return replace(kept, stride=None, other=None)
+
+    def is_across(self, tensor: Tensor, axis: int) -> bool:
+        """Whether a product that sums over this axis sums over the keys, and the softmax ran over another dimension."""
+        return (tensor.shape[axis], tensor.stride(axis)) == self.other and not self.log
 
     def summed(self, tensor: Tensor, axis: int) -> bool:
         """Whether a product that sums over this axis sums over the dimension of the softmax."""

@@ -22,7 +22,7 @@ KEEPING = {  # entry by entry: logits stay logits, weights stay weights
     *SCALINGS,
     *("add", "sub", "neg", "tanh", "masked_fill", "where", "clamp", "clamp_min", "clamp_max", "leaky_relu"),
     *("maximum", "minimum", "max", "nan_to_num", "_to_copy", "to", "clone", "copy", "contiguous"),
-    *("native_dropout", "dropout", "feature_dropout", "cat", "expand"),
+    *("native_dropout", "dropout", "feature_dropout", "cat", "expand", "tril", "triu"),
     *RESHAPING,
     *SELECTING,
     *EXPONENTIALS,
@@ -32,7 +32,7 @@ CARRYING = {"native_layer_norm", "layer_norm", "rms_norm", "gelu", "silu", "relu
 
 FOREIGN = "an attention op that is not torch's"
 FLEX = "flex_attention"
-OTHERS = {*SOFTMAXES, *LOG_SOFTMAXES, LINEAR, "tril", FOREIGN, FLEX}
+OTHERS = {*SOFTMAXES, *LOG_SOFTMAXES, LINEAR, FOREIGN, FLEX}
 _ATTENTION = re.compile(r"attn|attention|^attemper::\w*forward")
 
 

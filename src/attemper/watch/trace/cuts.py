@@ -1,0 +1,99 @@
+"""Cuts: whether row i of every head is a part of token i: how a projection's output was cut into heads, and how they were joined.
+
+A head's row is looked for in the projection's output: by its place in memory if both share it, otherwise by its numbers. With
+``view(B, H, L, E)`` in place of ``view(B, L, H, E).transpose(1, 2)`` the rows of a head come from other tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..attach.storages import address
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A row of a head, and the token whose numbers it holds: the same if ``right``."""
+
+    head: int
+    row: int
+    token: int
+
+    @property
+    def right(self) -> bool:
+        return self.row == self.token
+
+
+def split(heads: Tensor, sources: Iterable[Tensor]) -> Cut | None:
+    """How heads, (B, H, L, E) or (B·H, L, E), were cut from some (B, L, D), by a wrong row if there is one; None: not found."""
+    if heads.dim() not in (3, 4) or heads.is_meta:
+        return None
+    length, width = heads.shape[-2:]
+    found = None
+    for source in sources:
+        if source.dim() != 3 or source.shape[1] != length or source.shape[2] <= width or source.dtype != heads.dtype:
+            continue
+        batch = source.shape[0]
+        if heads.shape[0] % batch or (heads.dim() == 4 and heads.shape[0] != batch):
+            continue
+        each = heads if heads.dim() == 4 else heads.unflatten(0, (batch, -1))
+        for head, row in _places(each.shape[1], length):
+            token = _token(each, head, row, source)
+            if token is not None:
+                found = Cut(head, row, token)
+                if not found.right:
+                    return found
+        if found is not None:
+            return found
+    return None
+
+
+def joined_rows(joined: Tensor, heads: Tensor) -> Cut | None:
+    """How the heads' outputs, (B, H, L, E) or (B·H, L, E), became the rows of (B, L, D); None: not found."""
+    if joined.dim() != 3 or heads.dim() not in (3, 4) or heads.shape[-2] != joined.shape[1]:
+        return None
+    batch, length, whole = joined.shape
+    width = heads.shape[-1]
+    if heads.numel() != joined.numel() or whole <= width or joined.dtype != heads.dtype or heads.shape[0] % batch:
+        return None
+    if heads.dim() == 4 and heads.shape[0] != batch:
+        return None
+    each = heads if heads.dim() == 4 else heads.unflatten(0, (batch, -1))
+    found = None
+    for _, row in _places(each.shape[1], length):
+        for part in (0, whole // width - 1):
+            numbers = joined[0, row, part * width : (part + 1) * width]
+            places = (each[0] == numbers).all(-1).nonzero().tolist()
+            if not places or bool((numbers == numbers[:1]).all()):
+                continue
+            head, token = next((place for place in places if place[1] == row), places[0])
+            found = Cut(head, row, token)
+            if not found.right:
+                return found
+    return found
+
+
+def _places(heads: int, length: int) -> list[tuple[int, int]]:
+    """Heads and rows to look at: not the first of both, which any cut leaves in its place."""
+    return list(dict.fromkeys([(heads - 1, 0), (heads // 2, length // 2), (0, length - 1)]))
+
+
+def _token(heads: Tensor, head: int, row: int, source: Tensor) -> int | None:
+    """The token of ``source`` (B, L, D) that holds a row of a head."""
+    length, width = source.shape[1:]
+    if address(heads) == address(source) and source.is_contiguous():
+        offset = heads[0, head, row].storage_offset() - source.storage_offset()
+        return int(offset // width) if 0 <= offset < length * width else None
+    numbers, rows = heads[0, head, row], source[0]
+    if not bool((numbers != numbers[:1]).any()):
+        return None
+    found = set()
+    for token, column in (rows == numbers[0]).nonzero()[:8].tolist():
+        part = rows[token, column : column + len(numbers)]
+        if len(part) == len(numbers) and torch.equal(part, numbers):
+            found.add(token)
+    return row if row in found else min(found, default=None)
