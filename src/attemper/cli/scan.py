@@ -38,6 +38,10 @@ WhatIf = Annotated[
         metavar="RULES", help="Scales to try instead, with commas: a rule (none, dk), a number (0.5), a factor (x2)."
     ),
 ]
+Deep = Annotated[
+    bool,
+    typer.Option("--deep", help="Also make experiments: do the future, padding or the KV cache change the output?"),
+]
 Attention = Annotated[bool, typer.Option("--attention", help="Include the attention weights in the JSON.")]
 Baseline = Annotated[Path | None, typer.Option(metavar="OLD.json", help="Show what changed since an older scan.")]
 Output = Annotated[
@@ -66,6 +70,7 @@ def scan(
     truncate: Truncate = False,
     token: Token = None,
     what_if: WhatIf = None,
+    deep: Deep = False,
     as_json: AsJson = False,
     attention: Attention = False,
     baseline: Baseline = None,
@@ -97,6 +102,7 @@ def scan(
                 truncate=truncate,
                 token=token,
                 what_if=what_if,
+                deep=deep,
                 as_json=as_json,
                 attention=attention,
                 baseline=baseline,

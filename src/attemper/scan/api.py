@@ -24,6 +24,7 @@ def scan(
     what_if: str | Sequence[str] = (),
     token: str | None = None,
     pictures: bool = True,
+    deep: bool = False,
 ) -> Scan:
     """Find the scale that each layer of a model applies, and whether its attention is healthy.
 
@@ -39,6 +40,8 @@ def scan(
         what_if: rules to try in place of the model's own scale (``"none"``, ``"dk"``, …), or factors (``"x2"``).
         token: a token of a text: report which tokens it attends to, in every head.
         pictures: keep attention weights for the report: all for short texts, the largest for long ones.
+        deep: also make experiments on the first batch: up to 12 forward passes that show whether the future, padding, another
+            item, the KV cache or the dtype change what they must not.
 
     Returns:
         a :class:`Scan`: ``print(scan)`` for the table, ``scan.findings``, ``scan.to_dict()``, ``scan.write("report.html")``.
@@ -59,7 +62,7 @@ def scan(
         raise InputError(
             f"scan(): `model` must be a torch.nn.Module, a folder, or None for the embedded model; got {type(model).__name__}."
         )
-    found = run(loaded, _inputs(loaded, batch), rules=rules, token=token, pictures=pictures)
+    found = run(loaded, _inputs(loaded, batch), rules=rules, token=token, pictures=pictures, deep=deep)
     if found.interrupted:
         raise KeyboardInterrupt
     return found

@@ -40,6 +40,7 @@ class ScanOptions:
     truncate: bool = False
     token: str | None = None
     what_if: str | None = None
+    deep: bool = False
     as_json: bool = False
     attention: bool = False
     baseline: Path | None = None
@@ -83,7 +84,7 @@ def answer(asked: ScanOptions, progress: Callable[[str], object] = lambda words:
     inputs = make(loaded, texts=given, images=asked.images, sounds=asked.sounds, truncate=asked.truncate)
     pictures = asked.attention or suffix == ".html"
     progress("running the model")
-    found = run(loaded, inputs, rules=rules, token=asked.token, pictures=pictures, progress=progress)
+    found = run(loaded, inputs, rules=rules, token=asked.token, pictures=pictures, deep=asked.deep, progress=progress)
     if older is not None and asked.baseline is not None:
         found.document["baseline"] = baseline.compare(older, found.document, asked.baseline.name)
     return found

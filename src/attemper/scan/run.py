@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any
@@ -15,6 +15,7 @@ from torch import nn
 
 from .. import __version__, health
 from ..errors import AttemperError, InputError
+from ..health.faults import CheckResult
 from ..watch import Record
 from ..watch.examine import AttentionCall, Examiner, examine
 from .audit.audit import Audit, LayerScale
@@ -27,7 +28,8 @@ from .examiners.patches import add_patches, images, pixels_of
 from .examiners.sinks import Sinks
 from .examiners.text_dependence import TextDependence
 from .examiners.tokens import TokenWeights
-from .input.batch import Input
+from .experiments.run import experiments
+from .input.batch import Input, call
 from .input.model import Loaded, offline, quiet, reason
 from .result import Scan
 from .what_if import check_rules, what_if
@@ -35,6 +37,10 @@ from .what_if import check_rules, what_if
 NO_CHOICE = 'no token can attend to another. Give a longer text: --text "…"'
 Progress = Callable[[str], object]
 """Called with a few words whenever a new part of the work begins."""
+
+
+Tried = tuple[list[CheckResult], list[health.Finding]]
+"""What the experiments answered, and what they found."""
 
 
 class LayerProgress(Examiner):
@@ -84,12 +90,13 @@ def run(
     rules: Sequence[str] = (),
     token: str | None = None,
     pictures: bool = True,
+    deep: bool = False,
     progress: Progress = lambda words: None,
 ) -> Scan:
     """Scan a model on its inputs, each by itself. Ctrl-C ends it early with what was measured so far.
 
     ``rules`` are tried in place of the model's own scale; the attention of ``token`` is reported in full; ``pictures`` keeps
-    attention weights for the report; ``progress`` is called with what is being done.
+    attention weights for the report; ``deep`` adds experiments on the first input; ``progress`` is called with what is done.
     """
     check_rules(rules)
     examiners = Examiners(loaded.model, inputs, token, pictures, progress)
@@ -108,7 +115,12 @@ def run(
         notes = [*loaded.notes, *_notes_of(inputs), *watching.record.notes]
         if interrupted:
             notes.insert(0, f"stopped by {by} after {done} of {len(inputs)} inputs: only these were measured.")
-        document = assemble(loaded, inputs, watching.record, examiners, notes)
+        tried: Tried = ([], [])
+        if deep and not interrupted:
+            tried, interrupted = _experiments(
+                loaded.model, inputs[0].batch, examiners, watching.record, notes, progress
+            )
+        document = assemble(loaded, inputs, watching.record, examiners, notes, tried)
         if rules and not interrupted:
             interrupted = _what_if(loaded.model, inputs, rules, document, progress)
     return Scan(document, watching.record, interrupted)
@@ -131,13 +143,6 @@ def _token_weights(token: str, inputs: Sequence[Input], current: CurrentInput) -
     raise first
 
 
-def call(model: nn.Module, batch: Any) -> object:
-    """Call a model with its batch: keywords, positions, or one tensor."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple) else model(batch)
-
-
 def _call(loaded: Loaded, one: Input) -> None:
     """Call the model. If it was loaded here, an error becomes a sentence; a model passed as an object raises its own error."""
     try:
@@ -153,13 +158,13 @@ def _call(loaded: Loaded, one: Input) -> None:
 
 
 def assemble(
-    loaded: Loaded, inputs: Sequence[Input], record: Record, examiners: Examiners, notes: list[str]
+    loaded: Loaded, inputs: Sequence[Input], record: Record, examiners: Examiners, notes: list[str], tried: Tried
 ) -> Document:
-    """The document, from the record and the examiners."""
+    """The document, from the record, the examiners and the experiments."""
     audited = {(one.layer, one.kind): one for one in examiners.audit.layers()}
     layers = [_layer(place, record, audited.get(place)) for place in record.facts]
     heads = _heads(record, examiners)
-    wrong = examiners.checks.findings()
+    wrong = [*examiners.checks.findings(), *tried[1]]
     found = health.findings(heads, plain(layers), audited.values(), list(record.facts), loaded.drawn, wrong)
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     document = Document(
@@ -172,7 +177,7 @@ def assemble(
         layers=layers,
         heads=heads,
         findings=found,
-        checks=examiners.checks.results(found),
+        checks=[*examiners.checks.results(found), *tried[0]],
         token=None if examiners.token is None else examiners.token.result(),
         notes=list(dict.fromkeys(notes)),
     )
@@ -239,6 +244,22 @@ def _what_if(
         document.notes.insert(0, f"stopped by {by}; rules of --what-if that were not tried: {left}.")
         return True
     return False
+
+
+def _experiments(
+    model: nn.Module, batch: Any, examiners: Examiners, record: Record, notes: list[str], progress: Progress
+) -> tuple[Tried, bool]:
+    """The experiments on the first input, and whether Ctrl-C ended them."""
+    sizes = {(facts.batch, facts.queries) for (_, kind), facts in record.facts.items() if kind == "self"}
+    try:
+        with _without_warnings():
+            results, found, _ = experiments(model, batch, examiners.checks, sizes, progress=progress)
+    except KeyboardInterrupt as stop:
+        notes.insert(
+            0, f"stopped by {str(stop) or 'Ctrl-C'} during the experiments of --deep: none of them is in the results."
+        )
+        return ([], []), True
+    return (results, found), False
 
 
 def _notes_of(inputs: Sequence[Input]) -> Iterator[str]:

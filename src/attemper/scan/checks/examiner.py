@@ -37,6 +37,7 @@ class CallReading:
     modules: tuple[nn.Module, ...]
     beside: bool
     traced: Traced | None
+    queries: int
     over: str = "keys"
     softmaxes: int = 1
 
@@ -65,6 +66,7 @@ class AttentionChecks:
             modules=tuple(frame.module for frame in call.frames[-2:]),
             beside=sum(call.beside) > 0,
             traced=call.traced,
+            queries=facts.queries,
         )
 
     def keep(self, name: str, call: AttentionCall, seen: CallReading | None) -> None:
@@ -106,10 +108,22 @@ class AttentionChecks:
         return {name: not any(one.future for one in patterns) for name, patterns in known.items() if patterns}
 
     @property
-    def prefixed(self) -> bool:
-        """Whether a mask lets rows see the first keys although they come later: a prefix LM."""
+    def causal_lengths(self) -> set[int]:
+        """How many queries the causal layers have."""
+        readings = [one for some in self.layers.values() for one in some if one.pattern is not None]
+        return {one.queries for one in readings if one.pattern is not None and not one.pattern.future}
+
+    @property
+    def prefix(self) -> int:
+        """How many first keys a mask lets rows see although they come later: those of a prefix LM; 0: none."""
         patterns = [one.pattern for readings in self.layers.values() for one in readings if one.pattern is not None]
-        return any(one.prefix for one in patterns)
+        return max((one.prefix for one in patterns), default=0)
+
+    @property
+    def say_causal(self) -> bool:
+        """Whether all attention modules say that they are causal."""
+        said = [one.causal for (_, kind), readings in self.layers.items() if kind == "self" for one in readings]
+        return bool(said) and all(said)
 
     def _faults(self, place: Place, one: CallReading) -> Iterator[tuple[str, float | None, tuple[str, str]]]:
         traced = one.traced

@@ -82,6 +82,13 @@ def make(
     return found
 
 
+def call(model: nn.Module, batch: Any) -> Any:
+    """Call a model with its batch: keywords, positions, or one tensor."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
 def check_texts(texts: Sequence[str]) -> None:
     """Raise for an empty text, before a model is loaded."""
     if not all(text.strip() for text in texts):

@@ -95,7 +95,8 @@ class Chain:
         if scores is not None:
             self.scores.put(made, replace(scores, scale=None, strided=False))
         elif self.weights and (weights := self.weights.get(source)) is not None:
-            self.weights.put(made, replace(weights, stride=None))
+            if address(made) != address(source):
+                self.weights.put(made, replace(weights, stride=None))
         else:
             self.sequences.put(made, self.sequences.of(source))
 
@@ -261,7 +262,9 @@ class Chain:
     def _again(self, weights: Tensor, dim: int, out: Tensor) -> bool:
         """Whether this is the second softmax over the same dimension: its input is what the first one returned."""
         found = self.weights.get(weights)
-        if found is None or not found.calls or not found.alone or found.log or found.stride != weights.stride(dim):
+        if found is None or not found.calls or not found.alone or found.log:
+            return False
+        if weights.stride(dim) != found.stride and (found.stride is not None or weights.shape[dim] != found.size):
             return False
         for waiting in found.calls:
             waiting.call.softmaxes += 1

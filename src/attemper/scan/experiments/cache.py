@@ -1,0 +1,107 @@
+"""cache: the text step by step with the KV cache, against the whole text at once."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .movement import Moved, distance
+from .subject import CannotRun, Subject
+from .trial import Answer, Trial, named, share
+
+STEPS = 2
+NAMES = ("past_key_values", "past_key_value", "kv_cache", "cache", "past", "layer_past")
+TODO = (
+    "Give a step the position of its token (not 0), keys of all tokens so far, and a mask over all of them; is_causal=True hides "
+    "all cached keys but the first from a single query, as it aligns the first query with the first key."
+)
+
+
+def cache(trial: Trial) -> Answer:
+    """Whether the KV cache gives the result of the whole text."""
+    subject = trial.subject
+    subject.needs_tokens()
+    name = _parameter(subject)
+    trial.after("future")
+    length = subject.length
+    if length < STEPS + 2:
+        raise CannotRun(f"a text of {length} tokens is too short")
+    if not bool(subject.real.all()) or subject.sequence_first:
+        raise CannotRun("the batch has padding")
+    rows = trial.lengths[length]
+    ends = [0, length - STEPS, *range(length - STEPS + 1, length + 1)]
+    kept_cache: Any = None
+    found: dict[str, tuple[float, int]] = {}
+    for start, stop in itertools.pairwise(ends):
+        last = torch.tensor([stop - start - 1])
+        batch = _step(subject, name, start, stop, kept_cache)
+        got, output = trial.runner.outputs(batch, {stop - start: last})
+        kept_cache = _cache_of(output, name)
+        if kept_cache is None:
+            raise CannotRun("the model returned no cache")
+        places = (rows == stop - 1).nonzero().flatten()
+        for layer, part in got.items():
+            whole = trial.base.get(layer)
+            if whole is None or not len(places) or whole.shape[1] != len(rows):
+                continue
+            old = whole[:, places]
+            if old.shape == part.shape:
+                by, _ = distance(part, old)
+                if by > found.get(layer, (0.0, 0))[0]:
+                    found[layer] = by, stop - 1
+    if not found and not trial.base:
+        raise CannotRun("nothing that the model returns has one row per token")
+    for layer in [*trial.order, ""]:
+        by, token = found.get(layer, (0.0, 0))
+        if by > max(trial.floor.get(layer, 0.0), torch.finfo(torch.float32).eps):
+            says = (
+                f"The KV cache changes the result: at token {token}, {named(layer)} differs by {share(by)} from that of the "
+                "whole text at once."
+            )
+            return trial.fault("cache_differs", Moved(layer, by, token), says, TODO)
+    return Answer(f"{STEPS} steps with the KV cache gave what the whole text gives")
+
+
+def _parameter(subject: Subject) -> str:
+    if subject.tokens != "input_ids" and any(one.startswith("decoder_") for one in subject.arguments):
+        raise CannotRun("the cache of a decoder with an encoder is not tried")
+    names = inspect.signature(subject.model.forward).parameters
+    found = next((name for name in NAMES if name in names), None)
+    if found is None:
+        raise CannotRun("the model takes no KV cache")
+    config = getattr(subject.model, "config", None)
+    if config is not None and getattr(config, "is_decoder", True) is False and not getattr(config, "use_cache", False):
+        raise CannotRun("the model is no decoder")
+    return found
+
+
+def _step(subject: Subject, name: str, start: int, stop: int, kept: Any) -> dict[str, Any]:
+    """The arguments for the tokens from ``start`` to ``stop``, after those that the cache holds."""
+    arguments: dict[str, Any] = {}
+    for other, value in subject.arguments.items():
+        if other == subject.tokens or (other == "token_type_ids" and isinstance(value, Tensor)):
+            arguments[other] = value[:, start:stop]
+        elif other == "position_ids" and isinstance(value, Tensor):
+            arguments[other] = value[..., start:stop]
+        elif isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] == subject.length:
+            arguments[other] = value[:, :stop]
+        elif other not in ("use_cache", name, "cache_position"):
+            arguments[other] = value
+    if subject.takes("use_cache"):
+        arguments["use_cache"] = True
+    arguments[name] = kept
+    return arguments
+
+
+def _cache_of(output: Any, name: str) -> Any:
+    """The cache that a model returned: by its name, or the second part of a tuple."""
+    for one in (name, "past_key_values"):
+        found = output.get(one) if isinstance(output, Mapping) else getattr(output, one, None)
+        if found is not None:
+            return found
+    return output[1] if isinstance(output, tuple) and len(output) == 2 and not isinstance(output, Mapping) else None

@@ -1,0 +1,52 @@
+"""future: change the second half of the tokens, and see whether any row before them moves."""
+
+from __future__ import annotations
+
+from ..checks.declared import is_decoder
+from .movement import first_moved, judged
+from .subject import CannotRun
+from .trial import Answer, Trial, named, share
+
+TODO = (
+    "Hide keys after the query's own with −inf before the softmax, in every layer. If the mask is right, look for what else "
+    "mixes positions there: a softmax or a norm over the length, a convolution that sees both sides, heads cut by a reshape."
+)
+
+
+def future(trial: Trial) -> Answer:
+    """Whether outputs depend on tokens that come later."""
+    subject, checks = trial.subject, trial.checks
+    subject.needs_tokens()
+    causal = checks.is_causal
+    said = is_decoder(subject.model) or ("its attention modules" if checks.say_causal else None)
+    if not trial.strict and said is None and not any(causal.values()):
+        return Answer("assumed bidirectional: no layer has a causal mask, and nothing declares one", skipped=True)
+    length = subject.length
+    start = max(length // 2, checks.prefix + 1 if checks.prefix else 0)
+    if start >= length or length < 3:
+        raise CannotRun(f"a text of {length} tokens is too short")
+    tokens = subject.value.clone()
+    tokens[:, start:] = subject.other_tokens(tokens[:, start:])
+    kept = {**trial.lengths, length: trial.lengths[length][trial.lengths[length] < start]}
+    after = trial.runner(subject.with_tokens(tokens), kept)
+    rows = int((trial.lengths[length] < start).sum())
+    before = {
+        name: part[:, :rows] if part.shape[1] == len(trial.lengths[length]) else part
+        for name, part in trial.base.items()
+    }
+    if not judged(after, before):
+        raise CannotRun("nothing that the model returns has one row per token")
+    real = subject.real[:, trial.lengths[length][trial.lengths[length] < start].to(subject.value.device)]
+    moved = first_moved(after, before, trial.order, trial.floor, real if real.shape[0] == subject.items else None)
+    prefix = f"; the first {checks.prefix} tokens see one another: assumed a prefix LM" if checks.prefix else ""
+    if moved is None:
+        return Answer(f"no row before a changed token moved{prefix}")
+    why = f"{said} declares a decoder" if said else "its layers have a causal mask"
+    if trial.strict:
+        why = "it is to be causal"
+    row = int(trial.lengths[length][moved.row])
+    says = (
+        f"A leak of the future: tokens from {start} on were changed, and row {row} of {named(moved.layer)} moved by "
+        f"{share(moved.by)}, although {why}. A loss that falls fast may come of it."
+    )
+    return trial.fault("future_leak", moved, says, TODO)

@@ -1,0 +1,137 @@
+"""Runner: runs a model, or a copy of it in float64, and keeps some rows of what its layers return. The model is not changed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..input.batch import call
+
+Rows = dict[str, Tensor]
+"""By layer, and "" for the model itself: (B, R, …), the chosen rows of what it returned."""
+LARGEST_COPY = 2**29  # parameters of a model that is copied to float64: 4 GiB
+FEW = 96  # rows that are kept of a long input, at each of three places
+
+
+class Runner:
+    """Counts its passes. ``judge`` is a copy in float64, or in the model's own dtype if that fails; None: the model itself."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
+        self.model, self.layers = model, list(layers)
+        self.passes = 0
+        self.exact = False  # whether the judge runs in float64
+        self.judge = self._copied()
+
+    def _copied(self) -> nn.Module:
+        if sum(parameter.numel() for parameter in self.model.parameters()) > LARGEST_COPY:
+            return self.model
+        try:
+            judge = copy.deepcopy(self.model)
+        except (RuntimeError, TypeError, NotImplementedError, AttributeError, ValueError):
+            return self.model
+        known = {p.dtype for p in self.model.parameters()}
+        self.exact = known <= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+        return judge.double() if self.exact else judge
+
+    def give_up_float64(self) -> None:
+        """The copy in float64 cannot run: judge by one in the model's own dtype."""
+        self.exact = False
+        self.judge = copy.deepcopy(self.model)
+
+    def own(self, batch: Any, lengths: Mapping[int, Tensor]) -> Rows:
+        """The rows of a pass of the model in its own dtype."""
+        return self._run(self.model, batch, lengths)[0]
+
+    def __call__(self, batch: Any, lengths: Mapping[int, Tensor]) -> Rows:
+        """The rows of a pass of the judge."""
+        return self.outputs(batch, lengths)[0]
+
+    def outputs(self, batch: Any, lengths: Mapping[int, Tensor]) -> tuple[Rows, Any]:
+        """The rows of a pass of the judge, and what it returned."""
+        return self._run(self.judge, widened(batch) if self.exact else batch, lengths)
+
+    def _run(self, model: nn.Module, batch: Any, lengths: Mapping[int, Tensor]) -> tuple[Rows, Any]:
+        self.passes += 1
+        found: Rows = {}
+        modules = dict(model.named_modules())
+
+        def keep(name: str) -> Any:
+            def hook(module: nn.Module, args: Any, output: Any) -> None:
+                rows = _rows(output, lengths)
+                if rows is not None:
+                    found[name] = rows
+
+            return hook
+
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+            stack.enter_context(torch.random.fork_rng(devices))
+            stack.callback(_restore, [(buffer, buffer.clone()) for buffer in self.model.buffers()])
+            torch.manual_seed(0)
+            if model is self.judge and self.exact:  # for masks that a forward makes
+                stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+                torch.set_default_dtype(torch.float64)
+            for name in dict.fromkeys(self.layers):
+                if name in modules and name:
+                    stack.callback(modules[name].register_forward_hook(keep(name)).remove)
+            output = call(model, batch)
+        rows = _rows(output, lengths)
+        if rows is not None:
+            found[""] = rows
+        return found, output
+
+
+def _restore(buffers: list[tuple[Tensor, Tensor]]) -> None:
+    for buffer, before in buffers:
+        if buffer.shape == before.shape and not torch.equal(buffer, before):
+            buffer.copy_(before)
+
+
+def widened(batch: Any) -> Any:
+    """A batch with its floating-point numbers in float64."""
+    if isinstance(batch, Tensor):
+        return batch.double() if batch.is_floating_point() else batch
+    if isinstance(batch, Mapping):
+        return {name: widened(value) for name, value in batch.items()}
+    if type(batch) in (tuple, list):
+        return type(batch)(widened(value) for value in batch)
+    return batch
+
+
+def chosen(length: int, until: int | None = None) -> Tensor:
+    """Which rows of an input are kept: all if they are few, otherwise the first, the last before ``until``, and some between."""
+    until = length if until is None else until
+    if until <= 3 * FEW:
+        return torch.arange(until)
+    middle = torch.linspace(0, until - 1, FEW).long()
+    return torch.cat([torch.arange(FEW), middle, torch.arange(until - FEW, until)]).unique()
+
+
+def _rows(output: Any, lengths: Mapping[int, Tensor]) -> Tensor | None:
+    """(B, R, …) of the first tensor of an output that has a dimension of one of these lengths."""
+    for tensor in _tensors(output):
+        for axis in (1, 0, 2):
+            if tensor.dim() > max(axis, 1) and tensor.shape[axis] in lengths:
+                kept = tensor.detach().index_select(axis, lengths[tensor.shape[axis]].to(tensor.device))
+                return kept.movedim(axis, 1).clone()
+    return None
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output] if _is_numbers(output) else []
+    values = list(output.values()) if isinstance(output, Mapping) else output
+    if not isinstance(values, (tuple, list)):
+        return []
+    found = [value for value in values if _is_numbers(value)]
+    return found or (_tensors(values[0]) if values else [])
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_nested and value.is_floating_point() and value.dim() > 1
