@@ -457,15 +457,13 @@ WRONG: dict[str, Callable[[], Case]] = {
     "weak mask, −1 added": lambda: case(subtracted, "weak_mask"),
     "inverted mask, SDPA": lambda: case(inverted, "inverted_mask"),
     "inverted mask, by hand": lambda: case(inverted_by_hand, "inverted_mask"),
-    "inverted mask, nn.MultiheadAttention": lambda: Case(
-        Model(CausalMHA(), CausalMHA()), faults=("inverted_mask",)
-    ),
+    "inverted mask, nn.MultiheadAttention": lambda: Case(Model(CausalMHA(), CausalMHA()), faults=("inverted_mask",)),
     "inverted mask, Llama": llama_inverted,
     "transposed mask": lambda: case(transposed, "transposed_mask"),
     "shifted mask": lambda: case(shifted, "shifted_mask"),
     "no mask function registered, Llama": without_mask,
     "padding inverted, nn.MultiheadAttention": lambda: Case(
-        Model(TorchMHA(), TorchMHA()), padded(), ("padding_inverted",), ("padding_leak",)
+        Model(TorchMHA(), TorchMHA()), padded(), ("padding_inverted",)
     ),
     "padding hides queries": lambda: Case(model(padding_as_queries), padded(), ("padding_visible",), ("padding_leak",)),
     "padding forgotten": lambda: Case(model(padding_forgotten), padded(), ("padding_visible",), ("padding_leak",)),
@@ -473,8 +471,12 @@ WRONG: dict[str, Callable[[], Case]] = {
     "one layer without a mask": lambda: Case(
         Model(Half(True), Half(False), Half(True)), faults=("masks_differ",), also=("future_leak",)
     ),
-    "masks folded into heads wrongly": lambda: Case(model(folded_wrongly), faults=("heads_differ",), also=("future_leak",)),
-    "heads cut by view": lambda: Case(model(causal, Reshaped), faults=("heads_mixed",), also=("future_leak", "position_leak")),
+    "masks folded into heads wrongly": lambda: Case(
+        model(folded_wrongly), faults=("heads_differ",), also=("future_leak",)
+    ),
+    "heads cut by view": lambda: Case(
+        model(causal, Reshaped), faults=("heads_mixed",), also=("future_leak", "position_leak")
+    ),
     "heads cut by view, by hand": lambda: Case(
         model(weak(-1e9), Reshaped), faults=("heads_mixed",), also=("future_leak", "position_leak")
     ),

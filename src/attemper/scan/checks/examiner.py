@@ -120,6 +120,13 @@ class AttentionChecks:
         return max((one.prefix for one in patterns), default=0)
 
     @property
+    def reads_both_ways(self) -> bool:
+        """Whether some layers read from the left and others from the right."""
+        patterns = [one.pattern for readings in self.layers.values() for one in readings if one.pattern is not None]
+        left = any(one.past and not one.future for one in patterns)
+        return left and any(one.future and not one.past for one in patterns)
+
+    @property
     def say_causal(self) -> bool:
         """Whether all attention modules say that they are causal."""
         said = [one.causal for (_, kind), readings in self.layers.items() if kind == "self" for one in readings]
@@ -179,10 +186,7 @@ class AttentionChecks:
 
     def _reads_backward(self, one: CallReading) -> bool:
         """Whether a model reads from the right on purpose: it says so, or other layers read from the left."""
-        if says((*one.modules, self.model), BACKWARD) is not None:
-            return True
-        patterns = [each.pattern for readings in self.layers.values() for each in readings if each.pattern is not None]
-        return any(other.past and not other.future for other in patterns)
+        return says((*one.modules, self.model), BACKWARD) is not None or self.reads_both_ways
 
     def _differing(self) -> Iterator[tuple[Place, str, tuple[str, str]]]:
         """Layers that see the future among similar ones that do not, or the other way round; the fewer are named."""

@@ -90,7 +90,9 @@ def _look(call: AttentionCall, vitals: Vitals, rows: Tensor | None, item: Item) 
         counted = counted & rows[item.place if rows.shape[0] > 1 else 0]
     enough = counted & (visible >= SATURABLE_KEYS)
     named = _named(call, item)
-    columns = torch.tensor([column for group in named.values() for column in group], device=lse.device, dtype=torch.long)
+    columns = torch.tensor(
+        [column for group in named.values() for column in group], device=lse.device, dtype=torch.long
+    )
     weight, own, seen, each = torch.zeros_like(lse), torch.zeros_like(lse), torch.zeros_like(visible), []
     for part in columns.split(COLUMNS):
         z = logits_of_keys(call, item.place, part)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .movement import Moved, distance
+from .movement import Moved, bound, distance
 from .subject import CannotRun, Subject
 from .trial import Answer, Trial, named, share
 
@@ -33,14 +33,42 @@ def cache(trial: Trial) -> Answer:
         raise CannotRun(f"a text of {length} tokens is too short")
     if not bool(subject.real.all()) or subject.sequence_first:
         raise CannotRun("the batch has padding")
-    rows = trial.lengths[length]
     ends = [0, length - STEPS, *range(length - STEPS + 1, length + 1)]
-    kept_cache: Any = None
+    found = _differences(trial, name, ends, placed=False)
+    if _worst(trial, found) is not None and subject.takes("position_ids") and "position_ids" not in subject.arguments:
+        found = _differences(trial, name, ends, placed=True)  # it may not count positions by the cache
+    if not found:
+        raise CannotRun("nothing that the model returns has one row per token")
+    worst = _worst(trial, found)
+    if worst is None:
+        return Answer(f"{STEPS} steps with the KV cache gave what the whole text gives")
+    says = (
+        f"The KV cache changes the result: at token {worst.row}, {named(worst.layer)} differs by {share(worst.by)} from that of "
+        "the whole text at once."
+    )
+    return trial.fault("cache_differs", worst, says, TODO)
+
+
+def _worst(trial: Trial, found: dict[str, tuple[float, int]]) -> Moved | None:
+    """The first layer that differs by more than rounding, and at which token."""
+    for layer in [*trial.order, ""]:
+        by, token = found.get(layer, (0.0, 0))
+        if by > bound(trial.floor, layer):
+            return Moved(layer, by, token)
+    return None
+
+
+def _differences(trial: Trial, name: str, ends: list[int], placed: bool) -> dict[str, tuple[float, int]]:
+    """By layer: how far the last row of a step differs most from the whole text's, and at which token."""
+    subject, rows = trial.subject, trial.lengths[trial.subject.length]
     found: dict[str, tuple[float, int]] = {}
+    kept_cache: Any = None
     for start, stop in itertools.pairwise(ends):
         last = torch.tensor([stop - start - 1])
         batch = _step(subject, name, start, stop, kept_cache)
-        got, output = trial.runner.outputs(batch, {stop - start: last})
+        if placed:
+            batch["position_ids"] = torch.arange(start, stop, device=subject.value.device).expand(subject.items, -1)
+        got, output = trial.outputs(batch, {stop - start: last})
         kept_cache = _cache_of(output, name)
         if kept_cache is None:
             raise CannotRun("the model returned no cache")
@@ -52,19 +80,9 @@ def cache(trial: Trial) -> Answer:
             old = whole[:, places]
             if old.shape == part.shape:
                 by, _ = distance(part, old)
-                if by > found.get(layer, (0.0, 0))[0]:
+                if by >= found.get(layer, (0.0, 0))[0]:
                     found[layer] = by, stop - 1
-    if not found and not trial.base:
-        raise CannotRun("nothing that the model returns has one row per token")
-    for layer in [*trial.order, ""]:
-        by, token = found.get(layer, (0.0, 0))
-        if by > max(trial.floor.get(layer, 0.0), torch.finfo(torch.float32).eps):
-            says = (
-                f"The KV cache changes the result: at token {token}, {named(layer)} differs by {share(by)} from that of the "
-                "whole text at once."
-            )
-            return trial.fault("cache_differs", Moved(layer, by, token), says, TODO)
-    return Answer(f"{STEPS} steps with the KV cache gave what the whole text gives")
+    return found
 
 
 def _parameter(subject: Subject) -> str:

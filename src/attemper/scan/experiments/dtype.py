@@ -54,10 +54,10 @@ def dtype(trial: Trial) -> Answer:
     known = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     if known != {torch.float32}:
         raise CannotRun("the model is not in float32")
-    trial.runner.passes += 2
-    own = weights_in(model, trial.subject.batch)
+    own = trial.weights
     half = copy.deepcopy(model).bfloat16()
     batch = _narrowed(trial.subject.batch)
+    trial.runner.take()
     after = weights_in(half, batch)
     moved = {
         place: float((weights - after[place]).abs().sum(-1).div(2).mean())

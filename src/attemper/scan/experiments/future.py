@@ -19,8 +19,6 @@ def future(trial: Trial) -> Answer:
     subject.needs_tokens()
     causal = checks.is_causal
     said = is_decoder(subject.model) or ("its attention modules" if checks.say_causal else None)
-    if not trial.strict and said is None and not any(causal.values()):
-        return Answer("assumed bidirectional: no layer has a causal mask, and nothing declares one", skipped=True)
     length = subject.length
     start = max(length // 2, checks.prefix + 1 if checks.prefix else 0)
     if start >= length or length < 3:
@@ -28,7 +26,7 @@ def future(trial: Trial) -> Answer:
     tokens = subject.value.clone()
     tokens[:, start:] = subject.other_tokens(tokens[:, start:])
     kept = {**trial.lengths, length: trial.lengths[length][trial.lengths[length] < start]}
-    after = trial.runner(subject.with_tokens(tokens), kept)
+    after = trial.run(subject.with_tokens(tokens), kept)
     rows = int((trial.lengths[length] < start).sum())
     before = {
         name: part[:, :rows] if part.shape[1] == len(trial.lengths[length]) else part
@@ -41,6 +39,10 @@ def future(trial: Trial) -> Answer:
     prefix = f"; the first {checks.prefix} tokens see one another: assumed a prefix LM" if checks.prefix else ""
     if moved is None:
         return Answer(f"no row before a changed token moved{prefix}")
+    if not trial.strict and said is None and not any(causal.values()) and not checks.prefix:
+        return Answer("assumed bidirectional: no layer has a causal mask, and nothing declares one", skipped=True)
+    if not trial.strict and checks.reads_both_ways:
+        return Answer("assumed bidirectional: some layers read from the left, and some from the right", skipped=True)
     why = f"{said} declares a decoder" if said else "its layers have a causal mask"
     if trial.strict:
         why = "it is to be causal"

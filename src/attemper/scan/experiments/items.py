@@ -16,7 +16,7 @@ TODO = (
 def items(trial: Trial) -> Answer:
     """Whether items of a batch change one another."""
     subject = trial.subject
-    after = trial.runner(subject.with_item(), trial.lengths)
+    after = trial.run(subject.with_item(), trial.lengths)
     count = subject.items
     after = {name: rows[:count] for name, rows in after.items()}
     if not judged(after, trial.base):

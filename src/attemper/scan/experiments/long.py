@@ -36,7 +36,7 @@ def long(trial: Trial) -> Answer:
         others = {name: _repeated(value, wanted) for name, value in others.items()}
     try:
         rows = trial.lengths[length]
-        after = trial.runner(subject.with_tokens(_repeated(subject.value, wanted), **others), {wanted: rows})
+        after = trial.run(subject.with_tokens(_repeated(subject.value, wanted), **others), {wanted: rows})
     except ERRORS as error:
         if limit is None:
             return Answer(f"{wanted} tokens raise {type(error).__name__}, and nothing declares that many", skipped=True)

@@ -42,6 +42,11 @@ def floors(own: Rows, judged: Rows) -> dict[str, float]:
     return {name: by for name, (by, _) in known.items()}
 
 
+def bound(floor: dict[str, float], layer: str) -> float:
+    """How far rounding alone may set two passes apart: each of them is off by what was measured, and by one rounding."""
+    return 2 * (floor.get(layer, 0.0) + torch.finfo(torch.float32).eps)
+
+
 def first_moved(
     after: Rows, before: Rows, order: list[str], floor: dict[str, float], counted: Tensor | None = None
 ) -> Moved | None:
@@ -55,7 +60,7 @@ def first_moved(
         if use is None and counted is not None and rows.shape[0] != counted.shape[0]:
             continue
         by, row = distance(rows, old, use)
-        if by > max(floor.get(name, 0.0), torch.finfo(torch.float32).eps):
+        if by > bound(floor, name):
             return Moved(name, by, row)
     return None
 

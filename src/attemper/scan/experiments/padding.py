@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from .movement import Moved, first_moved, judged
-from .subject import CannotRun
+from .subject import CannotRun, Subject
 from .trial import Answer, Trial, named, share
 
 MORE = 3  # padded tokens
@@ -19,14 +20,20 @@ def padding(trial: Trial) -> Answer:
     """Whether padding changes real tokens."""
     subject = trial.subject
     subject.needs_tokens()
-    moved = _moved(trial, subject.lengthened(MORE), 0)
-    done = ["right"]
+    if subject.tokens.startswith("decoder_") and "input_ids" in subject.arguments:
+        subject = replace(subject, tokens="input_ids")
+    flags = trial.checks.is_causal
+    ordered = bool(flags) and all(flags.values()) and "future" not in trial.failed  # then the right cannot matter
+    moved, done = None, ["right"]
+    if not ordered or not bool(subject.real.all()):
+        moved = _moved(trial, subject, subject.lengthened(MORE), 0)
     if moved is None and bool(subject.real.all()):
         done.append("left")
-        moved = _moved(trial, subject.lengthened(MORE, left=True), MORE)
+        moved = _moved(trial, subject, subject.lengthened(MORE, left=True), MORE)
         if moved is not None:  # it may not count positions by the mask
             placed = subject.takes("position_ids")
-            moved = _moved(trial, subject.lengthened(MORE, left=True, placed=True), MORE) if placed else None
+            batch = subject.lengthened(MORE, left=True, placed=True) if placed else None
+            moved = None if batch is None else _moved(trial, subject, batch, MORE)
             done = done if placed else done[:1]
     if moved is None:
         return Answer(f"{MORE} padded tokens on the {' or the '.join(done)} changed no real token")
@@ -38,10 +45,9 @@ def padding(trial: Trial) -> Answer:
     return trial.fault("padding_leak", moved, says, TODO)
 
 
-def _moved(trial: Trial, batch: Any, before: int) -> Moved | None:
-    subject = trial.subject
+def _moved(trial: Trial, subject: Subject, batch: Any, before: int) -> Moved | None:
     rows = trial.lengths[subject.length]
-    after = trial.runner(batch, {**trial.lengths, subject.length + MORE: rows + before})
+    after = trial.run(batch, {**trial.lengths, subject.length + MORE: rows + before})
     if not judged(after, trial.base):
         raise CannotRun("nothing that the model returns has one row per token")
     real = subject.real[:, rows.to(subject.value.device)]

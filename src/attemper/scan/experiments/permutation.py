@@ -21,7 +21,7 @@ def permutation(trial: Trial) -> Answer:
     rows = trial.lengths[subject.length]
     if not bool(subject.real.all()) or len(rows) != subject.length:
         raise CannotRun("the batch has padding, or is long")
-    after = trial.runner(subject.with_tokens(subject.value.flip(1)), trial.lengths)
+    after = trial.run(subject.with_tokens(subject.value.flip(1)), trial.lengths)
     after = {name: part.flip(1) if part.shape[1] == len(rows) else part for name, part in after.items()}
     if not judged(after, trial.base):
         raise CannotRun("nothing that the model returns has one row per token")

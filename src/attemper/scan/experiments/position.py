@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...watch.examine import AttentionCall, Examiner
+from ...watch.examine import AttentionCall, Examiner, examine
 from .movement import Moved
 from .subject import CannotRun
 from .trial import Answer, Trial
@@ -96,8 +96,12 @@ def asking(
             handle.remove()
 
 
-def position(trial: Trial, found: dict[str, str | None]) -> Answer:
-    """Whether row i of every head belongs to token i, from what `asking` has found."""
+def position(trial: Trial) -> Answer:
+    """Whether row i of every head belongs to token i."""
+    runner, examiner = trial.runner, PositionExaminer()
+    found: dict[str, str | None] = {}
+    with examine(runner.judge, [examiner], caller="scan"), asking(runner.judge, trial.order, examiner, found):
+        runner(trial.subject.batch, {})
     if not found:
         raise CannotRun("no attention module takes the tokens as (batch, length, width)")
     wrong = {layer: words for layer, words in found.items() if words is not None}

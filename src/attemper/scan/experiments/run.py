@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -15,13 +14,13 @@ from ...watch.examine import examine
 from ..checks.examiner import AttentionChecks
 from ..input.model import reason
 from .cache import cache
-from .dtype import dtype
+from .dtype import RowWeights, dtype
 from .future import future
 from .items import items
 from .long import long
 from .padding import padding
 from .permutation import permutation
-from .position import PositionExaminer, asking, position
+from .position import position
 from .runner import Runner
 from .subject import CannotRun, Subject
 from .trial import ERRORS, Answer, Trial
@@ -30,11 +29,13 @@ EXPERIMENTS: dict[str, Callable[[Trial], Answer]] = {
     "future": future,
     "padding": padding,
     "batch": items,
-    "cache": cache,
-    "long": long,
+    "position": position,
     "permutation": permutation,
+    "long": long,
     "dtype": dtype,
+    "cache": cache,
 }
+"""In the order in which they run: the one that may take most passes is the last."""
 
 
 def experiments(
@@ -57,41 +58,38 @@ def experiments(
         subject = Subject.of(model, batch, sizes, checks.causal_lengths)
         trial = Trial(subject, Runner(model, [name for name, _ in checks.layers]), checks, order, queries, strict)
         progress("experiments: the batch as it is")
-        asked = _prepare(trial, "position" in names)
+        _prepare(trial, names)
     except (CannotRun, *ERRORS) as error:
         return [_skipped(name, error) for name in names], [], None
-    results, found = [], []
-    for name in names:
+    results: dict[str, CheckResult] = {}
+    found: list[Finding] = []
+    for name, experiment in EXPERIMENTS.items():
+        if name not in names:
+            continue
         progress(f"experiments: {CHECKS[name].passes}")
         try:
-            answer = position(trial, asked) if name == "position" else EXPERIMENTS[name](trial)
+            answer = experiment(trial)
         except (CannotRun, *ERRORS) as error:
-            results.append(_skipped(name, error))
+            results[name] = _skipped(name, error)
             continue
         state = "skipped" if answer.skipped else "failed" if answer.findings else "passed"
-        results.append(CheckResult(name=name, state=state, deep=True, layers=None, says=answer.says))
+        results[name] = CheckResult(name=name, state=state, deep=True, layers=None, says=answer.says)
         found += answer.findings
         trial.failed += [name] if answer.findings else []
-    return results, found, trial.runner
+    return [results[name] for name in names], found, trial.runner
 
 
-def _prepare(trial: Trial, with_position: bool) -> dict[str, str | None]:
-    """The passes that all experiments share; meanwhile every attention module is asked about its positions."""
-    found: dict[str, str | None] = {}
-    if not with_position or not trial.order:
-        trial.prepare()
-        return found
+def _prepare(trial: Trial, names: list[str]) -> None:
+    """The passes that all experiments share; if it is asked for, the weights of some rows are kept."""
+    rows = RowWeights()
 
-    @contextmanager
-    def asked(judge: nn.Module) -> Iterator[None]:
-        examiner = PositionExaminer()
-        with warnings.catch_warnings(), examine(judge, [examiner], caller="scan"):
-            warnings.filterwarnings("ignore", message=r"watch\(\): ")
-            with asking(judge, trial.order, examiner, found):
-                yield
+    def around() -> AbstractContextManager[object]:
+        return (
+            examine(trial.subject.model, [rows], caller="scan") if "dtype" in names and trial.order else nullcontext()
+        )
 
-    trial.prepare(asked)
-    return found
+    trial.prepare(around)
+    trial.weights = rows.layers
 
 
 def _skipped(name: str, error: Exception) -> CheckResult:

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from ..input.batch import call
+from .subject import CannotRun
 
 Rows = dict[str, Tensor]
 """By layer, and "" for the model itself: (B, R, …), the chosen rows of what it returned."""
 LARGEST_COPY = 2**29  # parameters of a model that is copied to float64: 4 GiB
+MOST = 12  # forward passes
 FEW = 96  # rows that are kept of a long input, at each of three places
 
 
@@ -38,10 +40,34 @@ class Runner:
         self.exact = known <= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
         return judge.double() if self.exact else judge
 
+    def take(self) -> None:
+        """Count one more pass."""
+        if self.passes >= MOST:
+            raise CannotRun(f"{MOST} forward passes were made before it, which is the most")
+        self.passes += 1
+
     def give_up_float64(self) -> None:
         """The copy in float64 cannot run: judge by one in the model's own dtype."""
         self.exact = False
         self.judge = copy.deepcopy(self.model)
+
+    def with_other_rounding(self, batch: Any, lengths: Mapping[int, Tensor]) -> Rows:
+        """The rows of a pass in which every weight is moved by one unit of rounding, up or down."""
+        known = [parameter for parameter in self.judge.parameters() if parameter.is_floating_point()]
+        before = [parameter.detach().clone() for parameter in known]
+        draws = torch.Generator().manual_seed(0)
+        try:
+            with torch.no_grad():
+                for parameter in known:
+                    signs = (
+                        torch.randint(0, 2, parameter.shape, generator=draws, dtype=torch.int8).to(parameter) * 2 - 1
+                    )
+                    parameter.mul_(1 + signs * torch.finfo(parameter.dtype).eps)
+            return self(batch, lengths)
+        finally:
+            with torch.no_grad():
+                for parameter, old in zip(known, before, strict=True):
+                    parameter.copy_(old)
 
     def own(self, batch: Any, lengths: Mapping[int, Tensor]) -> Rows:
         """The rows of a pass of the model in its own dtype."""
@@ -56,7 +82,7 @@ class Runner:
         return self._run(self.judge, widened(batch) if self.exact else batch, lengths)
 
     def _run(self, model: nn.Module, batch: Any, lengths: Mapping[int, Tensor]) -> tuple[Rows, Any]:
-        self.passes += 1
+        self.take()
         found: Rows = {}
         modules = dict(model.named_modules())
 

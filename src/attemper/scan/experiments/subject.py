@@ -91,7 +91,9 @@ class Subject:
 
     def other_lengths(self) -> set[int]:
         """The lengths of the other sequences among its arguments."""
-        others = [value for name, value in self.arguments.items() if name != self.tokens and _may_be_tokens(name, value)]
+        others = [
+            value for name, value in self.arguments.items() if name != self.tokens and _may_be_tokens(name, value)
+        ]
         return {int(value.shape[0 if self.sequence_first else 1]) for value in others}
 
     def takes(self, name: str) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...health import Finding
 from ..checks.examiner import AttentionChecks, made
@@ -42,42 +43,63 @@ class Trial:
     sizes: list[int] = field(default_factory=list)  # how many queries the self-attentions have
     strict: bool = False  # whether a bidirectional model is a fault too: assert_causal
     failed: list[str] = field(default_factory=list)  # experiments
+    weights: dict[tuple[str, str], Tensor] = field(default_factory=dict)  # of some rows, in the model's own dtype
+    own: Rows = field(default_factory=dict)
     base: Rows = field(default_factory=dict)
     floor: dict[str, float] = field(default_factory=dict)
     lengths: dict[int, Tensor] = field(default_factory=dict)
 
-    def prepare(self, around: Callable[[nn.Module], AbstractContextManager[object]] = nullcontext) -> None:
-        """The two passes that all others are compared with: in the model's own dtype, and by the judge, inside ``around``."""
-        lengths = [self.subject.length] if self.subject.ordered else self.sizes
-        self.lengths = {length: chosen(length) for length in [*self.subject.other_lengths(), *lengths]}
-        own = self.runner.own(self.subject.batch, self.lengths)
-        try:
-            with around(self.runner.judge):
-                self.base = self.runner(self.subject.batch, self.lengths)
-        except ERRORS:
-            if not self.runner.exact:
-                raise
-            self.runner.give_up_float64()
-            with around(self.runner.judge):
-                self.base = self.runner(self.subject.batch, self.lengths)
-        if any(not bool(torch.isfinite(rows).all()) for rows in self._own()):
+    def prepare(self, around: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+        """The passes that all others are compared with: in the model's own dtype, inside ``around``, and by the judge."""
+        subject = self.subject
+        lengths = [subject.length] if subject.ordered else self.sizes
+        self.lengths = {length: chosen(length) for length in [*subject.other_lengths(), *lengths]}
+        with around():
+            self.own = self.runner.own(subject.batch, self.lengths)
+        if not self._are_finite(self.own):
             raise CannotRun("the output holds NaN or infinity")
+        judged: Rows | None = None
         if self.runner.exact:
-            self.floor = floors(own, self.base)
+            try:
+                judged = self.runner(subject.batch, self.lengths)
+            except ERRORS:
+                self.runner.give_up_float64()
+        if judged is None or not self._are_finite(judged):
+            self.runner.give_up_float64()
+            self.base = self.own
+            self.floor = floors(self.runner.with_other_rounding(subject.batch, self.lengths), self.base)
         else:
-            twice = self.subject.with_tokens(torch.cat([self.subject.value] * 2, 0), **self.subject.doubled())
-            again = self.runner(twice, self.lengths)
-            self.floor = floors({name: rows[: self.subject.items] for name, rows in again.items()}, self.base)
+            self.base, self.floor = judged, floors(self.own, judged)
+
+    def run(self, batch: Any, lengths: Mapping[int, Tensor]) -> Rows:
+        """The rows of a pass by the judge; in the own dtype if float64 alone gives NaN (its mask is −∞ to a float32 softmax)."""
+        return self.outputs(batch, lengths)[0]
+
+    def outputs(self, batch: Any, lengths: Mapping[int, Tensor]) -> tuple[Rows, Any]:
+        """The same, with what the model returned."""
+        found, output = self.runner.outputs(batch, lengths)
+        if self.runner.exact and not self._are_finite(found):
+            self.runner.give_up_float64()
+            self.base = self.own
+            found, output = self.runner.outputs(batch, lengths)
+        return found, output
+
+    def _are_finite(self, rows: Rows) -> bool:
+        """Whether all rows of real tokens are finite; a padded one may see no key."""
+        subject = self.subject
+        real = subject.real[:, self.lengths[subject.length].to(subject.value.device)] if subject.ordered else None
+        alike = real is not None and any(part.shape[:2] == real.shape for part in rows.values())
+        parts = [
+            part[real] if alike and real is not None and part.shape[:2] == real.shape else part
+            for part in rows.values()
+        ]
+        return all(bool(torch.isfinite(part).all()) for part in parts)
 
     def after(self, *names: str) -> None:
         """Raise if one of these experiments has failed: what it found moves rows in this one too."""
         for name in names:
             if name in self.failed:
                 raise CannotRun(f"what the experiment {name!r} found would show here too")
-
-    def _own(self) -> list[Tensor]:
-        """The model's own output, if it has one row per token."""
-        return [rows for name, rows in self.base.items() if not name and len(rows) == self.subject.items]
 
     def fault(self, name: str, moved: Moved, says: str, todo: str, level: str | None = None) -> Answer:
         """The answer that a layer moved."""
