@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist loadgroup
 .PHONY: run test test-all matrix browser check format native fuzz sanitize hostile bench docs figures clean
 
 run: $(RUNS)  ## a scan of the embedded model, with and without its scale, and the report
-	$(BIN)/attemper scan --token it --what-if none -o attemper-report.html --force
+	$(BIN)/attemper scan --deep --token it --what-if none -o attemper-report.html --force
 
 test: $(READY) browser  ## everything but the exhaustive grids
 	$(PYTEST) -m "not exhaustive"

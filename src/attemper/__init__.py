@@ -2,6 +2,7 @@
 
 attention.py → operation/ → kernels/ → vitals.py, heads.py    one call; scale.py, scores/ and modules/ come before it
 watch/ → health/ → scan/ → report/                            a model, its record, its findings, one document
+testing.py                                                    assertions about a model's attention, for its own tests
 explain/, lab/                                                attention step by step; claims about √d_k, measured
 bench/, env.py, demo.py, cli/                                 speed, this machine, the embedded model, the command
 """
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from . import errors as errors
     from . import health as health
     from . import kernels as kernels
+    from . import testing as testing
     from .attention import attention as attention
     from .attention import measure as measure
     from .attention import sdpa as sdpa
@@ -65,11 +67,12 @@ _HOMES = {
     "rule": "scale",
     "scan": "scan",
     "sdpa": "attention",
+    "testing": "testing",
     "watch": "watch",
     "weights": "attention",
 }
 
-_MODULES = {"errors", "health", "kernels"}
+_MODULES = {"errors", "health", "kernels", "testing"}
 
 __all__ = sorted(_HOMES)
 

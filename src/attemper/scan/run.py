@@ -103,7 +103,7 @@ def run(
     watching = examine(loaded.model, examiners.all(), caller="scan")
     done, interrupted, by = 0, False, ""
     ours = loaded.source != "object"
-    with _evaluating(loaded.model), offline() if ours else nullcontext(), quiet() if ours else nullcontext():
+    with evaluating(loaded.model), offline() if ours else nullcontext(), quiet() if ours else nullcontext():
         try:
             with _without_warnings(), watching:
                 for number, one in enumerate(inputs):
@@ -269,7 +269,7 @@ def _notes_of(inputs: Sequence[Input]) -> Iterator[str]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; afterwards every module is in the mode it was in."""
     before = [(part, part.training) for part in model.modules()]
     model.eval()

@@ -71,7 +71,7 @@ def _differences(trial: Trial, name: str, ends: list[int], placed: bool) -> dict
         got, output = trial.outputs(batch, {stop - start: last})
         kept_cache = _cache_of(output, name)
         if kept_cache is None:
-            raise CannotRun("the model returned no cache")
+            raise CannotRun("the model returns no cache")
         places = (rows == stop - 1).nonzero().flatten()
         for layer, part in got.items():
             whole = trial.base.get(layer)

@@ -29,8 +29,9 @@ def long(trial: Trial) -> Answer:
     wanted = min(limit or LONGEST, max(2 * length, (window or 0) + 2 * length), max(LONGEST, 2 * length))
     if wanted <= length:
         raise CannotRun(f"the text is as long as {by or 'the model'} allows")
-    others = {name: value for name, value in subject.arguments.items() if name != subject.tokens}
-    if any(isinstance(value, torch.Tensor) and value.dim() for value in others.values()):
+    arguments = subject.arguments.items()
+    others = {name: part for name, part in arguments if name != subject.tokens and isinstance(part, torch.Tensor)}
+    if others:
         if set(others) - {"attention_mask", "token_type_ids"} or not bool(subject.real.all()):
             raise CannotRun("the batch has other parts than tokens and a mask")
         others = {name: _repeated(value, wanted) for name, value in others.items()}

@@ -4,6 +4,7 @@ baseline.py   an older document, and what changed since
 format.py     numbers, names and levels as text
 since.py      the lines about the changes
 compared.py   the tables of --what-if, --token and --baseline
+checks.py     how many checks passed, and what the experiments found
 terminal.py   the whole table
 output.py     files: html, json, csv, parquet
 """

@@ -8,6 +8,7 @@ from ... import _files
 from ...errors import InputError
 from ...report import html
 from ..document import Json
+from .checks import sentences
 
 SUFFIXES = (".html", ".json", ".csv", ".parquet")
 
@@ -23,7 +24,8 @@ def write(path: Path, document: Json) -> None:
     """Write a file; one that was there is replaced once the new one is whole."""
     suffix = path.suffix.lower()
     if suffix == ".html":
-        content = html(document).encode()
+        said = [f"check {line}." for line in sentences(document)]  # the page shows notes as they are
+        content = html({**document, "notes": [*document["notes"], *said]}).encode()
     elif suffix == ".json":
         content = _files.json_bytes(document)
     elif suffix == ".csv":

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ...health.finding import count as plural
 from ..document import Json
+from .checks import sentences, summary
 from .compared import compared
 from .format import COLOURS, broken, count, mean, number, safe, short_names, where
 
@@ -50,7 +51,7 @@ _DOES = {
 def table(document: Json, width: int = 80) -> RenderableType:
     """The table, the most important first."""
     parts: list[RenderableType] = [*_head(document), Text()]
-    parts += [_verdict(document, width), *_heads(document), Text()]
+    parts += [_verdict(document, width), *_heads(document), *_checks(document, width), Text()]
     if document["layers"]:
         parts += [*_scales(document["layers"], width), *_spread(document["layers"]), Text()]
     parts += _findings(document["findings"], width)
@@ -122,6 +123,15 @@ def _heads(document: Json) -> Iterator[Text]:
     if names:
         who = everybody if first == str(len(names)) else f"{first} of {len(names)} heads"
         yield Text(f"{who} {rest}.", style="dim")
+
+
+def _checks(document: Json, width: int) -> Iterator[Text]:
+    """How many checks passed, and a line for every experiment."""
+    words = summary(document)
+    if words is not None:
+        yield Text.assemble(("Checks ", "bold"), words)
+    for line in sentences(document):
+        yield Text(broken(f"· {safe(line)}", width), style="dim")
 
 
 def _spread(layers: Sequence[Json]) -> Iterator[Text]:
