@@ -316,7 +316,9 @@ class SequenceFirst(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 64, dropout=0.0), 2)
+        self.layers = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(WIDTH, HEADS, 64, dropout=0.0), 2, enable_nested_tensor=False
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)

@@ -15,7 +15,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"lab"},
+    {"lab", "testing"},
     {"scan"},
     {"report", "demo"},
     {"bench"},

@@ -34,6 +34,7 @@ OPTIONS = {
         "--truncate",
         "--token",
         "--what-if",
+        "--deep",
         "--json",
         "--attention",
         "--baseline",

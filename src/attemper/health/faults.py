@@ -43,7 +43,7 @@ ATTENTION_FAULTS = {
     "over_batch": AttentionFault("softmax_axis", "act", _EQUATION, "softmax over the batch"),
     "softmax_twice": AttentionFault("softmax_once", "act", _EQUATION, "softmax applied twice"),
     "masked_after_softmax": AttentionFault("row_sums", "act", _MASK, "masked after the softmax"),
-    "uneven_rows": AttentionFault("row_sums", "act", _EQUATION, "rows of weights that do not add up to one number"),
+    "uneven_rows": AttentionFault("row_sums", "warn", _EQUATION, "rows of weights that do not add up to one number"),
     "dropout_in_eval": AttentionFault(
         "dropout", "act", "Srivastava et al. 2014: dropout is for training alone", "dropout in evaluation mode"
     ),

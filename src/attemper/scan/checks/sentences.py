@@ -39,7 +39,8 @@ def uneven(sums: tuple[float, float]) -> tuple[str, str]:
     return (
         f"The weights of a row add up to between {sums[0]:.3g} and {sums[1]:.3g}: they were divided after the softmax, and not "
         "by the sum of their row.",
-        "Divide by weights.sum(dim=-1, keepdim=True), or not at all: a softmax has made every row add up to 1.",
+        "Divide by weights.sum(dim=-1, keepdim=True), or not at all: a softmax has made every row add up to 1. The "
+        "Point Cloud Transformer divides by columns on purpose: keep it if it is meant.",
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .movement import Moved, bound, distance
-from .subject import CannotRun, Subject
+from .subject import CannotRun, NamedBatch
 from .trial import Answer, Trial, named, share
 
 STEPS = 2
@@ -64,7 +64,7 @@ def _differences(trial: Trial, name: str, ends: list[int], placed: bool) -> dict
     found: dict[str, tuple[float, int]] = {}
     kept_cache: Any = None
     for start, stop in itertools.pairwise(ends):
-        last = torch.tensor([stop - start - 1])
+        last = torch.tensor([stop - start - 1], device="cpu")
         batch = _step(subject, name, start, stop, kept_cache)
         if placed:
             batch["position_ids"] = torch.arange(start, stop, device=subject.value.device).expand(subject.items, -1)
@@ -85,7 +85,7 @@ def _differences(trial: Trial, name: str, ends: list[int], placed: bool) -> dict
     return found
 
 
-def _parameter(subject: Subject) -> str:
+def _parameter(subject: NamedBatch) -> str:
     if subject.tokens != "input_ids" and any(one.startswith("decoder_") for one in subject.arguments):
         raise CannotRun("the cache of a decoder with an encoder is not tried")
     names = inspect.signature(subject.model.forward).parameters
@@ -98,7 +98,7 @@ def _parameter(subject: Subject) -> str:
     return found
 
 
-def _step(subject: Subject, name: str, start: int, stop: int, kept: Any) -> dict[str, Any]:
+def _step(subject: NamedBatch, name: str, start: int, stop: int, kept: Any) -> dict[str, Any]:
     """The arguments for the tokens from ``start`` to ``stop``, after those that the cache holds."""
     arguments: dict[str, Any] = {}
     for other, value in subject.arguments.items():

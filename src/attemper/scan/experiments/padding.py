@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from .movement import Moved, first_moved, judged
-from .subject import CannotRun, Subject
+from .subject import CannotRun, NamedBatch
 from .trial import Answer, Trial, named, share
 
 MORE = 3  # padded tokens
@@ -45,7 +45,7 @@ def padding(trial: Trial) -> Answer:
     return trial.fault("padding_leak", moved, says, TODO)
 
 
-def _moved(trial: Trial, subject: Subject, batch: Any, before: int) -> Moved | None:
+def _moved(trial: Trial, subject: NamedBatch, batch: Any, before: int) -> Moved | None:
     rows = trial.lengths[subject.length]
     after = trial.run(batch, {**trial.lengths, subject.length + MORE: rows + before})
     if not judged(after, trial.base):

@@ -20,7 +20,7 @@ TODO = "Write x.view(B, L, H, E).transpose(1, 2): split the last dimension first
 
 
 @dataclass
-class Rows:
+class MovedRows:
     """Which rows of each head moved, (H, L)."""
 
     moved: Tensor
@@ -140,7 +140,7 @@ def _compared(examiner: PositionExaminer, token: int) -> str | None:
             width = old.shape[-1] * max(old.shape[-3], 1)
             floor = width * torch.finfo(old.dtype).eps * old.abs().amax()  # the bound of a sum of that many terms
             moved = (apart > floor).reshape(-1, old.shape[-3] if old.dim() == 4 else len(old), old.shape[-2]).any(0)
-            words = Rows(moved, token).says(what)
+            words = MovedRows(moved, token).says(what)
             if words is not None:
                 return words
     return None

@@ -22,7 +22,7 @@ from .padding import padding
 from .permutation import permutation
 from .position import position
 from .runner import Runner
-from .subject import CannotRun, Subject
+from .subject import CannotRun, NamedBatch
 from .trial import ERRORS, Answer, Trial
 
 EXPERIMENTS: dict[str, Callable[[Trial], Answer]] = {
@@ -55,7 +55,7 @@ def experiments(
         return [_skipped(name, random) for name in names], [], None
     try:
         queries = sorted({length for _, length in sizes})
-        subject = Subject.of(model, batch, sizes, checks.causal_lengths)
+        subject = NamedBatch.of(model, batch, sizes, checks.causal_lengths)
         trial = Trial(subject, Runner(model, [name for name, _ in checks.layers]), checks, order, queries, strict)
         progress("experiments: the batch as it is")
         _prepare(trial, names)

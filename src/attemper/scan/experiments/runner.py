@@ -60,7 +60,11 @@ class Runner:
             with torch.no_grad():
                 for parameter in known:
                     signs = (
-                        torch.randint(0, 2, parameter.shape, generator=draws, dtype=torch.int8).to(parameter) * 2 - 1
+                        torch.randint(0, 2, parameter.shape, generator=draws, dtype=torch.int8, device="cpu").to(
+                            parameter
+                        )
+                        * 2
+                        - 1
                     )
                     parameter.mul_(1 + signs * torch.finfo(parameter.dtype).eps)
             return self(batch, lengths)
@@ -134,9 +138,9 @@ def chosen(length: int, until: int | None = None) -> Tensor:
     """Which rows of an input are kept: all if they are few, otherwise the first, the last before ``until``, and some between."""
     until = length if until is None else until
     if until <= 3 * FEW:
-        return torch.arange(until)
-    middle = torch.linspace(0, until - 1, FEW).long()
-    return torch.cat([torch.arange(FEW), middle, torch.arange(until - FEW, until)]).unique()
+        return torch.arange(until, device="cpu")
+    middle = torch.linspace(0, until - 1, FEW, device="cpu").long()
+    return torch.cat([torch.arange(FEW, device="cpu"), middle, torch.arange(until - FEW, until, device="cpu")]).unique()
 
 
 def _rows(output: Any, lengths: Mapping[int, Tensor]) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Subject: a model's batch by its parts, and batches with other tokens, more tokens or more items."""
+"""NamedBatch: a model's batch by its parts, and batches with other tokens, more tokens or more items."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CannotRun(Exception):
 
 
 @dataclass
-class Subject:
+class NamedBatch:
     """What a model is called with. ``tokens`` names the argument whose order is time: (B, L) ids, or (B, L, D) numbers."""
 
     model: nn.Module
@@ -34,7 +34,7 @@ class Subject:
     @classmethod
     def of(
         cls, model: nn.Module, batch: Any, sizes: set[tuple[int, int]] | None = None, causal: Collection[int] = ()
-    ) -> Subject:
+    ) -> NamedBatch:
         """The parts of a batch. ``sizes`` are (batch, queries) of the self-attention that was seen, ``causal`` those queries of
         which the layers are causal: of two sequences, theirs is the one whose order is time."""
         arguments = named_arguments(model, batch)
@@ -115,7 +115,9 @@ class Subject:
     def other_tokens(self, tokens: Tensor, seed: int = 0) -> Tensor:
         """Tokens of the same kind that differ everywhere: other ids of the batch, or numbers of the same size."""
         if tokens.is_floating_point():
-            noise = torch.randn(tokens.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            noise = torch.randn(
+                tokens.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu"
+            )
             return (noise * float(tokens.double().std())).to(tokens)
         known = self.value.unique()
         if len(known) < 2:

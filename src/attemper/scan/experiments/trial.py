@@ -14,7 +14,7 @@ from ...health import Finding
 from ..checks.examiner import AttentionChecks, made
 from .movement import Moved, floors
 from .runner import Rows, Runner, chosen
-from .subject import CannotRun, Subject
+from .subject import CannotRun, NamedBatch
 
 ERRORS = (
     *(RuntimeError, ValueError, TypeError, LookupError, NotImplementedError, AttributeError, AssertionError),
@@ -36,7 +36,7 @@ class Answer:
 class Trial:
     """What the experiments have in common. ``base`` are the rows of the batch as it is, by the judge."""
 
-    subject: Subject
+    subject: NamedBatch
     runner: Runner
     checks: AttentionChecks
     order: list[str]  # layers of self-attention, as they run

@@ -1,14 +1,4 @@
-"""testing: assertions about the attention of any model, for the tests of people who write one.
-
-    from attemper.testing import assert_causal
-
-    def test_my_model_is_causal():
-        assert_causal(MyModel(), torch.randint(0, 100, (2, 16)))
-
-Each makes a few forward passes in evaluation mode, without gradients, and changes nothing. A failure is an AssertionError that
-names the layer and the number; a batch with which nothing can be said is an InputError. Differences that rounding explains are
-none.
-"""
+"""The assertions: what one pass shows, or one experiment, raised as an AssertionError."""
 
 from __future__ import annotations
 
@@ -17,23 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from .errors import InputError
-from .health import Finding
-from .scale import rule as named_rule
-from .scan.audit.audit import Audit
-from .scan.checks.examiner import AttentionChecks
-from .scan.experiments.run import experiments
-from .scan.input.batch import call
-from .scan.run import evaluating
-from .watch.examine import examine
-
-__all__ = [
-    "assert_cache_matches",
-    "assert_causal",
-    "assert_heads_keep_positions",
-    "assert_ignores_padding",
-    "assert_scale",
-]
+from ..errors import InputError
+from ..health import Finding
+from ..scale import rule as named_rule
+from ..scan.audit.audit import Audit
+from ..scan.checks.examiner import AttentionChecks
+from ..scan.experiments.run import experiments
+from ..scan.input.batch import call
+from ..scan.run import evaluating
+from ..watch.examine import examine
 
 
 def assert_causal(model: nn.Module, batch: Any) -> None:

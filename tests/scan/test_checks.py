@@ -1,0 +1,221 @@
+"""The checks: every fault is named by what its ops show or by an experiment, and no model that is right is accused."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+
+import attemper
+import zoo
+from attemper.health.faults import ATTENTION_FAULTS, CHECKS
+from attemper.scan.experiments.runner import MOST
+from scan import right, wrong
+from watched import state
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*mismatched.*mask.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*key_padding_mask.*:UserWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(before)
+
+
+def made(maker):
+    torch.manual_seed(0)
+    return maker()
+
+
+def faults(found):
+    return {one["fault"] for one in found.findings if one["fault"] is not None}
+
+
+@pytest.mark.parametrize("name", wrong.WRONG)
+def test_every_fault_is_named(name):
+    case = made(wrong.WRONG[name])
+    plain = attemper.scan(case.model, case.inputs, pictures=False)
+    assert faults(plain) == set(case.faults)
+    deep = attemper.scan(case.model, case.inputs, pictures=False, deep=True)
+    assert faults(deep) == {*case.faults, *case.also}
+    failed = {one["name"] for one in deep.document["checks"] if one["state"] == "failed"}
+    assert failed == {ATTENTION_FAULTS[one].check if one in ATTENTION_FAULTS else "scale" for one in faults(deep)}
+    for one in deep.findings:
+        if one["name"] == "attention":
+            assert one["says"].endswith(".")
+            assert one["todo"].endswith(".")
+            assert one["level"] in ("note", "warn", "act")
+            assert one["title"] == ATTENTION_FAULTS[one["fault"]].title
+
+
+def test_there_are_enough_of_both_kinds():
+    named = {fault for maker in wrong.WRONG.values() for fault in (*made(maker).faults, *made(maker).also)}
+    assert len(wrong.WRONG) >= 25
+    assert len(right.RIGHT) + len(zoo.ZOO) >= 60
+    assert set(ATTENTION_FAULTS) - named == {"over_batch", "dtype_changes"}  # tested below
+
+
+def accused(case):
+    found = attemper.scan(case.model, case.inputs, pictures=False, deep=True)
+    states = {one["name"]: one["state"] for one in found.document["checks"]}
+    assert list(states) == list(CHECKS)
+    for name in ("softmax_axis", "softmax_once", "row_sums", "dropout", "mask_strength"):
+        assert states[name] == "passed", found.document["checks"]
+    return [one for one in found.findings if one["name"] == "attention"]
+
+
+@pytest.mark.parametrize("name", right.OFTEN)
+def test_no_model_that_is_right_is_accused(name):
+    assert accused(made(right.RIGHT[name])) == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", sorted(set(right.RIGHT) - set(right.OFTEN)))
+def test_no_family_is_accused(name):
+    assert accused(made(right.RIGHT[name])) == []
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_the_zoo_is_not_accused(name):
+    subject = zoo.make(name)
+    found = attemper.scan(subject.model, subject.inputs, pictures=False, deep=True)
+    assert [one for one in found.findings if one["name"] == "attention"] == []
+
+
+def test_a_softmax_over_the_batch():
+    def attend(q, k, v):
+        return torch.softmax(wrong.scores(q, k), dim=0) @ v
+
+    case = made(lambda: wrong.case(attend))
+    found = attemper.scan(case.model, case.inputs)
+    assert faults(found) == {"over_batch"}
+
+
+def test_bfloat16_that_attends_to_other_keys():
+    class Sharp(wrong.Attention):
+        def __init__(self):
+            super().__init__(wrong.causal)
+            with torch.no_grad():
+                self.q.weight.mul_(400)
+                self.k.weight.mul_(400)
+
+    found = attemper.scan(made(lambda: wrong.Model(Sharp(), Sharp())), wrong.ids(), deep=True)
+    assert "dtype_changes" in faults(found)
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "Llama", "BERT", "Gemma 2", "T5", "Bamba: a Mamba hybrid"])
+def test_the_experiments_take_twelve_passes_at_most(name):
+    case = made(right.RIGHT[name])
+    calls = []
+    forward = type(case.model).forward
+
+    class Counting(type(case.model)):
+        def forward(self, *args, **kwargs):
+            calls.append(1)
+            return forward(self, *args, **kwargs)
+
+    Counting.forward.__signature__ = __import__("inspect").signature(forward)
+    case.model.__class__ = Counting
+    attemper.scan(case.model, case.inputs, pictures=False, deep=True)
+    assert 5 <= len(calls) - 1 <= MOST == 12
+
+
+def test_nothing_of_the_model_is_changed():
+    case = made(right.FAMILIES["GPT-2"])
+    model = case.model.train()
+    model.transformer.h[1].eval()
+    before = copy.deepcopy(model.state_dict())
+    modes = [part.training for part in model.modules()]
+    attributes = {name: set(vars(part)) for name, part in model.named_modules()}
+    random, dtype, watched = torch.get_rng_state(), torch.get_default_dtype(), state()
+    attemper.scan(model, case.inputs, deep=True)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.get_default_dtype() == dtype
+    assert state() == watched
+    assert [part.training for part in model.modules()] == modes
+    assert {name: set(vars(part)) for name, part in model.named_modules()} == attributes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def test_a_model_that_raises_in_an_experiment_is_skipped_with_the_reason():
+    class Stubborn(wrong.Model):
+        def forward(self, input_ids):
+            if input_ids.shape[0] != 2:
+                raise ValueError("two items, please")
+            return super().forward(input_ids)
+
+    found = attemper.scan(made(lambda: Stubborn(wrong.Attention(wrong.causal))), wrong.ids(), deep=True)
+    batch = next(one for one in found.document["checks"] if one["name"] == "batch")
+    assert (batch["state"], batch["says"]) == ("skipped", "could not be run: ValueError: two items, please")
+
+
+def test_what_was_assumed_is_in_the_sentence():
+    said = {}
+    for name in ("bidirectional", "a prefix LM", "both directions", "a set", "(length, batch, width)"):
+        case = made(right.RIGHT[name])
+        found = attemper.scan(case.model, case.inputs, deep=True)
+        said[name] = {one["name"]: one["says"] for one in found.document["checks"]}
+    assert said["bidirectional"]["future"].startswith("assumed bidirectional: no layer has a causal mask")
+    assert "assumed a prefix LM" in said["a prefix LM"]["future"]
+    assert "some from the right" in said["both directions"]["future"]
+    assert said["a set"]["permutation"].startswith("assumed to be ordered before")
+    assert "assumed (length, batch, …)" in said["(length, batch, width)"]["batch"]
+
+
+def test_the_leak_is_the_size_that_a_second_computation_gives():
+    """Row i of the first layer moves by what its weights on later keys carry, computed here by hand in float64."""
+    torch.manual_seed(0)
+    model = wrong.Model(wrong.Attention(wrong.weak(-5.0)))
+    batch = wrong.ids()
+    found = attemper.scan(model, batch, deep=True)
+    (weak,) = (one for one in found.findings if one["fault"] == "weak_mask")
+    layer = copy.deepcopy(model).double().layers[0]
+    with torch.no_grad():
+        x = model.double().norms[0](model.words(batch) + model.places(torch.arange(wrong.LENGTH)))
+        q, k = (
+            part.view(2, wrong.LENGTH, wrong.HEADS, wrong.EACH).transpose(1, 2) for part in (layer.q(x), layer.k(x))
+        )
+        hidden = ~wrong.lower(wrong.LENGTH)
+        weights = wrong.scores(q, k).masked_fill(hidden, -5.0).softmax(-1)
+    assert weak["value"] == pytest.approx(float(weights[..., hidden].max()), rel=1e-5)
+
+
+def test_long_texts_keep_little(monkeypatch):
+    """Of 2,048 tokens some hundred rows are kept of every layer, not all."""
+    from attemper.scan.experiments import runner
+
+    kept = []
+    rows = runner._rows
+
+    def counted(output, lengths):
+        found = rows(output, lengths)
+        kept.append(0 if found is None else found.shape[1])
+        return found
+
+    monkeypatch.setattr(runner, "_rows", counted)
+    torch.manual_seed(0)
+    model = wrong.Model(wrong.Attention(wrong.causal))
+    model.places = torch.nn.Embedding(4096, wrong.WIDTH)
+    found = attemper.scan(model, torch.randint(3, wrong.WORDS, (1, 2048)), pictures=False, deep=True)
+    assert faults(found) == set()
+    assert 0 < max(kept) <= 3 * runner.FEW
+
+
+def test_the_table_and_the_report_show_the_checks(tmp_path):
+    case = made(right.DESIGNS["causal"])
+    found = attemper.scan(case.model, case.inputs, deep=True)
+    passed = sum(one["state"] == "passed" for one in found.document["checks"])
+    assert f"Checks {passed} of {passed} passed" in str(found)
+    assert "future passed: no row before a changed token moved" in str(found)
+    found.write(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "check future passed: no row before a changed token moved." in page
+    shallow = attemper.scan(case.model, case.inputs)
+    assert "--deep adds 8 experiments" in str(shallow)
