@@ -9,6 +9,7 @@ from pathlib import Path
 
 import attemper
 from attemper import errors
+from attemper.health.faults import ATTENTION_FAULTS
 from attemper.health.thresholds import FAULTS, TABLE
 
 TARGET = Path(__file__).parents[1] / "docs" / "reference.md"
@@ -30,7 +31,9 @@ def render() -> str:
     sections = [HEAD]
     sections += [function_section(name, thing) for name, thing in public.items() if inspect.isfunction(thing)]
     sections += [class_section(name, thing) for name, thing in public.items() if inspect.isclass(thing)]
-    return "\n".join([*sections, rules_section(), health_section(), kernels_section(), errors_section()])
+    return "\n".join(
+        [*sections, rules_section(), health_section(), kernels_section(), testing_section(), errors_section()]
+    )
 
 
 def function_section(name: str, function: object) -> str:
@@ -81,6 +84,10 @@ def health_section() -> str:
     for kind, (words, rungs) in TABLE.items():
         lines += [f"| {kind} | {words} | {rung.value:g} | {rung.level} | {rung.source} |" for rung in rungs]
     lines += [f"| scale | `{name}`: {one.title} | | {one.level} | {one.source} |" for name, one in FAULTS.items()]
+    lines += [
+        f"| attention | `{name}`: {one.title} | | {one.level} | {one.source} |"
+        for name, one in ATTENTION_FAULTS.items()
+    ]
     summary = inspect.cleandoc(health.__doc__ or "").split("\n\n", 1)
     parts = [
         f"## health\n\n{summary[0].removeprefix('health: ').capitalize()}\n\n{summary[1]}\n",
@@ -90,6 +97,16 @@ def health_section() -> str:
         parts.append("#" + function_section(f"health.{name}", getattr(health, name)))
     parts.append("#" + class_section("Finding", health.Finding).replace("## Finding", "## health.Finding"))
     return "\n".join(parts)
+
+
+def testing_section() -> str:
+    testing = attemper.testing
+    summary = inspect.cleandoc(testing.__doc__ or "").split("\n\n")
+    names = [name for name in vars(testing) if name.startswith("assert_")]
+    parts = [f"## testing\n\n{summary[0].removeprefix('testing: ').capitalize()}\n\n{summary[3]}\n"]
+    return "\n".join(
+        [*parts, *("#" + function_section(f"testing.{name}", getattr(testing, name)) for name in sorted(names))]
+    )
 
 
 def errors_section() -> str:

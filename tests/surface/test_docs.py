@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import attemper
 import folders
 from attemper.cli import app
-from attemper.health import thresholds
+from attemper.health import faults, thresholds
 from attemper.vitals import DERIVED, SIGNS
 
 REPO = Path(__file__).parents[2]
@@ -125,6 +125,16 @@ def test_the_vitals_page_explains_every_sign():
 def test_the_scan_page_explains_every_finding_and_fault():
     page = (REPO / "docs" / "scan.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)) == {*thresholds.FAULTS, *thresholds.NAMES}
+
+
+def test_the_audit_page_shows_every_fault_and_check():
+    page = (REPO / "docs" / "audit.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)) == set(faults.CHECKS)
+    assert set(re.findall(r'^says\(.*"(\w+)"', page, flags=re.MULTILINE)) == set(faults.ATTENTION_FAULTS)
+    sections = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
+    assert all(
+        re.search(r"^Seen in \[[\w.-]+/[\w.-]+ #\d+\]\(https://github.com/", one, re.MULTILINE) for one in sections
+    )
 
 
 def test_links_lead_somewhere():

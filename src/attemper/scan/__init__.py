@@ -5,6 +5,8 @@ input/               a model, and the batches it is run on
 run.py               calls the model under a watch with examiners, and builds the document (the dispatcher)
 examiners/           what is measured of each attention call: sinks, neighbours, texts, one token, the weights
 audit/               the scale that each layer declares and applies, and its fault
+checks/              whether attention is computed right, as far as its ops show that
+experiments/         what moves when a token, padding or an item changes: passes of their own, if asked for
 what_if.py           the same model with another scale
 document.py          the parts of the document, as dataclasses
 schema.py            the JSON Schema made from them

@@ -26,6 +26,7 @@ class Runner:
     def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
         self.model, self.layers = model, list(layers)
         self.passes = 0
+        self.axes: dict[str, int] = {}  # by layer: the dimension of the tokens in what it returns
         self.exact = False  # whether the judge runs in float64
         self.judge = self._copied()
 
@@ -92,7 +93,7 @@ class Runner:
 
         def keep(name: str) -> Any:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
-                rows = _rows(output, lengths)
+                rows = self._rows(name, output, lengths)
                 if rows is not None:
                     found[name] = rows
 
@@ -111,10 +112,20 @@ class Runner:
                 if name in modules and name:
                     stack.callback(modules[name].register_forward_hook(keep(name)).remove)
             output = call(model, batch)
-        rows = _rows(output, lengths)
+        rows = self._rows("", output, lengths)
         if rows is not None:
             found[""] = rows
         return found, output
+
+    def _rows(self, name: str, output: Any, lengths: Mapping[int, Tensor]) -> Tensor | None:
+        """(B, R, …) of the first tensor of an output with a dimension of one of these lengths: the one it had in the first pass."""
+        for tensor in _tensors(output):
+            for axis in [self.axes[name]] if name in self.axes else (1, 0, 2):
+                if tensor.dim() > max(axis, 1) and tensor.shape[axis] in lengths:
+                    self.axes.setdefault(name, axis)
+                    kept = tensor.detach().index_select(axis, lengths[tensor.shape[axis]].to(tensor.device))
+                    return kept.movedim(axis, 1).clone()
+        return None
 
 
 def _restore(buffers: list[tuple[Tensor, Tensor]]) -> None:
@@ -141,16 +152,6 @@ def chosen(length: int, until: int | None = None) -> Tensor:
         return torch.arange(until, device="cpu")
     middle = torch.linspace(0, until - 1, FEW, device="cpu").long()
     return torch.cat([torch.arange(FEW, device="cpu"), middle, torch.arange(until - FEW, until, device="cpu")]).unique()
-
-
-def _rows(output: Any, lengths: Mapping[int, Tensor]) -> Tensor | None:
-    """(B, R, …) of the first tensor of an output that has a dimension of one of these lengths."""
-    for tensor in _tensors(output):
-        for axis in (1, 0, 2):
-            if tensor.dim() > max(axis, 1) and tensor.shape[axis] in lengths:
-                kept = tensor.detach().index_select(axis, lengths[tensor.shape[axis]].to(tensor.device))
-                return kept.movedim(axis, 1).clone()
-    return None
 
 
 def _tensors(output: Any) -> list[Tensor]:
