@@ -10,7 +10,7 @@ import attemper
 import zoo
 from attemper.health.faults import ATTENTION_FAULTS, CHECKS
 from attemper.scan.experiments.runner import MOST
-from scan import right, wrong
+from scan import right, unseen, wrong
 from watched import state
 
 pytestmark = [
@@ -37,9 +37,13 @@ def faults(found):
     return {one["fault"] for one in found.findings if one["fault"] is not None}
 
 
-@pytest.mark.parametrize("name", wrong.WRONG)
+WRONG = {**wrong.WRONG, **unseen.WRONG}
+RIGHT = {**right.RIGHT, **unseen.RIGHT}
+
+
+@pytest.mark.parametrize("name", WRONG)
 def test_every_fault_is_named(name):
-    case = made(wrong.WRONG[name])
+    case = made(WRONG[name])
     plain = attemper.scan(case.model, case.inputs, pictures=False)
     assert faults(plain) == set(case.faults)
     deep = attemper.scan(case.model, case.inputs, pictures=False, deep=True)
@@ -70,9 +74,9 @@ def accused(case):
     return [one for one in found.findings if one["name"] == "attention"]
 
 
-@pytest.mark.parametrize("name", right.OFTEN)
+@pytest.mark.parametrize("name", [*right.OFTEN, *unseen.RIGHT])
 def test_no_model_that_is_right_is_accused(name):
-    assert accused(made(right.RIGHT[name])) == []
+    assert accused(made(RIGHT[name])) == []
 
 
 @pytest.mark.exhaustive

@@ -50,16 +50,17 @@ class AttentionChecks:
     traces: bool = True
     layers: dict[Place, list[CallReading]] = field(default_factory=dict)
     real: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    last: tuple[Tensor | None, tuple[Any, ...], MaskPattern | None] | None = None  # the mask that was read last
 
     def begin(self, batch: Any) -> None:
         """Set the batch of the coming pass."""
+        self.last = None
         self.real = real_tokens(self.model, batch)
 
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> CallReading:
         facts = call.facts
-        before, after = call.beside
         return CallReading(
-            pattern=pattern(call, self.real.get((facts.batch, facts.keys - before - after))),
+            pattern=self._pattern(call),
             weak=weak_argument(call, vitals),
             dropout=facts.dropout,
             causal=is_causal_module(call),
@@ -68,6 +69,17 @@ class AttentionChecks:
             traced=call.traced,
             queries=facts.queries,
         )
+
+    def _pattern(self, call: AttentionCall) -> MaskPattern | None:
+        """The pattern of a call; most layers are given the same mask, and it is read once."""
+        facts = call.facts
+        real = self.real.get((facts.batch, facts.keys - sum(call.beside)))
+        if call.logits is not None:
+            return pattern(call, real)
+        place = (facts.kind, facts.batch, facts.queries, facts.keys, call.causal, call.window)
+        if self.last is None or self.last[0] is not call.mask or self.last[1] != place:
+            self.last = call.mask, place, pattern(call, real)
+        return self.last[2]
 
     def keep(self, name: str, call: AttentionCall, seen: CallReading | None) -> None:
         if seen is not None:

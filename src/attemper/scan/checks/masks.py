@@ -37,7 +37,7 @@ def pattern(call: AttentionCall, real: Tensor | None) -> MaskPattern | None:
     length = facts.keys - before - after
     if facts.kind != "self" or facts.queries != length or length < SHORTEST or not call.in_order or call.over != "keys":
         return None
-    rows = torch.linspace(0, length - 1, min(ROWS, length), device=call.query.device).long().unique()
+    rows = _sampled(length, call.query)
     seen = _visible(call, rows)[..., before : facts.keys - after]
     places = torch.arange(length, device=seen.device)
     if real is not None and real.shape == (facts.batch, length) and bool(real.any()):
@@ -68,7 +68,7 @@ def weak_argument(call: AttentionCall, vitals: Vitals) -> WeakMask | None:
     if call.logits is not None or mask is None or not mask.is_floating_point() or mask.dim() < 2 or mask.numel() < 4:
         return None
     length = mask.shape[-2]
-    rows = torch.linspace(0, length - 1, min(ROWS, length), device=mask.device).long().unique()
+    rows = _sampled(length, mask)
     shown = mask[..., rows, :]
     values = two_values(shown)
     if (
@@ -88,6 +88,13 @@ def weak_argument(call: AttentionCall, vitals: Vitals) -> WeakMask | None:
     low, high = (f"{number:g}".replace("-", "−") for number in (values.low, values.high))
     largest = float(weights.where(chosen, 0.0).amax())
     return WeakMask(f"a mask of {low} and {high} that is added", largest)
+
+
+def _sampled(length: int, like: Tensor) -> Tensor:
+    """Some rows, evenly spread, the first and the last among them."""
+    if length <= ROWS:
+        return torch.arange(length, device=like.device)
+    return torch.linspace(0, length - 1, ROWS, device=like.device).long()
 
 
 def _visible(call: AttentionCall, rows: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ class Runner:
         return found, output
 
     def _rows(self, name: str, output: Any, lengths: Mapping[int, Tensor]) -> Tensor | None:
-        """(B, R, …) of the first tensor of an output with a dimension of one of these lengths: the one it had in the first pass."""
+        """(B, R, …) of the first tensor of an output with one of these lengths, in the dimension of the first pass."""
         for tensor in _tensors(output):
             for axis in [self.axes[name]] if name in self.axes else (1, 0, 2):
                 if tensor.dim() > max(axis, 1) and tensor.shape[axis] in lengths:

@@ -53,7 +53,7 @@ def split(heads: Tensor, sources: Iterable[Tensor]) -> Cut | None:
 
 
 def joined_rows(joined: Tensor, heads: Tensor) -> Cut | None:
-    """How the heads' outputs, (B, H, L, E) or (B·H, L, E), became the rows of (B, L, D); None: not found."""
+    """How the heads' outputs, (B, H, L, E) or (B·H, L, E), became the rows of (B, L, D); None: in neither way."""
     if joined.dim() != 3 or heads.dim() not in (3, 4) or heads.shape[-2] != joined.shape[1]:
         return None
     batch, length, whole = joined.shape
@@ -64,16 +64,13 @@ def joined_rows(joined: Tensor, heads: Tensor) -> Cut | None:
         return None
     each = heads if heads.dim() == 4 else heads.unflatten(0, (batch, -1))
     found = None
-    for _, row in _places(each.shape[1], length):
-        for part in (0, whole // width - 1):
-            numbers = joined[0, row, part * width : (part + 1) * width]
-            places = (each[0] == numbers).all(-1).nonzero().tolist()
-            if not places or bool((numbers == numbers[:1]).all()):
-                continue
-            head, token = next((place for place in places if place[1] == row), places[0])
-            found = Cut(head, row, token)
-            if not found.right:
-                return found
+    for part, row in _places(each.shape[1], length):
+        numbers = joined[0, row, part * width : (part + 1) * width]
+        head, token = divmod(row * whole // width + part, length)  # where a reshape without a transpose finds them
+        if torch.equal(each[0, part, row], numbers):
+            found = Cut(part, row, row)
+        elif torch.equal(each[0, head, token], numbers):
+            return Cut(head, row, token)
     return found
 
 
@@ -83,17 +80,17 @@ def _places(heads: int, length: int) -> list[tuple[int, int]]:
 
 
 def _token(heads: Tensor, head: int, row: int, source: Tensor) -> int | None:
-    """The token of ``source`` (B, L, D) that holds a row of a head."""
+    """The token of ``source`` (B, L, D) that holds a row of a head: its own, or where a view without a transpose finds it."""
     length, width = source.shape[1:]
     if address(heads) == address(source) and source.is_contiguous():
         offset = heads[0, head, row].storage_offset() - source.storage_offset()
         return int(offset // width) if 0 <= offset < length * width else None
-    numbers, rows = heads[0, head, row], source[0]
-    if not bool((numbers != numbers[:1]).any()):
-        return None
-    found = set()
-    for token, column in (rows == numbers[0]).nonzero()[:8].tolist():
-        part = rows[token, column : column + len(numbers)]
-        if len(part) == len(numbers) and torch.equal(part, numbers):
-            found.add(token)
-    return row if row in found else min(found, default=None)
+    numbers, each = heads[0, head, row], heads.shape[-1]
+    parts = source[0].unflatten(-1, (-1, each)) if width % each == 0 else source[0, :, None, :0]
+    if parts.shape[-1] and bool((parts[row] == numbers).all(-1).any()):
+        return row
+    for whole in range(width // (heads.shape[1] * each)):  # q, k and v of one projection
+        token, part = divmod((whole * heads.shape[1] + head) * length + row, parts.shape[1])
+        if torch.equal(parts[token, part], numbers) and bool((numbers != numbers[:1]).any()):
+            return token
+    return None

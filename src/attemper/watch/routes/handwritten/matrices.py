@@ -169,11 +169,13 @@ class WeightMatrix:
         kept = replace(self, log=False) if name == "exp" else self
         if name in RESHAPING or (tensor.shape == result.shape and tensor.stride() == result.stride()):
             return kept
-        return replace(kept, stride=None, other=None)
+        return replace(kept, stride=None)
 
     def is_across(self, tensor: Tensor, axis: int) -> bool:
         """Whether a product that sums over this axis sums over the keys, and the softmax ran over another dimension."""
-        return (tensor.shape[axis], tensor.stride(axis)) == self.other and not self.log
+        if self.other is None or self.log or tensor.shape[axis] != self.other[0]:
+            return False
+        return tensor.stride(axis) == self.other[1] if self.stride is not None else self.size != self.other[0]
 
     def summed(self, tensor: Tensor, axis: int) -> bool:
         """Whether a product that sums over this axis sums over the dimension of the softmax."""
