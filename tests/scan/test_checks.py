@@ -9,6 +9,7 @@ import transformers
 import attemper
 import zoo
 from attemper.health.faults import ATTENTION_FAULTS, CHECKS
+from attemper.scan.checks.padding import is_real
 from attemper.scan.experiments.runner import MOST
 from scan import right, unseen, wrong
 from watched import state
@@ -226,3 +227,23 @@ def test_the_table_and_the_report_show_the_checks(tmp_path):
     assert "check future passed: no row before a changed token moved." in page
     shallow = attemper.scan(case.model, case.inputs)
     assert "--deep adds 8 experiments" in str(shallow)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "real"),
+    [
+        ("attention_mask", [[1, 1, 0]], [[True, True, False]]),
+        ("src_key_padding_mask", [[False, False, True]], [[True, True, False]]),
+        ("hidden", [[0.0, 0.0, float("-inf")]], [[True, True, False]]),
+        ("mask", [[1, 1, 0], [1, 1, 1]], [[True, True, False], [True, True, True]]),
+        ("mask", [[0, 0, 1], [0, 0, 0]], [[True, True, False], [True, True, True]]),
+        ("mask", [[0, 1, 1], [1, 1, 1]], [[False, True, True], [True, True, True]]),
+        ("bool_masked_pos", [[1, 0, 1]], None),
+        ("loss_mask", [[1, 0, 1]], None),
+        ("input_ids", [[1, 0, 1]], None),
+        ("attention_mask", [[1, 2, 0]], None),
+    ],
+)
+def test_which_tokens_a_mask_marks_as_real(name, value, real):
+    found = is_real(name, torch.tensor(value))
+    assert (None if found is None else found.tolist()) == real

@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import attemper
 import zoo
 from attemper.errors import InputError
+from attemper.watch.examine import Examiner
 from attemper.watch.routes.replace import unwatched
 from judge import assert_as_exact
 
@@ -84,7 +85,6 @@ NOT_ATTENTION = {
     "scores without values": lambda q, k, v: (q @ k.mT).softmax(-1),
     "linear attention": lambda q, k, v: (q @ k.mT) @ v,
     "values without scores": lambda q, k, v: q[..., :6].softmax(-1) @ v,
-    "a softmax over queries": lambda q, k, v: (q @ k.mT).softmax(-2) @ v,
 }
 
 
@@ -93,6 +93,20 @@ def test_what_is_not_attention(meet):
     x = torch.randn(1, 6, 16)
     with pytest.raises(InputError, match=r"^watch\(\): saw no attention call in Module; it follows torch's scaled_dot"):
         record_of(module(meet), x, x)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_attention_over_the_wrong_dimension_is_counted_and_says_so(dim):
+    class Listening(Examiner):
+        def keep(self, name, call, seen):
+            kept.append((call.over, call.softmaxes))
+
+    kept, net, x = [], module(lambda q, k, v: (q @ k.mT).softmax(dim) @ v), torch.randn(2, 6, 16)
+    watch = attemper.watch(net, examiners=[Listening()])
+    with torch.no_grad(), watch:
+        net(x, x)
+    assert kept == [(("batch", "queries")[dim], 1)]
+    assert len(watch.record) == 1
 
 
 def test_an_output_layer_with_a_softmax_is_not_attention():

@@ -40,7 +40,8 @@ def pattern(call: AttentionCall, real: Tensor | None) -> MaskPattern | None:
     rows = _sampled(length, call.query)
     seen = _visible(call, rows)[..., before : facts.keys - after]
     places = torch.arange(length, device=seen.device)
-    if real is not None and real.shape == (facts.batch, length) and bool(real.any()):
+    whole = seen.shape[0] in (1, facts.batch)
+    if real is not None and whole and real.shape == (facts.batch, length) and bool(real.any()):
         real = real.to(seen.device).expand(seen.shape[0] if seen.shape[0] > 1 else facts.batch, -1)
         seen = seen.expand(len(real), -1, -1, -1)
     else:

@@ -86,11 +86,13 @@ def _token(heads: Tensor, head: int, row: int, source: Tensor) -> int | None:
         offset = heads[0, head, row].storage_offset() - source.storage_offset()
         return int(offset // width) if 0 <= offset < length * width else None
     numbers, each = heads[0, head, row], heads.shape[-1]
-    parts = source[0].unflatten(-1, (-1, each)) if width % each == 0 else source[0, :, None, :0]
-    if parts.shape[-1] and bool((parts[row] == numbers).all(-1).any()):
+    if width % each:
+        return None
+    parts = source[0].unflatten(-1, (-1, each))
+    if bool((parts[row] == numbers).all(-1).any()):
         return row
     for whole in range(width // (heads.shape[1] * each)):  # q, k and v of one projection
         token, part = divmod((whole * heads.shape[1] + head) * length + row, parts.shape[1])
-        if torch.equal(parts[token, part], numbers) and bool((numbers != numbers[:1]).any()):
+        if token < length and torch.equal(parts[token, part], numbers) and bool((numbers != numbers[:1]).any()):
             return token
     return None
