@@ -1,6 +1,7 @@
 """The checks: every fault is named by what its ops show or by an experiment, and no model that is right is accused."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -247,3 +248,14 @@ def test_the_table_and_the_report_show_the_checks(tmp_path):
 def test_which_tokens_a_mask_marks_as_real(name, value, real):
     found = is_real(name, torch.tensor(value))
     assert (None if found is None else found.tolist()) == real
+
+
+def test_the_embedded_model_passes(attemper_command):
+    code, out, _ = attemper_command("scan", "--deep", "--json")
+    document = json.loads(out)
+    states = {one["name"]: one["state"] for one in document["checks"]}
+    assert code == 0
+    assert "failed" not in states.values()
+    assert {name for name, state in states.items() if state == "skipped"} == {"mask_padding", "future", "cache"}
+    code, out, _ = attemper_command("scan", "--deep")
+    assert "Checks 15 of 15 passed" in out

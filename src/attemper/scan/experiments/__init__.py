@@ -3,7 +3,7 @@
 run.py          all experiments on one input, in order, and what each found (the dispatcher)
 subject.py      the batch by its parts: tokens, mask, positions; batches with other tokens, more of them, or more items
 runner.py       runs the model and keeps what its layers return; nothing of the model is changed
-movement.py     how far two passes differ, and how far rounding alone moves them
+trial.py        the passes that all experiments share, how far two passes differ, and how far rounding alone moves them
 future.py       does a token change outputs before it?
 padding.py      does padding change real tokens?
 items.py        do items of a batch change one another?

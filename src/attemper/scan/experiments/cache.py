@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .movement import Moved, bound, distance
 from .subject import CannotRun, NamedBatch
-from .trial import Answer, Trial, named, share
+from .trial import Answer, Moved, Trial, bound, distance, named, share
 
 STEPS = 2
 NAMES = ("past_key_values", "past_key_value", "kv_cache", "cache", "past", "layer_past")

@@ -12,9 +12,8 @@ from ...vitals import Vitals
 from ...watch.examine import AttentionCall, Examiner, examine
 from ..examiners.weights import weights_of_rows
 from ..input.batch import call as call_model
-from .movement import Moved
 from .subject import CannotRun
-from .trial import Answer, Trial
+from .trial import Answer, Moved, Trial
 
 ROWS = 16
 MIND = 0.25

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ..checks.declared import is_decoder
-from .movement import first_moved, judged
 from .subject import CannotRun
-from .trial import Answer, Trial, named, share
+from .trial import Answer, Trial, first_moved, judged, named, share
 
 TODO = (
     "Hide keys after the query's own with −inf before the softmax, in every layer. If the mask is right, look for what else "

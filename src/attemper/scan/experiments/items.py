@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ..checks.declared import has_experts
-from .movement import first_moved, judged
 from .subject import CannotRun
-from .trial import Answer, Trial, named, share
+from .trial import Answer, Trial, first_moved, judged, named, share
 
 TODO = (
     "If the inputs are (batch, length, width), set batch_first=True: nn.MultiheadAttention and nn.TransformerEncoderLayer take "

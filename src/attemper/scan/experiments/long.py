@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .movement import Moved, first_moved
 from .subject import CannotRun
-from .trial import ERRORS, Answer, Trial, named, share
+from .trial import ERRORS, Answer, Moved, Trial, first_moved, named, share
 
 LONGEST = 512  # tokens that are tried
 NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_length", "block_size", "n_ctx")

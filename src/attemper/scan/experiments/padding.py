@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .movement import Moved, first_moved, judged
 from .subject import CannotRun, NamedBatch
-from .trial import Answer, Trial, named, share
+from .trial import Answer, Moved, Trial, first_moved, judged, named, share
 
 MORE = 3  # padded tokens
 TODO = (

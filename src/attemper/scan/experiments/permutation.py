@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .movement import Moved, first_moved, judged
 from .subject import CannotRun
-from .trial import Answer, Trial
+from .trial import Answer, Moved, Trial, first_moved, judged
 
 TODO = "Add positions: a learned table, sinusoids, or a rotation of q and k. If the tokens are a set, nothing is wrong."
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ...watch.examine import AttentionCall, Examiner, examine
-from .movement import Moved
 from .subject import CannotRun
-from .trial import Answer, Trial
+from .trial import Answer, Moved, Trial
 
 PASTS = ("past_key_value", "past_key_values", "layer_past", "kv_cache", "cache", "past")
 TODO = "Write x.view(B, L, H, E).transpose(1, 2): split the last dimension first, then move the heads."
