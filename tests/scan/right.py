@@ -148,6 +148,32 @@ FAMILIES: dict[str, Callable[[], Case]] = {
         mamba_d_state=8,
         mamba_expand=2,
     ),
+    "Nyströmformer: a convolution of values": lambda: family(
+        "Nystromformer", num_landmarks=13, segment_means_seq_len=13, conv_kernel_size=3
+    ),
+    "ConvBERT: a convolution of tokens": lambda: family("ConvBert", embedding_size=16),
+    "Funnel: pooled": lambda: family(
+        "Funnel",
+        drop=("num_hidden_layers", "hidden_size", "num_attention_heads"),
+        block_sizes=[1, 1],
+        d_model=WIDTH,
+        n_head=HEADS,
+        d_head=EACH,
+        d_inner=64,
+    ),
+    "RoFormer as a decoder": lambda: decoder("RoFormer", is_decoder=True, embedding_size=16),
+    "Jamba: a Mamba hybrid": lambda: decoder(
+        "Jamba",
+        num_key_value_heads=2,
+        num_experts=2,
+        num_experts_per_tok=1,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        mamba_d_state=8,
+        use_mamba_kernels=False,
+    ),
+    "CTRL": lambda: family("CTRL", "LMHeadModel", n_embd=WIDTH, n_layer=2, n_head=HEADS, dff=64),
+    "PEGASUS-X: blocks and global tokens": lambda: both("PegasusX", **BART, block_size=4, num_global_tokens=2),
     "T5": lambda: both(
         "T5", d_model=WIDTH, d_kv=EACH, d_ff=64, num_layers=2, num_heads=HEADS, decoder_start_token_id=0
     ),

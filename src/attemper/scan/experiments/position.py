@@ -33,14 +33,15 @@ class MovedRows:
             return None
         strangers = [head for head in moving if not bool(self.moved[head, self.token])]
         some = max(moving, key=lambda head: int(counts[head]))
-        if not strangers and (len(moving) == len(counts) or int(counts.max()) == 1):
-            return None
+        alike = bool((self.moved[moving] == self.moved[moving[0]]).all())
+        if alike and (len(moving) == len(counts) or int(counts.max()) == 1):
+            return None  # its own row, its neighbours' (a convolution), or its place among rows in another order
         head = strangers[0] if strangers else some
         still = len(counts) - len(moving)
-        return (
-            f"token {self.token} was changed, and of {what} {int(counts[head])} rows of head {head} moved, those of "
-            f"{'other tokens' if strangers else 'several tokens'}, and no row of {still} other heads"
-        )
+        rows = f"{int(counts[head])} row{'s' if int(counts[head]) > 1 else ''} of head {head}"
+        whose = "other tokens" if strangers else "several tokens"
+        rest = f"no row of {still} other head{'s' if still > 1 else ''}" if still else "other rows of other heads"
+        return f"token {self.token} was changed, and of {what} {rows} moved, which belong to {whose}, and {rest}"
 
 
 @dataclass
