@@ -18,7 +18,7 @@ class Looking:
     """Keeps what the functions give for every call."""
 
     def __init__(self):
-        self.seen = []
+        self.found = []
 
     def look(self, call, vitals, rows):
         found = {"rows": weights_of_rows(call, vitals, ROWS), "one": weights_of_rows(call, vitals, ROWS, place=1)}
@@ -28,8 +28,8 @@ class Looking:
             found |= {offset: (logits_of_offset(call, offset) - lse).exp() for offset in (-2, -1, 0, 1)}
         return found
 
-    def keep(self, name, call, seen):
-        self.seen.append(seen)
+    def keep(self, name, call, found):
+        self.found.append(found)
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
@@ -37,21 +37,21 @@ class Looking:
 def test_chosen_parts_are_parts_of_the_whole(name):
     looking = Looking()
     matrices = examine(zoo.make(name), looking)
-    assert len(looking.seen) == len(matrices)
-    for matrix, seen in zip(matrices, looking.seen, strict=True):
+    assert len(looking.found) == len(matrices)
+    for matrix, found in zip(matrices, looking.found, strict=True):
         whole, real, limit = matrix.weights, matrix.keep[:, None, :, None], rounding(matrix)
         compared = {
-            "rows": (whole[:, :, ROWS] - seen["rows"]).where(real[:, :, ROWS], 0),
-            "one": (whole[1:2, :, ROWS] - seen["one"]).where(real[1:2, :, ROWS], 0),
-            "keys": (whole[1][..., KEYS] - seen["keys"]).where(real[1], 0),
+            "rows": (whole[:, :, ROWS] - found["rows"]).where(real[:, :, ROWS], 0),
+            "one": (whole[1:2, :, ROWS] - found["one"]).where(real[1:2, :, ROWS], 0),
+            "keys": (whole[1][..., KEYS] - found["keys"]).where(real[1], 0),
         }
-        for offset in (offset for offset in seen if isinstance(offset, int)):
+        for offset in (offset for offset in found if isinstance(offset, int)):
             expected = torch.zeros(whole.shape[:3], dtype=torch.float64)
             length = whole.shape[2]
             for i in range(length):
                 if 0 <= i + offset < length:
                     expected[:, :, i] = whole[:, :, i, i + offset]
-            compared[offset] = (expected - seen[offset]).where(real[..., 0], 0)
+            compared[offset] = (expected - found[offset]).where(real[..., 0], 0)
         for part, error in compared.items():
             assert error.abs().max() <= limit, f"{matrix.layer} {part}"
 

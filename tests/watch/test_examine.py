@@ -25,7 +25,7 @@ class Looks:
         self.looked.append((tuple(call.query.shape), call.traced is not None))
         return len(self.looked)
 
-    def keep(self, name, call, seen):
+    def keep(self, name, call, found):
         self.kept.append((name, call.facts.kind, seen))
 
 

@@ -42,7 +42,7 @@ class LayerProgress(Examiner):
     def __init__(self, current: CurrentInput, count: int, progress: Progress) -> None:
         self.current, self.count, self.progress = current, count, progress
 
-    def keep(self, name: str, call: AttentionCall, seen: object) -> None:
+    def keep(self, name: str, call: AttentionCall, found: object) -> None:
         (number,) = self.current.items.inputs or (0,)
         self.progress(f"input {number + 1} of {self.count}: {name}")
 
@@ -182,7 +182,7 @@ def _verdict(found: Sequence[health.Finding], heads: Sequence[Json]) -> ScanVerd
     judged = any(row["evenness"] is not None and math.isfinite(row["evenness"]) for row in heads)
     level, line = health.verdict(found, len(heads))
     if level in ("ok", "note") and not judged:
-        level, line = "note", f"Nothing was judged: {NO_CHOICE if heads else 'no attention was seen'}."
+        level, line = "note", f"Nothing was judged: {NO_CHOICE if heads else 'no attention call was found'}."
     return ScanVerdict(level=level, line=line, judged=judged or level not in ("ok", "note"))
 
 

@@ -50,7 +50,7 @@ class CallRecorder(Examiner):
     def __init__(self) -> None:
         self.calls: list[RecordedCall] = []
 
-    def keep(self, name: str, call: AttentionCall, seen: object) -> None:
+    def keep(self, name: str, call: AttentionCall, found: object) -> None:
         self.calls.append(RecordedCall(name, call.facts.kind, call.facts, call.places))
 
 

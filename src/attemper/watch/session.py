@@ -297,13 +297,13 @@ class Watch:
     def examine(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> list[Any]:
         return [examiner.look(call, vitals, rows) for examiner in self.examiners]
 
-    def add_call(self, name: str, call: AttentionCall, summary: HeadSummary | None, seen: list[Any] | None) -> None:
+    def add_call(self, name: str, call: AttentionCall, summary: HeadSummary | None, found: list[Any] | None) -> None:
         self._sums.add(name, call, summary)
         named = all_heads(call.frames) if are_many() else None
         if named is not None and named > call.facts.heads and named % call.facts.heads == 0:
             self._split = True
             self._warn(f"{self._title(name)}: {call.facts.heads} of its {named} heads run on this rank.")
-        for examiner, one in zip(self.examiners, seen or (), strict=False):
+        for examiner, one in zip(self.examiners, found or (), strict=False):
             examiner.keep(name, call, one)
 
     def add_unmeasured(self, name: str, reason: str) -> None:
@@ -377,7 +377,7 @@ class Watch:
         """Raise or warn if the block measured nothing, or not what was asked for."""
         if was_measuring:
             self._check_calls()
-        if not self._passes.seen:
+        if not self._passes.begun:
             raise InputError(
                 f"watch(): {type(self.model).__name__} was not called inside the block. Call model(…), which runs its hooks, "
                 "and not model.forward(…)."

@@ -96,50 +96,50 @@ def large_logits_saturate(evidence: Evidence) -> Judgement:
 
 
 def _gradients(evidence: Evidence) -> tuple[dict[int, float], dict[int, float], dict[str, float], dict[str, float]]:
-    """By n: the least that the RMS grows, and where the median turns; both as numbers; medians of common head dims as context."""
+    """By n: the least that the RMS grows, and where the median falls below 1; and medians of common head dims as context."""
     numbers: dict[str, float] = {}
     context: dict[str, float] = {}
-    turns, growth = {}, {}
+    crossings, growth = {}, {}
     for rows in (evidence["gradient"], evidence["gradient_long"]):
         n = rows[0]["n"]
         mean, typical = (without_over_with(rows, column, n) for column in ("rms", "median"))
         least = min(mean, key=lambda d: mean[d])
-        growth[n], turns[n] = mean[least], crossing(rows, n)
+        growth[n], crossings[n] = mean[least], crossing(rows, n)
         numbers[f"RMS, none over √d_k, n = {n}: least, at d_k = {least}"] = mean[least]
-        numbers[f"d_k from which the median is smaller without, n = {n}"] = turns[n]
+        numbers[f"d_k from which the median is smaller without, n = {n}"] = crossings[n]
         context |= {f"median, none over √d_k, n = {n}, d_k = {d}": typical[d] for d in (64, 1024) if d in typical}
-    return growth, turns, numbers, context
+    return growth, crossings, numbers, context
 
 
-def _turning(turns: Mapping[int, float]) -> str:
-    return " and ".join(f"d_k ≈ {round(turn, -1):.0f} with {n} keys" for n, turn in turns.items() if turn < math.inf)
+def _in_words(crossings: Mapping[int, float]) -> str:
+    return " and ".join(f"d_k ≈ {round(d, -1):.0f} with {n} keys" for n, d in crossings.items() if d < math.inf)
 
 
 def gradients_vanish(evidence: Evidence) -> Judgement:
-    growth, turns, numbers, context = _gradients(evidence)
+    growth, crossings, numbers, context = _gradients(evidence)
     rows = sorted(pick(evidence["jacobian"], rule="none"), key=lambda row: row["d"])
     peak = max(rows, key=lambda row: row["square"])
     numbers[f"‖J‖_F² at its peak, d_k = {peak['d']}"] = peak["square"]
     numbers[f"‖J‖_F² at d_k = {rows[-1]['d']}"] = rows[-1]["square"]
     if not clearly_below(rows[-1], peak, "square"):
         return Judgement(FALSE, numbers, "the softmax's Jacobian does not become smaller as the logits grow", context)
-    if min(turns.values()) == math.inf:
+    if min(crossings.values()) == math.inf:
         words = "at no measured d_k is the median query's gradient smaller without the scale"
         return Judgement(FALSE, numbers, words, context)
-    if max(growth.values()) < 1 and max(turns.values()) == 0:
+    if max(growth.values()) < 1 and max(crossings.values()) == 0:
         return Judgement(HOLDS, numbers, "", context)
-    words = "for the median query" + (f" and only from {_turning(turns)} on" if max(turns.values()) else "")
+    words = "for the median query" + (f" and only from {_in_words(crossings)} on" if max(crossings.values()) else "")
     words += "; the RMS grows" if min(growth.values()) > 1 else ""
     return Judgement(CONDITION, numbers, f"{words}. p(1−p) is only J's diagonal", context)
 
 
 def gradients_explode(evidence: Evidence) -> Judgement:
-    growth, turns, numbers, context = _gradients(evidence)
+    growth, crossings, numbers, context = _gradients(evidence)
     if min(growth.values()) <= 1:
         return Judgement(FALSE, numbers, "the RMS gradient does not grow without the scale", context)
-    if min(turns.values()) == math.inf:
+    if min(crossings.values()) == math.inf:
         return Judgement(HOLDS, numbers, "", context)
-    words = f"the RMS grows at every d_k, the median query's gradient only up to {_turning(turns)}"
+    words = f"the RMS grows at every d_k, the median query's gradient only up to {_in_words(crossings)}"
     return Judgement(CONDITION, numbers, words, context)
 
 

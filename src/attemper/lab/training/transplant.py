@@ -43,15 +43,15 @@ def expect(rows: Rows) -> list[Expectation]:
 
 def finding(rows: Rows) -> str:
     lost = survived(rows, "kappa", "seed")
-    found, pairs, turn = losses(rows), rows[0]["bigram"], knee(rows)
+    found, pairs, limit = losses(rows), rows[0]["bigram"], knee(rows)
     best, last = min(found, key=lambda kappa: found[kappa][0]), max(found)
     if not math.isfinite(found[best][0]):
         return f"At no κ is there a held-out loss to speak of{lost}"
     words = f"Held-out loss is lowest at κ = {best:g} ({found[best][0]:.2f} nats)"
-    words += f", 0.1 nats higher from κ = {turn:g} on" if math.isfinite(turn) else ", and nowhere 0.1 nats higher"
+    words += f", 0.1 nats higher from κ = {limit:g} on" if math.isfinite(limit) else ", and nowhere 0.1 nats higher"
     if last != best and math.isfinite(found[last][0]):
-        beside = "worse" if found[last][0] > pairs else "better"
-        words += f"; at {last:g} it is {found[last][0]:.2f}, {beside} than counting pairs of characters ({pairs:.2f})"
+        compared = "worse" if found[last][0] > pairs else "better"
+        words += f"; at {last:g} it is {found[last][0]:.2f}, {compared} than counting pairs of characters ({pairs:.2f})"
     return words + lost
 
 

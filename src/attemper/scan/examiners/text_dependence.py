@@ -48,9 +48,9 @@ class TextDependence:
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> list[RowSample]:
         return [_sampled(call, vitals, item) for item in items(call, rows, self.current)]
 
-    def keep(self, name: str, call: AttentionCall, seen: list[RowSample]) -> None:
+    def keep(self, name: str, call: AttentionCall, found: list[RowSample]) -> None:
         place = (name, call.facts.kind)
-        for sample in seen:
+        for sample in found:
             first = self._first.setdefault(place, sample)
             if first is sample or first.text == sample.text or first.body.shape[0] != sample.body.shape[0]:
                 continue  # a layer that runs twice reads the same text

@@ -108,7 +108,7 @@ class TokenWeights:
 
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Tensor | None:
         """The weights of the query, (H, tokens); None where the call is not over these tokens."""
-        before, after = call.beside
+        before, after = call.sink_columns
         keys = call.facts.keys - before - after
         now = self.current is None or self.current.items.inputs == (self.input,)
         here = now and call.facts.kind == "self" and call.in_order and self.item < call.facts.batch
@@ -119,10 +119,10 @@ class TokenWeights:
         ]
         return weights[:, before : before + keys].double().cpu()
 
-    def keep(self, name: str, call: AttentionCall, seen: Tensor | None) -> None:
-        if seen is not None:
-            total, count = self._sums.get((name, call.facts.kind), (torch.zeros_like(seen), 0))
-            self._sums[name, call.facts.kind] = (total + seen, count + 1)
+    def keep(self, name: str, call: AttentionCall, found: Tensor | None) -> None:
+        if found is not None:
+            total, count = self._sums.get((name, call.facts.kind), (torch.zeros_like(found), 0))
+            self._sums[name, call.facts.kind] = (total + found, count + 1)
 
     def result(self) -> TokenAttention:
         """The document's ``token``."""

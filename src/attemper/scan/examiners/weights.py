@@ -63,7 +63,7 @@ def logits_of_offset(call: AttentionCall, offset: int) -> Tensor:
 
     For a self-attention with as many queries as keys.
     """
-    before, after = call.beside
+    before, after = call.sink_columns
     if call.logits is not None:
         square = call.logits[..., before : call.facts.keys - after]
         z = square.diagonal(offset, -2, -1).to(measuring_dtype(call.logits.dtype))

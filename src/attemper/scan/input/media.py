@@ -38,12 +38,12 @@ def image_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], Te
     pixels = F.interpolate(pixels[None], (int(height), int(width)), mode="bilinear", antialias=True)
     if channels != 3:
         pixels = pixels.mean(1, keepdim=True).expand(-1, channels, -1, -1)
-    setting, seen = _preprocessor(loaded), pixels[0]
+    setting, picture = _preprocessor(loaded), pixels[0]
     if setting.get("do_normalize", True):
         mean, std = (_channels(setting, f"image_{name}", channels) for name in ("mean", "std"))
         pixels = (pixels - mean) / std
     notes = [SAMPLE_IMAGE] if path is None else [f"{Path(path).name!r} was resized to {height} × {width} pixels."]
-    return {"pixel_values": pixels}, seen, notes
+    return {"pixel_values": pixels}, picture, notes
 
 
 def sound_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], list[str]]:

@@ -52,7 +52,7 @@ def _token(document: Json, width: int) -> Iterator[RenderableType]:
     if best is None:
         asked = repr(safe(token["asked"]))
         if not token["heads"]:
-            yield Text(f"{asked}: no self-attention was seen over this text.")
+            yield Text(f"{asked}: no self-attention call was found over this text.")
         else:
             yield Text(
                 f"{asked} attends to nothing but itself, its neighbours and special tokens. Choose another --token."

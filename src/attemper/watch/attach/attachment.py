@@ -224,7 +224,7 @@ class Attachment:
             current.end()
             for frames in current.doubtful:
                 if not frames[-1].accounted:
-                    reason = f"{type(frames[-1].module).__name__} ran, but no attention call was seen in it"
+                    reason = f"{type(frames[-1].module).__name__} ran, but no attention call was found in it"
                     self.missed(frames, reason, current)
             self.parameters.drop_freed()
             with self.lock:
@@ -272,10 +272,10 @@ class Attachment:
             call.counted = True
             self._note_doubts(call, observers)
             place = tuple(shared(frames, last)) if last is not frames else frames
-            for observer, (summary, seen) in zip(observers, found, strict=True):
+            for observer, (summary, looked) in zip(observers, found, strict=True):
                 name = _name(observer, place)
                 if name is not None:
-                    observer.add_call(name, call, summary, seen)
+                    observer.add_call(name, call, summary, looked)
 
         return count
 

@@ -31,8 +31,8 @@ class GradientHooks:
     def follow(self, call: AttentionCall) -> None:
         """Register hooks on q and k of this call."""
         # a product has its right factor as (..., E, L)
-        turned = call.product and not call.flipped
-        for place, tensor, flipped in ((0, call.query, call.flipped), (3, call.key, turned)):
+        key_flipped = call.product and not call.flipped
+        for place, tensor, flipped in ((0, call.query, call.flipped), (3, call.key, key_flipped)):
             if not tensor.requires_grad or tensor.dim() < 2:
                 continue
             rows = call.rows if place == 0 or call.facts.kind == "self" else None

@@ -21,7 +21,7 @@ def leave_padding_out(call: AttentionCall) -> None:
         # of the same sequence only: another one of the same length has other padding
         call.rows = current.kept.get(place) if call.rows is None and place is not None else call.rows
         return
-    before, after = call.beside
+    before, after = call.sink_columns
     keys = facts.keys - before - after
     matrix = call.logits if call.logits is not None else call.mask
     if call.rows is None and matrix is not None and facts.masked and call.in_order and facts.queries == keys:
@@ -41,13 +41,13 @@ def kept_by_mask(mask: Tensor) -> Tensor:
     """
     first = mask[:, 0]  # padding is the same for every head
     # a NaN hides no key: the rows of a model that diverges are not padding
-    seen = first if mask.dtype == torch.bool else ~(first <= HIDDEN_BIAS)
-    if seen.shape[1] == 1:
-        return seen[:, 0]
-    any_query = seen.any(1)
-    own = seen.diagonal(dim1=-2, dim2=-1)
+    visible = first if mask.dtype == torch.bool else ~(first <= HIDDEN_BIAS)
+    if visible.shape[1] == 1:
+        return visible[:, 0]
+    any_query = visible.any(1)
+    own = visible.diagonal(dim1=-2, dim2=-1)
     strict = (any_query & ~own).sum(-1, keepdim=True) * 2 > any_query.sum(-1, keepdim=True)
-    lonely = seen.sum(1) <= own.long()
+    lonely = visible.sum(1) <= own.long()
     tail = lonely.flip(-1).cumprod(-1).flip(-1).bool()
     length = tail.sum(-1, keepdim=True)
     padded_tail = tail & (length > 1) & (length < tail.shape[-1])

@@ -33,11 +33,11 @@ class Interfaced:
         asked = options.get("is_causal")
         self.causal = bool(getattr(module, "is_causal", False) if asked is None else asked)
         self.options = options
-        self.seen = False
+        self.followed = False
 
     def complete(self, facts: Facts) -> Facts:
         """The facts of an op inside, with those that only the interface has."""
-        self.seen = True
+        self.followed = True
         return replace(
             facts,
             kv_heads=self.kv_heads,
@@ -86,7 +86,7 @@ class Interface:
                 # flex attention needs torch.compile: run eagerly, as the rest is in a measured step, it would store n × n
                 with compiling() if implementation == FLEX else nullcontext():
                     out = function(module, query, key, value, *rest, **options)
-                if not current.interfaced.seen:
+                if not current.interfaced.followed:
                     mask = rest[0] if rest else options.get("attention_mask")  # models pass it by position or by name
                     self.from_arguments(module, query, key, mask, options, current.interfaced)
             finally:

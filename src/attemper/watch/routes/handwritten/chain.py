@@ -234,8 +234,8 @@ class Chain:
             calls = (_marking(self.measure(call), (*scores.frames, *frames) if scores else frames),)
             sequence = self.sequences.known(call.query)
         size, stride = out.shape[dim], out.stride(dim)
-        beside = 0 if call is None else sum(call.beside)
-        self.weights.put(out, WeightMatrix(calls, frames, sequence, size, stride, beside, name in LOG_SOFTMAXES))
+        sink_columns = 0 if call is None else sum(call.sink_columns)
+        self.weights.put(out, WeightMatrix(calls, frames, sequence, size, stride, sink_columns, name in LOG_SOFTMAXES))
 
 
 def _first(out: Any) -> Tensor:
@@ -269,12 +269,12 @@ def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tupl
     matrix, known = by_head(matrix, frames)
     batch, heads, rows, keys = matrix.shape
     query, key = (scores.key, scores.query) if flipped else (scores.query, scores.key)
-    groups = key.shape[:-2].numel() // batch  # heads that share keys are folded into the rows of the product
+    groups = key.shape[:-2].numel() // batch  # heads that share keys are joined into the rows of the product
     # SDPA's math backend multiplies q and k by the root of the scale each
     math = name == SAFE and scores.root is not None
     facts = Facts(
         route="sdpa" if math else "hand-written",
-        kind=kind_of(frames, query, key, (rows, keys - sum(scores.beside))),
+        kind=kind_of(frames, query, key, (rows, keys - sum(scores.sink_columns))),
         dtype=str(query.dtype).removeprefix("torch."),
         batch=batch,
         heads=heads,
@@ -289,6 +289,6 @@ def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tupl
     )
     call = AttentionCall(facts, frames, query, key, logits=matrix)
     call.product, call.flipped, call.heads_known = True, flipped, known
-    call.beside, call.in_order, call.places = scores.beside, scores.in_order, scores.places
-    call.as_product = scores.strided and address(matrix) == address(logits)
+    call.sink_columns, call.in_order, call.places = scores.sink_columns, scores.in_order, scores.places
+    call.by_sdpa, call.as_product = math, scores.strided and address(matrix) == address(logits)
     return call
