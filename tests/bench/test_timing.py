@@ -7,9 +7,9 @@ from itertools import pairwise, permutations
 import pytest
 import torch
 
+from attemper._timing import Times, interleave, median_interval
 from attemper.bench import speed
 from attemper.bench.candidates import CANDIDATES, Case
-from attemper.bench.timing import Times, interleave, median_interval
 
 
 @pytest.mark.parametrize("names", ["ab", "abc", "abcd", "abcde"])

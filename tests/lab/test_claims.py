@@ -72,7 +72,7 @@ FLIPS = {
     "C4": {
         f"softmax([{example}])[{place}]": (
             [],
-            [("worked", {"kind": "softmax", "example": example, "place": place}, {"value": 0.5})],
+            [("worked", {"quantity": "softmax", "example": example, "place": place}, {"value": 0.5})],
             FALSE,
         )
         for example, places in (("7, 3", 2), ("25, 2, -3", 3))

@@ -5,9 +5,9 @@ import torch
 
 import attemper
 import zoo
-from attemper.scan.examiners.weights import logits_of_keys, logits_of_offset, weights_of_rows
 from attemper.watch.attach.measuring import vitals_of
 from attemper.watch.call import AttentionCall, Facts
+from attemper.watch.weights import logits_of_keys, logits_of_offset, weights_of_rows
 from examined import examine, rounding
 
 ROWS = torch.tensor([8, 0, 3])

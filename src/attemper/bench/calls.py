@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from .._timing import interleave
 from ..attention import attention, sdpa
 from ..operation.plain import band
-from .timing import interleave
-
-Row = dict[str, Any]
+from . import BenchRow
 
 ROUNDS, BUDGET = 40, 3.0
 BATCH = 1e-3
@@ -64,7 +63,7 @@ SCENES = (
 )
 
 
-def rows(*, quick: bool, kernel: str, dtype: str = "float32", note: Callable[[str], None]) -> list[Row]:
+def rows(*, quick: bool, kernel: str, dtype: str = "float32", note: Callable[[str], None]) -> list[BenchRow]:
     """Measure every scene; one row each."""
     found = []
     for scene in SCENES[:1] if quick else SCENES:
@@ -73,7 +72,7 @@ def rows(*, quick: bool, kernel: str, dtype: str = "float32", note: Callable[[st
     return found
 
 
-def measure(scene: Scene, kernel: str, dtype: str, *, rounds: int, budget: float) -> Row:
+def measure(scene: Scene, kernel: str, dtype: str, *, rounds: int, budget: float) -> BenchRow:
     """Time attemper against torch, and against itself on the visible keys only."""
     inputs = _inputs(scene, getattr(torch, dtype))
     calls = {

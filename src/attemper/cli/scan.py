@@ -32,14 +32,14 @@ Task = Annotated[
 ]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Truncate a text that is too long for the model.")]
 Token = Annotated[str | None, typer.Option(help="A word of the text: show what it attends to in each head.")]
-WhatIf = Annotated[
+WhatIfOption = Annotated[
     str | None,
     typer.Option(
         metavar="RULES", help="Scales to try instead, with commas: a rule (none, dk), a number (0.5), a factor (x2)."
     ),
 ]
 Attention = Annotated[bool, typer.Option("--attention", help="Include the attention weights in the JSON.")]
-Baseline = Annotated[Path | None, typer.Option(metavar="OLD.json", help="Show what changed since an older scan.")]
+BaselineOption = Annotated[Path | None, typer.Option(metavar="OLD.json", help="Show what changed since an older scan.")]
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="The report (.html), document (.json), heads (.csv .parquet)."),
@@ -65,10 +65,10 @@ def scan(
     task: Task = None,
     truncate: Truncate = False,
     token: Token = None,
-    what_if: WhatIf = None,
+    what_if: WhatIfOption = None,
     as_json: AsJson = False,
     attention: Attention = False,
-    baseline: Baseline = None,
+    baseline: BaselineOption = None,
     output: Output = None,
     force: Force = False,
     fail_on: FailOn = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any
@@ -28,12 +28,11 @@ from .examiners.text_dependence import TextDependence
 from .examiners.tokens import TokenWeights
 from .input.batch import Input
 from .input.model import Loaded, offline, quiet, reason
+from .input.pipes import Progress
 from .result import Scan
 from .what_if import check_rules, what_if
 
 NO_CHOICE = 'no token can attend to another. Give a longer text: --text "…"'
-Progress = Callable[[str], object]
-"""Called with a few words whenever a new part of the work begins."""
 
 
 class LayerProgress(Examiner):

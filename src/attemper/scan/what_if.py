@@ -19,7 +19,7 @@ from torch import nn
 
 from ..errors import InputError, nearest
 from ..scale import RULES
-from ..watch.examine import Alteration, AttentionCall, Examiner, Facts, Place, altered, examine, running
+from ..watch.examine import Alteration, AttentionCall, Examiner, Facts, OpPlace, altered, examine, running
 from .document import SIGNS, Json, WhatIf
 
 MOSTLY = 0.5
@@ -41,7 +41,7 @@ class RecordedCall:
     layer: str
     kind: str
     facts: Facts
-    places: tuple[Place, ...]
+    places: tuple[OpPlace, ...]
 
 
 class CallRecorder(Examiner):
@@ -169,9 +169,9 @@ def _reachable(calls: Sequence[RecordedCall], alteration: Alteration) -> None:
 
 def _ratios(
     calls: Sequence[RecordedCall], wanted: Wanted, applied: Mapping[tuple[str, str], float | None]
-) -> dict[Place, float]:
+) -> dict[OpPlace, float]:
     numbers = layer_numbers([call.layer for call in calls])
-    ratios: dict[Place, float] = {}
+    ratios: dict[OpPlace, float] = {}
     for call in calls:
         ratio = wanted(call.facts, numbers[call.layer], partial(_now, call, applied))
         for place in call.places:

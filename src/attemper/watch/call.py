@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ..vitals import Vitals
-from .attach.running import Frame, Place
+from .attach.running import Frame, OpPlace
 from .trace.paths import Traced
 
 
@@ -98,7 +98,7 @@ class AttentionCall:
     sink_columns: tuple[int, int] = (0, 0)  # how many columns of the logits are before and after the keys
     heads_known: bool = True  # whether it is known which dimension, or which part of one, is the heads
     in_order: bool = True  # whether the columns of the logits are in the order of the product's keys
-    places: tuple[Place, ...] = ()  # the ops that made its scores, if ops are counted
+    places: tuple[OpPlace, ...] = ()  # the ops that made its scores, if ops are counted
     counted: bool = False  # weights may be multiplied by values more than once
     traced: Traced | None = None  # what q and k were multiplied by, if an examiner needs it
     as_product: bool = False  # whether the logits are in memory as the product left them

@@ -67,7 +67,7 @@ def range_grows(evidence: Evidence) -> Judgement:
 
 
 def softmax_examples(evidence: Evidence) -> Judgement:
-    rows = pick(evidence["worked"], kind="softmax")
+    rows = pick(evidence["worked"], quantity="softmax")
     numbers = {f"softmax([{row['example']}])[{row['place']}]": row["value"] for row in rows}
     exact = all(abs(row["value"] - row["said"]) <= 0.005 for row in rows)
     return Judgement(HOLDS if exact else FALSE, numbers, "to two decimals")
@@ -254,7 +254,7 @@ def keys_stay_many(evidence: Evidence) -> Judgement:
 
 
 def output_has_the_input_shape(evidence: Evidence) -> Judgement:
-    widths = {row["example"]: row["value"] for row in pick(evidence["worked"], kind="width")}
+    widths = {row["example"]: row["value"] for row in pick(evidence["worked"], quantity="width")}
     numbers = {f"width of {name}": size for name, size in widths.items()}
     if widths["heads joined"] != widths["input"]:
         return Judgement(FALSE, numbers, "not even after the heads are joined")

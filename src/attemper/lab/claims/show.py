@@ -71,9 +71,9 @@ def page(document: dict[str, Any]) -> str:
 
 def _claim(one: dict[str, Any]) -> str:
     numbers = "".join(
-        f'<dt>{escape(name)}</dt><dd class="{kind}">{"–" if value is None else format(value, ".4g")}</dd>'
-        for kind in ("numbers", "context")
-        for name, value in one[kind].items()
+        f'<dt>{escape(name)}</dt><dd class="{group}">{"–" if value is None else format(value, ".4g")}</dd>'
+        for group in ("numbers", "context")
+        for name, value in one[group].items()
     )
     condition = f": {escape(one['condition'])}" if one["condition"] else ""
     look = f"<p><code>{escape(one['look'])}</code></p>" if one["look"] else ""

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall
+from ...watch.examine import AttentionCall, chunks, weights_of_rows
 from ..document import DenseMap, Thumbnail, TopMap
 from .items import CurrentInput, Item, items
-from .weights import chunks, weights_of_rows
 
 WHOLE, WHOLE_IMAGE = 128, 256  # tokens; a longer text is kept by its largest weights
 FINE, COARSE = 2**18, 2**20  # weights in all up to which 16 and 8 bits are kept of each

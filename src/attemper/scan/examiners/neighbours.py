@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ...heads import SATURABLE_KEYS
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall
-from .weights import logits_of_offset
+from ...watch.examine import AttentionCall, logits_of_offset
 
 OFFSETS = (-1, 0, 1)
 

@@ -16,9 +16,8 @@ from torch import Tensor
 from ...heads import SATURABLE_KEYS
 from ...kernels.contract import HIDDEN_BIAS
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall
+from ...watch.examine import AttentionCall, logits_of_keys
 from .items import CurrentInput, Item, items
-from .weights import logits_of_keys
 
 FIRST = "the first token"  # texts begin with different words
 SPECIAL = "a special token"

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall
+from ...watch.examine import AttentionCall, chunks, weights_of_rows
 from .items import CurrentInput, Item, items
-from .weights import chunks, weights_of_rows
 
 REACH = 1024  # positions compared, so that what is kept does not grow with n
 ROWS = sorted({round(1.26**power) for power in range(30)})  # 1, 2, 3, 4, 5, 6, 8, … 814: dense where short texts are

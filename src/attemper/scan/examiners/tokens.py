@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall
+from ...watch.examine import AttentionCall, weights_of_rows
 from ..document import Target, TokenAttention, TokenHead
 from .items import CurrentInput
-from .weights import weights_of_rows
 
 PIECE = re.compile(r"^(?:##|[Ġ▁])|</w>$| \(\d+/\d+\)$")
 """Marks of tokenizers: BERT's ##, GPT-2's Ġ, SentencePiece's ▁, CLIP's </w>, and the part of a split character."""

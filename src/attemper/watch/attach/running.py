@@ -36,7 +36,7 @@ ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 NORM = re.compile(r"norm|dropout", re.IGNORECASE)
 
 
-Place = tuple[int, int]
+OpPlace = tuple[int, int]
 """An op in a run: the id of the module that it runs in, and which of the products and attention ops there it is."""
 
 
@@ -105,7 +105,7 @@ class Pass:
         self.left_out: list[object] = []  # those of them for which it does not count
         self.sequences: Sequences = chain.sequences
         self.kept: dict[tuple[int, int, int], Tensor | None] = {}  # sequence, batch, length → rows that are not padding
-        self.place: Place | None = None  # of the current op, if ops are counted (alter.py)
+        self.place: OpPlace | None = None  # of the current op, if ops are counted (alter.py)
         self.ratio = 1.0  # what that op's output is then multiplied by
         self.doubtful: list[tuple[Frame, ...]] = []  # modules that are named attention and showed no call
 

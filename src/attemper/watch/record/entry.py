@@ -25,7 +25,7 @@ KEYS = ("step", "layer", "kind", "head")
 GRADIENTS = tuple(f"grad_{name}_{sign}" for name in ("q", "k") for sign in ("rms", "median", "count"))
 BLOCK = 1 << 15  # numbers, 256 KiB
 
-Row = dict[str, Any]
+RecordRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Entry:
         total = torch.stack(gradients).sum(0) if gradients else None
         return Entry(*self.place, self.summary.merge(other.summary), total)
 
-    def to_dicts(self) -> list[Row]:
+    def to_dicts(self) -> list[RecordRow]:
         """One row per head. :func:`from_rows` is the inverse."""
         columns = {name: getattr(self.summary, name).tolist() for name in self.summary.columns}
         if self.gradients is not None:
@@ -81,7 +81,7 @@ class Entry:
         ]
 
 
-def from_rows(rows: Sequence[Row]) -> Entry:
+def from_rows(rows: Sequence[RecordRow]) -> Entry:
     """The entry whose rows these are: means times their counts are sums again."""
     first = rows[0]
     values = {name: [row[name] for row in rows] for name in first if name not in KEYS}

@@ -23,7 +23,7 @@ from .paths import Factor, FactorPath, Rotation, Traced, joined
 
 if TYPE_CHECKING:
     from ..routes.handwritten.chain import Chain
-    from ..routes.handwritten.matrices import Count
+    from ..routes.handwritten.matrices import CountCall
 
 COPIES = {
     *("clone", "_to_copy", "to", "contiguous", "reshape", "flatten", "_unsafe_view", "view_copy", "repeat", "flip"),
@@ -58,7 +58,7 @@ class Trace:
         self.products: Storages[tuple[FactorPath | None, FactorPath | None]] = Storages()
         self.lengths: Storages[bool] = Storages()  # made of the entries' magnitudes: what a norm divides by
         self.outputs: Storages[Traced] = Storages()
-        self.waiting: dict[Count, Traced] = {}  # softmaxed scores that wait for their values
+        self.waiting: dict[CountCall, Traced] = {}  # softmaxed scores that wait for their values
         self.asked: Tensor | None = None  # the input of the current softmax
         self.last: Traced | None = None
 
@@ -146,7 +146,7 @@ class Trace:
         for count in weights.calls if weights is not None else ():
             self.waiting[count] = self.last
 
-    def _sum_rows(self, weights: Tensor, axis: int, counts: tuple[Count, ...]) -> None:
+    def _sum_rows(self, weights: Tensor, axis: int, counts: tuple[CountCall, ...]) -> None:
         with without_autograd_and_modes(weights.device.type):
             sums = few(weights.detach().movedim(axis, -1), 512, keep=1).double().sum(-1)
             sums = sums[sums != 0]  # 0: a row without a visible key

@@ -19,7 +19,7 @@ from ...attach.storages import Storages, address
 from ...call import AttentionCall, Facts
 from ..kind import Sequences, kind_of
 from .layout import by_head, ordered
-from .matrices import Count, ScoreMatrix, WeightMatrix, number
+from .matrices import CountCall, ScoreMatrix, WeightMatrix, number
 from .op_names import (
     CARRYING,
     FLEX,
@@ -46,7 +46,7 @@ class Chain:
     def __init__(
         self,
         parameters: Storages[bool],
-        measure: Callable[[AttentionCall], Count],
+        measure: Callable[[AttentionCall], CountCall],
         unmeasured: Miss,
         missed: Miss,
     ) -> None:
@@ -228,7 +228,7 @@ class Chain:
         call = None
         if scores is not None and not scores.exponential:
             call = _call(name, scores, logits, dim, tuple(shared(scores.frames, frames)))
-        calls: tuple[Count, ...] = ()
+        calls: tuple[CountCall, ...] = ()
         sequence = None
         if call is not None:
             calls = (_marking(self.measure(call), (*scores.frames, *frames) if scores else frames),)
@@ -242,8 +242,8 @@ def _first(out: Any) -> Tensor:
     return out[0] if isinstance(out, (tuple, list)) else out
 
 
-def _marking(count: Count, around: tuple[Frame, ...]) -> Count:
-    """Count, and mark the modules that made the scores and the weights as accounted for."""
+def _marking(count: CountCall, around: tuple[Frame, ...]) -> CountCall:
+    """Count the call, and mark the modules that made the scores and the weights as accounted for."""
 
     def counting(last: tuple[Frame, ...]) -> None:
         for frame in (*around, *last):

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ....kernels.contract import HIDDEN_BIAS
 from ...attach.modes import without_autograd_and_modes
-from ...attach.running import Frame, Place
+from ...attach.running import Frame, OpPlace
 from .op_names import EXPONENTIALS, RESHAPING, SCALINGS, SELECTING
 
 FAR = -1e6
 """Far enough below HIDDEN_BIAS: no score that is added to it lifts it above."""
 
-Count = Callable[[tuple[Frame, ...]], None]
+CountCall = Callable[[tuple[Frame, ...]], None]
 """Counts a call when its weights are multiplied by values; it takes the modules around that product."""
 
 
@@ -65,7 +65,7 @@ class ScoreMatrix:
     exponential: str = ""  # the op that replaces a softmax
     sink_columns: tuple[int, int] = (0, 0)  # columns added before and after the keys
     added: tuple[AddedMask, ...] = ()
-    places: tuple[Place, ...] = ()  # the products that made it, if ops are counted
+    places: tuple[OpPlace, ...] = ()  # the products that made it, if ops are counted
 
     def after(self, name: str, args: tuple[Any, ...], tensor: Tensor, result: Tensor) -> ScoreMatrix:
         """What is known of the scores after one more op made `result` of `tensor`."""
@@ -100,7 +100,7 @@ class ScoreMatrix:
         matrix = self.shape[0] * (self.shape[1] + sum(self.sink_columns))
         return matrix > 0 and tensor.numel() // tensor.shape[axis] % matrix == 0
 
-    def made_at(self, place: Place, ratio: float) -> ScoreMatrix:
+    def made_at(self, place: OpPlace, ratio: float) -> ScoreMatrix:
         """These scores, with the place of the op that made them and the ratio it applied."""
         scale, root = self.scale, self.root
         return replace(
@@ -133,7 +133,7 @@ class ScoreMatrix:
 class WeightMatrix:
     """What a softmax returned; its calls wait for values. Without calls: a softmax whose scores could not be followed."""
 
-    calls: tuple[Count, ...]
+    calls: tuple[CountCall, ...]
     frames: tuple[Frame, ...]
     sequence: int | None  # of the queries
     size: int  # of the softmax's dimension

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...kernels.contract import Problem, measuring_dtype
-from ...kernels.reference import logits as scores_of
-from ...operation.checks import prepare
-from ...vitals import NEG_INF, Vitals
-from ...watch.examine import AttentionCall
+from ..kernels.contract import Problem, measuring_dtype
+from ..kernels.reference import logits as scores_of
+from ..operation.checks import prepare
+from ..vitals import NEG_INF, Vitals
+from .call import AttentionCall
 
 BUDGET = 2**22  # weights in memory at a time: 16 MiB of float32
 
