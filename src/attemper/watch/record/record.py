@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from ... import _files
 from ...errors import InputError
 from ..call import Facts
 from .entry import KEYS, Entry, EntryBuffer, Slot
@@ -158,9 +159,9 @@ class Record:
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame of the rows. Needs ``pip install 'attemper[record]'``."""
-        from .store import load
+        from .store import EXTRA
 
-        pandas = load("Record.to_pandas()", "pandas")
+        pandas = _files.load("Record.to_pandas()", "pandas", EXTRA)
         return pandas.DataFrame(self.to_dicts(), columns=None if len(self) else list(KEYS))
 
     def to_arrow(self) -> Any:
