@@ -3,8 +3,8 @@
 api.py, command.py   the two entrances: scan() in Python, and what `attemper scan` does between parsing and printing
 input/               a model, and the batches it is run on
 run.py               calls the model under a watch with examiners, and builds the document (the dispatcher)
-examiners/           what is measured of each attention call: sinks, neighbours, texts, one token, the weights
 audit/               the scale that each layer declares and applies, and its fault
+examiners/           what is measured of each attention call: sinks, neighbours, texts, one token, the weights
 what_if.py           the same model with another scale
 document.py          the parts of the document, as dataclasses
 schema.py            the JSON Schema made from them
