@@ -42,7 +42,7 @@ def twice(model):
 )
 def test_a_rule_that_cannot_be_put_in_its_place(rule, words):
     ran = []
-    with pytest.raises(InputError, match=r"what_if\(\)") as caught:
+    with pytest.raises(InputError, match="scan: --what-if") as caught:
         what_if(stack(), lambda: ran.append(1), ["none", rule])
     assert words in str(caught.value)
     assert not ran  # said before anything runs
@@ -218,7 +218,7 @@ def test_not_inside_a_forward():
             return self.inner(x)
 
     model = Inside()
-    with pytest.raises(InputError, match="outside of a model's forward"), attemper.watch(model):
+    with pytest.raises(InputError, match="inside a model's forward"), attemper.watch(model):
         model(X)
 
 

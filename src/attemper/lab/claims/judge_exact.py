@@ -82,7 +82,7 @@ def large_logits_saturate(evidence: Evidence) -> Judgement:
     numbers |= {f"std for half the weight over √(2 ln n), n = {n}": ratio for n, ratio in half.items()}
     widths = {n: width(rows, n) for n in (sizes[0], sizes[-1])}
     bare = pick(evidence["jacobian"], rule="none", d=64, n=1024)[0]
-    context = {f"from a quarter to three quarters the std grows, n = {n}": ratio for n, ratio in widths.items()}
+    context = {f"growth of the std from weight 1/4 to weight 3/4, n = {n}": ratio for n, ratio in widths.items()}
     context["top weight, d_k = 64 unscaled, n = 1024"] = bare["top_weight"]
     context["share of rows above 0.99 there"] = bare["saturated"]
     if largest["top_weight"] < 0.8:
@@ -105,9 +105,11 @@ def _gradients(evidence: Evidence) -> tuple[dict[int, float], dict[int, float], 
         mean, typical = (without_over_with(rows, column, n) for column in ("rms", "median"))
         least = min(mean, key=lambda d: mean[d])
         growth[n], crossings[n] = mean[least], crossing(rows, n)
-        numbers[f"RMS, none over √d_k, n = {n}: least, at d_k = {least}"] = mean[least]
-        numbers[f"d_k from which the median is smaller without, n = {n}"] = crossings[n]
-        context |= {f"median, none over √d_k, n = {n}, d_k = {d}": typical[d] for d in (64, 1024) if d in typical}
+        numbers[f"RMS gradient of q, no scale / √d_k, n = {n}: smallest, at d_k = {least}"] = mean[least]
+        numbers[f"d_k from which the median gradient is smaller without the scale, n = {n}"] = crossings[n]
+        context |= {
+            f"median gradient of q, no scale / √d_k, n = {n}, d_k = {d}": typical[d] for d in (64, 1024) if d in typical
+        }
     return growth, crossings, numbers, context
 
 
@@ -195,7 +197,7 @@ def sqrt_dmodel_is_wrong(evidence: Evidence) -> Judgement:
     wrong, right = (pick(evidence["divisors"], rule=name, d=128, heads=96)[0] for name in ("sqrt_dmodel", "sqrt_dk"))
     off = right["logit_std"] / wrong["logit_std"]
     numbers = {
-        "temperature off by": off,
+        "temperature: times too high": off,
         f"weight of a key equal to q among {right['n']}, √d_model": wrong["aligned_weight"],
         "the same with √d_k": right["aligned_weight"],
     }
@@ -269,7 +271,7 @@ def runs_in_parallel(evidence: Evidence) -> Judgement:
     last = max(few, key=lambda row: row["n"])
     many = max(pick(rows, n=last["n"]), key=lambda row: row["threads"])
     numbers = {
-        f"times as fast as a loop, n = {last['n']}, {last['threads']} thread(s)": last["factor"],
+        f"times as fast as a loop, n = {last['n']}, threads = {last['threads']}": last["factor"],
         "times, not counting what the calls cost": last["work_factor"],
         "largest difference of the results": last["difference"],
     }

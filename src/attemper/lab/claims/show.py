@@ -19,6 +19,9 @@ STYLES = {"holds": "green", "holds with a condition": "yellow", "false": "red", 
 
 def claims(found: Iterable[JudgedClaim], console: Console) -> None:
     """Every claim: its sentence, verdict, condition and numbers, and the command that shows more."""
+    console.print(
+        "Each claim has its verdict, the numbers that decide it, further numbers (context), and a command that measures more.\n"
+    )
     for one in found:
         hanging(console, Text(one.claim.sentence), one.claim.id)
         condition = f": {one.condition}" if one.condition else ""
