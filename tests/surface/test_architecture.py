@@ -278,20 +278,18 @@ LISTED = re.compile(r"^ {0,4}([\w.]+/?(?:, [\w.]+/?)*)(?: {2,}|$)", re.MULTILINE
 
 
 def walks():
-    """The files of each walk of docs/architecture.md, in order, and which of them are dispatchers."""
+    """The title of each walk of docs/architecture.md, and its files in order."""
     for section in GUIDE.read_text(encoding="utf-8").split("\n### ")[1:]:
-        found, dispatchers = [], set()
+        found = []
         for item in re.split(r"^\d+\. ", section.partition("\n## ")[0], flags=re.MULTILINE)[1:]:
-            folder, start = ROOT, len(found)
+            folder = ROOT
             for word in re.findall(r"`([^`\n]+)`", item):
                 path = next((place for place in (folder / word, ROOT / word) if place.exists()), None)
                 if path is None or (path.suffix != ".py" and not path.is_dir()):
                     continue
                 folder = path if path.is_dir() else path.parent
                 found += [path] if path.is_file() else []
-            if "(dispatcher)" in item:
-                dispatchers.add(found[start])
-        yield section.splitlines()[0], found, dispatchers
+        yield section.splitlines()[0], found
 
 
 def listed(package):
@@ -304,21 +302,15 @@ def listed(package):
     return [place for place in places if place is not None]
 
 
-def test_a_walk_returns_to_no_file_but_a_dispatcher():
-    found = list(walks())
-    assert [len(files) > 8 for _, files, _ in found] == [True] * 4
-    assert {title: [file.name for file in files if files.count(file) > 1 and file not in dispatchers]
-            for title, files, dispatchers in found} == {title: [] for title, _, _ in found}  # fmt: skip
-
-
 def test_every_package_lists_its_files_in_the_order_of_the_walks():
+    assert [len(files) > 8 for _, files in walks()] == [True] * 4
     offenders = []
     for package in sorted({path.parent for path in FILES} - {ROOT}):
         names = listed(package)
         there = {path for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
         missing = there - set(names) - {package / "__init__.py"}
         offenders += [f"{package.name}/__init__.py does not list {path.name}" for path in sorted(missing)]
-        for title, files, _ in walks():
+        for title, files in walks():
             inside = [file.relative_to(package).parts[0] for file in files if file.is_relative_to(package)]
             order = list(dict.fromkeys(package / name for name in inside if package / name in names))
             expected = sorted(order, key=names.index)
