@@ -11,8 +11,9 @@ from attemper import _files
 from attemper.errors import InputError
 from attemper.lab import NAMES, experiment
 from attemper.lab.engine.experiment import pick
+from attemper.lab.maths.stats import over_seeds
 from attemper.lab.training import charlm, language, layers, loop, recall
-from attemper.lab.training.runs import at_best, best_lr, end, fastest_lr, first_step, spread, survived
+from attemper.lab.training.runs import at_best, best_lr, end, fastest_lr, first_step, survived
 
 TINY = {
     "recall": {"d": (16,), "steps": (3,), "seed": (0, 1), "batch": (4,), "lr": (1e-3,), "rule": recall.RULES},
@@ -377,5 +378,5 @@ def test_runs_that_diverge_are_counted_and_drawn(name):
 def test_a_seed_that_diverged_counts_as_the_worst():
     good, bad = ([{"seed": s, "step": 1, "loss": x, "held_out": x}] for s, x in ((0, 2.0), (1, math.nan)))
     assert end(bad, "held_out") == math.inf
-    assert spread("x", [end(run, "held_out") for run in (good, bad, bad)])["x"] == math.inf
+    assert over_seeds("x", [end(run, "held_out") for run in (good, bad, bad)])["x"] == math.inf
     assert survived([*good, *bad], "seed") == "; 1 of 2 runs diverged"

@@ -60,8 +60,8 @@ def run(
     from ..lab.engine.command import measure, options
 
     if show_list or name is None:
-        heard = deliver(lambda: render.listing(console()))
-        raise typer.Exit(2 if not show_list else 0 if heard else READER_LEFT)
+        printed = deliver(lambda: render.listing(console()))
+        raise typer.Exit(2 if not show_list else 0 if printed else READER_LEFT)
     found = experiment(name)
     settings = found.settings(options(found, context.args), preset)
     files.check(output, force)
@@ -75,12 +75,12 @@ def run(
         else:
             render.show(found, swept.rows, console())
 
-    heard = deliver(show, None if output is None else lambda: files.write(output, found, swept.rows))
+    printed = deliver(show, None if output is None else lambda: files.write(output, found, swept.rows))
     if swept.failures:
         fail(swept.failures)
     if swept.unkept:
         raise InputError(swept.unkept)
-    if not heard:
+    if not printed:
         raise typer.Exit(READER_LEFT)
 
 
