@@ -1,0 +1,42 @@
+"""The tolerances that tests may use, each named by what it is the rounding of. Any other error is judged: see judge.py.
+
+tests/surface/test_tolerances.py lists tolerances that are written anywhere else.
+"""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+# Float64 arithmetic in another order: 2**20 units in the last place, about 2e-10. Float32 anywhere on the way errs by more.
+ROUNDING = 2.0**20 * torch.finfo(torch.float64).eps
+
+
+def in_float64(expected: Any, size: float = 1.0) -> Any:
+    """What float64 arithmetic may find in the place of `expected`; `size` is that of the terms which may cancel."""
+    return pytest.approx(expected, rel=ROUNDING, abs=ROUNDING * size, nan_ok=True)
+
+
+def assert_float64(found: Tensor, expected: Tensor, name: str = "") -> None:
+    """Two float64 tensors (or two of integers, which are equal) that differ by the order of their arithmetic."""
+    assert found.dtype == expected.dtype, name
+    if not found.is_floating_point():
+        assert torch.equal(found, expected), name
+        return
+    assert found.dtype == torch.float64, f"{name}: {found.dtype}; judge() decides about float32"
+    finite = expected[expected.isfinite()]
+    size = max(1.0, finite.abs().max().item()) if finite.numel() else 1.0
+    message = (lambda m: f"{name}: {m}") if name else None
+    torch.testing.assert_close(found, expected, rtol=0, atol=ROUNDING * size, equal_nan=True, msg=message)
+
+
+def printed(expected: Any, decimals: int) -> Any:
+    """What a text with so many decimals may show for `expected`: half a unit of the last one away."""
+    return pytest.approx(expected, rel=0, abs=0.5 * 10.0**-decimals + ROUNDING)
+
+
+def printed_digits(expected: float, digits: int) -> Any:
+    """What a text with so many significant digits may show for `expected`."""
+    return printed(expected, digits - 1 - math.floor(math.log10(abs(expected)))) if expected else printed(0.0, digits)
