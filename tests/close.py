@@ -19,8 +19,16 @@ def in_float64(expected: Any, size: float = 1.0) -> Any:
     return pytest.approx(expected, rel=ROUNDING, abs=ROUNDING * size, nan_ok=True)
 
 
-def assert_float64(found: Tensor, expected: Tensor, name: str = "") -> None:
-    """Two float64 tensors (or two of integers, which are equal) that differ by the order of their arithmetic."""
+def assert_float64(found: Any, expected: Any, name: str = "") -> None:
+    """Float64 tensors (integers and None are equal), or tuples of them, that differ by the order of their arithmetic."""
+    if isinstance(expected, tuple):
+        assert len(found) == len(expected), name
+        for one, other in zip(found, expected, strict=True):
+            assert_float64(one, other, name)
+        return
+    if expected is None:
+        assert found is None, name
+        return
     assert found.dtype == expected.dtype, name
     if not found.is_floating_point():
         assert torch.equal(found, expected), name
@@ -30,6 +38,15 @@ def assert_float64(found: Tensor, expected: Tensor, name: str = "") -> None:
     size = max(1.0, finite.abs().max().item()) if finite.numel() else 1.0
     message = (lambda m: f"{name}: {m}") if name else None
     torch.testing.assert_close(found, expected, rtol=0, atol=ROUNDING * size, equal_nan=True, msg=message)
+
+
+def assert_reordered(found: Tensor, expected: Tensor, terms: int, name: str = "") -> None:
+    """Sums of so many terms in another order, in the tensors' own dtype: a term rounds, and again at each level of summing."""
+    finite = expected[expected.isfinite()].abs()
+    size = max(1.0, finite.max().item()) if finite.numel() else 1.0
+    room = 2 * torch.finfo(expected.dtype).eps * size * (1 + math.log2(terms))
+    message = (lambda m: f"{name}: {m}") if name else None
+    torch.testing.assert_close(found, expected, rtol=0, atol=room, equal_nan=True, msg=message)
 
 
 def printed(expected: Any, decimals: int) -> Any:

@@ -12,6 +12,7 @@ from attemper.lab.claims.judgement import CONDITION, FALSE, HOLDS, NOT_RUN
 from attemper.lab.real_model.real_heads import ALMOST_ALL, almost_all
 from attemper.lab.real_model.sentences import PAIRS, batch, chosen, loaded
 from attemper.lab.real_model.subspaces import between_heads, distance, others, overlaps
+from close import assert_float64
 from measured import GROUP
 
 pytestmark = pytest.mark.xdist_group(GROUP)  # in one process: the model is loaded once
@@ -32,7 +33,7 @@ def test_the_overlap_of_subspaces():
     half = torch.eye(4)[1:3]
     found = overlaps(torch.cat([same, turned, apart_from_it, half]), 4)
     expected = torch.tensor([[1, 1, 0, 0.5], [1, 1, 0, 0.5], [0, 0, 1, 0.5], [0.5, 0.5, 0.5, 1]], dtype=torch.float64)
-    torch.testing.assert_close(found, expected)
+    assert_float64(found, expected)
     assert others(found).tolist() == pytest.approx([0.5, 0.5, 1 / 6, 0.5])
 
 
