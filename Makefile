@@ -21,9 +21,13 @@ test-all: $(READY) browser  ## with the exhaustive grids
 SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ATTEMPER_CPU_VARIANT=avx512 \
 	ATTEMPER_CPU_VARIANT=avx2 ATTEMPER_CPU_VARIANT=portable ATTEMPER_TEST_SEED=7 ATTEMPER_TEST_SEED=99 ATTEMPER_TEST_SEED=4242
 
-matrix: $(READY)  ## the numeric tests as other processors, libraries and seeds would run them
-	for setting in $(SETTINGS); do echo $$setting; env $$setting $(PYTEST) -q -m "not exhaustive" \
-		tests/kernels tests/definition tests/citizenship tests/scores tests/modules tests/scale tests/watch || exit 1; done
+NUMERIC := $(addprefix tests/,kernels definition citizenship scores modules scale watch scan lab explain)
+
+# make matrix PYTHON=python3.13 BIN=.venv313/bin READY= runs it in a virtual environment that is there already
+matrix: $(READY)  ## the numeric tests as other processors, libraries and seeds would run them, and what failed, at the end
+	@failed=; for setting in $(SETTINGS); do echo "== $$setting"; \
+		env $$setting $(PYTEST) -q -m "not exhaustive" $(NUMERIC) || failed="$$failed $$setting"; done; \
+	if [ -n "$$failed" ]; then echo "failed under:$$failed"; exit 1; fi; echo "passed under: $(SETTINGS)"
 
 browser:  ## a Chromium for the tests of the report, where one can be had; never fails
 	@scripts/browser.sh

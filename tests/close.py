@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-# Float64 arithmetic in another order: 2**20 units in the last place, about 2e-10. Float32 anywhere on the way errs by more.
-ROUNDING = 2.0**20 * torch.finfo(torch.float64).eps
+# Float64 arithmetic in another order: 2**12 units in the last place, about 1e-12. Float32 anywhere on the way errs by far more.
+ROUNDING = 2.0**12 * torch.finfo(torch.float64).eps
 
 
 def in_float64(expected: Any, size: float = 1.0) -> Any:
@@ -40,20 +40,30 @@ def assert_float64(found: Any, expected: Any, name: str = "") -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=ROUNDING * size, equal_nan=True, msg=message)
 
 
+def in_float32(expected: Any, terms: int, size: float = 0.0) -> Any:
+    """What a sum of so many terms may be where something on the way is float32, as transformers' tables of rotations are."""
+    room = _levels_of_rounding(torch.float32, terms)
+    return pytest.approx(expected, rel=room, abs=room * size)
+
+
+def _levels_of_rounding(dtype: torch.dtype, terms: int) -> float:
+    """A term rounds, and again at each level of summing; here and there."""
+    return 2 * torch.finfo(dtype).eps * (1 + math.log2(terms))
+
+
 def assert_reordered(found: Tensor, expected: Tensor, terms: int, name: str = "") -> None:
-    """Sums of so many terms in another order, in the tensors' own dtype: a term rounds, and again at each level of summing."""
+    """Sums of so many terms in another order, in the tensors' own dtype."""
     finite = expected[expected.isfinite()].abs()
     size = max(1.0, finite.max().item()) if finite.numel() else 1.0
-    room = 2 * torch.finfo(expected.dtype).eps * size * (1 + math.log2(terms))
+    room = size * _levels_of_rounding(expected.dtype, terms)
     message = (lambda m: f"{name}: {m}") if name else None
     torch.testing.assert_close(found, expected, rtol=0, atol=room, equal_nan=True, msg=message)
 
 
-def printed(expected: Any, decimals: int) -> Any:
-    """What a text with so many decimals may show for `expected`: half a unit of the last one away."""
-    return pytest.approx(expected, rel=0, abs=0.5 * 10.0**-decimals + ROUNDING)
+def printed(expected: Any, decimals: int, bits: int | None = None) -> Any:
+    """What a text with so many decimals may show for `expected`: half a unit of the last one away.
 
-
-def printed_digits(expected: float, digits: int) -> Any:
-    """What a text with so many significant digits may show for `expected`."""
-    return printed(expected, digits - 1 - math.floor(math.log10(abs(expected)))) if expected else printed(0.0, digits)
+    Where weights were stored as integers of so many `bits`, half a unit of those as well.
+    """
+    stored = 0.5 / (2**bits - 1) if bits else 0.0
+    return pytest.approx(expected, rel=0, abs=0.5 * 10.0**-decimals + stored + ROUNDING)
