@@ -44,7 +44,7 @@ def test_the_distance_of_weights():
     assert distance(one, one) == 0.0
     assert distance(one, even).item() == in_float32(2 / 3, terms=3)
     matrix = between_heads(torch.stack([one, other, even]))
-    assert matrix.tolist() == [in_float64(row) for row in ([0, 1, 2 / 3], [1, 0, 2 / 3], [2 / 3, 2 / 3, 0])]
+    assert matrix.tolist() == [in_float32(row, terms=3) for row in ([0, 1, 2 / 3], [1, 0, 2 / 3], [2 / 3, 2 / 3, 0])]
 
 
 def test_the_weights_are_those_the_model_shows():
