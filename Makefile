@@ -23,7 +23,7 @@ SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPAT
 
 NUMERIC := $(addprefix tests/,kernels definition citizenship scores modules scale watch scan lab explain)
 
-# make matrix PYTHON=python3.13 BIN=.venv313/bin READY= runs it in a virtual environment that is there already
+# another Python: make matrix PYTHON=python3.13 in a fresh clone, or make matrix BIN=…/bin READY= with an environment at hand
 matrix: $(READY)  ## the numeric tests as other processors, libraries and seeds would run them, and what failed, at the end
 	@failed=; for setting in $(SETTINGS); do echo "== $$setting"; \
 		env $$setting $(PYTEST) -q -m "not exhaustive" $(NUMERIC) || failed="$$failed $$setting"; done; \
