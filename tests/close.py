@@ -40,9 +40,12 @@ def assert_float64(found: Any, expected: Any, name: str = "") -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=ROUNDING * size, equal_nan=True, msg=message)
 
 
-def in_float32(expected: Any, terms: int, size: float = 0.0) -> Any:
-    """What a sum of so many terms may be where something on the way is float32, as transformers' tables of rotations are."""
-    room = _levels_of_rounding(torch.float32, terms)
+def in_float32(expected: Any, terms: int, size: float = 0.0, logit: float = 0.0) -> Any:
+    """What a sum of so many terms may be where something on the way is float32, as transformers' tables of rotations are.
+
+    The rounding of the largest `logit` goes through exp into weights and their gradients, as in rounding.py.
+    """
+    room = _levels_of_rounding(torch.float32, terms) * (1 + logit)
     return pytest.approx(expected, rel=room, abs=room * size)
 
 

@@ -76,8 +76,8 @@ def resident():
     return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
 
 
-def same(found, expected):
-    """Equal dicts, numbers to the rounding of float64; NaN is NaN."""
+def same(found, expected, close=in_float64):
+    """Equal dicts, numbers to the rounding of float64, or to what `close` makes of a number; NaN is NaN."""
     assert set(found) == set(expected)
     for name, value in expected.items():
-        assert found[name] == (in_float64(value) if isinstance(value, float) else value), name
+        assert found[name] == (close(value) if isinstance(value, float) else value), name

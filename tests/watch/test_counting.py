@@ -1,6 +1,7 @@
 """Every row is counted once: under autocast, checkpoints, accumulation, threads and torch.func."""
 
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 import attemper
 import zoo
+from close import in_float32, in_float64
 from watched import Block, Checkpointed, same, stack
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
@@ -64,7 +66,9 @@ def test_a_checkpointed_hugging_face_model_is_counted_once(name, reentrant):
             subject.run().square().mean().backward()
         rows.append(watch.record.to_dicts())
     for found, expected in zip(*rows, strict=True):
-        same(found, expected)
+        # GPT-Neo attends in float32 always
+        single = partial(in_float32, terms=zoo.WIDTH, logit=expected["peak"])
+        same(found, expected, single if name == "gpt_neo" else in_float64)
         assert found["grad_k_rms"] > 0
 
 
