@@ -5,7 +5,6 @@ import sys
 import warnings
 from pathlib import Path
 
-import pytest
 import torch
 import torch.nn.functional as F
 import transformers
@@ -16,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attemper.watch.attach import attachment as attach
 from attemper.watch.attach.running import running
+from close import in_float64
 
 
 class Block(nn.Module):
@@ -76,9 +76,8 @@ def resident():
     return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
 
 
-def same(found, expected, rel):
-    """Equal dicts, numbers to a relative tolerance; NaN is NaN."""
+def same(found, expected, close=in_float64):
+    """Equal dicts, numbers to the rounding of float64, or to what `close` makes of a number; NaN is NaN."""
     assert set(found) == set(expected)
     for name, value in expected.items():
-        wanted = pytest.approx(value, rel=rel, nan_ok=True) if isinstance(value, float) else value
-        assert found[name] == wanted, name
+        assert found[name] == (close(value) if isinstance(value, float) else value), name

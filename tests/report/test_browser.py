@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from attemper import report
+from close import printed
 from report.documents import TOKENS, asked, dense, finding, lane, made, top
 from report.opened import cell, opened, token
 from report.test_report import HOSTILE
@@ -71,11 +72,11 @@ def test_hover_shows_where_a_token_looks(browser, tmp_path, bits):
         entry.update(dense(weights, bits))
     digits = 3 if bits == 16 else 2
     with opened(browser, document, tmp_path, at="#head=1.2") as page:
-        rest = [round(float(w), digits) for w in kept[1, 0][2].mean(0)]
-        assert shown_weights(page, "key") == pytest.approx(rest, abs=1.01 * 10**-digits)
+        rest = kept[1, 0][2].mean(0).tolist()
+        assert shown_weights(page, "key") == printed(rest, digits, bits)
         token(page, "query", 7).hover()
         row = [float(weight) for weight in kept[1, 0][2, 7]]
-        assert shown_weights(page, "key") == pytest.approx(row, abs=0.51 * 10**-digits + 0.5 / (2**bits - 1))
+        assert shown_weights(page, "key") == printed(row, digits, bits)
         best = max(range(len(row)), key=row.__getitem__)
         words = page.locator(".reading").text_content()
         assert words.startswith(f"it attends to {TOKENS[best]}")
@@ -83,7 +84,7 @@ def test_hover_shows_where_a_token_looks(browser, tmp_path, bits):
         assert page.locator(".ribbons path").count() == sum(weight >= 0.002 for weight in row)
         token(page, "key", 3).hover()  # and back: who attends to this one
         column = [float(weight) for weight in kept[1, 0][2, :, 3]]
-        assert shown_weights(page, "query") == pytest.approx(column, abs=0.51 * 10**-digits + 0.5 / (2**bits - 1))
+        assert shown_weights(page, "query") == printed(column, digits, bits)
 
 
 def test_a_click_locks_and_escape_lets_go(browser, tmp_path):
@@ -152,7 +153,7 @@ def test_special_tokens_can_be_hidden_and_their_share_is_said(browser, tmp_path)
         share = round(100 * float(row[0] + row[11]))
         assert f"{share} % is on 2 hidden special tokens." in page.locator(".reading").text_content()
         # what is left keeps its weight: nothing is renormalised
-        assert shown_weights(page, "key") == pytest.approx([float(w) for w in row[1:11]], abs=6e-4)
+        assert shown_weights(page, "key") == printed([float(w) for w in row[1:11]], 3, bits=16)
         assert "hide=1" in page.url
 
 
@@ -180,7 +181,7 @@ def test_texts_can_be_chosen(browser, tmp_path):
     with opened(browser, document, tmp_path, at="#head=1.0") as page:
         page.get_by_label("Which text").select_option("1")
         token(page, "query", 5).hover()
-        assert shown_weights(page, "key") == pytest.approx([float(w) for w in kept[1, 1][0, 5]], abs=6e-4)
+        assert shown_weights(page, "key") == printed([float(w) for w in kept[1, 1][0, 5]], 3, bits=16)
 
 
 POINT = """
@@ -228,7 +229,7 @@ def test_rows_that_were_not_kept_say_so(browser, tmp_path):
         values, indices = kept[0, 0][1, 5].topk(3)
         expected = {int(key): float(value) for key, value in zip(indices, values, strict=True)}
         texts = page.locator("button.token.key .weight").all_text_contents()
-        assert {at: float(text) for at, text in enumerate(texts) if text} == pytest.approx(expected, abs=6e-4)
+        assert {at: float(text) for at, text in enumerate(texts) if text} == printed(expected, 3, bits=16)
 
 
 def test_a_crowd_of_findings_is_folded(browser, tmp_path):
@@ -315,7 +316,7 @@ def test_what_if_lanes_share_their_axis(browser, tmp_path):
                 .locator("line.tick")
                 .evaluate_all("all => all.map((one) => Number(one.getAttribute('x1')))")
             )
-            assert strokes == pytest.approx([1 + 298 * row["peak"] / highest for row in lane_rows], abs=0.01)
+            assert strokes == printed([1 + 298 * row["peak"] / highest for row in lane_rows], 2)
         page.get_by_label("shaded by").select_option("sink_weight")  # lanes have no sinks: they fall back
         assert page.locator("table.lanes thead th").nth(2).text_content() == "effective keys"
 
@@ -398,7 +399,7 @@ def test_a_cross_attention_has_other_queries(browser, tmp_path):
         assert page.locator("button.token.query bdi").all_text_contents() == ["#0", "#1", "#2", "#3", "#4"]
         assert page.locator("button.token.key bdi").all_text_contents() == TOKENS
         token(page, "query", 4).hover()
-        assert shown_weights(page, "key") == pytest.approx([float(w) for w in weights[1, 4]], abs=6e-4)
+        assert shown_weights(page, "key") == printed([float(w) for w in weights[1, 4]], 3, bits=16)
         page.get_by_role("button", name="text", exact=True).click()
         token(page, "query", 2).hover()
         assert page.locator(".running.key button.shaded").count() == int((weights[1, 2] > 0.0005).sum())

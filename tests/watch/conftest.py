@@ -1,7 +1,6 @@
 """Shared by the tests of watch()."""
 
 import pytest
-import torch
 
 from watched import state
 
@@ -11,11 +10,3 @@ def nothing_is_left_behind():
     before = state()
     yield
     assert state() == before
-
-
-@pytest.fixture
-def float64():
-    """For two ways to the same number: in float64 they agree to 1e-9 on every machine, since rounding is far below that."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
