@@ -58,6 +58,7 @@ def watch(
     start: int = 0,
     passes: str = "training",
     keep: int | None = None,
+    full: bool = False,
     examiners: Sequence[Examiner] = (),
 ) -> Watch:
     """Measure every attention call of a model while it runs, without changing it.
@@ -88,6 +89,9 @@ def watch(
             steps in training mode, or ``optimizer`` ended the steps. ``"all"``: every pass counts.
         keep: how many of the last steps ``record`` holds in memory, with 8 bytes for every step, head and sign. None: all of
             them, or with ``path`` the last 100 of those that are in the file.
+        full: follow every op of every watched pass. By default the first pass is followed in full; if all its attention went
+            through functions that can be intercepted, later passes intercept only those, which costs less. What differs makes
+            a pass full again, and so is every 50th.
         examiners: objects that look at the q, k and logits of each call (``from attemper.watch.examine import Examiner``);
             for extensions such as ``scan``.
 
@@ -103,7 +107,7 @@ def watch(
         ['self_attn']
     """
     check_model(model)
-    check_options(every, start, keep, passes, examiners, gradients=gradients, replace=replace)
+    check_options(every, start, keep, passes, examiners, gradients=gradients, replace=replace, full=full)
     names = check_signs("watch", signs)
     if not names:
         raise InputError("watch(): `signs` must name at least one sign; got none. Leave it out for all.")
@@ -114,7 +118,7 @@ def watch(
         check_path("watch", file, (".jsonl",))
         journal = Journal(file)
     inner = None if optimizer is None else with_hooks(optimizer)
-    return Watch(model, every, inner, gradients, journal, names, kernel, replace, start, passes, keep, examiners)
+    return Watch(model, every, inner, gradients, journal, names, kernel, replace, start, passes, keep, full, examiners)
 
 
 class Watch:
@@ -133,6 +137,7 @@ class Watch:
         start: int,
         passes: str,
         keep: int | None,
+        full: bool,
         examiners: Sequence[Examiner],
     ) -> None:
         self.model, self.every, self.optimizer = model, every, optimizer
@@ -140,7 +145,7 @@ class Watch:
         self.modules: tuple[nn.Module, ...] = ()
         self.names: dict[int, str] = {}
         self.given_rows: Tensor | None = None
-        self.examiners = examiners
+        self.full, self.examiners = full, examiners
         self.caller = "watch"  # the function that the user called, for errors
         self._sums = StepAccumulator(gradients)
         self._record = Record()
@@ -313,6 +318,14 @@ class Watch:
     def add_note(self, name: str, reason: str) -> None:
         """Note what may be attention and was not measured, or what is uncertain about a call."""
         self._note(f"{self._title(name)}: {reason}.")
+
+    def add_lost(self, name: str, reason: str) -> None:
+        """Warn of attention that a light pass may have missed."""
+        self._warn(f"{self._title(name)}: step {self._step}: {reason}.")
+
+    @property
+    def wants_full(self) -> bool:
+        return self.full or bool(self.examiners)
 
     @property
     def wants_gradients(self) -> bool:

@@ -25,10 +25,13 @@ from ..routes import attemper as own
 from ..routes import sdpa as fused
 from ..routes.handwritten.chain import Chain, shared
 from ..routes.handwritten.op_names import SOFTMAXES, is_followed, op_name
+from ..routes.kind import LearnedSequences
 from ..routes.padding import leave_padding_out
 from ..routes.transformers import Interface
 from ..trace.trace import Trace
 from .dynamo import Eager
+from .learned import CHECK_EVERY, Lesson, LightPass, plans
+from .light import FOUND, SILENT, Interception, running_modules
 from .measuring import measured
 from .modes import without_autograd_and_modes
 from .running import Frame, Pass, Site, running, traits
@@ -122,7 +125,9 @@ class Attachment:
         self.handles: list[RemovableHandle] = []
         self.passes: dict[Pass, Site] = {}
         self.eager = Eager()
-        self.interface = Interface(self.begin, self.unmeasured)
+        self.readers = READERS
+        self.interface = Interface(self.begin, self.unmeasured, self.convert)
+        self.interception = Interception(self)
 
     def add(self, observer: Watch) -> None:
         with self.lock:
@@ -138,6 +143,7 @@ class Attachment:
                 ]
             self.eager.on()
             self.interface.install()
+            self.interception.install()
 
     def remove(self, observer: Watch) -> None:
         with self.lock:
@@ -154,6 +160,7 @@ class Attachment:
         for handle in self.handles:
             handle.remove()
         self.handles, self.parameters = [], Storages()
+        self.interception.uninstall()
         self.interface.uninstall()
         self.eager.off()
 
@@ -161,7 +168,16 @@ class Attachment:
         frames = running.frames
         if frames and frames[0].module is module:
             self.forget_ended()
-        name, key = None, id(module)
+        name, key, current = None, id(module), running.current
+        if current is not None and current.is_light and current.light is not None:
+            around = current.light.plan.around.get(key)
+            if around is None:
+                self.convert(current)  # a module that the full pass did not have
+                frames = running.frames
+            elif around:
+                current.light.ran[key] += 1
+            elif len(current.begun) == len(self.observers):
+                return
         for observer in self.observers:
             name = observer.names.get(key)
             if name is not None:
@@ -169,31 +185,66 @@ class Attachment:
         if not frames:
             if name is None or torch.compiler.is_compiling():
                 return
-            running.current = self._pass()
+            running.current = self._pass(module)
             with self.lock:
                 self.passes[running.current] = Site()
-            running.current.resume()
+            self.interception.begin(running.current)
+            if not running.current.is_light:
+                running.current.resume()
         current, known = running.current, traits(module)
         if current is not None:
             if name is not None and len(current.begun) < len(self.observers):
                 self._count_pass(module, current)
                 if current.counts_for_none(self.observers):
                     current.pause()
-            if known.quiet and current.pause() and frames:
+                    current.lesson = None
+            if current.lesson is not None:
+                current.lesson.entered(module)
+            if current.is_light:
+                if frames and not (current.light is not None and current.light.plan.around.get(key)):
+                    return
+            elif known.quiet and current.pause() and frames:
                 return  # no op in it is looked at, so it needs no frame
         if known.attends:
             for frame in frames:
                 frame.outer = True
         frames.append(Frame(module, name or "", arguments))
 
-    def _pass(self) -> Pass:
+    def _pass(self, entry: nn.Module) -> Pass:
         chain = Chain(self.parameters, self.begin, self.unmeasured, self.missed)
         if running.mode is not None:  # ops are altered, and not traced
             return Pass(chain, running.mode(self))
         if not any(observer.wants_traces for observer in self.observers):
-            return Pass(chain, Mode(self))
+            made = Pass(chain, Mode(self))
+            if not any(observer.wants_full for observer in self.observers):
+                self._plan(made, entry)
+            return made
         trace = Trace(chain)
         return Pass(chain, TracingMode(self, trace), trace)
+
+    def _plan(self, made: Pass, entry: nn.Module) -> None:
+        """Make a pass a light one if it was learned what to expect of it; otherwise learn it."""
+        with self.lock:
+            plan = plans.get(entry)
+        if plan is None:
+            made.lesson = Lesson(entry)
+            return
+        made.light, made.is_light = LightPass(plan), True
+        made.light.ran[id(entry)] += 1
+        made.sequences = made.chain.sequences = LearnedSequences(plan.last_sequence)
+
+    def convert(self, current: Pass, differs: bool = True) -> None:
+        """Something was not expected: the rest of a light pass is a full one, and so is the next pass if the model differs."""
+        current.is_light = False
+        if differs and current.light is not None:
+            current.light.differs = True
+        running.frames = running_modules(running.frames, self._name_of)
+        if not current.counts_for_none(self.observers):
+            current.resume()
+
+    def _name_of(self, module: nn.Module) -> str:
+        names = (observer.names.get(id(module)) for observer in self.observers)
+        return next((name for name in names if name is not None), "")
 
     def _count_pass(self, module: nn.Module, current: Pass) -> None:
         for observer in self.observers:
@@ -204,7 +255,10 @@ class Attachment:
 
     def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
         current, frames = running.current, running.frames
-        if current is not None and frames and not current.counts_for_none(self.observers):
+        if current is not None and current.is_light:
+            if frames and frames[-1].module is not module and not self._is_around(current, module):
+                return  # it has no frame
+        elif current is not None and frames and not current.counts_for_none(self.observers):
             current.resume()
             current.left(frames, module, arguments, output)
         if frames and frames[-1].module is not module and traits(module).quiet:
@@ -212,24 +266,46 @@ class Attachment:
         # a module that raised before its always-called hook ran leaves frames above this one
         for depth in range(len(frames) - 1, -1, -1):
             if frames[depth].module is module:
-                self.unwind(depth)
+                self.unwind(depth, complete=output is not None)
                 return
 
-    def unwind(self, depth: int) -> None:
+    def _is_around(self, current: Pass, module: nn.Module) -> bool:
+        return current.light is not None and bool(current.light.plan.around.get(id(module)))
+
+    def unwind(self, depth: int, complete: bool = False) -> None:
         """Forget the frames from this depth on; with the last of them the pass ends."""
         del running.frames[depth:]
         current = running.current
         if depth == 0 and current is not None:
             running.current = None
             current.end()
+            self.interception.end()
             for frames in current.doubtful:
                 if not frames[-1].accounted:
                     reason = f"{type(frames[-1].module).__name__} ran, but no attention call was seen in it"
                     self.missed(frames, reason, current)
+            self._compare(current, complete)
             self.parameters.drop_freed()
             with self.lock:
                 self.passes.pop(current, None)
                 self._release()
+
+    def _compare(self, current: Pass, complete: bool) -> None:
+        """A pass has ended: keep what it showed, and tell of calls that light passes have missed."""
+        if current.lesson is not None:
+            # a checkpoint that is computed again may be stopped as soon as its backward has all it needs
+            if complete or current.lesson.kind[0]:
+                with self.lock:
+                    found = plans.learn(current.lesson)
+                for module in found:
+                    self.lost((Frame(module, "", ()),), FOUND.format(passes=CHECK_EVERY - 1), current)
+        elif current.light is not None and complete and not current.counts_for_none(self.observers):
+            for number in current.light.silent():
+                for observer in self._observing(current):
+                    if number in observer.names:
+                        observer.add_lost(observer.names[number], SILENT)
+            if not current.light.is_complete:
+                plans.forget(current.light.plan)
 
     def forget_ended(self) -> None:
         """Forget a pass of this thread that a KeyboardInterrupt or a SystemExit ended: no hook runs then."""
@@ -270,6 +346,8 @@ class Attachment:
             if call.counted:
                 return
             call.counted = True
+            if current is not None:
+                current.counted(call, running.frames)
             self._note_doubts(call, observers)
             place = tuple(shared(frames, last)) if last is not frames else frames
             for observer, (summary, seen) in zip(observers, found, strict=True):
@@ -300,15 +378,25 @@ class Attachment:
 
     def missed(self, frames: tuple[Frame, ...], reason: str, current: Pass | None = None) -> None:
         """Note what may be attention and was not measured, or what is uncertain about a call."""
-        for observer in self._observing(current or running.current):
+        current = current or running.current
+        _spoil(current)
+        for observer in self._observing(current):
             name = _name(observer, frames)
             if name is not None:
                 observer.add_note(name, reason)
+
+    def lost(self, frames: tuple[Frame, ...], reason: str, current: Pass | None = None) -> None:
+        """Warn of an attention call that a light pass may have missed."""
+        for observer in self._observing(current or running.current):
+            name = _name(observer, frames)
+            if name is not None:
+                observer.add_lost(name, reason)
 
     def unmeasured(self, frames: tuple[Frame, ...], reason: str) -> None:
         """Warn of an attention call that cannot be measured."""
         for frame in frames:
             frame.accounted = True
+        _spoil(running.current)
         for observer in self._observing(running.current):
             name = _name(observer, frames)
             if name is not None:
@@ -322,6 +410,12 @@ def _name(observer: Watch, frames: tuple[Frame, ...]) -> str | None:
         if name is not None:
             return name
     return None
+
+
+def _spoil(current: Pass | None) -> None:
+    """A pass with something that is only noted must be a full one each time."""
+    if current is not None and current.lesson is not None:
+        current.lesson.clean = False
 
 
 attachment = Attachment()

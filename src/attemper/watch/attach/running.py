@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..routes.transformers import Interfaced
     from ..trace.trace import Trace
     from .attachment import Attachment
+    from .learned import Lesson, LightPass
 
 QUIET = {nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.GELU, nn.ReLU, nn.SiLU, nn.Conv1d, nn.Conv2d}
 """Modules that hold no attention. Most of a model's ops run in them, and every op that the mode dispatches costs time."""
@@ -100,6 +101,10 @@ class Pass:
     def __init__(self, chain: Chain, mode: TorchDispatchMode, trace: Trace | None = None) -> None:
         self.chain, self.mode, self.trace = chain, mode, trace
         self.active = False  # whether the mode is on
+        self.lesson: Lesson | None = None  # in a full pass, what is learned from it
+        self.light: LightPass | None = None  # in a light pass, what it expects
+        self.is_light = False  # whether it still is: it becomes a full one if something differs
+        self.intercepting = False  # whether an intercepted function reads a call now
         self.interfaced: Interfaced | None = None
         self.begun: list[object] = []  # the watches that were told of this pass
         self.left_out: list[object] = []  # those of them for which it does not count
@@ -122,6 +127,14 @@ class Pass:
             if frames[-1].outer or frames[-1].accounted:
                 return
             self.doubtful.append(tuple(frames))  # the last product may still come
+
+    def counted(self, call: AttentionCall, frames: list[Frame]) -> None:
+        """A call of this pass was counted."""
+        if self.lesson is not None:
+            sequences = self.sequences.of_call(call.query, call.key)
+            self.lesson.counted(call, [frame.module for frame in frames], sequences)
+        elif self.light is not None:
+            self.light.counted(frames[-1].module, call)
 
     def answers(self, call: AttentionCall, out: Any) -> None:
         """The output of an attention call belongs to the sequence of its queries."""

@@ -15,7 +15,7 @@ def leave_padding_out(call: AttentionCall) -> None:
     current, facts = running.current, call.facts
     if current is None:
         return
-    sequence = current.sequences.known(call.query)
+    sequence, _ = current.sequences.of_call(call.query, call.key)
     place = None if sequence is None else (sequence, facts.batch, facts.queries)
     if facts.kind == "cross":
         # of the same sequence only: another one of the same length has other padding
