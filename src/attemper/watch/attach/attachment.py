@@ -7,8 +7,10 @@ is entered when a watched module begins its forward and left when that module en
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,13 +27,11 @@ from ..routes import attemper as own
 from ..routes import sdpa as fused
 from ..routes.handwritten.chain import Chain, shared
 from ..routes.handwritten.op_names import SOFTMAXES, is_followed, op_name
-from ..routes.kind import LearnedSequences
 from ..routes.padding import leave_padding_out
 from ..routes.transformers import Interface
 from ..trace.trace import Trace
 from .dynamo import Eager
-from .learned import CHECK_EVERY, Lesson, LightPass, plans
-from .light import FOUND, SILENT, Interception, running_modules
+from .light import Interception
 from .measuring import measured
 from .modes import without_autograd_and_modes
 from .running import Frame, Pass, Site, running, traits
@@ -39,6 +39,9 @@ from .storages import Storages
 
 if TYPE_CHECKING:
     from ..session import Watch
+
+Measured = list[tuple[HeadSummary | None, Any]]
+"""What was measured of a call for each watch, and what the watch's examiners found."""
 
 EINSUM = torch.ops.aten.einsum.default
 READERS = {**fused.readers(), FORWARD: own.read}
@@ -126,8 +129,8 @@ class Attachment:
         self.passes: dict[Pass, Site] = {}
         self.eager = Eager()
         self.readers = READERS
-        self.interface = Interface(self.begin, self.unmeasured, self.convert)
         self.interception = Interception(self)
+        self.interface = Interface(self.begin, self.unmeasured, self.interception.convert)
 
     def add(self, observer: Watch) -> None:
         with self.lock:
@@ -165,43 +168,26 @@ class Attachment:
         self.eager.off()
 
     def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        frames = running.frames
-        if frames and frames[0].module is module:
+        current, key = running.current, id(module)
+        if current is not None and key in current.skips:
+            return
+        if running.frames and running.frames[0].module is module:
             self.forget_ended()
-        name, key, current = None, id(module), running.current
-        if current is not None and current.is_light and current.light is not None:
-            around = current.light.plan.around.get(key)
-            if around is None:
-                self.convert(current)  # a module that the full pass did not have
-                frames = running.frames
-            elif around:
-                current.light.ran[key] += 1
-            elif len(current.begun) == len(self.observers):
-                return
-        for observer in self.observers:
-            name = observer.names.get(key)
-            if name is not None:
-                break
-        if not frames:
+        current, name = running.current, self.name_of(key)
+        if current is None and not running.frames:
             if name is None or torch.compiler.is_compiling():
                 return
-            running.current = self._pass(module)
-            with self.lock:
-                self.passes[running.current] = Site()
-            self.interception.begin(running.current)
-            if not running.current.is_light:
-                running.current.resume()
-        current, known = running.current, traits(module)
+            current = self._begin(module, sys._getframe(1))
+        elif current is not None and current.light is not None:
+            self.interception.entered(current, current.light, key, sys._getframe(1))  # it may not stay light
+        frames, known = running.frames, traits(module)
         if current is not None:
             if name is not None and len(current.begun) < len(self.observers):
                 self._count_pass(module, current)
-                if current.counts_for_none(self.observers):
-                    current.pause()
-                    current.lesson = None
             if current.lesson is not None:
-                current.lesson.entered(module)
-            if current.is_light:
-                if frames and not (current.light is not None and current.light.plan.around.get(key)):
+                current.lesson.entered(module, None if known.quiet else sys._getframe(1))
+            if current.light is not None:
+                if frames and not current.light.plan.around.get(key):
                     return
             elif known.quiet and current.pause() and frames:
                 return  # no op in it is looked at, so it needs no frame
@@ -210,41 +196,33 @@ class Attachment:
                 frame.outer = True
         frames.append(Frame(module, name or "", arguments))
 
-    def _pass(self, entry: nn.Module) -> Pass:
+    def name_of(self, key: int) -> str | None:
+        """The name of a module, by its id, in the first watch that has it."""
+        for observer in self.observers:
+            name = observer.names.get(key)
+            if name is not None:
+                return name
+        return None
+
+    def _begin(self, entry: nn.Module, frame: FrameType) -> Pass:
+        """A pass begins with this module, which is called from this frame of Python's stack."""
+        current = running.current = self._pass()
+        with self.lock:
+            self.passes[current] = Site(frame)
+        if type(current.mode) is Mode and not any(observer.wants_full for observer in self.observers):
+            self.interception.begin(current, entry, frame)
+        if current.light is None:
+            current.resume()
+        return current
+
+    def _pass(self) -> Pass:
         chain = Chain(self.parameters, self.begin, self.unmeasured, self.missed)
         if running.mode is not None:  # ops are altered, and not traced
             return Pass(chain, running.mode(self))
         if not any(observer.wants_traces for observer in self.observers):
-            made = Pass(chain, Mode(self))
-            if not any(observer.wants_full for observer in self.observers):
-                self._plan(made, entry)
-            return made
+            return Pass(chain, Mode(self))
         trace = Trace(chain)
         return Pass(chain, TracingMode(self, trace), trace)
-
-    def _plan(self, made: Pass, entry: nn.Module) -> None:
-        """Make a pass a light one if it was learned what to expect of it; otherwise learn it."""
-        with self.lock:
-            plan = plans.get(entry)
-        if plan is None:
-            made.lesson = Lesson(entry)
-            return
-        made.light, made.is_light = LightPass(plan), True
-        made.light.ran[id(entry)] += 1
-        made.sequences = made.chain.sequences = LearnedSequences(plan.last_sequence)
-
-    def convert(self, current: Pass, differs: bool = True) -> None:
-        """Something was not expected: the rest of a light pass is a full one, and so is the next pass if the model differs."""
-        current.is_light = False
-        if differs and current.light is not None:
-            current.light.differs = True
-        running.frames = running_modules(running.frames, self._name_of)
-        if not current.counts_for_none(self.observers):
-            current.resume()
-
-    def _name_of(self, module: nn.Module) -> str:
-        names = (observer.names.get(id(module)) for observer in self.observers)
-        return next((name for name in names if name is not None), "")
 
     def _count_pass(self, module: nn.Module, current: Pass) -> None:
         for observer in self.observers:
@@ -252,13 +230,17 @@ class Attachment:
                 current.begun.append(observer)
                 if not observer.pass_began(module):
                     current.left_out.append(observer)
+        if current.counts_for_none(self.observers):
+            current.pause()
+            current.lesson = None
+        if current.light is not None and len(current.begun) == len(self.observers):
+            current.skips = current.light.plan.skips
 
     def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
         current, frames = running.current, running.frames
-        if current is not None and current.is_light:
-            if frames and frames[-1].module is not module and not self._is_around(current, module):
-                return  # it has no frame
-        elif current is not None and frames and not current.counts_for_none(self.observers):
+        if current is not None and id(module) in current.skips:
+            return
+        if current is not None and frames and current.light is None and not current.counts_for_none(self.observers):
             current.resume()
             current.left(frames, module, arguments, output)
         if frames and frames[-1].module is not module and traits(module).quiet:
@@ -269,9 +251,6 @@ class Attachment:
                 self.unwind(depth, complete=output is not None)
                 return
 
-    def _is_around(self, current: Pass, module: nn.Module) -> bool:
-        return current.light is not None and bool(current.light.plan.around.get(id(module)))
-
     def unwind(self, depth: int, complete: bool = False) -> None:
         """Forget the frames from this depth on; with the last of them the pass ends."""
         del running.frames[depth:]
@@ -279,33 +258,15 @@ class Attachment:
         if depth == 0 and current is not None:
             running.current = None
             current.end()
-            self.interception.end()
             for frames in current.doubtful:
                 if not frames[-1].accounted:
                     reason = f"{type(frames[-1].module).__name__} ran, but no attention call was seen in it"
                     self.missed(frames, reason, current)
-            self._compare(current, complete)
+            self.interception.end(current, complete)
             self.parameters.drop_freed()
             with self.lock:
                 self.passes.pop(current, None)
                 self._release()
-
-    def _compare(self, current: Pass, complete: bool) -> None:
-        """A pass has ended: keep what it showed, and tell of calls that light passes have missed."""
-        if current.lesson is not None:
-            # a checkpoint that is computed again may be stopped as soon as its backward has all it needs
-            if complete or current.lesson.kind[0]:
-                with self.lock:
-                    found = plans.learn(current.lesson)
-                for module in found:
-                    self.lost((Frame(module, "", ()),), FOUND.format(passes=CHECK_EVERY - 1), current)
-        elif current.light is not None and complete and not current.counts_for_none(self.observers):
-            for number in current.light.silent():
-                for observer in self._observing(current):
-                    if number in observer.names:
-                        observer.add_lost(observer.names[number], SILENT)
-            if not current.light.is_complete:
-                plans.forget(current.light.plan)
 
     def forget_ended(self) -> None:
         """Forget a pass of this thread that a KeyboardInterrupt or a SystemExit ended: no hook runs then."""
@@ -317,8 +278,6 @@ class Attachment:
 
     def begin(self, call: AttentionCall) -> Callable[[tuple[Frame, ...]], None]:
         """Measure a call. The function that is returned counts it, once it is certain to be attention."""
-        # a forward inside a backward is a checkpoint computed again: its numbers are counted, its gradients are still to come
-        again = _current_graph_task_id() != -1
         current = running.current
         if current is not None and current.interfaced is not None:
             call.facts = current.interfaced.complete(call.facts)
@@ -327,8 +286,29 @@ class Attachment:
         if reason is not None:  # whatever the route: our kernels read memory by its address
             self.unmeasured(frames, f"attention on {reason}")
             return lambda last: None
-        observers = [observer for observer in self._observing(current) if _name(observer, frames) is not None]
-        found: list[tuple[HeadSummary | None, Any]] = [(None, None)] * len(observers)
+        observers = [observer for observer in self.observing(current) if _name(observer, frames) is not None]
+        found = self._measure(call, observers, current)
+        if found is None:
+            return lambda last: None
+
+        def count(last: tuple[Frame, ...]) -> None:
+            if not call.counted:
+                place = tuple(shared(frames, last)) if last is not frames else frames
+                self._count(call, observers, found, current, place)
+
+        return count
+
+    def take(self, call: AttentionCall, current: Pass) -> None:
+        """Measure and count a call that is readable and certain to be attention: what `begin` does, with fewer questions."""
+        observers = [observer for observer in self.observing(current) if _name(observer, call.frames) is not None]
+        found = self._measure(call, observers, current)
+        if found is not None:
+            self._count(call, observers, found, current, call.frames)
+
+    def _measure(self, call: AttentionCall, observers: list[Watch], current: Pass | None) -> Measured | None:
+        # a forward inside a backward is a checkpoint computed again: its numbers are counted, its gradients are still to come
+        again = _current_graph_task_id() != -1
+        found: Measured = [(None, None)] * len(observers)
         try:
             with without_autograd_and_modes(call.query.device.type):
                 leave_padding_out(call)
@@ -338,24 +318,27 @@ class Attachment:
                     found = measured(call, observers)
         except (AttemperError, RuntimeError) as error:
             # the model runs on, and a warning says that this call is missing from the record
-            self.unmeasured(frames, str(error))
-            return lambda last: None
+            self.unmeasured(call.frames, str(error))
+            return None
         call.logits = call.mask = call.vitals = None
+        return found
 
-        def count(last: tuple[Frame, ...]) -> None:
-            if call.counted:
-                return
-            call.counted = True
-            if current is not None:
-                current.counted(call, running.frames)
-            self._note_doubts(call, observers)
-            place = tuple(shared(frames, last)) if last is not frames else frames
-            for observer, (summary, seen) in zip(observers, found, strict=True):
-                name = _name(observer, place)
-                if name is not None:
-                    observer.add_call(name, call, summary, seen)
-
-        return count
+    def _count(
+        self,
+        call: AttentionCall,
+        observers: list[Watch],
+        found: Measured,
+        current: Pass | None,
+        place: tuple[Frame, ...],
+    ) -> None:
+        call.counted = True
+        if current is not None:
+            current.counted(call, running.frames)
+        self._note_doubts(call, observers)
+        for observer, (summary, seen) in zip(observers, found, strict=True):
+            name = _name(observer, place)
+            if name is not None:
+                observer.add_call(name, call, summary, seen)
 
     def _note_doubts(self, call: AttentionCall, observers: list[Watch]) -> None:
         """Mark the modules around a call as accounted for, and note what is uncertain about its numbers."""
@@ -372,7 +355,7 @@ class Attachment:
                 if observer.wants_gradients and name is not None:
                     observer.add_note(name, "q and k are one tensor: |dq| and |dk| are both its whole gradient")
 
-    def _observing(self, current: Pass | None) -> list[Watch]:
+    def observing(self, current: Pass | None) -> list[Watch]:
         """The watches that measure a pass."""
         return [observer for observer in self.observers if current is None or observer not in current.left_out]
 
@@ -380,24 +363,17 @@ class Attachment:
         """Note what may be attention and was not measured, or what is uncertain about a call."""
         current = current or running.current
         _spoil(current)
-        for observer in self._observing(current):
+        for observer in self.observing(current):
             name = _name(observer, frames)
             if name is not None:
                 observer.add_note(name, reason)
-
-    def lost(self, frames: tuple[Frame, ...], reason: str, current: Pass | None = None) -> None:
-        """Warn of an attention call that a light pass may have missed."""
-        for observer in self._observing(current or running.current):
-            name = _name(observer, frames)
-            if name is not None:
-                observer.add_lost(name, reason)
 
     def unmeasured(self, frames: tuple[Frame, ...], reason: str) -> None:
         """Warn of an attention call that cannot be measured."""
         for frame in frames:
             frame.accounted = True
         _spoil(running.current)
-        for observer in self._observing(running.current):
+        for observer in self.observing(running.current):
             name = _name(observer, frames)
             if name is not None:
                 observer.add_unmeasured(name, reason)

@@ -8,27 +8,61 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from types import FrameType
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..._torch_private import _current_graph_task_id
 from ...kernels.contract import is_recording
-from ..call import AttentionCall
+from ..call import AttentionCall, Facts
+from ..routes.kind import shown_kind
+from .running import Frame
+from .storages import address
 
 CHECK_EVERY = 50
 """Of the passes of one kind, every so many-th is a full one, which checks what was learned."""
 
-DECLARED = ("interface", "replaced")  # routes that read a call from the arguments of a function, with a mode and without
+DECLARED = (
+    "interface",
+    "replaced",
+)  # routes that read a call from the arguments of a function, with a mode and without
 
-PassKind = tuple[bool, bool, bool, str | None]
+KINDS = 64  # of passes, that are kept for one module
 
 
-def kind_of_pass(entry: nn.Module) -> PassKind:
-    """Passes of different kinds may run different functions: computed again in a backward, with gradients, …"""
-    implementation = getattr(getattr(entry, "config", None), "_attn_implementation", None)
-    return _current_graph_task_id() != -1, is_recording(), entry.training, implementation
+class PassKind(NamedTuple):
+    """Passes of different kinds may run different functions."""
+
+    again: bool  # a checkpoint that is computed again in a backward
+    recording: bool
+    training: bool
+    implementation: str | None  # of the Hugging Face interface
+    pattern: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, entry: nn.Module, frame: FrameType) -> PassKind:
+        """The kind of a pass that begins now with this module, which is called from this frame of Python's stack."""
+        implementation = getattr(getattr(entry, "config", None), "_attn_implementation", None)
+        again = _current_graph_task_id() != -1
+        return cls(again, is_recording(), entry.training, implementation, pattern_of(frame))
+
+
+def pattern_of(frame: FrameType) -> tuple[Any, ...]:
+    """Which arguments of a module are one tensor, and what the others are: self- and cross-attention differ by that.
+
+    The frame is torch's, which calls the hook: a global hook is not given what was passed by name.
+    """
+    given = frame.f_locals
+    args, kwargs = given.get("args", ()), given.get("kwargs") or {}
+    places: dict[int, int] = {}
+    found: list[Any] = [len(args), *kwargs]
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append(places.setdefault(address(value) or id(value), len(places)))
+        else:
+            found.append(value if value is None or isinstance(value, (bool, str)) else type(value))
+    return tuple(found)
 
 
 class ExpectedCall(NamedTuple):
@@ -42,24 +76,31 @@ class ExpectedCall(NamedTuple):
 class Lesson:
     """A full pass: which modules ran, and which of their attention calls an intercepted function announced."""
 
-    def __init__(self, entry: nn.Module) -> None:
-        self.entry, self.kind = entry, kind_of_pass(entry)
+    def __init__(self, entry: nn.Module, kind: PassKind) -> None:
+        self.entry, self.kind = entry, kind
         self.modules: dict[int, nn.Module] = {}
         self.runs: Counter[int] = Counter()  # how often each ran
         self.around: set[int] = {id(entry)}  # the modules that a call ran in
+        self.patterns: dict[int, list[tuple[Any, ...]]] = {}  # of their arguments, each time that they ran
+        self.patterned: set[int] = set()  # those in which the arguments decide about a call
         self.calls: list[ExpectedCall] = []
         self.announced = 0  # how many of the calls an intercepted function announced
         self.forms: set[Any] = set()  # of the calls of SDPA
         self.softmaxes = 0
         self.clean = True  # whether nothing was seen that a light pass would not see
 
-    def entered(self, module: nn.Module) -> None:
+    def entered(self, module: nn.Module, frame: FrameType | None) -> None:
+        """A module begins its forward, called from this frame; None if it holds no attention."""
         self.modules[id(module)] = module
         self.runs[id(module)] += 1
+        if frame is not None:
+            self.patterns.setdefault(id(module), []).append(pattern_of(frame))
 
-    def counted(self, call: AttentionCall, around: Iterable[nn.Module], sequences: tuple[int | None, int | None]) -> None:
+    def counted(self, call: AttentionCall, around: list[Frame], sequences: tuple[int | None, int | None]) -> None:
         """A call was counted, in these modules."""
-        modules = [id(module) for module in around]
+        modules = [id(frame.module) for frame in around]
+        if call.facts.kind == "cross" or shown_kind(call.frames[-1], call.query, call.key) is None:
+            self.patterned.update(modules)
         self.around.update(modules)
         self.calls.append(ExpectedCall(modules[-1], call.facts.implementation, sequences))
         self.clean &= call.logits is None and not call.product
@@ -82,6 +123,7 @@ class Plan:
 
     def __init__(self, lesson: Lesson) -> None:
         self.around = {number: number in lesson.around for number in lesson.modules}
+        self.skips = frozenset(number for number, around in self.around.items() if not around)
         self.order = [call.module for call in lesson.calls]
         self.calls: dict[int, list[ExpectedCall]] = {}
         for call in lesson.calls:
@@ -90,6 +132,8 @@ class Plan:
         numbers = [number for call in lesson.calls for number in call.sequences if number is not None]
         self.last_sequence = max(numbers, default=0)
         self.forms, self.softmaxes = lesson.forms, lesson.softmaxes
+        self.facts: dict[Any, Facts] = {}  # of the calls that were read, by all that decides about them
+        self.patterns = {number: lesson.patterns[number] for number in lesson.patterned if number in lesson.patterns}
         self.uses = 0
         self.valid = lesson.can_be_light
         mine = weakref.ref(self)
@@ -101,6 +145,10 @@ class Plan:
 
         self.modules = [weakref.ref(module, freed) for module in lesson.modules.values()]
 
+    def each(self, number: int) -> int:
+        """How many calls a module makes in a pass."""
+        return len(self.calls.get(number, ()))
+
 
 class Plans:
     """The plans of all models, by the module that a pass begins with and the kind of the pass."""
@@ -108,9 +156,9 @@ class Plans:
     def __init__(self) -> None:
         self.plans: weakref.WeakKeyDictionary[nn.Module, dict[PassKind, Plan]] = weakref.WeakKeyDictionary()
 
-    def get(self, entry: nn.Module) -> Plan | None:
+    def get(self, entry: nn.Module, kind: PassKind) -> Plan | None:
         """The plan of a pass that begins now; None if it must be a full one."""
-        plan = self.plans.get(entry, {}).get(kind_of_pass(entry))
+        plan = self.plans.get(entry, {}).get(kind)
         if plan is None or not plan.valid:
             return None
         plan.uses += 1
@@ -119,6 +167,8 @@ class Plans:
     def learn(self, lesson: Lesson) -> list[nn.Module]:
         """Keep what a full pass showed; returns the modules with calls that light passes since the last one may have missed."""
         plans = self.plans.setdefault(lesson.entry, {})
+        if len(plans) > KINDS:
+            plans.clear()
         before, plans[lesson.kind] = plans.get(lesson.kind), Plan(lesson)
         if before is None or not before.valid or not before.uses:
             return []
@@ -126,12 +176,9 @@ class Plans:
         return [
             lesson.modules[number]
             for number, count in now.items()
-            # known, and with more calls each time that it ran
-            if number in before.around and count * before.runs.get(number, 1) > len(before.calls.get(number, ())) * lesson.runs[number]
+            if number in before.around
+            and count * before.runs.get(number, 1) > before.each(number) * lesson.runs[number]
         ]
-
-    def forget(self, plan: Plan) -> None:
-        plan.valid = False
 
 
 plans = Plans()
@@ -148,6 +195,12 @@ class LightPass:
         self.softmaxes = 0
         self.differs = False
         self.last_is_op = False  # whether the last call was read from the arguments of an op
+
+    def entered(self, number: int, frame: FrameType) -> bool:
+        """A module around calls begins its forward; whether its arguments are as before, where they decide about a call."""
+        ran, patterns = self.ran[number], self.plan.patterns.get(number)
+        self.ran[number] = ran + 1
+        return patterns is None or (ran < len(patterns) and patterns[ran] == pattern_of(frame))
 
     def expected(self, module: nn.Module) -> ExpectedCall | None:
         """The next call of a module; None if a full pass saw no more of them."""
@@ -170,8 +223,8 @@ class LightPass:
         plan = self.plan
         return [
             number
-            for number, calls in plan.calls.items()
-            if self.ran[number] and self.made[number] * plan.runs[number] < len(calls) * self.ran[number]
+            for number in plan.calls
+            if self.ran[number] and self.made[number] * plan.runs[number] < plan.each(number) * self.ran[number]
         ]
 
     @property

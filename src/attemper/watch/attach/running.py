@@ -102,14 +102,16 @@ class Pass:
         self.chain, self.mode, self.trace = chain, mode, trace
         self.active = False  # whether the mode is on
         self.lesson: Lesson | None = None  # in a full pass, what is learned from it
-        self.light: LightPass | None = None  # in a light pass, what it expects
-        self.is_light = False  # whether it still is: it becomes a full one if something differs
+        self.light: LightPass | None = None  # while it is light, what it expects
+        self.begun_light: LightPass | None = None  # the same, also after it became a full one
+        self.skips: frozenset[int] = frozenset()  # modules that need no frame in it, by their ids
         self.intercepting = False  # whether an intercepted function reads a call now
         self.interfaced: Interfaced | None = None
         self.begun: list[object] = []  # the watches that were told of this pass
         self.left_out: list[object] = []  # those of them for which it does not count
         self.sequences: Sequences = chain.sequences
         self.kept: dict[tuple[int, int, int], Tensor | None] = {}  # sequence, batch, length → rows that are not padding
+        self.masks: dict[Any, tuple[Tensor, Tensor]] = {}  # in a light pass: place in memory → mask, rows that it shows
         self.place: Place | None = None  # of the current op, if ops are counted (alter.py)
         self.ratio = 1.0  # what that op's output is then multiplied by
         self.doubtful: list[tuple[Frame, ...]] = []  # modules that are named attention and showed no call
@@ -132,9 +134,9 @@ class Pass:
         """A call of this pass was counted."""
         if self.lesson is not None:
             sequences = self.sequences.of_call(call.query, call.key)
-            self.lesson.counted(call, [frame.module for frame in frames], sequences)
-        elif self.light is not None:
-            self.light.counted(frames[-1].module, call)
+            self.lesson.counted(call, frames, sequences)
+        elif self.begun_light is not None:
+            self.begun_light.counted(frames[-1].module, call)
 
     def answers(self, call: AttentionCall, out: Any) -> None:
         """The output of an attention call belongs to the sequence of its queries."""
@@ -174,9 +176,9 @@ class Pass:
 class Site:
     """Where a forward was called. A KeyboardInterrupt or a SystemExit ends a forward without calling its hooks."""
 
-    def __init__(self) -> None:
+    def __init__(self, frame: FrameType) -> None:
         self.thread = threading.get_ident()
-        self.frame = sys._getframe(2)  # torch's, which calls both the hook and the forward
+        self.frame = frame  # torch's, which calls both the hook and the forward
 
     def is_running(self) -> bool:
         return any(frame is self.frame for frame in python_frames(sys._current_frames().get(self.thread)))

@@ -76,9 +76,8 @@ def _kind_by_name(name: str, cls: str) -> str | None:
     return "self" if any(map(SELF.search, labels)) else None
 
 
-def kind_of(frames: tuple[Frame, ...], query: Tensor, key: Tensor, lengths: tuple[int, int]) -> str:
-    """Self- or cross-attention: by the module's arguments, by its name, by the sequences of q and k, then by lengths."""
-    frame = frames[-1]
+def shown_kind(frame: Frame, query: Tensor, key: Tensor) -> str | None:
+    """Self- or cross-attention, if the module's arguments, its name or the storage of q and k show it."""
     if frame.kind is not None:
         return frame.kind
     named = _kind_by_name(frame.name, type(frame.module).__name__)
@@ -86,8 +85,14 @@ def kind_of(frames: tuple[Frame, ...], query: Tensor, key: Tensor, lengths: tupl
         return "cross"
     if named == "self":
         return "self"
-    if address(query) == address(key) != 0:
-        return "self"
+    return "self" if address(query) == address(key) != 0 else None
+
+
+def kind_of(frames: tuple[Frame, ...], query: Tensor, key: Tensor, lengths: tuple[int, int]) -> str:
+    """Self- or cross-attention: by the module's arguments, by its name, by the sequences of q and k, then by lengths."""
+    shown = shown_kind(frames[-1], query, key)
+    if shown is not None:
+        return shown
     if running.current is not None:
         sequences = running.current.sequences.of_call(query, key)
         if None not in sequences:

@@ -35,6 +35,14 @@ class Interfaced:
         self.options = options
         self.seen = False
 
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """All that `complete` reads."""
+        options = self.options
+        window = options.get("sliding_window")
+        declared = _number(options.get("scaling")), _number(options.get("softcap"))
+        return self.implementation, self.kv_heads, self.causal, *declared, window if window is None else str(window)
+
     def complete(self, facts: Facts) -> Facts:
         """The facts of an op inside, with those that only the interface has."""
         self.seen = True
@@ -99,13 +107,12 @@ class Interface:
     def expect(self, module: Any, implementation: str | None) -> None:
         """Turn a light pass into a full one, before the function runs, unless a full pass saw the same call."""
         current = running.current
-        if current is None or not current.is_light or current.light is None:
+        if current is None or current.light is None:
             return
-        assert isinstance(current.sequences, LearnedSequences)
         expected = current.light.expected(module) if running.frames[-1].module is module else None
         if expected is None or expected.implementation != (implementation or "eager"):
             self.convert(current)
-        else:
+        elif isinstance(current.sequences, LearnedSequences):
             current.sequences.now = expected.sequences
 
     def from_arguments(
