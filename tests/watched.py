@@ -14,6 +14,7 @@ from torch.nn.modules import module as torch_modules
 from torch.utils import _python_dispatch
 from torch.utils.checkpoint import checkpoint
 
+from attemper.operation.listen import listening
 from attemper.watch.attach import attachment as attach
 from attemper.watch.attach.running import running
 
@@ -58,6 +59,11 @@ def state():
         _python_dispatch._is_in_torch_dispatch_mode,
         _python_dispatch._is_in_non_infra_torch_dispatch_mode,
         interface.get_interface,
+        F.scaled_dot_product_attention,
+        *(getattr(owner, name) for owner in (torch, torch.Tensor) for name in ("softmax", "log_softmax")),
+        *(torch._native_multi_head_attention, torch._transformer_encoder_layer_fwd),
+        "softmax" in vars(torch.Tensor),
+        listening.listener,
         dict(interface._global_mapping),
         dict(transformers.AttentionMaskInterface._global_mapping),
         list(running.frames),

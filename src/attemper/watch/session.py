@@ -18,13 +18,14 @@ from ..kernels import check_name
 from ..operation.checks import Signs, check_signs
 from ..vitals import Vitals
 from .attach.attachment import attachment
-from .attach.dynamo import in_compiled
+from .attach.dynamo import COMPILED, in_compiled, is_compiled
+from .attach.gradients import NO_GRADIENTS
 from .attach.names import named_modules
 from .attach.running import running
 from .call import AttentionCall, Examiner
 from .options import check_model, check_options, with_hooks
 from .passes import LEFT_OUT, ONLY_OTHERS, UNFINISHED, Passes
-from .record.entry import Entry, StepAccumulator
+from .record.entry import Entry, StepAccumulator, to_host
 from .record.jsonl import Journal
 from .record.ranks import Ranks, are_many
 from .record.record import Record
@@ -38,11 +39,6 @@ FOLLOWS = (
 )
 
 KEPT = 100  # steps that are held in memory if a file has all
-NO_GRADIENTS = (
-    "gradients=True, but in step {step} no gradient reached q and k of {layers}: passes ran under no_grad or inference_mode, "
-    "layers are frozen, or no backward ran before the step ended."
-)
-COMPILED = "the model is compiled: watched steps run eagerly, the others as compiled."
 
 
 def watch(
@@ -274,7 +270,7 @@ class Watch:
 
     def _attach(self) -> None:
         self._measuring = True
-        if any(map(_is_compiled, self.modules)):
+        if any(map(is_compiled, self.modules)):
             self._warn(COMPILED)
         attachment.add(self)
         if self._ranks is not None:
@@ -360,8 +356,9 @@ class Watch:
             self._check_calls()  # if other ranks have calls, an error on this one would end them too
         entries = entries if whole is None else whole
         self._note_gradients(entries)
-        self._record._add(entries, facts)
         writes = self._journal is not None and self._ranks is not None and self._ranks.first
+        entries = to_host(entries) if writes else entries
+        self._record._add(entries, facts)
         if self._journal is not None and writes:
             self._journal.append(entries, facts, [note for note in self._record.notes if note != self._tail])
             if self._journal.waiting:
@@ -401,7 +398,3 @@ class Watch:
                 "Call watch.step() after each step, or give watch() the optimizer.",
                 stacklevel=3,
             )
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules

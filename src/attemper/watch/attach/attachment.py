@@ -234,7 +234,7 @@ class Attachment:
             current.pause()
             current.lesson = None
         if current.light is not None and len(current.begun) == len(self.observers):
-            current.skips = current.light.plan.skips
+            current.skips = current.light.plan.skipped_by([observer.names for observer in self.observers])
 
     def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
         current, frames = running.current, running.frames
@@ -263,7 +263,8 @@ class Attachment:
                     reason = f"{type(frames[-1].module).__name__} ran, but no attention call was seen in it"
                     self.missed(frames, reason, current)
             self.interception.end(current, complete)
-            self.parameters.drop_freed()
+            if current.begun_light is None:
+                self.parameters.drop_freed()
             with self.lock:
                 self.passes.pop(current, None)
                 self._release()

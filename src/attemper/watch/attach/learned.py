@@ -69,6 +69,7 @@ class ExpectedCall(NamedTuple):
     """A call as a full pass saw it."""
 
     module: int  # the id of the innermost module around it
+    route: str
     implementation: str | None  # of the Hugging Face interface
     sequences: tuple[int | None, int | None]  # the numbers of q and k
 
@@ -102,7 +103,7 @@ class Lesson:
         if call.facts.kind == "cross" or shown_kind(call.frames[-1], call.query, call.key) is None:
             self.patterned.update(modules)
         self.around.update(modules)
-        self.calls.append(ExpectedCall(modules[-1], call.facts.implementation, sequences))
+        self.calls.append(ExpectedCall(modules[-1], call.facts.route, call.facts.implementation, sequences))
         self.clean &= call.logits is None and not call.product
         self.announced += call.facts.route in DECLARED
 
@@ -123,7 +124,6 @@ class Plan:
 
     def __init__(self, lesson: Lesson) -> None:
         self.around = {number: number in lesson.around for number in lesson.modules}
-        self.skips = frozenset(number for number, around in self.around.items() if not around)
         self.order = [call.module for call in lesson.calls]
         self.calls: dict[int, list[ExpectedCall]] = {}
         for call in lesson.calls:
@@ -134,6 +134,9 @@ class Plan:
         self.forms, self.softmaxes = lesson.forms, lesson.softmaxes
         self.facts: dict[Any, Facts] = {}  # of the calls that were read, by all that decides about them
         self.patterns = {number: lesson.patterns[number] for number in lesson.patterned if number in lesson.patterns}
+        inner = {*self.calls, *self.patterns, id(lesson.entry)}
+        self.without_calls = frozenset(number for number, around in self.around.items() if not around)
+        self.not_innermost = frozenset(number for number in self.around if number not in inner)
         self.uses = 0
         self.valid = lesson.can_be_light
         mine = weakref.ref(self)
@@ -144,6 +147,11 @@ class Plan:
                 plan.valid = False
 
         self.modules = [weakref.ref(module, freed) for module in lesson.modules.values()]
+
+    def skipped_by(self, names: list[dict[int, str]]) -> frozenset[int]:
+        """The modules that need no frame: those that are never innermost around a call, if watches name all that are."""
+        named = all(number in each for each in names for number in self.calls)
+        return self.not_innermost if named else self.without_calls
 
     def each(self, number: int) -> int:
         """How many calls a module makes in a pass."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..._torch_private import _get_tracing_state, peek_interpreter_stack
+from ..._torch_private import _get_tracing_state, _is_any_autocast_enabled, peek_interpreter_stack
 from ...kernels.contract import Problem
 from ...operation.listen import listening
 from ...operation.ops import FORWARD
@@ -150,10 +150,10 @@ class Interception:
         if current.counts_for_none(self.attachment.observers):
             return original(*args, **kwargs)
         given = bound(*args, **kwargs)
-        if given is not None and torch.is_autocast_enabled(given.query.device.type):
+        if given is not None and _is_any_autocast_enabled() and torch.is_autocast_enabled(given.query.device.type):
             given = lowered(given)
             args, kwargs = given[:6], {"scale": given.scale, "enable_gqa": given.enable_gqa}
-        expected = self._expected(current, light)
+        expected = self._expected(current, light, "sdpa")
         signature = signature_of(given, current) if given is not None and expected is not None else None
         facts = light.plan.facts.get(signature)
         if facts is not None and given is not None:
@@ -191,7 +191,7 @@ class Interception:
             light = current.light
             if light is None or current.counts_for_none(self.attachment.observers):
                 return original(*args, **kwargs)
-            if self._expected(current, light) is None:
+            if self._expected(current, light, "fused") is None:
                 self.convert(current)
                 return original(*args, **kwargs)
             out = original(*args, **kwargs)
@@ -223,15 +223,16 @@ class Interception:
         if current.lesson is not None:
             current.lesson.announced += 1
         elif current.light is not None and not current.counts_for_none(self.attachment.observers):
-            if self._expected(current, current.light) is None:
+            if self._expected(current, current.light, "attemper") is None:
                 self.convert(current)
             self._read(current, FORWARD, problem, {})
 
-    def _expected(self, current: Pass, light: LightPass) -> ExpectedCall | None:
+    def _expected(self, current: Pass, light: LightPass, route: str) -> ExpectedCall | None:
         """The call that a full pass saw here, in the innermost module; its sequences are those of the call that is read next."""
         module = running.frames[-1].module
         # the interface has compared the module that called it
         expected = light.expected(module) if current.interfaced is not None or is_innermost(module) else None
+        expected = expected if expected is not None and expected.route == route else None
         if isinstance(current.sequences, LearnedSequences):
             current.sequences.now = None if expected is None else expected.sequences
         return expected
