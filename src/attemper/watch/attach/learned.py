@@ -1,7 +1,7 @@
 """Learned: what a full pass showed of a model's attention calls, so that a light pass can expect the same ones.
 
 A Lesson is written while a full pass runs. If every call in it went through a function that a light pass can intercept, it
-becomes a Plan. Plans are kept by the module that a pass begins with, as long as that module lives.
+becomes a PassPlan. Plans are kept by the module that a pass begins with, as long as that module lives.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Lesson:
         return self.clean and self.announced == len(self.calls)
 
 
-class Plan:
+class PassPlan:
     """What a light pass expects. It is void once one of its modules is freed: another may then have the same id."""
 
     def __init__(self, lesson: Lesson) -> None:
@@ -158,13 +158,13 @@ class Plan:
         return len(self.calls.get(number, ()))
 
 
-class Plans:
+class PassPlans:
     """The plans of all models, by the module that a pass begins with and the kind of the pass."""
 
     def __init__(self) -> None:
-        self.plans: weakref.WeakKeyDictionary[nn.Module, dict[PassKind, Plan]] = weakref.WeakKeyDictionary()
+        self.plans: weakref.WeakKeyDictionary[nn.Module, dict[PassKind, PassPlan]] = weakref.WeakKeyDictionary()
 
-    def get(self, entry: nn.Module, kind: PassKind) -> Plan | None:
+    def get(self, entry: nn.Module, kind: PassKind) -> PassPlan | None:
         """The plan of a pass that begins now; None if it must be a full one."""
         plan = self.plans.get(entry, {}).get(kind)
         if plan is None or not plan.valid:
@@ -177,7 +177,7 @@ class Plans:
         plans = self.plans.setdefault(lesson.entry, {})
         if len(plans) > KINDS:
             plans.clear()
-        before, plans[lesson.kind] = plans.get(lesson.kind), Plan(lesson)
+        before, plans[lesson.kind] = plans.get(lesson.kind), PassPlan(lesson)
         if before is None or not before.valid or not before.uses:
             return []
         now = Counter(call.module for call in lesson.calls)
@@ -189,13 +189,13 @@ class Plans:
         ]
 
 
-plans = Plans()
+plans = PassPlans()
 
 
 class LightPass:
     """The calls of one light pass, compared with its plan."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PassPlan) -> None:
         self.plan = plan
         self.ran: Counter[int] = Counter()
         self.made: Counter[int] = Counter()
