@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from torch.utils.hooks import RemovableHandle
 
 from ..._torch_private import HigherOrderOperator, TorchDispatchMode, _current_graph_task_id, _pop_mode, _push_mode
 from ...errors import AttemperError
-from ...heads import HeadSummary
 from ...operation.ops import FORWARD
 from ..call import AttentionCall
 from ..routes import attemper as own
@@ -32,16 +31,13 @@ from ..routes.transformers import Interface
 from ..trace.trace import Trace
 from .dynamo import Eager
 from .light import Interception
-from .measuring import measured
+from .measuring import Measured, measured
 from .modes import without_autograd_and_modes
 from .running import Frame, Pass, Site, running, traits
 from .storages import Storages
 
 if TYPE_CHECKING:
     from ..session import Watch
-
-Measured = list[tuple[HeadSummary | None, Any]]
-"""What was measured of a call for each watch, and what the watch's examiners found."""
 
 EINSUM = torch.ops.aten.einsum.default
 READERS = {**fused.readers(), FORWARD: own.read}
@@ -238,8 +234,12 @@ class Attachment:
 
     def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
         current, frames = running.current, running.frames
-        if current is not None and id(module) in current.skips:
-            return
+        if current is not None and current.light is not None:
+            if id(module) in current.skips:
+                return
+            if len(frames) > 1 and frames[-1].module is module:
+                frames.pop()
+                return
         if current is not None and frames and current.light is None and not current.counts_for_none(self.observers):
             current.resume()
             current.left(frames, module, arguments, output)
@@ -295,16 +295,22 @@ class Attachment:
         def count(last: tuple[Frame, ...]) -> None:
             if not call.counted:
                 place = tuple(shared(frames, last)) if last is not frames else frames
-                self._count(call, observers, found, current, place)
+                self._count(call, observers, found, current, [_name(observer, place) for observer in observers])
 
         return count
 
     def take(self, call: AttentionCall, current: Pass) -> None:
         """Measure and count a call that is readable and certain to be attention: what `begin` does, with fewer questions."""
-        observers = [observer for observer in self.observing(current) if _name(observer, call.frames) is not None]
+        key, observers, names = id(call.frames[-1].module), [], []
+        for observer in self.observers if not current.left_out else self.observing(current):
+            name = observer.names.get(key)
+            name = _name(observer, call.frames) if name is None else name
+            if name is not None:
+                observers.append(observer)
+                names.append(name)
         found = self._measure(call, observers, current)
         if found is not None:
-            self._count(call, observers, found, current, call.frames)
+            self._count(call, observers, found, current, names)
 
     def _measure(self, call: AttentionCall, observers: list[Watch], current: Pass | None) -> Measured | None:
         # a forward inside a backward is a checkpoint computed again: its numbers are counted, its gradients are still to come
@@ -330,14 +336,13 @@ class Attachment:
         observers: list[Watch],
         found: Measured,
         current: Pass | None,
-        place: tuple[Frame, ...],
+        names: Sequence[str | None],
     ) -> None:
         call.counted = True
         if current is not None:
             current.counted(call, running.frames)
         self._note_doubts(call, observers)
-        for observer, (summary, seen) in zip(observers, found, strict=True):
-            name = _name(observer, place)
+        for observer, name, (summary, seen) in zip(observers, names, found, strict=True):
             if name is not None:
                 observer.add_call(name, call, summary, seen)
 
@@ -363,7 +368,8 @@ class Attachment:
     def missed(self, frames: tuple[Frame, ...], reason: str, current: Pass | None = None) -> None:
         """Note what may be attention and was not measured, or what is uncertain about a call."""
         current = current or running.current
-        _spoil(current)
+        if current is not None:
+            current.spoil()
         for observer in self.observing(current):
             name = _name(observer, frames)
             if name is not None:
@@ -373,7 +379,8 @@ class Attachment:
         """Warn of an attention call that cannot be measured."""
         for frame in frames:
             frame.accounted = True
-        _spoil(running.current)
+        if running.current is not None:
+            running.current.spoil()
         for observer in self.observing(running.current):
             name = _name(observer, frames)
             if name is not None:
@@ -387,12 +394,6 @@ def _name(observer: Watch, frames: tuple[Frame, ...]) -> str | None:
         if name is not None:
             return name
     return None
-
-
-def _spoil(current: Pass | None) -> None:
-    """A pass with something that is only noted must be a full one each time."""
-    if current is not None and current.lesson is not None:
-        current.lesson.clean = False
 
 
 attachment = Attachment()

@@ -197,8 +197,8 @@ class LightPass:
 
     def __init__(self, plan: PassPlan) -> None:
         self.plan = plan
-        self.ran: Counter[int] = Counter()
-        self.made: Counter[int] = Counter()
+        self.ran: dict[int, int] = {}  # how often each module around a call ran
+        self.made: dict[int, int] = {}  # how many calls each made
         self.position = 0
         self.softmaxes = 0
         self.differs = False
@@ -206,7 +206,7 @@ class LightPass:
 
     def entered(self, number: int, frame: FrameType) -> bool:
         """A module around calls begins its forward; whether its arguments are as before, where they decide about a call."""
-        ran, patterns = self.ran[number], self.plan.patterns.get(number)
+        ran, patterns = self.ran.get(number, 0), self.plan.patterns.get(number)
         self.ran[number] = ran + 1
         return patterns is None or (ran < len(patterns) and patterns[ran] == pattern_of(frame))
 
@@ -215,13 +215,13 @@ class LightPass:
         calls = self.plan.calls.get(id(module))
         if calls is None:
             return None
-        made = self.made[id(module)]
+        made = self.made.get(id(module), 0)
         return calls[made] if made < len(calls) else None
 
     def counted(self, module: nn.Module, call: AttentionCall) -> None:
         number, order = id(module), self.plan.order
         self.last_is_op = not call.product
-        self.made[number] += 1
+        self.made[number] = self.made.get(number, 0) + 1
         if self.position >= len(order) or order[self.position] != number:
             self.differs = True
         self.position += 1
@@ -232,7 +232,7 @@ class LightPass:
         return [
             number
             for number in plan.calls
-            if self.ran[number] and self.made[number] * plan.runs[number] < plan.each(number) * self.ran[number]
+            if self.made.get(number, 0) * plan.runs[number] < plan.each(number) * self.ran.get(number, 0)
         ]
 
     @property

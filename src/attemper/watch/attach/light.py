@@ -89,7 +89,7 @@ class Interception:
             current.lesson = Lesson(entry, kind)
         else:
             current.light = current.begun_light = LightPass(plan)
-            current.light.ran[id(entry)] += 1
+            current.light.ran[id(entry)] = 1
             current.sequences = current.chain.sequences = LearnedSequences(plan.last_sequence)
         listening.listener = self.heard
 

@@ -138,6 +138,11 @@ class Pass:
         elif self.begun_light is not None:
             self.begun_light.counted(frames[-1].module, call)
 
+    def spoil(self) -> None:
+        """Something was seen that can only be noted: a pass like this one must be full each time."""
+        if self.lesson is not None:
+            self.lesson.clean = False
+
     def answers(self, call: AttentionCall, out: Any) -> None:
         """The output of an attention call belongs to the sequence of its queries."""
         result = out[0] if isinstance(out, (tuple, list)) else out
