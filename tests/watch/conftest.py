@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from attemper.watch.attach.light import Interception
 from watched import state
 
 
@@ -19,3 +20,18 @@ def float64():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def kinds(monkeypatch):
+    """How each pass was followed: "full", "light", or "converted" from light to full."""
+    found = []
+    end = Interception.end
+
+    def ended(self, current, complete):
+        light = current.begun_light is not None
+        found.append("full" if not light else "converted" if current.light is None else "light")
+        end(self, current, complete)
+
+    monkeypatch.setattr(Interception, "end", ended)
+    return found

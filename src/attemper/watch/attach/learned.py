@@ -202,6 +202,7 @@ class LightPass:
         self.position = 0
         self.softmaxes = 0
         self.differs = False
+        self.followed: set[int] = set()  # the modules that ran when the pass became a full one
         self.last_is_op = False  # whether the last call was read from the arguments of an op
 
     def entered(self, number: int, frame: FrameType) -> bool:
@@ -232,7 +233,8 @@ class LightPass:
         return [
             number
             for number in plan.calls
-            if self.made.get(number, 0) * plan.runs[number] < plan.each(number) * self.ran.get(number, 0)
+            if number not in self.followed
+            and self.made.get(number, 0) * plan.runs[number] < plan.each(number) * self.ran.get(number, 0)
         ]
 
     @property

@@ -101,10 +101,11 @@ class Interception:
 
     def convert(self, current: Pass, differs: bool = True) -> None:
         """The rest of a light pass is a full one; so is the next pass if the model differs."""
-        if current.begun_light is not None and differs:
-            current.begun_light.differs = True
         current.light, current.skips = None, frozenset()
         running.frames = running_modules(running.frames, self.attachment.name_of)
+        if current.begun_light is not None:
+            current.begun_light.differs |= differs
+            current.begun_light.followed = {id(frame.module) for frame in running.frames}
         if not current.counts_for_none(self.attachment.observers):
             current.resume()
 
