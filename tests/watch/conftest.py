@@ -2,6 +2,7 @@
 
 import pytest
 
+from attemper.watch.attach.light import Interception
 from watched import state
 
 
@@ -10,3 +11,18 @@ def nothing_is_left_behind():
     before = state()
     yield
     assert state() == before
+
+
+@pytest.fixture
+def kinds(monkeypatch):
+    """How each pass was followed: "full", "light", or "converted" from light to full."""
+    found = []
+    end = Interception.end
+
+    def ended(self, current, complete):
+        light = current.begun_light is not None
+        found.append("full" if not light else "converted" if current.light is None else "light")
+        end(self, current, complete)
+
+    monkeypatch.setattr(Interception, "end", ended)
+    return found

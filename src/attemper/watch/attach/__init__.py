@@ -1,9 +1,11 @@
-"""attach: hooks and a dispatch mode show every op of a watched forward; attention calls are measured.
+"""attach: hooks, a dispatch mode and intercepted functions show the attention calls of a watched forward; they are measured.
 
 Data passes the files in this order:
 
     names         names the modules of a model, without the wrappers around it
     attachment    installs the hooks and the mode; dispatches each op to a route, and each call to its measurement
+    learned       keeps what a full pass showed, for the light passes that follow
+    light         intercepts the functions that models call for attention, so that a light pass needs no mode
     dynamo        makes torch.compile run eagerly while a step is measured
     running       holds the modules in their forward and the state of one pass, per thread
     alter         counts the ops that make scores, and replaces their scale (what-if only)

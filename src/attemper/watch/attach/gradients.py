@@ -17,6 +17,10 @@ from ..call import AttentionCall
 from .modes import without_autograd_and_modes
 
 COLUMNS = ("grad_q_count", "grad_q_square", "grad_q_median", "grad_k_count", "grad_k_square", "grad_k_median")
+NO_GRADIENTS = (
+    "gradients=True, but in step {step} no gradient reached q and k of {layers}: passes ran under no_grad or inference_mode, "
+    "layers are frozen, or no backward ran before the step ended."
+)
 
 
 class GradientHooks:

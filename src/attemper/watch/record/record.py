@@ -11,7 +11,7 @@ from typing import Any
 from ... import _files
 from ...errors import InputError
 from ..call import Facts
-from .entry import KEYS, Entry, EntryBuffer, Slot
+from .entry import KEYS, Entry, EntryBuffer, Slot, to_host
 
 
 class Record:
@@ -51,7 +51,7 @@ class Record:
 
     def _settle(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for entry in waiting:
+        for entry in to_host(waiting):
             self._buffer.put(entry)
 
     def _add(self, entries: Iterable[Entry], facts: dict[tuple[str, str], Facts]) -> None:
