@@ -216,7 +216,7 @@ def test_threads(kinds):
     assert kinds.count("light") == 21
     assert found[True][0] == found[False][0]
     for row, expected in zip(found[False][1], found[True][1], strict=True):
-        same(row, expected, 1e-12)  # threads add in any order
+        same(row, expected)  # threads add in any order
 
 
 def test_attempers_own_module(kinds):

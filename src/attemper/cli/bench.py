@@ -19,7 +19,9 @@ def bench(
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="B,H,L,E", help="A shape to time, 1,8,2048,64 and 1,4,4096,128 if left out; may be repeated."
+            "--shape",
+            metavar="B,H,L,E",
+            help="A shape to time, 1,8,2048,64 and 1,4,4096,128 if left out; may be repeated.",
         ),
     ] = None,
     causal: Annotated[
@@ -28,20 +30,27 @@ def bench(
             "--causal/--full", help="Time only causal attention, or only attention without a mask.", show_default="both"
         ),
     ] = None,
-    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float16, bfloat16, float32 or float64.")] = "float32",
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, …")] = "cpu",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="DTYPE", help="float16, bfloat16, float32 or float64.")
+    ] = "float32",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, …")] = "cpu",
     kernel: Annotated[
-        str, typer.Option(metavar="KERNEL", help="The attemper kernel to time; `attemper env` lists them.")
+        str, typer.Option("--kernel", metavar="KERNEL", help="The attemper kernel to time; `attemper env` lists them.")
     ] = "auto",
     rounds: Annotated[
         int | None,
         typer.Option(
-            min=1, max=1000, metavar="N", help="How often each candidate runs: 15, or 5 with --quick, if left out."
+            "--rounds",
+            min=1,
+            max=1000,
+            metavar="N",
+            help="How often each candidate runs: 15, or 5 with --quick, if left out.",
         ),
     ] = None,
     length: Annotated[
         list[int] | None,
         typer.Option(
+            "--length",
             min=1,
             metavar="L",
             help="A length to measure the memory of, 8192, 16384 and 32768 if left out; may be repeated.",

@@ -4,10 +4,10 @@ Data passes the files in this order:
 
     names         names the modules of a model, without the wrappers around it
     attachment    installs the hooks and the mode; dispatches each op to a route, and each call to its measurement
-    learned       keeps what a full pass showed, for the light passes that follow
-    light         intercepts the functions that models call for attention, so that a light pass needs no mode
     dynamo        makes torch.compile run eagerly while a step is measured
     running       holds the modules in their forward and the state of one pass, per thread
+    learned       keeps what a full pass showed, for the light passes that follow
+    light         intercepts the functions that models call for attention, so that a light pass needs no mode
     alter         counts the ops that make scores, and replaces their scale (what-if only)
     storages      keeps facts about tensors, by the memory behind them
     modes         runs code without autograd, autocast and dispatch modes
