@@ -7,7 +7,7 @@ RUNS := .venv/runs
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist loadgroup
 
-.PHONY: run test test-all matrix browser check format native fuzz sanitize hostile bench docs figures clean
+.PHONY: run test test-all matrix snapshots browser check format native fuzz sanitize hostile bench docs figures clean
 
 run: $(RUNS)  ## a scan of the embedded model, with and without its scale, and the report
 	$(BIN)/attemper scan --deep --token it --what-if none -o attemper-report.html --force
@@ -21,9 +21,16 @@ test-all: $(READY) browser  ## with the exhaustive grids
 SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ATTEMPER_CPU_VARIANT=avx512 \
 	ATTEMPER_CPU_VARIANT=avx2 ATTEMPER_CPU_VARIANT=portable ATTEMPER_TEST_SEED=7 ATTEMPER_TEST_SEED=99 ATTEMPER_TEST_SEED=4242
 
-matrix: $(READY)  ## the numeric tests as other processors, libraries and seeds would run them
-	for setting in $(SETTINGS); do echo $$setting; env $$setting $(PYTEST) -q -m "not exhaustive" \
-		tests/kernels tests/definition tests/citizenship tests/scores tests/modules tests/scale tests/watch || exit 1; done
+NUMERIC := $(addprefix tests/,kernels definition citizenship scores modules scale watch scan lab explain)
+
+# another Python: make matrix PYTHON=python3.13 in a fresh clone, or make matrix BIN=…/bin READY= with an environment at hand
+matrix: $(READY)  ## the numeric tests as other processors, libraries and seeds would run them, and what failed, at the end
+	@failed=; for setting in $(SETTINGS); do echo "== $$setting"; \
+		env $$setting $(PYTEST) -q -m "not exhaustive" $(NUMERIC) || failed="$$failed $$setting"; done; \
+	if [ -n "$$failed" ]; then echo "failed under:$$failed"; exit 1; fi; echo "passed under: $(SETTINGS)"
+
+snapshots: $(READY)  ## the sentences of errors, tests/*/sentences.json, from the source; read the difference
+	ATTEMPER_SNAPSHOTS=write OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(addsuffix test_errors.py,$(dir $(wildcard tests/*/sentences.json)))
 
 browser:  ## a Chromium for the tests of the report, where one can be had; never fails
 	@scripts/browser.sh

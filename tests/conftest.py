@@ -36,3 +36,11 @@ def poisoned():
     yield
     torch.utils.deterministic.fill_uninitialized_memory = fill
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def float64():
+    """For two ways to the same number: in float64 they agree to its rounding (tests/close.py) on every machine."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)

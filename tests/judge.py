@@ -109,14 +109,9 @@ def judge(tensors: dict[str, Tensor], options: dict, *ways: str) -> None:
         with variant(way.partition(":")[2]):
             found[way] = by_kernel(tensors, options, way)
 
-    mass = sign_mass(problem, exact)
     for way, (_, actual) in found.items():
         with blaming(way):
-            assert_within("output", actual["output"], exact["output"].detach(), plain["output"], eps * mass["output"])
-            assert torch.equal(actual["visible"], exact["visible"]), "visible differs"
-            for name in SIGNS:
-                assert actual[name].dtype == wide, f"{name} must be {wide}"
-                assert_within(name, actual[name], exact[name].detach(), wide_plain[name], eps * mass[name])
+            assert_values(actual, exact, wide_plain | {"output": plain["output"]}, sign_mass(problem, exact))
 
     for loss in ("output", *SIGNS):
         cotangent = torch.randn_like(exact[loss])
@@ -132,6 +127,15 @@ def judge(tensors: dict[str, Tensor], options: dict, *ways: str) -> None:
                 for name, grad in gradients(leaves, actual, {loss: cotangent}).items():
                     once = plain_grads[name].to(grad.dtype)
                     assert_within(f"d({loss})/d({name})", grad, exact_grads[name], once, eps * mass[name])
+
+
+def assert_values(actual: dict, exact: dict, plain: dict, mass: dict[str, float]) -> None:
+    """Output and every vital of a kernel; `mass` is what one rounding of every logit moves, in units of epsilon."""
+    assert torch.equal(actual["visible"], exact["visible"]), "visible differs"
+    wide = measuring_dtype(actual["output"].dtype)
+    for name in ("output", *SIGNS):
+        assert name == "output" or actual[name].dtype == wide, f"{name} must be {wide}"
+        assert_within(name, actual[name], exact[name].detach(), plain[name], torch.finfo(wide).eps * mass[name])
 
 
 @contextmanager

@@ -5,7 +5,6 @@ import sys
 import warnings
 from pathlib import Path
 
-import pytest
 import torch
 import torch.nn.functional as F
 import transformers
@@ -14,8 +13,11 @@ from torch.nn.modules import module as torch_modules
 from torch.utils import _python_dispatch
 from torch.utils.checkpoint import checkpoint
 
+import attemper
+from attemper.operation.listen import listening
 from attemper.watch.attach import attachment as attach
 from attemper.watch.attach.running import running
+from close import in_float64
 
 
 class Block(nn.Module):
@@ -58,6 +60,11 @@ def state():
         _python_dispatch._is_in_torch_dispatch_mode,
         _python_dispatch._is_in_non_infra_torch_dispatch_mode,
         interface.get_interface,
+        F.scaled_dot_product_attention,
+        *(getattr(owner, name) for owner in (torch, torch.Tensor) for name in ("softmax", "log_softmax")),
+        *(torch._native_multi_head_attention, torch._transformer_encoder_layer_fwd),
+        "softmax" in vars(torch.Tensor),
+        listening.listener,
         dict(interface._global_mapping),
         dict(transformers.AttentionMaskInterface._global_mapping),
         list(running.frames),
@@ -76,9 +83,50 @@ def resident():
     return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
 
 
-def same(found, expected, rel):
-    """Equal dicts, numbers to a relative tolerance; NaN is NaN."""
+def same(found, expected, close=in_float64):
+    """Equal dicts, numbers to the rounding of float64, or to what `close` makes of a number; NaN is NaN."""
     assert set(found) == set(expected)
     for name, value in expected.items():
-        wanted = pytest.approx(value, rel=rel, nan_ok=True) if isinstance(value, float) else value
-        assert found[name] == wanted, name
+        assert found[name] == (close(value) if isinstance(value, float) else value), name
+
+
+def same_record(first, second):
+    """The whole record, to the bit."""
+    assert repr(first.to_dicts()) == repr(second.to_dicts())
+    assert list(first.facts.items()) == list(second.facts.items())
+    assert first.notes == second.notes
+
+
+def bits(tensors):
+    """Tensors as something that is equal if they are, NaN for NaN."""
+    return [None if tensor is None else (tensor.dtype, repr(tensor.tolist())) for tensor in tensors]
+
+
+def compare(make, drive, kinds, **options):
+    """Drive a model under a full watch and a light one; returns how the passes of the second were followed."""
+    found = []
+    for full in (True, False):
+        torch.manual_seed(0)
+        model = make()
+        kinds.clear()
+        with attemper.watch(model, full=full, gradients=True, **options) as watch:
+            seen = bits(drive(model, watch))
+        found.append((seen, watch))
+    (expected, first), (output, second) = found
+    assert output == expected
+    same_record(second.record, first.record)
+    assert second.unmeasured == first.unmeasured
+    return list(kinds)
+
+
+def steps(model, watch, change=lambda model, step: None, count=6):
+    """Training passes on the same input, with a change of the model before each."""
+    seen, x = [], torch.randn(2, 5, 16)
+    for step in range(count):
+        change(model, step)
+        model.zero_grad()
+        output = model(x)
+        output.square().mean().backward()
+        seen += [output.detach(), *(parameter.grad for parameter in model.parameters())]
+        watch.step()
+    return seen

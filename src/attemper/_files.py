@@ -95,13 +95,14 @@ def _beside(
             part.unlink()
 
 
-def finite(value: Any) -> Any:
-    """The same plain data with None for NaN and the infinities, which JSON does not have."""
+def finite(value: Any, unpack: Callable[[Any], Any] = lambda value: value) -> Any:
+    """The same plain data with None for NaN and the infinities, which JSON does not have; ``unpack`` makes objects plain."""
+    value = unpack(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {name: finite(part) for name, part in value.items()}
-    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
+        return {name: finite(part, unpack) for name, part in value.items()}
+    return [finite(part, unpack) for part in value] if isinstance(value, list | tuple) else value
 
 
 def json_text(document: Any, indent: int | None = None) -> str:
@@ -130,19 +131,19 @@ def csv_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 def parquet_bytes(rows: Sequence[Mapping[str, Any]], extra: str) -> bytes:
     """Rows as Parquet, which needs pyarrow; ``extra`` is the extra of attemper that has it."""
-    arrow, parquet = (load(package, ".parquet", extra) for package in ("pyarrow", "pyarrow.parquet"))
+    arrow, parquet = (load("-o *.parquet", package, extra) for package in ("pyarrow", "pyarrow.parquet"))
     sink = io.BytesIO()
     parquet.write_table(arrow.table({name: [row.get(name) for row in rows] for name in columns(rows)}), sink)
     return sink.getvalue()
 
 
-def load(package: str, suffix: str, extra: str) -> Any:
-    """A package that a kind of file needs, or an error with the pip command for it."""
+def load(what: str, package: str, extra: str) -> Any:
+    """A package that something needs, or an error with the pip command for the extra of attemper that has it."""
     try:
         return importlib.import_module(package)
     except ImportError:
         name = package.split(".")[0]
-        raise MissingExtra(f"-o *{suffix} needs {name}. Type pip install 'attemper[{extra}]'.") from None
+        raise MissingExtra(f"{what} needs {name}. Type pip install 'attemper[{extra}]'.") from None
 
 
 def open_lines(path: Path) -> int:

@@ -44,7 +44,7 @@ def _on_cpu(run: Callable[[], tuple[Tensor, ...]]) -> tuple[int, tuple[Tensor, .
 
 
 def _return_free_memory() -> None:
-    """Pages that malloc keeps after a free would be reused unseen, so they go back first. glibc only."""
+    """Pages that malloc keeps after a free would be reused without a trace, so they are returned first. glibc only."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
@@ -69,7 +69,7 @@ def _status(field: str) -> int | None:
 
 
 def _most_ever() -> int:
-    """The largest resident set since the process began: without /proc, a peak below it stays unseen."""
+    """The largest resident set since the process began: without /proc, a peak below it does not show."""
     import resource  # not on Windows
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -96,7 +96,7 @@ class Vitals:
 
     @property
     def evenness(self) -> Tensor:
-        """Entropy as a share of its maximum, ``entropy / ln(visible)``; NaN where fewer than two keys are seen."""
+        """Entropy as a share of its maximum, ``entropy / ln(visible)``; NaN where fewer than two keys are visible."""
         few = self.visible <= 1
         most = self.visible.to(self.entropy.dtype).log().masked_fill(few, 1.0)
         return (self.entropy / most).masked_fill(few, math.nan)

@@ -14,6 +14,7 @@ import attemper
 from attemper import kernels
 from attemper.errors import InputError, KernelUnavailable
 from attemper.operation import direct as _direct
+from close import assert_float64
 from native import native, needed
 
 pytestmark = needed
@@ -231,7 +232,7 @@ def test_the_backward_of_a_direct_call_may_be_batched_hooked_or_differentiated(d
     batched = torch.autograd.grad(output, inputs, cotangents, is_grads_batched=True)
     for i, gradients in enumerate(each):
         for one, all_of_them in zip(gradients, batched, strict=True):
-            torch.testing.assert_close(all_of_them[i], one)
+            assert_float64(all_of_them[i], one)
     direct.clear()
     with torch.autograd.graph.save_on_cpu():
         output = attemper.attention(*inputs).output

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import attemper
+from close import assert_float64
 from judge import assert_as_exact
 
 SDPA = F.scaled_dot_product_attention
@@ -134,12 +135,12 @@ SHAPES = {
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("gqa", [False, True])
 def test_sdpa_takes_every_shape_that_torch_takes(shapes, gqa):
-    tensors = [torch.randn(shape) for shape in shapes]
+    tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
     try:
         expected = SDPA(*tensors, enable_gqa=gqa)
     except (IndexError, RuntimeError):
         return  # what torch refuses is ours to take or leave
-    torch.testing.assert_close(attemper.sdpa(*tensors, enable_gqa=gqa), expected, rtol=1e-4, atol=1e-5)
+    assert_float64(attemper.sdpa(*tensors, enable_gqa=gqa), expected)
 
 
 MASKS = {
@@ -157,16 +158,17 @@ MASKS = {
 @pytest.mark.parametrize("causal", [False, True])
 def test_sdpa_masks_and_their_gradients(mask, causal):
     mask = mask()
-    tensors = [torch.randn(2, 4, n, 8, requires_grad=True) for n in (5, 6, 6)]
+    mask = mask if mask.dtype == torch.bool else mask.double()
+    tensors = [torch.randn(2, 4, n, 8, dtype=torch.float64, requires_grad=True) for n in (5, 6, 6)]
     leaves = tensors + ([mask.requires_grad_()] if mask.is_floating_point() and mask.isfinite().all() else [])
     band = torch.ones(5, 6, dtype=torch.bool).tril() if causal else torch.ones(5, 6, dtype=torch.bool)
     both = mask & band if mask.dtype == torch.bool else mask.masked_fill(~band, float("-inf"))
     expected = SDPA(*tensors, attn_mask=both)  # torch itself takes only one of the two when the mask has a gradient
     actual = attemper.sdpa(*tensors, attn_mask=mask, is_causal=causal)
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    assert_float64(actual, expected)
     cotangent = torch.randn_like(expected)
     for a, b in zip(
         torch.autograd.grad(actual, leaves, cotangent), torch.autograd.grad(expected, leaves, cotangent), strict=True
     ):
         assert a.isfinite().all()
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        assert_float64(a, b)

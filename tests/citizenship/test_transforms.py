@@ -10,6 +10,7 @@ from attemper.kernels import KERNELS
 from attemper.kernels.contract import Results, Upstream
 from attemper.operation.checks import prepare
 from attemper.operation.ops import ARGMAX_BIT, BIT
+from close import assert_float64
 
 FUSED = [name for name in KERNELS if name != "reference"]
 ALL = sum(BIT.values()) | ARGMAX_BIT
@@ -79,7 +80,7 @@ def test_compile_fullgraph_with_gradients(kernel, dynamic):
         expected = torch.autograd.grad(loss(*leaves, kernel, causal="lower_right", window=5), leaves)
         actual = torch.autograd.grad(compiled(*leaves, kernel, causal="lower_right", window=5), leaves)
         for a, b in zip(actual, expected, strict=True):
-            torch.testing.assert_close(a, b)
+            assert_float64(a, b)
 
 
 PARTIAL = {
@@ -98,7 +99,7 @@ def test_compile_fullgraph_with_gradients_of_a_part(function):
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     expected = torch.autograd.grad(function(*leaves), leaves)
     for a, b in zip(torch.autograd.grad(compiled(*leaves), leaves), expected, strict=True):
-        torch.testing.assert_close(a, b)
+        assert_float64(a, b)
 
 
 def test_compile_hands_vitals_out_to_frozen_queries():
@@ -112,9 +113,7 @@ def test_compile_hands_vitals_out_to_frozen_queries():
 
     for function in (run, torch.compile(run, fullgraph=True, backend="aot_eager")):
         (actual,) = torch.autograd.grad(function(value), value)
-        torch.testing.assert_close(
-            actual, torch.autograd.grad(attemper.sdpa(query, key, value, enable_gqa=True).sum(), value)[0]
-        )
+        assert_float64(actual, torch.autograd.grad(attemper.sdpa(query, key, value, enable_gqa=True).sum(), value)[0])
 
 
 def test_compile_of_a_vmap():
@@ -126,7 +125,7 @@ def test_compile_of_a_vmap():
         return output, vitals.entropy
 
     for a, b in zip(torch.compile(run, backend="aot_eager", fullgraph=True)(*inputs), run(*inputs), strict=True):
-        torch.testing.assert_close(a, b)
+        assert_float64(a, b)
 
 
 def test_compile_of_a_functional_gradient_is_never_wrong():
@@ -140,7 +139,7 @@ def test_compile_of_a_functional_gradient_is_never_wrong():
     with pytest.raises(Exception, match=r"attemper.forward|functorch"):
         torch.compile(grad(lambda q: run(q, "blockwise")), backend="aot_eager", fullgraph=True)(query)
     compiled = torch.compile(grad(lambda q: run(q, "reference")), backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(query), grad(lambda q: run(q, "reference"))(query))
+    assert_float64(compiled(query), grad(lambda q: run(q, "reference"))(query))
 
 
 def test_the_peak_has_a_gradient_through_vmap():
@@ -150,8 +149,8 @@ def test_the_peak_has_a_gradient_through_vmap():
         return vmap(lambda a: attemper.attention(a, a, a, kernel=kernel).vitals.peak)(x).sum()
 
     (expected,) = torch.autograd.grad(peaks(x, "reference"), x)
-    torch.testing.assert_close(torch.autograd.grad(peaks(x), x)[0], expected)
-    torch.testing.assert_close(grad(peaks)(x.detach()), expected)
+    assert_float64(torch.autograd.grad(peaks(x), x)[0], expected)
+    assert_float64(grad(peaks)(x.detach()), expected)
 
 
 def test_vmap_of_gradients_without_keys():
@@ -180,8 +179,8 @@ def test_compile_fullgraph_hands_vitals_out():
     inputs = (*tensors(), torch.rand(4, dtype=torch.float64), torch.rand(6, 9) > 0.2)
     actual, expected = compiled(*inputs).vitals, run(*inputs).vitals
     for name in expected.measured:
-        torch.testing.assert_close(getattr(actual, name), getattr(expected, name))
-    torch.testing.assert_close(actual.effective_keys, expected.effective_keys)
+        assert_float64(getattr(actual, name), getattr(expected, name))
+    assert_float64(actual.effective_keys, expected.effective_keys)
     # a new seed at every call, not one that was compiled in
     assert not torch.equal(compiled(*inputs).output, compiled(*inputs).output)
 
@@ -191,9 +190,7 @@ def test_compile_fullgraph_of_sdpa_without_gradients():
     compiled = torch.compile(attemper.sdpa, fullgraph=True, backend="aot_eager")
     query, key, value = tensors()
     with torch.no_grad():
-        torch.testing.assert_close(
-            compiled(query, key, value, enable_gqa=True), attemper.sdpa(query, key, value, enable_gqa=True)
-        )
+        assert_float64(compiled(query, key, value, enable_gqa=True), attemper.sdpa(query, key, value, enable_gqa=True))
 
 
 def test_compile_fullgraph_of_self_attention_on_one_tensor():
@@ -204,7 +201,7 @@ def test_compile_fullgraph_of_self_attention_on_one_tensor():
 
     x = torch.randn(2, 4, 6, 8, dtype=torch.float64, requires_grad=True)
     (actual,) = torch.autograd.grad(torch.compile(run, fullgraph=True, backend="aot_eager")(x), x)
-    torch.testing.assert_close(actual, torch.autograd.grad(run(x), x)[0])
+    assert_float64(actual, torch.autograd.grad(run(x), x)[0])
 
 
 @pytest.mark.parametrize("kernel", FUSED)
@@ -213,7 +210,7 @@ def test_functional_gradients(kernel):
     actual = grad(loss, argnums=(0, 1, 2))(*inputs, kernel, causal=True)
     expected = grad(loss, argnums=(0, 1, 2))(*inputs, "reference", causal=True)
     for a, b in zip(actual, expected, strict=True):
-        torch.testing.assert_close(a, b)
+        assert_float64(a, b)
 
 
 @pytest.mark.parametrize("kernel", FUSED)
@@ -230,10 +227,10 @@ def test_vmap_of_values_and_gradients(kernel, in_dims):
     for i in range(3):
         single = [t if d is None else t.select(d, i) for t, d in zip(inputs, in_dims, strict=True)]
         expected = one(*single, name="reference")
-        torch.testing.assert_close(batched.output[i], expected.output)
+        assert_float64(batched.output[i], expected.output)
         for name in expected.vitals.measured:
-            torch.testing.assert_close(getattr(batched.vitals, name)[i], getattr(expected.vitals, name))
-        torch.testing.assert_close(gradient[i], grad(lambda *a: loss(*a, "reference"))(*single))
+            assert_float64(getattr(batched.vitals, name)[i], getattr(expected.vitals, name))
+        assert_float64(gradient[i], grad(lambda *a: loss(*a, "reference"))(*single))
 
 
 @pytest.mark.parametrize("kernel", FUSED)
@@ -250,7 +247,7 @@ def test_jacobian_of_a_mask_and_a_scale(kernel, shape):
     actual = jacrev(run, argnums=(0, 1))(mask, scale, kernel)
     expected = jacrev(run, argnums=(0, 1))(mask, scale, "reference")
     for a, b in zip(actual, expected, strict=True):
-        torch.testing.assert_close(a, b)
+        assert_float64(a, b)
 
 
 def test_vmap_over_a_mask_and_a_scale():
@@ -259,7 +256,7 @@ def test_vmap_over_a_mask_and_a_scale():
     batched = vmap(lambda m, s: attemper.attention(query, key, value, mask=m, scale=s))(masks, scales)
     for i in range(3):
         expected = attemper.attention(query, key, value, mask=masks[i], scale=scales[i])
-        torch.testing.assert_close(batched.output[i], expected.output)
+        assert_float64(batched.output[i], expected.output)
         assert torch.equal(batched.vitals.visible[i], expected.vitals.visible)
 
 
@@ -348,7 +345,7 @@ def test_activation_checkpointing_draws_the_same_dropout():
             leaf.grad = None
         checkpoint(run, *leaves, use_reentrant=reentrant).backward()
         for leaf, grad_ in zip(leaves, expected, strict=True):
-            torch.testing.assert_close(leaf.grad, grad_)
+            assert_float64(leaf.grad, grad_)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace")

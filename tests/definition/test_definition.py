@@ -11,6 +11,7 @@ from attemper.kernels import KERNELS
 from attemper.kernels.reference import define
 from attemper.operation.checks import prepare
 from cases import GRID, pairwise
+from close import assert_float64
 
 F64_GRID = {**GRID, "dtype": ["f64"], "window": [None], "softcap": [None], "scale": ["default"]}
 
@@ -29,7 +30,7 @@ def test_output_equals_torch_sdpa(case):
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
     options = {"mask": tensors["mask"]} if "mask" in tensors else {}
     actual = attemper.attention(query, key, value, causal=case.causal, **options, kernel="reference").output
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    assert_float64(actual, expected)
 
 
 def test_window_and_softcap_by_hand():
@@ -38,17 +39,17 @@ def test_window_and_softcap_by_hand():
     i, j = torch.arange(6)[:, None], torch.arange(6)
     both = z.masked_fill((i - j).abs() >= 2, float("-inf")).softmax(-1) @ v
     past = z.masked_fill((i - j >= 2) | (j > i), float("-inf")).softmax(-1) @ v
-    torch.testing.assert_close(attemper.attention(q, k, v, window=2, softcap=2.0, kernel="reference").output, both)
+    assert_float64(attemper.attention(q, k, v, window=2, softcap=2.0, kernel="reference").output, both)
     causal = attemper.attention(q, k, v, window=2, softcap=2.0, causal=True, kernel="reference").output
-    torch.testing.assert_close(causal, past)
+    assert_float64(causal, past)
 
 
 def test_lower_right_window_counts_from_the_last_query():
     """With a KV cache the one new query is the last position: a window of 3 shows it the last three keys."""
-    q, k, v = torch.randn(1, 1, 4), torch.randn(1, 9, 4), torch.randn(1, 9, 4)
+    q, k, v = (torch.randn(1, n, 4, dtype=torch.float64) for n in (1, 9, 9))
     seen = attemper.attention(q, k, v, causal="lower_right", window=3)
     last = attemper.attention(q, k[:, -3:], v[:, -3:])
-    torch.testing.assert_close(seen.output, last.output)
+    assert_float64(seen.output, last.output)
     assert seen.vitals.visible.item() == 3
 
 
@@ -74,13 +75,13 @@ def test_vitals_are_the_textbook_formulas():
         .view(2, 3, 7),
     }
     for name, sign in expected.items():
-        torch.testing.assert_close(getattr(vitals, name), sign, msg=lambda m, name=name: f"{name}: {m}")
+        assert_float64(getattr(vitals, name), sign, name)
 
 
 def test_weights_and_argmax_are_part_of_the_definition():
     q, k, v = torch.randn(3, 1, 1, 5, 4, dtype=torch.float64)
     definition = define(prepare("test", q, k, v, causal=True).problem)
-    torch.testing.assert_close(definition.weights @ v, definition.output)
+    assert_float64(definition.weights @ v, definition.output)
     assert torch.equal(definition.argmax, definition.weights.argmax(-1))
 
 
@@ -119,10 +120,10 @@ def test_a_mask_of_large_negatives_hides_keys_but_follows_the_softmax():
     mask[3] = torch.finfo(torch.float32).min
     output, vitals = attemper.attention(q, k, v, mask=mask)
     assert vitals.visible.tolist() == [[[4, 2, 4, 0]]]
-    torch.testing.assert_close(output[0, 0, 3], v[0, 0].mean(0), rtol=1e-6, atol=1e-6)
+    assert_float64(output[0, 0, 3], v[0, 0].mean(0))
     z = q @ k.mT / math.sqrt(8)
-    torch.testing.assert_close(vitals.mean[0, 0, 1], z[0, 0, 1, :2].mean())
-    torch.testing.assert_close(vitals.variance[0, 0, 1], z[0, 0, 1, :2].var(correction=0))
+    assert_float64(vitals.mean[0, 0, 1], z[0, 0, 1, :2].mean())
+    assert_float64(vitals.variance[0, 0, 1], z[0, 0, 1, :2].var(correction=0))
     assert vitals.variance[0, 0, 3] == 0
 
 

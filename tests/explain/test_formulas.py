@@ -1,7 +1,6 @@
 """Formulas follow the numbers: what a step writes, put to its own S, Q and K, gives the Z it shows; also for a custom rule."""
 
 import dataclasses
-import math
 import re
 import time
 
@@ -10,6 +9,7 @@ import torch
 
 import attemper
 from attemper.errors import InputError
+from close import assert_float64, in_float64
 
 NINE = "The dog chased the ball because it was fast."
 TIGHT = dataclasses.replace(attemper.RULES["softcap"], name="tight", formula="3 tanh(…)", softcap=3.0)
@@ -49,7 +49,7 @@ def test_every_formula_gives_the_numbers_beside_it(rule, score):
     else:
         values = {"S": corner(found["scores"].matrices[0]), "COS": cosine}
         by_name = {"S = Q Kᵀ": query @ key.mT, "S[i, j] = qᵢ·kⱼ / (|qᵢ| |kⱼ|)": cosine}
-        torch.testing.assert_close(values["S"], by_name[found["scores"].formula])
+        assert_float64(values["S"], by_name[found["scores"].formula])
         for lane, matrix, said in zip(
             explanation.lanes, found["logits"].lanes, found["logits"].formula.split(",  "), strict=True
         ):
@@ -86,7 +86,7 @@ def test_layer_has_no_silent_default():
     with pytest.raises(InputError, match="needs `layer`"):
         attemper.explain(NINE, rule="layer")
     first, fourth = (attemper.explain(NINE, rule="layer", layer=layer).lanes[0].scale for layer in (0, 3))
-    assert math.isclose(first, 4 * fourth)
+    assert first == in_float64(4 * fourth)
     assert attemper.explain(NINE).to_dict()["settings"]["layer"] is None
 
 

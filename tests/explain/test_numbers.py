@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import attemper
+from close import assert_float64, in_float64
 
 TEXT = "Love Apple phones"
 NINE = "The dog chased the ball because it was fast."
@@ -37,7 +38,7 @@ def by_hand(text, d_model=512, d_k=64, heads=1, seed=0):
 
 def assert_corner(matrix, expected):
     corner = expected[: len(matrix.values), : len(matrix.values[0])]
-    torch.testing.assert_close(torch.tensor(matrix.values, dtype=torch.float64), corner, rtol=1e-9, atol=1e-12)
+    assert_float64(torch.tensor(matrix.values, dtype=torch.float64), corner)
     assert tuple(expected.shape) == matrix.shape
 
 
@@ -56,7 +57,7 @@ def assert_signs(signs, logits):
     }
     assert signs.keys() == expected.keys()
     for name, value in expected.items():
-        assert signs[name] == pytest.approx(value.item(), rel=1e-9, abs=1e-12), name
+        assert signs[name] == in_float64(value.item()), name
 
 
 def test_the_shapes_are_those_of_a_textbook():
@@ -111,8 +112,8 @@ def test_heads_are_concatenated_and_projected():
         assert_corner(found["output"].lanes[place], together @ output)
         assert_signs(explanation.signs[place], logits)
         for line, head in zip(found["heads"].heads, logits, strict=True):
-            assert line.variance[place] == pytest.approx(head.var(correction=0).item())
-            assert line.top_weight[place] == pytest.approx(head.softmax(-1).amax(-1).mean().item())
+            assert line.variance[place] == in_float64(head.var(correction=0).item())
+            assert line.top_weight[place] == in_float64(head.softmax(-1).amax(-1).mean().item())
     assert found["output"].matrices[0].size == "[512×512]"
     assert found["output"].lanes[0].shape == found["embeddings"].matrices[0].shape
     assert found["context"].lanes[0].shape != found["embeddings"].matrices[0].shape
@@ -157,7 +158,7 @@ def test_additive_stands_beside_the_unscaled_dot_product():
     assert_signs(explanation.signs[1], query @ key.mT)
     assert_corner(steps(explanation)["logits"].lanes[0], logits[0])
     assert_corner(steps(explanation)["weights"].lanes[0], logits[0].softmax(-1))
-    assert explanation.lanes[0].bound == pytest.approx(weight.abs().sum(-1).max().item())
+    assert explanation.lanes[0].bound == in_float64(weight.abs().sum(-1).max().item())
     assert logits.abs().max() < explanation.lanes[0].bound
     assert "scores" not in steps(explanation)
 

@@ -37,7 +37,7 @@ def judge(vitals, keep=None):
     truth = exact.by_head(keep)
     assert found.columns == plain.columns == truth.columns == (*COLUMNS, "peak")
     assert found.sums.dtype == found.peaks.dtype == torch.float64
-    torch.testing.assert_close(found.peaks, truth.peaks, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found.peaks.nan_to_num(nan=7.0), truth.peaks.nan_to_num(nan=7.0))
     for place, name in enumerate(COLUMNS):
         ours, torchs, right = (summary.sums[:, place] for summary in (found, plain, truth))
         assert torch.equal(ours.isnan(), right.isnan()), name

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attemper
-from judge import SIGNS, assert_within, by_definition, judge
+from close import assert_float64, assert_reordered
+from judge import SIGNS, assert_values, assert_within, by_definition, judge
 from rounding import sign_mass
 from serving import FUSED
 
@@ -42,15 +43,14 @@ def test_empty_sizes(kernel, device, shape):
 @pytest.mark.parametrize("dims", [2, 3, 4, 5, 6])
 def test_any_number_of_dimensions(kernel, device, dims):
     lead = (2, 3, 2, 2)[: dims - 2]
-    q, k, v = draw(*lead, 5, 8, device=device), draw(*lead, 7, 8, device=device), draw(*lead, 7, 4, device=device)
+    q, k, v = (draw(*lead, n, dim, dtype=torch.float64, device=device) for n, dim in ((5, 8), (7, 8), (7, 4)))
     output, vitals = attemper.attention(q, k, v, kernel=kernel)
-    expected = F.scaled_dot_product_attention(q, k, v)
-    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+    assert_float64(output, F.scaled_dot_product_attention(q, k, v))
     assert vitals.entropy.shape == (*lead, 5)
 
 
 def test_any_strides(kernel, device):
-    """Transposed, sliced, expanded and negative-step-like views give the numbers of their contiguous copies."""
+    """Transposed, sliced, expanded and negative-step-like views are read as well as their contiguous copies."""
     base = draw(2, 9, 3, 16, device=device)
     query = base.transpose(1, 2)[..., ::2]  # (2, 3, 9, 8), no dimension contiguous
     key = draw(1, 1, 11, 8, device=device).expand(2, 3, 11, 8)
@@ -58,9 +58,12 @@ def test_any_strides(kernel, device):
     mask = (draw(11, 9, device=device) > 0).t()
     loose = attemper.attention(query, key, value, mask=mask, kernel=kernel)
     tight = attemper.attention(*(t.contiguous() for t in (query, key, value)), mask=mask.contiguous(), kernel=kernel)
-    torch.testing.assert_close(loose.output, tight.output, rtol=1e-5, atol=1e-6)
-    for name in loose.vitals.measured:
-        torch.testing.assert_close(getattr(loose.vitals, name), getattr(tight.vitals, name), rtol=1e-5, atol=1e-6)
+    tensors = {"query": query, "key": key, "value": value, "mask": mask}
+    exact, plain = (by_definition(tensors, {}, dtype) for dtype in (torch.float64, torch.float32))
+    mass = sign_mass(exact[2], exact[1])
+    for output, vitals in (loose, tight):
+        found = {"output": output, **{name: getattr(vitals, name) for name in vitals.measured}}
+        assert_values(found, exact[1], plain[1], mass)
 
 
 @pytest.mark.parametrize("scale", ["number", "scalar", "one", "heads", "per_head", "rows", "zero", "negative"])
@@ -96,22 +99,18 @@ def test_logits_far_from_zero_keep_their_variance(kernel, device):
     """A constant added to every logit must not eat the variance: 1 around 1000."""
     tensors = {name: draw(1, 1, n, 16, device=device) for name, n in (("query", 40), ("key", 600), ("value", 600))}
     tensors["mask"] = torch.full((40, 600), 1000.0, device=device)
-    _, vitals = attemper.attention(
-        *(tensors[n] for n in ("query", "key", "value")), mask=tensors["mask"], kernel=kernel
-    )
-    alone = attemper.attention(*(tensors[n] for n in ("query", "key", "value")), kernel="reference").vitals
-    torch.testing.assert_close(vitals.variance, alone.variance, rtol=2e-3, atol=2e-3)
+    judge(tensors, {}, kernel)
     judge(tensors, {"causal": True}, kernel)
 
 
 def test_constant_rows(kernel, device):
     """Equal keys: entropy ln n, variance 0, p2 1/n, top weight 1/n; one key: entropy 0."""
-    key = draw(1, 1, 1, 8, device=device).expand(1, 1, 777, 8)
-    vitals = attemper.attention(draw(1, 1, 5, 8, device=device), key, key, kernel=kernel).vitals
-    torch.testing.assert_close(vitals.entropy, torch.full_like(vitals.entropy, math.log(777)))
-    torch.testing.assert_close(vitals.p2, torch.full_like(vitals.p2, 1 / 777))
-    torch.testing.assert_close(vitals.top_weight, torch.full_like(vitals.p2, 1 / 777))
-    assert vitals.variance.max() < 1e-10
+    query, key = draw(1, 1, 5, 8, device=device), draw(1, 1, 1, 8, device=device).expand(1, 1, 777, 8)
+    for q, k in ((query, key), (query.double(), key.double())):
+        vitals = attemper.attention(q, k, k, kernel=kernel).vitals
+        for name, closed in (("entropy", math.log(777)), ("p2", 1 / 777), ("top_weight", 1 / 777)):
+            assert_reordered(getattr(vitals, name) / closed, torch.ones_like(vitals.p2), 777, name)
+        assert vitals.variance.max() <= 777 * torch.finfo(q.dtype).eps ** 2 * vitals.peak.abs().max() ** 2
     one = attemper.attention(draw(1, 1, 5, 8, device=device), key[..., :1, :], key[..., :1, :], kernel=kernel).vitals
     assert one.entropy.abs().max() == 0
     assert (one.p2 == 1).all()
@@ -214,22 +213,22 @@ def test_a_subset_of_signs_has_the_values_of_all(kernel, device, signs, masked):
             expected = torch.autograd.grad(getattr(every, name).sum(), (q, k), retain_graph=True)
             actual = torch.autograd.grad(getattr(some, name).sum(), (q, k), retain_graph=True)
             for a, b in zip(actual, expected, strict=True):
-                torch.testing.assert_close(a, b)
+                assert torch.equal(a, b), name
 
 
 class TestDropout:
     """Law, not bits: with values = identity the output is the dropped weights themselves."""
 
     def weights(self, kernel, device, p, n=64, **options):
-        q, k = draw(2, 3, n, 8, device=device), draw(2, 3, n, 8, device=device)
-        eye = torch.eye(n, device=device).expand(2, 3, n, n)
+        q, k = (draw(2, 3, n, 8, dtype=torch.float64, device=device) for _ in range(2))
+        eye = torch.eye(n, dtype=torch.float64, device=device).expand(2, 3, n, n)
         return attemper.attention(q, k, eye, dropout=p, kernel=kernel, **options).output, q, k
 
     def test_keeps_and_scales(self, kernel, device):
         dropped, q, k = self.weights(kernel, device, 0.25)
         weights = (q @ k.mT / math.sqrt(8)).softmax(-1)
         kept = dropped != 0
-        torch.testing.assert_close(dropped[kept], weights[kept] / 0.75)
+        assert_float64(dropped[kept], weights[kept] / 0.75)
         # 24,576 coins: three standard deviations
         assert abs(kept.float().mean().item() - 0.75) < 3 * math.sqrt(0.25 * 0.75 / kept.numel())
 
@@ -260,12 +259,12 @@ class TestDropout:
             torch.ones(n, n, device=device).triu(1).bool(), -math.inf
         )
         expected = (z.softmax(-1) * kept / 0.7) @ leaves[2]
-        torch.testing.assert_close(output, expected)
+        assert_float64(output, expected)
         cotangent = torch.randn_like(output)
         loss, judge_loss = (output * cotangent).sum() + vitals.p2.sum(), (expected * cotangent).sum()
         judge_loss = judge_loss + z.softmax(-1).square().sum()
         for a, b in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(judge_loss, leaves), strict=True):
-            torch.testing.assert_close(a, b)
+            assert_float64(a, b)
 
     def test_all_or_nothing(self, kernel, device):
         assert not self.weights(kernel, device, 1.0)[0].any()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import attemper
 from attemper.kernels import KERNELS
 from attemper.vitals import SIGNS
+from close import assert_float64
 
 settings.register_profile("attemper", deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 settings.load_profile("attemper")
@@ -37,12 +38,10 @@ def problems(draw, dtype=torch.float64):
     return q, k, v, table > -0.5 if mask == "bool" else table.to(dtype)
 
 
-def assert_same(one, other, **tolerance):
-    torch.testing.assert_close(one.output, other.output, **tolerance)
+def assert_same(one, other):
+    assert_float64(one.output, other.output, "output")
     for name in SIGNS:
-        torch.testing.assert_close(
-            getattr(one.vitals, name), getattr(other.vitals, name), msg=lambda m, name=name: f"{name}: {m}", **tolerance
-        )
+        assert_float64(getattr(one.vitals, name), getattr(other.vitals, name), name)
 
 
 @given(problems())
@@ -62,12 +61,12 @@ def test_shifting_the_logits_shifts_mean_peak_and_lse_alone(kernel, problem, shi
         bias = bias.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else mask
     one = attemper.attention(q, k, v, mask=bias, kernel=kernel)
     two = attemper.attention(q, k, v, mask=bias + shift, kernel=kernel)
-    torch.testing.assert_close(one.output, two.output)
+    assert_float64(one.output, two.output)
     for name in ("visible", "variance", "entropy", "p2"):
-        torch.testing.assert_close(getattr(one.vitals, name), getattr(two.vitals, name), rtol=1e-7, atol=1e-9)
+        assert_float64(getattr(one.vitals, name), getattr(two.vitals, name), name)
     some = one.vitals.visible > 0
     for name in ("mean", "peak", "lse"):
-        torch.testing.assert_close((getattr(one.vitals, name) + shift)[some], getattr(two.vitals, name)[some])
+        assert_float64((getattr(one.vitals, name) + shift)[some], getattr(two.vitals, name)[some], name)
 
 
 @given(problems(), st.lists(st.integers(0, 20), max_size=4))
@@ -81,7 +80,7 @@ def test_merging_any_split_gives_the_whole(kernel, problem, cuts):
         for a, b in itertools.pairwise(edges)
     ]
     assert_same(attemper.merge(parts), whole)
-    torch.testing.assert_close(attemper.merge([p.vitals for p in parts]).entropy, whole.vitals.entropy)
+    assert_float64(attemper.merge([p.vitals for p in parts]).entropy, whole.vitals.entropy)
 
 
 @given(problems(dtype=torch.float32))
@@ -107,6 +106,6 @@ def test_equal_keys_are_shared_equally(kernel, keys, dim, level):
     q = torch.full((1, 3, dim), 1.0, dtype=torch.float64)
     k = torch.full((1, keys, dim), level, dtype=torch.float64)
     vitals = attemper.attention(q, k, k, kernel=kernel).vitals
-    torch.testing.assert_close(vitals.entropy, torch.full((1, 3), math.log(keys), dtype=torch.float64))
-    torch.testing.assert_close(vitals.p2, torch.full((1, 3), 1 / keys, dtype=torch.float64))
-    torch.testing.assert_close(vitals.variance, torch.zeros(1, 3, dtype=torch.float64))
+    assert_float64(vitals.entropy, torch.full((1, 3), math.log(keys), dtype=torch.float64))
+    assert_float64(vitals.p2, torch.full((1, 3), 1 / keys, dtype=torch.float64))
+    assert_float64(vitals.variance, torch.zeros(1, 3, dtype=torch.float64))

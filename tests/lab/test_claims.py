@@ -72,7 +72,7 @@ FLIPS = {
     "C4": {
         f"softmax([{example}])[{place}]": (
             [],
-            [("worked", {"kind": "softmax", "example": example, "place": place}, {"value": 0.5})],
+            [("worked", {"quantity": "softmax", "example": example, "place": place}, {"value": 0.5})],
             FALSE,
         )
         for example, places in (("7, 3", 2), ("25, 2, -3", 3))
@@ -90,22 +90,22 @@ FLIPS = {
         },
     },
     "C6": {
-        "RMS, none over √d_k, n = 128": (
+        "RMS gradient of q, no scale / √d_k, n = 128": (
             [("gradient_long", NONE, times(1e-4, "rms", "median")), ("gradient", NONE, times(1e-4, "median"))],
             [("gradient", NONE, times(1e-3, "rms"))],
             HOLDS,
         ),
-        "d_k from which the median is smaller without, n = 128": (
+        "d_k from which the median gradient is smaller without the scale, n = 128": (
             [("gradient_long", NONE, times(1e4, "median"))],
             [("gradient", NONE, times(1e4, "median"))],
             FALSE,
         ),
-        "RMS, none over √d_k, n = 1024": (
+        "RMS gradient of q, no scale / √d_k, n = 1024": (
             [("gradient", NONE, times(1e-4, "rms", "median")), ("gradient_long", NONE, times(1e-4, "median"))],
             [("gradient_long", NONE, times(1e-3, "rms"))],
             HOLDS,
         ),
-        "d_k from which the median is smaller without, n = 1024": (
+        "d_k from which the median gradient is smaller without the scale, n = 1024": (
             [("gradient", NONE, times(1e4, "median"))],
             [("gradient_long", NONE, times(1e4, "median"))],
             FALSE,
@@ -114,14 +114,14 @@ FLIPS = {
         "‖J‖_F² at d_k = 1024": ([], [("jacobian", {"d": 1024}, {"square": 0.0835})], FALSE),
     },
     "C7": {
-        "RMS, none over √d_k, n = 128": ([], [("gradient", NONE, times(1e-3, "rms"))], FALSE),
-        "d_k from which the median is smaller without, n = 128": (
+        "RMS gradient of q, no scale / √d_k, n = 128": ([], [("gradient", NONE, times(1e-3, "rms"))], FALSE),
+        "d_k from which the median gradient is smaller without the scale, n = 128": (
             [("gradient_long", NONE, times(1e4, "median"))],
             [("gradient", NONE, times(1e4, "median"))],
             HOLDS,
         ),
-        "RMS, none over √d_k, n = 1024": ([], [("gradient_long", NONE, times(1e-3, "rms"))], FALSE),
-        "d_k from which the median is smaller without, n = 1024": (
+        "RMS gradient of q, no scale / √d_k, n = 1024": ([], [("gradient_long", NONE, times(1e-3, "rms"))], FALSE),
+        "d_k from which the median gradient is smaller without the scale, n = 1024": (
             [("gradient", NONE, times(1e4, "median"))],
             [("gradient_long", NONE, times(1e4, "median"))],
             HOLDS,
@@ -142,7 +142,7 @@ FLIPS = {
         "the same under 1/√d_k": ([], [("divisors", SCALED, {"aligned_weight": 0.1})], FALSE),
     },
     "C11": {
-        "temperature off by": ([], [("divisors", {"rule": "sqrt_dmodel"}, {"logit_std": 1.0})], FALSE),
+        "temperature: times too high": ([], [("divisors", {"rule": "sqrt_dmodel"}, {"logit_std": 1.0})], FALSE),
         "weight of a key": ([], [("divisors", {"rule": "sqrt_dmodel"}, {"aligned_weight": 0.9})], CONDITION),
         "the same with √d_k": ([], [("divisors", SCALED, {"aligned_weight": 0.1})], CONDITION),
     },
@@ -259,7 +259,7 @@ def test_the_table_in_the_docs_is_of_this_code(judged):
 
 
 def test_words_follow_their_numbers(evidence):
-    """A condition says what the rows say: which initialisations, whether queries go without, where the median turns."""
+    """A condition says what the rows say: which initialisations, whether queries go without, where the median falls below."""
     changed = copy.deepcopy(evidence)
     change(changed["inits"], {"init": "gpt2"}, variance=64.0)
     change(changed["gradient"], NONE, small_share=0.001)
@@ -267,7 +267,7 @@ def test_words_follow_their_numbers(evidence):
     after = {one.claim.id: one for one in claims.judge(changed)}
     assert "fan_in, gpt2 give that, linear, xavier do not" in after["C1"].condition
     assert "nearly every weight" in after["C22"].condition
-    now = next(value for name, value in after["C6"].numbers.items() if name.endswith("without, n = 128"))
+    now = next(value for name, value in after["C6"].numbers.items() if name.endswith("without the scale, n = 128"))
     assert 64 < now < 256
 
 

@@ -12,6 +12,7 @@ from attemper.lab.claims.judgement import CONDITION, FALSE, HOLDS, NOT_RUN
 from attemper.lab.real_model.real_heads import ALMOST_ALL, almost_all
 from attemper.lab.real_model.sentences import PAIRS, batch, chosen, loaded
 from attemper.lab.real_model.subspaces import between_heads, distance, others, overlaps
+from close import assert_float64, in_float32, in_float64
 from measured import GROUP
 
 pytestmark = pytest.mark.xdist_group(GROUP)  # in one process: the model is loaded once
@@ -32,8 +33,8 @@ def test_the_overlap_of_subspaces():
     half = torch.eye(4)[1:3]
     found = overlaps(torch.cat([same, turned, apart_from_it, half]), 4)
     expected = torch.tensor([[1, 1, 0, 0.5], [1, 1, 0, 0.5], [0, 0, 1, 0.5], [0.5, 0.5, 0.5, 1]], dtype=torch.float64)
-    torch.testing.assert_close(found, expected)
-    assert others(found).tolist() == pytest.approx([0.5, 0.5, 1 / 6, 0.5])
+    assert_float64(found, expected)
+    assert others(found).tolist() == in_float64([0.5, 0.5, 1 / 6, 0.5])
 
 
 def test_the_distance_of_weights():
@@ -41,9 +42,9 @@ def test_the_distance_of_weights():
     even = torch.full((3, 3), 1 / 3)
     assert distance(one, other) == 1.0
     assert distance(one, one) == 0.0
-    assert distance(one, even).item() == pytest.approx(2 / 3)
+    assert distance(one, even).item() == in_float32(2 / 3, terms=3)
     matrix = between_heads(torch.stack([one, other, even]))
-    assert matrix.tolist() == [pytest.approx(row) for row in ([0, 1, 2 / 3], [1, 0, 2 / 3], [2 / 3, 2 / 3, 0])]
+    assert matrix.tolist() == [in_float32(row, terms=3) for row in ([0, 1, 2 / 3], [1, 0, 2 / 3], [2 / 3, 2 / 3, 0])]
 
 
 def test_the_weights_are_those_the_model_shows():

@@ -5,6 +5,7 @@ import copy
 import torch
 
 import attemper
+from close import assert_float64
 from judge import assert_within
 
 EPS = torch.finfo(torch.float32).eps
@@ -59,12 +60,12 @@ def test_equals_its_definition():
 
 
 def test_hands_out_a_tensor_unless_signs_are_asked_for():
-    module = attemper.AdditiveAttention(8, signs="entropy")
-    x = torch.randn(2, 5, 8)
+    module = attemper.AdditiveAttention(8, signs="entropy").double()
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
     output = module(x, x)
     assert isinstance(output, torch.Tensor)
     assert module.vitals.entropy.shape == (2, 1, 5)
     assert copy.deepcopy(module).vitals is None
     assert torch.equal(module(x, x, signs="all").output, output)
     assert len(module.vitals.by_head().to_dicts()) == 1  # one head, whatever the batch
-    torch.testing.assert_close(module(x[0], x[0]), output[0])
+    assert_float64(module(x[0], x[0]), output[0])

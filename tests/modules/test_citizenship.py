@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 import attemper
+from close import assert_float64
 from judge import assert_as_exact
 
 
@@ -93,26 +94,27 @@ def test_checkpointing_gives_the_same_gradients(reentrant):
 # a learned gain, the cosine, a softcap, a scale per row that is counted first
 @pytest.mark.parametrize("rule", ["qk_norm", "log_n", "softcap"])
 def test_compiles_whole(rule):
-    module = block(rule=rule, kv_heads=2)
+    module, x = block(rule=rule, kv_heads=2).double(), X.double()
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    expected = module(X, is_causal=True, signs="all")
-    found = compiled(X, is_causal=True, signs="all")
-    torch.testing.assert_close(found.output, expected.output)
-    torch.testing.assert_close(found.vitals.entropy, expected.vitals.entropy)
+    expected = module(x, is_causal=True, signs="all")
+    found = compiled(x, is_causal=True, signs="all")
+    assert_float64(found.output, expected.output)
+    assert_float64(found.vitals.entropy, expected.vitals.entropy)
 
 
 def test_grouped_cross_attention_repeats_its_heads():
-    few = block(kv_heads=2, kdim=10, vdim=12)
-    many = block(kdim=10, vdim=12)
+    few = block(kv_heads=2, kdim=10, vdim=12).double()
+    many = block(kdim=10, vdim=12).double()
     state = few.state_dict()
     for name in ("k_proj_weight", "v_proj_weight"):
         state[name] = state[name].unflatten(0, (2, 6)).repeat_interleave(2, 0).flatten(0, 1)
     state["in_proj_bias"] = torch.zeros(72)
     many.load_state_dict(state)
-    key, value = torch.randn(2, 9, 10), torch.randn(2, 9, 12)
+    key, value = torch.randn(2, 9, 10).double(), torch.randn(2, 9, 12).double()
     for need_weights in (False, True):
-        torch.testing.assert_close(
-            few(X, key, value, need_weights=need_weights), many(X, key, value, need_weights=need_weights)
+        assert_float64(
+            few(X.double(), key, value, need_weights=need_weights),
+            many(X.double(), key, value, need_weights=need_weights),
         )
 
 
@@ -131,28 +133,28 @@ def test_gradients_of_returned_weights_and_of_an_added_mask():
 
 
 def test_unbatched_with_masks():
-    theirs, ours = nn.MultiheadAttention(24, 4), block(batch_first=False)
+    theirs, ours = nn.MultiheadAttention(24, 4).double(), block(batch_first=False).double()
     ours.load_state_dict(theirs.state_dict())
-    hidden = torch.arange(7) > 4
+    hidden, x = torch.arange(7) > 4, X[0].double()
     for mask in (torch.ones(7, 7, dtype=torch.bool).triu(1), torch.ones(4, 7, 7, dtype=torch.bool).triu(1)):
         for need_weights in (False, True):
             options = {"attn_mask": mask, "key_padding_mask": hidden, "need_weights": need_weights}
-            torch.testing.assert_close(ours(X[0], X[0], X[0], **options), theirs(X[0], X[0], X[0], **options))
+            assert_float64(ours(x, x, x, **options), theirs(x, x, x, **options))
 
 
 def test_a_whole_transformer():
     torch.manual_seed(0)
-    stock = nn.Transformer(24, 4, 2, 2, 32, dropout=0.0, batch_first=True)
+    stock = nn.Transformer(24, 4, 2, 2, 32, dropout=0.0, batch_first=True).double()
     ours = copy.deepcopy(stock)
     for module in list(ours.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.MultiheadAttention):
                 setattr(module, name, attemper.MultiHeadAttention.from_torch(child))
-    target = torch.randn(2, 5, 24)
+    source, target = X.double(), torch.randn(2, 5, 24).double()
     causal = stock.generate_square_subsequent_mask(5)
     for training in (True, False):
-        results = [m.train(training)(X, target, tgt_mask=causal, tgt_is_causal=True) for m in (ours, stock)]
-        torch.testing.assert_close(*results)
+        results = [m.train(training)(source, target, tgt_mask=causal, tgt_is_causal=True) for m in (ours, stock)]
+        assert_float64(*results)
     assert ours.state_dict().keys() == stock.state_dict().keys()
 
 
@@ -166,7 +168,7 @@ def test_from_torch_takes_every_kind(options):
     theirs = nn.MultiheadAttention(24, 4, dtype=torch.float64, **options)
     ours = attemper.MultiHeadAttention.from_torch(theirs)
     q, k, v = (torch.randn(5, 5, width, dtype=torch.float64) for width in (24, theirs.kdim, theirs.vdim))
-    torch.testing.assert_close(ours(q, k, v), theirs(q, k, v))
+    assert_float64(ours(q, k, v), theirs(q, k, v))
 
 
 def test_what_it_is_can_be_read():

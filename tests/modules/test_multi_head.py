@@ -9,6 +9,7 @@ from torch import nn
 
 import attemper
 from cases import cover
+from close import assert_float64
 from judge import assert_as_exact, assert_within
 
 ROUNDING = torch.finfo(torch.float32).eps
@@ -126,18 +127,18 @@ def equals_torch(kind, padding, extras, inputs, batch_first):
 
 
 def test_appended_keys_are_seen_by_every_row_with_weights_and_without():
-    _, ours = twins(batch_first=True, add_bias_kv=True, add_zero_attn=True)
-    x = torch.randn(2, 5, 24)
-    torch.testing.assert_close(ours(x, is_causal=True)[0], ours(x, is_causal=True, need_weights=False)[0])
+    _, ours = twins(dtype=torch.float64, batch_first=True, add_bias_kv=True, add_zero_attn=True)
+    x = torch.randn(2, 5, 24, dtype=torch.float64)
+    assert_float64(ours(x, is_causal=True)[0], ours(x, is_causal=True, need_weights=False)[0])
 
 
 def test_weights_are_averaged_as_in_torch():
-    theirs, ours = twins(batch_first=True)
-    x = torch.randn(2, 5, 24)
-    torch.testing.assert_close(ours(x, x, x)[1], theirs(x, x, x)[1])
+    theirs, ours = twins(dtype=torch.float64, batch_first=True)
+    x = torch.randn(2, 5, 24, dtype=torch.float64)
+    assert_float64(ours(x, x, x)[1], theirs(x, x, x)[1])
     assert ours(x, x, x)[1].shape == (2, 5, 5)
     alone = ours(x[0], x[0], x[0])
-    torch.testing.assert_close(alone, theirs(x[0], x[0], x[0]))
+    assert_float64(alone, theirs(x[0], x[0], x[0]))
     assert alone[1].shape == (5, 5)
 
 
@@ -234,15 +235,15 @@ def test_every_rule_is_its_definition(name, kv_heads):
 
 
 def test_from_torch_shares_the_parameters():
-    theirs, _ = twins(batch_first=True, dropout=0.1)
+    theirs, _ = twins(dtype=torch.float64, batch_first=True, dropout=0.1)
     theirs.eval()
     ours = attemper.MultiHeadAttention.from_torch(theirs, rule="learned")
     shared = dict(theirs.named_parameters())
     assert {name for name, p in ours.named_parameters() if p is shared.get(name)} == set(shared)
     assert not ours.training
     assert ours.dropout == 0.1
-    x = torch.randn(2, 5, 24)
-    torch.testing.assert_close(ours(x, x, x), theirs(x, x, x))
+    x = torch.randn(2, 5, 24, dtype=torch.float64)
+    assert_float64(ours(x, x, x), theirs(x, x, x))
 
 
 class TestInsideTorchModels:
@@ -266,7 +267,8 @@ class TestInsideTorchModels:
         padding = torch.arange(6) >= torch.tensor([6, 4, 2])[:, None]
         with torch.set_grad_enabled(grad):
             expected, found = (model(x, src_key_padding_mask=padding) for model in (stock, ours))
-        torch.testing.assert_close(found[~padding], expected[~padding])
+        exact = copy.deepcopy(stock).double()(x.double(), src_key_padding_mask=padding)
+        assert_as_exact("output", found[~padding], [expected[~padding]], exact[~padding])
         assert ours.layers[1].self_attn.vitals.visible[1, 0].tolist() == [4] * 6
 
     def test_the_rule_is_not_skipped_in_eval(self):

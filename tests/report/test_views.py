@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from attemper import report
+from close import printed
 from report.documents import TOKENS, asked, dense, finding, made, packed, top
 from report.opened import cell, opened, token
 
@@ -166,13 +167,15 @@ def test_patches_are_shown_on_their_image(browser, tmp_path):
         row = kept[1, 0][1, 3]
         best = max(range(7), key=lambda key: float(row[key]))
         named = "[class]" if best == 0 else f"patch {(best - 1) // 3},{(best - 1) % 3}"
-        assert page.locator(".reading").text_content().startswith(f"patch 0,2 looks at {named} {float(row[best]):.3f}")
+        assert (
+            page.locator(".reading").text_content().startswith(f"patch 0,2 attends to {named} {float(row[best]):.3f}")
+        )
         assert page.locator(".board.key .front .weight").text_content() == f"{float(row[0]):.3f}"
         veils = page.locator(".board.key button.patch").evaluate_all(
             "all => all.map((one) => Number(one.style.getPropertyValue('--veil')))"
         )
         shares = row[1:] / row[1:].max()
-        assert veils == pytest.approx([1 - float(share) ** 0.5 for share in shares], abs=5e-3)
+        assert veils == printed([1 - float(share) ** 0.5 for share in shares], 2)
         page.get_by_role("button", name="columns", exact=True).click()
         assert page.locator("button.token.key bdi").all_text_contents()[:3] == ["[class]", "patch 0,0", "patch 0,1"]
 
@@ -199,7 +202,7 @@ def test_patches_by_keyboard_and_without_an_image(browser, tmp_path, image):
             assert page.evaluate("document.activeElement.dataset.at") == str(at)
         page.keyboard.press("ArrowDown")
         page.keyboard.press("Enter")
-        assert page.locator(".reading").text_content().endswith("Locked; Esc lets go.")
+        assert page.locator(".reading").text_content().endswith("Locked; Esc unlocks.")
         page.get_by_label("hide 1 special token").check()
         assert page.locator(".board button:not(.patch)").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") == 390

@@ -7,6 +7,7 @@ import attemper
 import zoo
 from attemper.scan.audit.audit import Audit
 from attemper.scan.audit.judge import REMARKS
+from close import in_float32, in_float64
 from scan import faults, innocents
 
 
@@ -28,6 +29,7 @@ def made(case):
     return case
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", faults.FAULTY)
 def test_every_fault_is_named(name):
     case = made(faults.FAULTY[name])
@@ -37,20 +39,23 @@ def test_every_fault_is_named(name):
     assert len(found) > case.innocent
     for layer in layers:
         if case.applied is not None:
-            assert layer.applied == pytest.approx(case.applied, rel=1e-5)
+            assert layer.applied == in_float64(case.applied)
         assert layer.verdict == ("ok" if layer.fault in (None, *REMARKS) else "fault")
         assert layer.says.endswith(".")
         assert bool(layer.todo) == bool(layer.fault)
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", innocents.INNOCENT)
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
 def test_every_innocent_model_passes(name):
+    if "upcast" in name:  # it demands float32
+        torch.set_default_dtype(torch.float32)
     case = made(innocents.INNOCENT[name])
     for place, layer in enumerate(audited(case.model, case.run)):
         assert layer.fault is None, layer.says
         expected = case.applied(place) if callable(case.applied) else case.applied
-        assert layer.applied == pytest.approx(expected, rel=1e-3)
+        assert layer.applied == in_float32(expected, terms=layer.head_dim)
         assert layer.rule == (case.rule(place) if callable(case.rule) else case.rule)
 
 
@@ -60,18 +65,23 @@ def declared_by_paper(name, layer):
     return special.get(name, layer.head_dim**-0.5)
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
 @pytest.mark.parametrize("name", zoo.ZOO)
 def test_the_zoo_has_no_fault(name):
+    if (
+        name == "mistral"
+    ):  # its rows of padding see nothing but float64's lowest number, and its softmax is float32: NaN
+        torch.set_default_dtype(torch.float32)
     subject = zoo.make(name)
     rules = {"t5": "none", "gpt_neo": "none", "gemma2": None, "gemma3": "qk_norm", "deberta": None}
     matrices = iter(subject.full(subject))
     for layer in audited(subject.model, subject.run):
         assert layer.fault is None, layer.says
-        assert layer.applied == pytest.approx(declared_by_paper(name, layer), rel=1e-5)
+        assert layer.applied == in_float32(declared_by_paper(name, layer), terms=layer.head_dim)
         assert layer.rule == rules.get(name, "sqrt_dk")
         assert layer.qk_norm == (name == "gemma3")
-        assert layer.logit_std == pytest.approx(spread(next(matrices), subject), rel=1e-4)
+        assert layer.logit_std == in_float32(spread(next(matrices), subject), terms=layer.head_dim)
         assert 0.5 < layer.predicted_std / layer.logit_std < 2 or name == "gemma2"  # q and k are random; Gemma 2 caps
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 import attemper
 from attemper.scan.schema import schema
+from close import in_float32, in_float64
 from scan.faults import LENGTH, ROOT, WIDTH, Layer, by_hand, numbers
 from scan.test_audit import audited
 
@@ -36,7 +37,7 @@ def test_a_call_whose_keys_are_fresh_counts_whenever_it_comes(order):
             layer(numbers())
 
     (found,) = audited(layer, run)
-    assert (found.fault, found.applied) == ("twice", pytest.approx(ROOT**2))
+    assert (found.fault, found.applied) == ("twice", in_float32(ROOT**2, terms=8))
     assert "followed" not in found.says
     assert "calls apply" not in found.says  # what the cache holds cannot be known to be another number
 
@@ -80,6 +81,7 @@ def test_a_tied_layer_that_applies_one_scale_is_said_as_any_other():
     assert (found.fault, found.says) == (None, f"q·k is multiplied by {ROOT:.4g}: q·k / √d_k.")
 
 
+@pytest.mark.usefixtures("float64")
 def test_the_spread_of_a_fault_is_that_of_its_own_calls():
     torch.manual_seed(0)
     net = Tied((ROOT, ROOT, ROOT, 1.0), gain=1.3)
@@ -91,7 +93,7 @@ def test_the_spread_of_a_fault_is_that_of_its_own_calls():
         x.load_state_dict(net.state_dict())
         (expected,) = audited(alone, lambda: alone(x(numbers())))
     assert expected.fault == found.fault == "uncontrolled"
-    assert found.logit_std == pytest.approx(expected.logit_std, rel=1e-6)
+    assert found.logit_std == in_float64(expected.logit_std)
 
 
 def layers(*scales, cls=Layer, **options):
@@ -157,6 +159,7 @@ def masked_by(bias):
     return lambda q, k, v: (q @ k.mT + mask * ROOT).softmax(-1) @ v
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("gain", [0.3, 2.0])
 def test_a_mask_that_was_scaled_is_no_logit(gain):
     """−1e4/√d_k is above what counts as hidden; the spread is that of the scores all the same."""
@@ -166,7 +169,7 @@ def test_a_mask_that_was_scaled_is_no_logit(gain):
         net = nn.Sequential(Layer(masked_by(bias), gain))
         found += audited(net, lambda net=net: net(numbers()))
     scaled, whole = found
-    assert scaled.logit_std == pytest.approx(whole.logit_std, rel=1e-6)
+    assert scaled.logit_std == in_float64(whole.logit_std)
     assert (scaled.fault, scaled.keys) == (whole.fault, whole.keys)
     assert whole.fault == ("uncontrolled" if gain == 2.0 else "unscaled")
 

@@ -379,7 +379,7 @@ def test_ctrl_c_in_the_first_layer_leaves_an_empty_scan(attemper_command, folder
     monkeypatch.setattr(command, "load", lambda *given, **options: loaded)
     code, out, _ = attemper_command("scan")
     assert code == 130
-    assert "Nothing was judged: no attention was seen." in out
+    assert "Nothing was judged: no attention call was found." in out
 
 
 def test_long_work_says_where_it_is(attemper_command, folder, monkeypatch):

@@ -16,6 +16,7 @@ from attemper.scan import run as scanning
 from attemper.scan.document import plain
 from attemper.scan.schema import schema
 from attemper.scan.show.terminal import text
+from close import in_float32, in_float64
 from folders import tokenizer
 from watched import Block, stack
 
@@ -77,7 +78,7 @@ def test_a_model_of_ones_own_is_left_as_it_was(nothing_is_left_behind):
     }
     assert [layer["layer"] for layer in found.layers] == ["0", "1"]
     assert {layer["scale"]["rule"] for layer in found.layers} == {"sqrt_dk"}
-    assert found.layers[0]["scale"]["applied"] == pytest.approx(8**-0.5)
+    assert found.layers[0]["scale"]["applied"] == in_float32(8**-0.5, terms=8)
     assert repr(found).startswith("Scan(Sequential: ")
 
 
@@ -92,6 +93,7 @@ def test_a_batch_may_be_positions_or_keywords(form):
     assert found.heads[0]["rows"] == wanted.heads[0]["rows"] == 9
 
 
+@pytest.mark.usefixtures("float64")
 def test_several_batches_are_run_one_by_one_and_merged():
     model = stack()
     batches = [torch.randn(1, length, 16) for length in (9, 12, 10)]
@@ -102,7 +104,7 @@ def test_several_batches_are_run_one_by_one_and_merged():
         assert head["rows"] == 31
         assert head["peak"] == max(row["peak"] for row in rows)
         mean = sum(row["entropy"] * row["rows"] for row in rows) / 31
-        assert head["entropy"] == pytest.approx(mean, rel=1e-6)
+        assert head["entropy"] == in_float64(mean)
         assert 0 < head["text_distance"] <= 1
         assert rows[0]["text_distance"] is None
     assert len(found.document["inputs"]) == 3
@@ -159,6 +161,7 @@ def test_nan_is_found_and_becomes_null():
     assert "NaN" in str(found)
 
 
+@pytest.mark.usefixtures("float64")
 def test_what_if_reaches_attempers_own_module():
     ours = attemper.MultiHeadAttention(64, 4, rule="sqrt_dmodel", batch_first=True)
     other = attemper.MultiHeadAttention(64, 4, rule="dk", batch_first=True)
@@ -169,7 +172,7 @@ def test_what_if_reaches_attempers_own_module():
     assert found.layers[0]["scale"]["rule"] == "sqrt_dmodel"
     wanted = attemper.scan(other, (x, x, x)).heads
     for row, head in zip(found.document["what_if"][0]["heads"], wanted, strict=True):
-        assert row["entropy"] == pytest.approx(head["entropy"], rel=1e-5)
+        assert row["entropy"] == in_float64(head["entropy"])
 
 
 def test_a_bare_layer_is_called_the_model():

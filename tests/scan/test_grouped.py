@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import attemper
+from close import in_float64
 
 BATCH, LENGTH, WIDTH, EACH = 5, 17, 48, 8
 ORDERS = {  # how q and k lie, and how the logits do
@@ -44,6 +45,7 @@ class Grouped(nn.Module):
         return self.out(torch.einsum(f"{self.order},{key}->bigrd", weights, v).flatten(2))
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize(
     ("groups", "repeats", "keys_first"), [(2, 3, False), (2, 3, True), (1, 6, False), (6, 1, False)]
@@ -56,14 +58,14 @@ def test_grouped_heads_are_counted_and_their_scale_is_named(order, groups, repea
     found = attemper.scan(model, x, pictures=False)
     (layer,) = found.layers
     assert (layer["heads"], layer["kv_heads"], layer["queries"], layer["keys"]) == (6, groups, LENGTH, LENGTH)
-    assert layer["scale"]["applied"] == pytest.approx(WIDTH**-0.5, rel=1e-5)
+    assert layer["scale"]["applied"] == in_float64(WIDTH**-0.5)
     assert layer["scale"]["rule"] == "sqrt_dmodel"
     q, k, _ = model.parts(x)
     logits = torch.einsum(f"bigrd,bjgd->{'rg' if order == 'brgij' else 'gr'}bij", q, k).flatten(0, 1) / WIDTH**0.5
     expected = logits.detach().double()
     for head, row in enumerate(found.heads):
-        assert row["peak"] == pytest.approx(expected[head].max().item(), rel=1e-5)
-        assert row["variance"] == pytest.approx(expected[head].var(-1, correction=0).mean().item(), rel=1e-4)
+        assert row["peak"] == in_float64(expected[head].max().item())
+        assert row["variance"] == in_float64(expected[head].var(-1, correction=0).mean().item())
     std = expected.var(-1, correction=0).mean().sqrt().item()
-    assert layer["scale"]["logit_std"] == pytest.approx(std, rel=1e-4)
+    assert layer["scale"]["logit_std"] == in_float64(std)
     assert 0.5 < layer["scale"]["predicted_std"] / std < 2

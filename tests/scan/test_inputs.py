@@ -1,5 +1,6 @@
 """Inputs: texts, images and sounds as batches, with tokens that people can read, and a sentence for what cannot be used."""
 
+import json
 import os
 import struct
 import sys
@@ -18,6 +19,7 @@ from attemper.scan.input import model as load
 from attemper.scan.input.batch import make
 from attemper.scan.input.text import FolderTokenizer, limit_of
 from attemper.scan.input.token_text import readable
+from close import assert_reordered
 from folders import WORDS, save, tokenizer
 
 SENTENCE = "the dog chased the ball ."
@@ -221,13 +223,62 @@ def test_an_image_is_resized_and_normalised_as_the_folder_says(folder, tmp_path)
     assert not found.generated
     assert found.notes == ["'flat.png' was resized to 16 × 16 pixels."]
     expected = torch.tensor([1.0, -1.0, -0.6]).view(1, 3, 1, 1).expand(1, 3, 16, 16)
-    torch.testing.assert_close(found.batch["pixel_values"], expected)
+    assert_reordered(found.batch["pixel_values"], expected, terms=4)
     (model.folder / "preprocessor_config.json").write_text('{"image_mean": [0.0, 0.0, 0.1], "image_std": [1, 2, 0.1]}')
     try:
         (found,) = make(model, images=[str(tmp_path / "flat.png")])
     finally:
         (model.folder / "preprocessor_config.json").unlink()
-    torch.testing.assert_close(found.batch["pixel_values"][0, :, 0, 0], torch.tensor([1.0, 0.0, 1.0]))
+    assert_reordered(found.batch["pixel_values"][0, :, 0, 0], torch.tensor([1.0, 0.0, 1.0]), terms=4)
+
+
+PROCESSOR = {
+    "image_processor_type": "CLIPImageProcessor",
+    "do_resize": True,
+    "size": {"shortest_edge": 20},
+    "do_center_crop": True,
+    "crop_size": {"height": 16, "width": 16},
+    "do_rescale": True,
+    "rescale_factor": 1 / 510,
+    "do_normalize": True,
+    "image_mean": [0.25] * 3,
+    "image_std": [0.5] * 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, None),
+        ({"crop_size": {"height": 8, "width": 8}}, "it makes 3 × 8 × 8 numbers, and the model takes 3 × 16 × 16"),
+        ({"size": {"shortest_edge": 10**6}}, "1000000 pixels along a side, which is too large"),
+        ({"image_processor_type": "NoProcessor"}, "ValueError"),
+    ],
+    ids=["used", "another size", "too large", "unknown"],
+)
+def test_an_image_is_cropped_and_rescaled_by_the_processor_of_the_folder(folder, tmp_path, change, why):
+    """Left half 0, right half 255: the crop takes 16 of 40 columns from the middle, and 255 becomes (0.5 - 0.25) / 0.5."""
+    model = load.load(folder("vit"))
+    halves = numpy.zeros((20, 40, 3), dtype=numpy.uint8)
+    halves[:, 20:] = 255
+    Image.fromarray(halves).save(tmp_path / "halves.png")
+    written = model.folder / "preprocessor_config.json"
+    written.write_text(json.dumps(PROCESSOR | change))
+    try:
+        (found,) = make(model, images=[str(tmp_path / "halves.png")])
+    finally:
+        written.unlink()
+    pixels = found.batch["pixel_values"]
+    assert pixels.shape == (1, 3, 16, 16)
+    assert any("was not used" in note and why in note for note in found.notes) == (why is not None)
+    assert found.notes[-1] == "'halves.png' was resized to 16 × 16 pixels."
+    if why is None:
+        expected = torch.tensor([-0.5] * 8 + [0.5] * 8).expand(1, 3, 16, 16)
+        assert torch.equal(pixels, expected)
+        assert torch.equal(found.pixels, (expected[0] + 0.5) / 2)
+    else:
+        # resized without a crop, and by 1/255 where the folder says 1/510: 0 and 1, by 0.25 and 0.5
+        assert_reordered(pixels[0, 0, 0, [0, -1]], torch.tensor([-0.5, 1.5]), 3)
 
 
 def test_files_that_are_no_image_or_sound_are_refused(loaded, tmp_path):

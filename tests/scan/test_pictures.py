@@ -14,12 +14,12 @@ import attemper
 import zoo
 from attemper.scan.document import plain
 from attemper.scan.examiners import maps as pictures
-from attemper.scan.examiners import weights
 from attemper.scan.examiners.items import BatchItems, CurrentInput
 from attemper.scan.examiners.maps import AttentionMaps
 from attemper.scan.examiners.neighbours import Neighbours
 from attemper.scan.examiners.sinks import Sinks
 from attemper.scan.examiners.text_dependence import TextDependence
+from attemper.watch import weights
 from attemper.watch.attach.measuring import vitals_of
 from attemper.watch.call import AttentionCall, Facts
 from examined import examine, items_of, rounding

@@ -10,6 +10,7 @@ import attemper
 from attemper.scan.audit.audit import Audit
 from attemper.scan.document import plain
 from attemper.watch.attach import attachment as attach
+from close import in_float32, in_float64
 from scan.faults import EACH, FAULTY, HEADS, LENGTH, ROOT, SIZES, Layer, by_hand, llama, numbers, stack, tokens
 from scan.innocents import INNOCENT
 
@@ -81,7 +82,7 @@ def test_generating_with_a_cache(implementation, cache):
     layers = audited(
         model, lambda: model.generate(**tokens(), attention_mask=mask, max_new_tokens=3, do_sample=False, **cache)
     )
-    assert [(layer.applied, layer.fault) for layer in layers] == [(pytest.approx(ROOT), None)] * 2
+    assert [(layer.applied, layer.fault) for layer in layers] == [(in_float32(ROOT, terms=8), None)] * 2
     assert not any("could not be followed" in layer.says for layer in layers)
 
 
@@ -94,7 +95,7 @@ def test_keys_that_come_from_a_cache_alone_are_said_not_to_be_followed():
     model = Cached(None)
     model.keys = torch.randn(2, HEADS, 5, EACH)
     (layer,) = audited(model, lambda: model(numbers()))
-    assert (layer.applied, layer.fault) == (pytest.approx(ROOT), None)
+    assert (layer.applied, layer.fault) == (in_float32(ROOT, terms=8), None)
     assert "could not be followed" in layer.says
 
 
@@ -124,6 +125,7 @@ def test_a_watch_that_does_not_ask_has_no_trace(monkeypatch):
     assert made == []
 
 
+@pytest.mark.usefixtures("float64")
 def test_a_padded_batch():
     torch.manual_seed(0)
     model = transformers.BertModel(transformers.BertConfig(**SIZES, initializer_range=0.3)).eval()
@@ -135,9 +137,9 @@ def test_a_padded_batch():
         alone = audited(model, lambda: model(**one))
         first = audited(model, lambda: model(input_ids=tokens()["input_ids"][:1]))
     for both, a, b in zip(padded, alone, first, strict=True):
-        assert both.applied == a.applied == b.applied == pytest.approx(ROOT)
+        assert both.applied == a.applied == b.applied == in_float32(ROOT, terms=8)
         # rows weigh alike: 9 of the one, 17 of the other
-        assert both.logit_std**2 == pytest.approx((9 * a.logit_std**2 + 17 * b.logit_std**2) / 26, rel=1e-4)
+        assert both.logit_std**2 == in_float64((9 * a.logit_std**2 + 17 * b.logit_std**2) / 26)
         assert (
             min(a.predicted_std, b.predicted_std) <= both.predicted_std <= max(a.predicted_std, b.predicted_std) * 1.05
         )
@@ -196,6 +198,7 @@ WRITTEN = {
 }
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("meet", "measured_by"), WRITTEN.values(), ids=WRITTEN)
 def test_ways_to_write_it_by_hand(meet, measured_by):
     torch.manual_seed(0)
@@ -204,7 +207,7 @@ def test_ways_to_write_it_by_hand(meet, measured_by):
         layers = audited(case.model, case.run)
     for layer in layers:
         assert layer.measured_by == measured_by
-        assert layer.applied == pytest.approx(0.21, rel=1e-4)
+        assert layer.applied == in_float64(0.21)
         assert layer.fault is None
 
 
@@ -249,6 +252,7 @@ def a_third(x):
 ROTATIONS = (by_halves, by_pairs, by_complex_numbers, in_a_buffer, a_third)
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("stretch", [1.0, 1.2])
 @pytest.mark.parametrize("turn", ROTATIONS, ids=lambda turn: turn.__name__)
 def test_a_rotation_is_no_factor_but_its_stretch_is(turn, stretch):
@@ -264,8 +268,8 @@ def test_a_rotation_is_no_factor_but_its_stretch_is(turn, stretch):
     with torch.no_grad():
         layers = audited(case.model, case.run)
     for layer in layers:
-        assert layer.applied == pytest.approx(ROOT * stretch**2, rel=1e-5)
-        assert layer.applied == pytest.approx(ROOT * lengths["all"].item(), rel=1e-3)
+        assert layer.applied == in_float32(ROOT * stretch**2, terms=layer.head_dim)
+        assert layer.applied == in_float32(ROOT * lengths["all"].item(), terms=layer.head_dim)
         assert layer.fault is None
         assert "could not be followed" not in layer.says
 
@@ -296,7 +300,7 @@ def test_the_numbers_of_a_document():
         {"what": "scaled_dot_product_attention's own 1/√d_k", "number": ROOT},
     ]
     assert (found["verdict"], found["rule"], found["formula"]) == ("fault", "dk", "q·k / d_k")
-    assert (found["declared"], found["qk_norm"], found["after_softmax"]) == (pytest.approx(ROOT), False, None)
+    assert (found["declared"], found["qk_norm"], found["after_softmax"]) == (in_float32(ROOT, terms=8), False, None)
 
 
 def test_every_fault_says_what_is_wrong_and_what_to_do():

@@ -12,6 +12,7 @@ import attemper
 import zoo
 from attemper.scan.document import SIGNS
 from attemper.scan.what_if import layer_numbers, what_if
+from close import ROUNDING, assert_float64
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 HEAD_DIM = zoo.WIDTH // zoo.HEADS
@@ -115,13 +116,6 @@ def truly(subject, cls, scale, ratio_of):
     return other
 
 
-@pytest.fixture
-def in_double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 RATIOS = {
     "0.7": lambda layer: 0.7,
     "dk": lambda layer: 1 / HEAD_DIM,
@@ -134,7 +128,7 @@ SINGLE = ("gpt_neo", "gemma2", "bloom", "t5")
 
 @pytest.mark.parametrize("rule", RATIOS)
 @pytest.mark.parametrize("name", KINDS)
-def test_as_a_model_whose_scale_is_another(name, rule, in_double, nothing_is_left_behind):
+def test_as_a_model_whose_scale_is_another(name, rule, float64, nothing_is_left_behind):
     cls, scale, applied = KINDS[name]
     subject = zoo.make(name)
     now = applied or next(iter(read(subject).facts.values())).scale
@@ -146,7 +140,7 @@ def test_as_a_model_whose_scale_is_another(name, rule, in_double, nothing_is_lef
         [rule],
         Everywhere(all=applied) if applied else {},
     )
-    rel = 2e-4 if name in SINGLE else 1e-9
+    rel = 2e-4 if name in SINGLE else ROUNDING
     compare(found.heads, read(other).to_dicts(), rel)
     assert torch.allclose(outputs[1], other.run(), rtol=rel, atol=rel)
     assert not torch.allclose(outputs[0], outputs[1], rtol=1e-3, atol=1e-3)
@@ -195,7 +189,7 @@ FORMS = {
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("form", FORMS)
-def test_every_way_to_write_it(form, mode, in_double, nothing_is_left_behind):
+def test_every_way_to_write_it(form, mode, float64, nothing_is_left_behind):
     torch.manual_seed(0)
     model, x = Projected(FORMS[form](0.25)), torch.randn(1, 6, 16)
     other = copy.deepcopy(model)
@@ -213,6 +207,6 @@ def test_every_way_to_write_it(form, mode, in_double, nothing_is_left_behind):
         record = read(zoo.Subject(other, {"x": x, "y": x}))
     torch.manual_seed(1)
     (found,) = what_if(model, run, ["0.6"], Everywhere(all=0.25))
-    compare(found.heads, record.to_dicts(), 1e-9)
-    assert torch.allclose(outputs[1], expected, rtol=1e-9)
+    compare(found.heads, record.to_dicts(), ROUNDING)
+    assert_float64(outputs[1], expected)
     assert not torch.allclose(outputs[0], expected, rtol=1e-2)

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 import attemper
+from close import ROUNDING, assert_float64, in_float64
+from judge import assert_as_exact
 from scores.plain import additive_logits, cosine_logits
 
 SIGNS = ("mean", "variance", "peak", "lse", "entropy", "p2")
@@ -43,42 +45,41 @@ def extra(score, dim, dtype=torch.float32):
 )
 def test_an_additive_logit_is_bounded_by_the_sum_of_the_weights_and_not_by_one(rows, keys, dim, size, seed):
     generator = torch.Generator().manual_seed(seed)
-    q, k, w = (torch.randn(n, dim, generator=generator) * size for n in (rows, keys, 1))
+    q, k, w = (torch.randn(n, dim, generator=generator).double() * size for n in (rows, keys, 1))
     vitals = additive(q, k, k, w[0], signs=("peak", "mean", "variance")).vitals
-    bound = w.abs().sum().item() * (1 + 1e-5)
+    bound = w.abs().sum().item() * (1 + ROUNDING)
     assert vitals.peak.abs().max().item() <= bound
     assert vitals.variance.max().item() <= bound**2
     # reached, and above 1 where the weights are: every tanh takes its weight's sign
     towards = 50 * w.sign()
     reached = additive(towards, 0 * k, k, w[0]).vitals.mean.item()
-    assert reached == pytest.approx(w.abs().sum().item(), rel=1e-5)
+    assert reached == in_float64(w.abs().sum().item())
 
 
 @settings(max_examples=25, deadline=None)
 @given(dim=st.integers(1, 9), scale=st.floats(-50, 50), length=st.floats(-30, 30), seed=st.integers(0, 999))
 def test_a_cosine_logit_is_bounded_by_the_scale_and_ignores_lengths(dim, scale, length, seed):
     generator = torch.Generator().manual_seed(seed)
-    q, k = (torch.randn(n, dim, generator=generator) for n in (5, 7))
+    q, k = (torch.randn(n, dim, generator=generator).double() for n in (5, 7))
     near = cosine(q, k, k, scale).vitals
     far = cosine(q * 10**length, k * 10**-length, k, scale).vitals
-    assert near.peak.abs().max().item() <= abs(scale) * (1 + 1e-5)
+    assert near.peak.abs().max().item() <= abs(scale) * (1 + ROUNDING)
     for name in SIGNS:
-        room = 2e-5 * (1 + abs(scale)) ** 2
-        torch.testing.assert_close(getattr(far, name), getattr(near, name), rtol=0, atol=room)
+        assert_float64(getattr(far, name), getattr(near, name), name)
 
 
 @pytest.mark.parametrize("size", [1e-20, 1e20, 1e-30, 1e37])
 def test_cosine_of_extreme_lengths_in_float32(size):
-    """Squares of these leave float32; the direction does not, and the gradient is the right one over `size`."""
+    """Squares of these leave float32; the direction does not: as exact as lengths near 1, and so is the gradient times `size`."""
     q, k, v = draw(6, 8), draw(9, 8), draw(9, 4)
     grads = []
-    for factor, dtype in ((size, torch.float32), (1.0, torch.float64)):
+    for factor, dtype in ((size, torch.float32), (1.0, torch.float32), (1.0, torch.float64)):
         leaves = [(q.to(dtype) * factor).requires_grad_(), (k.to(dtype) * factor).requires_grad_()]
         output, vitals = cosine(*leaves, v.to(dtype), 5.0)
         found = torch.autograd.grad(output.sum() + vitals.entropy.sum(), leaves)
         grads.append([output.double(), *(g.double() * factor for g in found)])
-    for ours, exact in zip(*grads, strict=True):
-        torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-5)
+    for name, ours, plain, exact in zip(("output", "d(query)", "d(key)"), *grads, strict=True):
+        assert_as_exact(name, ours.float(), [plain], exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -88,7 +89,7 @@ def test_a_zero_vector_has_logit_zero_and_finite_gradients(dtype):
     for leaf in (q, k, v):
         leaf.requires_grad_()
     output, vitals = cosine(q, k, v, 10.0)
-    torch.testing.assert_close(vitals.entropy[1].item(), math.log(5))
+    assert vitals.entropy[1] == torch.tensor(math.log(5))
     assert vitals.peak[1] == vitals.variance[1] == 0
     (output.float().sum() + vitals.entropy.sum() + vitals.variance.sum()).backward()
     for leaf in (q, k, v):
@@ -132,9 +133,9 @@ def test_empty_sizes(score, shape):
 
 @BOTH
 def test_a_head_dim_of_zero_has_logit_zero(score):
-    q, v = torch.empty(2, 4, 0, requires_grad=True), draw(2, 4, 3)
-    output, vitals = score(q, q, v, extra(score, 0))
-    torch.testing.assert_close(output, v.mean(1, keepdim=True).expand(2, 4, 3))
+    q, v = torch.empty(2, 4, 0, dtype=torch.float64, requires_grad=True), draw(2, 4, 3, dtype=torch.float64)
+    output, vitals = score(q, q, v, extra(score, 0, torch.float64))
+    assert_float64(output, v.mean(1, keepdim=True).expand(2, 4, 3))
     assert not vitals.peak.any()
     vitals.entropy.sum().backward()
 
@@ -143,14 +144,15 @@ def test_a_head_dim_of_zero_has_logit_zero(score):
 @pytest.mark.parametrize("dims", [2, 3, 5])
 def test_any_number_of_dimensions_and_broadcast_leads(score, dims):
     lead = (2, 3, 2)[: dims - 2]
-    q, k, v = draw(*lead, 5, 8), draw(*(1 for _ in lead[:-1]), *lead[-1:], 7, 8), draw(*lead, 7, 4)
-    number = extra(score, 8)
+    shapes = ((*lead, 5, 8), (*(1 for _ in lead[:-1]), *lead[-1:], 7, 8), (*lead, 7, 4))
+    q, k, v = (draw(*shape, dtype=torch.float64) for shape in shapes)
+    number = extra(score, 8, torch.float64)
     logits = additive_logits if score is additive else cosine_logits
     wide = k.expand(*lead, 7, 8)
     z = logits(q.reshape(-1, 1, 5, 8), wide.reshape(-1, 1, 7, 8), number).reshape(*lead, 5, 7)
     output, vitals = score(q, k, v, number)
-    torch.testing.assert_close(output, z.softmax(-1) @ v, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(vitals.peak, z.amax(-1), rtol=1e-4, atol=1e-5)
+    assert_float64(output, z.softmax(-1) @ v)
+    assert_float64(vitals.peak, z.amax(-1))
     assert vitals.entropy.shape == (*lead, 5)
 
 
@@ -198,7 +200,7 @@ def test_dropout_keeps_the_mean_and_the_vitals_and_its_backward_draws_the_same(s
     assert 0.8 < dropped.output.mean().item() < 1.2
     assert dropped.output.std().item() > 0.01
     dropped.output.sum().backward()  # linear in the value: Σ v · dv is the output's sum, if the same weights were dropped
-    torch.testing.assert_close((v * v.grad).sum(), dropped.output.sum())
+    assert_float64((v * v.grad).sum(), dropped.output.sum())
 
 
 @BOTH
@@ -208,6 +210,6 @@ def test_half_precision_is_rounded_once(score):
     number = extra(score, 16)
     low, high = score(q, k, v, number), score(q.float(), k.float(), v.float(), number)
     assert low.output.dtype == torch.bfloat16
-    torch.testing.assert_close(low.output, high.output.bfloat16(), rtol=2**-7, atol=1e-6)
+    assert torch.equal(low.output, high.output.bfloat16())
     for name in SIGNS:
-        torch.testing.assert_close(getattr(low.vitals, name), getattr(high.vitals, name), rtol=1e-5, atol=1e-5)
+        assert torch.equal(getattr(low.vitals, name), getattr(high.vitals, name)), name

@@ -28,13 +28,22 @@ LAYERS = [
     {"operation"},
     {"kernels"},
     {"vitals"},
-    {"heads", "scale", "_files", "_display", "_memory", "_orphans"},
+    {"heads", "scale", "_files", "_display", "_memory", "_timing"},
     {"errors", "_torch_private"},
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 # an upward import, made inside a function, and why
 EXCEPTIONS = {
     ("attemper.kernels", "attemper.operation.checks"): "why() takes what attention() takes and checks it the same way"
+}
+
+# what a part may import of a part below it, where that is less than everything
+DOORS = {
+    ("lab", "bench"): set(),
+    ("scan", "bench"): set(),
+    ("scan", "operation"): set(),
+    ("scan", "kernels"): {"attemper.kernels", "attemper.kernels.contract"},
+    ("scan", "watch"): {"attemper.watch", "attemper.watch.examine"},
 }
 
 MAX_FILE, MAX_FUNCTION, MAX_FOLDER = 400, 80, 14
@@ -88,6 +97,8 @@ def offence(module: str, target: str) -> str | None:
             return f"{module} imports {target}: a kernel knows the contract and itself"
     elif part != other and RANK[part] >= RANK[other]:
         return f"{module} imports {target}: arrows point from {part} to what is below it"
+    elif target not in DOORS.get((part, other), {target}):
+        return f"{module} imports {target}: {part} may import {sorted(DOORS[part, other]) or 'nothing'} of {other}"
     return None
 
 
@@ -132,7 +143,11 @@ def test_every_exception_is_still_needed():
         ("attemper.kernels.contract", "from . import reference"),
         ("attemper.vitals", "from .operation.ops import attend"),
         ("attemper.errors", "if TYPE_CHECKING:\n    from .vitals import Vitals"),
-        ("attemper.bench.timing", "from ..cli import main"),
+        ("attemper.bench.speed", "from ..cli import main"),
+        ("attemper.lab.exact.parallel", "from ...bench.speed import rows"),
+        ("attemper.scan.run", "from ..kernels.reference import logits"),
+        ("attemper.scan.run", "from ..operation.checks import prepare"),
+        ("attemper.scan.run", "from ..watch.session import Watch"),
         ("attemper.attention", "import attemper"),
         ("attemper.attention", "from .watch.record import Record"),
         ("attemper.operation.ops", "from ..attention import attention"),
@@ -149,7 +164,7 @@ def test_the_arrow_checker_can_fail(module, source):
         ("attemper.kernels.reference", "from ..errors import InputError\nfrom ..vitals import SIGNS"),
         (
             "attemper.cli.bench",
-            "import attemper\nfrom ..bench import timing\nfrom .. import __version__\nfrom .app import note",
+            "import attemper\nfrom ..bench import speed\nfrom .. import __version__\nfrom .app import note",
         ),
         ("attemper.operation.ops", "from .. import kernels\nfrom ..kernels import reference"),
     ],
@@ -179,12 +194,18 @@ def test_folders_are_small():
     assert {str(folder): count for folder, count in counts.items() if count > MAX_FOLDER} == {}
 
 
-def test_no_class_name_occurs_twice():
+def test_no_class_name_or_type_alias_occurs_twice():
+    """A type alias is a name in CamelCase that is assigned a type at the top of a module."""
     places: dict[str, list[str]] = {}
     for module, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(module)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        assigned = [target.id for node in tree.body if isinstance(node, ast.Assign)
+                    for target in node.targets if isinstance(target, ast.Name)]  # fmt: skip
+        names += [name for name in assigned if re.fullmatch("[A-Z][a-z]+([A-Z][a-z]+)*", name)]
+        for name in names:
+            places.setdefault(name, []).append(module)
+    assert "Row" in places
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
 
 
@@ -250,3 +271,49 @@ def test_every_tensor_that_is_made_says_where():
             if makes and not any(keyword.arg in (None, "device") for keyword in node.keywords):
                 silent.append(f"{module}:{node.lineno}: torch.{node.func.attr}() without device=")
     assert silent == []
+
+
+GUIDE = ROOT.parents[1] / "docs" / "architecture.md"
+LISTED = re.compile(r"^ {0,4}([\w.]+/?(?:, [\w.]+/?)*)(?: {2,}|$)", re.MULTILINE)
+
+
+def walks():
+    """The title of each walk of docs/architecture.md, and its files in order."""
+    for section in GUIDE.read_text(encoding="utf-8").split("\n### ")[1:]:
+        found = []
+        for item in re.split(r"^\d+\. ", section.partition("\n## ")[0], flags=re.MULTILINE)[1:]:
+            folder = ROOT
+            for word in re.findall(r"`([^`\n]+)`", item):
+                path = next((place for place in (folder / word, ROOT / word) if place.exists()), None)
+                if path is None or (path.suffix != ".py" and not path.is_dir()):
+                    continue
+                folder = path if path.is_dir() else path.parent
+                found += [path] if path.is_file() else []
+        yield section.splitlines()[0], found
+
+
+def listed(package):
+    """What the docstring of a package lists, in order: modules and folders on the disk."""
+    words = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    names = [name for match in LISTED.finditer(words) for name in match[1].split(", ")]
+    places = [
+        next((place for place in (package / name, package / f"{name}.py") if place.exists()), None) for name in names
+    ]
+    return [place for place in places if place is not None]
+
+
+def test_every_package_lists_its_files_in_the_order_of_the_walks():
+    assert [len(files) > 8 for _, files in walks()] == [True] * 4
+    offenders = []
+    for package in sorted({path.parent for path in FILES} - {ROOT}):
+        names = listed(package)
+        there = {path for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+        missing = there - set(names) - {package / "__init__.py"}
+        offenders += [f"{package.name}/__init__.py does not list {path.name}" for path in sorted(missing)]
+        for title, files in walks():
+            inside = [file.relative_to(package).parts[0] for file in files if file.is_relative_to(package)]
+            order = list(dict.fromkeys(package / name for name in inside if package / name in names))
+            expected = sorted(order, key=names.index)
+            if order != expected:
+                offenders.append(f"{package.name}/__init__.py: {title} passes {[file.name for file in order]}")
+    assert offenders == []

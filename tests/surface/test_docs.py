@@ -138,11 +138,17 @@ def test_the_audit_page_shows_every_fault_and_check():
 
 
 def test_links_lead_somewhere():
+    """Also those of deeper folders, and to headings within a page."""
     broken = []
-    for path in (*REPO.glob("*.md"), *(REPO / "docs").glob("*.md")):
-        for link in re.findall(r"\]\(([^):#]+)(?:#[\w-]+)?\)", path.read_text(encoding="utf-8")):
-            if not (path.parent / link).exists():
+    for path in (*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md")):
+        for link, heading in re.findall(r"\]\(([^):#]*)(?:#([\w-]+))?\)", path.read_text(encoding="utf-8")):
+            target = path.parent / link if link else path
+            if not target.exists():
                 broken.append(f"{path.name} links to {link}")
+            elif heading and target.suffix == ".md":
+                titles = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), flags=re.MULTILINE)
+                if heading not in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}:
+                    broken.append(f"{path.name} links to {link}#{heading}")
     assert broken == []
 
 

@@ -1,8 +1,8 @@
 """Shared by the tests of watch()."""
 
 import pytest
-import torch
 
+from attemper.watch.attach.light import Interception
 from watched import state
 
 
@@ -14,8 +14,15 @@ def nothing_is_left_behind():
 
 
 @pytest.fixture
-def float64():
-    """For two ways to the same number: in float64 they agree to 1e-9 on every machine, since rounding is far below that."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+def kinds(monkeypatch):
+    """How each pass was followed: "full", "light", or "converted" from light to full."""
+    found = []
+    end = Interception.end
+
+    def ended(self, current, complete):
+        light = current.begun_light is not None
+        found.append("full" if not light else "converted" if current.light is None else "light")
+        end(self, current, complete)
+
+    monkeypatch.setattr(Interception, "end", ended)
+    return found

@@ -1,4 +1,4 @@
-"""What bad input gets from watch(): one exact sentence each."""
+"""What bad input gets from watch(): one exact sentence each (sentences.json)."""
 
 import pytest
 import torch
@@ -7,68 +7,43 @@ from torch import nn
 import attemper
 from attemper.errors import InputError
 from attemper.watch.session import FOLLOWS
+from snapshots import Sentences, assert_told
 
+KEPT = Sentences("watch")
 MODEL = nn.MultiheadAttention(16, 2, batch_first=True)
 X = torch.randn(1, 5, 16)
 
 SENTENCES = {
-    "not a model": (
-        {"model": lambda x: x},
-        "watch(): `model` must be a torch.nn.Module; got function. Pass the model that you call.",
-    ),
-    "a class": (
-        {"model": nn.Linear},
-        "watch(): `model` must be a torch.nn.Module; got the class Linear. Pass the model that you call.",
-    ),
-    "every 0": (
-        {"every": 0},
-        "watch(): `every` must be a whole number of steps, at least 1; got 0. Use 1 for all.",
-    ),
-    "every half": (
-        {"every": 0.5},
-        "watch(): `every` must be a whole number of steps, at least 1; got 0.5. Use 1 for all.",
-    ),
-    "optimizer": (
-        {"optimizer": MODEL},
-        "watch(): `optimizer` must be a torch.optim.Optimizer; got MultiheadAttention. "
-        "Leave it out and call watch.step() after each step.",
-    ),
-    "sign": (
-        {"signs": ("entorpy",)},
-        "watch(): unknown sign 'entorpy' in `signs`. Did you mean 'entropy'? Known: 'all', 'visible', 'mean', "
-        "'variance', 'peak', 'lse', 'entropy', 'p2', 'top_weight', 'effective_keys', 'evenness', 'jacobian_trace'.",
-    ),
-    "no sign": ({"signs": ()}, "watch(): `signs` must name at least one sign; got none. Leave it out for all."),
-    "start as text": (
-        {"start": "3"},
-        "watch(): `start` must be the number of a step, a whole number from 0 on; got '3'. Leave it out to begin at 0.",
-    ),
-    "start below 0": (
-        {"start": -1},
-        "watch(): `start` must be the number of a step, a whole number from 0 on; got -1. Leave it out to begin at 0.",
-    ),
-    "start half": (
-        {"start": 1.5},
-        "watch(): `start` must be the number of a step, a whole number from 0 on; got 1.5. Leave it out to begin at 0.",
-    ),
-    "gradients": ({"gradients": "yes"}, "watch(): `gradients` must be True or False; got 'yes'."),
-    "replace": ({"replace": 1}, "watch(): `replace` must be True or False; got 1."),
-    "path": ({"path": 3}, "watch(): `path` must be a string or a Path; got int 3."),
-    "suffix": ({"path": "run.csv"}, "watch(): `path` must end in .jsonl; got 'run.csv'."),
-    "examiners": (
-        {"examiners": [3]},
-        "watch(): `examiners` must be objects with look() and keep(); got [3]. Leave it out.",
-    ),
-    "folder": ({"path": "no/run.jsonl"}, "watch(): there is no folder 'no' for `path`. Make it first."),
+    "not a model": {"model": lambda x: x},
+    "a class": {"model": nn.Linear},
+    "every 0": {"every": 0},
+    "every half": {"every": 0.5},
+    "optimizer": {"optimizer": MODEL},
+    "sign": {"signs": ("entorpy",)},
+    "no sign": {"signs": ()},
+    "start as text": {"start": "3"},
+    "start below 0": {"start": -1},
+    "start half": {"start": 1.5},
+    "gradients": {"gradients": "yes"},
+    "replace": {"replace": 1},
+    "path": {"path": 3},
+    "suffix": {"path": "run.csv"},
+    "examiners": {"examiners": [3]},
+    "folder": {"path": "no/run.jsonl"},
 }
 
 
-@pytest.mark.parametrize(("changes", "sentence"), SENTENCES.values(), ids=SENTENCES)
-def test_the_sentence(changes, sentence):
-    options = {"model": MODEL, **changes}
+@pytest.mark.parametrize("case", SENTENCES)
+def test_the_sentence(case):
+    options = {"model": MODEL, **SENTENCES[case]}
     with pytest.raises(InputError) as error:
         attemper.watch(options.pop("model"), **options)
-    assert str(error.value) == sentence
+    assert_told(str(error.value), "watch", *SENTENCES[case])
+    KEPT.compare("watch", case, str(error.value))
+
+
+def test_the_file_has_these_sentences_and_no_other():
+    KEPT.assert_cases("watch", SENTENCES)
 
 
 def test_an_unknown_kernel():

@@ -25,8 +25,8 @@ class Looks:
         self.looked.append((tuple(call.query.shape), call.traced is not None))
         return len(self.looked)
 
-    def keep(self, name, call, seen):
-        self.kept.append((name, call.facts.kind, seen))
+    def keep(self, name, call, found):
+        self.kept.append((name, call.facts.kind, found))
 
 
 @pytest.mark.parametrize("traces", [False, True])

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import attemper
+from close import in_float64
 
 BATCH, HEADS, LENGTH, EACH = 3, 4, 7, 8
 WIDTH = HEADS * EACH
@@ -126,7 +127,7 @@ def test_every_form_is_measured_head_by_head(meet, logits):
     z = q @ k.mT if logits is None else logits(net, q, k)
     p2 = z.softmax(-1).square().sum(-1).mean((0, 2))
     assert [(entry.kind, len(entry.heads)) for entry in record.entries] == [("self", HEADS)]
-    assert [row["p2"] for row in record.to_dicts()] == pytest.approx(p2.tolist(), rel=1e-9)
+    assert [row["p2"] for row in record.to_dicts()] == in_float64(p2.tolist())
     assert [row["rows"] for row in record.to_dicts()] == [BATCH * LENGTH] * HEADS
     assert record.notes == []
 
@@ -145,7 +146,7 @@ def test_without_a_batch(meet, rows):
     record, x = watched(net)
     q, k, _ = net.parts(x)
     p2 = (q[0, 0, :rows] @ k[0, 0].mT).softmax(-1).square().sum(-1).mean()
-    assert [(row["rows"], pytest.approx(row["p2"], rel=1e-9)) for row in record.to_dicts()] == [(rows, p2.item())]
+    assert [(row["rows"], in_float64(row["p2"])) for row in record.to_dicts()] == [(rows, p2.item())]
 
 
 @pytest.mark.usefixtures("float64")
@@ -158,7 +159,7 @@ def test_gradients_of_a_product_with_the_keys_on_its_left():
     ((q @ k.mT).softmax(-1) @ v).square().sum().backward()
     for head, row in enumerate(watch.record.to_dicts()):
         for name, part in (("q", q), ("k", k)):
-            assert row[f"grad_{name}_rms"] == pytest.approx(part.grad[:, head].square().mean().sqrt().item(), rel=1e-9)
+            assert row[f"grad_{name}_rms"] == in_float64(part.grad[:, head].square().mean().sqrt().item())
 
 
 def test_heads_are_those_of_the_attention_and_not_of_what_is_around_it():
@@ -224,7 +225,7 @@ def test_both_softmaxes_of_a_difference_are_counted():
     record, x = watched(net)
     q, k, _ = net.parts(x)
     assert record.to_dicts()[0]["rows"] == 2 * BATCH * LENGTH
-    assert record.to_dicts()[0]["peak"] == pytest.approx((q.flip(-1) @ k.mT * 9)[:, 0].max().item(), rel=1e-9)
+    assert record.to_dicts()[0]["peak"] == in_float64((q.flip(-1) @ k.mT * 9)[:, 0].max().item())
 
 
 def router(self, x, weight):
@@ -275,7 +276,7 @@ def test_the_facts_of_sdpa_s_own_math(causal):
         net(x)
     facts = watch.record.facts["", "self"]
     assert (facts.route, facts.causal) == ("sdpa", causal)
-    assert facts.scale == pytest.approx(0.1)
+    assert facts.scale == in_float64(0.1)
 
 
 def test_a_query_multiplied_before_the_product_leaves_the_scale_unknown():

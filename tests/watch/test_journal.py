@@ -35,7 +35,7 @@ def run(model, path, steps=2, **options):
 
 def equal(found, expected):
     for row, wanted in zip(found.to_dicts(), expected.to_dicts(), strict=True):
-        same(row, wanted, rel=1e-12)
+        same(row, wanted)
 
 
 def test_short_writes_are_gone_on_with(model, tmp_path, monkeypatch):

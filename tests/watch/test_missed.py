@@ -78,7 +78,7 @@ def test_a_form_that_is_not_followed_is_noted(forward, expected):
 def test_an_attention_module_in_which_nothing_was_seen_is_noted():
     first = layer(lambda q, x: q * x, name="FancyAttention")
     assert notes_of(Beside(nn.Sequential(first)), torch.randn(2, 6, WIDTH)) == [
-        "first.0: FancyAttention ran, but no attention call was seen in it."
+        "first.0: FancyAttention ran, but no attention call was found in it."
     ]
 
 
@@ -122,7 +122,7 @@ def test_the_experts_of_minimax_are_not_attention():
         model(input_ids=torch.randint(3, 99, (1, 24)))
     assert list(watch.record.facts) == [("layers.0.self_attn", "self")]
     assert watch.record.notes == [
-        "layers.1.self_attn: MiniMaxLightningAttention ran, but no attention call was seen in it."
+        "layers.1.self_attn: MiniMaxLightningAttention ran, but no attention call was found in it."
     ]
 
 

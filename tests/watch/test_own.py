@@ -6,6 +6,7 @@ from torch import nn
 
 import attemper
 from attemper.watch.routes.attemper import band
+from close import assert_float64, in_float64
 
 BATCH, HEADS, LENGTH, KEYS, EACH = 2, 4, 9, 12, 8
 OPTIONS = {
@@ -45,7 +46,7 @@ def test_its_vitals_are_those_of_measure(options, kernel):
     vitals = attemper.measure(q, k, **options, kernel="reference").by_head()
     for head, row in enumerate(watch.record.to_dicts()):
         for sign in ("visible", "mean", "variance", "entropy", "p2", "peak"):
-            assert row[sign] == pytest.approx(getattr(vitals, sign)[head].item(), rel=1e-9, abs=1e-12), sign
+            assert row[sign] == in_float64(getattr(vitals, sign)[head].item()), sign
 
 
 @pytest.mark.usefixtures("float64")
@@ -56,7 +57,7 @@ def test_every_rule_of_the_module(rule):
     with attemper.watch(module) as watch:
         vitals = module(x, is_causal=True, signs="all").vitals.by_head()
     (entry,) = watch.record.entries
-    assert torch.allclose(entry.summary.entropy, vitals.entropy, rtol=1e-9)
+    assert_float64(entry.summary.entropy, vitals.entropy)
     assert watch.record.facts["", "self"].route == "attemper"
 
 

@@ -7,6 +7,7 @@ from torch import nn
 import attemper
 import forked
 from attemper.watch.record.ranks import ALONE
+from close import in_float64
 
 RANK = """
 import datetime, time, warnings, torch, attemper
@@ -163,7 +164,7 @@ def test_heads_merge_over_ranks_and_rank_0_writes(folder):
     for found, expected in zip(ranks[0].filter(steps=0).to_dicts(), watch.record.to_dicts(), strict=True):
         assert found["rows"] == 36  # and the layers are named as without the wrapper
         for name, value in expected.items():
-            wanted = pytest.approx(value, rel=1e-9, nan_ok=True) if isinstance(value, float) else value
+            wanted = in_float64(value) if isinstance(value, float) else value
             assert found[name] == wanted, name
 
 

@@ -13,6 +13,7 @@ import attemper
 import forked
 from attemper.errors import InputError, MissingExtra
 from attemper.watch.record.jsonl import HEADER
+from close import in_float64
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def same(first, second):
     for a, b in zip(first.to_dicts(), second.to_dicts(), strict=True):
         assert list(a) == list(b)
         for name, value in a.items():
-            assert b[name] == (pytest.approx(value, rel=1e-12, nan_ok=True) if isinstance(value, float) else value)
+            assert b[name] == (in_float64(value) if isinstance(value, float) else value)
 
 
 def test_shape_and_names(record):

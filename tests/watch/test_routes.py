@@ -15,6 +15,7 @@ import zoo
 from attemper.errors import InputError
 from attemper.watch.examine import Examiner
 from attemper.watch.routes.replace import unwatched
+from close import in_float64
 from judge import assert_as_exact
 
 
@@ -67,9 +68,9 @@ def test_every_way_to_write_it(meet, scale, mode):
     row = record.to_dicts()[0]
     assert row["rows"] == 6
     for name in ("entropy", "mean", "variance", "peak"):
-        assert row[name] == pytest.approx(getattr(expected, name).item(), rel=1e-9, abs=1e-12)
+        assert row[name] == in_float64(getattr(expected, name).item())
     if scale is not None:
-        assert record.facts["", "self"].scale == pytest.approx(scale)
+        assert record.facts["", "self"].scale == in_float64(scale)
 
 
 def test_a_softmax_in_another_dtype():
@@ -77,7 +78,7 @@ def test_a_softmax_in_another_dtype():
     x = torch.randn(1, 6, 16)
     (row,) = record_of(net, x, x).to_dicts()
     weights = (net.q(x) @ net.k(x).mT * 0.25).double().softmax(-1)
-    assert row["entropy"] == pytest.approx(-(weights * weights.log()).sum(-1).mean().item(), rel=1e-9)
+    assert row["entropy"] == in_float64(-(weights * weights.log()).sum(-1).mean().item())
 
 
 NOT_ATTENTION = {
@@ -133,7 +134,7 @@ def test_grouped_heads_by_hand():
     q, k = torch.randn(2, 2, 2, 5, 16), torch.randn(2, 2, 1, 5, 16)
     record = record_of(Grouped(), q, k)
     expected = attemper.measure(q.flatten(1, 2), k.squeeze(2)).by_head()
-    assert [row["entropy"] for row in record.to_dicts()] == pytest.approx(expected.entropy.tolist(), rel=1e-9)
+    assert [row["entropy"] for row in record.to_dicts()] == in_float64(expected.entropy.tolist())
 
 
 def test_self_and_cross_are_told_apart_by_where_q_and_k_come_from():
@@ -273,7 +274,7 @@ def test_a_kernel_from_outside_is_measured_from_its_arguments(foreign):
     assert (facts.route, facts.implementation, facts.kv_heads) == ("interface", "foreign", 2)
     for ours, theirs in zip(watch.record.to_dicts(), expected.record.to_dicts(), strict=True):
         for name in ("rows", "visible", "entropy", "peak"):
-            assert ours[name] == pytest.approx(theirs[name], rel=1e-9), name
+            assert ours[name] == in_float64(theirs[name]), name
 
 
 def doge():
@@ -373,7 +374,7 @@ def test_a_block_mask_is_measured_as_what_it_hides(foreign):
     first, other = (record.filter(layers="layers.0.*").to_dicts() for record in (watch.record, expected.record))
     for ours, theirs in zip(first, other, strict=True):
         for name in ("rows", "visible", "entropy", "peak"):
-            assert ours[name] == pytest.approx(theirs[name], rel=1e-9), name
+            assert ours[name] == in_float64(theirs[name]), name
 
 
 def test_two_attentions_of_one_module_with_different_heads_stay_apart():

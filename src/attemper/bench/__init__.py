@@ -5,10 +5,16 @@ Data passes the files in this order:
     run           options, defaults and checks; calls the parts and returns one document
     candidates    what is measured: attemper, torch's SDPA and eager attention on one case
     eager         attention in plain PyTorch, with and without the vitals
-    timing        an interleaved timer
     speed         the part `speed`: the time of each candidate
     memory        the part `memory`: the peak memory of a call, in a process of its own
     calls, cpu    the part `cpu`: small and unusual calls, and a table of sizes
     watch         the part `watch`: what watching a model costs
     render        tables for the terminal
+
+The interleaved timer is `attemper._timing`, which the lab uses too.
 """
+
+from typing import Any
+
+BenchRow = dict[str, Any]
+"""One measured case, as the JSON has it."""

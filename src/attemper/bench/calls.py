@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from .._timing import interleave
 from ..attention import attention, sdpa
 from ..operation.plain import band
-from .timing import interleave
-
-Row = dict[str, Any]
+from . import BenchRow
 
 ROUNDS, BUDGET = 40, 3.0
 BATCH = 1e-3
@@ -36,7 +35,7 @@ class Scene:
     heads: int = 0  # of the query; 0: as many as the keys have
     causal: bool | str = False
     window: int | None = None
-    turned: bool = False  # keys are stored (B, G, E, L)
+    transposed: bool = False  # keys are stored (B, G, E, L)
     mode: str = "no_grad"  # or "grad", with nothing that requires one, or "backward"
 
     @property
@@ -57,14 +56,14 @@ SCENES = (
     *(Scene(f"decode, {n} keys", (1, 8, n, 64), 1) for n in (16, 128, 512)),
     Scene("decode, 12 heads on 1, 128 keys", (1, 1, 128, 64), 1, heads=12),
     Scene("decode, 16 keys, B·H = 16,384", (1024, 16, 16, 64), 1),
-    Scene("decode, 2,048 keys stored (B, H, E, L)", (1, 16, 2048, 64), 1, turned=True),
+    Scene("decode, 2,048 keys stored (B, H, E, L)", (1, 16, 2048, 64), 1, transposed=True),
     Scene("1,024 rows on one key", (1, 8, 1, 64), 1024),
     Scene("64 rows on 32,768 keys, causal", (1, 8, 32768, 64), 64, causal=True),
     Scene("16 rows on 131,072 keys, the last 512", (1, 4, 131072, 64), 16, causal="lower_right", window=512),
 )
 
 
-def rows(*, quick: bool, kernel: str, dtype: str = "float32", note: Callable[[str], None]) -> list[Row]:
+def rows(*, quick: bool, kernel: str, dtype: str = "float32", note: Callable[[str], None]) -> list[BenchRow]:
     """Measure every scene; one row each."""
     found = []
     for scene in SCENES[:1] if quick else SCENES:
@@ -73,7 +72,7 @@ def rows(*, quick: bool, kernel: str, dtype: str = "float32", note: Callable[[st
     return found
 
 
-def measure(scene: Scene, kernel: str, dtype: str, *, rounds: int, budget: float) -> Row:
+def measure(scene: Scene, kernel: str, dtype: str, *, rounds: int, budget: float) -> BenchRow:
     """Time attemper against torch, and against itself on the visible keys only."""
     inputs = _inputs(scene, getattr(torch, dtype))
     calls = {
@@ -111,7 +110,7 @@ def _inputs(scene: Scene, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         return torch.empty(shape, dtype=dtype, device="cpu").normal_(generator=generator)
 
     query = normal(batch, scene.heads or groups, scene.rows, dim)
-    key = normal(batch, groups, dim, length).mT if scene.turned else normal(*scene.keys)
+    key = normal(batch, groups, dim, length).mT if scene.transposed else normal(*scene.keys)
     tracked = scene.mode == "backward"
     return query.requires_grad_(tracked), key.requires_grad_(tracked), normal(*scene.keys).requires_grad_(tracked)
 

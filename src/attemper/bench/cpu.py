@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
+from .._timing import interleave
+from . import BenchRow
 from .candidates import Case, call
 from .speed import gemm, gemm_side
-from .timing import interleave
-
-Row = dict[str, Any]
 
 SHAPES = (
     (8, 12, 128, 64),
@@ -50,9 +48,9 @@ def cases(quick: bool, kernel: str, dtype: str = "float32") -> list[tuple[str, C
     return found + [("decode", Case(s, False, "forward", dtype, kernel=kernel, rows=1)) for s in decode]
 
 
-def rows(*, quick: bool, kernel: str, dtype: str = "float32", note: Callable[[str], None]) -> list[Row]:
+def rows(*, quick: bool, kernel: str, dtype: str = "float32", note: Callable[[str], None]) -> list[BenchRow]:
     """Measure every case; one row each."""
-    found: list[Row] = []
+    found: list[BenchRow] = []
     for table, case in cases(quick, kernel, dtype):
         note(f"time: {case}")
         row = measure(table, case, rounds=5 if quick else ROUNDS, budget=1.0 if quick else BUDGET)
@@ -61,7 +59,7 @@ def rows(*, quick: bool, kernel: str, dtype: str = "float32", note: Callable[[st
     return found
 
 
-def measure(table: str, case: Case, *, rounds: int, budget: float) -> Row:
+def measure(table: str, case: Case, *, rounds: int, budget: float) -> BenchRow:
     """Time attemper with vitals and without, torch's SDPA, eager with the same statistics, and the machine itself."""
     tensors = case.tensors()
     batch, heads, length, _ = case.shape
@@ -98,12 +96,12 @@ def measure(table: str, case: Case, *, rounds: int, budget: float) -> Row:
     }
 
 
-def geometric_mean(rows: Sequence[Row]) -> float:
+def geometric_mean(rows: Sequence[BenchRow]) -> float:
     """Of the speeds against torch's SDPA."""
     return math.exp(sum(math.log(row["speed_vs_sdpa"]["median"]) for row in rows) / len(rows))
 
 
-def _growth(before: Row, row: Row) -> float | None:
+def _growth(before: BenchRow, row: BenchRow) -> float | None:
     """The ratio of the times of two rows, if only their lengths differ."""
     changed = [a != b for a, b in zip(before["shape"], row["shape"], strict=True)]
     if changed != [False, False, True, False]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 
+from .._timing import Spread, interleave
+from . import BenchRow
 from .candidates import CANDIDATES, Case, call
-from .timing import Spread, interleave
 
 BASELINES = ("sdpa", "eager_statistics")
 GEMM = "gemm"
@@ -17,10 +17,8 @@ EAGER_LIMIT = 4 << 30
 MOST_SIDE = 8192
 """Of the matrix product: its rate no longer depends on its size, and three such matrices are held."""
 
-Row = dict[str, Any]
 
-
-def rows(cases: Iterable[Case], *, rounds: int, budget: float, note: Callable[[str], None]) -> list[Row]:
+def rows(cases: Iterable[Case], *, rounds: int, budget: float, note: Callable[[str], None]) -> list[BenchRow]:
     """Time every candidate on every case, one row each."""
     found = []
     for case in cases:
@@ -29,7 +27,9 @@ def rows(cases: Iterable[Case], *, rounds: int, budget: float, note: Callable[[s
     return found
 
 
-def measure(case: Case, *, rounds: int, budget: float, note: Callable[[str], None] = lambda line: None) -> list[Row]:
+def measure(
+    case: Case, *, rounds: int, budget: float, note: Callable[[str], None] = lambda line: None
+) -> list[BenchRow]:
     """Time every candidate on one case, and a plain matrix product of as many operations in the same rounds."""
     tensors = case.tensors()
     names = [name for name in CANDIDATES if not name.startswith("eager") or _matrix(case) <= EAGER_LIMIT]

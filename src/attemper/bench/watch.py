@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._timing import interleave
 from ..errors import MissingExtra
 from ..watch import watch
-from .timing import interleave
+from . import BenchRow
 
 CANDIDATES = {
     "unwatched": "unwatched",
@@ -28,8 +29,6 @@ MINILM: dict[str, Any] = {
     "intermediate_size": 1536,
 }
 NEVER = 10**9
-
-Row = dict[str, Any]
 
 
 class Subject:
@@ -85,7 +84,7 @@ class Subject:
 
 def rows(
     cases: tuple[tuple[int, int, bool], ...], *, rounds: int, budget: float, device: str, note: Callable[[str], None]
-) -> list[Row]:
+) -> list[BenchRow]:
     """Time every candidate on every case (batch, length, padded), one row each; cost is the time over the unwatched."""
     found = []
     for batch, length, padded in cases:

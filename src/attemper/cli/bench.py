@@ -14,24 +14,47 @@ from .app import AsJson, Force, console, finish, note
 
 def bench(
     part: Annotated[
-        str | None, typer.Argument(help="speed, memory, cpu or watch; the first two when left out.", metavar="PART")
+        str | None, typer.Argument(help="speed, memory, cpu or watch; speed and memory if left out.", metavar="PART")
     ] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="B,H,L,E", help="Shape to time; repeat for more.", show_default="1,8,2048,64 and 1,4,4096,128"
+            "--shape",
+            metavar="B,H,L,E",
+            help="A shape to time, 1,8,2048,64 and 1,4,4096,128 if left out; may be repeated.",
         ),
     ] = None,
-    causal: Annotated[bool | None, typer.Option("--causal/--full", help="One mask only.", show_default="both")] = None,
-    dtype: Annotated[str, typer.Option(help="float16, bfloat16, float32 or float64.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
-    kernel: Annotated[str, typer.Option(help="The attemper kernel to time; `attemper env` lists them.")] = "auto",
+    causal: Annotated[
+        bool | None,
+        typer.Option(
+            "--causal/--full", help="Time only causal attention, or only attention without a mask.", show_default="both"
+        ),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="DTYPE", help="float16, bfloat16, float32 or float64.")
+    ] = "float32",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, …")] = "cpu",
+    kernel: Annotated[
+        str, typer.Option("--kernel", metavar="KERNEL", help="The attemper kernel to time; `attemper env` lists them.")
+    ] = "auto",
     rounds: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Times each candidate runs.", show_default="15")
+        int | None,
+        typer.Option(
+            "--rounds",
+            min=1,
+            max=1000,
+            metavar="N",
+            help="How often each candidate runs: 15, or 5 with --quick, if left out.",
+        ),
     ] = None,
     length: Annotated[
         list[int] | None,
-        typer.Option(min=1, metavar="L", help="Length for memory; repeat for more.", show_default="8192, 16384, 32768"),
+        typer.Option(
+            "--length",
+            min=1,
+            metavar="L",
+            help="A length to measure the memory of, 8192, 16384 and 32768 if left out; may be repeated.",
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small shapes, few rounds: under a minute.")] = False,
     as_json: AsJson = False,

@@ -17,16 +17,22 @@ MOST_JOBS = 4096  # more than any machine has cores
 
 def run(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="The experiment to run; --list shows all.", metavar="NAME")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="The experiment to run, for example variance.", metavar="NAME")
+    ] = None,
     show_list: Annotated[
         bool, typer.Option("--list", help="List every experiment with its question and its options.")
     ] = False,
-    preset: Annotated[str | None, typer.Option(help="Use a named set of settings, for example full.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(metavar="PRESET", help="Use a named set of settings, for example full; --list shows them."),
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=MOST_JOBS,
+            metavar="N",
             help="How many processes measure at the same time.",
             show_default="one per core for experiments that train",
         ),
@@ -47,15 +53,15 @@ def run(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Run one experiment about the scale. Each has options of its own: --d 16,64 --rule none …"""
+    """Run one experiment about the scale. --list shows the experiments and the options of each, such as --d 16,64 --rule none."""
     from ..lab import experiment
     from ..lab.engine import output as files
     from ..lab.engine import render
     from ..lab.engine.command import measure, options
 
     if show_list or name is None:
-        heard = deliver(lambda: render.listing(console()))
-        raise typer.Exit(2 if not show_list else 0 if heard else READER_LEFT)
+        printed = deliver(lambda: render.listing(console()))
+        raise typer.Exit(2 if not show_list else 0 if printed else READER_LEFT)
     found = experiment(name)
     settings = found.settings(options(found, context.args), preset)
     files.check(output, force)
@@ -69,12 +75,12 @@ def run(
         else:
             render.show(found, swept.rows, console())
 
-    heard = deliver(show, None if output is None else lambda: files.write(output, found, swept.rows))
+    printed = deliver(show, None if output is None else lambda: files.write(output, found, swept.rows))
     if swept.failures:
         fail(swept.failures)
     if swept.unkept:
         raise InputError(swept.unkept)
-    if not heard:
+    if not printed:
         raise typer.Exit(READER_LEFT)
 
 

@@ -18,24 +18,35 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="A folder of safetensors or a hub id; if left out, the embedded MiniLM.", metavar="MODEL"),
+    typer.Argument(
+        help="A model folder with .safetensors, or an id of the Hugging Face hub; if left out, the embedded MiniLM.",
+        metavar="MODEL",
+    ),
 ]
-Texts = Annotated[list[str] | None, typer.Option("--text", help="A text to run the model on; may be repeated.")]
+Texts = Annotated[
+    list[str] | None, typer.Option("--text", metavar="TEXT", help="A text to run the model on; may be repeated.")
+]
 Files = Annotated[
     list[str] | None,
-    typer.Option("--file", help="A text file; - is stdin, which is also read if no text is given."),
+    typer.Option("--file", metavar="FILE", help="A text file; - is stdin, which is also read if no text is given."),
 ]
-Images = Annotated[list[str] | None, typer.Option("--image", help="An image file, for models with image input.")]
-Sounds = Annotated[list[str] | None, typer.Option("--audio", help="A WAV file, for models with audio input.")]
+Images = Annotated[
+    list[str] | None, typer.Option("--image", metavar="FILE", help="An image file, for models with image input.")
+]
+Sounds = Annotated[
+    list[str] | None, typer.Option("--audio", metavar="FILE", help="A WAV file, for models with audio input.")
+]
 Task = Annotated[
-    str | None, typer.Option(help="The task head to load, for example fill-mask.", show_default="as it was saved")
+    str | None,
+    typer.Option(metavar="TASK", help="The task head to load, for example fill-mask.", show_default="as it was saved"),
 ]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Truncate a text that is too long for the model.")]
-Token = Annotated[str | None, typer.Option(help="A word of the text: show what it attends to in each head.")]
-WhatIf = Annotated[
+Token = Annotated[str | None, typer.Option(metavar="WORD", help="A word of the text: show which tokens it attends to.")]
+WhatIfOption = Annotated[
     str | None,
     typer.Option(
-        metavar="RULES", help="Scales to try instead, with commas: a rule (none, dk), a number (0.5), a factor (x2)."
+        metavar="RULES",
+        help="Other scales to try, separated by commas: a rule (none, dk), a number (0.5), a factor (x2).",
     ),
 ]
 Deep = Annotated[
@@ -43,20 +54,33 @@ Deep = Annotated[
     typer.Option("--deep", help="Also make experiments: do the future, padding or the KV cache change the output?"),
 ]
 Attention = Annotated[bool, typer.Option("--attention", help="Include the attention weights in the JSON.")]
-Baseline = Annotated[Path | None, typer.Option(metavar="OLD.json", help="Show what changed since an older scan.")]
+BaselineOption = Annotated[
+    Path | None,
+    typer.Option(metavar="OLD.json", help="Show what changed since an older scan, written with -o OLD.json."),
+]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="The report (.html), document (.json), heads (.csv .parquet)."),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the report (.html), the document (.json) or a table of heads (.csv .parquet).",
+    ),
 ]
 FailOn = Annotated[
     str | None,
-    typer.Option(metavar="LEVEL", help="Exit 1 at this level or above: note, warn, act, critical, diverging."),
+    typer.Option(
+        metavar="LEVEL",
+        help="Exit with 1 if a finding has this level or a worse one: note, warn, act, critical, diverging.",
+    ),
 ]
 Download = Annotated[
     bool, typer.Option("--allow-download", help="Download MODEL from the hub; otherwise nothing is downloaded.")
 ]
-Dtype = Annotated[str | None, typer.Option(help="float16, bfloat16, float32 or float64.", show_default="as stored")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
+Dtype = Annotated[
+    str | None, typer.Option(metavar="DTYPE", help="float16, bfloat16, float32 or float64.", show_default="as stored")
+]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, …")]
 Schema = Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of --json and exit.")]
 
 
@@ -69,11 +93,11 @@ def scan(
     task: Task = None,
     truncate: Truncate = False,
     token: Token = None,
-    what_if: WhatIf = None,
+    what_if: WhatIfOption = None,
     deep: Deep = False,
     as_json: AsJson = False,
     attention: Attention = False,
-    baseline: Baseline = None,
+    baseline: BaselineOption = None,
     output: Output = None,
     force: Force = False,
     fail_on: FailOn = None,

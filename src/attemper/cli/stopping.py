@@ -102,28 +102,28 @@ class Stopping:
             self._hook(unraisable)
 
     def _hear(self) -> None:
-        first, repeats = None, 0  # repeats: signals that were sent again and not yet heard
+        first, repeats = None, 0  # repeats: signals that were sent again and not yet received
         while True:
             wait = None if first is None or self._raised.is_set() else max(0.0, first + PATIENCE - time.monotonic())
             if not select.select([self._reading], [], [], wait)[0]:
                 if not self._raised.is_set():
                     self._leave("the step under way cannot be interrupted, so the process was ended at once")
                 continue
-            heard = os.read(self._reading, 1)
-            if heard[0] == END:
+            received = os.read(self._reading, 1)
+            if received[0] == END:
                 return
-            if heard[0] == REPEAT:
+            if received[0] == REPEAT:
                 if not self._raised.is_set() and first is not None and time.monotonic() - first > IMPORTING:
                     self._leave("modules were being loaded, so the process was ended at once")
                 time.sleep(AFTER)
                 self._raised.clear()
                 repeats += 1
                 signal.pthread_kill(threading.main_thread().ident or 0, self.number or signal.SIGINT)
-            elif heard[0] == self.number and repeats:
+            elif received[0] == self.number and repeats:
                 repeats -= 1
-            elif heard[0] in self._before and first is None:
-                first, self.number = time.monotonic(), heard[0]
-            elif heard[0] in self._before and first is not None and time.monotonic() - first > AGAIN:
+            elif received[0] in self._before and first is None:
+                first, self.number = time.monotonic(), received[0]
+            elif received[0] in self._before and first is not None and time.monotonic() - first > AGAIN:
                 self._leave("a second time, so the process was ended at once")
 
     def _leave(self, why: str) -> None:

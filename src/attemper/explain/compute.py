@@ -18,12 +18,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..attention import attention
+from ..operation.checks import Signs
 from ..scale import Rule, rule
 from ..scores import additive_attention, cosine_attention
 from ..vitals import Attended, Vitals
 from .settings import CORNER, SCORES, ExplainSettings
-
-Signs = str | Sequence[str]
 
 FAR = 20
 """A cap this many standard deviations away takes half a percent off the variance, less than its give or take."""

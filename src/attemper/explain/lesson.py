@@ -25,7 +25,7 @@ LOOKS = {
     "flat": "is nearly even",
 }
 
-Signs = Mapping[str, float]
+SignMeans = Mapping[str, float]
 
 
 def lesson(settings: ExplainSettings, found: Computed) -> tuple[LessonStep, ...]:
@@ -290,7 +290,7 @@ def _bounds(found: Computed) -> str:
     return f"always {', '.join(known)}" if known else "not bounded"
 
 
-def conclude(count: int, distinct: int, lanes: tuple[LaneInfo, LaneInfo], signs: tuple[Signs, Signs]) -> str:
+def conclude(count: int, distinct: int, lanes: tuple[LaneInfo, LaneInfo], signs: tuple[SignMeans, SignMeans]) -> str:
     """One sentence, from the means over rows and heads; the chosen lane comes first in both pairs."""
     if count == 1:
         return "A single word has one key, itself: its weight is 1 whatever the scale. Try two words or more."
@@ -305,7 +305,7 @@ def conclude(count: int, distinct: int, lanes: tuple[LaneInfo, LaneInfo], signs:
     return f"With {other}, attention {_summary(signs[1])}; with {chosen}, it {_summary(signs[0])}: {follows}"
 
 
-def state(signs: Signs) -> str:
+def state(signs: SignMeans) -> str:
     """one-hot, narrow, shared or flat."""
     if signs["top_weight"] >= ONE_HOT:
         return "one-hot"
@@ -314,7 +314,7 @@ def state(signs: Signs) -> str:
     return "narrow" if signs["evenness"] < NARROW else "shared"
 
 
-def _summary(signs: Signs) -> str:
+def _summary(signs: SignMeans) -> str:
     facts = f"variance {measured(signs['variance'])}, top weight {measured(signs['top_weight'])}"
     return f"{LOOKS[state(signs)]} ({facts})"
 

@@ -255,7 +255,7 @@ def _grid(widths: Sequence[int], space: int) -> Table:
 
 
 def _few(matrix: Matrix) -> int:
-    """The room below which too few of a row's numbers would be seen."""
+    """The room below which too few of a row's numbers would fit."""
     return min(FEW, len(matrix.values[0])) * CELL + 2
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from .faults import ATTENTION_FAULTS
 from .thresholds import FAULTS, LEVELS, NAMES, TITLES, Threshold
 
-Row = Mapping[str, Any]
+HeadRow = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,14 @@ class Finding:
         return asdict(self)
 
 
-def made(row: Row, name: str, level: str, value: float | None, threshold: Threshold, says: str, todo: str) -> Finding:
+def made(
+    row: HeadRow, name: str, level: str, value: float | None, threshold: Threshold, says: str, todo: str
+) -> Finding:
     where = row["layer"], row["kind"], row.get("head")
     return Finding(name, level, *where, value, threshold.value, threshold.source, says, todo, None)
 
 
-def number(row: Row, name: str) -> float | None:
+def number(row: HeadRow, name: str) -> float | None:
     value = row.get(name)
     return value if value is not None and math.isfinite(value) else None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import InputError
-from .finding import Finding, Row, count, listed
+from .finding import Finding, HeadRow, count, listed
 from .logits import coarse, high
 from .patterns import TELL, patterns
 from .thresholds import CROWD, DRAWN, FAULTS, LEVELS, NAMES
@@ -29,8 +29,8 @@ class Audited(Protocol):
 
 
 def findings(
-    heads: Iterable[Row],
-    layers: Iterable[Row] = (),
+    heads: Iterable[HeadRow],
+    layers: Iterable[HeadRow] = (),
     audit: Iterable[Audited] = (),
     order: Sequence[tuple[str, str]] | None = None,
     drawn: Sequence[str] = (),
@@ -48,7 +48,7 @@ def findings(
         others: findings that were made elsewhere, to be put in order with the rest.
     """
     facts = {(row["layer"], row["kind"]): row for row in layers}
-    grouped: dict[tuple[str, str], list[Row]] = {place: [] for place in order or ()}
+    grouped: dict[tuple[str, str], list[HeadRow]] = {place: [] for place in order or ()}
     for row in heads:
         grouped.setdefault((row["layer"], row["kind"]), []).append(row)
     grouped = {place: rows for place, rows in grouped.items() if rows}
@@ -154,7 +154,7 @@ def _of_scale(one: Audited) -> Finding:
     return Finding("scale", level, one.layer, one.kind, None, one.applied, None, source, one.says, one.todo, one.fault)
 
 
-def _not_a_number(grouped: Mapping[tuple[str, str], list[Row]]) -> list[Finding]:
+def _not_a_number(grouped: Mapping[tuple[str, str], list[HeadRow]]) -> list[Finding]:
     """One finding for the first layer whose numbers are not finite: later layers may have them from there."""
     broken = {place: [row for row in rows if _broken(row)] for place, rows in grouped.items()}
     spoiled = [place for place, rows in broken.items() if rows]
@@ -190,7 +190,7 @@ def _drawn(names: Sequence[str], places: Sequence[tuple[str, str]]) -> list[Find
     return [Finding("weights", DRAWN.level, *first, None, number, DRAWN.value, DRAWN.source, says, todo, None)]
 
 
-def _broken(row: Row) -> bool:
+def _broken(row: HeadRow) -> bool:
     """Whether a head that has rows has a sign that is not a number."""
     if not row.get("rows"):
         return False

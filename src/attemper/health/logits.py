@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from .finding import Finding, Row, made, number, past
+from .finding import Finding, HeadRow, made, number, past
 from .thresholds import OVERFLOW, PEAK, ROUNDING, STORED, Threshold
 
 PEAK_TODO = {
@@ -26,7 +26,7 @@ PEAK_WHY = {
 WIDEN = "Use torch's scaled_dot_product_attention, which keeps scores in float32, or compute q·kᵀ in float32."
 
 
-def high(row: Row, facts: Row, names: set[str]) -> Finding | None:
+def high(row: HeadRow, facts: HeadRow, names: set[str]) -> Finding | None:
     """The level of the largest logit; a note if something explains it."""
     peak, mean, cap = number(row, "peak"), number(row, "mean"), number(facts, "softcap")
     rung = past(PEAK, peak)
@@ -43,7 +43,7 @@ def high(row: Row, facts: Row, names: set[str]) -> Finding | None:
     return made(row, "peak", level, peak, rung, f"{says}: {why or PEAK_WHY[level]}.", PEAK_TODO[level])
 
 
-def coarse(row: Row, facts: Row, names: set[str]) -> Finding | None:
+def coarse(row: HeadRow, facts: HeadRow, names: set[str]) -> Finding | None:
     """Scores that a model stores in half precision: overflow and rounding. Fused kernels keep float32."""
     peak, dtype = number(row, "peak"), str(facts.get("dtype", ""))
     if facts.get("route") != "hand-written" or dtype not in STORED or peak is None or peak <= 0:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .finding import Finding, Row, made, number
+from .finding import Finding, HeadRow, made, number
 from .thresholds import COLLAPSED, CROWD, DEAD, FEW_KEYS, FLAT, POSITIONAL, SATURATED, SINK, Threshold
 
 
-def patterns(row: Row) -> set[str]:
+def patterns(row: HeadRow) -> set[str]:
     """The names of the findings of a head; if one explains another, only the first."""
     sink, neighbour, distance = (number(row, name) for name in ("sink_weight", "neighbour_weight", "text_distance"))
     evenness, share, spread = (number(row, name) for name in ("evenness", "saturated", "effective_keys"))
@@ -30,7 +30,7 @@ def patterns(row: Row) -> set[str]:
     return found
 
 
-def _saturated(row: Row, crowd: bool) -> Finding:
+def _saturated(row: HeadRow, crowd: bool) -> Finding:
     share = row["saturated"]
     known = number(row, "sink_weight") is not None
     says = f"{share:.0%} of its rows put over 99 % of their weight on one key: attention is nearly one-hot"
@@ -41,13 +41,13 @@ def _saturated(row: Row, crowd: bool) -> Finding:
     return _crowded(row, "saturated", share, SATURATED, says, crowd)
 
 
-def _collapsed(row: Row, crowd: bool) -> Finding:
+def _collapsed(row: HeadRow, crowd: bool) -> Finding:
     value = row["evenness_without_sinks"]
     says = f"Apart from first and special tokens, nearly all of its weight is on one key: evenness {value:.3f} of 1"
     return _crowded(row, "collapsed", value, COLLAPSED, says, crowd)
 
 
-def _flat(row: Row, crowd: bool) -> Finding:
+def _flat(row: HeadRow, crowd: bool) -> Finding:
     value = row["evenness"]
     says = f"Its weight is spread evenly over all keys (evenness {value:.3f} of 1): it averages and selects nothing"
     return _crowded(row, "flat", value, FLAT, says, crowd)
@@ -61,7 +61,7 @@ _CROWD_TODO = {
 _SCAN = "Run attemper scan on the model with a text: it knows the tokens, so it can distinguish these."
 
 
-def _crowded(row: Row, name: str, value: float, threshold: Threshold, says: str, crowd: bool) -> Finding:
+def _crowded(row: HeadRow, name: str, value: float, threshold: Threshold, says: str, crowd: bool) -> Finding:
     if crowd:
         says += "; the same holds for at least half of this layer's heads."
         return made(row, name, CROWD.level, value, threshold, says, _CROWD_TODO[name])
@@ -70,7 +70,7 @@ def _crowded(row: Row, name: str, value: float, threshold: Threshold, says: str,
     )
 
 
-def _sink(row: Row, crowd: bool) -> Finding:
+def _sink(row: HeadRow, crowd: bool) -> Finding:
     weight, token = row["sink_weight"], row.get("sink_token")
     on = "the first token" if row.get("sink_position") == 0 else "one token" if token is None else ""
     on = f"{on}{f' {token!r}' if token else ''}".strip()
@@ -78,14 +78,14 @@ def _sink(row: Row, crowd: bool) -> Finding:
     return made(row, "sink", SINK.level, weight, SINK, says, "Nothing to do.")
 
 
-def _positional(row: Row, crowd: bool) -> Finding:
+def _positional(row: HeadRow, crowd: bool) -> Finding:
     weight = row["neighbour_weight"]
     which = {-1: "the token before", 0: "the token itself", 1: "the token after"}[row["neighbour_offset"]]
     says = f"{weight:.0%} of its weight is on {which}{_always(row)}: a positional head, sharp by design."
     return made(row, "positional", POSITIONAL.level, weight, POSITIONAL, says, "Nothing to do.")
 
 
-def _dead(row: Row, crowd: bool) -> Finding:
+def _dead(row: HeadRow, crowd: bool) -> Finding:
     distance = row["text_distance"]
     says = (
         f"Its weights are the same for every text (they differ by {distance:.3f} of 1): it depends on position alone, or has no "
@@ -106,6 +106,6 @@ TELL = {
 }
 
 
-def _always(row: Row) -> str:
+def _always(row: HeadRow) -> str:
     distance = number(row, "text_distance")
     return ", in every text" if distance is not None and distance < DEAD.value else ""

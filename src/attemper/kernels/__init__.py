@@ -1,10 +1,10 @@
 """The kernels, fastest first; the choice among them, and the reasons for it.
 
-    contract.py    what a kernel is given (Problem, sign_bits), gives back (Results, Gradients) and refuses (Serves)
     __init__.py    KERNELS: the table; choose() and why(): which kernel runs a call
-    reference.py   the definition, in plain PyTorch; every other kernel is tested against it
-    blockwise/     torch operations, tile by tile: any device, O(n) memory
+    contract.py    what a kernel is given (Problem, sign_bits), gives back (Results, Gradients) and refuses (Serves)
     cpu/           C, with AMX, AVX-512, AVX2 or portable vectors
+    blockwise/     torch operations, tile by tile: any device, O(n) memory
+    reference.py   the definition, in plain PyTorch; every other kernel is tested against it
 
 Kernels are imported when they first run, and never import one another.
 """

@@ -30,7 +30,7 @@ class Definition(NamedTuple):
 
 def define(problem: Problem) -> Definition:
     """Attention, term by term."""
-    z, keep, seen = logits(problem)
+    z, keep, visible = logits(problem)
     shut = ~keep | (z == float("-inf"))
     empty = shut.all(-1)
 
@@ -44,9 +44,9 @@ def define(problem: Problem) -> Definition:
     lse = (peak.detach() + log_sum).masked_fill(peak == float("inf"), float("inf"))
     log_weights = (below - log_sum.unsqueeze(-1)).masked_fill(shut, 0.0)
 
-    count = seen.sum(-1)
+    count = visible.sum(-1)
     some = count.clamp(min=1)
-    hidden = ~seen | shut
+    hidden = ~visible | shut
     mean = z.masked_fill(hidden, 0.0).sum(-1) / some
     variance = (z - mean.unsqueeze(-1)).masked_fill(hidden, 0.0).square().sum(-1) / some
 

@@ -3,10 +3,10 @@
 In the order in which rows pass its folders:
 
     engine/      the contract of an experiment, sweeps, results, output
-    maths/       closed forms, exact means, intervals
     exact/       experiments that train nothing
     real_model/  experiments on the heads of the embedded model
     training/    experiments that train small models
+    maths/       closed forms, exact means, intervals
     figures/     what the figures share; each experiment draws its own
     claims/      common claims about √d_k, judged from rows
 """

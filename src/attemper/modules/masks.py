@@ -22,7 +22,7 @@ def keeping(
     keys: int,
     appended: int,
 ) -> tuple[Tensor | None, bool]:
-    """The mask and the band for attention(). Appended keys are seen by every row, which a band cannot say.
+    """The mask and the band for attention(). Appended keys are visible to every row, which a band cannot express.
 
     ``attn_mask`` is (Lq, Lk) or (B·H, Lq, Lk), ``key_padding_mask`` (B, Lk) or (Lk,), both boolean or added; ``query`` is
     (B, H, Lq, E). ``keys`` are those that the caller gave, ``appended`` those added behind them.

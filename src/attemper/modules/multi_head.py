@@ -230,9 +230,9 @@ class MultiHeadAttention(KeepsVitals):
                 raise InputError(NESTED)
             return self._nested(query, is_causal, signs)
         batched = query.dim() == 3
-        turned = batched and not self.batch_first
+        sequence_first = batched and not self.batch_first
         alike = query is key is value
-        rows = [t.transpose(0, 1) if turned else t if batched else t[None] for t in inputs.values()]
+        rows = [t.transpose(0, 1) if sequence_first else t if batched else t[None] for t in inputs.values()]
         q, k, v = self._project(*([rows[0]] * 3 if alike else rows))
 
         # where torch takes is_causal as all there is to know about the mask, so do we: a band is faster
@@ -258,7 +258,7 @@ class MultiHeadAttention(KeepsVitals):
             vitals = vitals.each(lambda sign: sign[0])
         self._keep(vitals)
         output = self.out_proj(heads.transpose(1, 2).flatten(2))  # the heads, concatenated and projected
-        output = output.transpose(0, 1) if turned else output if batched else output[0]
+        output = output.transpose(0, 1) if sequence_first else output if batched else output[0]
         if signs is not None:
             return Attended(output, vitals)
         if matrix is None:

@@ -17,6 +17,7 @@ from .._torch_private import at_rest
 from ..kernels.contract import FLOATS, N_TENSORS, NeedsGrad, Problem, Results, Upstream, for_gradients
 from ..vitals import SIGNS, Vitals
 from . import ops
+from .listen import listening
 from .ops import differentiate
 from .plain import all_plain, is_plain, plain_problem
 
@@ -26,6 +27,14 @@ assert Results._fields[-len(SIGNS) :] == SIGNS
 
 def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
     """Run a checked problem on a kernel; output (B, H, Lq, Ev), empty without values, and the signs named, (B, H, Lq) each."""
+    if torch.compiler.is_compiling() or listening.listener is None:
+        return _attend(problem, names, kernel)
+    attended = _attend(problem, names, kernel)
+    listening.listener(problem)
+    return attended
+
+
+def _attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
     if kernel == "cpu" and all_plain(problem):
         output, *found = attend_plain(problem, names)
         return problem.query.new_empty(0) if output is None else output, plain_vitals(names, found)

@@ -1,6 +1,6 @@
 """The operation for torch: two opaque ops with fakes, and the autograd Function around them.
 
-`_Attention` gives the first derivative, vmap by folding into the batch, and an error for any other derivative; the same rules are
+`_Attention` gives the first derivative, vmap by joining with the batch, and an error for any other derivative; the same rules are
 registered on the bare op. Additive scores are the same op with a `weight`. Kernels are imported when an op runs.
 """
 
@@ -197,12 +197,12 @@ class _AttentionBackward(torch.autograd.Function):
 
 
 def _vmap_forward(run: Callable[..., Any], info: Any, in_dims: Any, *args: Any) -> Any:
-    """Fold the vmapped dimension into the batch and run once."""
+    """Join the vmapped dimension with the batch and run once."""
     size = info.batch_size
     sign_bits, kernel = args[N_PROBLEM:]
-    problem = _fold_problem(Problem(*args[:N_PROBLEM]), Problem(*in_dims[:N_PROBLEM]), size)
+    problem = _join_problem(Problem(*args[:N_PROBLEM]), Problem(*in_dims[:N_PROBLEM]), size)
     out = run(*problem, _with_gradients(problem, sign_bits), kernel)
-    split = tuple(_unfold(t, size) if t.dim() > 1 else t for t in out)
+    split = tuple(_split_batch(t, size) if t.dim() > 1 else t for t in out)
     return split, tuple(0 if t.dim() > 1 else None for t in out)
 
 
@@ -216,11 +216,11 @@ def _vmap_backward(run: Callable[..., Any], info: Any, in_dims: Any, *args: Any)
         )
     dims = _split_backward((*in_dims[:-2], in_dims[-2] or [None] * len(NeedsGrad._fields), None))
     batch = problem.query.shape[0 if dims[0].query is None else 1]
-    folded = _fold_problem(problem, dims[0], size)
-    flat_saved = [_fold(t, d, size) if _has_rows(t, d) else t for t, d in zip(saved, dims[1], strict=True)]
-    flat_upstream = [None if t is None else _fold(t, d, size) for t, d in zip(upstream, dims[2], strict=True)]
-    out = run(*folded, *flat_saved, *flat_upstream, needs_grad, kernel)
-    split = [_unfold(t, size) if t.dim() > 1 else t for t in out]
+    joined = _join_problem(problem, dims[0], size)
+    flat_saved = [_join_batch(t, d, size) if _has_rows(t, d) else t for t, d in zip(saved, dims[1], strict=True)]
+    flat_upstream = [None if t is None else _join_batch(t, d, size) for t, d in zip(upstream, dims[2], strict=True)]
+    out = run(*joined, *flat_saved, *flat_upstream, needs_grad, kernel)
+    split = [_split_batch(t, size) if t.dim() > 1 else t for t in out]
     place = Gradients._fields.index("mask")
     if problem.mask is not None and split[place].dim() > 1:
         shared = problem.mask.shape[0 if dims[0].mask is None else 1] == 1 and batch != 1
@@ -234,7 +234,7 @@ torch.library.register_vmap("attemper::forward", partial(_vmap_forward, torch.op
 torch.library.register_vmap("attemper::backward", partial(_vmap_backward, torch.ops.attemper.backward))
 
 
-def _unfold(tensor: Tensor, size: int) -> Tensor:
+def _split_batch(tensor: Tensor, size: int) -> Tensor:
     return tensor.unflatten(0, (size, tensor.shape[0] // size))
 
 
@@ -242,13 +242,13 @@ def _has_rows(tensor: Tensor, dim: Any) -> bool:
     return tensor.dim() - (dim is not None) > 1
 
 
-def _fold(tensor: Tensor, dim: Any, size: int) -> Tensor:
-    """Move a vmapped dimension into the batch; what is not vmapped is repeated."""
+def _join_batch(tensor: Tensor, dim: Any, size: int) -> Tensor:
+    """Join a vmapped dimension with the batch; what is not vmapped is repeated."""
     tensor = tensor.unsqueeze(0).expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
     return tensor.flatten(0, 1)
 
 
-def _fold_problem(problem: Problem, dims: Any, size: int) -> Problem:
+def _join_problem(problem: Problem, dims: Any, size: int) -> Problem:
     if problem.seed is not None and dims.seed is None:
         raise KernelUnavailable(
             "attention(): dropout under vmap draws one mask per sample. Call torch.vmap(..., randomness='different')."
@@ -259,12 +259,12 @@ def _fold_problem(problem: Problem, dims: Any, size: int) -> Problem:
         own = mask.unsqueeze(0).expand(size, *mask.shape) if dims.mask is None else mask.movedim(dims.mask, 0)
         mask = own.expand(size, batch, *own.shape[2:]).flatten(0, 1)
     return problem._replace(
-        query=_fold(problem.query, dims.query, size),
-        key=_fold(problem.key, dims.key, size),
-        value=None if problem.value is None else _fold(problem.value, dims.value, size),
+        query=_join_batch(problem.query, dims.query, size),
+        key=_join_batch(problem.key, dims.key, size),
+        value=None if problem.value is None else _join_batch(problem.value, dims.value, size),
         mask=mask,
-        gain=None if problem.gain is None else _fold(problem.gain, dims.gain, size),
-        weight=None if problem.weight is None else _fold(problem.weight, dims.weight, size),
+        gain=None if problem.gain is None else _join_batch(problem.gain, dims.gain, size),
+        weight=None if problem.weight is None else _join_batch(problem.weight, dims.weight, size),
         seed=None if problem.seed is None else problem.seed.select(dims.seed, 0),
     )
 

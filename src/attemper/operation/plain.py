@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._torch_private import _dispatch_keys, at_rest
 from ..kernels.contract import FLOATS, LARGEST, Problem
+from .listen import listening
 
 _TYPES = frozenset({Tensor, torch.nn.Parameter})
 _LARGEST_INT = torch.iinfo(torch.int64).max
@@ -56,6 +57,7 @@ def is_plain_call(
     return (
         not torch.compiler.is_compiling()
         and at_rest()
+        and listening.listener is None
         and is_plain(query)
         and is_plain(key)
         and is_plain(value)

@@ -3,9 +3,9 @@
 api.py, command.py   the two entrances: scan() in Python, and what `attemper scan` does between parsing and printing
 input/               a model, and the batches it is run on
 run.py               calls the model under a watch with examiners, and builds the document (the dispatcher)
-examiners/           what is measured of each attention call: sinks, neighbours, texts, one token, the weights
 audit/               the scale that each layer declares and applies, and its fault
 checks/              whether attention is computed right, as far as its ops show that
+examiners/           what is measured of each attention call: sinks, neighbours, texts, one token, the weights
 experiments/         what moves when a token, padding or an item changes: passes of their own, if asked for
 what_if.py           the same model with another scale
 document.py          the parts of the document, as dataclasses

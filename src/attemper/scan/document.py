@@ -7,11 +7,10 @@ written ``class``.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
+from .._files import finite
 from ..health import LEVELS, Finding
 from ..health.faults import CheckResult
 
@@ -377,15 +376,12 @@ def key(name: str) -> str:
 
 def plain(value: Any) -> Any:
     """A part of the document as data that JSON takes; NaN and infinity, which it does not have, become None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if is_dataclass(value):
-        parts = {field: getattr(value, field.name) for field in fields(value)}
-        return {
-            key(field.name): plain(part)
-            for field, part in parts.items()
-            if part is not None or field.default is not None
-        }
-    if isinstance(value, Mapping):
-        return {name: plain(part) for name, part in value.items()}
-    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
+    return finite(value, _as_dict)
+
+
+def _as_dict(value: Any) -> Any:
+    """A dataclass as a dict, without the fields that are left out."""
+    if not is_dataclass(value):
+        return value
+    parts = ((field, getattr(value, field.name)) for field in fields(value))
+    return {key(field.name): part for field, part in parts if part is not None or field.default is not None}

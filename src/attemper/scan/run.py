@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any
@@ -31,12 +31,11 @@ from .examiners.tokens import TokenWeights
 from .experiments.run import experiments
 from .input.batch import Input, call
 from .input.model import Loaded, offline, quiet, reason
+from .input.pipes import Progress
 from .result import Scan
 from .what_if import check_rules, what_if
 
 NO_CHOICE = 'no token can attend to another. Give a longer text: --text "…"'
-Progress = Callable[[str], object]
-"""Called with a few words whenever a new part of the work begins."""
 
 
 Tried = tuple[list[CheckResult], list[health.Finding]]
@@ -49,7 +48,7 @@ class LayerProgress(Examiner):
     def __init__(self, current: CurrentInput, count: int, progress: Progress) -> None:
         self.current, self.count, self.progress = current, count, progress
 
-    def keep(self, name: str, call: AttentionCall, seen: object) -> None:
+    def keep(self, name: str, call: AttentionCall, found: object) -> None:
         (number,) = self.current.items.inputs or (0,)
         self.progress(f"input {number + 1} of {self.count}: {name}")
 
@@ -193,7 +192,7 @@ def _verdict(found: Sequence[health.Finding], heads: Sequence[Json]) -> ScanVerd
     judged = any(row["evenness"] is not None and math.isfinite(row["evenness"]) for row in heads)
     level, line = health.verdict(found, len(heads))
     if level in ("ok", "note") and not judged:
-        level, line = "note", f"Nothing was judged: {NO_CHOICE if heads else 'no attention was seen'}."
+        level, line = "note", f"Nothing was judged: {NO_CHOICE if heads else 'no attention call was found'}."
     return ScanVerdict(level=level, line=line, judged=judged or level not in ("ok", "note"))
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from ..errors import InputError, nearest
 from ..scale import RULES
-from ..watch.examine import Alteration, AttentionCall, Examiner, Facts, Place, altered, examine, running
+from ..watch.examine import Alteration, AttentionCall, Examiner, Facts, OpPlace, altered, examine, running
 from .document import SIGNS, Json, WhatIf
 
 MOSTLY = 0.5
@@ -41,7 +41,7 @@ class RecordedCall:
     layer: str
     kind: str
     facts: Facts
-    places: tuple[Place, ...]
+    places: tuple[OpPlace, ...]
 
 
 class CallRecorder(Examiner):
@@ -50,7 +50,7 @@ class CallRecorder(Examiner):
     def __init__(self) -> None:
         self.calls: list[RecordedCall] = []
 
-    def keep(self, name: str, call: AttentionCall, seen: object) -> None:
+    def keep(self, name: str, call: AttentionCall, found: object) -> None:
         self.calls.append(RecordedCall(name, call.facts.kind, call.facts, call.places))
 
 
@@ -76,7 +76,9 @@ def what_if(
     """
     wanted = [_wanted(rule) for rule in rules]
     if running.frames:
-        raise InputError("what_if(): it must be called outside of a model's forward, since it runs the model itself.")
+        raise InputError(
+            "scan: --what-if runs the model itself, so it cannot be used inside a model's forward. Call scan() outside of it."
+        )
     applied = applied or {}
     with _same_each_time(model) as again:
         again()
@@ -117,7 +119,7 @@ def _wanted(rule: str) -> Wanted:
         if number is None:
             offered = [name for name in RULES if name not in NOT_ONE_NUMBER]
             raise InputError(
-                f"what_if(): `rules` must be names of rules, scales like 0.5 or factors like x2; got {rule!r}. "
+                f"scan: --what-if takes names of rules, scales like 0.5 and factors like x2, separated by commas; got {rule!r}. "
                 f"{nearest(rule, offered)}"
             )
         if times is not None:
@@ -125,7 +127,7 @@ def _wanted(rule: str) -> Wanted:
         return lambda facts, layer, now: number / now()
     if rule in NOT_ONE_NUMBER:
         raise InputError(
-            f"what_if(): rule {rule!r} is not a single number: {NOT_ONE_NUMBER[rule]}. "
+            f"scan: --what-if cannot try the rule {rule!r}, which is not a single number: {NOT_ONE_NUMBER[rule]}. "
             f"Use one of {', '.join(repr(name) for name in RULES if name not in NOT_ONE_NUMBER)}."
         )
     return lambda facts, layer, now: known.scale(head_dim=facts.head_dim, heads=facts.heads, layer=layer) / now()
@@ -149,7 +151,7 @@ def _measure(
         run()
     if watching.unmeasured:
         raise InputError(
-            f"what_if(): part of this model's attention cannot be measured, so its scale cannot be replaced either: "
+            f"scan: --what-if: part of this model's attention cannot be measured, so its scale cannot be replaced either: "
             f"{watching.record.notes[0]} Load the model with attn_implementation='sdpa' or 'eager'."
         )
     return watching.record.to_dicts(), recorder.calls
@@ -162,22 +164,22 @@ def _reachable(calls: Sequence[RecordedCall], alteration: Alteration) -> None:
             continue
         how = call.facts.implementation or call.facts.route
         raise InputError(
-            f"what_if(): the scale of {call.layer!r} cannot be replaced while it runs, because {how!r} does not show the op that "
-            "applies it. Load the model with attn_implementation='sdpa' or 'eager', and watch it without replace=True."
+            f"scan: --what-if: the scale of {call.layer!r} cannot be replaced while it runs, because {how!r} does not show "
+            "the op that applies it. Load the model with attn_implementation='sdpa' or 'eager', without replace=True."
         )
 
 
 def _ratios(
     calls: Sequence[RecordedCall], wanted: Wanted, applied: Mapping[tuple[str, str], float | None]
-) -> dict[Place, float]:
+) -> dict[OpPlace, float]:
     numbers = layer_numbers([call.layer for call in calls])
-    ratios: dict[Place, float] = {}
+    ratios: dict[OpPlace, float] = {}
     for call in calls:
         ratio = wanted(call.facts, numbers[call.layer], partial(_now, call, applied))
         for place in call.places:
             if ratios.setdefault(place, ratio) != ratio:
                 raise InputError(
-                    f"what_if(): {call.layer!r} shares a product with another layer that needs another scale. "
+                    f"scan: --what-if: {call.layer!r} shares a product with another layer that needs another scale. "
                     "Ask for one factor for all, like x2."
                 )
     return ratios
@@ -188,8 +190,8 @@ def _now(call: RecordedCall, applied: Mapping[tuple[str, str], float | None]) ->
     scale = applied.get((call.layer, call.kind), call.facts.scale)
     if not scale:
         raise InputError(
-            f"what_if(): the scale that {call.layer!r} applies is not known, so it cannot be replaced. "
-            "Ask for a factor like x2, or give the scale in `applied`."
+            f"scan: --what-if: the scale that {call.layer!r} applies is not known, so it cannot be replaced. "
+            "Ask for a factor like x2."
         )
     return scale
 
@@ -220,8 +222,8 @@ def _check_same_path(
             return
         one = max(first, second, key=len)[min(len(first), len(second))]
     raise InputError(
-        f"what_if(): with rule {rule!r} the model took another path through {one.layer!r} than before, so its scale was not "
-        "replaced there, and there is no result. Call it with the same inputs, in eval(), with a cache that starts empty."
+        f"scan: --what-if: with the rule {rule!r} the model took another path through {one.layer!r}, so its scale was "
+        "not replaced there, and there is no result. Call it with the same inputs, in eval(), with a cache that starts empty."
     )
 
 

@@ -4,13 +4,14 @@ Data passes the files in this order:
 
     session     watch() and the Watch object: opens, ends steps, closes
     options     checks the arguments
-    passes      decides which calls of the model count in a step
     attach/     hooks and a dispatch mode; measures each call
+    passes      decides which calls of the model count in a step
     routes/     recognises attention calls and reads their arguments
     call        one attention call, as all routes give it
     trace/      what q and k were multiplied by, for examiners
     record/     what was measured, in memory and in files
     examine     the interface for a scan and the lab: examiners and what-if
+    weights     the logits and weights of chosen rows and keys of a call, for examiners
 """
 
 from .call import Facts as Facts

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ..vitals import Vitals
-from .attach.running import Frame, Place
+from .attach.running import Frame, OpPlace
 from .trace.paths import Traced
 
 
@@ -95,13 +95,15 @@ class AttentionCall:
     rows: Tensor | None = None  # (B, Lq): False leaves a padded query out
     product: bool = False  # whether q and k are the factors of a product
     flipped: bool = False  # whether the product had the keys on its left: (..., Lk, E) and (..., E, Lq)
-    beside: tuple[int, int] = (0, 0)  # columns of the logits before and after the keys: sinks
+    sink_columns: tuple[int, int] = (0, 0)  # how many columns of the logits are before and after the keys
     heads_known: bool = True  # whether it is known which dimension, or which part of one, is the heads
     in_order: bool = True  # whether the columns of the logits are in the order of the product's keys
-    places: tuple[Place, ...] = ()  # the ops that made its scores, if ops are counted
+    places: tuple[OpPlace, ...] = ()  # the ops that made its scores, if ops are counted
     counted: bool = False  # weights may be multiplied by values more than once
     traced: Traced | None = None  # what q and k were multiplied by, if an examiner needs it
     as_product: bool = False  # whether the logits are in memory as the product left them
+    by_sdpa: bool = False  # whether torch's scaled_dot_product_attention runs it: a scale of None is its own 1/√d_k
+    recomputed: bool = False  # whether q and k were computed a second time, from the input of a fused layer
     over: str = (
         "keys"  # what its softmax runs over, though values are added up over the keys: "queries", "heads" or "batch"
     )
@@ -129,4 +131,4 @@ class Examiner(Protocol):
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Any:
         return None
 
-    def keep(self, name: str, call: AttentionCall, seen: Any) -> None: ...
+    def keep(self, name: str, call: AttentionCall, found: Any) -> None: ...

@@ -11,8 +11,9 @@
     WeakMask, TwoValues, two_values, is_pattern  masks of two numbers, and the weight that hidden keys keep
     Cut                 the token that a row of a head comes from
     traits              what the class of a module shows: whether it is named attention
-    Alteration, altered, Place      ops that make scores: counted in one run, altered in the next
+    Alteration, altered, OpPlace      ops that make scores: counted in one run, altered in the next
     running             the modules in their forward, in this thread
+    weights_of_rows, chunks, logits_of_keys, logits_of_offset   parts of a call's matrix, never the whole of it
     is_in               whether a module is another one or inside it, by their names
 """
 
@@ -24,7 +25,7 @@ from torch import nn
 
 from .attach.alter import Alteration as Alteration
 from .attach.alter import altered as altered
-from .attach.running import Place as Place
+from .attach.running import OpPlace as OpPlace
 from .attach.running import running as running
 from .attach.running import traits as traits
 from .call import AttentionCall as AttentionCall
@@ -41,6 +42,10 @@ from .trace.paths import Factor as Factor
 from .trace.paths import FactorPath as FactorPath
 from .trace.paths import Traced as Traced
 from .trace.paths import same as same
+from .weights import chunks as chunks
+from .weights import logits_of_keys as logits_of_keys
+from .weights import logits_of_offset as logits_of_offset
+from .weights import weights_of_rows as weights_of_rows
 
 
 def examine(model: nn.Module, examiners: Sequence[Examiner], *, caller: str = "watch") -> Watch:

@@ -37,7 +37,7 @@ class Passes:
 
     def begin(self) -> None:
         """Start from nothing: a watch opens."""
-        self.seen = self.counted = 0
+        self.begun = self.counted = 0
         self.highest: dict[str, int] = {}  # the best grade of any step, by the module that was called
         self.end_step()
 
@@ -47,7 +47,7 @@ class Passes:
 
     def take(self, module: nn.Module, name: str) -> list[str] | None:
         """None if the pass that begins with this module does not count; otherwise the modules whose earlier passes do not."""
-        self.seen += 1
+        self.begun += 1
         again = _current_graph_task_id() != -1  # a checkpoint, computed again in a backward
         worse: list[str] = []
         if not self.all_count and not again:

@@ -18,13 +18,14 @@ from ..kernels import check_name
 from ..operation.checks import Signs, check_signs
 from ..vitals import Vitals
 from .attach.attachment import attachment
-from .attach.dynamo import in_compiled
+from .attach.dynamo import COMPILED, in_compiled, is_compiled
+from .attach.gradients import NO_GRADIENTS
 from .attach.names import named_modules
 from .attach.running import running
 from .call import AttentionCall, Examiner
 from .options import check_model, check_options, with_hooks
 from .passes import LEFT_OUT, ONLY_OTHERS, UNFINISHED, Passes
-from .record.entry import Entry, StepAccumulator
+from .record.entry import Entry, StepAccumulator, to_host
 from .record.jsonl import Journal
 from .record.ranks import Ranks, are_many
 from .record.record import Record
@@ -38,11 +39,6 @@ FOLLOWS = (
 )
 
 KEPT = 100  # steps that are held in memory if a file has all
-NO_GRADIENTS = (
-    "gradients=True, but in step {step} no gradient reached q and k of {layers}: passes ran under no_grad or inference_mode, "
-    "layers are frozen, or no backward ran before the step ended."
-)
-COMPILED = "the model is compiled: watched steps run eagerly, the others as compiled."
 
 
 def watch(
@@ -58,6 +54,7 @@ def watch(
     start: int = 0,
     passes: str = "training",
     keep: int | None = None,
+    full: bool = False,
     examiners: Sequence[Examiner] = (),
 ) -> Watch:
     """Measure every attention call of a model while it runs, without changing it.
@@ -88,6 +85,9 @@ def watch(
             steps in training mode, or ``optimizer`` ended the steps. ``"all"``: every pass counts.
         keep: how many of the last steps ``record`` holds in memory, with 8 bytes for every step, head and sign. None: all of
             them, or with ``path`` the last 100 of those that are in the file.
+        full: follow every op of every watched pass. By default the first pass is followed in full; if all its attention went
+            through functions that can be intercepted, later passes intercept only those, which costs less. What differs makes
+            a pass full again, and so is every 50th.
         examiners: objects that look at the q, k and logits of each call (``from attemper.watch.examine import Examiner``);
             for extensions such as ``scan``.
 
@@ -103,7 +103,7 @@ def watch(
         ['self_attn']
     """
     check_model(model)
-    check_options(every, start, keep, passes, examiners, gradients=gradients, replace=replace)
+    check_options(every, start, keep, passes, examiners, gradients=gradients, replace=replace, full=full)
     names = check_signs("watch", signs)
     if not names:
         raise InputError("watch(): `signs` must name at least one sign; got none. Leave it out for all.")
@@ -114,7 +114,7 @@ def watch(
         check_path("watch", file, (".jsonl",))
         journal = Journal(file)
     inner = None if optimizer is None else with_hooks(optimizer)
-    return Watch(model, every, inner, gradients, journal, names, kernel, replace, start, passes, keep, examiners)
+    return Watch(model, every, inner, gradients, journal, names, kernel, replace, start, passes, keep, full, examiners)
 
 
 class Watch:
@@ -133,6 +133,7 @@ class Watch:
         start: int,
         passes: str,
         keep: int | None,
+        full: bool,
         examiners: Sequence[Examiner],
     ) -> None:
         self.model, self.every, self.optimizer = model, every, optimizer
@@ -140,7 +141,7 @@ class Watch:
         self.modules: tuple[nn.Module, ...] = ()
         self.names: dict[int, str] = {}
         self.given_rows: Tensor | None = None
-        self.examiners = examiners
+        self.full, self.examiners = full, examiners
         self.caller = "watch"  # the function that the user called, for errors
         self._sums = StepAccumulator(gradients)
         self._record = Record()
@@ -269,7 +270,7 @@ class Watch:
 
     def _attach(self) -> None:
         self._measuring = True
-        if any(map(_is_compiled, self.modules)):
+        if any(map(is_compiled, self.modules)):
             self._warn(COMPILED)
         attachment.add(self)
         if self._ranks is not None:
@@ -297,13 +298,13 @@ class Watch:
     def examine(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> list[Any]:
         return [examiner.look(call, vitals, rows) for examiner in self.examiners]
 
-    def add_call(self, name: str, call: AttentionCall, summary: HeadSummary | None, seen: list[Any] | None) -> None:
+    def add_call(self, name: str, call: AttentionCall, summary: HeadSummary | None, found: list[Any] | None) -> None:
         self._sums.add(name, call, summary)
         named = all_heads(call.frames) if are_many() else None
         if named is not None and named > call.facts.heads and named % call.facts.heads == 0:
             self._split = True
             self._warn(f"{self._title(name)}: {call.facts.heads} of its {named} heads run on this rank.")
-        for examiner, one in zip(self.examiners, seen or (), strict=False):
+        for examiner, one in zip(self.examiners, found or (), strict=False):
             examiner.keep(name, call, one)
 
     def add_unmeasured(self, name: str, reason: str) -> None:
@@ -313,6 +314,14 @@ class Watch:
     def add_note(self, name: str, reason: str) -> None:
         """Note what may be attention and was not measured, or what is uncertain about a call."""
         self._note(f"{self._title(name)}: {reason}.")
+
+    def add_lost(self, name: str, reason: str) -> None:
+        """Warn of attention that a light pass may have missed."""
+        self._warn(f"{self._title(name)}: step {self._step}: {reason}.")
+
+    @property
+    def wants_full(self) -> bool:
+        return self.full or bool(self.examiners)
 
     @property
     def wants_gradients(self) -> bool:
@@ -347,8 +356,9 @@ class Watch:
             self._check_calls()  # if other ranks have calls, an error on this one would end them too
         entries = entries if whole is None else whole
         self._note_gradients(entries)
-        self._record._add(entries, facts)
         writes = self._journal is not None and self._ranks is not None and self._ranks.first
+        entries = to_host(entries) if writes else entries
+        self._record._add(entries, facts)
         if self._journal is not None and writes:
             self._journal.append(entries, facts, [note for note in self._record.notes if note != self._tail])
             if self._journal.waiting:
@@ -377,7 +387,7 @@ class Watch:
         """Raise or warn if the block measured nothing, or not what was asked for."""
         if was_measuring:
             self._check_calls()
-        if not self._passes.seen:
+        if not self._passes.begun:
             raise InputError(
                 f"watch(): {type(self.model).__name__} was not called inside the block. Call model(…), which runs its hooks, "
                 "and not model.forward(…)."
@@ -388,7 +398,3 @@ class Watch:
                 "Call watch.step() after each step, or give watch() the optimizer.",
                 stacklevel=3,
             )
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules

@@ -157,6 +157,6 @@ class RowTile:
         else:
             torch.clamp(z, min=LOWEST, out=work).mul_(self.slope).add_(self.level)
         work.masked_fill_(z == float("-inf"), 0.0)  # a logit of -inf adds nothing to them
-        if tile.seen is not None:
-            self.block.broadcast(work).mul_(tile.seen.to(z.dtype))
+        if tile.visible is not None:
+            self.block.broadcast(work).mul_(tile.visible.to(z.dtype))
         return work

@@ -69,11 +69,11 @@ class HeadBlock:
         gain = None if self.gain is None else self.gain[:, :, rows].flatten(1, 2).unsqueeze(-1)
         return self.query[:, :, rows].flatten(1, 2), gain
 
-    def unfold(self, rows: Tensor) -> Tensor:
+    def split_rows(self, rows: Tensor) -> Tensor:
         """[C, R·M, ...] → [C, R, M, ...]"""
         return rows.unflatten(1, (self.plan.repeat, -1))
 
-    def fold(self, rows: Tensor) -> Tensor:
+    def join_rows(self, rows: Tensor) -> Tensor:
         """(batch, group, repeat, M) → [C, R·M]"""
         return rows.flatten(0, 1).flatten(1, 2)
 
@@ -150,10 +150,10 @@ class HeadBlock:
         """How many keys each row of a tile sees under a mask, [C, R·M], when no other sign needed the count."""
         count = torch.zeros(self._row_shape(rows), dtype=torch.int32, device=self.key.device)
         for keys in self.plan.key_tiles(rows):
-            seen = self.plan.tile(self.heads, rows, keys, self.key.dtype, self.key.device).seen
-            assert seen is not None
-            count += seen.sum(-1, dtype=torch.int32)
-        return self.fold(count)
+            visible = self.plan.tile(self.heads, rows, keys, self.key.dtype, self.key.device).visible
+            assert visible is not None
+            count += visible.sum(-1, dtype=torch.int32)
+        return self.join_rows(count)
 
     def _row_shape(self, rows: slice) -> tuple[int, ...]:
         entries = self.heads.batch.stop - self.heads.batch.start
@@ -206,9 +206,9 @@ class DotGradients:
     def write_rows(self, rows: slice, result: Gradients) -> None:
         block, raw = self.block, self.raw.mul_(self.block.scale)
         if result.gain.numel():
-            block.view(result.gain)[:, :, rows] = block.unfold((raw * self.query).sum(-1))
+            block.view(result.gain)[:, :, rows] = block.split_rows((raw * self.query).sum(-1))
         if result.query.numel():
-            block.view(result.query)[:, :, rows] = block.unfold(raw if self.gain is None else raw.mul_(self.gain))
+            block.view(result.query)[:, :, rows] = block.split_rows(raw if self.gain is None else raw.mul_(self.gain))
 
     def write(self, result: Gradients) -> None:
         if self.dkey is not None:

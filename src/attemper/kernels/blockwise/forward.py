@@ -1,6 +1,6 @@
 """Forward of blockwise: online softmax over key tiles, and every vital sign from the same scores.
 
-For each row, over the keys seen so far, with a reference M and e = exp(z - M):
+For each row, over the keys read so far, with a reference M and e = exp(z - M):
 
     l = Σ e      a = Σ e (z - M)      s = Σ e²      and the count, mean and summed squares of z
 
@@ -56,11 +56,11 @@ class RowSums:
         self.lazy = self.query.device.type == "cpu"
         self.slots = new((4, len(self.tiles), *shape)).unbind(0)  # peak, l, a and the norm of e, each [T, C, M]
         self.peaks, self.l, self.a, self.norm = (slot.unbind(0) for slot in self.slots)
-        self.start = 0  # slots before this one have been folded into it
+        self.start = 0  # slots before this one have been merged into it
         self.reference = self.limit = new(shape).fill_(float("-inf"))
         self.finite_reference = torch.zeros_like(self.reference).unsqueeze(-1)
         if self.moments:
-            # keys seen; those of them whose logit is not -inf, and the mean and summed squares of these
+            # visible keys; those of them whose logit is not -inf, and the mean and summed squares of these
             self.count, self.met, self.mean, self.squares = self.query.new_zeros((4, *shape))
         self.argmax = torch.full(shape, -1, device=self.query.device) if sign_bits & ARGMAX_BIT else None
         self.best = self.reference  # the running peak, where the arg-max is followed
@@ -112,7 +112,7 @@ class RowSums:
         )
 
     def _raise_reference(self, t: int) -> None:
-        """Fold what was summed before tile t into one slot, in units of the new reference."""
+        """Merge what was summed before tile t into one slot, in units of the new reference."""
         reference = torch.maximum(self.reference, self.peaks[t])
         finite = reference.masked_fill(reference == float("-inf"), 0.0)  # a row without keys so far
         if t:
@@ -131,7 +131,7 @@ class RowSums:
     def _add_moments(self, z: Tensor, tile: Tile) -> None:
         """Chan's update with the tile's own mean, so that no shift of the logits can cancel the variance.
 
-        A key that is seen with a logit of -inf is counted, and adds nothing.
+        A visible key with a logit of -inf is counted, and adds nothing.
         """
         work = self.block.buffer("e", z.shape)
         count = met = torch.full_like(self.count, z.shape[-1])
@@ -141,10 +141,10 @@ class RowSums:
             torch.sub(z, mean.unsqueeze(-1), out=work)
         else:
             adds = z != float("-inf")
-            if tile.seen is not None:
+            if tile.visible is not None:
                 part = self.block.broadcast(adds)
-                part &= tile.seen
-                count = self.block.fold(tile.seen.sum(-1, dtype=z.dtype).expand(part.shape[:-1]))
+                part &= tile.visible
+                count = self.block.join_rows(tile.visible.sum(-1, dtype=z.dtype).expand(part.shape[:-1]))
             met = adds.sum(-1, dtype=z.dtype)
             nothing = z.new_zeros(())
             mean = torch.where(adds, z, nothing, out=work).sum(-1) / met.clamp(min=1)
@@ -192,4 +192,4 @@ class RowSums:
 
     def _store(self, into: Tensor, rows: Tensor) -> None:
         if into.numel():
-            into[:, :, self.rows] = self.block.unfold(rows)
+            into[:, :, self.rows] = self.block.split_rows(rows)

@@ -37,12 +37,12 @@ class Tile(NamedTuple):
     outside: Tensor | None  # True where the band shuts a key out
     bias: Tensor | None  # additive mask
     keep: Tensor | None  # boolean mask
-    seen: Tensor | None  # False where a key does not count as visible, for any of the three reasons
+    visible: Tensor | None  # False where a key does not count as visible, for any of the three reasons
 
     @property
     def open(self) -> bool:
         """Every row sees every key, unchanged."""
-        return self.seen is None
+        return self.visible is None
 
 
 OPEN = Tile(None, None, None, None)
@@ -106,8 +106,8 @@ class Plan:
         if part.dtype == torch.bool:
             return Tile(outside, None, part, part if band is None else band & part)
         bias = part.to(dtype)
-        seen = bias > HIDDEN_BIAS
-        return Tile(outside, bias, None, seen if band is None else band & seen)
+        visible = bias > HIDDEN_BIAS
+        return Tile(outside, bias, None, visible if band is None else band & visible)
 
     def visible(self, device: torch.device) -> Tensor:
         """How many keys the band lets each row see, (Lq,) int32."""

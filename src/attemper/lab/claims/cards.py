@@ -47,7 +47,7 @@ def _spread(evidence: Evidence) -> list[Card]:
 
 
 def _softmax(evidence: Evidence) -> list[Card]:
-    softmax = pick(evidence["worked"], kind="softmax", example="7, 3", place=0)[0]
+    softmax = pick(evidence["worked"], quantity="softmax", example="7, 3", place=0)[0]
     top = {row["n"]: row for row in pick(evidence["saturation"], s=8.0)}
     bare = pick(evidence["jacobian"], rule="none", d=64, n=1024)[0]
     rows, n = evidence["gradient"], evidence["gradient"][0]["n"]

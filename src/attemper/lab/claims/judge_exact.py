@@ -67,7 +67,7 @@ def range_grows(evidence: Evidence) -> Judgement:
 
 
 def softmax_examples(evidence: Evidence) -> Judgement:
-    rows = pick(evidence["worked"], kind="softmax")
+    rows = pick(evidence["worked"], quantity="softmax")
     numbers = {f"softmax([{row['example']}])[{row['place']}]": row["value"] for row in rows}
     exact = all(abs(row["value"] - row["said"]) <= 0.005 for row in rows)
     return Judgement(HOLDS if exact else FALSE, numbers, "to two decimals")
@@ -82,7 +82,7 @@ def large_logits_saturate(evidence: Evidence) -> Judgement:
     numbers |= {f"std for half the weight over √(2 ln n), n = {n}": ratio for n, ratio in half.items()}
     widths = {n: width(rows, n) for n in (sizes[0], sizes[-1])}
     bare = pick(evidence["jacobian"], rule="none", d=64, n=1024)[0]
-    context = {f"from a quarter to three quarters the std grows, n = {n}": ratio for n, ratio in widths.items()}
+    context = {f"growth of the std from weight 1/4 to weight 3/4, n = {n}": ratio for n, ratio in widths.items()}
     context["top weight, d_k = 64 unscaled, n = 1024"] = bare["top_weight"]
     context["share of rows above 0.99 there"] = bare["saturated"]
     if largest["top_weight"] < 0.8:
@@ -96,50 +96,52 @@ def large_logits_saturate(evidence: Evidence) -> Judgement:
 
 
 def _gradients(evidence: Evidence) -> tuple[dict[int, float], dict[int, float], dict[str, float], dict[str, float]]:
-    """By n: the least that the RMS grows, and where the median turns; both as numbers; medians of common head dims as context."""
+    """By n: the least that the RMS grows, and where the median falls below 1; and medians of common head dims as context."""
     numbers: dict[str, float] = {}
     context: dict[str, float] = {}
-    turns, growth = {}, {}
+    crossings, growth = {}, {}
     for rows in (evidence["gradient"], evidence["gradient_long"]):
         n = rows[0]["n"]
         mean, typical = (without_over_with(rows, column, n) for column in ("rms", "median"))
         least = min(mean, key=lambda d: mean[d])
-        growth[n], turns[n] = mean[least], crossing(rows, n)
-        numbers[f"RMS, none over √d_k, n = {n}: least, at d_k = {least}"] = mean[least]
-        numbers[f"d_k from which the median is smaller without, n = {n}"] = turns[n]
-        context |= {f"median, none over √d_k, n = {n}, d_k = {d}": typical[d] for d in (64, 1024) if d in typical}
-    return growth, turns, numbers, context
+        growth[n], crossings[n] = mean[least], crossing(rows, n)
+        numbers[f"RMS gradient of q, no scale / √d_k, n = {n}: smallest, at d_k = {least}"] = mean[least]
+        numbers[f"d_k from which the median gradient is smaller without the scale, n = {n}"] = crossings[n]
+        context |= {
+            f"median gradient of q, no scale / √d_k, n = {n}, d_k = {d}": typical[d] for d in (64, 1024) if d in typical
+        }
+    return growth, crossings, numbers, context
 
 
-def _turning(turns: Mapping[int, float]) -> str:
-    return " and ".join(f"d_k ≈ {round(turn, -1):.0f} with {n} keys" for n, turn in turns.items() if turn < math.inf)
+def _in_words(crossings: Mapping[int, float]) -> str:
+    return " and ".join(f"d_k ≈ {round(d, -1):.0f} with {n} keys" for n, d in crossings.items() if d < math.inf)
 
 
 def gradients_vanish(evidence: Evidence) -> Judgement:
-    growth, turns, numbers, context = _gradients(evidence)
+    growth, crossings, numbers, context = _gradients(evidence)
     rows = sorted(pick(evidence["jacobian"], rule="none"), key=lambda row: row["d"])
     peak = max(rows, key=lambda row: row["square"])
     numbers[f"‖J‖_F² at its peak, d_k = {peak['d']}"] = peak["square"]
     numbers[f"‖J‖_F² at d_k = {rows[-1]['d']}"] = rows[-1]["square"]
     if not clearly_below(rows[-1], peak, "square"):
         return Judgement(FALSE, numbers, "the softmax's Jacobian does not become smaller as the logits grow", context)
-    if min(turns.values()) == math.inf:
+    if min(crossings.values()) == math.inf:
         words = "at no measured d_k is the median query's gradient smaller without the scale"
         return Judgement(FALSE, numbers, words, context)
-    if max(growth.values()) < 1 and max(turns.values()) == 0:
+    if max(growth.values()) < 1 and max(crossings.values()) == 0:
         return Judgement(HOLDS, numbers, "", context)
-    words = "for the median query" + (f" and only from {_turning(turns)} on" if max(turns.values()) else "")
+    words = "for the median query" + (f" and only from {_in_words(crossings)} on" if max(crossings.values()) else "")
     words += "; the RMS grows" if min(growth.values()) > 1 else ""
     return Judgement(CONDITION, numbers, f"{words}. p(1−p) is only J's diagonal", context)
 
 
 def gradients_explode(evidence: Evidence) -> Judgement:
-    growth, turns, numbers, context = _gradients(evidence)
+    growth, crossings, numbers, context = _gradients(evidence)
     if min(growth.values()) <= 1:
         return Judgement(FALSE, numbers, "the RMS gradient does not grow without the scale", context)
-    if min(turns.values()) == math.inf:
+    if min(crossings.values()) == math.inf:
         return Judgement(HOLDS, numbers, "", context)
-    words = f"the RMS grows at every d_k, the median query's gradient only up to {_turning(turns)}"
+    words = f"the RMS grows at every d_k, the median query's gradient only up to {_in_words(crossings)}"
     return Judgement(CONDITION, numbers, words, context)
 
 
@@ -195,7 +197,7 @@ def sqrt_dmodel_is_wrong(evidence: Evidence) -> Judgement:
     wrong, right = (pick(evidence["divisors"], rule=name, d=128, heads=96)[0] for name in ("sqrt_dmodel", "sqrt_dk"))
     off = right["logit_std"] / wrong["logit_std"]
     numbers = {
-        "temperature off by": off,
+        "temperature: times too high": off,
         f"weight of a key equal to q among {right['n']}, √d_model": wrong["aligned_weight"],
         "the same with √d_k": right["aligned_weight"],
     }
@@ -254,7 +256,7 @@ def keys_stay_many(evidence: Evidence) -> Judgement:
 
 
 def output_has_the_input_shape(evidence: Evidence) -> Judgement:
-    widths = {row["example"]: row["value"] for row in pick(evidence["worked"], kind="width")}
+    widths = {row["example"]: row["value"] for row in pick(evidence["worked"], quantity="width")}
     numbers = {f"width of {name}": size for name, size in widths.items()}
     if widths["heads joined"] != widths["input"]:
         return Judgement(FALSE, numbers, "not even after the heads are joined")
@@ -269,7 +271,7 @@ def runs_in_parallel(evidence: Evidence) -> Judgement:
     last = max(few, key=lambda row: row["n"])
     many = max(pick(rows, n=last["n"]), key=lambda row: row["threads"])
     numbers = {
-        f"times as fast as a loop, n = {last['n']}, {last['threads']} thread(s)": last["factor"],
+        f"times as fast as a loop, n = {last['n']}, threads = {last['threads']}": last["factor"],
         "times, not counting what the calls cost": last["work_factor"],
         "largest difference of the results": last["difference"],
     }

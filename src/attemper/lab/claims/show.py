@@ -19,6 +19,9 @@ STYLES = {"holds": "green", "holds with a condition": "yellow", "false": "red", 
 
 def claims(found: Iterable[JudgedClaim], console: Console) -> None:
     """Every claim: its sentence, verdict, condition and numbers, and the command that shows more."""
+    console.print(
+        "Each claim has its verdict, the numbers that decide it, further numbers (context), and a command that measures more.\n"
+    )
     for one in found:
         hanging(console, Text(one.claim.sentence), one.claim.id)
         condition = f": {one.condition}" if one.condition else ""
@@ -71,9 +74,9 @@ def page(document: dict[str, Any]) -> str:
 
 def _claim(one: dict[str, Any]) -> str:
     numbers = "".join(
-        f'<dt>{escape(name)}</dt><dd class="{kind}">{"–" if value is None else format(value, ".4g")}</dd>'
-        for kind in ("numbers", "context")
-        for name, value in one[kind].items()
+        f'<dt>{escape(name)}</dt><dd class="{group}">{"–" if value is None else format(value, ".4g")}</dd>'
+        for group in ("numbers", "context")
+        for name, value in one[group].items()
     )
     condition = f": {escape(one['condition'])}" if one["condition"] else ""
     look = f"<p><code>{escape(one['look'])}</code></p>" if one["look"] else ""

@@ -59,7 +59,7 @@ class Parameter:
         return f"--{self.name.replace('_', '-')}"
 
     @property
-    def kind(self) -> type[Value]:
+    def value_type(self) -> type[Value]:
         return type(self.default[0])
 
     def read(self, where: str, text: str) -> tuple[Value, ...]:
@@ -77,9 +77,9 @@ class Parameter:
             if text not in self.choices:
                 raise InputError(f"{where}: unknown {self.flag} {text!r}. {nearest(text, self.choices)}")
             return text
-        if self.kind is str:
+        if self.value_type is str:
             return text
-        read: Callable[[str], float] = int if self.kind is int else float
+        read: Callable[[str], float] = int if self.value_type is int else float
         try:
             value = read(text)
             math.isfinite(value)  # a whole number may be too long for any other
@@ -94,10 +94,10 @@ class Parameter:
         return low or value > self._most() or 0 < abs(value) < 1 / LARGEST
 
     def _most(self) -> float:
-        return self.most if self.most is not None else LARGEST_WHOLE if self.kind is int else LARGEST
+        return self.most if self.most is not None else LARGEST_WHOLE if self.value_type is int else LARGEST
 
     def _rule(self, value: float) -> str:
-        noun = "a whole number" if self.kind is int else "a number"
+        noun = "a whole number" if self.value_type is int else "a number"
         bound = f" of at least {self.least:g}" if self.least is not None else ""
         bound = f" above {self.above:g}" if self.above is not None else bound
         if self.most is not None or self._most() < value < math.inf:

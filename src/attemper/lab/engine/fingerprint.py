@@ -18,40 +18,40 @@ CONSTANTS = (int, float, str, bytes, bool, type(None))
 def fingerprint(function: Callable[..., Any]) -> str:
     """Sixteen hexadecimal digits that change when the code behind a function does."""
     digest = hashlib.sha256()
-    seen: set[int] = set()
-    for part in _parts(function, seen):
+    visited: set[int] = set()
+    for part in _parts(function, visited):
         digest.update(part.encode())
     return digest.hexdigest()[:16]
 
 
-def _parts(thing: Any, seen: set[int]) -> Iterator[str]:
+def _parts(thing: Any, visited: set[int]) -> Iterator[str]:
     if isinstance(thing, CONSTANTS):
         yield repr(thing)
         return
-    if id(thing) in seen:
+    if id(thing) in visited:
         return
-    seen.add(id(thing))
+    visited.add(id(thing))
     if isinstance(thing, tuple | list | set | frozenset):
         for part in thing if isinstance(thing, tuple | list) else sorted(thing, key=repr):
-            yield from _parts(part, seen)
+            yield from _parts(part, visited)
     elif isinstance(thing, dict):
         for name, part in thing.items():
-            yield from _parts(name, seen)
-            yield from _parts(part, seen)
+            yield from _parts(name, visited)
+            yield from _parts(part, visited)
     elif isinstance(thing, type) and _ours(thing):
         for name, part in vars(thing).items():
             if isinstance(part, FunctionType):
                 yield name
-                yield from _parts(part, seen)
+                yield from _parts(part, visited)
     elif (function := getattr(thing, "__wrapped__", thing)) is not thing:
-        yield from _parts(function, seen)
+        yield from _parts(function, visited)
     elif isinstance(thing, FunctionType):
-        yield from _of_function(thing, seen)
+        yield from _of_function(thing, visited)
 
 
-def _of_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
-    yield from _parts(function.__defaults__, seen)
-    yield from _parts(function.__kwdefaults__, seen)
+def _of_function(function: FunctionType, visited: set[int]) -> Iterator[str]:
+    yield from _parts(function.__defaults__, visited)
+    yield from _parts(function.__kwdefaults__, visited)
     for code in _codes(function.__code__):
         yield code.co_code.hex()
         for constant in code.co_consts:
@@ -63,9 +63,9 @@ def _of_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
                 found = function.__globals__[name]
                 if isinstance(found, ModuleType) and found.__name__.split(".")[0] == PACKAGE:
                     for inner in code.co_names:  # `theory.kurtosis` names a module and one of its functions
-                        yield from _parts(vars(found).get(inner), seen)
+                        yield from _parts(vars(found).get(inner), visited)
                 elif not isinstance(found, FunctionType | type) or _ours(found):
-                    yield from _parts(found, seen)
+                    yield from _parts(found, visited)
 
 
 def _written(constant: object) -> str:

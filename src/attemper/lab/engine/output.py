@@ -20,7 +20,7 @@ def check(path: Path | None, force: bool) -> None:
     if path is not None:
         suffix = path.suffix.lower()
         for package in ("pyarrow",) if suffix == ".parquet" else ("altair", "vl_convert") if suffix in FIGURES else ():
-            _files.load(package, suffix, EXTRA)
+            _files.load(f"-o *{suffix}", package, EXTRA)
 
 
 def write(path: Path, experiment: Experiment, rows: Rows) -> None:
@@ -51,13 +51,13 @@ _FORMS: dict[str, Callable[[Experiment, Rows], bytes]] = {
 
 
 def _figure(suffix: str, experiment: Experiment, rows: Rows) -> bytes:
-    _files.load("altair", suffix, EXTRA)
+    _files.load(f"-o *{suffix}", "altair", EXTRA)
     return render(experiment.chart(rows).to_json(), suffix)
 
 
 def render(specification: str, suffix: str) -> bytes:
     """A Vega-Lite chart as the bytes of a file; nothing is fetched."""
-    convert = _files.load("vl_convert", suffix, EXTRA)
+    convert = _files.load(f"-o *{suffix}", "vl_convert", EXTRA)
     if suffix == ".png":
         return bytes(convert.vegalite_to_png(specification, scale=2))
     if suffix == ".pdf":

@@ -19,11 +19,16 @@ MARKS = {True: "✓", False: "✗"}
 
 def listing(console: Console) -> None:
     """Every experiment: its question, and its options with their defaults."""
+    console.print("Each experiment answers one question. Below it are its options, with their default values.")
+    console.print("Claims such as C4 are those that `attemper claims` judges.")
     for name in NAMES:
         found = experiment(name)
-        time = "minutes: it trains" if found.trains else "seconds"
-        asks = f"  {found.question} ({', '.join((*found.claims, time))})"
-        console.print(Text.assemble((name, "bold"), asks))
+        console.print()
+        console.print(Text.assemble((name, "bold"), f"  {found.question}"))
+        claims = f"claim{'s' if len(found.claims) > 1 else ''} {', '.join(found.claims)}; " if found.claims else ""
+        hanging(
+            console, Text(f"{claims}takes {'minutes, since it trains' if found.trains else 'seconds'}", style="dim")
+        )
         for parameter in found.parameters:
             shown = ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in parameter.default)
             hanging(console, Text.assemble(f"{parameter.flag} {shown}", (f"  {parameter.says}", "dim")))

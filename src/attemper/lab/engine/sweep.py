@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..._orphans import end_with
 from ...errors import AttemperError, MissingExtra, out_of_memory
 from .experiment import Cell, Experiment, Row, Value, key
 from .fingerprint import fingerprint
+from .orphans import end_with
 from .store import Store
 
 TRIES = 2  # of a cell whose worker died while nothing else ran
@@ -197,8 +197,8 @@ def _alone(cell: Cell, parallel: Callable[[Sequence[Cell]], Iterator[tuple[Cell,
 
 
 def _is_death(error: Exception) -> bool:
-    kind, name = DEATHS
-    return isinstance(error, kind) or type(error).__name__ == name
+    death, name = DEATHS
+    return isinstance(error, death) or type(error).__name__ == name
 
 
 def measured(experiment: Experiment, cell: Cell) -> tuple[Cell, list[Row] | str]:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..._memory import MIB, rise
+from ..._timing import interleave
 from ...attention import attention
-from ...bench.timing import interleave
 from ...errors import InputError
 from ...scores import additive_attention
 from ...vitals import Vitals
@@ -142,10 +142,10 @@ def draw(rows: Rows, finding: str) -> Any:
     lengths = lengths.title(None).legend(orient="bottom", columns=1)
     time = marks.curve(shown, x, "factor", "times as long as the dot product", lengths)
     spreads = theme.unpivoted(rows, "d", "score", SPREADS, "variance")
-    kinds = alt.Color("score:N", title=None,
+    colour = alt.Color("score:N", title=None,
         legend=alt.Legend(orient="bottom", columns=1), sort=list(SPREADS.values()),
                       scale=alt.Scale(domain=list(SPREADS.values()), range=theme.SERIES[2:5]))  # fmt: skip
-    spread = marks.curve(spreads, x, "variance", "variance of the scores", kinds, log=True)
+    spread = marks.curve(spreads, x, "variance", "variance of the scores", colour, log=True)
     chart = theme.side_by_side(time, spread, theme.WIDTH // 2 + 10, 280).resolve_scale(color="independent")
     note = "CPU, float32, forward. Left: median of ratios within each round, with 95 % intervals."
     return theme.finish(chart, finding, note)

@@ -124,14 +124,14 @@ def finding(rows: Rows) -> str:
             f"{row['median']:.2g}"
         )
     last, common = max(mean), min(mean, key=lambda d: abs(math.log(d / 64)))
-    turn = crossing(rows, n)
+    crossed = crossing(rows, n)
     two = last != common
     return (
         f"Without the scale the RMS of |dL/dq| is {mean[common]:.3g} times the scaled one at d_k = {common}"
         + (f" and {mean[last]:.3g} times at {last}" if two else "")
         + f"; the median query gets {typical[common]:.2g} times"
         + (f" and {typical[last]:.2g} times" if two else "")
-        + (f": less than with it from d_k ≈ {turn:.0f} on" if 0 < turn < math.inf else "")
+        + (f": less than with it from d_k ≈ {crossed:.0f} on" if 0 < crossed < math.inf else "")
     )
 
 

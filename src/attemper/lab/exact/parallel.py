@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._timing import interleave
 from ...attention import attention
-from ...bench.timing import interleave
 from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 
 
@@ -90,18 +90,18 @@ def draw(rows: Rows, finding: str) -> Any:
     from ..figures import marks, theme
 
     few = min(row["threads"] for row in rows)
-    kinds = [("loop", few, "token by token"), ("calls", few, "being called"), ("work", few, "computing")]
-    kinds += [
+    lines = [("loop", few, "token by token"), ("calls", few, "being called"), ("work", few, "computing")]
+    lines += [
         ("pass", threads, f"one pass, {threads} thread(s)") for threads in sorted({row["threads"] for row in rows})
     ]
     parts = [
         {"n": row["n"], "how": how, "ms": row[f"{name}_ms"]}
-        for name, threads, how in kinds
+        for name, threads, how in lines
         for row in rows
         if row["threads"] == threads and row[f"{name}_ms"] > 0  # computing can be less than the clock sees
     ]
     x = theme.powers("n", "tokens", [row["n"] for row in rows])
-    colour = theme.series("how", "computed", [how for _, _, how in kinds])
+    colour = theme.series("how", "computed", [how for _, _, how in lines])
     chart = marks.curve(parts, x, "ms", "milliseconds", colour, log=True)
     first = rows[0]
     note = (

@@ -19,7 +19,7 @@ def measure(cell: Cell) -> list[Row]:
     for name, (logits, claimed) in SOFTMAXES.items():
         found = torch.softmax(torch.tensor(logits, dtype=torch.float64, device=str(cell["device"])), 0).tolist()
         for place, (weight, said) in enumerate(zip(found, claimed, strict=True)):
-            rows.append({"kind": "softmax", "example": name, "place": place, "value": weight, "said": said})
+            rows.append({"quantity": "softmax", "example": name, "place": place, "value": weight, "said": said})
     return rows + _shapes(int(cell["d_model"]), int(cell["heads"]), cell)
 
 
@@ -35,15 +35,17 @@ def _shapes(width: int, heads: int, cell: Cell) -> list[Row]:
     found = {"input": tokens.shape[-1], "one head": alone.shape[-1], "heads joined": output.shape[-1]}
     assert weights is not None
     rows: list[Row] = [
-        {"kind": "width", "example": name, "place": 0, "value": float(size), "said": None}
+        {"quantity": "width", "example": name, "place": 0, "value": float(size), "said": None}
         for name, size in found.items()
     ]
-    rows.append({"kind": "weights", "example": "per head", "place": 0, "value": float(weights.shape[-1]), "said": 3.0})
+    rows.append(
+        {"quantity": "weights", "example": "per head", "place": 0, "value": float(weights.shape[-1]), "said": 3.0}
+    )
     return rows
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    shown = pick(rows, kind="softmax")
+    shown = pick(rows, quantity="softmax")
     names = [f"softmax([{row['example']}]), weight {row['place'] + 1}" for row in shown]
     return [
         Expectation(name, row["said"], row["value"], 0.005, "common worked examples", "two decimals")
@@ -52,8 +54,8 @@ def expect(rows: Rows) -> list[Expectation]:
 
 
 def finding(rows: Rows) -> str:
-    top = pick(rows, kind="softmax", example="7, 3", place=0)[0]["value"]
-    widths = {row["example"]: int(row["value"]) for row in pick(rows, kind="width")}
+    top = pick(rows, quantity="softmax", example="7, 3", place=0)[0]["value"]
+    widths = {row["example"]: int(row["value"]) for row in pick(rows, quantity="width")}
     return (
         f"softmax([7, 3]) gives {top:.3f}; a head turns {widths['input']} numbers per token into {widths['one head']}, "
         f"and the heads joined and projected into {widths['heads joined']} again"
@@ -66,7 +68,7 @@ def draw(rows: Rows, finding: str) -> Any:
 
     from ..figures import theme
 
-    softmaxes = [(str(row["example"]), row["place"], row["value"]) for row in pick(rows, kind="softmax")]
+    softmaxes = [(str(row["example"]), row["place"], row["value"]) for row in pick(rows, quantity="softmax")]
     shown = [
         {"softmax": f"softmax([{example}])", "logit": example.split(", ")[place], "weight": weight}
         for example, place, weight in softmaxes

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import altair as alt
 
+from ..maths.stats import over_seeds
 from . import theme
 
 LEAST = 1e-10  # what a logarithmic axis shows of less: a median gradient of exactly 0 exists
@@ -60,9 +60,9 @@ def _panel(rows: theme.Rows, panel: Panel, colour: alt.Color, field: str, width:
     first = panel.after * max(row["step"] for row in rows)
     late = [row for row in rows if row["step"] >= first]
     shown = {column: _over_seeds(late, field, column, panel.log) for column, _ in lines}
-    values = [row[end] for part in shown.values() for row in part for end in ("low", "high")]
+    values = [row[end] for part in shown.values() for row in part for end in ("median_low", "median_high")]
     y = alt.Y(
-        "middle:Q",
+        "median:Q",
         title=panel.title if titled else None,
         scale=alt.Scale(type="log", nice=False) if panel.log else alt.Scale(zero=False),
         axis=_few_decades(min(values), max(values)) if panel.log and values else alt.Axis(tickCount=3),
@@ -72,7 +72,7 @@ def _panel(rows: theme.Rows, panel: Panel, colour: alt.Color, field: str, width:
     layers = []
     for column, dash in lines:
         base = alt.Chart(theme.data(theme.in_order(shown[column], colour, "width", 3.2, 1.4))).encode(**encoding)
-        layers.append(base.mark_area(opacity=0.16).encode(y=alt.Y("low:Q"), y2="high:Q"))
+        layers.append(base.mark_area(opacity=0.16).encode(y=alt.Y("median_low:Q"), y2="median_high:Q"))
         layers.append(base.mark_line(strokeDash=dash).encode(y=y, strokeWidth=alt.StrokeWidth("width:Q", scale=None)))
     return alt.layer(*layers).properties(width=width, height=HEIGHT)
 
@@ -83,10 +83,7 @@ def _over_seeds(rows: theme.Rows, field: str, column: str, log: bool) -> list[di
     for row in rows:
         if math.isfinite(row[column]):
             found.setdefault((row[field], row["step"]), []).append(max(row[column], LEAST) if log else row[column])
-    return [
-        {field: name, "step": step, "middle": statistics.median(values), "low": min(values), "high": max(values)}
-        for (name, step), values in found.items()
-    ]
+    return [{field: name, "step": step, **over_seeds("median", values)} for (name, step), values in found.items()]
 
 
 def _few_decades(low: float, high: float, most: int = 4) -> alt.Axis:

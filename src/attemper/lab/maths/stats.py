@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -56,6 +57,11 @@ def over_batches(values: Tensor) -> Estimate:
     count = len(batches)
     error = float(batches.std() / math.sqrt(count)) if count > 1 else math.nan
     return Estimate(float(batches.mean()), error, count - 1)
+
+
+def over_seeds(name: str, values: Sequence[float]) -> dict[str, float]:
+    """The median, the least and the most of a number that was measured once per seed, as columns."""
+    return {name: statistics.median(values), f"{name}_low": min(values), f"{name}_high": max(values)}
 
 
 def within(row: Mapping[str, Any], name: str, expected: float) -> bool:

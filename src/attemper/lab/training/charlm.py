@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, heads_divide, pick
+from ..maths.stats import over_seeds
 from .language import INITS, NO_ATTENTION, RULES, TRAINING, train
 from .runs import (
     LESS,
@@ -27,7 +28,6 @@ from .runs import (
     mean_cost,
     of_text,
     runs,
-    spread,
     survived,
 )
 
@@ -58,7 +58,7 @@ def summary(rows: Rows) -> list[Row]:
                     "at_edge": at_edge(tried, lr),
                     "seeds": len(last),
                     "diverged": sum(map(diverged, of_seed)),
-                    **spread("held_out", last),
+                    **over_seeds("held_out", last),
                     "early_entropy": statistics.median(early(run)["entropy"] for run in of_seed),
                     "gap": statistics.median(gap(run) for run in of_seed),
                     "peak": largest([row for run in of_seed for row in run], "peak"),

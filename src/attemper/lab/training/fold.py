@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, pick
+from ..maths.stats import over_seeds
 from . import recall
-from .runs import at_best, diverged, largest, runs, spread, survived
+from .runs import at_best, diverged, largest, runs, survived
 
 HOWS = ("scaled", "folded", "none")
 OPTIMIZERS = ("adam", "sgd", "adafactor")
@@ -27,7 +28,7 @@ def summary(rows: Rows) -> list[Row]:
                 "optimizer": optimizer,
                 "how": how,
                 "lr": lr,
-                **spread("accuracy", [run[-1]["accuracy"] for run in of_seed]),
+                **over_seeds("accuracy", [run[-1]["accuracy"] for run in of_seed]),
                 "diverged": sum(map(diverged, of_seed)),
                 "peak": largest(part, "peak"),
             }

@@ -22,7 +22,7 @@ from .layers import SIGNS, AttentionLayer
 LOGGED = 15  # rows per run
 KERNEL = "reference"  # many short sequences: one batched product beats tile after tile
 COLUMNS = ("entropy", "effective_keys", "logit_std", "top_weight", "peak", "grad_q_rms", "grad_q_median")
-Heads = list[dict[str, Any]]  # one per layer and head, as Record.to_dicts() gives them
+HeadRows = list[dict[str, Any]]  # one per layer and head, as Record.to_dicts() gives them
 
 
 def fit(
@@ -42,7 +42,7 @@ def fit(
     logged = sorted({round(step * steps / LOGGED) for step in range(LOGGED + 1)})
     rows: list[Row] = []
     for step in range(steps + 1):
-        block: AbstractContextManager[Heads] = measured_heads(model) if step in logged else nullcontext([])
+        block: AbstractContextManager[HeadRows] = measured_heads(model) if step in logged else nullcontext([])
         with block as heads:
             loss = loss_of(step)
             optim.zero_grad(set_to_none=True)
@@ -68,9 +68,9 @@ def gradients(watched: Mapping[str, nn.Parameter]) -> Row:
 
 
 @contextmanager
-def measured_heads(model: nn.Module) -> Iterator[Heads]:
+def measured_heads(model: nn.Module) -> Iterator[HeadRows]:
     """Around one forward and backward: gives a list that is filled with the signs of every head when the block ends."""
-    found: Heads = []
+    found: HeadRows = []
     layers = [part for part in model.modules() if isinstance(part, AttentionLayer)]
     additive = [layer for layer in layers if layer.name == "additive"]
     if not layers:  # a model without attention has no signs
@@ -90,7 +90,7 @@ def measured_heads(model: nn.Module) -> Iterator[Heads]:
                 layer.measured = None
 
 
-def over_heads(heads: Heads) -> Row:
+def over_heads(heads: HeadRows) -> Row:
     """Means over layers and heads; the largest logit; of |dL/dq|, entry by entry, the root mean square and the median.
 
     The gradient is that of the query which enters the product: after the norm, where a rule norms it. NaN where nothing attends.

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
+from ..maths.stats import over_seeds
 from .layers import AttentionLayer
 from .loop import fit
-from .runs import at_best, at_edge, best_lr, diverged, fastest_lr, first_step, largest, runs, spread, survived
+from .runs import at_best, at_edge, best_lr, diverged, fastest_lr, first_step, largest, runs, survived
 
 KEYS, VALUES = 256, 32
 UNSEEN = 256
@@ -113,7 +114,7 @@ def summary(rows: Rows, which: str = "rule") -> list[Row]:
                     "at_edge": at_edge(tried, lr),
                     "seeds": len(of_seed),
                     "diverged": sum(map(diverged, of_seed)),
-                    **spread("accuracy", [run[-1]["accuracy"] for run in of_seed]),
+                    **over_seeds("accuracy", [run[-1]["accuracy"] for run in of_seed]),
                     "fast_lr": fast,
                     "steps_to_90": statistics.median(first_step(run, "accuracy", LEARNED) for run in fastest),
                     "peak": largest([row for run in of_seed for row in run], "peak"),

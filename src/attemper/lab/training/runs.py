@@ -39,11 +39,6 @@ def end(run: Rows, column: str, larger: bool = False) -> float:
     return worst if diverged(run) or math.isnan(value) else value
 
 
-def spread(name: str, values: Sequence[float]) -> Row:
-    """The median over seeds, the least and the most."""
-    return {name: statistics.median(values), f"{name}_low": min(values), f"{name}_high": max(values)}
-
-
 def largest(rows: Rows, column: str) -> float:
     """The largest finite value of a column; NaN where there is none."""
     return max((row[column] for row in rows if math.isfinite(row[column])), default=math.nan)

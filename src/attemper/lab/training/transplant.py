@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import statistics
 from typing import Any
 
 from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, heads_divide
+from ..maths.stats import over_seeds
 from . import charlm
 from .language import train
 from .runs import last_loss, runs, survived
@@ -18,20 +18,20 @@ def measure(cell: Cell) -> list[Row]:
     return train(cell, "kappa", float(cell["kappa"]))
 
 
-def losses(rows: Rows) -> dict[float, tuple[float, float, float]]:
-    """κ → the last held-out loss: median, least, most over seeds; infinite for a run that diverged."""
+def losses(rows: Rows) -> dict[float, dict[str, float]]:
+    """κ → the last held-out loss, median, least and most over seeds; infinite for a run that diverged."""
     found = {}
     for (kappa,), part in runs(rows, "kappa").items():
         last = [last_loss(run) for run in runs(part, "seed").values()]
-        found[kappa] = (statistics.median(last), min(last), max(last))
+        found[kappa] = over_seeds("loss", last)
     return dict(sorted(found.items()))
 
 
 def knee(rows: Rows) -> float:
     """The first κ, from the best on, at which the median loss is a tenth of a nat above the best; NaN when there is none."""
     found = losses(rows)
-    best = min(found, key=lambda kappa: found[kappa][0])
-    worse = (kappa for kappa in found if kappa > best and found[kappa][0] > found[best][0] + WORSE)
+    best = min(found, key=lambda kappa: found[kappa]["loss"])
+    worse = (kappa for kappa in found if kappa > best and found[kappa]["loss"] > found[best]["loss"] + WORSE)
     return min(worse, default=math.nan)
 
 
@@ -43,15 +43,17 @@ def expect(rows: Rows) -> list[Expectation]:
 
 def finding(rows: Rows) -> str:
     lost = survived(rows, "kappa", "seed")
-    found, pairs, turn = losses(rows), rows[0]["bigram"], knee(rows)
-    best, last = min(found, key=lambda kappa: found[kappa][0]), max(found)
-    if not math.isfinite(found[best][0]):
+    found, pairs, limit = losses(rows), rows[0]["bigram"], knee(rows)
+    best, last = min(found, key=lambda kappa: found[kappa]["loss"]), max(found)
+    if not math.isfinite(found[best]["loss"]):
         return f"At no κ is there a held-out loss to speak of{lost}"
-    words = f"Held-out loss is lowest at κ = {best:g} ({found[best][0]:.2f} nats)"
-    words += f", 0.1 nats higher from κ = {turn:g} on" if math.isfinite(turn) else ", and nowhere 0.1 nats higher"
-    if last != best and math.isfinite(found[last][0]):
-        beside = "worse" if found[last][0] > pairs else "better"
-        words += f"; at {last:g} it is {found[last][0]:.2f}, {beside} than counting pairs of characters ({pairs:.2f})"
+    words = f"Held-out loss is lowest at κ = {best:g} ({found[best]['loss']:.2f} nats)"
+    words += f", 0.1 nats higher from κ = {limit:g} on" if math.isfinite(limit) else ", and nowhere 0.1 nats higher"
+    if last != best and math.isfinite(found[last]["loss"]):
+        compared = "worse" if found[last]["loss"] > pairs else "better"
+        words += (
+            f"; at {last:g} it is {found[last]['loss']:.2f}, {compared} than counting pairs of characters ({pairs:.2f})"
+        )
     return words + lost
 
 
@@ -61,10 +63,7 @@ def draw(rows: Rows, finding: str) -> Any:
 
     from ..figures import marks, panels, theme
 
-    shown: list[Row] = [
-        {"kappa": kappa, "name": "measured", "loss": median, "loss_low": least, "loss_high": most}
-        for kappa, (median, least, most) in losses(rows).items()
-    ]
+    shown: list[Row] = [{"kappa": kappa, "name": "measured", **loss} for kappa, loss in losses(rows).items()]
     kappas = [row["kappa"] for row in shown]
     x = theme.powers("kappa", "κ, the forced scale of the logits", kappas)
     colour = theme.series("name", "", ["measured"]).legend(None)

@@ -38,7 +38,7 @@ function chosenView(state, picture) {
   return views.includes(state.view) ? state.view : views.includes("image") ? "image" : text ? "text" : views[0];
 }
 
-/** What a token looks at, in words and numbers; what is hidden or was not kept is said. */
+/** What a token attends to, in words; also what is hidden or was not kept. */
 export function sentence(make, picture, view, focus, weights, locked) {
   if (!focus) return [make("span.dim", {}, AT_REST)];
   const other = focus.side === "query" ? "key" : "query", hidden = view.hidden[other], rest = [];
@@ -52,8 +52,8 @@ export function sentence(make, picture, view, focus, weights, locked) {
   if (query && hidden.size) rest.push(`${percent(share.hidden)} is on ${plural(hidden.size, "hidden special token")}.`);
   const beyond = query && picture.format === "top" && share.rest > 0.0005;
   if (beyond) rest.push(`${percent(share.rest)} is on keys beyond the ${picture.k} that were kept.`);
-  if (locked) rest.push("Locked; Esc lets go.");
-  const verb = query ? " looks at " : " is looked at by ";
+  if (locked) rest.push("Locked; Esc unlocks.");
+  const verb = query ? " attends to " : " is attended to by ";
   return [name, verb, ...(list.length ? list : ["nothing shown. "]), make("span.dim", {}, rest.join(" "))];
 }
 

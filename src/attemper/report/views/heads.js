@@ -39,7 +39,7 @@ export function read(given) {
     keys: Math.max(2, ...scan.layers.map((layer) => layer.keys ?? 0)), signs: measured(scan.heads, [...SIGNS, ...tokenSign(scan)]) };
 }
 
-/** With `--token`, a sign of its own: how much each head lets the token look at what it looks at most. */
+/** With `--token`, another sign: the weight of the token on the key that gets most of it. */
 function tokenSign({ token }) {
   if (!token?.best) return [];
   const key = (one) => `${one.layer}|${one.kind}|${one.head}`;
@@ -103,7 +103,7 @@ function themes(make, root, redraw) {
 
 /**
  * Draw a scan's document into an element, which it takes over. `options.location` (an object with `hash` and `replace(hash)`)
- * keeps what is chosen in an address. Returns a function that lets go of everything outside the element.
+ * keeps what is chosen in an address. Returns a function that detaches it from the page.
  */
 export function render(root, document, options = {}) {
   const page = root.ownerDocument, window = page.defaultView, make = maker(page), scan = read(document), first = start(scan);

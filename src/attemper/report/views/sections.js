@@ -115,7 +115,7 @@ export function asked(make, scan, act) {
   const quoted = (word) => make("b", {}, "“", make("bdi", {}, visible(word)), "”");
   if (!best) return make("p.asked", {}, quoted(token.asked), " attends to nothing but itself and special tokens.");
   const go = () => act.set({ sign: "token", ...scan.find(best), input: token.input, at: { side: "query", at: token.position } });
-  return make("p.asked", {}, quoted(token.asked), " looks most at ", quoted(best.token), `, weight ${written(best.weight, 2)}, in `,
+  return make("p.asked", {}, quoted(token.asked), " attends most to ", quoted(best.token), `, weight ${written(best.weight, 2)}, in `,
     make("button.link", { type: "button", onclick: go }, "layer ", make("bdi", {}, scan.label(best)), `, head ${best.head}`), ".");
 }
 

@@ -37,9 +37,9 @@ class Applied:
         return [factor.number for factor in self.factors if factor.counts]
 
     @property
-    def turn(self) -> float:
+    def stretch(self) -> float:
         """The part of a rotation that also stretches (YaRN)."""
-        return math.prod(factor.number for factor in self.factors if factor.turn)
+        return math.prod(factor.number for factor in self.factors if factor.stretches)
 
     @property
     def varies(self) -> tuple[float, float] | None:
@@ -60,11 +60,11 @@ def applied(call: AttentionCall) -> Applied:
     traced = call.traced
     query, key = (traced.query, traced.key) if traced is not None else (None, None)
     facts = call.facts
-    if facts.route == "fused":
-        query = key = FactorPath()  # its q and k are computed from the projections, by us
+    if call.recomputed:
+        query = key = FactorPath()  # by this package, from the projections: nothing comes between
     if not call.product:
         own, by = _argument(call), "argument"
-    elif facts.route == "sdpa":
+    elif call.by_sdpa:
         # torch's own math puts √scale on each of q and k: that is one factor, the argument
         root = math.sqrt(facts.scale or 1.0)
         query, key = _without_last(query, root), _without_last(key, root)
@@ -83,7 +83,7 @@ def applied(call: AttentionCall) -> Applied:
         measured_by=by,
         factors=(*before, *(own or ())),
         call=inner,
-        at_product=1.0 if call.product and facts.route == "sdpa" else inner,
+        at_product=1.0 if call.product and call.by_sdpa else inner,
         norms=norms,
         followed=query is not None and key is not None,
     )
@@ -103,7 +103,7 @@ def predicted_std(call: AttentionCall, scale: float | None) -> float | None:
         query, key = (query.mT, key) if call.flipped else (query, key.mT)
     if query.dim() < 2 or key.dim() < 2 or query.shape[-1] != key.shape[-1]:
         return None
-    rows, keys = (_fitting(keep, part) for keep, part in ((call.rows, query), (_seen(call), key)))
+    rows, keys = (_fitting(keep, part) for keep, part in ((call.rows, query), (_visible_keys(call), key)))
     centre = (key * keys).sum(-2, keepdim=True) / keys.sum(-2, keepdim=True).clamp(min=1)
     lengths = (query.square() * rows).sum((-2, -1))
     apart = ((key - centre).square() * keys).sum((-2, -1)) / keys.sum((-2, -1)).clamp(min=1)
@@ -123,9 +123,9 @@ def _argument(call: AttentionCall) -> tuple[Factor, ...] | None:
         return (Factor(what, float(values.mean()), None if one else low, None if one else high, learned=not per_row),)
     if call.facts.scale is None:
         return None
-    if call.facts.route == "fused":
+    if call.recomputed:
         return (Factor("the fused layer's own 1/√d_k", call.facts.scale),)
-    return (Factor(DEFAULT if call.scale is None and call.facts.route == "sdpa" else ARGUMENT, call.facts.scale),)
+    return (Factor(DEFAULT if call.scale is None and call.by_sdpa else ARGUMENT, call.facts.scale),)
 
 
 def _by_hand(call: AttentionCall) -> tuple[tuple[Factor, ...] | None, str]:
@@ -170,15 +170,15 @@ def _gains(path: FactorPath) -> float:
     return math.prod(factor.number for factor in path.factors if not factor.counts)
 
 
-def _seen(call: AttentionCall) -> Tensor | None:
+def _visible_keys(call: AttentionCall) -> Tensor | None:
     """(B, Lk): the keys that some query sees; None if not known."""
     if call.rows is not None and call.facts.kind == "self" and call.facts.queries == call.facts.keys:
         return call.rows
     mask = call.mask
     if mask is None or mask.dim() != 4 or mask.shape[-1] != call.facts.keys:
         return None
-    seen = mask if mask.dtype.is_floating_point is False else mask > HIDDEN_BIAS
-    return seen[:, 0].bool().any(-2)
+    visible = mask if mask.dtype.is_floating_point is False else mask > HIDDEN_BIAS
+    return visible[:, 0].bool().any(-2)
 
 
 def _fitting(keep: Tensor | None, tensor: Tensor) -> Tensor:

@@ -50,24 +50,24 @@ class CallScale:
 class SameScale:
     """The calls of a layer that apply the same scale: the best of them, and the sums over all."""
 
-    seen: CallScale
+    best: CallScale
     rows: float = 0.0
     variance: float = 0.0
     keys: float = 0.0
 
-    def takes(self, seen: CallScale) -> bool:
+    def takes(self, scale: CallScale) -> bool:
         """Whether a call belongs here: it applies the same scale, or its scale cannot be compared."""
-        if not (seen.applied.followed and self.seen.applied.followed):
+        if not (scale.applied.followed and self.best.applied.followed):
             return True
-        numbers, varied = (seen.applied.number, self.seen.applied.number), (seen.measured, self.seen.measured)
+        numbers, varied = (scale.applied.number, self.best.applied.number), (scale.measured, self.best.measured)
         if any(one.varies is not None for one in varied) or None in numbers:
             return True
         return close(numbers[0] or 0.0, numbers[1] or 0.0, WEIGHTS_CLOSE)
 
-    def add(self, seen: CallScale) -> None:
-        if seen.applied.followed and not self.seen.applied.followed:
-            self.seen = seen  # keys from a cache cannot be followed; in another call they were computed
-        rows, variance, keys = seen.sums
+    def add(self, scale: CallScale) -> None:
+        if scale.applied.followed and not self.best.applied.followed:
+            self.best = scale  # keys from a cache cannot be followed; in another call they were computed
+        rows, variance, keys = scale.sums
         self.rows, self.variance, self.keys = self.rows + rows, self.variance + variance, self.keys + keys
 
 
@@ -83,7 +83,7 @@ class Audit:
         facts, number = call.facts, found.number
         stated = declared(call, vitals.visible)
         if stated is None and number is not None:
-            stated = hinted(call, number / found.turn, found.counted)
+            stated = hinted(call, number / found.stretch, found.counted)
         measured = MeasuredScale(
             head_dim=facts.head_dim,
             heads=facts.heads,
@@ -91,7 +91,7 @@ class Audit:
             factors=tuple(found.counted),
             varies=found.varies,
             learned=found.learned,
-            turn=found.turn,
+            stretch=found.stretch,
             log_n=_grows(call, vitals),
             norms=found.norms,
             softcap=facts.softcap if facts.softcap is not None else call.softcap,
@@ -106,18 +106,18 @@ class Audit:
         predicted = predicted_std(call, found.at_product)
         return CallScale(measured, found, predicted, logit_std(call, vitals, rows), call.traced)
 
-    def keep(self, name: str, call: AttentionCall, seen: CallScale | None) -> None:
-        if seen is None:
+    def keep(self, name: str, call: AttentionCall, found: CallScale | None) -> None:
+        if found is None:
             return
         groups = self.calls.setdefault((name, call.facts.kind), [])
-        group = next((one for one in groups if one.takes(seen)), None)
+        group = next((one for one in groups if one.takes(found)), None)
         if group is None:
-            group = SameScale(seen)
+            group = SameScale(found)
             groups.append(group)
-        group.add(seen)
+        group.add(found)
 
     def layers(self) -> list[LayerScale]:
-        """Every layer that was seen, in the order of the model."""
+        """Every layer that was measured, in the order of the model."""
         measured = {place: [_complete(calls) for calls in groups] for place, groups in self.calls.items()}
         layered = _follow_layers([one for several in measured.values() for one in several])
         found = []
@@ -128,7 +128,7 @@ class Audit:
             worst = levels.index(max(levels))
             found.append((_said(judged, worst), known[worst]))
         layers = [layer for layer, _ in found]
-        for odd in outliers([(layer.layer, layer.kind, seen) for layer, seen in found]):
+        for odd in outliers([(layer.layer, layer.kind, measured) for layer, measured in found]):
             layer = layers[odd.place]
             if layer.fault is None and layer.applied is not None:
                 says, todo = out_of_line(layer.applied, odd.others, odd.common)
@@ -137,11 +137,11 @@ class Audit:
 
 
 def _complete(calls: SameScale) -> MeasuredScale:
-    seen = calls.seen
+    best = calls.best
     std = (calls.variance / calls.rows) ** 0.5 if calls.rows else None
-    traced = seen.traced
+    traced = best.traced
     return replace(
-        seen.measured,
+        best.measured,
         logit_std=std,
         keys=calls.keys / calls.rows if calls.rows else None,
         row_sums=traced.sums if traced is not None else None,
@@ -168,7 +168,7 @@ def _follow_layers(found: list[MeasuredScale]) -> bool:
 def _layer(place: tuple[str, str], calls: SameScale, measured: MeasuredScale) -> LayerScale:
     judged = judge(measured)
     says, todo = explain(measured, judged)
-    stated, seen = measured.declared, calls.seen
+    stated, best = measured.declared, calls.best
     return LayerScale(
         layer=place[0],
         kind=place[1],
@@ -177,18 +177,18 @@ def _layer(place: tuple[str, str], calls: SameScale, measured: MeasuredScale) ->
         declared=stated.number if stated is not None else None,
         declared_by=stated.by if stated is not None else None,
         applied=measured.applied,
-        measured_by=seen.applied.measured_by,
-        factors=[ScaleFactor(what=factor.what, number=factor.number) for factor in seen.applied.factors],
+        measured_by=best.applied.measured_by,
+        factors=[ScaleFactor(what=factor.what, number=factor.number) for factor in best.applied.factors],
         rule=judged.rule,
         formula=RULES[judged.rule].formula if judged.rule is not None else None,
         qk_norm=measured.norms is not None,
         after_softmax=judged.after_softmax,
-        predicted_std=seen.predicted,
+        predicted_std=best.predicted,
         logit_std=measured.logit_std,
         verdict="ok" if judged.fault is None or judged.fault in REMARKS else "fault",
         fault=judged.fault,
         says=says,
-        std_says=spread(measured.logit_std, seen.predicted),
+        std_says=spread(measured.logit_std, best.predicted),
         todo=todo,
     )
 
@@ -202,5 +202,5 @@ def _grows(call: AttentionCall, vitals: Vitals) -> bool:
     used = logs > 0
     ratio = (scale / logs.where(used, 1.0)).where(used, 0.0)
     mean = ratio.sum(-1, keepdim=True) / used.sum(-1, keepdim=True).clamp(min=1)
-    differ = bool((logs[used] != logs[used][:1]).any())  # if all rows see the same number of keys, it cannot be seen
+    differ = bool((logs[used] != logs[used][:1]).any())  # if all rows see the same number of keys, this shows nothing
     return differ and bool(((ratio - mean).abs() <= 1e-3 * mean.abs()).where(used, True).all())

@@ -26,7 +26,7 @@ class MeasuredScale:
     factors: tuple[float, ...] = ()  # those that count
     varies: tuple[float, float] | None = None
     learned: bool = False
-    turn: float = 1.0  # the part of it that a rotary embedding adds by stretching (YaRN)
+    stretch: float = 1.0  # the part of it that a rotary embedding adds by stretching (YaRN)
     log_n: bool = False  # whether it grows with the logarithm of the keys a row sees
     norms: tuple[float, float] | None = None
     softcap: float | None = None
@@ -46,7 +46,7 @@ class MeasuredScale:
     @property
     def without_rotary(self) -> float | None:
         """The scale applied, without the factor of the rotary embedding: what a rule or a setting is about."""
-        return None if self.applied is None else self.applied / self.turn
+        return None if self.applied is None else self.applied / self.stretch
 
 
 def close(a: float, b: float, within: float = CLOSE) -> bool:

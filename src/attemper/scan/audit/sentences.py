@@ -30,9 +30,11 @@ def _fine(scale: MeasuredScale, rule: str | None, after: float | None) -> str:
         words += ", which matches no named rule"
     if scale.declared is not None and (scale.declared.firm or "." in scale.declared.by):
         formula = f" ({scale.declared.says})" if scale.declared.says and scale.declared.says != "1/√d_k" else ""
-        words += f", as {scale.declared.by} says{formula}" if close(number / scale.turn, scale.declared.number) else ""
-    if scale.turn != 1.0:
-        words += f"; {scale.turn:.4g} of it is the rotary embedding's, which stretches q and k (YaRN)"
+        words += (
+            f", as {scale.declared.by} says{formula}" if close(number / scale.stretch, scale.declared.number) else ""
+        )
+    if scale.stretch != 1.0:
+        words += f"; {scale.stretch:.4g} of it is the rotary embedding's, which stretches q and k (YaRN)"
     if scale.softcap is not None:
         words += f"; then capped at {scale.softcap:g}"
     if after is not None:

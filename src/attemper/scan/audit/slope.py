@@ -83,12 +83,12 @@ def _sample(logits: Tensor, rows: Tensor | None) -> tuple[Tensor, ...] | None:
 
 
 def _fit(z: Tensor, s: Tensor, cap: float | None, dtype: torch.dtype) -> Slope | None:
-    seen = (z > HIDDEN_BIAS) & z.isfinite() & s.isfinite()
+    visible = (z > HIDDEN_BIAS) & z.isfinite() & s.isfinite()
     if cap:
-        seen = seen & (z.abs() < 0.99 * cap)
+        visible = visible & (z.abs() < 0.99 * cap)
         z = cap * torch.atanh((z / cap).clamp(-0.99, 0.99))
-    count = seen.sum(-1, keepdim=True).clamp(min=1)
-    z, s = ((part - part.where(seen, 0).sum(-1, keepdim=True) / count).where(seen, 0) for part in (z, s))
+    count = visible.sum(-1, keepdim=True).clamp(min=1)
+    z, s = ((part - part.where(visible, 0).sum(-1, keepdim=True) / count).where(visible, 0) for part in (z, s))
     power = s.square().sum((-2, -1))
     if not bool((power > TINY).all()) or not bool((z.square().sum((-2, -1)) > TINY).all()):
         return None  # equal logits show nothing

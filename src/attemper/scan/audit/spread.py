@@ -26,10 +26,10 @@ def logit_std(call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> tuple
     if call.logits is not None and call.facts.masked and _reaches(call.logits):
         step = -(-call.logits.shape[-2] // ROWS)
         logits = call.logits[:, :, ::step].detach().double()
-        seen = _seen(logits)
-        visible = seen.sum(-1).double()
-        mean = logits.where(seen, 0.0).sum(-1, keepdim=True) / visible.clamp(min=1).unsqueeze(-1)
-        variance = (logits - mean).where(seen, 0.0).square().sum(-1) / visible.clamp(min=1)
+        shown = _not_hidden(logits)
+        visible = shown.sum(-1).double()
+        mean = logits.where(shown, 0.0).sum(-1, keepdim=True) / visible.clamp(min=1).unsqueeze(-1)
+        variance = (logits - mean).where(shown, 0.0).square().sum(-1) / visible.clamp(min=1)
     counted = visible > 1
     if rows is not None:
         counted = counted & rows[:, None, ::step]
@@ -39,21 +39,21 @@ def logit_std(call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> tuple
 def _reaches(logits: Tensor) -> bool:
     """Whether two visible logits of a row are that far apart; one head at a time, to save memory."""
     for head in logits.detach().flatten(0, 1):
-        seen = head > HIDDEN_BIAS
-        reach = head.amax(-1) - head.where(seen, torch.inf).amin(-1)
+        shown = head > HIDDEN_BIAS
+        reach = head.amax(-1) - head.where(shown, torch.inf).amin(-1)
         if bool((reach > FAR).any()):
             return True
     return False
 
 
-def _seen(logits: Tensor) -> Tensor:
+def _not_hidden(logits: Tensor) -> Tensor:
     """The logits that no mask hides: without those that are, in every head, below a gap in their row."""
-    seen = logits > HIDDEN_BIAS
-    ordered = logits.where(seen, -torch.inf).sort(-1, descending=True).values
+    shown = logits > HIDDEN_BIAS
+    ordered = logits.where(shown, -torch.inf).sort(-1, descending=True).values
     upper, lower = ordered[..., :-1], ordered[..., 1:]
     gap, place = (upper - lower).where(lower.isfinite(), 0.0).max(-1, keepdim=True)
     above, below = upper.gather(-1, place), lower.gather(-1, place)
-    last = logits.where(seen, torch.inf).amin(-1, keepdim=True)
+    last = logits.where(shown, torch.inf).amin(-1, keepdim=True)
     wide = torch.maximum(ordered[..., :1] - above, below - last)
     hidden = (gap > FAR) & (gap > APART * wide) & (logits <= below)
-    return seen & ~hidden.all(1, keepdim=True)
+    return shown & ~hidden.all(1, keepdim=True)

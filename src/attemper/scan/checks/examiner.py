@@ -65,7 +65,7 @@ class AttentionChecks:
             dropout=facts.dropout,
             causal=is_causal_module(call),
             modules=tuple(frame.module for frame in call.frames[-2:]),
-            beside=sum(call.beside) > 0,
+            beside=sum(call.sink_columns) > 0,
             traced=call.traced,
             queries=facts.queries,
         )
@@ -73,7 +73,7 @@ class AttentionChecks:
     def _pattern(self, call: AttentionCall) -> MaskPattern | None:
         """The pattern of a call; most layers are given the same mask, and it is read once."""
         facts = call.facts
-        real = self.real.get((facts.batch, facts.keys - sum(call.beside)))
+        real = self.real.get((facts.batch, facts.keys - sum(call.sink_columns)))
         if call.logits is not None:
             return pattern(call, real)
         place = (facts.kind, facts.batch, facts.queries, facts.keys, call.causal, call.window)

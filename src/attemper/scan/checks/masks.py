@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ...kernels.contract import HIDDEN_BIAS
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall, WeakMask, is_pattern, two_values
-from ..examiners.weights import weights_of_rows
+from ...watch.examine import AttentionCall, WeakMask, is_pattern, two_values, weights_of_rows
 
 ROWS = 24  # of a call that are looked at
 SHORTEST = 5  # a text too short has no pattern
@@ -33,7 +32,7 @@ class MaskPattern:
 
 def pattern(call: AttentionCall, real: Tensor | None) -> MaskPattern | None:
     """The pattern of a self-attention; None if its keys are not its queries in order. ``real`` is (B, L), False for padding."""
-    facts, (before, after) = call.facts, call.beside
+    facts, (before, after) = call.facts, call.sink_columns
     length = facts.keys - before - after
     if facts.kind != "self" or facts.queries != length or length < SHORTEST or not call.in_order or call.over != "keys":
         return None

@@ -53,7 +53,7 @@ class Item:
 def items(call: AttentionCall, rows: Tensor | None, current: CurrentInput) -> list[Item]:
     """The items of a call; none if its columns are not the keys in order (hashed buckets) or its items are not the inputs."""
     known = current.items
-    facts, (before, after) = call.facts, call.beside
+    facts, (before, after) = call.facts, call.sink_columns
     numbers = known.inputs if known.inputs is not None else tuple(range(facts.batch))
     if len(numbers) == 1:
         numbers *= facts.batch

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall
+from ...watch.examine import AttentionCall, chunks, weights_of_rows
 from ..document import DenseMap, Thumbnail, TopMap
 from .items import CurrentInput, Item, items
-from .weights import chunks, weights_of_rows
 
 WHOLE, WHOLE_IMAGE = 128, 256  # tokens; a longer text is kept by its largest weights
 FINE, COARSE = 2**18, 2**20  # weights in all up to which 16 and 8 bits are kept of each
@@ -64,16 +63,16 @@ class AttentionMaps:
                 first.setdefault(item.number, item)  # the first item of a batch
         return [(item, _drawn(call, vitals, item, self.current.items.image)) for item in first.values()]
 
-    def keep(self, name: str, call: AttentionCall, seen: list[tuple[Item, Drawn]]) -> None:
+    def keep(self, name: str, call: AttentionCall, found: list[tuple[Item, Drawn]]) -> None:
         kind = call.facts.kind
         numbers = self.current.items.inputs or (0,)
         if max(numbers) >= TEXTS:
             self._note(f"the report shows the attention weights of the first {TEXTS} inputs only")
-        elif not seen:
+        elif not found:
             self._note(
                 f"{name or 'the model'}: its weights are not shown, because its columns are not the keys in order"
             )
-        for item, drawn in seen:
+        for item, drawn in found:
             place = (name, kind, item.number)
             if place in self._pictures:  # weights shared by several layers
                 self._note(

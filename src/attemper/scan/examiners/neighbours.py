@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ...heads import SATURABLE_KEYS
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall
-from .weights import logits_of_offset
+from ...watch.examine import AttentionCall, logits_of_offset
 
 OFFSETS = (-1, 0, 1)
 
@@ -27,7 +26,7 @@ class Neighbours:
 
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Tensor | None:
         facts = call.facts
-        if facts.kind != "self" or not call.in_order or facts.queries != facts.keys - sum(call.beside):
+        if facts.kind != "self" or not call.in_order or facts.queries != facts.keys - sum(call.sink_columns):
             return None
         counted = vitals.visible >= SATURABLE_KEYS
         if rows is not None:
@@ -36,11 +35,11 @@ class Neighbours:
         sums = [weight.masked_fill(~counted, 0.0).double().sum((0, 2)) for weight in weights]
         return torch.stack([*sums, counted.double().sum((0, 2))], -1)
 
-    def keep(self, name: str, call: AttentionCall, seen: Tensor | None) -> None:
+    def keep(self, name: str, call: AttentionCall, found: Tensor | None) -> None:
         place = (name, call.facts.kind)
-        if seen is not None:
+        if found is not None:
             before = self._sums.get(place)
-            self._sums[place] = seen if before is None or before.shape != seen.shape else before + seen
+            self._sums[place] = found if before is None or before.shape != found.shape else before + found
 
     def table(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
         """Per (layer, kind) and head: neighbour_weight, the mean over rows that see at least 8 keys, and neighbour_offset, the

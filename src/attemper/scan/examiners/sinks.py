@@ -16,13 +16,12 @@ from torch import Tensor
 from ...heads import SATURABLE_KEYS
 from ...kernels.contract import HIDDEN_BIAS
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall
+from ...watch.examine import AttentionCall, logits_of_keys
 from .items import CurrentInput, Item, items
-from .weights import logits_of_keys
 
 FIRST = "the first token"  # texts begin with different words
 SPECIAL = "a special token"
-BESIDE = "a learned column"
+LEARNED = "a learned column"
 LEAST_REST = 1e-3  # with less weight left, float32 has too few digits
 COLUMNS = 16  # computed together
 
@@ -61,18 +60,18 @@ class Sinks:
 
     def __init__(self, current: CurrentInput | None = None) -> None:
         self.current = current or CurrentInput()
-        self._seen: dict[tuple[str, str], SinkSums] = {}
+        self._sums: dict[tuple[str, str], SinkSums] = {}
 
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> list[SinkSums]:
         return [_look(call, vitals, rows, item) for item in items(call, rows, self.current)]
 
-    def keep(self, name: str, call: AttentionCall, seen: list[SinkSums]) -> None:
+    def keep(self, name: str, call: AttentionCall, found: list[SinkSums]) -> None:
         place = (name, call.facts.kind)
-        for one in seen:
-            if place not in self._seen:
-                self._seen[place] = one
-            elif len(self._seen[place].rows) == len(one.rows):
-                self._seen[place].add(one)
+        for one in found:
+            if place not in self._sums:
+                self._sums[place] = one
+            elif len(self._sums[place].rows) == len(one.rows):
+                self._sums[place].add(one)
 
     def table(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
         """Per (layer, kind) and head: sink_weight, sink_token, sink_position, evenness_without_sinks; None: not known.
@@ -80,7 +79,7 @@ class Sinks:
         The weight is the mean over rows that see at least 8 keys, on the name that has most of it; the position is that of the
         first text in which the name appeared.
         """
-        return {place: [_of_head(seen, head) for head in range(len(seen.rows))] for place, seen in self._seen.items()}
+        return {place: [_of_head(sums, head) for head in range(len(sums.rows))] for place, sums in self._sums.items()}
 
 
 def _look(call: AttentionCall, vitals: Vitals, rows: Tensor | None, item: Item) -> SinkSums:
@@ -93,15 +92,15 @@ def _look(call: AttentionCall, vitals: Vitals, rows: Tensor | None, item: Item) 
     columns = torch.tensor(
         [column for group in named.values() for column in group], device=lse.device, dtype=torch.long
     )
-    weight, own, seen, each = torch.zeros_like(lse), torch.zeros_like(lse), torch.zeros_like(visible), []
+    weight, own, there, each = torch.zeros_like(lse), torch.zeros_like(lse), torch.zeros_like(visible), []
     for part in columns.split(COLUMNS):
         z = logits_of_keys(call, item.place, part)
         log_weight = z - lse.unsqueeze(-1)
         p = log_weight.exp()
-        weight, seen = weight + p.sum(-1), seen + (z > HIDDEN_BIAS).sum(-1)
+        weight, there = weight + p.sum(-1), there + (z > HIDDEN_BIAS).sum(-1)
         own = own + (p * log_weight.masked_fill(p == 0, 0.0)).sum(-1)
         each.append(p.masked_fill(~enough.unsqueeze(-1), 0.0).double().sum(1))
-    rest, left = 1 - weight, visible - seen
+    rest, left = 1 - weight, visible - there
     used = counted & (left >= 2) & (rest > LEAST_REST)
     rest = rest.where(used, 1.0)
     even = ((entropy + own) / rest + rest.log()) / left.where(used, 2).to(rest.dtype).log()
@@ -111,7 +110,7 @@ def _look(call: AttentionCall, vitals: Vitals, rows: Tensor | None, item: Item) 
         part = sums[:, start : start + len(group)]
         start += len(group)
         positions = [column - item.keys[0] for column in group]
-        token = None if name == BESIDE or item.tokens is None else item.tokens[positions[0]]
+        token = None if name == LEARNED or item.tokens is None else item.tokens[positions[0]]
         found.groups[name] = SinkGroup(part.sum(-1), token, positions, part)
     return found
 
@@ -128,23 +127,23 @@ def _named(call: AttentionCall, item: Item) -> dict[str, list[int]]:
         else:
             continue
         found.setdefault(name, []).append(column)
-    before, after = call.beside
-    beside = [*range(before), *range(call.facts.keys - after, call.facts.keys)]
-    return found | ({BESIDE: beside} if beside else {})
+    before, after = call.sink_columns
+    learned = [*range(before), *range(call.facts.keys - after, call.facts.keys)]
+    return found | ({LEARNED: learned} if learned else {})
 
 
-def _of_head(seen: SinkSums, head: int) -> dict[str, Any]:
+def _of_head(sums: SinkSums, head: int) -> dict[str, Any]:
     found: dict[str, Any] = dict.fromkeys(("sink_weight", "sink_token", "sink_position", "evenness_without_sinks"))
-    rows, even_rows = int(seen.rows[head]), int(seen.evenness_rows[head])
-    evenness = float(seen.evenness[head])
+    rows, even_rows = int(sums.rows[head]), int(sums.evenness_rows[head])
+    evenness = float(sums.evenness[head])
     if even_rows and math.isfinite(evenness):
         found["evenness_without_sinks"] = evenness / even_rows
-    if rows and seen.groups:
-        group = max(seen.groups.values(), key=lambda group: float(group.weight[head]))
+    if rows and sums.groups:
+        group = max(sums.groups.values(), key=lambda group: float(group.weight[head]))
         weight = float(group.weight[head]) / rows
         if math.isfinite(weight):
             position = group.positions[int(group.each[head].argmax())]
-            outside = position < 0 or group is seen.groups.get(BESIDE)
+            outside = position < 0 or group is sums.groups.get(LEARNED)
             found |= {
                 "sink_weight": weight,
                 "sink_token": group.token,

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall
+from ...watch.examine import AttentionCall, chunks, weights_of_rows
 from .items import CurrentInput, Item, items
-from .weights import chunks, weights_of_rows
 
 REACH = 1024  # positions compared, so that what is kept does not grow with n
 ROWS = sorted({round(1.26**power) for power in range(30)})  # 1, 2, 3, 4, 5, 6, 8, … 814: dense where short texts are
@@ -48,9 +47,9 @@ class TextDependence:
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> list[RowSample]:
         return [_sampled(call, vitals, item) for item in items(call, rows, self.current)]
 
-    def keep(self, name: str, call: AttentionCall, seen: list[RowSample]) -> None:
+    def keep(self, name: str, call: AttentionCall, found: list[RowSample]) -> None:
         place = (name, call.facts.kind)
-        for sample in seen:
+        for sample in found:
             first = self._first.setdefault(place, sample)
             if first is sample or first.text == sample.text or first.body.shape[0] != sample.body.shape[0]:
                 continue  # a layer that runs twice reads the same text

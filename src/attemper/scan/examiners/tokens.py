@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall
+from ...watch.examine import AttentionCall, weights_of_rows
 from ..document import Target, TokenAttention, TokenHead
 from .items import CurrentInput
-from .weights import weights_of_rows
 
 PIECE = re.compile(r"^(?:##|[Ġ▁])|</w>$| \(\d+/\d+\)$")
 """Marks of tokenizers: BERT's ##, GPT-2's Ġ, SentencePiece's ▁, CLIP's </w>, and the part of a split character."""
@@ -108,7 +107,7 @@ class TokenWeights:
 
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Tensor | None:
         """The weights of the query, (H, tokens); None where the call is not over these tokens."""
-        before, after = call.beside
+        before, after = call.sink_columns
         keys = call.facts.keys - before - after
         now = self.current is None or self.current.items.inputs == (self.input,)
         here = now and call.facts.kind == "self" and call.in_order and self.item < call.facts.batch
@@ -119,10 +118,10 @@ class TokenWeights:
         ]
         return weights[:, before : before + keys].double().cpu()
 
-    def keep(self, name: str, call: AttentionCall, seen: Tensor | None) -> None:
-        if seen is not None:
-            total, count = self._sums.get((name, call.facts.kind), (torch.zeros_like(seen), 0))
-            self._sums[name, call.facts.kind] = (total + seen, count + 1)
+    def keep(self, name: str, call: AttentionCall, found: Tensor | None) -> None:
+        if found is not None:
+            total, count = self._sums.get((name, call.facts.kind), (torch.zeros_like(found), 0))
+            self._sums[name, call.facts.kind] = (total + found, count + 1)
 
     def result(self) -> TokenAttention:
         """The document's ``token``."""

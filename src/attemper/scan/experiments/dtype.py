@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall, Examiner, examine
-from ..examiners.weights import weights_of_rows
+from ...watch.examine import AttentionCall, Examiner, examine, weights_of_rows
 from ..input.batch import call as call_model
 from .subject import CannotRun
 from .trial import Answer, Moved, Trial

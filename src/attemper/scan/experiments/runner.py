@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..input.batch import call
 from .subject import CannotRun
 
-Rows = dict[str, Tensor]
+LayerRows = dict[str, Tensor]
 """By layer, and "" for the model itself: (B, R, …), the chosen rows of what it returned."""
 LARGEST_COPY = 2**29  # parameters of a model that is copied to float64: 4 GiB
 MOST = 12  # forward passes
@@ -52,7 +52,7 @@ class Runner:
         self.exact = False
         self.judge = copy.deepcopy(self.model)
 
-    def with_other_rounding(self, batch: Any, lengths: Mapping[int, Tensor]) -> Rows:
+    def with_other_rounding(self, batch: Any, lengths: Mapping[int, Tensor]) -> LayerRows:
         """The rows of a pass in which every weight is moved by one unit of rounding, up or down."""
         known = [parameter for parameter in self.judge.parameters() if parameter.is_floating_point()]
         before = [parameter.detach().clone() for parameter in known]
@@ -74,21 +74,21 @@ class Runner:
                 for parameter, old in zip(known, before, strict=True):
                     parameter.copy_(old)
 
-    def own(self, batch: Any, lengths: Mapping[int, Tensor]) -> Rows:
+    def own(self, batch: Any, lengths: Mapping[int, Tensor]) -> LayerRows:
         """The rows of a pass of the model in its own dtype."""
         return self._run(self.model, batch, lengths)[0]
 
-    def __call__(self, batch: Any, lengths: Mapping[int, Tensor]) -> Rows:
+    def __call__(self, batch: Any, lengths: Mapping[int, Tensor]) -> LayerRows:
         """The rows of a pass of the judge."""
         return self.outputs(batch, lengths)[0]
 
-    def outputs(self, batch: Any, lengths: Mapping[int, Tensor]) -> tuple[Rows, Any]:
+    def outputs(self, batch: Any, lengths: Mapping[int, Tensor]) -> tuple[LayerRows, Any]:
         """The rows of a pass of the judge, and what it returned."""
         return self._run(self.judge, widened(batch) if self.exact else batch, lengths)
 
-    def _run(self, model: nn.Module, batch: Any, lengths: Mapping[int, Tensor]) -> tuple[Rows, Any]:
+    def _run(self, model: nn.Module, batch: Any, lengths: Mapping[int, Tensor]) -> tuple[LayerRows, Any]:
         self.take()
-        found: Rows = {}
+        found: LayerRows = {}
         modules = dict(model.named_modules())
 
         def keep(name: str) -> Any:

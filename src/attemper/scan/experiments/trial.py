@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...health import Finding
 from ..checks.examiner import AttentionChecks, made
-from .runner import Rows, Runner, chosen
+from .runner import LayerRows, Runner, chosen
 from .subject import CannotRun, NamedBatch
 
 ERRORS = (
@@ -34,7 +34,7 @@ class Moved:
 def distance(a: Tensor, b: Tensor, counted: Tensor | None = None) -> tuple[float, int]:
     """The largest distance of a row of ``a`` from that of ``b``, as a share of their root-mean-square size; and which row.
 
-    ``counted`` is (B, R): False leaves a row out. Rows that are not finite in ``b`` are left out too.
+    ``counted`` is (B, R): False leaves a row out. LayerRows that are not finite in ``b`` are left out too.
     """
     one, two = (part.double().flatten(2) if part.dim() > 2 else part.double().unsqueeze(-1) for part in (a, b))
     size = two.square().sum(-1)
@@ -48,7 +48,7 @@ def distance(a: Tensor, b: Tensor, counted: Tensor | None = None) -> tuple[float
     return float(by.flatten()[place]), place % by.shape[1]
 
 
-def floors(own: Rows, judged: Rows) -> dict[str, float]:
+def floors(own: LayerRows, judged: LayerRows) -> dict[str, float]:
     """By layer: how far rounding in the model's own dtype moves a row."""
     known = {name: distance(rows, judged[name]) for name, rows in own.items() if _alike(rows, judged.get(name))}
     return {name: by for name, (by, _) in known.items()}
@@ -60,7 +60,7 @@ def bound(floor: dict[str, float], layer: str) -> float:
 
 
 def first_moved(
-    after: Rows, before: Rows, order: list[str], floor: dict[str, float], counted: Tensor | None = None
+    after: LayerRows, before: LayerRows, order: list[str], floor: dict[str, float], counted: Tensor | None = None
 ) -> Moved | None:
     """The first layer, in the order they run, of which a row moved further than rounding moves it; None: none did."""
     for name in [*order, ""]:
@@ -77,7 +77,7 @@ def first_moved(
     return None
 
 
-def judged(after: Rows, before: Rows) -> int:
+def judged(after: LayerRows, before: LayerRows) -> int:
     """How many layers, and the output, were compared."""
     return sum(_alike(rows, before.get(name)) for name, rows in after.items())
 
@@ -107,8 +107,8 @@ class Trial:
     strict: bool = False  # whether a bidirectional model is a fault too: assert_causal
     failed: list[str] = field(default_factory=list)  # experiments
     weights: dict[tuple[str, str], Tensor] = field(default_factory=dict)  # of some rows, in the model's own dtype
-    own: Rows = field(default_factory=dict)
-    base: Rows = field(default_factory=dict)
+    own: LayerRows = field(default_factory=dict)
+    base: LayerRows = field(default_factory=dict)
     floor: dict[str, float] = field(default_factory=dict)
     lengths: dict[int, Tensor] = field(default_factory=dict)
 
@@ -121,7 +121,7 @@ class Trial:
             self.own = self.runner.own(subject.batch, self.lengths)
         if not self._are_finite(self.own):
             raise CannotRun("the output holds NaN or infinity")
-        judged: Rows | None = None
+        judged: LayerRows | None = None
         if self.runner.exact:
             try:
                 judged = self.runner(subject.batch, self.lengths)
@@ -134,11 +134,11 @@ class Trial:
         else:
             self.base, self.floor = judged, floors(self.own, judged)
 
-    def run(self, batch: Any, lengths: Mapping[int, Tensor]) -> Rows:
+    def run(self, batch: Any, lengths: Mapping[int, Tensor]) -> LayerRows:
         """The rows of a pass by the judge; in the own dtype if float64 alone gives NaN (its mask is −∞ to a float32 softmax)."""
         return self.outputs(batch, lengths)[0]
 
-    def outputs(self, batch: Any, lengths: Mapping[int, Tensor]) -> tuple[Rows, Any]:
+    def outputs(self, batch: Any, lengths: Mapping[int, Tensor]) -> tuple[LayerRows, Any]:
         """The same, with what the model returned."""
         found, output = self.runner.outputs(batch, lengths)
         if self.runner.exact and not self._are_finite(found):
@@ -147,7 +147,7 @@ class Trial:
             found, output = self.runner.outputs(batch, lengths)
         return found, output
 
-    def _are_finite(self, rows: Rows) -> bool:
+    def _are_finite(self, rows: LayerRows) -> bool:
         """Whether all rows of real tokens are finite; a padded one may see no key."""
         subject = self.subject
         real = subject.real[:, self.lengths[subject.length].to(subject.value.device)] if subject.ordered else None

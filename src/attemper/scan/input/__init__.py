@@ -1,11 +1,11 @@
 """What a scan runs: a model and its inputs.
 
 pipes.py        the bytes of a file or a pipe: texts, an older scan
+model.py        load(): the model, from a folder, the hub's cache or the embedded package
 folder.py       which files a model's folder must have, and what is refused unopened
 checkpoint.py   whether the weights fit the config: sizes, names, what is missing
-model.py        load(): the model, from a folder, the hub's cache or the embedded package
-token_text.py   tokens as readable text
-text.py         a text as the tokens of the model's tokenizer
-media.py        an image or a sound as the tensors of the model's preprocessor
 batch.py        make(): one Input for each text, image or sound (calls text and media)
+text.py         a text as the tokens of the model's tokenizer
+token_text.py   tokens as readable text
+media.py        an image or a sound as the tensors of the model's preprocessor
 """

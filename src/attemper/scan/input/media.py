@@ -1,6 +1,7 @@
 """Media: an image or a sound as the input of a model, from a file, or generated if none is given.
 
-Pixels are resized, rescaled and normalised here, by preprocessor_config.json: no image processor has to be installed.
+An image goes through transformers' image processor if the folder describes one, a sound through its feature extractor. Without
+one, or if its result does not fit the model, the image is resized and normalised here; a note says that it was not used.
 """
 
 from __future__ import annotations
@@ -34,16 +35,66 @@ def image_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], Te
             f"scan: config.json says that an image has {height} × {width} pixels of {channels} channels, which is too large. "
             "Correct it."
         )
+    shape = (channels, int(height), int(width))
     pixels = _disc() if path is None else _read_image(Path(path))
-    pixels = F.interpolate(pixels[None], (int(height), int(width)), mode="bilinear", antialias=True)
-    if channels != 3:
-        pixels = pixels.mean(1, keepdim=True).expand(-1, channels, -1, -1)
-    setting, seen = _preprocessor(loaded), pixels[0]
-    if setting.get("do_normalize", True):
-        mean, std = (_channels(setting, f"image_{name}", channels) for name in ("mean", "std"))
-        pixels = (pixels - mean) / std
-    notes = [SAMPLE_IMAGE] if path is None else [f"{Path(path).name!r} was resized to {height} × {width} pixels."]
-    return {"pixel_values": pixels}, seen, notes
+    setting, notes = _preprocessor(loaded), [SAMPLE_IMAGE] if path is None else []
+    done = None
+    if setting:
+        # only where the config fixes the size of an image must the processor's result have it
+        done = _processed(loaded, setting, pixels, shape, fixed=getattr(config, "image_size", None) is not None)
+        if isinstance(done, str):
+            notes.append(f"the image processor of the folder was not used: {done}.")
+    if done is None or isinstance(done, str):
+        done = _by_hand(setting, pixels, shape)
+    batch, picture = done
+    if path is not None:
+        notes.append(f"{Path(path).name!r} was resized to {batch.shape[-2]} × {batch.shape[-1]} pixels.")
+    return {"pixel_values": batch}, picture, notes
+
+
+def _processed(
+    loaded: Loaded, setting: dict[str, Any], pixels: Tensor, shape: tuple[int, int, int], fixed: bool
+) -> tuple[Tensor, Tensor] | str:
+    """The pixels as transformers' image processor makes them, with normalisation and without; or why it was not used."""
+    long, short = max(pixels.shape[1:]), min(pixels.shape[1:])
+    sizes = [size for name, value in setting.items() if name.endswith("size") for size in _whole_numbers(value)]
+    if sizes and max(sizes) ** 2 * shape[0] * long // short > LARGEST:
+        return f"preprocessor_config.json asks for {max(sizes)} pixels along a side, which is too large"
+    try:
+        from PIL import Image
+
+        with quiet():
+            processor = transformers().AutoImageProcessor.from_pretrained(
+                loaded.folder, local_files_only=True, trust_remote_code=False
+            )
+            image = Image.fromarray((pixels * 255).round().byte().permute(1, 2, 0).numpy())
+            found, plain = (
+                processor(images=image, return_tensors="pt", **options)["pixel_values"]
+                for options in ({}, {"do_normalize": False})
+            )
+    except Exception as error:  # an untrusted file can raise anything
+        return reason(error)
+    given = tuple(found.shape)
+    if len(given) != 4 or given[:2] != (1, shape[0]) or (fixed and given[1:] != shape):
+        return f"it makes {' × '.join(map(str, given[1:]))} numbers, and the model takes {' × '.join(map(str, shape))}"
+    return found, plain[0].float() / max(1.0, float(plain.max()))
+
+
+def _whole_numbers(value: Any) -> list[int]:
+    """The whole numbers of a setting: 224, [224, 224] or {"height": 224, "width": 224}."""
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return [one for one in values if isinstance(one, int)]
+
+
+def _by_hand(setting: dict[str, Any], pixels: Tensor, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """The pixels resized, and normalised by the folder's mean and standard deviation, or 0.5 and 0.5; and without that."""
+    resized = F.interpolate(pixels[None], shape[1:], mode="bilinear", antialias=True)
+    if shape[0] != 3:
+        resized = resized.mean(1, keepdim=True).expand(-1, shape[0], -1, -1)
+    if not setting.get("do_normalize", True):
+        return resized, resized[0]
+    mean, std = (_channels(setting, f"image_{name}", shape[0]) for name in ("mean", "std"))
+    return (resized - mean) / std, resized[0]
 
 
 def sound_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], list[str]]:

@@ -20,6 +20,7 @@ STEP = 0.2  # seconds between two attempts to read a silent pipe
 CHUNK = 2**16  # bytes that a pipe holds
 
 Progress = Callable[[str], object]
+"""Called with a few words whenever a new part of the work begins."""
 
 
 def read(path: Path, most: int, option: str, progress: Progress) -> bytes:

@@ -1,10 +1,10 @@
 """A scan's document for people: a table in the terminal, what changed since an older scan, files.
 
 baseline.py   an older document, and what changed since
-format.py     numbers, names and levels as text
 since.py      the lines about the changes
-compared.py   the tables of --what-if, --token and --baseline
 checks.py     how many checks passed, and what the experiments found
+compared.py   the tables of --what-if, --token and --baseline
+format.py     numbers, names and levels as text
 terminal.py   the whole table
 output.py     files: html, json, csv, parquet
 """

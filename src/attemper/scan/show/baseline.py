@@ -19,7 +19,7 @@ MOVING = {"peak": 1.0, "effective_keys": 0.5, "variance": 0.25, "entropy": 0.1}
 
 LARGEST = 2**30  # bytes; with --attention a scan of a long text has a few hundred million
 
-Place = tuple[str, str, int | None]
+HeadPlace = tuple[str, str, int | None]
 
 
 def read(path: Path, schema: str, progress: pipes.Progress = lambda words: None) -> Json:
@@ -151,7 +151,7 @@ def _about(finding: Json) -> tuple[Any, ...]:
     return tuple(finding[name] for name in ("name", "fault", "layer", "kind", "head"))
 
 
-def _place(row: Json) -> Place:
+def _place(row: Json) -> HeadPlace:
     return row["layer"], row["kind"], row["head"]
 
 

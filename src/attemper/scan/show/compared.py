@@ -52,7 +52,7 @@ def _token(document: Json, width: int) -> Iterator[RenderableType]:
     if best is None:
         asked = repr(safe(token["asked"]))
         if not token["heads"]:
-            yield Text(f"{asked}: no self-attention was seen over this text.")
+            yield Text(f"{asked}: no self-attention call was found over this text.")
         else:
             yield Text(
                 f"{asked} attends to nothing but itself, its neighbours and special tokens. Choose another --token."
@@ -61,7 +61,8 @@ def _token(document: Json, width: int) -> Iterator[RenderableType]:
     names = short_names((row["layer"], row["kind"]) for row in document["heads"])
     where = f"layer {names[best['layer'], best['kind']]} head {best['head']}"
     yield Text.assemble(
-        (f"{safe(token['token'])} → {safe(best['token'])}  ", "bold"), f"{best['weight']:.2f} in {where}, its best head"
+        (f"{safe(token['token'])} → {safe(best['token'])}  ", "bold"),
+        f"{best['weight']:.2f} in {where}, the largest weight of any head",
     )
     grid = _grid("layer", "head", "attends to")
     grid.columns[2].justify, grid.columns[2].no_wrap = "left", False

@@ -20,18 +20,18 @@ COLOURS = {
 }
 
 
-Place = tuple[str, str]
+LayerPlace = tuple[str, str]
 """A layer's name and its kind, "self" or "cross"."""
 
 
-def short_names(places: Iterable[Place]) -> dict[Place, str]:
+def short_names(places: Iterable[LayerPlace]) -> dict[LayerPlace, str]:
     """Layers without what their names share: encoder.layer.0.attention.self → 0; of several stacks encoder.0, decoder.0 …
 
     The words that distinguish stacks are kept, from the left and no more than needed, and the numbers that differ within a stack;
     "cross" is added for cross-attention.
     """
     unique = list(dict.fromkeys(places))
-    stacks: dict[tuple[str, str], list[Place]] = {}
+    stacks: dict[tuple[str, str], list[LayerPlace]] = {}
     for layer, kind in unique:
         stacks.setdefault((NUMBER.sub("#", layer), kind), []).append((layer, kind))
     patterns = {stack: stack[0].split(".") for stack in stacks}
@@ -48,7 +48,7 @@ def short_names(places: Iterable[Place]) -> dict[Place, str]:
     return {place: safe(name) for place, name in found.items()}
 
 
-def _telling(patterns: Mapping[Place, Sequence[str]]) -> set[int]:
+def _telling(patterns: Mapping[LayerPlace, Sequence[str]]) -> set[int]:
     """The places of the words that distinguish stacks of one kind."""
     chosen: set[int] = set()
 

@@ -17,7 +17,7 @@ def check(path: Path | None, force: bool) -> None:
     """Refuse a file that could not or should not be written, before the work and not after it."""
     _files.check(path, SUFFIXES, force)
     if path is not None and path.suffix.lower() == ".parquet":
-        _files.load("pyarrow.parquet", ".parquet", "record")
+        _files.load("-o *.parquet", "pyarrow.parquet", "record")
 
 
 def write(path: Path, document: Json) -> None:

@@ -143,7 +143,7 @@ def _spread(layers: Sequence[Json]) -> Iterator[Text]:
     stds, times = ([f"{end([pair[at] for pair in known]):.3g}" for end in (min, max)] for at in (0, 1))
     shown = [ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}" for ends in (stds, times)]
     expected = "that of q and k with the same lengths in random directions"
-    words = f"std {shown[0]}: {shown[1]} times {expected} (above 1: they are aligned)"
+    words = f"std {shown[0]}: {shown[1]} times {expected} (above 1: q and k are aligned)"
     yield Text.assemble(("Logits ", "bold"), words)
 
 

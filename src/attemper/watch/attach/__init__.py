@@ -1,4 +1,4 @@
-"""attach: hooks and a dispatch mode show every op of a watched forward; attention calls are measured.
+"""attach: hooks, a dispatch mode and intercepted functions show the attention calls of a watched forward; they are measured.
 
 Data passes the files in this order:
 
@@ -6,6 +6,8 @@ Data passes the files in this order:
     attachment    installs the hooks and the mode; dispatches each op to a route, and each call to its measurement
     dynamo        makes torch.compile run eagerly while a step is measured
     running       holds the modules in their forward and the state of one pass, per thread
+    learned       keeps what a full pass showed, for the light passes that follow
+    light         intercepts the functions that models call for attention, so that a light pass needs no mode
     alter         counts the ops that make scores, and replaces their scale (what-if only)
     storages      keeps facts about tensors, by the memory behind them
     modes         runs code without autograd, autocast and dispatch modes

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..._torch_private import OpOverload
 from ..routes.handwritten.op_names import PRODUCTS, op_name
 from .attachment import Attachment, Mode
-from .running import Place, running
+from .running import OpPlace, running
 
 BIASED = ("baddbmm", "addmm")  # they also add a bias, which is not a score: the ratio goes to their alpha
 
@@ -45,11 +45,11 @@ class Op:
 class Alteration:
     """One run: by what ratio ops are altered, and which op was found at each place."""
 
-    ratios: Mapping[Place, float] = field(default_factory=dict)
-    found: dict[Place, Op] = field(default_factory=dict)
+    ratios: Mapping[OpPlace, float] = field(default_factory=dict)
+    found: dict[OpPlace, Op] = field(default_factory=dict)
     counts: Counter[int] = field(default_factory=Counter)
 
-    def next_op(self, module: int, op: Op) -> tuple[Place, float]:
+    def next_op(self, module: int, op: Op) -> tuple[OpPlace, float]:
         """The place of the next op in a module, and the ratio of its scores."""
         place = (module, self.counts[module])
         self.counts[module] += 1

@@ -7,8 +7,10 @@ is entered when a watched module begins its forward and left when that module en
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +20,6 @@ from torch.utils.hooks import RemovableHandle
 
 from ..._torch_private import HigherOrderOperator, TorchDispatchMode, _current_graph_task_id, _pop_mode, _push_mode
 from ...errors import AttemperError
-from ...heads import HeadSummary
 from ...operation.ops import FORWARD
 from ..call import AttentionCall
 from ..routes import attemper as own
@@ -29,7 +30,8 @@ from ..routes.padding import leave_padding_out
 from ..routes.transformers import Interface
 from ..trace.trace import Trace
 from .dynamo import Eager
-from .measuring import measured
+from .light import Interception
+from .measuring import Measured, measured
 from .modes import without_autograd_and_modes
 from .running import Frame, Pass, Site, running, traits
 from .storages import Storages
@@ -122,7 +124,9 @@ class Attachment:
         self.handles: list[RemovableHandle] = []
         self.passes: dict[Pass, Site] = {}
         self.eager = Eager()
-        self.interface = Interface(self.begin, self.unmeasured)
+        self.readers = READERS
+        self.interception = Interception(self)
+        self.interface = Interface(self.begin, self.unmeasured, self.interception.convert)
 
     def add(self, observer: Watch) -> None:
         with self.lock:
@@ -138,6 +142,7 @@ class Attachment:
                 ]
             self.eager.on()
             self.interface.install()
+            self.interception.install()
 
     def remove(self, observer: Watch) -> None:
         with self.lock:
@@ -154,37 +159,57 @@ class Attachment:
         for handle in self.handles:
             handle.remove()
         self.handles, self.parameters = [], Storages()
+        self.interception.uninstall()
         self.interface.uninstall()
         self.eager.off()
 
     def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        frames = running.frames
-        if frames and frames[0].module is module:
+        current, key = running.current, id(module)
+        if current is not None and key in current.skips:
+            return
+        if running.frames and running.frames[0].module is module:
             self.forget_ended()
-        name, key = None, id(module)
-        for observer in self.observers:
-            name = observer.names.get(key)
-            if name is not None:
-                break
-        if not frames:
+        current, name = running.current, self.name_of(key)
+        if current is None and not running.frames:
             if name is None or torch.compiler.is_compiling():
                 return
-            running.current = self._pass()
-            with self.lock:
-                self.passes[running.current] = Site()
-            running.current.resume()
-        current, known = running.current, traits(module)
+            current = self._begin(module, sys._getframe(1))
+        elif current is not None and current.light is not None:
+            self.interception.entered(current, current.light, key, sys._getframe(1))  # it may not stay light
+        frames, known = running.frames, traits(module)
         if current is not None:
             if name is not None and len(current.begun) < len(self.observers):
                 self._count_pass(module, current)
-                if current.counts_for_none(self.observers):
-                    current.pause()
-            if known.quiet and current.pause() and frames:
+            if current.lesson is not None:
+                current.lesson.entered(module, None if known.quiet else sys._getframe(1))
+            if current.light is not None:
+                if frames and not current.light.plan.around.get(key):
+                    return
+            elif known.quiet and current.pause() and frames:
                 return  # no op in it is looked at, so it needs no frame
         if known.attends:
             for frame in frames:
                 frame.outer = True
         frames.append(Frame(module, name or "", arguments))
+
+    def name_of(self, key: int) -> str | None:
+        """The name of a module, by its id, in the first watch that has it."""
+        for observer in self.observers:
+            name = observer.names.get(key)
+            if name is not None:
+                return name
+        return None
+
+    def _begin(self, entry: nn.Module, frame: FrameType) -> Pass:
+        """A pass begins with this module, which is called from this frame of Python's stack."""
+        current = running.current = self._pass()
+        with self.lock:
+            self.passes[current] = Site(frame)
+        if type(current.mode) is Mode and not any(observer.wants_full for observer in self.observers):
+            self.interception.begin(current, entry, frame)
+        if current.light is None:
+            current.resume()
+        return current
 
     def _pass(self) -> Pass:
         chain = Chain(self.parameters, self.begin, self.unmeasured, self.missed)
@@ -201,10 +226,21 @@ class Attachment:
                 current.begun.append(observer)
                 if not observer.pass_began(module):
                     current.left_out.append(observer)
+        if current.counts_for_none(self.observers):
+            current.pause()
+            current.lesson = None
+        if current.light is not None and len(current.begun) == len(self.observers):
+            current.skips = current.light.plan.skipped_by([observer.names for observer in self.observers])
 
     def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
         current, frames = running.current, running.frames
-        if current is not None and frames and not current.counts_for_none(self.observers):
+        if current is not None and current.light is not None:
+            if id(module) in current.skips:
+                return
+            if len(frames) > 1 and frames[-1].module is module:
+                frames.pop()
+                return
+        if current is not None and frames and current.light is None and not current.counts_for_none(self.observers):
             current.resume()
             current.left(frames, module, arguments, output)
         if frames and frames[-1].module is not module and traits(module).quiet:
@@ -212,10 +248,10 @@ class Attachment:
         # a module that raised before its always-called hook ran leaves frames above this one
         for depth in range(len(frames) - 1, -1, -1):
             if frames[depth].module is module:
-                self.unwind(depth)
+                self.unwind(depth, complete=output is not None)
                 return
 
-    def unwind(self, depth: int) -> None:
+    def unwind(self, depth: int, complete: bool = False) -> None:
         """Forget the frames from this depth on; with the last of them the pass ends."""
         del running.frames[depth:]
         current = running.current
@@ -225,9 +261,11 @@ class Attachment:
             current.end()
             for frames in current.doubtful:
                 if not frames[-1].accounted:
-                    reason = f"{type(frames[-1].module).__name__} ran, but no attention call was seen in it"
+                    reason = f"{type(frames[-1].module).__name__} ran, but no attention call was found in it"
                     self.missed(frames, reason, current)
-            self.parameters.drop_freed()
+            self.interception.end(current, complete)
+            if current.begun_light is None:
+                self.parameters.drop_freed()
             with self.lock:
                 self.passes.pop(current, None)
                 self._release()
@@ -242,8 +280,6 @@ class Attachment:
 
     def begin(self, call: AttentionCall) -> Callable[[tuple[Frame, ...]], None]:
         """Measure a call. The function that is returned counts it, once it is certain to be attention."""
-        # a forward inside a backward is a checkpoint computed again: its numbers are counted, its gradients are still to come
-        again = _current_graph_task_id() != -1
         current = running.current
         if current is not None and current.interfaced is not None:
             call.facts = current.interfaced.complete(call.facts)
@@ -252,8 +288,35 @@ class Attachment:
         if reason is not None:  # whatever the route: our kernels read memory by its address
             self.unmeasured(frames, f"attention on {reason}")
             return lambda last: None
-        observers = [observer for observer in self._observing(current) if _name(observer, frames) is not None]
-        found: list[tuple[HeadSummary | None, Any]] = [(None, None)] * len(observers)
+        observers = [observer for observer in self.observing(current) if _name(observer, frames) is not None]
+        found = self._measure(call, observers, current)
+        if found is None:
+            return lambda last: None
+
+        def count(last: tuple[Frame, ...]) -> None:
+            if not call.counted:
+                place = tuple(shared(frames, last)) if last is not frames else frames
+                self._count(call, observers, found, current, [_name(observer, place) for observer in observers])
+
+        return count
+
+    def take(self, call: AttentionCall, current: Pass) -> None:
+        """Measure and count a call that is readable and certain to be attention: what `begin` does, with fewer questions."""
+        key, observers, names = id(call.frames[-1].module), [], []
+        for observer in self.observers if not current.left_out else self.observing(current):
+            name = observer.names.get(key)
+            name = _name(observer, call.frames) if name is None else name
+            if name is not None:
+                observers.append(observer)
+                names.append(name)
+        found = self._measure(call, observers, current)
+        if found is not None:
+            self._count(call, observers, found, current, names)
+
+    def _measure(self, call: AttentionCall, observers: list[Watch], current: Pass | None) -> Measured | None:
+        # a forward inside a backward is a checkpoint computed again: its numbers are counted, its gradients are still to come
+        again = _current_graph_task_id() != -1
+        found: Measured = [(None, None)] * len(observers)
         try:
             with without_autograd_and_modes(call.query.device.type):
                 leave_padding_out(call)
@@ -263,23 +326,26 @@ class Attachment:
                     found = measured(call, observers)
         except (AttemperError, RuntimeError) as error:
             # the model runs on, and a warning says that this call is missing from the record
-            self.unmeasured(frames, str(error))
-            return lambda last: None
+            self.unmeasured(call.frames, str(error))
+            return None
         call.logits = call.mask = call.vitals = None
+        return found
 
-        def count(last: tuple[Frame, ...]) -> None:
-            if call.counted:
-                return
-            call.counted = True
-            self._note_doubts(call, observers)
-            place = tuple(shared(frames, last)) if last is not frames else frames
-            for observer, (summary, seen) in zip(observers, found, strict=True):
-                name = _name(observer, place)
-                if name is not None:
-                    observer.add_call(name, call, summary, seen)
-            call.value = None
-
-        return count
+    def _count(
+        self,
+        call: AttentionCall,
+        observers: list[Watch],
+        found: Measured,
+        current: Pass | None,
+        names: Sequence[str | None],
+    ) -> None:
+        call.counted = True
+        if current is not None:
+            current.counted(call, running.frames)
+        self._note_doubts(call, observers)
+        for observer, name, (summary, looked) in zip(observers, names, found, strict=True):
+            if name is not None:
+                observer.add_call(name, call, summary, looked)
 
     def _note_doubts(self, call: AttentionCall, observers: list[Watch]) -> None:
         """Mark the modules around a call as accounted for, and note what is uncertain about its numbers."""
@@ -296,13 +362,16 @@ class Attachment:
                 if observer.wants_gradients and name is not None:
                     observer.add_note(name, "q and k are one tensor: |dq| and |dk| are both its whole gradient")
 
-    def _observing(self, current: Pass | None) -> list[Watch]:
+    def observing(self, current: Pass | None) -> list[Watch]:
         """The watches that measure a pass."""
         return [observer for observer in self.observers if current is None or observer not in current.left_out]
 
     def missed(self, frames: tuple[Frame, ...], reason: str, current: Pass | None = None) -> None:
         """Note what may be attention and was not measured, or what is uncertain about a call."""
-        for observer in self._observing(current or running.current):
+        current = current or running.current
+        if current is not None:
+            current.spoil()
+        for observer in self.observing(current):
             name = _name(observer, frames)
             if name is not None:
                 observer.add_note(name, reason)
@@ -311,7 +380,9 @@ class Attachment:
         """Warn of an attention call that cannot be measured."""
         for frame in frames:
             frame.accounted = True
-        for observer in self._observing(running.current):
+        if running.current is not None:
+            running.current.spoil()
+        for observer in self.observing(running.current):
             name = _name(observer, frames)
             if name is not None:
                 observer.add_unmeasured(name, reason)

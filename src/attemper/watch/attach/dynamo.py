@@ -10,12 +10,16 @@ import warnings
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..._torch_private import DYNAMO_MODULE, DYNAMO_WRAPPER
 from .running import python_frames
 
 HOOKS = "(?#attemper)Using `torch.compile.module.` when there are global hooks"
 """torch warns that a compiled module fires global hooks once more, which is expected. The comment makes this filter unique."""
+
+
+COMPILED = "the model is compiled: watched steps run eagerly, the others as compiled."
 
 
 class Eager:
@@ -41,6 +45,10 @@ class Eager:
             for item in [item for item in filters if getattr(item[1], "pattern", None) == HOOKS]:
                 filters.remove(item)
         self.stance = self.filters = None
+
+
+def is_compiled(module: nn.Module) -> bool:
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
 def in_compiled() -> bool:

@@ -17,6 +17,10 @@ from ..call import AttentionCall
 from .modes import without_autograd_and_modes
 
 COLUMNS = ("grad_q_count", "grad_q_square", "grad_q_median", "grad_k_count", "grad_k_square", "grad_k_median")
+NO_GRADIENTS = (
+    "gradients=True, but in step {step} no gradient reached q and k of {layers}: passes ran under no_grad or inference_mode, "
+    "layers are frozen, or no backward ran before the step ended."
+)
 
 
 class GradientHooks:
@@ -31,8 +35,8 @@ class GradientHooks:
     def follow(self, call: AttentionCall) -> None:
         """Register hooks on q and k of this call."""
         # a product has its right factor as (..., E, L)
-        turned = call.product and not call.flipped
-        for place, tensor, flipped in ((0, call.query, call.flipped), (3, call.key, turned)):
+        key_flipped = call.product and not call.flipped
+        for place, tensor, flipped in ((0, call.query, call.flipped), (3, call.key, key_flipped)):
             if not tensor.requires_grad or tensor.dim() < 2:
                 continue
             rows = call.rows if place == 0 or call.facts.kind == "self" else None

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from ..session import Watch
 
 
-def measured(call: AttentionCall, observers: list[Watch]) -> list[tuple[HeadSummary | None, Any]]:
+Measured = list[tuple[HeadSummary | None, Any]]
+"""For each watch, the summary of a call and what the watch's examiners found."""
+
+
+def measured(call: AttentionCall, observers: list[Watch]) -> Measured:
     """The summary that each observer asked for, and what its examiners found. Equal requests are measured once."""
     done: dict[tuple[Any, ...], tuple[Vitals, HeadSummary]] = {}
-    found: list[tuple[HeadSummary | None, Any]] = []
+    found: Measured = []
     for observer in observers:
         rows = _given(observer.given_rows, call)
         request = (observer.signs, observer.kernel, id(rows))

@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
-from ..._torch_private import _len_torch_dispatch_stack, _pop_mode, _push_mode, _set_grad_enabled
+from ..._torch_private import (
+    _is_any_autocast_enabled,
+    _len_torch_dispatch_stack,
+    _pop_mode,
+    _push_mode,
+    _set_grad_enabled,
+)
 
 
 @contextmanager
@@ -28,7 +34,7 @@ class without_autograd_and_modes:  # noqa: N801 (used as a function)
     __slots__ = ("autocast", "graph", "modes")
 
     def __init__(self, device: str) -> None:
-        lowered = device != "meta" and torch.is_autocast_enabled(device)
+        lowered = _is_any_autocast_enabled() and device != "meta" and torch.is_autocast_enabled(device)
         self.autocast = torch.autocast(device, enabled=False) if lowered else None
 
     def __enter__(self) -> None:

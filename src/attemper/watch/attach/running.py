@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..routes.transformers import Interfaced
     from ..trace.trace import Trace
     from .attachment import Attachment
+    from .learned import Lesson, LightPass
 
 QUIET = {nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.GELU, nn.ReLU, nn.SiLU, nn.Conv1d, nn.Conv2d}
 """Modules that hold no attention. Most of a model's ops run in them, and every op that the mode dispatches costs time."""
@@ -36,7 +37,7 @@ ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 NORM = re.compile(r"norm|dropout", re.IGNORECASE)
 
 
-Place = tuple[int, int]
+OpPlace = tuple[int, int]
 """An op in a run: the id of the module that it runs in, and which of the products and attention ops there it is."""
 
 
@@ -100,12 +101,18 @@ class Pass:
     def __init__(self, chain: Chain, mode: TorchDispatchMode, trace: Trace | None = None) -> None:
         self.chain, self.mode, self.trace = chain, mode, trace
         self.active = False  # whether the mode is on
+        self.lesson: Lesson | None = None  # in a full pass, what is learned from it
+        self.light: LightPass | None = None  # while it is light, what it expects
+        self.begun_light: LightPass | None = None  # the same, also after it became a full one
+        self.skips: frozenset[int] = frozenset()  # modules that need no frame in it, by their ids
+        self.intercepting = False  # whether an intercepted function reads a call now
         self.interfaced: Interfaced | None = None
         self.begun: list[object] = []  # the watches that were told of this pass
         self.left_out: list[object] = []  # those of them for which it does not count
         self.sequences: Sequences = chain.sequences
         self.kept: dict[tuple[int, int, int], Tensor | None] = {}  # sequence, batch, length → rows that are not padding
-        self.place: Place | None = None  # of the current op, if ops are counted (alter.py)
+        self.masks: dict[Any, tuple[Tensor, Tensor]] = {}  # in a light pass: place in memory → mask, rows that it shows
+        self.place: OpPlace | None = None  # of the current op, if ops are counted (alter.py)
         self.ratio = 1.0  # what that op's output is then multiplied by
         self.doubtful: list[tuple[Frame, ...]] = []  # modules that are named attention and showed no call
 
@@ -122,6 +129,19 @@ class Pass:
             if frames[-1].outer or frames[-1].accounted:
                 return
             self.doubtful.append(tuple(frames))  # the last product may still come
+
+    def counted(self, call: AttentionCall, frames: list[Frame]) -> None:
+        """A call of this pass was counted."""
+        if self.lesson is not None:
+            sequences = self.sequences.of_call(call.query, call.key)
+            self.lesson.counted(call, frames, sequences)
+        elif self.begun_light is not None:
+            self.begun_light.counted(frames[-1].module, call)
+
+    def spoil(self) -> None:
+        """Something was seen that can only be noted: a pass like this one must be full each time."""
+        if self.lesson is not None:
+            self.lesson.clean = False
 
     def answers(self, call: AttentionCall, out: Any) -> None:
         """The output of an attention call belongs to the sequence of its queries."""
@@ -161,9 +181,9 @@ class Pass:
 class Site:
     """Where a forward was called. A KeyboardInterrupt or a SystemExit ends a forward without calling its hooks."""
 
-    def __init__(self) -> None:
+    def __init__(self, frame: FrameType) -> None:
         self.thread = threading.get_ident()
-        self.frame = sys._getframe(2)  # torch's, which calls both the hook and the forward
+        self.frame = frame  # torch's, which calls both the hook and the forward
 
     def is_running(self) -> bool:
         return any(frame is self.frame for frame in python_frames(sys._current_frames().get(self.thread)))

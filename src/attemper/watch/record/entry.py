@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ KEYS = ("step", "layer", "kind", "head")
 GRADIENTS = tuple(f"grad_{name}_{sign}" for name in ("q", "k") for sign in ("rms", "median", "count"))
 BLOCK = 1 << 15  # numbers, 256 KiB
 
-Row = dict[str, Any]
+RecordRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class Entry:
     def on_host(self) -> bool:
         """Whether its numbers can be read without waiting for a device."""
         return self.summary.sums.device.type == "cpu"
+
+    def parts(self) -> list[Tensor]:
+        """Its numbers: sums, peaks, and gradients if it has them."""
+        summary = self.summary
+        return [summary.sums, summary.peaks, *([] if self.gradients is None else [self.gradients])]
 
     def take(self, heads: Collection[int]) -> Entry | None:
         """The same entry with these heads only; None if it has none of them."""
@@ -69,7 +74,7 @@ class Entry:
         total = torch.stack(gradients).sum(0) if gradients else None
         return Entry(*self.place, self.summary.merge(other.summary), total)
 
-    def to_dicts(self) -> list[Row]:
+    def to_dicts(self) -> list[RecordRow]:
         """One row per head. :func:`from_rows` is the inverse."""
         columns = {name: getattr(self.summary, name).tolist() for name in self.summary.columns}
         if self.gradients is not None:
@@ -81,7 +86,26 @@ class Entry:
         ]
 
 
-def from_rows(rows: Sequence[Row]) -> Entry:
+def to_host(entries: Sequence[Entry]) -> list[Entry]:
+    """The same entries in host memory: one transfer from each device, for which it is waited once."""
+    found = {place: entry for place, entry in enumerate(entries) if entry.on_host()}
+    away: dict[torch.device, list[int]] = {}
+    for place, entry in enumerate(entries):
+        if place not in found:
+            away.setdefault(entry.summary.sums.device, []).append(place)
+    for places in away.values():
+        parts = [part for place in places for part in entries[place].parts()]
+        numbers = torch.cat([part.detach().reshape(-1).double() for part in parts]).cpu()
+        moved = iter(numbers.split([part.numel() for part in parts]))
+        for place in places:
+            entry = entries[place]
+            sums, peaks, *rest = (next(moved).view(part.shape) for part in entry.parts())
+            summary = HeadSummary(entry.summary.columns, sums, peaks)
+            found[place] = replace(entry, summary=summary, gradients=rest[0] if rest else None)
+    return [found[place] for place in range(len(entries))]
+
+
+def from_rows(rows: Sequence[RecordRow]) -> Entry:
     """The entry whose rows these are: means times their counts are sums again."""
     first = rows[0]
     values = {name: [row[name] for row in rows] for name in first if name not in KEYS}
@@ -207,7 +231,7 @@ class EntryBuffer:
     def put(self, entry: Entry) -> None:
         """Copy an entry's numbers into the buffer. This waits for the entry's device."""
         summary = entry.summary
-        parts = [summary.sums, summary.peaks, *([] if entry.gradients is None else [entry.gradients])]
+        parts = entry.parts()
         size = sum(part.numel() for part in parts)
         if self.used + size > len(self.blocks.get(self.last, ())):
             self.last += 1

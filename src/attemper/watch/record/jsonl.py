@@ -20,7 +20,7 @@ from ... import _files
 from ...errors import InputError
 from ...heads import count_column
 from ..call import Facts
-from .entry import GRADIENTS, KEYS, Entry, Row, from_rows
+from .entry import GRADIENTS, KEYS, Entry, RecordRow, from_rows
 
 SCHEMA, VERSION = "attemper.record", 1
 HEADER = {"schema": SCHEMA, "version": VERSION}
@@ -187,7 +187,7 @@ class ParsedLines:
     """What the lines of a file hold. A line that is not a record's is counted and left out."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[WrittenStep, Row]] = []
+        self.rows: list[tuple[WrittenStep, RecordRow]] = []
         self.lines: Counter[WrittenStep] = Counter()  # of each step, damaged ones too
         self.loose = 0  # damaged lines before the first row of a step
         self.facts: dict[tuple[str, str], Facts] = {}
@@ -239,14 +239,14 @@ class ParsedLines:
         What a later run wrote of a step and layer replaces what an earlier one wrote; so does the last of two watches that
         wrote to one file at once.
         """
-        blocks: list[tuple[int, list[Row]]] = []
+        blocks: list[tuple[int, list[RecordRow]]] = []
         for (run, *_), row in self.rows:
             if blocks and run == blocks[-1][0] and _follows(blocks[-1][1][-1], row):
                 blocks[-1][1].append(row)
             else:
                 blocks.append((run, [row]))
         last = {_place(block[0]): run for run, block in blocks}
-        kept: dict[tuple[Any, ...], list[Row]] = {}
+        kept: dict[tuple[Any, ...], list[RecordRow]] = {}
         for run, block in blocks:
             if run == last[_place(block[0])]:
                 kept[(*_place(block[0]), *(row["head"] for row in block))] = block
@@ -254,11 +254,11 @@ class ParsedLines:
         return [from_rows(block) for block in kept.values()], dropped
 
 
-def _place(row: Row) -> tuple[int, str, str]:
+def _place(row: RecordRow) -> tuple[int, str, str]:
     return row["step"], row["layer"], row["kind"]
 
 
-def _follows(before: Row, row: Row) -> bool:
+def _follows(before: RecordRow, row: RecordRow) -> bool:
     """Whether a row is a further head of the same entry."""
     return _place(before) == _place(row) and before["head"] < row["head"] and before.keys() == row.keys()
 
@@ -271,9 +271,13 @@ def _read_facts(found: dict[str, Any]) -> tuple[tuple[str, str], Facts]:
     return (_text(found.get("layer")), _text(found.get("kind"))), facts
 
 
-def _read_row(found: dict[str, Any]) -> Row:
+def _read_row(found: dict[str, Any]) -> RecordRow:
     """A row with its numbers; a ValueError if a key or a count is missing, or a value is not a number."""
-    row: Row = {"step": _whole(found, "step"), "layer": _text(found.get("layer")), "kind": _text(found.get("kind"))}
+    row: RecordRow = {
+        "step": _whole(found, "step"),
+        "layer": _text(found.get("layer")),
+        "kind": _text(found.get("kind")),
+    }
     row["head"] = _whole(found, "head")
     for name, value in found.items():
         if name not in KEYS:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from ... import _files
 from ...errors import InputError
 from ..call import Facts
-from .entry import KEYS, Entry, EntryBuffer, Slot
+from .entry import KEYS, Entry, EntryBuffer, Slot, to_host
 
 
 class Record:
@@ -50,7 +51,7 @@ class Record:
 
     def _settle(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for entry in waiting:
+        for entry in to_host(waiting):
             self._buffer.put(entry)
 
     def _add(self, entries: Iterable[Entry], facts: dict[tuple[str, str], Facts]) -> None:
@@ -158,9 +159,9 @@ class Record:
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame of the rows. Needs ``pip install 'attemper[record]'``."""
-        from .store import load
+        from .store import EXTRA
 
-        pandas = load("Record.to_pandas()", "pandas")
+        pandas = _files.load("Record.to_pandas()", "pandas", EXTRA)
         return pandas.DataFrame(self.to_dicts(), columns=None if len(self) else list(KEYS))
 
     def to_arrow(self) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import os
@@ -11,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ... import _files
-from ...errors import InputError, MissingExtra
+from ...errors import InputError
 from .entry import KEYS
 from .jsonl import HEADER, SCHEMA, ParsedLines, WrittenStep, check_header, dump, facts_line, row_lines
 from .record import Record
 
 SUFFIXES = (".jsonl", ".parquet")
+EXTRA = "record"  # of attemper: pandas and pyarrow
 
 
 def to_path(where: str, path: object) -> Path:
@@ -38,7 +38,7 @@ def write(record: Record, path: Path) -> None:
     check_path("Record.write", path)
     if path.suffix == ".parquet":
         table, sink = to_arrow(record, "Record.write(): Parquet"), io.BytesIO()
-        load("Record.write(): Parquet", "pyarrow.parquet").write_table(table, sink)
+        _files.load("Record.write(): Parquet", "pyarrow.parquet", EXTRA).write_table(table, sink)
         content = sink.getvalue()
     else:
         facts = (facts_line(*item) for item in record.facts.items())
@@ -106,19 +106,8 @@ def _to_record(path: Path, held: ParsedLines, left_out: list[str]) -> Record:
     return Record(entries, held.facts, [*notes, *held.notes])
 
 
-def load(what: str, package: str) -> Any:
-    """A package that something needs, or an error with the pip command for it."""
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        name = package.split(".")[0]
-        raise MissingExtra(
-            f"{what} needs {name}, which is not installed. Type pip install 'attemper[record]'."
-        ) from None
-
-
 def to_arrow(record: Record, what: str) -> Any:
-    pyarrow = load(what, "pyarrow")
+    pyarrow = _files.load(what, "pyarrow", EXTRA)
     rows = record.to_dicts()
     names = _files.columns(rows) or list(KEYS)
     types = {"step": pyarrow.int64(), "layer": pyarrow.string(), "kind": pyarrow.string(), "head": pyarrow.int32()}
@@ -131,7 +120,9 @@ def to_arrow(record: Record, what: str) -> Any:
 
 
 def _read_parquet(path: Path) -> Record:
-    pyarrow, parquet = (load("Record.read(): Parquet", package) for package in ("pyarrow", "pyarrow.parquet"))
+    pyarrow, parquet = (
+        _files.load("Record.read(): Parquet", package, EXTRA) for package in ("pyarrow", "pyarrow.parquet")
+    )
     try:
         table = parquet.read_table(path)
     except (pyarrow.ArrowException, OSError):

@@ -37,6 +37,10 @@ class Sequences:
             self._numbers.put(tensor, number)
         return number
 
+    def of_call(self, query: Tensor, key: Tensor) -> tuple[int | None, int | None]:
+        """The numbers of q and k, where they are known."""
+        return self.known(query), self.known(key)
+
     def put(self, tensor: Tensor, number: int) -> None:
         self._numbers.put(tensor, number)
 
@@ -47,6 +51,18 @@ class Sequences:
             if number is not None:
                 self._numbers.put(made, number)
                 return
+
+
+class LearnedSequences(Sequences):
+    """The same in a light pass, where no op is followed: a full pass before it showed the numbers of each call."""
+
+    def __init__(self, learned: int) -> None:
+        super().__init__()
+        self._last = learned  # numbers that are given from now on are others
+        self.now: tuple[int | None, int | None] | None = None  # of the call that is being read
+
+    def of_call(self, query: Tensor, key: Tensor) -> tuple[int | None, int | None]:
+        return super().of_call(query, key) if self.now is None else self.now
 
 
 @lru_cache(4096)
@@ -60,9 +76,8 @@ def _kind_by_name(name: str, cls: str) -> str | None:
     return "self" if any(map(SELF.search, labels)) else None
 
 
-def kind_of(frames: tuple[Frame, ...], query: Tensor, key: Tensor, lengths: tuple[int, int]) -> str:
-    """Self- or cross-attention: by the module's arguments, by its name, by the sequences of q and k, then by lengths."""
-    frame = frames[-1]
+def shown_kind(frame: Frame, query: Tensor, key: Tensor) -> str | None:
+    """Self- or cross-attention, if the module's arguments, its name or the storage of q and k show it."""
     if frame.kind is not None:
         return frame.kind
     named = _kind_by_name(frame.name, type(frame.module).__name__)
@@ -70,10 +85,16 @@ def kind_of(frames: tuple[Frame, ...], query: Tensor, key: Tensor, lengths: tupl
         return "cross"
     if named == "self":
         return "self"
-    if address(query) == address(key) != 0:
-        return "self"
+    return "self" if address(query) == address(key) != 0 else None
+
+
+def kind_of(frames: tuple[Frame, ...], query: Tensor, key: Tensor, lengths: tuple[int, int]) -> str:
+    """Self- or cross-attention: by the module's arguments, by its name, by the sequences of q and k, then by lengths."""
+    shown = shown_kind(frames[-1], query, key)
+    if shown is not None:
+        return shown
     if running.current is not None:
-        sequences = running.current.sequences.known(query), running.current.sequences.known(key)
+        sequences = running.current.sequences.of_call(query, key)
         if None not in sequences:
             return "self" if sequences[0] == sequences[1] else "cross"
     # one query and many keys: a cache is being read

@@ -6,14 +6,16 @@ One name is registered in two tables. Without the second, the mask table, transf
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 
 from ...attention import attention
 from ...errors import InputError
+from ...operation.listen import listening
+from ..attach.attachment import attachment
 from ..attach.modes import without_modes
 from ..attach.running import running
 from ..call import AttentionCall, Facts
@@ -64,6 +66,17 @@ class Replacement:
             table[NAME] = left if entry is None else entry
 
 
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Compute attention that is reported here: no mode, and no listener of attemper's own operation, hears of it."""
+    listener, listening.listener = listening.listener, None
+    try:
+        with without_modes():
+            yield
+    finally:
+        listening.listener = listener
+
+
 def attend_with(
     watching: Callable[[], bool], signs: tuple[str, ...], report: Callable[[AttentionCall], None]
 ) -> Callable[..., Any]:
@@ -92,7 +105,9 @@ def attend_with(
         mask = with_bias(attention_mask, options.get("position_bias"))
         softcap = options.get("softcap")
         measures = watching() and running.current is not None
-        with without_modes() if measures else nullcontext():
+        if measures:
+            attachment.interface.expect(module, NAME)
+        with unheard() if measures else nullcontext():
             output, vitals = attention(
                 query,
                 key,

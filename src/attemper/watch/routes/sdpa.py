@@ -96,7 +96,7 @@ def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tupl
         query, key = (tensor.unflatten(0, (-1, heads)) for tensor in (query, key))
         mask = mask if mask is None or mask.dim() < 3 else mask.unflatten(0, (-1, min(heads, mask.shape[0])))
     call = _call("sdpa", frames, query, key, mask, given["is_causal"], given["scale"], given["dropout_p"])
-    call.heads_known, call.value = found is not None, given["value"]
+    call.heads_known, call.by_sdpa, call.value = found is not None, True, given["value"]
     return call
 
 
@@ -169,7 +169,7 @@ def _projected(given: dict[str, Any], source: Tensor, heads: int, frames: tuple[
             sequences = running.current.sequences
             sequences.put(both, sequences.of(given["src"] if "src" in given else given["query"]))
         call = _call("fused", frames, query, key, mask, False, None)
-    call.rows = keep
+    call.rows, call.recomputed = keep, True
     return call
 
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ..attach.modes import without_modes
-from ..attach.running import Frame, running
+from ..attach.running import Frame, Pass, running
 from ..call import AttentionCall, Facts
 from .handwritten.op_names import FLEX
-from .kind import kind_of
+from .kind import LearnedSequences, kind_of
 
 Begin = Callable[[AttentionCall], Callable[[tuple[Frame, ...]], None]]
 Unmeasured = Callable[[tuple[Frame, ...], str], None]
@@ -33,11 +33,19 @@ class Interfaced:
         asked = options.get("is_causal")
         self.causal = bool(getattr(module, "is_causal", False) if asked is None else asked)
         self.options = options
-        self.seen = False
+        self.followed = False
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """All that `complete` reads."""
+        options = self.options
+        window = options.get("sliding_window")
+        declared = _number(options.get("scaling")), _number(options.get("softcap"))
+        return self.implementation, self.kv_heads, self.causal, *declared, window if window is None else str(window)
 
     def complete(self, facts: Facts) -> Facts:
         """The facts of an op inside, with those that only the interface has."""
-        self.seen = True
+        self.followed = True
         return replace(
             facts,
             kv_heads=self.kv_heads,
@@ -52,8 +60,8 @@ class Interfaced:
 class Interface:
     """Wraps what ``AttentionInterface.get_interface`` returns: also eager, which is in no table."""
 
-    def __init__(self, begin: Begin, unmeasured: Unmeasured) -> None:
-        self.begin, self.unmeasured = begin, unmeasured
+    def __init__(self, begin: Begin, unmeasured: Unmeasured, convert: Callable[[Pass], None]) -> None:
+        self.begin, self.unmeasured, self.convert = begin, unmeasured, convert
         self.original: Callable[..., Any] | None = None
 
     def install(self) -> None:
@@ -81,12 +89,13 @@ class Interface:
             current = running.current
             if current is None:
                 return function(module, query, key, value, *rest, **options)
+            self.expect(module, implementation)
             before, current.interfaced = current.interfaced, Interfaced(implementation, module, key, options)
             try:
                 # flex attention needs torch.compile: run eagerly, as the rest is in a measured step, it would store n × n
                 with compiling() if implementation == FLEX else nullcontext():
                     out = function(module, query, key, value, *rest, **options)
-                if not current.interfaced.seen:
+                if not current.interfaced.followed:
                     mask = rest[0] if rest else options.get("attention_mask")  # models pass it by position or by name
                     self.from_arguments(module, query, key, mask, options, current.interfaced)
             finally:
@@ -94,6 +103,17 @@ class Interface:
             return out
 
         return measuring
+
+    def expect(self, module: Any, implementation: str | None) -> None:
+        """Turn a light pass into a full one, before the function runs, unless a full pass saw the same call."""
+        current = running.current
+        if current is None or current.light is None:
+            return
+        expected = current.light.expected(module) if running.frames[-1].module is module else None
+        if expected is None or expected.implementation != (implementation or "eager"):
+            self.convert(current)
+        elif isinstance(current.sequences, LearnedSequences):
+            current.sequences.now = expected.sequences
 
     def from_arguments(
         self, module: Any, query: Tensor, key: Tensor, mask: Any, options: dict[str, Any], interfaced: Interfaced

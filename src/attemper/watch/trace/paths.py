@@ -28,7 +28,7 @@ class Factor:
     high: float | None = None
     counts: bool = True
     learned: bool = False
-    turn: bool = False  # of a rotation whose cos and sin do not have length 1 (YaRN)
+    stretches: bool = False  # of a rotation whose cos and sin do not have length 1 (YaRN)
 
     @property
     def varies(self) -> bool:
@@ -50,7 +50,7 @@ class Rotation:
 
     def factor(self) -> Factor:
         what = "rotated by its position: the length of cos and sin" if self.whole else "multiplied by a tensor"
-        return Factor(what, self.square**0.5, turn=self.whole)
+        return Factor(what, self.square**0.5, stretches=self.whole)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class FactorPath:
 
     factors: tuple[Factor, ...] = ()
     norm: float | None = None
-    turn: Rotation | None = None
+    rotation: Rotation | None = None
     mixed: bool = False  # scores of several heads were added: no single factor is theirs
 
     def times(self, factor: Factor) -> FactorPath:
@@ -71,9 +71,9 @@ class FactorPath:
             self if same(factor.number, 1.0) and not factor.varies else replace(self, factors=(*self.factors, factor))
         )
 
-    def turned(self) -> FactorPath:
+    def rotated(self) -> FactorPath:
         """The same with its rotation ended, which is no factor unless cos and sin were scaled (YaRN)."""
-        return self if self.turn is None else replace(self, turn=None).times(self.turn.factor())
+        return self if self.rotation is None else replace(self, rotation=None).times(self.rotation.factor())
 
     def normed(self, rms: float) -> FactorPath:
         return FactorPath((), rms)
@@ -110,7 +110,7 @@ def joined(parts: Sequence[tuple[FactorPath, int]]) -> FactorPath:
     first = parts[0][0]
     if all(path == first or _alike(path, first) for path, _ in parts):
         return first
-    ended = [(path.turned(), width) for path, width in parts]
+    ended = [(path.rotated(), width) for path, width in parts]
     first = ended[0][0]
     if all(_alike(path, first) for path, _ in ended):
         return first
@@ -124,7 +124,7 @@ def joined(parts: Sequence[tuple[FactorPath, int]]) -> FactorPath:
 
 
 def _alike(a: FactorPath, b: FactorPath) -> bool:
-    turns = a.turn is b.turn is None or (
-        a.turn is not None and b.turn is not None and same(a.turn.square, b.turn.square)
+    alike = a.rotation is b.rotation is None or (
+        a.rotation is not None and b.rotation is not None and same(a.rotation.square, b.rotation.square)
     )
-    return turns and (a.norm is None) == (b.norm is None) and same(a.number, b.number)
+    return alike and (a.norm is None) == (b.norm is None) and same(a.number, b.number)

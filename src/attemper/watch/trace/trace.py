@@ -163,7 +163,7 @@ class Trace:
 
     def _ended(self, tensor: Tensor) -> FactorPath | None:
         path = self.path(tensor)
-        return None if path is None else path.turned()
+        return None if path is None else path.rotated()
 
     def _answered(self, name: str, args: tuple[Any, ...], result: Tensor) -> None:
         """An attention call was read while this op ran: the result is its weights, which wait for values, or its output."""
@@ -237,7 +237,7 @@ class Trace:
         path = self._ended(values) if isinstance(values, Tensor) else None
         if path is not None:
             traced.after += [
-                factor for factor in path.factors if factor.counts and not factor.varies and not factor.turn
+                factor for factor in path.factors if factor.counts and not factor.varies and not factor.stretches
             ]
 
     def _projected(self, source: Tensor, result: Tensor) -> None:
@@ -277,8 +277,8 @@ class Trace:
                 self.outputs.put(result, output)
             return
         assert path is not None
-        turned = path.turned()
-        made = path.times(multiplier) if isinstance(multiplier, Factor) else replace(turned, turn=multiplier)
+        rotated = path.rotated()
+        made = path.times(multiplier) if isinstance(multiplier, Factor) else replace(rotated, rotation=multiplier)
         in_place = func._schema.name.endswith("_") and first.untyped_storage().nbytes() > first.nbytes
         if in_place:
             self.parts.put(result, {**(self.parts.get(result) or {}), int(result.storage_offset()): made})
@@ -297,11 +297,11 @@ class Trace:
             return
         # scores stay scores when a bias is added, even one from a layer that is followed too
         first, path = next((one for one in known if self.products.has(one[0])), known[0])
-        turns = [other.turn for _, other in known]
-        if len(known) == 2 and turns[0] is not None and turns[1] is not None:
-            path = FactorPath(path.factors, path.norm, Rotation(turns[0].square + turns[1].square, whole=True))
+        rotations = [other.rotation for _, other in known]
+        if len(known) == 2 and rotations[0] is not None and rotations[1] is not None:
+            path = FactorPath(path.factors, path.norm, Rotation(rotations[0].square + rotations[1].square, whole=True))
         else:
-            path = path.turned()
+            path = path.rotated()
         self.paths.put(result, path)
         self._keep_product(first, result)
 

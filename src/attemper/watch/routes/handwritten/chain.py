@@ -153,6 +153,7 @@ class Chain:
         for waiting in weights.calls:
             waiting.call.value = None if other is out else other
             waiting(frames)
+            waiting.call.value = None
         if not weights.calls and not self.is_parameter(other):
             self.missed(frames, UNTRACED)
         if weights.sequence is not None:
@@ -256,8 +257,10 @@ class Chain:
             calls = (Waiting(call, self.measure(call), (*scores.frames, *frames), over),)
             sequence = self.sequences.known(call.query)
         size, stride = out.shape[dim], out.stride(dim)
-        beside = 0 if call is None else sum(call.beside)
-        self.weights.put(out, WeightMatrix(calls, frames, sequence, size, stride, beside, name in LOG_SOFTMAXES, other))
+        sink_columns = 0 if call is None else sum(call.sink_columns)
+        self.weights.put(
+            out, WeightMatrix(calls, frames, sequence, size, stride, sink_columns, name in LOG_SOFTMAXES, other)
+        )
 
     def _again(self, weights: Tensor, dim: int, out: Tensor) -> bool:
         """Whether this is the second softmax over the same dimension: its input is what the first one returned."""
@@ -292,12 +295,12 @@ def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tupl
     matrix, known = by_head(matrix, frames)
     batch, heads, rows, keys = matrix.shape
     query, key = (scores.key, scores.query) if flipped else (scores.query, scores.key)
-    groups = key.shape[:-2].numel() // batch  # heads that share keys are folded into the rows of the product
+    groups = key.shape[:-2].numel() // batch  # heads that share keys are joined into the rows of the product
     # SDPA's math backend multiplies q and k by the root of the scale each
     math = name == SAFE and scores.root is not None
     facts = Facts(
         route="sdpa" if math else "hand-written",
-        kind=kind_of(frames, query, key, (rows, keys - sum(scores.beside))),
+        kind=kind_of(frames, query, key, (rows, keys - sum(scores.sink_columns))),
         dtype=str(query.dtype).removeprefix("torch."),
         batch=batch,
         heads=heads,
@@ -312,6 +315,6 @@ def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tupl
     )
     call = AttentionCall(facts, frames, query, key, logits=matrix)
     call.product, call.flipped, call.heads_known = True, flipped, known
-    call.beside, call.in_order, call.places = scores.beside, scores.in_order, scores.places
-    call.as_product = scores.strided and address(matrix) == address(logits)
+    call.sink_columns, call.in_order, call.places = scores.sink_columns, scores.in_order, scores.places
+    call.by_sdpa, call.as_product = math, scores.strided and address(matrix) == address(logits)
     return call

@@ -1,6 +1,6 @@
 """Layout: which dimensions of a model's own logits are batch, heads, queries and keys.
 
-Hand-written code keeps them in any order: ``bhqk``, ``bqhk``, ``bqkh``, ``ijbn``, batch and heads folded into one, grouped heads
+Hand-written code keeps them in any order: ``bhqk``, ``bqhk``, ``bqkh``, ``ijbn``, batch and heads joined into one, grouped heads
 in two: ``bgrqk``, ``bqgrk``. The softmax shows which are the keys; the product shows the number of queries, and by its strides
 their place; the module shows the number of heads; the batch and length that it was called with show the rest.
 """
@@ -38,16 +38,16 @@ def all_heads(frames: tuple[Frame, ...]) -> int | None:
     return heads if isinstance(heads, int) and heads > 0 else None
 
 
-def heads_of(frames: tuple[Frame, ...], folded: int, rows: int) -> int | None:
-    """The heads in a folded (B·H) dimension: from the module, or from the batch it was called with; None: unknown."""
+def heads_of(frames: tuple[Frame, ...], joined: int, rows: int) -> int | None:
+    """The heads in a joined (B·H) dimension: from the module, or from the batch it was called with; None: unknown."""
     named = named_heads(frames)
     batch = _batch(frames, rows)
-    if batch is not None and folded % batch == 0:
-        each = folded // batch
+    if batch is not None and joined % batch == 0:
+        each = joined // batch
         return named if named is not None and each % named == 0 else each
-    if named is not None and folded % named == 0:
+    if named is not None and joined % named == 0:
         return named
-    return 1 if folded == 1 else None
+    return 1 if joined == 1 else None
 
 
 def ordered(
@@ -68,7 +68,7 @@ def ordered(
             return matrix.movedim(found[-1], -2), step == columns
     queries = columns if flipped else rows
     if matrix.shape[-2] != queries:
-        found = [axis for axis in leading if matrix.shape[axis] == queries] or _folded(matrix, queries, frames)
+        found = [axis for axis in leading if matrix.shape[axis] == queries] or _group_in_rows(matrix, queries, frames)
         if found:
             return matrix.movedim(found[-1], -2), flipped
     return matrix, False
@@ -115,8 +115,8 @@ def by_head(matrix: Tensor, frames: tuple[Frame, ...]) -> tuple[Tensor, bool]:
     return matrix.reshape(matrix.shape[:-2].numel() // heads, heads, rows, keys), known
 
 
-def _folded(matrix: Tensor, rows: int, frames: tuple[Frame, ...]) -> list[int]:
-    """The axes that may be the queries if the rows of the product hold the heads of a group too, as einsum folds them."""
+def _group_in_rows(matrix: Tensor, rows: int, frames: tuple[Frame, ...]) -> list[int]:
+    """The axes that may be the queries if the rows of the product hold the heads of a group too, as einsum joins them."""
     sizes = matrix.shape[:-1]
     axes = [axis for axis, size in enumerate(sizes) if rows % size == 0]
     called, named = _called(frames), named_heads(frames)

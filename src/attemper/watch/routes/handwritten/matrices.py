@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ....kernels.contract import HIDDEN_BIAS
 from ...attach.modes import without_autograd_and_modes
-from ...attach.running import Frame, Place
+from ...attach.running import Frame, OpPlace
 from .op_names import EXPONENTIALS, RESHAPING, SCALINGS, SELECTING
 
 if TYPE_CHECKING:
@@ -85,9 +85,9 @@ class ScoreMatrix:
     strided: bool = True  # whether it is in memory as the product left it
     in_order: bool = True  # whether its columns are the keys
     exponential: str = ""  # the op that replaces a softmax
-    beside: tuple[int, int] = (0, 0)  # columns added before and after the keys
+    sink_columns: tuple[int, int] = (0, 0)  # columns added before and after the keys
     added: tuple[AddedMask, ...] = ()
-    places: tuple[Place, ...] = ()  # the products that made it, if ops are counted
+    places: tuple[OpPlace, ...] = ()  # the products that made it, if ops are counted
 
     def after(self, name: str, args: tuple[Any, ...], tensor: Tensor, result: Tensor) -> ScoreMatrix:
         """What is known of the scores after one more op made `result` of `tensor`."""
@@ -119,10 +119,10 @@ class ScoreMatrix:
     def are_across(self, tensor: Tensor, axis: int) -> bool:
         """Whether this axis is the heads, since the other axes hold whole matrices: weights over it mix heads, and the result is
         logits. Weights over any other axis make features, as an output projection after a linear attention does."""
-        matrix = self.shape[0] * (self.shape[1] + sum(self.beside))
+        matrix = self.shape[0] * (self.shape[1] + sum(self.sink_columns))
         return matrix > 0 and tensor.numel() // tensor.shape[axis] % matrix == 0
 
-    def made_at(self, place: Place, ratio: float) -> ScoreMatrix:
+    def made_at(self, place: OpPlace, ratio: float) -> ScoreMatrix:
         """These scores, with the place of the op that made them and the ratio it applied."""
         scale, root = self.scale, self.root
         return replace(
@@ -137,9 +137,9 @@ class ScoreMatrix:
         more = result.shape[-1] - tensor.shape[-1]
         if result.shape[:-1] != tensor.shape[:-1]:
             return replace(self, in_order=False)
-        before, after = self.beside
+        before, after = self.sink_columns
         first = args[1][0] == 0 if name == "constant_pad_nd" else args[0][0] is tensor
-        return replace(self, masked=True, beside=(before, after + more) if first else (before + more, after))
+        return replace(self, masked=True, sink_columns=(before, after + more) if first else (before + more, after))
 
     def hidden(self, logits: Tensor) -> Tensor:
         """The logits, with -inf wherever an added mask hides them."""
@@ -160,7 +160,7 @@ class WeightMatrix:
     sequence: int | None  # of the queries
     size: int  # of the softmax's dimension
     stride: int | None  # of that dimension; None if an op changed the layout
-    beside: int = 0  # how many of its entries are not keys
+    sink_columns: int = 0  # how many of its entries are not keys
     log: bool = False  # a log_softmax, before its exponential
     other: tuple[int, int] | None = None  # size and stride of the keys, if the softmax may not have run over them
     alone: bool = True  # whether no other matrix of scores or weights was added to it
@@ -183,7 +183,7 @@ class WeightMatrix:
         if self.log:
             return False
         if self.stride is None or size == 1:
-            return size in (self.size, self.size - self.beside)
+            return size in (self.size, self.size - self.sink_columns)
         return tensor.stride(axis) == self.stride and size <= self.size
 
 

@@ -81,22 +81,22 @@ def interleave(
     clock = _on_device if torch.device(device).type == "cuda" else _on_wall
     names = list(candidates)
     started = time.perf_counter()
-    for turn in range(warmup):
-        if turn and time.perf_counter() - started > budget / 4:
+    for number in range(warmup):
+        if number and time.perf_counter() - started > budget / 4:
             break
         for name in names:
             candidates[name]()
     seconds: dict[str, list[float]] = {name: [] for name in names}
     started = time.perf_counter()
-    for turn in range(rounds):
-        if turn >= FEWEST_ROUNDS and time.perf_counter() - started > budget:
+    for number in range(rounds):
+        if number >= FEWEST_ROUNDS and time.perf_counter() - started > budget:
             break
-        for name in in_turn(names, turn):
+        for name in interleaved(names, number):
             seconds[name].append(clock(candidates[name]))
     return Times(seconds)
 
 
-def in_turn(names: Sequence[str], turn: int) -> list[str]:
+def interleaved(names: Sequence[str], number: int) -> list[str]:
     """The order of one round. Over 2n rounds each of n candidates follows each other equally often (a Williams square).
 
     A candidate leaves caches and freed memory to the next one, a large candidate most of all: if the order only rotated, each
@@ -104,8 +104,8 @@ def in_turn(names: Sequence[str], turn: int) -> list[str]:
     """
     count = len(names)
     ends = [place for pair in zip(range(count), reversed(range(count)), strict=True) for place in pair][:count]
-    order = [names[(place + turn) % count] for place in ends]
-    return order[::-1] if turn // count % 2 else order
+    order = [names[(place + number) % count] for place in ends]
+    return order[::-1] if number // count % 2 else order
 
 
 def _on_wall(call: Callable[[], object]) -> float:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...kernels.contract import Problem, measuring_dtype
-from ...kernels.reference import logits as scores_of
-from ...operation.checks import prepare
-from ...vitals import NEG_INF, Vitals
-from ...watch.examine import AttentionCall
+from ..kernels.contract import Problem, measuring_dtype
+from ..kernels.reference import logits as scores_of
+from ..operation.checks import prepare
+from ..vitals import NEG_INF, Vitals
+from .call import AttentionCall
 
 BUDGET = 2**22  # weights in memory at a time: 16 MiB of float32
 
@@ -63,7 +63,7 @@ def logits_of_offset(call: AttentionCall, offset: int) -> Tensor:
 
     For a self-attention with as many queries as keys.
     """
-    before, after = call.beside
+    before, after = call.sink_columns
     if call.logits is not None:
         square = call.logits[..., before : call.facts.keys - after]
         z = square.diagonal(offset, -2, -1).to(measuring_dtype(call.logits.dtype))

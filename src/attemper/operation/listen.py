@@ -1,0 +1,17 @@
+"""Listen: who is told of every attention call of this thread. A watch is, in a pass without a dispatch mode."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ..kernels.contract import Problem
+
+
+class Listening(threading.local):
+    """The listener of this thread, which gets each problem after it was computed."""
+
+    listener: Callable[[Problem], None] | None = None
+
+
+listening = Listening()

@@ -1,0 +1,242 @@
+"""Learned: what a full pass showed of a model's attention calls, so that a light pass can expect the same ones.
+
+A Lesson is written while a full pass runs. If every call in it went through a function that a light pass can intercept, it
+becomes a PassPlan. Plans are kept by the module that a pass begins with, as long as that module lives.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from types import FrameType
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from ..._torch_private import _current_graph_task_id
+from ...kernels.contract import is_recording
+from ..call import AttentionCall, Facts
+from ..routes.kind import shown_kind
+from .running import Frame
+from .storages import address
+
+CHECK_EVERY = 50
+"""Of the passes of one kind, every so many-th is a full one, which checks what was learned."""
+
+DECLARED = (
+    "interface",
+    "replaced",
+)  # routes that read a call from the arguments of a function, with a mode and without
+
+KINDS = 64  # of passes, that are kept for one module
+
+
+class PassKind(NamedTuple):
+    """Passes of different kinds may run different functions."""
+
+    again: bool  # a checkpoint that is computed again in a backward
+    recording: bool
+    training: bool
+    implementation: str | None  # of the Hugging Face interface
+    pattern: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, entry: nn.Module, frame: FrameType) -> PassKind:
+        """The kind of a pass that begins now with this module, which is called from this frame of Python's stack."""
+        implementation = getattr(getattr(entry, "config", None), "_attn_implementation", None)
+        again = _current_graph_task_id() != -1
+        return cls(again, is_recording(), entry.training, implementation, pattern_of(frame))
+
+
+def pattern_of(frame: FrameType) -> tuple[Any, ...]:
+    """Which arguments of a module are one tensor, and what the others are: self- and cross-attention differ by that.
+
+    The frame is torch's, which calls the hook: a global hook is not given what was passed by name.
+    """
+    given = frame.f_locals
+    args, kwargs = given.get("args", ()), given.get("kwargs") or {}
+    places: dict[int, int] = {}
+    found: list[Any] = [len(args), *kwargs]
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append(places.setdefault(address(value) or id(value), len(places)))
+        else:
+            found.append(value if value is None or isinstance(value, (bool, str)) else type(value))
+    return tuple(found)
+
+
+class ExpectedCall(NamedTuple):
+    """A call as a full pass saw it."""
+
+    module: int  # the id of the innermost module around it
+    route: str
+    implementation: str | None  # of the Hugging Face interface
+    sequences: tuple[int | None, int | None]  # the numbers of q and k
+
+
+class Lesson:
+    """A full pass: which modules ran, and which of their attention calls an intercepted function announced."""
+
+    def __init__(self, entry: nn.Module, kind: PassKind) -> None:
+        self.entry, self.kind = entry, kind
+        self.modules: dict[int, nn.Module] = {}
+        self.runs: Counter[int] = Counter()  # how often each ran
+        self.around: set[int] = {id(entry)}  # the modules that a call ran in
+        self.patterns: dict[int, list[tuple[Any, ...]]] = {}  # of their arguments, each time that they ran
+        self.patterned: set[int] = set()  # those in which the arguments decide about a call
+        self.calls: list[ExpectedCall] = []
+        self.announced = 0  # how many of the calls an intercepted function announced
+        self.forms: set[Any] = set()  # of the calls of SDPA
+        self.softmaxes = 0
+        self.clean = True  # whether nothing was seen that a light pass would not see
+
+    def entered(self, module: nn.Module, frame: FrameType | None) -> None:
+        """A module begins its forward, called from this frame; None if it holds no attention."""
+        self.modules[id(module)] = module
+        self.runs[id(module)] += 1
+        if frame is not None:
+            self.patterns.setdefault(id(module), []).append(pattern_of(frame))
+
+    def counted(self, call: AttentionCall, around: list[Frame], sequences: tuple[int | None, int | None]) -> None:
+        """A call was counted, in these modules."""
+        modules = [id(frame.module) for frame in around]
+        if call.facts.kind == "cross" or shown_kind(call.frames[-1], call.query, call.key) is None:
+            self.patterned.update(modules)
+        self.around.update(modules)
+        self.calls.append(ExpectedCall(modules[-1], call.facts.route, call.facts.implementation, sequences))
+        self.clean &= call.logits is None and not call.product
+        self.announced += call.facts.route in DECLARED
+
+    def announce(self, before: int, form: object = None) -> None:
+        """An intercepted function has returned: it must have made one call, beyond so many before it."""
+        self.announced += 1
+        self.clean &= len(self.calls) == before + 1
+        if form is not None:
+            self.forms.add(form)
+
+    @property
+    def can_be_light(self) -> bool:
+        return self.clean and self.announced == len(self.calls)
+
+
+class PassPlan:
+    """What a light pass expects. It is void once one of its modules is freed: another may then have the same id."""
+
+    def __init__(self, lesson: Lesson) -> None:
+        self.around = {number: number in lesson.around for number in lesson.modules}
+        self.order = [call.module for call in lesson.calls]
+        self.calls: dict[int, list[ExpectedCall]] = {}
+        for call in lesson.calls:
+            self.calls.setdefault(call.module, []).append(call)
+        self.runs = {number: lesson.runs[number] for number in self.calls}
+        numbers = [number for call in lesson.calls for number in call.sequences if number is not None]
+        self.last_sequence = max(numbers, default=0)
+        self.forms, self.softmaxes = lesson.forms, lesson.softmaxes
+        self.facts: dict[Any, Facts] = {}  # of the calls that were read, by all that decides about them
+        self.patterns = {number: lesson.patterns[number] for number in lesson.patterned if number in lesson.patterns}
+        inner = {*self.calls, *self.patterns, id(lesson.entry)}
+        self.without_calls = frozenset(number for number, around in self.around.items() if not around)
+        self.not_innermost = frozenset(number for number in self.around if number not in inner)
+        self.uses = 0
+        self.valid = lesson.can_be_light
+        mine = weakref.ref(self)
+
+        def freed(_: object) -> None:
+            plan = mine()
+            if plan is not None:
+                plan.valid = False
+
+        self.modules = [weakref.ref(module, freed) for module in lesson.modules.values()]
+
+    def skipped_by(self, names: list[dict[int, str]]) -> frozenset[int]:
+        """The modules that need no frame: those that are never innermost around a call, if watches name all that are."""
+        named = all(number in each for each in names for number in self.calls)
+        return self.not_innermost if named else self.without_calls
+
+    def each(self, number: int) -> int:
+        """How many calls a module makes in a pass."""
+        return len(self.calls.get(number, ()))
+
+
+class PassPlans:
+    """The plans of all models, by the module that a pass begins with and the kind of the pass."""
+
+    def __init__(self) -> None:
+        self.plans: weakref.WeakKeyDictionary[nn.Module, dict[PassKind, PassPlan]] = weakref.WeakKeyDictionary()
+
+    def get(self, entry: nn.Module, kind: PassKind) -> PassPlan | None:
+        """The plan of a pass that begins now; None if it must be a full one."""
+        plan = self.plans.get(entry, {}).get(kind)
+        if plan is None or not plan.valid:
+            return None
+        plan.uses += 1
+        return plan if plan.uses % CHECK_EVERY else None
+
+    def learn(self, lesson: Lesson) -> list[nn.Module]:
+        """Keep what a full pass showed; returns the modules with calls that light passes since the last one may have missed."""
+        plans = self.plans.setdefault(lesson.entry, {})
+        if len(plans) > KINDS:
+            plans.clear()
+        before, plans[lesson.kind] = plans.get(lesson.kind), PassPlan(lesson)
+        if before is None or not before.valid or not before.uses:
+            return []
+        now = Counter(call.module for call in lesson.calls)
+        return [
+            lesson.modules[number]
+            for number, count in now.items()
+            if number in before.around
+            and count * before.runs.get(number, 1) > before.each(number) * lesson.runs[number]
+        ]
+
+
+plans = PassPlans()
+
+
+class LightPass:
+    """The calls of one light pass, compared with its plan."""
+
+    def __init__(self, plan: PassPlan) -> None:
+        self.plan = plan
+        self.ran: dict[int, int] = {}  # how often each module around a call ran
+        self.made: dict[int, int] = {}  # how many calls each made
+        self.position = 0
+        self.softmaxes = 0
+        self.differs = False
+        self.followed: set[int] = set()  # the modules that ran when the pass became a full one
+        self.last_is_op = False  # whether the last call was read from the arguments of an op
+
+    def entered(self, number: int, frame: FrameType) -> bool:
+        """A module around calls begins its forward; whether its arguments are as before, where they decide about a call."""
+        ran, patterns = self.ran.get(number, 0), self.plan.patterns.get(number)
+        self.ran[number] = ran + 1
+        return patterns is None or (ran < len(patterns) and patterns[ran] == pattern_of(frame))
+
+    def expected(self, module: nn.Module) -> ExpectedCall | None:
+        """The next call of a module; None if a full pass saw no more of them."""
+        calls = self.plan.calls.get(id(module))
+        if calls is None:
+            return None
+        made = self.made.get(id(module), 0)
+        return calls[made] if made < len(calls) else None
+
+    def counted(self, module: nn.Module, call: AttentionCall) -> None:
+        number, order = id(module), self.plan.order
+        self.last_is_op = not call.product
+        self.made[number] = self.made.get(number, 0) + 1
+        if self.position >= len(order) or order[self.position] != number:
+            self.differs = True
+        self.position += 1
+
+    def silent(self) -> list[int]:
+        """The modules that ran with fewer calls than before, each time that they ran."""
+        plan = self.plan
+        return [
+            number
+            for number in plan.calls
+            if number not in self.followed
+            and self.made.get(number, 0) * plan.runs[number] < plan.each(number) * self.ran.get(number, 0)
+        ]
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.differs and self.position == len(self.plan.order)

@@ -1,0 +1,373 @@
+"""Light: the functions that models call for attention are intercepted, so that a pass needs no dispatch mode.
+
+In a full pass they announce their calls, which shows whether the mode sees any others. In a light pass they read their own
+arguments, as a route reads those of an op. A softmax is intercepted too: one that no full pass saw may be attention by hand.
+Whatever was not expected turns the pass into a full one before the function runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from functools import wraps
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..._torch_private import _get_tracing_state, _is_any_autocast_enabled, peek_interpreter_stack
+from ...kernels.contract import Problem
+from ...operation.listen import listening
+from ...operation.ops import FORWARD
+from ..call import AttentionCall
+from ..routes import sdpa as fused
+from ..routes.kind import LearnedSequences
+from .learned import CHECK_EVERY, ExpectedCall, Lesson, LightPass, PassKind, plans
+from .running import Frame, Pass, python_frames, running, traits
+from .storages import address
+
+if TYPE_CHECKING:
+    from .attachment import Attachment
+
+SDPA = torch.ops.aten.scaled_dot_product_attention.default
+FUSED = tuple(name for name in (fused.MHA, fused.ENCODER) if hasattr(torch, name))
+SOFTMAXES = tuple((owner, name) for owner in (torch, Tensor) for name in ("softmax", "log_softmax"))
+CALL = nn.Module._call_impl.__code__
+
+UNSEEN = "a softmax ran here that no full pass had seen. If it is attention, this step lacks it"
+SILENT = "it ran with fewer attention calls than in the last full pass. What it computed in another way is missing from this step"
+FOUND = (
+    "a full pass found attention calls that light passes do not see. Up to {passes} passes before it may lack them; "
+    "full=True follows every pass"
+)
+
+FACTS = 4096  # facts of calls that are kept for one kind of pass
+
+Function = Callable[..., Any]
+
+
+class Interception:
+    """Puts functions in the place of torch's, and back."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+        self.installed: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was in its own namespace, ours
+
+    def install(self) -> None:
+        if self.installed:
+            return
+        self._put(functional, "scaled_dot_product_attention", self._sdpa)
+        for name in FUSED:
+            self._put(torch, name, self._fast_path)
+        for owner, name in SOFTMAXES:
+            self._put(owner, name, self._softmax)
+
+    def _put(self, owner: Any, name: str, make: Callable[[Function], Function]) -> None:
+        original = getattr(owner, name)
+        ours = wraps(original)(make(original))
+        self.installed.append((owner, name, vars(owner).get(name), ours))
+        setattr(owner, name, ours)
+
+    def uninstall(self) -> None:
+        for owner, name, before, ours in reversed(self.installed):
+            if vars(owner).get(name) is not ours:
+                continue  # someone else has wrapped ours, which does nothing outside of a pass
+            if before is None:
+                delattr(owner, name)  # Tensor inherits it
+            else:
+                setattr(owner, name, before)
+        self.installed = []
+
+    def begin(self, current: Pass, entry: nn.Module, frame: FrameType) -> None:
+        """Make a pass a light one if it was learned what to expect of it; otherwise learn it."""
+        kind = PassKind.of(entry, frame)
+        with self.attachment.lock:
+            plan = plans.get(entry, kind)
+        if plan is None:
+            current.lesson = Lesson(entry, kind)
+        else:
+            current.light = current.begun_light = LightPass(plan)
+            current.light.ran[id(entry)] = 1
+            current.sequences = current.chain.sequences = LearnedSequences(plan.last_sequence)
+        listening.listener = self.heard
+
+    def entered(self, current: Pass, light: LightPass, number: int, frame: FrameType) -> None:
+        """A module begins its forward in a light pass, which becomes a full one if the module is new or called differently."""
+        around = light.plan.around.get(number)
+        if around is None or (around and not light.entered(number, frame)):
+            self.convert(current)
+
+    def convert(self, current: Pass, differs: bool = True) -> None:
+        """The rest of a light pass is a full one; so is the next pass if the model differs."""
+        current.light, current.skips = None, frozenset()
+        running.frames = running_modules(running.frames, self.attachment.name_of)
+        if current.begun_light is not None:
+            current.begun_light.differs |= differs
+            current.begun_light.followed = {id(frame.module) for frame in running.frames}
+        if not current.counts_for_none(self.attachment.observers):
+            current.resume()
+
+    def end(self, current: Pass, complete: bool) -> None:
+        """A pass has ended: keep what it showed, and tell of calls that light passes have missed."""
+        listening.listener = None
+        light = current.begun_light
+        if current.lesson is not None:
+            # a checkpoint that is computed again may be stopped as soon as its backward has all it needs
+            if complete or current.lesson.kind.again:
+                with self.attachment.lock:
+                    found = plans.learn(current.lesson)
+                self._lost(current, map(id, found), FOUND.format(passes=CHECK_EVERY - 1))
+        elif light is not None and complete and not current.counts_for_none(self.attachment.observers):
+            self._lost(current, light.silent(), SILENT)
+            if not light.is_complete:
+                light.plan.valid = False
+
+    def _lost(self, current: Pass, modules: Iterable[int], reason: str) -> None:
+        """Warn of attention calls in these modules that light passes may have missed."""
+        for number in modules:
+            for observer in self.attachment.observing(current):
+                if number in observer.names:
+                    observer.add_lost(observer.names[number], reason)
+
+    def _sdpa(self, original: Function) -> Function:
+        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
+            current = running.current
+            if current is None or current.intercepting:
+                return original(*args, **kwargs)
+            if current.light is not None:
+                return self._attend(original, current, current.light, args, kwargs)
+            if current.lesson is not None:
+                return announced(current.lesson, original, args, kwargs, form_of(bound(*args, **kwargs)))
+            return original(*args, **kwargs)
+
+        return scaled_dot_product_attention
+
+    def _attend(
+        self, original: Function, current: Pass, light: LightPass, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """SDPA in a light pass."""
+        if current.counts_for_none(self.attachment.observers):
+            return original(*args, **kwargs)
+        given = bound(*args, **kwargs)
+        if given is not None and _is_any_autocast_enabled() and torch.is_autocast_enabled(given.query.device.type):
+            given = lowered(given)
+            args, kwargs = given[:6], {"scale": given.scale, "enable_gqa": given.enable_gqa}
+        expected = self._expected(current, light, "sdpa")
+        signature = signature_of(given, current) if given is not None and expected is not None else None
+        facts = light.plan.facts.get(signature)
+        if facts is not None and given is not None:
+            out = original(*args, **kwargs)
+            call = AttentionCall(facts, tuple(running.frames), given.query, given.key, mask=given.attn_mask)
+            call.causal, call.scale = given.is_causal, given.scale
+            self._take(current, call)
+            return out
+        form = form_of(given)
+        if expected is not None and form in light.plan.forms:
+            out = original(*args, **kwargs)
+            self._read(current, SDPA, args, kwargs, signature)
+            return out
+        new = (
+            expected is not None and form is not None
+        )  # the call is in its place, and its arguments are of another form
+        self.convert(current, differs=not new)
+        before = light.position
+        out = original(*args, **kwargs)
+        if new and light.position == before + 1 and light.last_is_op:
+            light.plan.forms.add(form)
+        else:
+            light.differs = True
+        return out
+
+    def _fast_path(self, original: Function) -> Function:
+        op = getattr(torch.ops.aten, original.__name__).default
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            current = running.current
+            if current is None or current.intercepting or (current.lesson is None and current.light is None):
+                return original(*args, **kwargs)
+            if current.lesson is not None:
+                return announced(current.lesson, original, args, kwargs, None)
+            light = current.light
+            if light is None or current.counts_for_none(self.attachment.observers):
+                return original(*args, **kwargs)
+            if self._expected(current, light, "fused") is None:
+                self.convert(current)
+                return original(*args, **kwargs)
+            out = original(*args, **kwargs)
+            self._read(current, op, args, kwargs)
+            return out
+
+        return function
+
+    def _softmax(self, original: Function) -> Function:
+        def softmax(*args: Any, **kwargs: Any) -> Any:
+            current = running.current
+            if current is not None and current.lesson is not None:
+                current.lesson.softmaxes += 1
+            elif current is not None and current.light is not None:
+                light = current.light
+                light.softmaxes += 1
+                if light.softmaxes > light.plan.softmaxes:
+                    self.convert(current)
+                    self._lost(current, [id(frame.module) for frame in running.frames[-1:]], UNSEEN)
+            return original(*args, **kwargs)
+
+        return softmax
+
+    def heard(self, problem: Problem) -> None:
+        """A call of attemper's own operation has been computed."""
+        current = running.current
+        if current is None or current.intercepting or problem.value is None:
+            return
+        if current.lesson is not None:
+            current.lesson.announced += 1
+        elif current.light is not None and not current.counts_for_none(self.attachment.observers):
+            if self._expected(current, current.light, "attemper") is None:
+                self.convert(current)
+            self._read(current, FORWARD, problem, {})
+
+    def _expected(self, current: Pass, light: LightPass, route: str) -> ExpectedCall | None:
+        """The call that a full pass saw here, in the innermost module; its sequences are those of the call that is read next."""
+        module = running.frames[-1].module
+        # the interface has compared the module that called it
+        expected = light.expected(module) if current.interfaced is not None or is_innermost(module) else None
+        expected = expected if expected is not None and expected.route == route else None
+        if isinstance(current.sequences, LearnedSequences):
+            current.sequences.now = None if expected is None else expected.sequences
+        return expected
+
+    def _read(
+        self,
+        current: Pass,
+        op: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        signature: object = None,
+    ) -> None:
+        """Read a call from the arguments of an op; keep its facts, for the next call that has all in common with it."""
+        frames = tuple(running.frames)
+        call = self.attachment.readers[op](op, args, kwargs, frames)
+        if isinstance(call, AttentionCall):
+            if current.interfaced is not None:
+                call.facts = current.interfaced.complete(call.facts)
+            if signature is not None and current.light is not None:
+                facts = current.light.plan.facts
+                if len(facts) > FACTS:
+                    facts.clear()
+                facts[signature] = call.facts
+            self._take(current, call)
+        elif call is not None:
+            self.attachment.unmeasured(frames, f"a {op} call on {call}")
+
+    def _take(self, current: Pass, call: AttentionCall) -> None:
+        if current.interfaced is not None:
+            current.interfaced.followed = True
+        current.intercepting = True
+        try:
+            self.attachment.take(call, current)
+        finally:
+            current.intercepting = False
+            if isinstance(current.sequences, LearnedSequences):
+                current.sequences.now = None
+
+
+def announced(lesson: Lesson, original: Function, args: tuple[Any, ...], kwargs: dict[str, Any], form: object) -> Any:
+    """Run a function in a full pass: it has announced the call that the mode sees meanwhile."""
+    before = len(lesson.calls)
+    out = original(*args, **kwargs)
+    lesson.announce(before, form)
+    return out
+
+
+class SDPAArguments(NamedTuple):
+    """The arguments of SDPA."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+def bound(*args: Any, **kwargs: Any) -> SDPAArguments | None:
+    """SDPA's arguments by name; None if they are not tensors that can be read as they are."""
+    try:
+        given = SDPAArguments(*args, **kwargs)
+    except TypeError:
+        return None  # torch's own error is raised
+    query, key, value, mask = given[:4]
+    plain = type(query) in fused.PLAIN and type(key) in fused.PLAIN and type(value) in fused.PLAIN
+    if not plain or not (mask is None or type(mask) in fused.PLAIN) or query.is_nested or query.is_meta:
+        return None
+    return None if peek_interpreter_stack() is not None or _get_tracing_state() is not None else given
+
+
+def form_of(given: SDPAArguments | None) -> object:
+    """What of SDPA's arguments decides which op it becomes; None if they cannot be read."""
+    if given is None or fused.unreadable(given.query, given.key, given.attn_mask) is not None:
+        return None
+    query, key, value, mask, dropout, causal, _, grouped = given
+    shape, others = query.shape, key.shape
+    return (
+        *(query.dtype, query.device.type, query.dim(), shape[-1], shape[-1] == value.shape[-1], shape[-2] == 1),
+        *(shape[-3:-2] == others[-3:-2], shape[:-3] == others[:-3], dropout > 0, causal, grouped),
+        None if mask is None else (mask.dtype, mask.requires_grad, mask.dim()),
+    )
+
+
+def signature_of(given: SDPAArguments, current: Pass) -> object:
+    """All that decides about the facts of a call; None if the modules around it do too."""
+    query, key, value, mask, dropout, causal, scale, grouped = given
+    frame, shape, interfaced = running.frames[-1], query.shape, current.interfaced
+    if len(shape) != 4:
+        return None
+    return (
+        *(id(frame.module), frame.kind, shape, key.shape, value.shape[-1], query.dtype, query.device),
+        *(dropout, causal, scale, grouped, address(query) == address(key)),
+        current.sequences.of_call(query, key),
+        None if mask is None else (mask.dtype, mask.requires_grad, mask.dim()),
+        None if interfaced is None else interfaced.signature,
+    )
+
+
+def lowered(given: SDPAArguments) -> SDPAArguments:
+    """The arguments as autocast gives them to the op."""
+    dtype = torch.get_autocast_dtype(given.query.device.type)
+    query, key, value = (_lower(tensor, dtype) for tensor in given[:3])
+    mask = None if given.attn_mask is None else _lower(given.attn_mask, dtype)
+    return given._replace(query=query, key=key, value=value, attn_mask=mask)
+
+
+def _lower(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if not tensor.is_floating_point() or tensor.dtype in (dtype, torch.float64):
+        return tensor
+    if tensor.is_leaf and tensor.requires_grad:
+        return tensor  # autocast keeps its own copy of a parameter
+    return tensor.to(dtype)
+
+
+def is_innermost(module: nn.Module) -> bool:
+    """Whether a module is the innermost that runs: one that made no call before has no frame of ours."""
+    for frame in python_frames(sys._getframe(3)):
+        if frame.f_code is CALL:
+            return frame.f_locals["self"] is module
+    return True  # it was not called in the usual way
+
+
+def running_modules(frames: list[Frame], name: Callable[[int], str | None]) -> list[Frame]:
+    """The frames of all modules that run now, from the outermost of these on: a light pass keeps those around calls only."""
+    found: list[Frame] = []
+    known = list(frames)
+    calls = [frame.f_locals for frame in python_frames(sys._getframe(1)) if frame.f_code is CALL]
+    for values in reversed(calls):
+        module = values["self"]
+        if known and known[0].module is module:
+            found.append(known.pop(0))
+        elif found and not traits(module).quiet:
+            found.append(Frame(module, name(id(module)) or "", values.get("args", ())))
+    return frames if known else found
