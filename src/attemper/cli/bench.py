@@ -11,6 +11,26 @@ import typer
 from .. import _files
 from .app import AsJson, Force, console, finish, note
 
+Rounds = Annotated[
+    int | None,
+    typer.Option(
+        "--rounds",
+        min=1,
+        max=1000,
+        metavar="N",
+        help="How often each candidate runs: 15, or 5 with --quick, if left out.",
+    ),
+]
+Lengths = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--length",
+        min=1,
+        metavar="L",
+        help="A length to measure the memory of, 8192, 16384 and 32768 if left out; may be repeated.",
+    ),
+]
+
 
 def bench(
     part: Annotated[
@@ -37,25 +57,8 @@ def bench(
     kernel: Annotated[
         str, typer.Option("--kernel", metavar="KERNEL", help="The attemper kernel to time; `attemper env` lists them.")
     ] = "auto",
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            "--rounds",
-            min=1,
-            max=1000,
-            metavar="N",
-            help="How often each candidate runs: 15, or 5 with --quick, if left out.",
-        ),
-    ] = None,
-    length: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--length",
-            min=1,
-            metavar="L",
-            help="A length to measure the memory of, 8192, 16384 and 32768 if left out; may be repeated.",
-        ),
-    ] = None,
+    rounds: Rounds = None,
+    length: Lengths = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small shapes, few rounds: under a minute.")] = False,
     as_json: AsJson = False,
     output: Annotated[
