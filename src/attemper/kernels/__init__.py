@@ -17,6 +17,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .._torch_private import mark_constant
@@ -38,10 +39,30 @@ def cpu_is_missing() -> str | None:
     return _why_cpu_is_missing()
 
 
+@cache
+def _why_triton_is_missing() -> str | None:
+    try:
+        load("triton")
+    except ImportError:
+        return "needs the package triton, which is not installed: pip install triton"
+    return None
+
+
+def _why_not_triton(request: Request) -> str | None:
+    """Why the GPU kernels do not take a call."""
+    if request.dtype == torch.float64:
+        return "does not serve float64"
+    if max(request.head_dim, request.value_dim) > 256:
+        return f"serves head dims up to 256; got {max(request.head_dim, request.value_dim)}"
+    return _why_triton_is_missing()
+
+
+mark_constant(_why_not_triton)
 mark_constant(cpu_is_missing)  # a compiled graph asks once, while it is traced
 
 KERNELS = {
     "cpu": Serves(devices=("cpu",), additive=False, unless=lambda request: cpu_is_missing()),
+    "triton": Serves(devices=("cuda",), additive=False, unless=lambda request: _why_not_triton(request)),
     "blockwise": Serves(),
     "reference": Serves(additive=False),
 }

@@ -1,0 +1,229 @@
+"""Backward: each tile's weights are recomputed from lse, so nothing of size Lq × Lk is ever kept.
+
+One kernel goes over the keys of a tile of rows (dq, d(gain), d(mask)), one over the rows of a tile of keys (dk, dv). With p = exp(z - lse)
+and what arrives at output and signs,
+
+    dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)] + [g_mean + 2 g_var (z - mean)] / visible  +  g_peak at the arg-max
+
+The terms that a row shares are summed up before, as `constant`; see coefficients.py.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .tile import LOG2E, NO_MASK, first_key, kept, last_key, masked, tanh
+
+G_OUTPUT: tl.constexpr = tl.constexpr(1)
+G_ENTROPY: tl.constexpr = tl.constexpr(2)
+G_P2: tl.constexpr = tl.constexpr(4)
+G_MOMENTS: tl.constexpr = tl.constexpr(8)
+G_PEAK: tl.constexpr = tl.constexpr(16)
+
+LSE: tl.constexpr = tl.constexpr(0)  # the places of a row's numbers
+REST: tl.constexpr = tl.constexpr(1)
+CONSTANT: tl.constexpr = tl.constexpr(2)
+ENTROPY: tl.constexpr = tl.constexpr(3)
+P2: tl.constexpr = tl.constexpr(4)
+LEVEL: tl.constexpr = tl.constexpr(5)
+SLOPE: tl.constexpr = tl.constexpr(6)
+PEAK: tl.constexpr = tl.constexpr(7)
+
+
+@triton.jit
+def load_row(p_rows, place: tl.constexpr, n_rows, o_row, m_m, SIDE: tl.constexpr):
+    """One number for each row, along the side that rows have in the tile."""
+    b = tl.load(p_rows + place * n_rows + o_row, mask=m_m, other=float("inf") if place == 0 else 0.0)
+    return b[:, None] if SIDE == 0 else b[None, :]
+
+
+@triton.jit
+def dz_tile(
+    b_s, b_dp, b_scale, o_i, o_j, p_rows, p_argmax, n_rows, o_row, m_m, p_mask, step_mm, step_mn,
+    i_head, rows, keys, left, right, softcap, dropout, seed,
+    MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
+    ARRIVED: tl.constexpr, EDGE: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    """The weights that multiplied the values, the gradient of the logits, and that of the scores. `b_s` is q·k, `b_dp` is g·v."""
+    b_z = b_s * b_scale
+    if CAP:
+        b_x = b_z / softcap
+        b_z = softcap * tanh(b_x)
+        b_u = tl.exp(-2.0 * tl.abs(b_x))
+        b_cap = 4.0 * b_u / ((1.0 + b_u) * (1.0 + b_u))
+    OPEN: tl.constexpr = not EDGE and MASK == NO_MASK
+    if not OPEN:
+        b_z, m_seen = masked(b_z, o_i, o_j, p_mask, step_mm, step_mn, rows, keys, left, right, MASK, LEFT, RIGHT, EDGE)
+    b_rest = load_row(p_rows, REST, n_rows, o_row, m_m, SIDE)
+    b_t = b_z - load_row(p_rows, LSE, n_rows, o_row, m_m, SIDE)
+    b_p = tl.math.exp2(b_t * LOG2E)
+    b_dz = load_row(p_rows, CONSTANT, n_rows, o_row, m_m, SIDE) + tl.zeros_like(b_p)
+    b_w = b_p * b_rest
+    if DROP:
+        m_kept = kept(seed, i_head, o_i, o_j, dropout)
+        over = 1.0 / (1.0 - dropout)
+        b_dp = tl.where(m_kept, b_dp * over, 0.0)
+        b_w = tl.where(m_kept, b_w * over, 0.0)
+    if G_OUTPUT & ARRIVED:
+        b_dz += b_dp * b_rest
+    if G_ENTROPY & ARRIVED:
+        if not OPEN:
+            b_t = tl.where(b_t < -1e4, 0.0, b_t)  # their weight is 0, and 0 · -inf is NaN
+        b_dz -= load_row(p_rows, ENTROPY, n_rows, o_row, m_m, SIDE) * b_t
+    if G_P2 & ARRIVED:
+        b_dz += load_row(p_rows, P2, n_rows, o_row, m_m, SIDE) * b_p
+    b_dz *= b_p
+    if G_MOMENTS & ARRIVED:
+        b_moments = load_row(p_rows, LEVEL, n_rows, o_row, m_m, SIDE)
+        b_slope = load_row(p_rows, SLOPE, n_rows, o_row, m_m, SIDE)
+        if OPEN:
+            b_dz += b_moments + b_slope * b_z
+        else:
+            m_adds = m_seen & (b_z != float("-inf"))
+            b_dz += tl.where(m_adds, b_moments + b_slope * tl.where(m_adds, b_z, 0.0), 0.0)
+    if G_PEAK & ARRIVED:
+        b_arg = tl.load(p_argmax + o_row, mask=m_m, other=-1).to(tl.int32)
+        b_arg = b_arg[:, None] if SIDE == 0 else b_arg[None, :]
+        b_dz += tl.where(o_j == b_arg, load_row(p_rows, PEAK, n_rows, o_row, m_m, SIDE), 0.0)
+    b_ds = b_dz * b_cap if CAP else b_dz
+    return b_w, b_dz, b_ds
+
+
+@triton.jit
+def rows_kernel(
+    p_query, p_key, p_value, p_mask, p_gain, p_g, p_rows, p_argmax, p_dq, p_dgain, p_dmask,
+    step_qb, step_qh, step_qm, step_kb, step_kh, step_kn, step_vb, step_vh, step_vn,
+    step_mb, step_mh, step_mm, step_mn, step_gb, step_gh, step_gm, step_ob, step_oh, step_om, step_db, step_dh, step_dm, step_dn,
+    scale, softcap, dropout, seed, heads, groups, rows, keys, left, right,
+    E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
+    ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """dq, d(gain) and d(mask) of a tile of rows of one head."""
+    i_m = tl.program_id(0)
+    if RIGHT:
+        i_m = tl.num_programs(0) - 1 - i_m
+    i_head = tl.program_id(1).to(tl.int64)
+    i_b, i_h = i_head // heads, i_head % heads
+    i_g = i_h // (heads // groups)
+    i_row = i_m * BM
+    o_m = i_row + tl.arange(0, BM)
+    o_e, o_v = tl.arange(0, BE), tl.arange(0, BEV)
+    m_m = o_m < rows
+    o_row = i_head * rows + o_m
+    n_rows = tl.num_programs(1).to(tl.int64) * rows
+
+    o_m64 = o_m.to(tl.int64)
+    m_q = m_m[:, None] & (o_e[None, :] < E)
+    b_q = tl.load(p_query + i_b * step_qb + i_h * step_qh + o_m64[:, None] * step_qm + o_e[None, :], mask=m_q, other=0.0)
+    b_scale = tl.full([BM], 1.0, tl.float32) * scale
+    if GAIN:
+        b_scale *= tl.load(p_gain + i_b * step_gb + i_h * step_gh + o_m64 * step_gm, mask=m_m, other=0.0)
+    if G_OUTPUT & ARRIVED:
+        m_o = m_m[:, None] & (o_v[None, :] < EV)
+        b_g = tl.load(p_g + i_b * step_ob + i_h * step_oh + o_m64[:, None] * step_om + o_v[None, :], mask=m_o, other=0.0)
+    p_key += i_b * step_kb + i_g * step_kh
+    p_value += i_b * step_vb + i_g * step_vh
+    p_mask += i_b * step_mb + i_h * step_mh
+    p_dmask += i_b * step_db + i_h * step_dh
+    b_raw = tl.zeros([BM, BE], tl.float32)
+
+    i_last = tl.minimum(i_row + BM, rows) - 1
+    first = first_key(i_row, left, LEFT) // BN * BN
+    stop = tl.maximum(last_key(i_last, right, keys, RIGHT), 0)
+    for i_n in tl.range(first, stop, BN):
+        o_n = i_n + tl.arange(0, BN)
+        m_n = o_n < keys
+        o_key = o_n.to(tl.int64)
+        b_k = tl.load(p_key + o_key[None, :] * step_kn + o_e[:, None], mask=m_n[None, :] & (o_e[:, None] < E), other=0.0)
+        b_s = tl.dot(b_q, b_k, input_precision="ieee")
+        b_dp = b_s
+        if G_OUTPUT & ARRIVED:
+            p_v = p_value + o_key[None, :] * step_vn + o_v[:, None]
+            b_v = tl.load(p_v, mask=m_n[None, :] & (o_v[:, None] < EV), other=0.0)
+            b_dp = tl.dot(b_g, b_v, input_precision="ieee")
+        _, b_dz, b_ds = dz_tile(
+            b_s, b_dp, b_scale[:, None], o_m[:, None], o_n[None, :], p_rows, p_argmax, n_rows, o_row, m_m, p_mask, step_mm, step_mn,
+            i_head, rows, keys, left, right, softcap, dropout, seed, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, True, 0,
+        )  # fmt: skip
+        if DMASK:
+            p_d = p_dmask + o_m64[:, None] * step_dm + o_key[None, :] * step_dn
+            m_d = m_m[:, None] & m_n[None, :]
+            if SHARED:
+                tl.atomic_add(p_d, b_dz, mask=m_d)
+            else:
+                tl.store(p_d, b_dz, mask=m_d)
+        b_raw = tl.dot(b_ds.to(b_k.dtype), tl.trans(b_k), b_raw, input_precision="ieee")
+    if DGAIN:
+        tl.store(p_dgain + o_row, tl.sum(b_raw * b_q.to(tl.float32), 1) * scale, mask=m_m)
+    if DQ:
+        tl.store(p_dq + o_row[:, None] * E + o_e[None, :], (b_raw * b_scale[:, None]).to(p_dq.dtype.element_ty), mask=m_q)
+
+
+@triton.jit
+def keys_kernel(
+    p_query, p_key, p_value, p_mask, p_gain, p_g, p_rows, p_argmax, p_dk, p_dv,
+    step_qb, step_qh, step_qm, step_kb, step_kh, step_kn, step_vb, step_vh, step_vn,
+    step_mb, step_mh, step_mm, step_mn, step_gb, step_gh, step_gm, step_ob, step_oh, step_om,
+    scale, softcap, dropout, seed, heads, groups, rows, keys, left, right,
+    E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
+    ARRIVED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of a tile of keys of one key/value head: over the rows of every query head that shares it."""
+    i_n = tl.program_id(0) * BN
+    i_pair = tl.program_id(1).to(tl.int64)
+    i_b, i_g = i_pair // groups, i_pair % groups
+    repeat = heads // groups
+    o_n = i_n + tl.arange(0, BN)
+    o_e, o_v = tl.arange(0, BE), tl.arange(0, BEV)
+    m_n = o_n < keys
+    o_n64 = o_n.to(tl.int64)
+    m_k = m_n[:, None] & (o_e[None, :] < E)
+    b_k = tl.load(p_key + i_b * step_kb + i_g * step_kh + o_n64[:, None] * step_kn + o_e[None, :], mask=m_k, other=0.0)
+    if G_OUTPUT & ARRIVED:
+        m_v = m_n[:, None] & (o_v[None, :] < EV)
+        b_v = tl.load(p_value + i_b * step_vb + i_g * step_vh + o_n64[:, None] * step_vn + o_v[None, :], mask=m_v, other=0.0)
+    b_dk = tl.zeros([BN, BE], tl.float32)
+    b_dv = tl.zeros([BN, BEV], tl.float32)
+    n_rows = (tl.num_programs(1) // groups * heads).to(tl.int64) * rows
+
+    # rows whose band holds one of these keys: i >= j - right and i <= j + left
+    first = tl.maximum(i_n - right, 0) // BM * BM if RIGHT else 0
+    stop = tl.minimum(tl.minimum(i_n + BN, keys) + left, rows) if LEFT else rows
+    steps = tl.cdiv(tl.maximum(stop - first, 0), BM)
+    for i_t in tl.range(0, repeat * steps):
+        i_h = i_g * repeat + i_t // steps
+        i_head = i_b * heads + i_h
+        i_row = first + (i_t % steps) * BM
+        o_m = i_row + tl.arange(0, BM)
+        m_m = o_m < rows
+        o_m64 = o_m.to(tl.int64)
+        o_row = i_head * rows + o_m64
+        p_q = p_query + i_b * step_qb + i_h * step_qh + o_m64[None, :] * step_qm + o_e[:, None]
+        b_q = tl.load(p_q, mask=m_m[None, :] & (o_e[:, None] < E), other=0.0)  # [BE, BM]
+        b_scale = tl.full([BM], 1.0, tl.float32) * scale
+        if GAIN:
+            b_scale *= tl.load(p_gain + i_b * step_gb + i_h * step_gh + o_m64 * step_gm, mask=m_m, other=0.0)
+        b_s = tl.dot(b_k, b_q, input_precision="ieee")  # [BN, BM]
+        b_dp = b_s
+        if G_OUTPUT & ARRIVED:
+            p_o = p_g + i_b * step_ob + i_h * step_oh + o_m64[:, None] * step_om + o_v[None, :]
+            b_g = tl.load(p_o, mask=m_m[:, None] & (o_v[None, :] < EV), other=0.0)  # [BM, BEV]
+            b_dp = tl.dot(b_v, tl.trans(b_g), input_precision="ieee")
+        b_w, _, b_ds = dz_tile(
+            b_s, b_dp, b_scale[None, :], o_m[None, :], o_n[:, None], p_rows, p_argmax, n_rows, o_row, m_m,
+            p_mask + i_b * step_mb + i_h * step_mh, step_mm, step_mn,
+            i_head, rows, keys, left, right, softcap, dropout, seed, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, True, 1,
+        )  # fmt: skip
+        if DV:
+            b_dv = tl.dot(b_w.to(b_g.dtype), b_g, b_dv, input_precision="ieee")
+        if DK:
+            b_dk = tl.dot((b_ds * b_scale[None, :]).to(b_q.dtype), tl.trans(b_q), b_dk, input_precision="ieee")
+    o_out = i_pair * keys + o_n64
+    if DK:
+        tl.store(p_dk + o_out[:, None] * E + o_e[None, :], b_dk.to(p_dk.dtype.element_ty), mask=m_k)
+    if DV:
+        m_v = m_n[:, None] & (o_v[None, :] < EV)
+        tl.store(p_dv + o_out[:, None] * EV + o_v[None, :], b_dv.to(p_dv.dtype.element_ty), mask=m_v)

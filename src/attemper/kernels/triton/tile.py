@@ -1,0 +1,77 @@
+"""One tile of logits, for every kernel here: the score after scale, softcap and bias, and which keys a row may use and sees.
+
+Names: `i_` an index, `o_` offsets, `m_` a mask, `p_` a pointer, `b_` a block of values, CAPITALS a constexpr.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+HIDDEN_BIAS: tl.constexpr = tl.constexpr(-1e4)
+NO_MASK: tl.constexpr = tl.constexpr(0)
+BOOLEAN: tl.constexpr = tl.constexpr(1)
+ADDED: tl.constexpr = tl.constexpr(2)
+
+
+@triton.jit
+def tanh(x):
+    """Within two units in the last place also near 0, where (1 - u) / (1 + u) loses its digits."""
+    square = x * x
+    series = 1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835))))
+    u = tl.exp(-2.0 * tl.abs(x))
+    far = (1.0 - u) / (1.0 + u)
+    return tl.where(tl.abs(x) < 0.3, x * series, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def first_key(i_row, left, LEFT: tl.constexpr):
+    """The first key in the band of a row."""
+    return tl.maximum(i_row - left, 0) if LEFT else 0
+
+
+@triton.jit
+def last_key(i_row, right, keys, RIGHT: tl.constexpr):
+    """One past the last key in the band of a row."""
+    return tl.minimum(i_row + right + 1, keys) if RIGHT else keys
+
+
+@triton.jit
+def masked(
+    b_z, o_i, o_j, p_mask, step_m, step_n, rows, keys, left, right,
+    MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """Logits with bias, -inf where a key is shut out; and which keys a row sees.
+
+    `o_i` and `o_j` are the rows and keys of the tile, [BM, 1] and [1, BN], or [1, BM] and [BN, 1] for a tile that is transposed.
+    """
+    m_inside = (o_j < keys) & (o_i < rows)
+    m_keep = m_inside
+    if EDGE:
+        if LEFT:
+            m_keep &= o_j >= o_i - left
+        if RIGHT:
+            m_keep &= o_j <= o_i + right
+    m_seen = m_keep
+    if MASK != NO_MASK:
+        b_mask = tl.load(p_mask + o_i.to(tl.int64) * step_m + o_j.to(tl.int64) * step_n, mask=m_inside, other=0)
+        if MASK == BOOLEAN:
+            m_keep &= b_mask != 0
+            m_seen = m_keep
+        else:
+            b_bias = b_mask.to(tl.float32)
+            b_z += b_bias
+            m_seen = m_keep & (b_bias > HIDDEN_BIAS)
+    return tl.where(m_keep, b_z, float("-inf")), m_seen
+
+
+@triton.jit
+def kept(seed, i_head, o_i, o_j, dropout):
+    """Which weights of a tile survive dropout, the same whenever it is drawn with the same seed."""
+    c_key = (o_j + o_i * 0).to(tl.uint32)
+    c_row = (o_i + o_j * 0).to(tl.uint32)
+    c_head = tl.zeros_like(c_key) + i_head.to(tl.uint32)
+    bits, _, _, _ = tl.philox(seed, c_key, c_row, c_head, tl.zeros_like(c_key))
+    return tl.uint_to_uniform_float(bits) >= dropout
