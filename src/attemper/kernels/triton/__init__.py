@@ -41,7 +41,7 @@ def forward(problem: Problem, sign_bits: int) -> Results:
     grid = (triton.cdiv(rows, block["BM"]), batch * heads)
     _forward.forward_kernel[grid](
         *_inputs(problem), *results, *_steps(problem), *_numbers(problem), **_kinds(problem),
-        VALUES=value is not None, BITS=sign_bits, **block,
+        VALUES=value is not None, EXACT=_exact(problem, sign_bits), BITS=sign_bits, **block,
     )  # fmt: skip
     return results
 
@@ -124,6 +124,13 @@ def _mask_room(problem: Problem, needs_grad: NeedsGrad) -> tuple[Tensor, tuple[i
     full = (*problem.query.shape[:3], problem.key.shape[2])
     dmask = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
     return dmask, _repeating(dmask), dmask.shape != full
+
+
+def _exact(problem: Problem, sign_bits: int) -> bool:
+    """Whether weights keep what rounding takes from them: float32 gradients, of a gain or a mask, are as exact as the output."""
+    mask = problem.mask
+    added = mask is not None and mask.dtype != torch.uint8
+    return bool(sign_bits & OUTPUT_LOW_BIT) and (problem.gain is not None or added)
 
 
 def _readable(problem: Problem) -> Problem:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import LOG2E, NO_MASK, first_key, kept, last_key, masked, tanh
+from .tile import LOG2E, NO_MASK, kept, key_tiles, masked, row_tiles, tanh
 
 G_OUTPUT: tl.constexpr = tl.constexpr(1)
 G_ENTROPY: tl.constexpr = tl.constexpr(2)
@@ -91,6 +91,95 @@ def dz_tile(
 
 
 @triton.jit
+def rows_step(
+    b_raw, b_dgain, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+    step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
+    E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr,
+    MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
+    ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """What the keys from i_n on give to a tile of rows: Σ dz k, and Σ dz q·k."""
+    o_e, o_v = tl.arange(0, BE), tl.arange(0, BEV)
+    o_n = i_n + tl.arange(0, BN)
+    o_key = o_n.to(tl.int64)
+    p_k = p_key + o_key[None, :] * step_kn + o_e[:, None]
+    p_v = p_value + o_key[None, :] * step_vn + o_v[:, None]
+    if EDGE:
+        b_k = tl.load(p_k, mask=(o_n[None, :] < keys) & (o_e[:, None] < E), other=0.0)
+    else:
+        b_k = tl.load(p_k, mask=o_e[:, None] < E, other=0.0) if E != BE else tl.load(p_k)
+    b_s = tl.dot(b_q, b_k, input_precision="ieee")
+    b_dp = b_s
+    if G_OUTPUT & ARRIVED:
+        if EDGE:
+            b_v = tl.load(p_v, mask=(o_n[None, :] < keys) & (o_v[:, None] < EV), other=0.0)
+        else:
+            b_v = tl.load(p_v, mask=o_v[:, None] < EV, other=0.0) if EV != BEV else tl.load(p_v)
+        b_dp = tl.dot(b_g, b_v, input_precision="ieee")
+    _, b_dz, b_ds = dz_tile(
+        b_s, b_dp, b_scale[:, None], o_m[:, None], o_n[None, :], p_rows, p_argmax, n_rows, o_row, m_m, p_mask, step_mm, step_mn,
+        i_head, rows, keys, left, right, softcap, dropout, seed, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, EDGE, 0,
+    )  # fmt: skip
+    if DMASK:
+        p_d = p_dmask + o_m.to(tl.int64)[:, None] * step_dm + o_key[None, :] * step_dn
+        m_d = m_m[:, None] & (o_n[None, :] < keys)
+        if SHARED:
+            tl.atomic_add(p_d, b_dz, mask=m_d)
+        else:
+            tl.store(p_d, b_dz, mask=m_d)
+    if DGAIN:
+        b_dgain += tl.sum(b_ds * b_s, 1)
+    if DQ:
+        b_raw = tl.dot(b_ds.to(b_k.dtype), tl.trans(b_k), b_raw, input_precision="ieee")
+    return b_raw, b_dgain
+
+
+@triton.jit
+def keys_step(
+    b_dk, b_dv, b_k, b_v, i_row, i_head, o_n, n_rows, p_query, p_g, p_gain, p_mask, p_rows, p_argmax,
+    step_qm, step_om, step_gm, step_mm, step_mn, scale, rows, keys, left, right, softcap, dropout, seed,
+    E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr,
+    MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
+    ARRIVED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """What the rows from i_row on give to a tile of keys: Σ dz scale q, and Σ p g. Tiles are [BN, BM] here."""
+    o_e, o_v = tl.arange(0, BE), tl.arange(0, BEV)
+    o_m = i_row + tl.arange(0, BM)
+    m_m = o_m < rows
+    o_m64 = o_m.to(tl.int64)
+    o_row = i_head * rows + o_m64
+    p_q = p_query + o_m64[None, :] * step_qm + o_e[:, None]
+    if EDGE:
+        b_q = tl.load(p_q, mask=m_m[None, :] & (o_e[:, None] < E), other=0.0)  # [BE, BM]
+    else:
+        b_q = tl.load(p_q, mask=o_e[:, None] < E, other=0.0) if E != BE else tl.load(p_q)
+    b_scale = tl.full([BM], 1.0, tl.float32) * scale
+    if GAIN:
+        b_scale *= tl.load(p_gain + o_m64 * step_gm, mask=m_m, other=0.0)
+    b_s = tl.dot(b_k, b_q, input_precision="ieee")
+    b_dp = b_s
+    b_g = b_q
+    if G_OUTPUT & ARRIVED:
+        p_o = p_g + o_m64[:, None] * step_om + o_v[None, :]
+        if EDGE:
+            b_g = tl.load(p_o, mask=m_m[:, None] & (o_v[None, :] < EV), other=0.0)  # [BM, BEV]
+        else:
+            b_g = tl.load(p_o, mask=o_v[None, :] < EV, other=0.0) if EV != BEV else tl.load(p_o)
+        b_dp = tl.dot(b_v, tl.trans(b_g), input_precision="ieee")
+    b_w, _, b_ds = dz_tile(
+        b_s, b_dp, b_scale[None, :], o_m[None, :], o_n[:, None], p_rows, p_argmax, n_rows, o_row, m_m, p_mask, step_mm, step_mn,
+        i_head, rows, keys, left, right, softcap, dropout, seed, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, EDGE, 1,
+    )  # fmt: skip
+    if DV:
+        b_dv = tl.dot(b_w.to(b_g.dtype), b_g, b_dv, input_precision="ieee")
+    if DK:
+        if GAIN:
+            b_ds *= b_scale[None, :]
+        b_dk = tl.dot(b_ds.to(b_q.dtype), tl.trans(b_q), b_dk, input_precision="ieee")
+    return b_dk, b_dv
+
+
+@triton.jit
 def rows_kernel(
     p_query, p_key, p_value, p_mask, p_gain, p_g, p_rows, p_argmax, p_dq, p_dgain, p_dmask,
     step_qb, step_qh, step_qm, step_kb, step_kh, step_kn, step_vb, step_vh, step_vn,
@@ -120,6 +209,7 @@ def rows_kernel(
     b_scale = tl.full([BM], 1.0, tl.float32) * scale
     if GAIN:
         b_scale *= tl.load(p_gain + i_b * step_gb + i_h * step_gh + o_m64 * step_gm, mask=m_m, other=0.0)
+    b_g = b_q
     if G_OUTPUT & ARRIVED:
         m_o = m_m[:, None] & (o_v[None, :] < EV)
         b_g = tl.load(p_g + i_b * step_ob + i_h * step_oh + o_m64[:, None] * step_om + o_v[None, :], mask=m_o, other=0.0)
@@ -128,35 +218,26 @@ def rows_kernel(
     p_mask += i_b * step_mb + i_h * step_mh
     p_dmask += i_b * step_db + i_h * step_dh
     b_raw = tl.zeros([BM, BE], tl.float32)
+    b_dgain = tl.zeros([BM], tl.float32)
 
-    i_last = tl.minimum(i_row + BM, rows) - 1
-    first = first_key(i_row, left, LEFT) // BN * BN
-    stop = tl.maximum(last_key(i_last, right, keys, RIGHT), 0)
-    for i_n in tl.range(first, stop, BN):
-        o_n = i_n + tl.arange(0, BN)
-        m_n = o_n < keys
-        o_key = o_n.to(tl.int64)
-        b_k = tl.load(p_key + o_key[None, :] * step_kn + o_e[:, None], mask=m_n[None, :] & (o_e[:, None] < E), other=0.0)
-        b_s = tl.dot(b_q, b_k, input_precision="ieee")
-        b_dp = b_s
-        if G_OUTPUT & ARRIVED:
-            p_v = p_value + o_key[None, :] * step_vn + o_v[:, None]
-            b_v = tl.load(p_v, mask=m_n[None, :] & (o_v[:, None] < EV), other=0.0)
-            b_dp = tl.dot(b_g, b_v, input_precision="ieee")
-        _, b_dz, b_ds = dz_tile(
-            b_s, b_dp, b_scale[:, None], o_m[:, None], o_n[None, :], p_rows, p_argmax, n_rows, o_row, m_m, p_mask, step_mm, step_mn,
-            i_head, rows, keys, left, right, softcap, dropout, seed, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, True, 0,
+    first, whole_first, whole_stop, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
+    for i_n in tl.range(whole_first, whole_stop, BN):
+        b_raw, b_dgain = rows_step(
+            b_raw, b_dgain, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+            step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
+            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, False,
         )  # fmt: skip
-        if DMASK:
-            p_d = p_dmask + o_m64[:, None] * step_dm + o_key[None, :] * step_dn
-            m_d = m_m[:, None] & m_n[None, :]
-            if SHARED:
-                tl.atomic_add(p_d, b_dz, mask=m_d)
-            else:
-                tl.store(p_d, b_dz, mask=m_d)
-        b_raw = tl.dot(b_ds.to(b_k.dtype), tl.trans(b_k), b_raw, input_precision="ieee")
+    before = tl.maximum(whole_first - first, 0) // BN
+    after = tl.cdiv(tl.maximum(stop - whole_stop, 0), BN)
+    for i_t in tl.range(0, before + after):
+        i_n = tl.where(i_t < before, first + i_t * BN, whole_stop + (i_t - before) * BN)
+        b_raw, b_dgain = rows_step(
+            b_raw, b_dgain, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+            step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
+            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, True,
+        )  # fmt: skip
     if DGAIN:
-        tl.store(p_dgain + o_row, tl.sum(b_raw * b_q.to(tl.float32), 1) * scale, mask=m_m)
+        tl.store(p_dgain + o_row, b_dgain * scale, mask=m_m)
     if DQ:
         tl.store(p_dq + o_row[:, None] * E + o_e[None, :], (b_raw * b_scale[:, None]).to(p_dq.dtype.element_ty), mask=m_q)
 
@@ -182,6 +263,7 @@ def keys_kernel(
     o_n64 = o_n.to(tl.int64)
     m_k = m_n[:, None] & (o_e[None, :] < E)
     b_k = tl.load(p_key + i_b * step_kb + i_g * step_kh + o_n64[:, None] * step_kn + o_e[None, :], mask=m_k, other=0.0)
+    b_v = b_k
     if G_OUTPUT & ARRIVED:
         m_v = m_n[:, None] & (o_v[None, :] < EV)
         b_v = tl.load(p_value + i_b * step_vb + i_g * step_vh + o_n64[:, None] * step_vn + o_v[None, :], mask=m_v, other=0.0)
@@ -189,38 +271,31 @@ def keys_kernel(
     b_dv = tl.zeros([BN, BEV], tl.float32)
     n_rows = (tl.num_programs(1) // groups * heads).to(tl.int64) * rows
 
-    # rows whose band holds one of these keys: i >= j - right and i <= j + left
-    first = tl.maximum(i_n - right, 0) // BM * BM if RIGHT else 0
-    stop = tl.minimum(tl.minimum(i_n + BN, keys) + left, rows) if LEFT else rows
-    steps = tl.cdiv(tl.maximum(stop - first, 0), BM)
-    for i_t in tl.range(0, repeat * steps):
-        i_h = i_g * repeat + i_t // steps
-        i_head = i_b * heads + i_h
-        i_row = first + (i_t % steps) * BM
-        o_m = i_row + tl.arange(0, BM)
-        m_m = o_m < rows
-        o_m64 = o_m.to(tl.int64)
-        o_row = i_head * rows + o_m64
-        p_q = p_query + i_b * step_qb + i_h * step_qh + o_m64[None, :] * step_qm + o_e[:, None]
-        b_q = tl.load(p_q, mask=m_m[None, :] & (o_e[:, None] < E), other=0.0)  # [BE, BM]
-        b_scale = tl.full([BM], 1.0, tl.float32) * scale
-        if GAIN:
-            b_scale *= tl.load(p_gain + i_b * step_gb + i_h * step_gh + o_m64 * step_gm, mask=m_m, other=0.0)
-        b_s = tl.dot(b_k, b_q, input_precision="ieee")  # [BN, BM]
-        b_dp = b_s
-        if G_OUTPUT & ARRIVED:
-            p_o = p_g + i_b * step_ob + i_h * step_oh + o_m64[:, None] * step_om + o_v[None, :]
-            b_g = tl.load(p_o, mask=m_m[:, None] & (o_v[None, :] < EV), other=0.0)  # [BM, BEV]
-            b_dp = tl.dot(b_v, tl.trans(b_g), input_precision="ieee")
-        b_w, _, b_ds = dz_tile(
-            b_s, b_dp, b_scale[None, :], o_m[None, :], o_n[:, None], p_rows, p_argmax, n_rows, o_row, m_m,
-            p_mask + i_b * step_mb + i_h * step_mh, step_mm, step_mn,
-            i_head, rows, keys, left, right, softcap, dropout, seed, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, True, 1,
-        )  # fmt: skip
-        if DV:
-            b_dv = tl.dot(b_w.to(b_g.dtype), b_g, b_dv, input_precision="ieee")
-        if DK:
-            b_dk = tl.dot((b_ds * b_scale[None, :]).to(b_q.dtype), tl.trans(b_q), b_dk, input_precision="ieee")
+    first, whole_first, whole_stop, stop = row_tiles(i_n, rows, keys, left, right, LEFT, RIGHT, BM, BN)
+    whole = tl.maximum(whole_stop - whole_first, 0) // BM
+    before = tl.maximum(whole_first - first, 0) // BM
+    edges = before + tl.cdiv(tl.maximum(stop - whole_stop, 0), BM)
+    for i_r in tl.range(0, repeat):
+        i_h = i_g * repeat + i_r
+        p_q = p_query + i_b * step_qb + i_h * step_qh
+        p_o = p_g + i_b * step_ob + i_h * step_oh
+        p_s = p_gain + i_b * step_gb + i_h * step_gh
+        p_m = p_mask + i_b * step_mb + i_h * step_mh
+        for i_t in tl.range(0, whole):
+            b_dk, b_dv = keys_step(
+                b_dk, b_dv, b_k, b_v, whole_first + i_t * BM, i_b * heads + i_h, o_n, n_rows, p_q, p_o, p_s, p_m, p_rows, p_argmax,
+                step_qm, step_om, step_gm, step_mm, step_mn, scale, rows, keys, left, right, softcap, dropout, seed,
+                E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, False,
+            )  # fmt: skip
+        for i_t in tl.range(0, edges):
+            i_row = tl.where(i_t < before, first + i_t * BM, whole_stop + (i_t - before) * BM)
+            b_dk, b_dv = keys_step(
+                b_dk, b_dv, b_k, b_v, i_row, i_b * heads + i_h, o_n, n_rows, p_q, p_o, p_s, p_m, p_rows, p_argmax,
+                step_qm, step_om, step_gm, step_mm, step_mn, scale, rows, keys, left, right, softcap, dropout, seed,
+                E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, True,
+            )  # fmt: skip
+    if DK and not GAIN:
+        b_dk *= scale
     o_out = i_pair * keys + o_n64
     if DK:
         tl.store(p_dk + o_out[:, None] * E + o_e[None, :], b_dk.to(p_dk.dtype.element_ty), mask=m_k)

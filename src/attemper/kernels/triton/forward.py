@@ -3,6 +3,9 @@
 For each row, with a running reference M and e = exp(z - M): l = Σ e, a = Σ e (z - M), s = Σ e², and the count, mean and summed squares of
 z, joined tile by tile (Chan), so that no shift of the logits can cancel the variance. A tile that raises M rescales the sums: with
 d = M - M' and c = exp(d), a ← c (a + d l), l ← c l, s ← c² s.
+
+Without softcap and bias a logit is a positive number per row, `unit`, times the score (a negative scale is taken into the query), and all
+sums are taken of scores; with them the unit is 1. Logarithms are to base 2 until the end.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import LOG2E, NO_MASK, first_key, kept, last_key, masked, tanh
+from .tile import ADDED, LN2, LOG2E, NO_MASK, kept, key_tiles, masked, tanh
 
 VISIBLE: tl.constexpr = tl.constexpr(1)
 MEAN: tl.constexpr = tl.constexpr(2)
@@ -26,11 +29,11 @@ OUTPUT_LOW: tl.constexpr = tl.constexpr(256)
 @triton.jit
 def add_tile(
     b_ref, b_l, b_a, b_s, b_rounded, b_out, b_best, b_arg, b_count, b_met, b_mean, b_squares,
-    b_q, b_scale, i_n, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
+    b_q, b_scale, b_unit, i_n, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
     o_m, i_head, rows, keys, left, right, softcap, dropout, seed,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    VALUES: tl.constexpr, BITS: tl.constexpr, EDGE: tl.constexpr,
+    VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """Take in the keys from i_n on."""
     o_n = i_n + tl.arange(0, BN)
@@ -43,7 +46,9 @@ def add_tile(
         b_k = tl.load(p_k, mask=o_e[:, None] < E, other=0.0)
     else:
         b_k = tl.load(p_k)
-    b_z = tl.dot(b_q, b_k, input_precision="ieee") * b_scale[:, None]  # [BM, BN]
+    b_z = tl.dot(b_q, b_k, input_precision="ieee")  # [BM, BN]
+    if CAP or MASK == ADDED:
+        b_z = b_z * b_scale[:, None]
     if CAP:
         b_z = softcap * tanh(b_z / softcap)
     OPEN: tl.constexpr = not EDGE and MASK == NO_MASK
@@ -86,10 +91,10 @@ def add_tile(
 
     b_new = tl.maximum(b_ref, b_top)
     b_finite = tl.where(b_new == float("-inf"), 0.0, b_new)
-    b_t = b_z - b_finite[:, None]
-    b_e = tl.math.exp2(b_t * LOG2E)
-    b_d_ref = tl.where(b_ref == float("-inf"), 0.0, b_ref - b_finite)
-    b_c = tl.math.exp2(b_d_ref * LOG2E)
+    b_t = (b_z - b_finite[:, None]) * b_unit[:, None]
+    b_e = tl.math.exp2(b_t)
+    b_d_ref = tl.where(b_ref == float("-inf"), 0.0, b_ref - b_finite) * b_unit
+    b_c = tl.math.exp2(b_d_ref)
     if ENTROPY & BITS:
         if not OPEN:
             b_t = tl.where(b_t < -1e4, 0.0, b_t)  # their weight is 0, and 0 · -inf is NaN
@@ -107,11 +112,20 @@ def add_tile(
         else:
             b_v = tl.load(p_v)
         b_p = b_e.to(b_v.dtype)
-        # what is multiplied by the values is rounded, and must add up to one: the output is divided by the sum of these
-        b_rounded = b_c * b_rounded + tl.sum(b_p.to(tl.float32), 1)
-        if DROP:
-            b_p = tl.where(kept(seed, i_head, o_m[:, None], o_n[None, :], dropout), b_p, 0.0)
         b_out = b_out * b_c[:, None]
+        if DROP:
+            m_kept = kept(seed, i_head, o_m[:, None], o_n[None, :], dropout)
+        if EXACT:  # what rounding took from the weights is multiplied too
+            b_rest = (b_e - b_p.to(tl.float32)).to(b_v.dtype)
+            b_rounded = b_c * b_rounded + tl.sum(b_p.to(tl.float32) + b_rest.to(tl.float32), 1)
+            if DROP:
+                b_rest = tl.where(m_kept, b_rest, 0.0)
+            b_out = tl.dot(b_rest, b_v, b_out, input_precision="ieee")
+        else:
+            # what is multiplied by the values is rounded, and must add up to one: the output is divided by the sum of these
+            b_rounded = b_c * b_rounded + tl.sum(b_p.to(tl.float32), 1)
+        if DROP:
+            b_p = tl.where(m_kept, b_p, 0.0)
         b_out = tl.dot(b_p, b_v, b_out, input_precision="ieee")
     return b_new, b_l, b_a, b_s, b_rounded, b_out, b_best, b_arg, b_count, b_met, b_mean, b_squares
 
@@ -125,7 +139,7 @@ def forward_kernel(
     scale, softcap, dropout, seed, heads, groups, rows, keys, left, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    VALUES: tl.constexpr, BITS: tl.constexpr,
+    VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows of one head."""
     i_m = tl.program_id(0)
@@ -144,6 +158,12 @@ def forward_kernel(
     b_scale = tl.full([BM], 1.0, tl.float32) * scale
     if GAIN:
         b_scale *= tl.load(p_gain + i_b * step_gb + i_h * step_gh + o_m.to(tl.int64) * step_gm, mask=m_m, other=0.0)
+    if CAP or MASK == ADDED:
+        b_base = tl.full([BM], 1.0, tl.float32)
+    else:
+        b_q = tl.where(b_scale[:, None] < 0, -b_q, tl.where(b_scale[:, None] == 0, 0.0, b_q)).to(b_q.dtype)
+        b_base = tl.where(b_scale == 0, 1.0, tl.abs(b_scale))
+    b_unit = b_base * LOG2E
     p_key += i_b * step_kb + i_g * step_kh
     p_value += i_b * step_vb + i_g * step_vh
     p_mask += i_b * step_mb + i_h * step_mh
@@ -155,22 +175,13 @@ def forward_kernel(
     b_arg = tl.full([BM], -1, tl.int32)
     b_out = tl.zeros([BM, BEV if VALUES else 16], tl.float32)
 
-    # all tiles that some row sees; those that every row sees whole need no mask
-    i_last = tl.minimum(i_row + BM, rows) - 1
-    first = first_key(i_row, left, LEFT) // BN * BN
-    stop = tl.maximum(last_key(i_last, right, keys, RIGHT), 0)
-    whole_first = tl.cdiv(first_key(i_last, left, LEFT), BN) * BN
-    whole_stop = tl.maximum(last_key(i_row, right, keys, RIGHT), 0) // BN * BN
-    whole_stop = tl.maximum(whole_first, whole_stop)
-    if whole_first >= stop:  # all of them are edges
-        whole_first = first
-        whole_stop = first
+    first, whole_first, whole_stop, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
     for i_n in tl.range(whole_first, whole_stop, BN):
         b_ref, b_l, b_a, b_s, b_rounded, b_out, b_best, b_arg, b_count, b_met, b_mean, b_squares = add_tile(
             b_ref, b_l, b_a, b_s, b_rounded, b_out, b_best, b_arg, b_count, b_met, b_mean, b_squares,
-            b_q, b_scale, i_n, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
+            b_q, b_scale, b_unit, i_n, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
             o_m, i_head, rows, keys, left, right, softcap, dropout, seed,
-            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, VALUES, BITS, False,
+            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, VALUES, EXACT, BITS, False,
         )  # fmt: skip
     before = tl.maximum(whole_first - first, 0) // BN
     after = tl.cdiv(tl.maximum(stop - whole_stop, 0), BN)
@@ -178,9 +189,9 @@ def forward_kernel(
         i_n = tl.where(i_t < before, first + i_t * BN, whole_stop + (i_t - before) * BN)
         b_ref, b_l, b_a, b_s, b_rounded, b_out, b_best, b_arg, b_count, b_met, b_mean, b_squares = add_tile(
             b_ref, b_l, b_a, b_s, b_rounded, b_out, b_best, b_arg, b_count, b_met, b_mean, b_squares,
-            b_q, b_scale, i_n, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
+            b_q, b_scale, b_unit, i_n, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
             o_m, i_head, rows, keys, left, right, softcap, dropout, seed,
-            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, VALUES, BITS, True,
+            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, VALUES, EXACT, BITS, True,
         )  # fmt: skip
 
     # finish; a row without keys: l 1, so that its output and signs are 0
@@ -190,23 +201,26 @@ def forward_kernel(
     b_finite = tl.where(m_empty, 0.0, b_ref)
     b_l = tl.where(m_empty, 1.0, b_l)
     b_log = tl.log(b_l)
-    b_lse = b_finite + b_log
-    b_part = b_lse - b_finite
-    b_low = (b_finite - (b_lse - b_part)) + (b_log - b_part)  # two-sum: what rounding took from lse
+    b_top = b_finite * b_base
+    b_lse = b_top + b_log
+    b_part = b_lse - b_top
+    b_low = (b_top - (b_lse - b_part)) + (b_log - b_part)  # two-sum: what rounding took from lse
     b_lse = tl.where(m_empty, float("-inf"), tl.where(m_endless, float("inf"), b_lse))
     tl.store(p_lse + o_row, b_lse, mask=m_m)
     tl.store(p_lse_low + o_row, tl.where(m_empty | m_endless, 0.0, b_low), mask=m_m)
     if PEAK & BITS:
-        b_peak = tl.where(m_endless | (b_l == b_l), b_ref, b_l)  # NaN where a logit was
+        b_peak = tl.where(m_empty, b_ref, tl.where(m_endless | (b_l == b_l), b_ref * b_base, b_l))  # NaN where a logit was
         tl.store(p_peak + o_row, b_peak, mask=m_m)
     if ENTROPY & BITS:
-        tl.store(p_entropy + o_row, b_log - b_a / b_l, mask=m_m)
+        tl.store(p_entropy + o_row, b_log - b_a / b_l * LN2, mask=m_m)
     if P2 & BITS:
         tl.store(p_p2 + o_row, b_s / (b_l * b_l), mask=m_m)
     if VISIBLE & BITS:
         tl.store(p_visible + o_row, b_count.to(tl.int32), mask=m_m)
     if (MEAN | VARIANCE) & BITS:
         b_some = tl.maximum(b_count, 1.0)
+        b_mean *= b_base
+        b_squares *= b_base * b_base
         b_all = b_mean * (b_met / b_some)
         if MEAN & BITS:
             tl.store(p_mean + o_row, b_all, mask=m_m)

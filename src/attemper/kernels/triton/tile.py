@@ -27,15 +27,29 @@ def tanh(x):
 
 
 @triton.jit
-def first_key(i_row, left, LEFT: tl.constexpr):
-    """The first key in the band of a row."""
-    return tl.maximum(i_row - left, 0) if LEFT else 0
+def key_tiles(i_row, rows, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """The tiles of keys that some row of a tile sees: first … stop; of these, whole_first … whole_stop are seen whole by every row."""
+    i_last = tl.minimum(i_row + BM, rows) - 1
+    first = tl.maximum(i_row - left, 0) // BN * BN if LEFT else 0
+    stop = tl.maximum(tl.minimum(i_last + right + 1, keys), 0) if RIGHT else keys
+    whole_first = tl.cdiv(tl.maximum(i_last - left, 0), BN) * BN if LEFT else 0
+    whole_stop = tl.maximum(tl.minimum(i_row + right + 1, keys), 0) // BN * BN if RIGHT else keys // BN * BN
+    whole_stop = tl.maximum(whole_first, whole_stop)
+    none = whole_first >= stop
+    return first, tl.where(none, first, whole_first), tl.where(none, first, whole_stop), stop
 
 
 @triton.jit
-def last_key(i_row, right, keys, RIGHT: tl.constexpr):
-    """One past the last key in the band of a row."""
-    return tl.minimum(i_row + right + 1, keys) if RIGHT else keys
+def row_tiles(i_key, rows, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """The tiles of rows that see some key of a tile of keys, as `key_tiles` gives those of keys."""
+    i_last = tl.minimum(i_key + BN, keys) - 1
+    first = tl.maximum(i_key - right, 0) // BM * BM if RIGHT else 0
+    stop = tl.minimum(i_last + left + 1, rows) if LEFT else rows
+    whole_first = tl.cdiv(tl.maximum(i_last - right, 0), BM) * BM if RIGHT else 0
+    whole_stop = tl.maximum(tl.minimum(i_key + left + 1, rows), 0) // BM * BM if LEFT else rows // BM * BM
+    whole_stop = tl.maximum(whole_first, whole_stop)
+    none = (whole_first >= stop) | (i_key + BN > keys)
+    return first, tl.where(none, first, whole_first), tl.where(none, first, whole_stop), stop
 
 
 @triton.jit
