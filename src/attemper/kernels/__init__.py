@@ -41,28 +41,36 @@ def cpu_is_missing() -> str | None:
 
 @cache
 def _why_triton_is_missing() -> str | None:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
+        return "needs an NVIDIA GPU of the Ampere generation or newer"
     try:
         load("triton")
-    except ImportError:
-        return "needs the package triton, which is not installed: pip install triton"
+    except ImportError as error:
+        return f"needs the package triton 3.6 or newer: {error}"
     return None
 
 
-def _why_not_triton(request: Request) -> str | None:
-    """Why the GPU kernels do not take a call."""
-    if request.dtype == torch.float64:
-        return "does not serve float64"
-    if max(request.head_dim, request.value_dim) > 256:
-        return f"serves head dims up to 256; got {max(request.head_dim, request.value_dim)}"
+def triton_is_missing() -> str | None:
+    """Why the GPU kernels cannot run here at all; None when they can."""
     return _why_triton_is_missing()
 
 
-mark_constant(_why_not_triton)
-mark_constant(cpu_is_missing)  # a compiled graph asks once, while it is traced
+def _triton_refuses(request: Request) -> str | None:
+    widest = max(request.head_dim, request.value_dim)
+    if request.dtype == torch.float64:
+        return "does not serve float64"
+    if widest > 256:
+        return f"serves head dims up to 256; got {widest}"
+    return triton_is_missing()
+
+
+# a compiled graph asks once, while it is traced
+mark_constant(cpu_is_missing)
+mark_constant(triton_is_missing)
 
 KERNELS = {
     "cpu": Serves(devices=("cpu",), additive=False, unless=lambda request: cpu_is_missing()),
-    "triton": Serves(devices=("cuda",), additive=False, unless=lambda request: _why_not_triton(request)),
+    "triton": Serves(devices=("cuda",), additive=False, unless=_triton_refuses),
     "blockwise": Serves(),
     "reference": Serves(additive=False),
 }
