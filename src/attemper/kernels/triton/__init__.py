@@ -1,9 +1,14 @@
 """triton: attention on NVIDIA GPUs from Ampere on, with every sign from the same pass.
 
+    arguments.py     what a launch gets, and what it is compiled for
+    blocks.py        the size of tiles
     tile.py          logits of one tile: scale, softcap, bias, band, mask; dropout
-    forward.py       online softmax over tiles of keys, output and signs
+    frozen.py        the fast pass over the keys: one reference for the whole row
+    online.py        the careful pass: running maximum, every kind of logit
+    forward.py       fast pass, careful pass where that is not enough, output and signs
+    row_terms.py     what the gradient needs of each row
     backward.py      two kernels: over keys (dq, d(gain), d(mask)) and over rows (dk, dv)
-    __init__.py      what each launch gets
+    __init__.py      forward() and backward(): the launches in order
 """
 
 from __future__ import annotations
@@ -14,186 +19,150 @@ import torch
 import triton
 from torch import Tensor
 
-from ..contract import (
-    OUTPUT_LOW_BIT,
-    Gradients,
-    NeedsGrad,
-    Problem,
-    Results,
-    Upstream,
-    empty_results,
-    unrounded,
-)
+from ..contract import ARGMAX_BIT, OUTPUT_LOW_BIT, Gradients, NeedsGrad, Problem, Results, Upstream, empty_results
 from . import backward as _backward
 from . import forward as _forward
+from . import row_terms as _rows
+from .arguments import (
+    Launch,
+    compiled_for,
+    descriptors,
+    inputs,
+    is_fast,
+    keeps_weights,
+    numbers,
+    padded,
+    readable,
+    repeating,
+    steps,
+)
+from .blocks import backward_block, forward_block
 
 
 def forward(problem: Problem, sign_bits: int) -> Results:
-    problem = _readable(problem)
+    problem = readable(problem)
     results = empty_results(problem, sign_bits)
-    query, key, value = problem.query, problem.key, problem.value
-    batch, heads, rows, dim = query.shape
-    if not (batch * heads * rows):
-        return results
-    if not results.output_low.numel():
-        sign_bits &= ~OUTPUT_LOW_BIT
-    block = _tile(dim, query.dtype, value is not None)
-    grid = (triton.cdiv(rows, block["BM"]), batch * heads)
-    _forward.forward_kernel[grid](
-        *_inputs(problem), *results, *_steps(problem), *_numbers(problem), **_kinds(problem),
-        VALUES=value is not None, EXACT=_exact(problem, sign_bits), BITS=sign_bits, **block,
-    )  # fmt: skip
+    if results.lse.numel():
+        forward_launch(problem, results, sign_bits).run()
     return results
 
 
+def forward_launch(problem: Problem, results: Results, sign_bits: int, copies: bool | None = None) -> Launch:
+    """`copies` is whether the hardware copies whole tiles; None asks the device."""
+    query, key, value = problem.query, problem.key, problem.value
+    batch, heads, rows, dim = query.shape
+    if not results.output_low.numel():
+        sign_bits &= ~OUTPUT_LOW_BIT
+    fast = is_fast(problem, sign_bits) and bool(problem.value is not None or sign_bits & ~ARGMAX_BIT)
+    if fast:
+        sign_bits &= ~ARGMAX_BIT  # see _argmax
+    block = forward_block(padded(dim), query.dtype, value is not None, fast)
+    tiles = None
+    if fast and (query.is_cuda and _copies_tiles(query.device) if copies is None else copies):
+        tiles = descriptors(key, key if value is None else value, rows=block["BN"])
+    constants = compiled_for(problem) | {
+        "VALUES": value is not None,
+        "EXACT": keeps_weights(problem, sign_bits),
+        "FAST": fast,
+        "TMA": tiles is not None,
+        "BITS": sign_bits,
+    }
+    args = (*inputs(problem), *(tiles or (key, key)), *results, *steps(problem), *numbers(problem))
+    grid = (triton.cdiv(rows, block["BM"]), batch * heads)
+    return Launch(_forward.forward_kernel, grid, args, constants | _tile_of(block), _options_of(block))
+
+
 def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
-    asked, problem = problem.mask, _readable(problem)
+    asked, problem = problem.mask, readable(problem)
     query, key, value, mask, gain = problem[:5]
     batch, heads, rows, dim = query.shape
     groups, keys = key.shape[1:3]
     nothing = query.new_empty(0)
+    empty = not batch * heads * rows * keys
+    make = torch.zeros if empty else torch.empty
 
-    def room(tensor: Tensor | None, needed: bool) -> Tensor:
-        return nothing if tensor is None or not needed else torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    def like(tensor: Tensor | None, needed: bool) -> Tensor:
+        return nothing if tensor is None or not needed else make(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
-    found = Gradients(*(room(tensor, needed) for tensor, needed in zip(problem[:6], needs_grad, strict=True)))
-    if not (batch * heads * rows * keys):
+    found = Gradients(*(like(tensor, needed) for tensor, needed in zip(problem[:6], needs_grad, strict=True)))
+    if empty:
         return found
-    numbers, arrived = coefficients(saved, upstream)
-    g_output = upstream.output if upstream.output is not None and value is not None else None
-    arrived |= _backward.G_OUTPUT.value if g_output is not None else 0
+    g_output = None if value is None else upstream.output
+    if g_output is None and needs_grad.value and value is not None:
+        found.value.zero_()
+    terms, arrived = row_terms(saved, upstream._replace(output=g_output))
     g_tensor = nothing if g_output is None else g_output if g_output.stride(-1) == 1 else g_output.contiguous()
     g_steps = (0, 0, 0) if g_output is None else g_tensor.stride()[:3]
-    block = _tile(dim, query.dtype, True, backward=True)
-    common = (*_inputs(problem), g_tensor, numbers, saved.argmax)
-    dmask, steps, shared = _mask_room(problem, needs_grad)
+    argmax = saved.argmax if upstream.peak is None else _argmax(problem, saved)
+    block = backward_block(padded(dim), query.dtype)
+    common = (*inputs(problem), g_tensor, terms, argmax)
+    constants = compiled_for(problem) | {"ARRIVED": arrived} | _tile_of(block)
+    dmask, dmask_steps, shared = _mask_gradient(problem, needs_grad)
     if needs_grad.query or needs_grad.gain or needs_grad.mask:
-        _backward.rows_kernel[(triton.cdiv(rows, block["BM"]), batch * heads)](
-            *common, found.query, found.gain, dmask, *_steps(problem), *g_steps, *steps, *_numbers(problem), **_kinds(problem),
-            ARRIVED=arrived, DQ=needs_grad.query, DGAIN=needs_grad.gain and gain is not None, DMASK=dmask.numel() > 0,
-            SHARED=shared, **block,
-        )  # fmt: skip
+        asks = {"DQ": needs_grad.query, "DGAIN": needs_grad.gain and gain is not None, "DMASK": dmask.numel() > 0, "SHARED": shared}
+        args = (*common, found.query, found.gain, dmask, *steps(problem), *g_steps, *dmask_steps, *numbers(problem))
+        grid = (triton.cdiv(rows, block["BM"]), batch * heads)
+        Launch(_backward.rows_kernel, grid, args, constants | asks, _options_of(block)).run()
     if needs_grad.key or (needs_grad.value and g_output is not None):
-        _backward.keys_kernel[(triton.cdiv(keys, block["BN"]), batch * groups)](
-            *common, found.key, found.value, *_steps(problem), *g_steps, *_numbers(problem), **_kinds(problem),
-            ARRIVED=arrived, DK=needs_grad.key, DV=needs_grad.value and g_output is not None, **block,
-        )  # fmt: skip
+        asks = {"DK": needs_grad.key, "DV": needs_grad.value and g_output is not None}
+        args = (*common, found.key, found.value, *steps(problem), *g_steps, *numbers(problem))
+        grid = (triton.cdiv(keys, block["BN"]), batch * groups)
+        Launch(_backward.keys_kernel, grid, args, constants | asks, _options_of(block)).run()
     return found._replace(mask=dmask.to(asked.dtype) if dmask.numel() and asked is not None else nothing)
 
 
-def coefficients(saved: Results, upstream: Upstream) -> tuple[Tensor, int]:
-    """What the gradient of a row's logits needs, (8, B, H, Lq): see `backward.LSE` and the places after it; and which are there."""
-    lse, low = saved.lse, saved.lse_low
-    numbers = torch.zeros((8, *lse.shape), dtype=torch.float32, device=lse.device)
-    numbers[0] = lse.masked_fill(lse == float("-inf"), float("inf"))  # a row without keys: exp(z - inf) = 0
-    rest = numbers[1].copy_(low.neg().exp())
-    constant, arrived = numbers[2], 0
-    if upstream.output is not None and saved.output.numel():
-        output = unrounded(saved.output, saved.output_low) if saved.output_low.numel() else saved.output.float()
-        constant -= (upstream.output.float() * output).sum(-1)
-    if upstream.lse is not None:
-        constant += upstream.lse
-    if upstream.entropy is not None:
-        arrived |= _backward.G_ENTROPY.value
-        constant -= upstream.entropy * (saved.entropy - low)
-        numbers[3] = upstream.entropy * rest
-    if upstream.p2 is not None:
-        arrived |= _backward.G_P2.value
-        constant -= 2 * upstream.p2 * saved.p2
-        numbers[4] = 2 * upstream.p2 * rest.square()
-    constant *= rest
-    if upstream.mean is not None or upstream.variance is not None:
-        arrived |= _backward.G_MOMENTS.value
-        some = saved.visible.clamp(min=1)
-        if upstream.mean is not None:
-            numbers[5] = upstream.mean / some
-        if upstream.variance is not None:
-            numbers[6] = 2 * upstream.variance / some
-            numbers[5] -= numbers[6] * saved.mean
-    if upstream.peak is not None:
-        arrived |= _backward.G_PEAK.value
-        numbers[7] = upstream.peak
-    return numbers, arrived
+def row_terms(saved: Results, upstream: Upstream) -> tuple[Tensor, int]:
+    """Eight numbers for each row, (8, B, H, Lq), and which gradients arrived."""
+    lse = saved.lse
+    terms = lse.new_empty((_rows.N_TERMS, *lse.shape))
+    bits = {"output": _rows.G_OUTPUT, "lse": _rows.G_LSE, "entropy": _rows.G_ENTROPY, "p2": _rows.G_P2}
+    bits |= {"mean": _rows.G_MEAN, "variance": _rows.G_VARIANCE, "peak": _rows.G_PEAK}
+    arrived = sum(bit.value for name, bit in bits.items() if getattr(upstream, name) is not None)
+
+    def pointer(tensor: Tensor | None) -> Tensor:
+        return lse if tensor is None else tensor.contiguous()
+
+    g = upstream.output
+    g = lse if g is None else g if g.stride(-1) == 1 else g.contiguous()
+    g_steps = g.stride()[:3]
+    value_dim = saved.output.shape[-1] if saved.output.dim() == 4 else 1
+    args = (
+        terms, saved.output, saved.output_low, saved.lse_low, saved.visible, saved.mean, lse, saved.entropy, saved.p2,
+        g, *(pointer(t) for t in upstream[1:]), *g_steps, lse.shape[1], lse.shape[2], lse.numel(),
+    )  # fmt: skip
+    constants: dict[str, Any] = {"EV": value_dim, "BEV": padded(value_dim), "BM": 32}
+    constants |= {"ARRIVED": arrived, "WHOLE": saved.output_low.numel() > 0}
+    Launch(_rows.row_terms_kernel, (triton.cdiv(lse.numel(), 32), 1), args, constants, {"num_warps": 4}).run()
+    return terms, arrived
 
 
-def _mask_room(problem: Problem, needs_grad: NeedsGrad) -> tuple[Tensor, tuple[int, ...], bool]:
+def _argmax(problem: Problem, saved: Results) -> Tensor:
+    """The arg-max of each row; the fast pass does not look for it, since it is needed only where a gradient of `peak` arrives."""
+    if not is_fast(problem, OUTPUT_LOW_BIT if saved.output_low.numel() else 0):
+        return saved.argmax
+    alone = problem._replace(value=None)
+    found = empty_results(alone, ARGMAX_BIT)
+    forward_launch(alone, found, ARGMAX_BIT).run()
+    return found.argmax
+
+
+def _mask_gradient(problem: Problem, needs_grad: NeedsGrad) -> tuple[Tensor, tuple[int, ...], bool]:
     """Zeros for the gradient of a mask, float32; its steps; whether many rows, keys or heads add to one entry."""
     mask = problem.mask
     if mask is None or not needs_grad.mask:
         return problem.query.new_empty(0), (0, 0, 0, 0), False
     full = (*problem.query.shape[:3], problem.key.shape[2])
     dmask = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
-    return dmask, _repeating(dmask), dmask.shape != full
+    return dmask, repeating(dmask), dmask.shape != full
 
 
-def _exact(problem: Problem, sign_bits: int) -> bool:
-    """Whether weights keep what rounding takes from them: float32 gradients, of a gain or a mask, are as exact as the output."""
-    mask = problem.mask
-    added = mask is not None and mask.dtype != torch.uint8
-    return bool(sign_bits & OUTPUT_LOW_BIT) and (problem.gain is not None or added)
+def _copies_tiles(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _readable(problem: Problem) -> Problem:
-    """With vectors whose numbers lie side by side, and a mask of bytes or of floats."""
-    query, key, value = (t if t is None or t.stride(-1) == 1 else t.contiguous() for t in problem[:3])
-    mask = problem.mask
-    if mask is not None and mask.dtype == torch.bool:
-        mask = mask.view(torch.uint8)
-    return problem._replace(query=query, key=key, value=value, mask=mask)
+def _tile_of(block: dict[str, int]) -> dict[str, int]:
+    return {"BM": block["BM"], "BN": block["BN"]}
 
 
-def _inputs(problem: Problem) -> tuple[Tensor, ...]:
-    # a pointer that is not read: the query's
-    return tuple(problem.query if tensor is None else tensor for tensor in problem[:5])
-
-
-def _repeating(tensor: Tensor | None) -> tuple[int, ...]:
-    """Strides, 0 along a dimension of 1, which repeats."""
-    return (0, 0, 0, 0) if tensor is None else tuple(0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _steps(problem: Problem) -> tuple[int, ...]:
-    query, key, value, mask, gain = problem[:5]
-    none = (0, 0, 0)
-    return (
-        *query.stride()[:3],
-        *key.stride()[:3],
-        *(none if value is None else value.stride()[:3]),
-        *_repeating(mask),
-        *(none if gain is None else _repeating(gain)),
-    )
-
-
-def _numbers(problem: Problem) -> tuple[Any, ...]:
-    query, key = problem.query, problem.key
-    seed = 0 if problem.seed is None else int(problem.seed)
-    return (
-        problem.scale, problem.softcap or 1.0, problem.dropout, seed,
-        query.shape[1], key.shape[1], query.shape[2], key.shape[2], problem.left or 0, problem.right or 0,
-    )  # fmt: skip
-
-
-def _kinds(problem: Problem) -> dict[str, Any]:
-    """What is compiled for."""
-    query, value, mask = problem.query, problem.value, problem.mask
-    dim, value_dim = query.shape[3], query.shape[3] if value is None else value.shape[3]
-    return {
-        "E": dim,
-        "EV": value_dim,
-        "BE": max(16, triton.next_power_of_2(dim)),
-        "BEV": max(16, triton.next_power_of_2(value_dim)),
-        "MASK": 0 if mask is None else 1 if mask.dtype == torch.uint8 else 2,
-        "GAIN": problem.gain is not None,
-        "LEFT": problem.left is not None,
-        "RIGHT": problem.right is not None,
-        "CAP": problem.softcap is not None,
-        "DROP": problem.dropout > 0,
-    }
-
-
-def _tile(dim: int, dtype: torch.dtype, values: bool, backward: bool = False) -> dict[str, int]:
-    if dtype == torch.float32:
-        return {"BM": 32, "BN": 32, "num_warps": 4, "num_stages": 1}
-    if backward:
-        return {"BM": 64, "BN": 64, "num_warps": 4 if dim <= 64 else 8, "num_stages": 2}
-    return {"BM": 128, "BN": 64, "num_warps": 4 if dim <= 64 else 8, "num_stages": 3 if dim <= 64 else 2}
+def _options_of(block: dict[str, int]) -> dict[str, int]:
+    return {"num_warps": block["num_warps"], "num_stages": block["num_stages"]}

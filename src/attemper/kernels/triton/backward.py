@@ -5,7 +5,7 @@ and what arrives at output and signs,
 
     dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)] + [g_mean + 2 g_var (z - mean)] / visible  +  g_peak at the arg-max
 
-The terms that a row shares are summed up before, as `constant`; see coefficients.py.
+The terms that a row shares are summed up before, as `constant`; see row_terms.py.
 """
 
 from __future__ import annotations
@@ -13,22 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import LOG2E, NO_MASK, kept, key_tiles, masked, row_tiles, tanh
-
-G_OUTPUT: tl.constexpr = tl.constexpr(1)
-G_ENTROPY: tl.constexpr = tl.constexpr(2)
-G_P2: tl.constexpr = tl.constexpr(4)
-G_MOMENTS: tl.constexpr = tl.constexpr(8)
-G_PEAK: tl.constexpr = tl.constexpr(16)
-
-LSE: tl.constexpr = tl.constexpr(0)  # the places of a row's numbers
-REST: tl.constexpr = tl.constexpr(1)
-CONSTANT: tl.constexpr = tl.constexpr(2)
-ENTROPY: tl.constexpr = tl.constexpr(3)
-P2: tl.constexpr = tl.constexpr(4)
-LEVEL: tl.constexpr = tl.constexpr(5)
-SLOPE: tl.constexpr = tl.constexpr(6)
-PEAK: tl.constexpr = tl.constexpr(7)
+from .row_terms import CONSTANT, ENTROPY, G_ENTROPY, G_MOMENTS, G_OUTPUT, G_P2, G_PEAK, LEVEL, LSE, P2, PEAK, REST, SLOPE
+from .tile import LOG2E, NO_MASK, NUMBERS, kept, key_tiles, masked, row_tiles, tanh
 
 
 @triton.jit
@@ -179,7 +165,7 @@ def keys_step(
     return b_dk, b_dv
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def rows_kernel(
     p_query, p_key, p_value, p_mask, p_gain, p_g, p_rows, p_argmax, p_dq, p_dgain, p_dmask,
     step_qb, step_qh, step_qm, step_kb, step_kh, step_kn, step_vb, step_vh, step_vn,
@@ -242,7 +228,7 @@ def rows_kernel(
         tl.store(p_dq + o_row[:, None] * E + o_e[None, :], (b_raw * b_scale[:, None]).to(p_dq.dtype.element_ty), mask=m_q)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def keys_kernel(
     p_query, p_key, p_value, p_mask, p_gain, p_g, p_rows, p_argmax, p_dk, p_dv,
     step_qb, step_qh, step_qm, step_kb, step_kh, step_kn, step_vb, step_vh, step_vn,

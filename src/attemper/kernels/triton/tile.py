@@ -8,8 +8,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..contract import ARGMAX_BIT, BIT, OUTPUT_LOW_BIT
+
+VISIBLE: tl.constexpr = tl.constexpr(BIT["visible"])
+MEAN: tl.constexpr = tl.constexpr(BIT["mean"])
+VARIANCE: tl.constexpr = tl.constexpr(BIT["variance"])
+PEAK: tl.constexpr = tl.constexpr(BIT["peak"])
+ENTROPY: tl.constexpr = tl.constexpr(BIT["entropy"])
+P2: tl.constexpr = tl.constexpr(BIT["p2"])
+ARGMAX: tl.constexpr = tl.constexpr(ARGMAX_BIT)
+OUTPUT_LOW: tl.constexpr = tl.constexpr(OUTPUT_LOW_BIT)
+
+NUMBERS = ["seed", "heads", "groups", "rows", "keys", "left", "right"]
+"""Arguments that change from call to call: compiled once for all their values."""
+
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+LN2_LOW: tl.constexpr = tl.constexpr(-1.904654299957768e-09)  # what float32 leaves out of ln 2
 HIDDEN_BIAS: tl.constexpr = tl.constexpr(-1e4)
 NO_MASK: tl.constexpr = tl.constexpr(0)
 BOOLEAN: tl.constexpr = tl.constexpr(1)
@@ -50,6 +65,18 @@ def row_tiles(i_key, rows, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.cons
     whole_stop = tl.maximum(whole_first, whole_stop)
     none = (whole_first >= stop) | (i_key + BN > keys)
     return first, tl.where(none, first, whole_first), tl.where(none, first, whole_stop), stop
+
+
+@triton.jit
+def load_rows(p, i_n, step, n, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr):
+    """Keys or values from i_n on, [BN, BE], 0 beyond the last key (which only a tile at the edge has) and beyond E."""
+    o_n, o_e = tl.arange(0, BN), tl.arange(0, BE)
+    p_tile = p + (tl.full((), 0, tl.int64) + i_n) * step + o_n[:, None].to(tl.int64) * step + o_e[None, :]
+    if EDGE:
+        return tl.load(p_tile, mask=(i_n + o_n[:, None] < n) & (o_e[None, :] < E), other=0.0)
+    if E != BE:
+        return tl.load(p_tile, mask=o_e[None, :] < E, other=0.0)
+    return tl.load(p_tile)
 
 
 @triton.jit

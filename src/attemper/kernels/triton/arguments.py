@@ -1,0 +1,117 @@
+"""What a launch gets: tensors whose vectors have unit stride, strides, numbers, tile descriptors, and what it is compiled for."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ..contract import OUTPUT_LOW_BIT, Problem
+
+COPY_BYTES = 16
+"""The hardware copies whole tiles (TMA) where addresses and strides are multiples of this."""
+
+
+class Launch(NamedTuple):
+    """One launch of a kernel, as data: so that it can also be compiled where there is no GPU."""
+
+    kernel: Any
+    grid: tuple[int, int]
+    args: tuple[Any, ...]
+    constants: dict[str, Any]
+    options: dict[str, int]
+
+    def run(self) -> None:
+        self.kernel[self.grid](*self.args, **self.constants, **self.options)
+
+
+def readable(problem: Problem) -> Problem:
+    """With vectors of unit stride, and a mask of bytes or of floats."""
+    query, key, value = (t if t is None or t.stride(-1) == 1 else t.contiguous() for t in problem[:3])
+    mask = problem.mask
+    if mask is not None and mask.dtype == torch.bool:
+        mask = mask.view(torch.uint8)
+    return problem._replace(query=query, key=key, value=value, mask=mask)
+
+
+def inputs(problem: Problem) -> tuple[Tensor, ...]:
+    # a pointer that is not read: the query's
+    return tuple(problem.query if tensor is None else tensor for tensor in problem[:5])
+
+
+def steps(problem: Problem) -> tuple[int, ...]:
+    """The strides of query, key, value, mask and gain."""
+    query, key, value, mask, gain = problem[:5]
+    none = (0, 0, 0)
+    return (
+        *query.stride()[:3],
+        *key.stride()[:3],
+        *(none if value is None else value.stride()[:3]),
+        *((0, 0, 0, 0) if mask is None else repeating(mask)),
+        *(none if gain is None else repeating(gain)),
+    )
+
+
+def repeating(tensor: Tensor) -> tuple[int, ...]:
+    """Strides, 0 along a dimension of 1, which repeats."""
+    return tuple(0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def numbers(problem: Problem) -> tuple[Any, ...]:
+    query, key = problem.query, problem.key
+    seed = 0 if problem.seed is None else int(problem.seed)
+    return (
+        problem.scale, problem.softcap or 1.0, problem.dropout, seed,
+        query.shape[1], key.shape[1], query.shape[2], key.shape[2], problem.left or 0, problem.right or 0,
+    )  # fmt: skip
+
+
+def compiled_for(problem: Problem) -> dict[str, Any]:
+    query, value, mask = problem.query, problem.value, problem.mask
+    dim, value_dim = query.shape[3], query.shape[3] if value is None else value.shape[3]
+    return {
+        "E": dim,
+        "EV": value_dim,
+        "BE": padded(dim),
+        "BEV": padded(value_dim),
+        "MASK": 0 if mask is None else 1 if mask.dtype == torch.uint8 else 2,
+        "GAIN": problem.gain is not None,
+        "LEFT": problem.left is not None,
+        "RIGHT": problem.right is not None,
+        "CAP": problem.softcap is not None,
+        "DROP": problem.dropout > 0,
+    }
+
+
+def padded(dim: int) -> int:
+    """A head dim as tiles have it."""
+    return max(16, triton.next_power_of_2(dim))
+
+
+def is_fast(problem: Problem, sign_bits: int) -> bool:
+    """Whether the fast pass serves a call: logits that are the score times a number, and each row's keys begin with the first."""
+    plain = problem.mask is None and problem.softcap is None and problem.left is None and not problem.dropout
+    return plain and not keeps_weights(problem, sign_bits)
+
+
+def keeps_weights(problem: Problem, sign_bits: int) -> bool:
+    """Whether weights keep what rounding takes from them: float32 gradients, of a gain or a mask, are as exact as the output."""
+    mask = problem.mask
+    added = mask is not None and mask.dtype != torch.uint8
+    return bool(sign_bits & OUTPUT_LOW_BIT) and (problem.gain is not None or added)
+
+
+def descriptors(*tensors: Tensor, rows: int) -> list[TensorDescriptor] | None:
+    """Descriptors of tiles of so many rows; None where the hardware cannot copy them."""
+    if not all(_copies(t) for t in tensors):
+        return None
+    return [TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, rows, padded(t.shape[3])]) for t in tensors]
+
+
+def _copies(tensor: Tensor) -> bool:
+    size = tensor.element_size()
+    aligned = all(step * size % COPY_BYTES == 0 for step in tensor.stride()[:3])
+    return aligned and tensor.data_ptr() % COPY_BYTES == 0 and min(tensor.shape) > 0 and padded(tensor.shape[3]) * size >= COPY_BYTES

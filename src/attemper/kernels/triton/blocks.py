@@ -1,0 +1,29 @@
+"""The size of tiles: what was fastest on an H200, by head dim, dtype and direction."""
+
+from __future__ import annotations
+
+import torch
+
+Block = dict[str, int]
+
+
+def forward_block(dim: int, dtype: torch.dtype, values: bool, fast: bool) -> Block:
+    if dtype == torch.float32:
+        return _block(32, 32, 4, 1)
+    if dim > 128:
+        return _block(64, 32, 4, 2)
+    if not fast:
+        return _block(128, 64, 4, 3) if dim <= 64 else _block(64, 64, 4, 3)
+    if not values:
+        return _block(64, 128, 4, 3)
+    return _block(128, 64, 4, 3) if dim <= 64 else _block(64, 64, 4, 3)
+
+
+def backward_block(dim: int, dtype: torch.dtype) -> Block:
+    if dtype == torch.float32 or dim > 128:
+        return _block(32, 32, 4, 1)
+    return _block(64, 64, 4, 3 if dim <= 64 else 2)
+
+
+def _block(rows: int, keys: int, warps: int, stages: int) -> Block:
+    return {"BM": rows, "BN": keys, "num_warps": warps, "num_stages": stages}

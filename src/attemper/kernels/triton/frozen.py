@@ -1,0 +1,159 @@
+"""The fast pass over the keys: one reference for the whole row, the mean of its first logits, instead of a running maximum.
+
+Softmax is the same whatever the reference is, as long as no exp overflows. With a fixed one there is no maximum to wait for, nothing to
+rescale and nothing to share between threads inside the loop, and t = z - reference serves the weights, entropy, mean and variance alike.
+A row whose sums show that the reference was too far from the largest logit or from the mean, or that met inf or NaN, is computed again
+by `online`.
+
+Sums are kept for every eighth key (`[BM, 8]`): those lie in the registers of one thread, so that they are added up without shuffles.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .tile import ENTROPY, LN2, LN2_LOW, LOG2E, MEAN, P2, PEAK, VARIANCE, load_rows
+
+FIRST: tl.constexpr = tl.constexpr(16)  # the keys that give the reference
+LANES: tl.constexpr = tl.constexpr(8)
+SHUT: tl.constexpr = tl.constexpr(-1000.0)  # 2 to this is 0, and 0 times it is 0, as 0 times -inf is not
+NARROW: tl.constexpr = tl.constexpr(32768.0)  # what Σe may reach so that no weight overflows float16
+WIDE: tl.constexpr = tl.constexpr(1152921504606846976.0)  # 2^60, for bfloat16 and float32
+FAR: tl.constexpr = tl.constexpr(4.0)  # times the variance: the square of how far the reference may be from the mean
+
+
+@triton.jit
+def lanes(x, BM: tl.constexpr, BN: tl.constexpr):
+    return tl.sum(tl.reshape(x, [BM, BN // LANES, LANES]), 1)
+
+
+@triton.jit
+def reference(b_q, b_unit, p_key, step_kn, o_m, keys, right, E: tl.constexpr, BE: tl.constexpr, RIGHT: tl.constexpr):
+    """The mean of a row's first logits without their largest, which may be a sink; and that one, -inf where it sees none.
+
+    Both times log2(e).
+    """
+    o_n, o_e = tl.arange(0, FIRST), tl.arange(0, BE)
+    m_k = (o_n[None, :] < keys) & (o_e[:, None] < E)
+    b_k = tl.load(p_key + o_n[None, :].to(tl.int64) * step_kn + o_e[:, None], mask=m_k, other=0.0)
+    b_z = tl.dot(b_q, b_k, input_precision="ieee") * b_unit[:, None]
+    m_seen = (o_n[None, :] < keys) & (o_m[:, None] >= 0)
+    if RIGHT:
+        m_seen &= o_n[None, :] <= o_m[:, None] + right
+    b_seen = tl.sum(m_seen.to(tl.float32), 1)
+    b_top = tl.max(tl.where(m_seen, b_z, float("-inf")), 1)
+    b_sum = tl.sum(tl.where(m_seen, b_z, 0.0), 1)
+    b_others = tl.where(b_seen > 1, (b_sum - b_top) / tl.maximum(b_seen - 1.0, 1.0), b_sum)
+    return b_others, b_top
+
+
+@triton.jit
+def load_tile(p, tiles, i_b, i_g, i_n, step, n, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr):
+    if TMA:
+        return tl.reshape(tiles.load([i_b, i_g, i_n, 0]), [BN, BE])
+    return load_rows(p, i_n, step, n, E, BE, BN, EDGE)
+
+
+@triton.jit
+def frozen_tile(
+    b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out,
+    b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
+    E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """Take in the keys from i_n on."""
+    o_n = i_n + tl.arange(0, BN)
+    b_k = load_tile(p_key, k_tiles, i_b, i_g, i_n, step_kn, keys, E, BE, BN, TMA, EDGE)
+    b_z = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")  # [BM, BN]
+    b_t = b_z * b_unit[:, None] - b_ref[:, None]
+    if EDGE:
+        m_seen = (o_n[None, :] < keys) & (o_m[:, None] >= 0)
+        if RIGHT:
+            m_seen &= o_n[None, :] <= o_m[:, None] + right
+        b_t = tl.where(m_seen, b_t, SHUT)
+    b_e = tl.math.exp2(b_t)
+    b_l += lanes(b_e, BM, BN)
+    if ENTROPY & BITS:
+        b_a += lanes(b_e * b_t, BM, BN)
+    if P2 & BITS:
+        b_s += lanes(b_e * b_e, BM, BN)
+    if PEAK & BITS:
+        # numbers above 0 are ordered as their bits are
+        b_bits = tl.reshape(b_t.to(tl.int32, bitcast=True), [BM, BN // LANES, LANES])
+        b_rise = tl.maximum(b_rise, tl.max(b_bits, 1))
+    if (MEAN | VARIANCE) & BITS:
+        b_y = tl.where(m_seen, b_t, 0.0) if EDGE else b_t
+        b_first += lanes(b_y, BM, BN)
+        if VARIANCE & BITS:
+            b_second += lanes(b_y * b_y, BM, BN)
+    if VALUES:
+        b_v = load_tile(p_value, v_tiles, i_b, i_g, i_n, step_vn, keys, EV, BEV, BN, TMA, EDGE)
+        if b_v.dtype == tl.float16:  # whose weights must not pass 65504
+            b_e = b_e * b_down[:, None]
+        b_p = b_e.to(b_v.dtype)
+        # the weights that multiply the values are rounded: the output is divided by the sum of these
+        b_rounded = tl.dot(b_p, tl.full([BN, 16], 1.0, b_v.dtype), b_rounded, input_precision="ieee")
+        b_out = tl.dot(b_p, b_v, b_out, input_precision="ieee")
+    return b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out
+
+
+@triton.jit
+def frozen(
+    b_q, b_base, p_key, p_value, k_tiles, v_tiles, i_b, i_g, step_kn, step_vn, o_m, i_row, rows, keys, right,
+    E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """A row's sums, as `online` gives them, and whether they can be trusted."""
+    b_unit = b_base * LOG2E
+    b_ref, b_first_top = reference(b_q, b_unit, p_key, step_kn, o_m, keys, right, E, BE, RIGHT)
+    b_count = (tl.maximum(tl.minimum(o_m + right + 1, keys), 0) if RIGHT else tl.zeros_like(o_m) + keys).to(tl.float32)
+    m_empty = b_count == 0
+    m_good = m_empty | (b_first_top > float("-inf"))
+    b_down = tl.where(m_empty, 1.0, tl.math.exp2(b_ref - b_first_top))
+    b_l = tl.zeros([BM, LANES], tl.float32)
+    b_a, b_s, b_first, b_second = b_l, b_l, b_l, b_l
+    b_rise = tl.zeros([BM, LANES], tl.int32)
+    b_rounded = tl.zeros([BM, 16], tl.float32)
+    b_out = tl.zeros([BM, BEV if VALUES else 16], tl.float32)
+
+    i_last = tl.minimum(i_row + BM, rows) - 1
+    stop = tl.maximum(tl.minimum(i_last + right + 1, keys), 0) if RIGHT else keys
+    whole = tl.maximum(tl.minimum(i_row + right + 1, keys), 0) // BN * BN if RIGHT else keys // BN * BN
+    for i_n in tl.range(0, whole, BN):
+        b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out = frozen_tile(
+            b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out,
+            b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
+            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, False,
+        )  # fmt: skip
+    for i_n in tl.range(whole, stop, BN):
+        b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out = frozen_tile(
+            b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out,
+            b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
+            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, True,
+        )  # fmt: skip
+
+    b_l = tl.sum(b_l, 1)
+    m_good &= m_empty | ((b_l >= 0.5) & (b_l <= WIDE))
+    if VALUES and b_q.dtype == tl.float16:
+        m_good &= b_l * b_down <= NARROW
+    b_a, b_s = tl.sum(b_a, 1), tl.sum(b_s, 1)
+    if ENTROPY & BITS:
+        m_good &= b_a == b_a
+    b_some = tl.maximum(b_count, 1.0)
+    b_shift = tl.sum(b_first, 1) / b_some
+    b_squares = tl.sum(b_second, 1) - b_shift * b_shift * b_some
+    if (MEAN | VARIANCE) & BITS:
+        m_good &= (b_shift == b_shift) & (tl.abs(b_shift) < float("inf"))
+    if VARIANCE & BITS:
+        m_good &= b_shift * b_shift * b_some <= FAR * b_squares
+    b_top = b_ref * LN2
+    b_top_low = tl.fma(b_ref, LN2, -b_top) + b_ref * LN2_LOW
+    b_rise = tl.max(b_rise, 1).to(tl.float32, bitcast=True)
+    b_peak = tl.where(m_empty, float("-inf"), b_top + b_rise * LN2)
+    b_mean = tl.where(m_empty, 0.0, (b_ref + b_shift) * LN2)
+    b_variance = tl.where(m_empty, 0.0, tl.maximum(b_squares, 0.0) / b_some * (LN2 * LN2))
+    b_rounded = tl.where(m_empty, 1.0, tl.max(b_rounded, 1))
+    b_l = tl.where(m_empty, 1.0, b_l)
+    trusted = tl.min((m_good | (o_m >= rows)).to(tl.int32), 0) == 1
+    return trusted, m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_count, b_mean, b_variance

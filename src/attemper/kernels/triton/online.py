@@ -1,0 +1,129 @@
+"""The careful pass over the keys: a running maximum, and logits of every kind.
+
+For each row, with the largest logit so far M and e = exp(z - M): l = Σ e, a = Σ e (z - M), s = Σ e², and the count, mean and summed squares
+of z, joined tile by tile (Chan), so that no shift of the logits can cancel the variance. A tile that raises M rescales the sums: with
+d = M - M' and c = exp(d), a ← c (a + d l), l ← c l, s ← c² s.
+
+Without softcap and bias a logit is a positive number per row, `unit`, times the score, and all sums are taken of scores; with them the
+unit is 1. Logarithms are to base 2.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .tile import ADDED, ARGMAX, ENTROPY, LOG2E, MEAN, P2, VARIANCE, VISIBLE, kept, key_tiles, load_rows, masked, tanh
+
+
+@triton.jit
+def online_tile(
+    b_ref, b_l, b_a, b_s, b_rounded, b_out, b_best, b_arg, b_count, b_met, b_mean, b_squares,
+    b_q, b_scale, b_unit, i_n, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
+    o_m, i_head, rows, keys, left, right, softcap, dropout, seed,
+    E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr,
+    MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
+    VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """Take in the keys from i_n on."""
+    o_n = i_n + tl.arange(0, BN)
+    b_k = load_rows(p_key, i_n, step_kn, keys, E, BE, BN, True)
+    b_z = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")  # [BM, BN]
+    if CAP or MASK == ADDED:
+        b_z = b_z * b_scale[:, None]
+    if CAP:
+        b_z = softcap * tanh(b_z / softcap)
+    b_z, m_seen = masked(b_z, o_m[:, None], o_n[None, :], p_mask, step_mm, step_mn, rows, keys, left, right, MASK, LEFT, RIGHT, True)
+
+    if (MEAN | VARIANCE) & BITS:
+        m_adds = m_seen & (b_z != float("-inf"))  # a logit of -inf is counted, and adds nothing
+        b_tile_met = tl.sum(m_adds.to(tl.float32), 1)
+        b_tile_mean = tl.sum(tl.where(m_adds, b_z, 0.0), 1) / tl.maximum(b_tile_met, 1.0)
+        b_d = tl.where(m_adds, b_z - b_tile_mean[:, None], 0.0)
+        b_total = b_met + b_tile_met
+        b_share = b_tile_met / tl.maximum(b_total, 1.0)
+        b_step = b_tile_mean - b_mean
+        b_squares += tl.sum(b_d * b_d, 1) + b_step * b_step * b_met * b_share
+        b_mean += b_step * b_share
+        b_met = b_total
+    if (MEAN | VARIANCE | VISIBLE) & BITS:
+        b_count += tl.sum(m_seen.to(tl.float32), 1)
+
+    if ARGMAX & BITS:
+        b_top, b_place = tl.max(b_z, 1, return_indices=True)
+        better = (b_top > b_best) | ((b_top == b_best) & (b_place + i_n < b_arg) & (b_top != float("-inf")))
+        b_arg = tl.where(better, b_place + i_n, b_arg)
+        b_best = tl.where(better, b_top, b_best)
+    else:
+        b_top = tl.max(b_z, 1)
+
+    b_new = tl.maximum(b_ref, b_top)
+    b_finite = tl.where(b_new == float("-inf"), 0.0, b_new)
+    b_t = (b_z - b_finite[:, None]) * b_unit[:, None]
+    b_e = tl.math.exp2(b_t)
+    b_d_ref = tl.where(b_ref == float("-inf"), 0.0, b_ref - b_finite) * b_unit
+    b_c = tl.math.exp2(b_d_ref)
+    if ENTROPY & BITS:
+        b_t = tl.where(b_t < -1e4, 0.0, b_t)  # their weight is 0, and 0 · -inf is NaN
+        b_a = b_c * (b_a + b_d_ref * b_l) + tl.sum(b_e * b_t, 1)
+    if P2 & BITS:
+        b_s = b_c * b_c * b_s + tl.sum(b_e * b_e, 1)
+    b_l = b_c * b_l + tl.sum(b_e, 1)
+    if VALUES:
+        b_v = load_rows(p_value, i_n, step_vn, keys, EV, BEV, BN, True)
+        b_p = b_e.to(b_v.dtype)
+        b_out = b_out * b_c[:, None]
+        if DROP:
+            m_kept = kept(seed, i_head, o_m[:, None], o_n[None, :], dropout)
+        if EXACT:  # what rounding took from the weights is multiplied too
+            b_rest = (b_e - b_p.to(tl.float32)).to(b_v.dtype)
+            b_rounded = b_c * b_rounded + tl.sum(b_p.to(tl.float32) + b_rest.to(tl.float32), 1)
+            if DROP:
+                b_rest = tl.where(m_kept, b_rest, 0.0)
+            b_out = tl.dot(b_rest, b_v, b_out, input_precision="ieee")
+        else:
+            # what is multiplied by the values is rounded, and must add up to one: the output is divided by the sum of these
+            b_rounded = b_c * b_rounded + tl.sum(b_p.to(tl.float32), 1)
+        if DROP:
+            b_p = tl.where(m_kept, b_p, 0.0)
+        b_out = tl.dot(b_p, b_v, b_out, input_precision="ieee")
+    return b_new, b_l, b_a, b_s, b_rounded, b_out, b_best, b_arg, b_count, b_met, b_mean, b_squares
+
+
+@triton.jit
+def online(
+    b_q, b_scale, b_base, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
+    o_m, i_row, i_head, rows, keys, left, right, softcap, dropout, seed,
+    E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
+    VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """A row's sums over all its keys, in logits."""
+    b_ref = tl.full([BM], float("-inf"), tl.float32)
+    b_l = tl.zeros([BM], tl.float32)
+    b_a, b_s, b_rounded, b_count, b_met, b_mean, b_squares = b_l, b_l, b_l, b_l, b_l, b_l, b_l
+    b_best = b_ref
+    b_arg = tl.full([BM], -1, tl.int32)
+    b_out = tl.zeros([BM, BEV if VALUES else 16], tl.float32)
+    b_unit = b_base * LOG2E
+    first, _, _, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
+    for i_n in tl.range(first, stop, BN):
+        b_ref, b_l, b_a, b_s, b_rounded, b_out, b_best, b_arg, b_count, b_met, b_mean, b_squares = online_tile(
+            b_ref, b_l, b_a, b_s, b_rounded, b_out, b_best, b_arg, b_count, b_met, b_mean, b_squares,
+            b_q, b_scale, b_unit, i_n, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
+            o_m, i_head, rows, keys, left, right, softcap, dropout, seed,
+            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, VALUES, EXACT, BITS,
+        )  # fmt: skip
+    m_empty = b_ref == float("-inf")
+    b_finite = tl.where(m_empty, 0.0, b_ref)
+    b_l = tl.where(m_empty, 1.0, b_l)
+    b_rounded = tl.where(m_empty, 1.0, b_rounded)
+    b_top = b_finite * b_base
+    b_top_low = tl.fma(b_finite, b_base, -b_top)
+    # NaN where a logit was
+    b_peak = tl.where(m_empty, b_ref, tl.where((b_ref == float("inf")) | (b_l == b_l), b_top, b_l))
+    b_some = tl.maximum(b_count, 1.0)
+    b_all = b_mean * (b_met / b_some)
+    b_off = tl.where(b_met == b_count, 0.0, b_met * (b_mean - b_all) * (b_mean - b_all))
+    b_variance = (b_squares + b_off) / b_some * (b_base * b_base)
+    return m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_arg, b_count, b_all * b_base, b_variance

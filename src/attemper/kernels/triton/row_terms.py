@@ -1,0 +1,90 @@
+"""What the gradient of a row's logits needs besides the tile, in one launch: eight numbers for each row (`LSE` … `PEAK`).
+
+δ = g · output is taken of the output as it was before rounding, so that the gradients of half-precision inputs are exact.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+G_OUTPUT: tl.constexpr = tl.constexpr(1)  # which gradients arrived
+G_LSE: tl.constexpr = tl.constexpr(2)
+G_ENTROPY: tl.constexpr = tl.constexpr(4)
+G_P2: tl.constexpr = tl.constexpr(8)
+G_MEAN: tl.constexpr = tl.constexpr(16)
+G_VARIANCE: tl.constexpr = tl.constexpr(32)
+G_PEAK: tl.constexpr = tl.constexpr(64)
+G_MOMENTS: tl.constexpr = tl.constexpr(48)
+
+LSE: tl.constexpr = tl.constexpr(0)  # the places of a row's numbers
+REST: tl.constexpr = tl.constexpr(1)  # exp(-lse_low)
+CONSTANT: tl.constexpr = tl.constexpr(2)
+ENTROPY: tl.constexpr = tl.constexpr(3)
+P2: tl.constexpr = tl.constexpr(4)
+LEVEL: tl.constexpr = tl.constexpr(5)
+SLOPE: tl.constexpr = tl.constexpr(6)
+PEAK: tl.constexpr = tl.constexpr(7)
+N_TERMS = 8
+
+
+@triton.jit
+def unrounded(b_short, b_low):
+    """The output before rounding, as `contract.unrounded` defines it."""
+    b_wide = b_short.to(tl.float32)
+    b_whole = (b_wide.to(tl.int32, bitcast=True) + b_low.to(tl.int32)).to(tl.float32, bitcast=True)
+    if b_short.dtype == tl.float16:
+        b_whole = tl.where(tl.abs(b_wide) < 6.103515625e-05, b_wide + b_low.to(tl.float32) * 9.094947017729282e-13, b_whole)
+    return b_whole
+
+
+@triton.jit(do_not_specialize=["heads", "rows", "n_rows"])
+def row_terms_kernel(
+    p_terms, p_output, p_low, p_lse_low, p_visible, p_mean, p_lse, p_entropy, p_p2,
+    p_g, p_g_mean, p_g_variance, p_g_peak, p_g_lse, p_g_entropy, p_g_p2,
+    step_ob, step_oh, step_om, heads, rows, n_rows,
+    EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, ARRIVED: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    o_row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    m = o_row < n_rows
+    b_lse = tl.load(p_lse + o_row, mask=m, other=0.0)
+    b_low = tl.load(p_lse_low + o_row, mask=m, other=0.0)
+    b_rest = tl.exp(-b_low)
+    tl.store(p_terms + o_row, tl.where(b_lse == float("-inf"), float("inf"), b_lse), mask=m)  # no keys: exp(z - inf) = 0
+    tl.store(p_terms + REST * n_rows + o_row, b_rest, mask=m)
+    b_constant = tl.zeros([BM], tl.float32)
+    if G_OUTPUT & ARRIVED:
+        o_v = tl.arange(0, BEV)
+        m_v = m[:, None] & (o_v[None, :] < EV)
+        i_head, i_row = o_row // rows, o_row % rows
+        o_g = i_head // heads * step_ob + i_head % heads * step_oh + i_row * step_om
+        b_g = tl.load(p_g + o_g[:, None] + o_v[None, :], mask=m_v, other=0.0).to(tl.float32)
+        o_out = o_row[:, None] * EV + o_v[None, :]
+        b_out = tl.load(p_output + o_out, mask=m_v, other=0.0)
+        if WHOLE:
+            b_out = unrounded(b_out, tl.load(p_low + o_out, mask=m_v, other=0))
+        b_constant -= tl.sum(b_g * b_out.to(tl.float32), 1)
+    if G_LSE & ARRIVED:
+        b_constant += tl.load(p_g_lse + o_row, mask=m, other=0.0)
+    if G_ENTROPY & ARRIVED:
+        b_g_entropy = tl.load(p_g_entropy + o_row, mask=m, other=0.0)
+        b_constant -= b_g_entropy * (tl.load(p_entropy + o_row, mask=m, other=0.0) - b_low)
+        tl.store(p_terms + ENTROPY * n_rows + o_row, b_g_entropy * b_rest, mask=m)
+    if G_P2 & ARRIVED:
+        b_g_p2 = 2.0 * tl.load(p_g_p2 + o_row, mask=m, other=0.0)
+        b_constant -= b_g_p2 * tl.load(p_p2 + o_row, mask=m, other=0.0)
+        tl.store(p_terms + P2 * n_rows + o_row, b_g_p2 * b_rest * b_rest, mask=m)
+    tl.store(p_terms + CONSTANT * n_rows + o_row, b_constant * b_rest, mask=m)
+    if G_MOMENTS & ARRIVED:
+        b_some = tl.maximum(tl.load(p_visible + o_row, mask=m, other=1), 1).to(tl.float32)
+        b_level = tl.zeros([BM], tl.float32)
+        b_slope = tl.zeros([BM], tl.float32)
+        if G_MEAN & ARRIVED:
+            b_level += tl.load(p_g_mean + o_row, mask=m, other=0.0) / b_some
+        if G_VARIANCE & ARRIVED:
+            b_slope += 2.0 * tl.load(p_g_variance + o_row, mask=m, other=0.0) / b_some
+            b_level -= b_slope * tl.load(p_mean + o_row, mask=m, other=0.0)
+        tl.store(p_terms + LEVEL * n_rows + o_row, b_level, mask=m)
+        tl.store(p_terms + SLOPE * n_rows + o_row, b_slope, mask=m)
+    if G_PEAK & ARRIVED:
+        tl.store(p_terms + PEAK * n_rows + o_row, tl.load(p_g_peak + o_row, mask=m, other=0.0), mask=m)
