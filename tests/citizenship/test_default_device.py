@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import attemper
-from attemper.kernels import KERNELS
+from serving import ON_CPU
 
 Q, K, V = torch.randn(3, 2, 4, 9, 8, generator=torch.Generator().manual_seed(0)).unbind()
 LEAVES = [t.clone().requires_grad_() for t in (Q, K, V)]
@@ -39,10 +39,10 @@ def masked(kernel):
 
 
 ENTRIES = {
-    **{f"attention, {kernel}": lambda kernel=kernel: attemper.attention(Q, K, V, kernel=kernel) for kernel in KERNELS},
-    **{f"dropout, {name}": lambda name=name: attemper.attention(Q, K, V, dropout=0.5, kernel=name) for name in KERNELS},
-    **{f"backward, {name}": lambda name=name: gradients(attemper.attention(*LEAVES, kernel=name)) for name in KERNELS},
-    **{f"a mask's gradient, {kernel}": lambda kernel=kernel: masked(kernel) for kernel in KERNELS},
+    **{f"attention, {kernel}": lambda kernel=kernel: attemper.attention(Q, K, V, kernel=kernel) for kernel in ON_CPU},
+    **{f"dropout, {name}": lambda name=name: attemper.attention(Q, K, V, dropout=0.5, kernel=name) for name in ON_CPU},
+    **{f"backward, {name}": lambda name=name: gradients(attemper.attention(*LEAVES, kernel=name)) for name in ON_CPU},
+    **{f"a mask's gradient, {kernel}": lambda kernel=kernel: masked(kernel) for kernel in ON_CPU},
     "decode": lambda: attemper.attention(Q[:, :, :1], K, V, causal="lower_right", window=4),
     "sdpa with dropout": lambda: attemper.sdpa(Q, K, V, dropout_p=0.5, is_causal=True),
     "a scale per head": lambda: attemper.attention(Q, K, V, scale=Q[0, :, 0, 0].abs()),

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import attemper
-from attemper.kernels import KERNELS
+from serving import ON_CPU
 
 SHAPES = {"query": (2, 4, 6, 8), "key": (2, 2, 9, 8), "value": (2, 2, 9, 5), "weight": (8,)}
 EXTRA = {
@@ -48,7 +48,7 @@ def attended(**inputs):
 
 
 CALLS = {
-    **{name: (lambda kernel: lambda **inputs: attended(**inputs, kernel=kernel))(name) for name in KERNELS},
+    **{name: (lambda kernel: lambda **inputs: attended(**inputs, kernel=kernel))(name) for name in ON_CPU},
     "measure": lambda value, **inputs: attemper.measure(**inputs).entropy.sum() + 0.0 * value.sum(),
     "cosine": lambda scale=10.0, **inputs: attemper.cosine_attention(**inputs, scale=scale).output.square().sum(),
     "additive": lambda **inputs: attemper.additive_attention(**inputs).output.square().sum(),

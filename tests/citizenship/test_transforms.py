@@ -6,13 +6,13 @@ from torch.func import grad, jacrev, vmap
 
 import attemper
 from attemper.errors import KernelUnavailable
-from attemper.kernels import KERNELS
 from attemper.kernels.contract import Results, Upstream
 from attemper.operation.checks import prepare
 from attemper.operation.ops import ARGMAX_BIT, BIT
 from close import assert_float64
+from serving import ON_CPU
 
-FUSED = [name for name in KERNELS if name != "reference"]
+FUSED = [name for name in ON_CPU if name != "reference"]
 ALL = sum(BIT.values()) | ARGMAX_BIT
 
 
@@ -290,7 +290,7 @@ def test_forward_mode_is_refused_with_a_sentence(kernel):
     torch.func.jvp(lambda q: loss(q, key, value, "reference"), (query,), (query,))
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ON_CPU)
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
 def test_autocast_lowers_inputs_as_torch_does(kernel, low):
     inputs = [t.float().requires_grad_() for t in tensors()]
@@ -309,7 +309,7 @@ def test_autocast_lowers_inputs_as_torch_does(kernel, low):
     assert all(t.grad.dtype == torch.float32 and t.grad.isfinite().all() for t in inputs)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ON_CPU)
 def test_inference_mode(kernel):
     inputs = tensors()
     expected = attemper.attention(*inputs, kernel=kernel)
@@ -350,7 +350,7 @@ def test_activation_checkpointing_draws_the_same_dropout():
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace")
 @pytest.mark.parametrize("graded", [False, True])
-@pytest.mark.parametrize("kernel", [*KERNELS, "additive"])
+@pytest.mark.parametrize("kernel", [*ON_CPU, "additive"])
 def test_a_traced_call_passes_its_own_check_and_has_gradients(kernel, graded):
     """The check traces once more without gradients: both graphs must hold the same op."""
     inputs = [t.requires_grad_(graded) for t in tensors()]

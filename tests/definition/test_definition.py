@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 
 import attemper
-from attemper.kernels import KERNELS
 from attemper.kernels.reference import define
 from attemper.operation.checks import prepare
 from cases import GRID, pairwise
 from close import assert_float64
+from serving import ON_CPU
 
 F64_GRID = {**GRID, "dtype": ["f64"], "window": [None], "softcap": [None], "scale": ["default"]}
 
@@ -85,7 +85,7 @@ def test_weights_and_argmax_are_part_of_the_definition():
     assert torch.equal(definition.argmax, definition.weights.argmax(-1))
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ON_CPU)
 def test_a_row_without_keys(kernel):
     q, k, v = torch.randn(3, 1, 1, 4, 8)
     mask = torch.tensor([True, True, False, True])[:, None] & torch.ones(4, 4, dtype=torch.bool)
@@ -130,7 +130,7 @@ def test_a_mask_of_large_negatives_hides_keys_but_follows_the_softmax():
 def test_equal_logits_give_the_peak_gradient_to_the_lowest_key():
     q = torch.ones(1, 1, 2, 4, requires_grad=True)
     k = torch.ones(1, 1, 3, 4, requires_grad=True)
-    for kernel in KERNELS:
+    for kernel in ON_CPU:
         vitals = attemper.attention(q, k, k, kernel=kernel).vitals
         (grad,) = torch.autograd.grad(vitals.peak.sum(), k)
         assert grad[0, 0, :, 0].tolist() == [1.0, 0.0, 0.0], kernel

@@ -5,8 +5,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import attemper
-from attemper.kernels import KERNELS
 from close import assert_float64
+from serving import ON_CPU
 
 OPTIONS = {
     "full": {},
@@ -39,7 +39,7 @@ def test_first_derivatives_of_the_reference(options):
     assert gradcheck(everything("reference", options), leaves())
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ON_CPU)
 def test_first_derivatives_with_an_additive_mask(kernel):
     """The others are compared with the reference, feature by feature, in tests/kernels/test_agreement.py."""
     options = {"softcap": 2.0, "causal": "lower_right", "window": 4}
@@ -50,7 +50,7 @@ def test_second_derivatives_of_the_reference():
     assert gradgradcheck(everything("reference", {"causal": "lower_right"}), leaves())
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ON_CPU)
 def test_measure_has_the_gradients_of_attention(kernel):
     query, key, value, scale = leaves()
     with_values = attemper.attention(query, key, value, scale=scale, kernel=kernel).vitals

@@ -9,9 +9,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import attemper
 from attemper.errors import InputError, SignNotMeasured
-from attemper.kernels import KERNELS
 from attemper.vitals import SIGNS, Vitals
 from close import assert_float64, assert_reordered
+from serving import ON_CPU
 
 
 def attend(lq=6, lk=9, **options):
@@ -97,7 +97,7 @@ FAR = {
 }
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ON_CPU)
 @pytest.mark.parametrize(("bias", "cut"), FAR.values(), ids=FAR)
 def test_merge_gives_the_whole_however_far_from_zero(kernel, bias, cut):
     """Far from zero lse holds no digit of ln Σe: what rounding took from it goes along, through reshapes, copies and pytrees."""
@@ -133,7 +133,7 @@ def test_merge_gives_the_whole_however_far_from_zero(kernel, bias, cut):
             assert_reordered(one, two, keys)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ON_CPU)
 def test_of_tied_peaks_the_lowest_key_has_the_gradient(kernel):
     key = torch.zeros(6, 8, requires_grad=True)
     parts = [attemper.measure(torch.ones(1, 8), key[a:b], kernel=kernel) for a, b in ((0, 2), (2, 2), (2, 6))]

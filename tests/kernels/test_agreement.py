@@ -7,10 +7,10 @@ from collections import defaultdict
 import pytest
 import torch
 
-from cases import GRID, PAIRWISE, Case, pairwise
+from cases import DTYPES, GRID, PAIRWISE, Case, pairwise
 from judge import error_ratios, judge
 from native import WAYS
-from serving import FUSED
+from serving import FUSED, fused
 
 # the native kernel by each variant; one that is not built is named all the same, and fails
 EVERY = [way for kernel in FUSED for way in ((WAYS or ("cpu",)) if kernel == "cpu" else (kernel,))]
@@ -19,7 +19,8 @@ EVERY = [way for kernel in FUSED for way in ((WAYS or ("cpu",)) if kernel == "cp
 @pytest.mark.usefixtures("poisoned", "poisoned_workspace")
 @pytest.mark.parametrize("case", PAIRWISE, ids=str)
 def test_every_kernel_is_as_exact_as_plain_pytorch(case, device):
-    judge(case.tensors(device), case.options(), *EVERY)
+    served = fused(DTYPES[case.dtype])
+    judge(case.tensors(device), case.options(), *[way for way in EVERY if way.partition(":")[0] in served])
 
 
 MASK_SHAPES = [s for n in range(5) for s in itertools.product(*[(1, size) for size in (2, 4, 5, 7)[4 - n :]])]
@@ -49,6 +50,8 @@ def test_kernel_is_as_exact_as_plain_pytorch_on_the_whole_grid(features, heads, 
     for (lengths, dim), scale in zip(sizes, itertools.cycle(GRID["scale"]), strict=False):
         named = dict(zip(FEATURES, features, strict=True))
         case = Case(**named, heads=heads, lengths=lengths, dim=dim, scale=scale)
+        if kernel not in fused(DTYPES[case.dtype]):
+            pytest.skip(f"{kernel} does not serve {case.dtype}")
         try:
             judge(case.tensors(device), case.options(), kernel)
         except AssertionError as error:

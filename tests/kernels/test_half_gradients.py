@@ -155,16 +155,16 @@ def test_the_bits_go_along_through_fakes_vmap_and_compiled_graphs(device, kernel
     assert not torch.ops.attemper.forward(*problem, bits ^ OUTPUT_LOW_BIT, kernel)[1].numel()
 
 
-@pytest.mark.parametrize("kernel", ["blockwise", "cpu"])
+@pytest.mark.parametrize("kernel", FUSED)
 @pytest.mark.parametrize("size", [1e-5, 3e-7])
-def test_small_outputs_of_float16_carry_what_rounding_took(kernel, size):
+def test_small_outputs_of_float16_carry_what_rounding_took(kernel, size, device):
     """Below the normal numbers a rounding takes more than 16 bits of float32 hold, unless they count in another unit."""
     torch.manual_seed(0)
     key = torch.randn(1, 1, 600, 16) + 5 * torch.randn(16)
     value = (torch.randn(1, 1, 600, 16) + 3 * torch.randn(16)) * size
-    inputs = [t.half().requires_grad_() for t in (torch.randn(1, 1, 7, 16), key, value)]
+    inputs = [t.to(device).half().requires_grad_() for t in (torch.randn(1, 1, 7, 16), key, value)]
     exact = [t.detach().double().requires_grad_() for t in inputs]
-    cotangent = torch.randn(1, 1, 7, 16).half()
+    cotangent = torch.randn(1, 1, 7, 16).to(device).half()
     output = attemper.attention(*inputs, kernel=kernel, signs=()).output
     truth = attemper.attention(*exact, kernel="reference", signs=()).output
     (found,) = torch.autograd.grad((output * (cotangent * 1024)).sum(), inputs[:1])

@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import attemper
-from attemper.kernels import KERNELS
 from attemper.vitals import SIGNS
 from close import assert_float64
+from serving import ON_CPU
 
 settings.register_profile("attemper", deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 settings.load_profile("attemper")
 
-pytestmark = pytest.mark.parametrize("kernel", KERNELS)
+pytestmark = pytest.mark.parametrize("kernel", ON_CPU)
 
 
 @st.composite

@@ -3,6 +3,7 @@
     __init__.py    KERNELS: the table; choose() and why(): which kernel runs a call
     contract.py    what a kernel is given (Problem, sign_bits), gives back (Results, Gradients) and refuses (Serves)
     cpu/           C, with AMX, AVX-512, AVX2 or portable vectors
+    triton/        Triton, for NVIDIA GPUs from Ampere on
     blockwise/     torch operations, tile by tile: any device, O(n) memory
     reference.py   the definition, in plain PyTorch; every other kernel is tested against it
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from .._torch_private import mark_constant
 from ..errors import InputError, KernelUnavailable, nearest
-from .contract import Request, Serves
+from .contract import FLOATS, Request, Serves
 
 
 @cache
@@ -55,22 +56,15 @@ def triton_is_missing() -> str | None:
     return _why_triton_is_missing()
 
 
-def _triton_refuses(request: Request) -> str | None:
-    widest = max(request.head_dim, request.value_dim)
-    if request.dtype == torch.float64:
-        return "does not serve float64"
-    if widest > 256:
-        return f"serves head dims up to 256; got {widest}"
-    return triton_is_missing()
-
-
 # a compiled graph asks once, while it is traced
 mark_constant(cpu_is_missing)
 mark_constant(triton_is_missing)
 
 KERNELS = {
     "cpu": Serves(devices=("cpu",), additive=False, unless=lambda request: cpu_is_missing()),
-    "triton": Serves(devices=("cuda",), additive=False, unless=_triton_refuses),
+    "triton": Serves(
+        devices=("cuda",), dtypes=FLOATS[:3], head_dim=256, additive=False, unless=lambda request: triton_is_missing()
+    ),
     "blockwise": Serves(),
     "reference": Serves(additive=False),
 }
@@ -146,6 +140,7 @@ def why(
         >>> q = torch.randn(1, 4, 16, 32)
         >>> print(attemper.kernels.why(q, q, q, causal=True))
         cpu        taken: the fastest that serves this call
+        triton     not taken: needs cuda tensors; got cpu
         blockwise  not taken: serves this call, but slower
         reference  not taken: serves this call, but slower
     """

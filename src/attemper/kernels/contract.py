@@ -142,6 +142,8 @@ class Serves:
     """Which calls a kernel takes. Every field is something that some kernel refuses; add one with the kernel that needs it."""
 
     devices: tuple[str, ...] | None = None  # None: any
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    head_dim: int | None = None  # the largest, of queries and values; None: any
     additive: bool = True
     unless: Callable[[Request], str | None] | None = None
     """What a table cannot say: "is not built here", "serves head dims that are multiples of 8". A clause, or None."""
@@ -150,6 +152,11 @@ class Serves:
         """Why this call is not served, as a clause that follows ``kernel='…' ``; None when it is."""
         if self.devices is not None and request.device not in self.devices:
             return f"needs {' or '.join(self.devices)} tensors; got {request.device}"
+        if request.dtype not in self.dtypes:
+            return f"serves {_listed(self.dtypes)}; got {_short(request.dtype)}"
+        widest = max(request.head_dim, request.value_dim)
+        if self.head_dim is not None and widest > self.head_dim:
+            return f"serves head dims up to {self.head_dim}; got {widest}"
         if request.additive and not self.additive:
             return "does not support additive scores"
         return None if self.unless is None else self.unless(request)
@@ -157,7 +164,20 @@ class Serves:
     def row(self) -> dict[str, str]:
         """One line of the documentation's table."""
         scores = "dot product, cosine, additive" if self.additive else "dot product, cosine"
-        return {"devices": "any" if self.devices is None else ", ".join(self.devices), "scores": scores}
+        return {
+            "devices": "any" if self.devices is None else ", ".join(self.devices),
+            "dtypes": _listed(self.dtypes),
+            "head dims": "any" if self.head_dim is None else f"up to {self.head_dim}",
+            "scores": scores,
+        }
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _listed(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(map(_short, dtypes))
 
 
 def empty_results(problem: Problem, sign_bits: int) -> Results:

@@ -3,6 +3,7 @@
     arguments.py     what a launch gets, and what it is compiled for
     blocks.py        the size of tiles
     tile.py          logits of one tile: scale, softcap, bias, band, mask; dropout
+    key_sums.py      Σ k of the first keys, from which the sum of a row's logits follows
     frozen.py        the fast pass over the keys: one reference for the whole row
     online.py        the careful pass: running maximum, every kind of logit
     forward.py       fast pass, careful pass where that is not enough, output and signs
@@ -19,7 +20,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..contract import ARGMAX_BIT, OUTPUT_LOW_BIT, Gradients, NeedsGrad, Problem, Results, Upstream, empty_results
+from ..contract import ARGMAX_BIT, BIT, OUTPUT_LOW_BIT, Gradients, NeedsGrad, Problem, Results, Upstream, empty_results
 from . import backward as _backward
 from . import forward as _forward
 from . import row_terms as _rows
@@ -37,6 +38,9 @@ from .arguments import (
     steps,
 )
 from .blocks import backward_block, forward_block
+from .key_sums import SUMMED, WORTH, key_sums
+
+MOMENTS = BIT["mean"] | BIT["variance"]
 
 
 def forward(problem: Problem, sign_bits: int) -> Results:
@@ -60,21 +64,24 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, copies: b
     tiles = None
     if fast and (query.is_cuda and _copies_tiles(query.device) if copies is None else copies):
         tiles = descriptors(key, key if value is None else value, rows=block["BN"])
+    linear = fast and sign_bits & MOMENTS and min(rows, key.shape[2]) >= WORTH
+    sums = key_sums(key, padded(dim)) if linear else key
     constants = compiled_for(problem) | {
+        "SUMS": SUMMED if linear else 0,
         "VALUES": value is not None,
         "EXACT": keeps_weights(problem, sign_bits),
         "FAST": fast,
         "TMA": tiles is not None,
         "BITS": sign_bits,
     }
-    args = (*inputs(problem), *(tiles or (key, key)), *results, *steps(problem), *numbers(problem))
+    args = (*inputs(problem), sums, *(tiles or (key, key)), *results, *steps(problem), *numbers(problem))
     grid = (triton.cdiv(rows, block["BM"]), batch * heads)
     return Launch(_forward.forward_kernel, grid, args, constants | _tile_of(block), _options_of(block))
 
 
 def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
     asked, problem = problem.mask, readable(problem)
-    query, key, value, mask, gain = problem[:5]
+    query, key, value, _, gain = problem[:5]
     batch, heads, rows, dim = query.shape
     groups, keys = key.shape[1:3]
     nothing = query.new_empty(0)
@@ -99,7 +106,9 @@ def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: N
     constants = compiled_for(problem) | {"ARRIVED": arrived} | _tile_of(block)
     dmask, dmask_steps, shared = _mask_gradient(problem, needs_grad)
     if needs_grad.query or needs_grad.gain or needs_grad.mask:
-        asks = {"DQ": needs_grad.query, "DGAIN": needs_grad.gain and gain is not None, "DMASK": dmask.numel() > 0, "SHARED": shared}
+        asks = {"DQ": needs_grad.query, "DGAIN": needs_grad.gain and gain is not None}
+        asks |= {"DMASK": dmask.numel() > 0, "SHARED": shared}
+        asks["EVEN"] = query.dtype != torch.float32 and problem.softcap is None
         args = (*common, found.query, found.gain, dmask, *steps(problem), *g_steps, *dmask_steps, *numbers(problem))
         grid = (triton.cdiv(rows, block["BM"]), batch * heads)
         Launch(_backward.rows_kernel, grid, args, constants | asks, _options_of(block)).run()
@@ -112,7 +121,7 @@ def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: N
 
 
 def row_terms(saved: Results, upstream: Upstream) -> tuple[Tensor, int]:
-    """Eight numbers for each row, (8, B, H, Lq), and which gradients arrived."""
+    """Nine numbers for each row, (9, B, H, Lq), and which gradients arrived."""
     lse = saved.lse
     terms = lse.new_empty((_rows.N_TERMS, *lse.shape))
     bits = {"output": _rows.G_OUTPUT, "lse": _rows.G_LSE, "entropy": _rows.G_ENTROPY, "p2": _rows.G_P2}

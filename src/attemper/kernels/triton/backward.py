@@ -13,8 +13,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .row_terms import CONSTANT, ENTROPY, G_ENTROPY, G_MOMENTS, G_OUTPUT, G_P2, G_PEAK, LEVEL, LSE, P2, PEAK, REST, SLOPE
-from .tile import LOG2E, NO_MASK, NUMBERS, kept, key_tiles, masked, row_tiles, tanh
+from .row_terms import (
+    CONSTANT,
+    ENTROPY,
+    G_ENTROPY,
+    G_MOMENTS,
+    G_OUTPUT,
+    G_P2,
+    G_PEAK,
+    LEVEL,
+    LSE,
+    P2,
+    PEAK,
+    REST,
+    SLOPE,
+    TOTAL,
+)
+from .tile import LOG2E, NO_MASK, NUMBERS, kept, key_tiles, load_rows, masked, row_tiles, tanh
 
 
 @triton.jit
@@ -78,11 +93,12 @@ def dz_tile(
 
 @triton.jit
 def rows_step(
-    b_raw, b_dgain, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+    b_raw, b_dgain, b_sum, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
     step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr, EDGE: tl.constexpr,
+    ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr,
+    EDGE: tl.constexpr,
 ):  # fmt: skip
     """What the keys from i_n on give to a tile of rows: Σ dz k, and Σ dz q·k."""
     o_e, o_v = tl.arange(0, BE), tl.arange(0, BEV)
@@ -117,7 +133,9 @@ def rows_step(
         b_dgain += tl.sum(b_ds * b_s, 1)
     if DQ:
         b_raw = tl.dot(b_ds.to(b_k.dtype), tl.trans(b_k), b_raw, input_precision="ieee")
-    return b_raw, b_dgain
+        if EVEN:
+            b_sum = tl.dot(b_ds.to(b_k.dtype), tl.full([BN, 16], 1.0, b_k.dtype), b_sum, input_precision="ieee")
+    return b_raw, b_dgain, b_sum
 
 
 @triton.jit
@@ -173,7 +191,7 @@ def rows_kernel(
     scale, softcap, dropout, seed, heads, groups, rows, keys, left, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr,
+    ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """dq, d(gain) and d(mask) of a tile of rows of one head."""
     i_m = tl.program_id(0)
@@ -205,26 +223,34 @@ def rows_kernel(
     p_dmask += i_b * step_db + i_h * step_dh
     b_raw = tl.zeros([BM, BE], tl.float32)
     b_dgain = tl.zeros([BM], tl.float32)
+    b_sum = tl.zeros([BM, 16], tl.float32)
 
     first, whole_first, whole_stop, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
     for i_n in tl.range(whole_first, whole_stop, BN):
-        b_raw, b_dgain = rows_step(
-            b_raw, b_dgain, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+        b_raw, b_dgain, b_sum = rows_step(
+            b_raw, b_dgain, b_sum, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
             step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
-            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, False,
+            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, False,
         )  # fmt: skip
     before = tl.maximum(whole_first - first, 0) // BN
     after = tl.cdiv(tl.maximum(stop - whole_stop, 0), BN)
     for i_t in tl.range(0, before + after):
         i_n = tl.where(i_t < before, first + i_t * BN, whole_stop + (i_t - before) * BN)
-        b_raw, b_dgain = rows_step(
-            b_raw, b_dgain, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+        b_raw, b_dgain, b_sum = rows_step(
+            b_raw, b_dgain, b_sum, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
             step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
-            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, True,
+            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, True,
         )  # fmt: skip
     if DGAIN:
         tl.store(p_dgain + o_row, b_dgain * scale, mask=m_m)
     if DQ:
+        if EVEN:
+            # A row of dz adds up to what arrives at lse, mean and peak. What rounding dz makes of that sum would be multiplied by the
+            # part that all keys share, so it is put right along their mean.
+            b_first = load_rows(p_key, first, step_kn, keys, E, BE, BN, True).to(tl.float32)
+            b_shared = tl.sum(b_first, 0) / tl.maximum(tl.minimum(keys - first, BN), 1)
+            b_missing = load_row(p_rows, TOTAL, n_rows, o_row, m_m, 0) - tl.max(b_sum, 1)[:, None]
+            b_raw += tl.where(m_m[:, None] & (stop > first), b_missing, 0.0) * b_shared[None, :]
         tl.store(p_dq + o_row[:, None] * E + o_e[None, :], (b_raw * b_scale[:, None]).to(p_dq.dtype.element_ty), mask=m_q)
 
 

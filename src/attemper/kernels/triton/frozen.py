@@ -60,7 +60,7 @@ def frozen_tile(
     b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out,
     b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr, EDGE: tl.constexpr,
+    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr, SUMMED: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """Take in the keys from i_n on."""
     o_n = i_n + tl.arange(0, BN)
@@ -84,7 +84,8 @@ def frozen_tile(
         b_rise = tl.maximum(b_rise, tl.max(b_bits, 1))
     if (MEAN | VARIANCE) & BITS:
         b_y = tl.where(m_seen, b_t, 0.0) if EDGE else b_t
-        b_first += lanes(b_y, BM, BN)
+        if not SUMMED:
+            b_first += lanes(b_y, BM, BN)
         if VARIANCE & BITS:
             b_second += lanes(b_y * b_y, BM, BN)
     if VALUES:
@@ -100,9 +101,9 @@ def frozen_tile(
 
 @triton.jit
 def frozen(
-    b_q, b_base, p_key, p_value, k_tiles, v_tiles, i_b, i_g, step_kn, step_vn, o_m, i_row, rows, keys, right,
+    b_q, b_base, p_key, p_value, p_sums, k_tiles, v_tiles, i_b, i_g, step_kn, step_vn, o_m, i_row, rows, keys, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr,
+    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     """A row's sums, as `online` gives them, and whether they can be trusted."""
     b_unit = b_base * LOG2E
@@ -124,13 +125,13 @@ def frozen(
         b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out = frozen_tile(
             b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out,
             b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
-            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, False,
+            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, SUMS > 0, False,
         )  # fmt: skip
     for i_n in tl.range(whole, stop, BN):
         b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out = frozen_tile(
             b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out,
             b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
-            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, True,
+            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, False, True,
         )  # fmt: skip
 
     b_l = tl.sum(b_l, 1)
@@ -141,7 +142,12 @@ def frozen(
     if ENTROPY & BITS:
         m_good &= b_a == b_a
     b_some = tl.maximum(b_count, 1.0)
-    b_shift = tl.sum(b_first, 1) / b_some
+    b_shift = tl.sum(b_first, 1)
+    if SUMS > 0:
+        # Σ t over whole tiles; p_sums holds Σ k of the first keys after each SUMS
+        b_sum = tl.load(p_sums + (whole // SUMS - 1) * BE + tl.arange(0, BE), mask=tl.arange(0, BE) < BE * whole, other=0.0)
+        b_shift += tl.sum(b_q.to(tl.float32) * b_sum[None, :], 1) * b_unit - b_ref * whole
+    b_shift /= b_some
     b_squares = tl.sum(b_second, 1) - b_shift * b_shift * b_some
     if (MEAN | VARIANCE) & BITS:
         m_good &= (b_shift == b_shift) & (tl.abs(b_shift) < float("inf"))

@@ -1,4 +1,4 @@
-"""What the gradient of a row's logits needs besides the tile, in one launch: eight numbers for each row (`LSE` … `PEAK`).
+"""What the gradient of a row's logits needs besides the tile, in one launch: nine numbers for each row (`LSE` … `TOTAL`).
 
 δ = g · output is taken of the output as it was before rounding, so that the gradients of half-precision inputs are exact.
 """
@@ -25,7 +25,8 @@ P2: tl.constexpr = tl.constexpr(4)
 LEVEL: tl.constexpr = tl.constexpr(5)
 SLOPE: tl.constexpr = tl.constexpr(6)
 PEAK: tl.constexpr = tl.constexpr(7)
-N_TERMS = 8
+TOTAL: tl.constexpr = tl.constexpr(8)  # Σ dz
+N_TERMS = 9
 
 
 @triton.jit
@@ -53,6 +54,7 @@ def row_terms_kernel(
     tl.store(p_terms + o_row, tl.where(b_lse == float("-inf"), float("inf"), b_lse), mask=m)  # no keys: exp(z - inf) = 0
     tl.store(p_terms + REST * n_rows + o_row, b_rest, mask=m)
     b_constant = tl.zeros([BM], tl.float32)
+    b_total = tl.zeros([BM], tl.float32)
     if G_OUTPUT & ARRIVED:
         o_v = tl.arange(0, BEV)
         m_v = m[:, None] & (o_v[None, :] < EV)
@@ -65,7 +67,8 @@ def row_terms_kernel(
             b_out = unrounded(b_out, tl.load(p_low + o_out, mask=m_v, other=0))
         b_constant -= tl.sum(b_g * b_out.to(tl.float32), 1)
     if G_LSE & ARRIVED:
-        b_constant += tl.load(p_g_lse + o_row, mask=m, other=0.0)
+        b_total += tl.load(p_g_lse + o_row, mask=m, other=0.0)
+        b_constant += b_total
     if G_ENTROPY & ARRIVED:
         b_g_entropy = tl.load(p_g_entropy + o_row, mask=m, other=0.0)
         b_constant -= b_g_entropy * (tl.load(p_entropy + o_row, mask=m, other=0.0) - b_low)
@@ -80,11 +83,16 @@ def row_terms_kernel(
         b_level = tl.zeros([BM], tl.float32)
         b_slope = tl.zeros([BM], tl.float32)
         if G_MEAN & ARRIVED:
-            b_level += tl.load(p_g_mean + o_row, mask=m, other=0.0) / b_some
+            b_g_mean = tl.load(p_g_mean + o_row, mask=m, other=0.0)
+            b_total += b_g_mean
+            b_level += b_g_mean / b_some
         if G_VARIANCE & ARRIVED:
             b_slope += 2.0 * tl.load(p_g_variance + o_row, mask=m, other=0.0) / b_some
             b_level -= b_slope * tl.load(p_mean + o_row, mask=m, other=0.0)
         tl.store(p_terms + LEVEL * n_rows + o_row, b_level, mask=m)
         tl.store(p_terms + SLOPE * n_rows + o_row, b_slope, mask=m)
     if G_PEAK & ARRIVED:
-        tl.store(p_terms + PEAK * n_rows + o_row, tl.load(p_g_peak + o_row, mask=m, other=0.0), mask=m)
+        b_g_peak = tl.load(p_g_peak + o_row, mask=m, other=0.0)
+        b_total += b_g_peak
+        tl.store(p_terms + PEAK * n_rows + o_row, b_g_peak, mask=m)
+    tl.store(p_terms + TOTAL * n_rows + o_row, tl.where(b_lse == float("-inf"), 0.0, b_total), mask=m)
