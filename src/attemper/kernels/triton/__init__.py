@@ -3,17 +3,20 @@
     arguments.py     what a launch gets, and what it is compiled for
     blocks.py        the size of tiles
     tile.py          logits of one tile: scale, softcap, bias, band, mask; dropout
-    key_sums.py      Σ k of the first keys, from which the sum of a row's logits follows
     frozen.py        the fast pass over the keys: one reference for the whole row
     online.py        the careful pass: running maximum, every kind of logit
     forward.py       fast pass, careful pass where that is not enough, output and signs
+    decode.py        few rows on many keys: split over programs, and joined
+    store.py         signs and output of a row, written
     row_terms.py     what the gradient needs of each row
     backward.py      two kernels: over keys (dq, d(gain), d(mask)) and over rows (dk, dv)
+    summary.py       rows to heads, for all calls of a step in one launch
     __init__.py      forward() and backward(): the launches in order
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ from torch import Tensor
 
 from ..contract import ARGMAX_BIT, BIT, OUTPUT_LOW_BIT, Gradients, NeedsGrad, Problem, Results, Upstream, empty_results
 from . import backward as _backward
+from . import decode as _decode
 from . import forward as _forward
 from . import row_terms as _rows
 from .arguments import (
@@ -30,15 +34,17 @@ from .arguments import (
     descriptors,
     inputs,
     is_fast,
+    is_small,
     keeps_weights,
     numbers,
     padded,
     readable,
     repeating,
+    splits_of,
     steps,
 )
-from .blocks import backward_block, forward_block
-from .key_sums import SUMMED, WORTH, key_sums
+from .blocks import backward_block, decode_block, forward_block
+from .frozen import SUMMED, WORTH, key_sums
 
 MOMENTS = BIT["mean"] | BIT["variance"]
 
@@ -47,7 +53,10 @@ def forward(problem: Problem, sign_bits: int) -> Results:
     problem = readable(problem)
     results = empty_results(problem, sign_bits)
     if results.lse.numel():
-        forward_launch(problem, results, sign_bits).run()
+        splits = splits_of(problem)
+        launches = [forward_launch(problem, results, sign_bits)] if splits < 2 else decode_launches(problem, results, sign_bits, splits)
+        for launch in launches:
+            launch.run()
     return results
 
 
@@ -60,7 +69,7 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, copies: b
     fast = is_fast(problem, sign_bits) and bool(problem.value is not None or sign_bits & ~ARGMAX_BIT)
     if fast:
         sign_bits &= ~ARGMAX_BIT  # see _argmax
-    block = forward_block(padded(dim), query.dtype, value is not None, fast)
+    block = forward_block(padded(max(dim, 0 if value is None else value.shape[3])), query.dtype, value is not None, fast, sign_bits > 0)
     tiles = None
     if fast and (query.is_cuda and _copies_tiles(query.device) if copies is None else copies):
         tiles = descriptors(key, key if value is None else value, rows=block["BN"])
@@ -77,6 +86,24 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, copies: b
     args = (*inputs(problem), sums, *(tiles or (key, key)), *results, *steps(problem), *numbers(problem))
     grid = (triton.cdiv(rows, block["BM"]), batch * heads)
     return Launch(_forward.forward_kernel, grid, args, constants | _tile_of(block), _options_of(block))
+
+
+def decode_launches(problem: Problem, results: Results, sign_bits: int, splits: int) -> list[Launch]:
+    query, key, value = problem.query, problem.key, problem.value
+    n_rows, keys, groups = results.lse.numel(), key.shape[2], key.shape[1]
+    if not results.output_low.numel():
+        sign_bits &= ~OUTPUT_LOW_BIT
+    block = decode_block(padded(query.shape[3]), query.dtype, query.shape[1] // groups * query.shape[2])
+    chunk = triton.cdiv(triton.cdiv(keys, splits), block["BN"]) * block["BN"]
+    splits = triton.cdiv(keys, chunk)
+    parts = query.new_empty((_decode.N_PARTS, splits, n_rows), dtype=torch.float32)
+    sums = parts if value is None else query.new_empty((splits, n_rows, value.shape[3]), dtype=torch.float32)
+    constants = compiled_for(problem) | {"VALUES": value is not None, "EXACT": keeps_weights(problem, sign_bits), "BITS": sign_bits}
+    args = (*inputs(problem), parts, sums, *steps(problem), *numbers(problem), chunk, n_rows)
+    grid = (splits, query.shape[0] * groups)
+    split = Launch(_decode.decode_kernel, grid, args, constants | _tile_of(block), _options_of(block))
+    join = {name: constants[name] for name in ("EV", "BEV", "VALUES", "BITS")} | {"SPLITS": triton.next_power_of_2(splits)}
+    return [split, Launch(_decode.join_kernel, (n_rows, 1), (parts, sums, *results, n_rows, splits), join, {"num_warps": 4})]
 
 
 def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
@@ -102,13 +129,15 @@ def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: N
     g_steps = (0, 0, 0) if g_output is None else g_tensor.stride()[:3]
     argmax = saved.argmax if upstream.peak is None else _argmax(problem, saved)
     block = backward_block(padded(dim), query.dtype)
-    common = (*inputs(problem), g_tensor, terms, argmax)
+    lift = _lift(problem, g_output, arrived)
+    common = (*inputs(problem), g_tensor, terms, argmax, nothing if lift is None else lift)
     constants = compiled_for(problem) | {"ARRIVED": arrived} | _tile_of(block)
+    constants |= {"LIFT": lift is not None, "SPLIT": is_small(problem)}
     dmask, dmask_steps, shared = _mask_gradient(problem, needs_grad)
     if needs_grad.query or needs_grad.gain or needs_grad.mask:
         asks = {"DQ": needs_grad.query, "DGAIN": needs_grad.gain and gain is not None}
         asks |= {"DMASK": dmask.numel() > 0, "SHARED": shared}
-        asks["EVEN"] = query.dtype != torch.float32 and problem.softcap is None
+        asks["EVEN"] = problem.softcap is None and (query.dtype != torch.float32 or needs_grad.gain)
         args = (*common, found.query, found.gain, dmask, *steps(problem), *g_steps, *dmask_steps, *numbers(problem))
         grid = (triton.cdiv(rows, block["BM"]), batch * heads)
         Launch(_backward.rows_kernel, grid, args, constants | asks, _options_of(block)).run()
@@ -145,9 +174,22 @@ def row_terms(saved: Results, upstream: Upstream) -> tuple[Tensor, int]:
     return terms, arrived
 
 
+def _lift(problem: Problem, g_output: Tensor | None, arrived: int) -> Tensor | None:
+    """For float16: a power of 2, on the device, by which dz is multiplied before it is rounded, so that small ones keep their digits.
+
+    |dz| <= |g · v| + |g · output| <= 2 Ev max|g| max|v|, as long as gradients arrive at the output alone.
+    """
+    if problem.query.dtype != torch.float16 or g_output is None or arrived != _rows.G_OUTPUT.value:
+        return None
+    assert problem.value is not None
+    most = g_output.abs().amax().float() * problem.value.abs().amax().float() * (2 * g_output.shape[3])
+    lift = torch.exp2((15 - most.log2()).floor().clamp(-24, 24))
+    return torch.where(lift.isfinite(), lift, 1.0) / (1.0 if problem.dropout == 0 else 2.0 ** math.ceil(-math.log2(1 - problem.dropout)))
+
+
 def _argmax(problem: Problem, saved: Results) -> Tensor:
     """The arg-max of each row; the fast pass does not look for it, since it is needed only where a gradient of `peak` arrives."""
-    if not is_fast(problem, OUTPUT_LOW_BIT if saved.output_low.numel() else 0):
+    if splits_of(problem) > 1 or not is_fast(problem, OUTPUT_LOW_BIT if saved.output_low.numel() else 0):
         return saved.argmax
     alone = problem._replace(value=None)
     found = empty_results(alone, ARGMAX_BIT)
@@ -174,4 +216,4 @@ def _tile_of(block: dict[str, int]) -> dict[str, int]:
 
 
 def _options_of(block: dict[str, int]) -> dict[str, int]:
-    return {"num_warps": block["num_warps"], "num_stages": block["num_stages"]}
+    return {name: size for name, size in block.items() if name not in ("BM", "BN")}

@@ -15,6 +15,18 @@ COPY_BYTES = 16
 """The hardware copies whole tiles (TMA) where addresses and strides are multiples of this."""
 
 
+SMALL_CALL = 128 * 128
+"""Rows times keys, up to which a call takes the time of its launch."""
+
+
+FEW_ROWS = 8
+CHUNK = 256
+"""The fewest keys that a program takes when the keys of a row are split."""
+PROGRAMS = 132 * 4
+"""How many programs fill a card: four for each multiprocessor of an H200. More than a smaller card needs does no harm."""
+MOST_SPLITS = 128
+
+
 class Launch(NamedTuple):
     """One launch of a kernel, as data: so that it can also be compiled where there is no GPU."""
 
@@ -97,11 +109,26 @@ def is_fast(problem: Problem, sign_bits: int) -> bool:
     return plain and not keeps_weights(problem, sign_bits)
 
 
+def splits_of(problem: Problem) -> int:
+    """Over how many programs the keys of each row are split; 1 where rows fill the card, or are too many for one tile."""
+    batch, heads, rows, _ = problem.query.shape
+    groups, keys = problem.key.shape[1:3]
+    shared = heads // groups * rows
+    if rows > FEW_ROWS or shared > 64 or keys < 2 * CHUNK or problem.dropout:
+        return 1
+    return min(MOST_SPLITS, keys // CHUNK, max(1, PROGRAMS // (batch * groups)))
+
+
 def keeps_weights(problem: Problem, sign_bits: int) -> bool:
-    """Whether weights keep what rounding takes from them: float32 gradients, of a gain or a mask, are as exact as the output."""
+    """Whether weights keep what rounding takes from them: where gradients are float32 (of a gain or a mask), or it costs nothing."""
     mask = problem.mask
     added = mask is not None and mask.dtype != torch.uint8
-    return bool(sign_bits & OUTPUT_LOW_BIT) and (problem.gain is not None or added)
+    return bool(sign_bits & OUTPUT_LOW_BIT) and (problem.gain is not None or added or is_small(problem))
+
+
+def is_small(problem: Problem) -> bool:
+    """Whether a half-precision call is so small that products of what rounding took cost no time."""
+    return problem.query.dtype != torch.float32 and problem.query.shape[2] * problem.key.shape[2] <= SMALL_CALL
 
 
 def descriptors(*tensors: Tensor, rows: int) -> list[TensorDescriptor] | None:

@@ -32,6 +32,19 @@ from .row_terms import (
 from .tile import LOG2E, NO_MASK, NUMBERS, kept, key_tiles, load_rows, masked, row_tiles, tanh
 
 
+WEIGHT_LIFT: tl.constexpr = tl.constexpr(1024.0)  # weights of float16 are multiplied by this, so that small ones keep their digits
+
+
+@triton.jit
+def dot_rounded(b_x, b_y, b_sum, SPLIT: tl.constexpr):
+    """b_sum + x y with x rounded to the dtype of y; with SPLIT, what rounding took is multiplied too."""
+    b_short = b_x.to(b_y.dtype)
+    b_sum = tl.dot(b_short, b_y, b_sum, input_precision="ieee")
+    if SPLIT:
+        b_sum = tl.dot((b_x - b_short.to(tl.float32)).to(b_y.dtype), b_y, b_sum, input_precision="ieee")
+    return b_sum
+
+
 @triton.jit
 def load_row(p_rows, place: tl.constexpr, n_rows, o_row, m_m, SIDE: tl.constexpr):
     """One number for each row, along the side that rows have in the tile."""
@@ -93,11 +106,11 @@ def dz_tile(
 
 @triton.jit
 def rows_step(
-    b_raw, b_dgain, b_sum, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+    b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
     step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr,
+    ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
     EDGE: tl.constexpr,
 ):  # fmt: skip
     """What the keys from i_n on give to a tile of rows: Σ dz k, and Σ dz q·k."""
@@ -131,20 +144,22 @@ def rows_step(
             tl.store(p_d, b_dz, mask=m_d)
     if DGAIN:
         b_dgain += tl.sum(b_ds * b_s, 1)
+        b_all += tl.sum(b_ds, 1)
     if DQ:
-        b_raw = tl.dot(b_ds.to(b_k.dtype), tl.trans(b_k), b_raw, input_precision="ieee")
+        b_lifted = b_ds * lift
+        b_raw = dot_rounded(b_lifted, tl.trans(b_k), b_raw, SPLIT)
         if EVEN:
-            b_sum = tl.dot(b_ds.to(b_k.dtype), tl.full([BN, 16], 1.0, b_k.dtype), b_sum, input_precision="ieee")
-    return b_raw, b_dgain, b_sum
+            b_sum = dot_rounded(b_lifted, tl.full([BN, 16], 1.0, b_k.dtype), b_sum, SPLIT)
+    return b_raw, b_dgain, b_all, b_sum
 
 
 @triton.jit
 def keys_step(
-    b_dk, b_dv, b_k, b_v, i_row, i_head, o_n, n_rows, p_query, p_g, p_gain, p_mask, p_rows, p_argmax,
+    b_dk, b_dv, lift, b_k, b_v, i_row, i_head, o_n, n_rows, p_query, p_g, p_gain, p_mask, p_rows, p_argmax,
     step_qm, step_om, step_gm, step_mm, step_mn, scale, rows, keys, left, right, softcap, dropout, seed,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    ARRIVED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, EDGE: tl.constexpr,
+    ARRIVED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """What the rows from i_row on give to a tile of keys: Σ dz scale q, and Σ p g. Tiles are [BN, BM] here."""
     o_e, o_v = tl.arange(0, BE), tl.arange(0, BEV)
@@ -175,23 +190,23 @@ def keys_step(
         i_head, rows, keys, left, right, softcap, dropout, seed, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, EDGE, 1,
     )  # fmt: skip
     if DV:
-        b_dv = tl.dot(b_w.to(b_g.dtype), b_g, b_dv, input_precision="ieee")
+        b_dv = dot_rounded(b_w * WEIGHT_LIFT if LIFT else b_w, b_g, b_dv, SPLIT)
     if DK:
         if GAIN:
             b_ds *= b_scale[None, :]
-        b_dk = tl.dot(b_ds.to(b_q.dtype), tl.trans(b_q), b_dk, input_precision="ieee")
+        b_dk = dot_rounded(b_ds * lift, tl.trans(b_q), b_dk, SPLIT)
     return b_dk, b_dv
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def rows_kernel(
-    p_query, p_key, p_value, p_mask, p_gain, p_g, p_rows, p_argmax, p_dq, p_dgain, p_dmask,
+    p_query, p_key, p_value, p_mask, p_gain, p_g, p_rows, p_argmax, p_lift, p_dq, p_dgain, p_dmask,
     step_qb, step_qh, step_qm, step_kb, step_kh, step_kn, step_vb, step_vh, step_vn,
     step_mb, step_mh, step_mm, step_mn, step_gb, step_gh, step_gm, step_ob, step_oh, step_om, step_db, step_dh, step_dm, step_dn,
     scale, softcap, dropout, seed, heads, groups, rows, keys, left, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr,
+    ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """dq, d(gain) and d(mask) of a tile of rows of one head."""
     i_m = tl.program_id(0)
@@ -223,46 +238,52 @@ def rows_kernel(
     p_dmask += i_b * step_db + i_h * step_dh
     b_raw = tl.zeros([BM, BE], tl.float32)
     b_dgain = tl.zeros([BM], tl.float32)
+    b_all = tl.zeros([BM], tl.float32)
     b_sum = tl.zeros([BM, 16], tl.float32)
+    lift = tl.load(p_lift) if LIFT else 1.0
 
     first, whole_first, whole_stop, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
     for i_n in tl.range(whole_first, whole_stop, BN):
-        b_raw, b_dgain, b_sum = rows_step(
-            b_raw, b_dgain, b_sum, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+        b_raw, b_dgain, b_all, b_sum = rows_step(
+            b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
             step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
-            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, False,
+            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, SPLIT, False,
         )  # fmt: skip
     before = tl.maximum(whole_first - first, 0) // BN
     after = tl.cdiv(tl.maximum(stop - whole_stop, 0), BN)
     for i_t in tl.range(0, before + after):
         i_n = tl.where(i_t < before, first + i_t * BN, whole_stop + (i_t - before) * BN)
-        b_raw, b_dgain, b_sum = rows_step(
-            b_raw, b_dgain, b_sum, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+        b_raw, b_dgain, b_all, b_sum = rows_step(
+            b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
             step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
-            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, True,
+            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, SPLIT, True,
         )  # fmt: skip
+    if EVEN:
+        # A row of dz adds up to what arrives at lse, mean and peak. What rounding makes of that sum would be multiplied by the part that
+        # all keys share, so it is put right along their mean.
+        b_shared = tl.sum(load_rows(p_key, first, step_kn, keys, E, BE, BN, True).to(tl.float32), 0)
+        b_shared = b_shared / tl.maximum(tl.minimum(keys - first, BN), 1)
+        b_total = tl.load(p_rows + TOTAL * n_rows + o_row, mask=m_m & (stop > first), other=0.0)
+        if DGAIN:
+            b_dgain += (b_total - b_all) * tl.sum(b_q.to(tl.float32) * b_shared[None, :], 1)
     if DGAIN:
         tl.store(p_dgain + o_row, b_dgain * scale, mask=m_m)
     if DQ:
+        b_raw = b_raw / lift
         if EVEN:
-            # A row of dz adds up to what arrives at lse, mean and peak. What rounding dz makes of that sum would be multiplied by the
-            # part that all keys share, so it is put right along their mean.
-            b_first = load_rows(p_key, first, step_kn, keys, E, BE, BN, True).to(tl.float32)
-            b_shared = tl.sum(b_first, 0) / tl.maximum(tl.minimum(keys - first, BN), 1)
-            b_missing = load_row(p_rows, TOTAL, n_rows, o_row, m_m, 0) - tl.max(b_sum, 1)[:, None]
-            b_raw += tl.where(m_m[:, None] & (stop > first), b_missing, 0.0) * b_shared[None, :]
+            b_raw += (b_total - tl.max(b_sum, 1) / lift)[:, None] * b_shared[None, :]
         tl.store(p_dq + o_row[:, None] * E + o_e[None, :], (b_raw * b_scale[:, None]).to(p_dq.dtype.element_ty), mask=m_q)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def keys_kernel(
-    p_query, p_key, p_value, p_mask, p_gain, p_g, p_rows, p_argmax, p_dk, p_dv,
+    p_query, p_key, p_value, p_mask, p_gain, p_g, p_rows, p_argmax, p_lift, p_dk, p_dv,
     step_qb, step_qh, step_qm, step_kb, step_kh, step_kn, step_vb, step_vh, step_vn,
     step_mb, step_mh, step_mm, step_mn, step_gb, step_gh, step_gm, step_ob, step_oh, step_om,
     scale, softcap, dropout, seed, heads, groups, rows, keys, left, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    ARRIVED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    ARRIVED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys of one key/value head: over the rows of every query head that shares it."""
     i_n = tl.program_id(0) * BN
@@ -281,6 +302,7 @@ def keys_kernel(
         b_v = tl.load(p_value + i_b * step_vb + i_g * step_vh + o_n64[:, None] * step_vn + o_v[None, :], mask=m_v, other=0.0)
     b_dk = tl.zeros([BN, BE], tl.float32)
     b_dv = tl.zeros([BN, BEV], tl.float32)
+    lift = tl.load(p_lift) if LIFT else 1.0
     n_rows = (tl.num_programs(1) // groups * heads).to(tl.int64) * rows
 
     first, whole_first, whole_stop, stop = row_tiles(i_n, rows, keys, left, right, LEFT, RIGHT, BM, BN)
@@ -295,19 +317,21 @@ def keys_kernel(
         p_m = p_mask + i_b * step_mb + i_h * step_mh
         for i_t in tl.range(0, whole):
             b_dk, b_dv = keys_step(
-                b_dk, b_dv, b_k, b_v, whole_first + i_t * BM, i_b * heads + i_h, o_n, n_rows, p_q, p_o, p_s, p_m, p_rows, p_argmax,
+                b_dk, b_dv, lift, b_k, b_v, whole_first + i_t * BM, i_b * heads + i_h, o_n, n_rows, p_q, p_o, p_s, p_m, p_rows, p_argmax,
                 step_qm, step_om, step_gm, step_mm, step_mn, scale, rows, keys, left, right, softcap, dropout, seed,
-                E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, False,
+                E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, LIFT, SPLIT, False,
             )  # fmt: skip
         for i_t in tl.range(0, edges):
             i_row = tl.where(i_t < before, first + i_t * BM, whole_stop + (i_t - before) * BM)
             b_dk, b_dv = keys_step(
-                b_dk, b_dv, b_k, b_v, i_row, i_b * heads + i_h, o_n, n_rows, p_q, p_o, p_s, p_m, p_rows, p_argmax,
+                b_dk, b_dv, lift, b_k, b_v, i_row, i_b * heads + i_h, o_n, n_rows, p_q, p_o, p_s, p_m, p_rows, p_argmax,
                 step_qm, step_om, step_gm, step_mm, step_mn, scale, rows, keys, left, right, softcap, dropout, seed,
-                E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, True,
+                E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, LIFT, SPLIT, True,
             )  # fmt: skip
-    if DK and not GAIN:
-        b_dk *= scale
+    if DK:
+        b_dk = b_dk / lift if GAIN else b_dk * (scale / lift)
+    if DV and LIFT:
+        b_dv = b_dv / WEIGHT_LIFT
     o_out = i_pair * keys + o_n64
     if DK:
         tl.store(p_dk + o_out[:, None] * E + o_e[None, :], b_dk.to(p_dk.dtype.element_ty), mask=m_k)

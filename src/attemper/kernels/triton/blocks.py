@@ -7,7 +7,7 @@ import torch
 Block = dict[str, int]
 
 
-def forward_block(dim: int, dtype: torch.dtype, values: bool, fast: bool) -> Block:
+def forward_block(dim: int, dtype: torch.dtype, values: bool, fast: bool, signs: bool) -> Block:
     if dtype == torch.float32:
         return _block(32, 32, 4, 1)
     if dim > 128:
@@ -15,8 +15,16 @@ def forward_block(dim: int, dtype: torch.dtype, values: bool, fast: bool) -> Blo
     if not fast:
         return _block(128, 64, 4, 3) if dim <= 64 else _block(64, 64, 4, 3)
     if not values:
-        return _block(64, 128, 4, 3)
-    return _block(128, 64, 4, 3) if dim <= 64 else _block(64, 64, 4, 3)
+        return _block(64, 128, 4, 2, 168) if dim <= 64 else _block(64, 64, 4, 3, 128)
+    if dim <= 64:
+        return _block(64, 64, 4, 3, 168 if signs else 0)
+    return _block(64, 64, 4, 2)
+
+
+def decode_block(dim: int, dtype: torch.dtype, shared: int) -> Block:
+    """`shared` is how many rows read one head of keys."""
+    rows = max(16, 1 << (shared - 1).bit_length())
+    return _block(rows, 64 if dtype == torch.float32 or dim > 128 else 128, 4, 1 if dtype == torch.float32 else 3)
 
 
 def backward_block(dim: int, dtype: torch.dtype) -> Block:
@@ -25,5 +33,7 @@ def backward_block(dim: int, dtype: torch.dtype) -> Block:
     return _block(64, 64, 4, 3 if dim <= 64 else 2)
 
 
-def _block(rows: int, keys: int, warps: int, stages: int) -> Block:
-    return {"BM": rows, "BN": keys, "num_warps": warps, "num_stages": stages}
+def _block(rows: int, keys: int, warps: int, stages: int, registers: int = 0) -> Block:
+    """`registers` is the most that a thread may use, so that more programs run at a time; 0 leaves it to the compiler."""
+    block = {"BM": rows, "BN": keys, "num_warps": warps, "num_stages": stages}
+    return block | ({"maxnreg": registers} if registers else {})

@@ -7,20 +7,8 @@ import triton.language as tl
 
 from .frozen import frozen
 from .online import online
-from .tile import ADDED, ARGMAX, ENTROPY, LN2, MEAN, NUMBERS, OUTPUT_LOW, P2, PEAK, VARIANCE, VISIBLE
-
-
-@triton.jit
-def lost_bits(b_out, b_short):
-    """What rounding took from the output, as `contract.rounded_off` defines it."""
-    b_wide = b_short.to(tl.float32)
-    b_lost = b_out.to(tl.int32, bitcast=True) - b_wide.to(tl.int32, bitcast=True)
-    if b_short.dtype == tl.float16:
-        b_units = (b_out - b_wide) * 1099511627776.0  # 2^40
-        b_near = tl.where(b_units < 0, b_units - 0.5, b_units + 0.5).to(tl.int32)
-        b_lost = tl.where(tl.abs(b_wide) < 6.103515625e-05, b_near, b_lost)
-    b_lost = tl.minimum(tl.maximum(b_lost, -32768), 32767)
-    return tl.where(tl.abs(b_wide) < float("inf"), b_lost, 0).to(tl.int16)
+from .store import entropy_of, store_output, store_signs
+from .tile import ADDED, NUMBERS, key_tiles
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -62,56 +50,39 @@ def forward_kernel(
         p_sums += (i_b * groups + i_g) * tl.cdiv(keys, SUMS) * BE
 
     b_arg = tl.full([BM], -1, tl.int32)
+    first, _, _, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
     if FAST:
-        trusted, m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_count, b_mean, b_variance = frozen(
+        weights_hold, entropy_holds, moments_hold, m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_count, b_mean, b_variance = frozen(
             b_q, b_base, p_key, p_value, p_sums, k_tiles, v_tiles, i_b.to(tl.int32), i_g.to(tl.int32), step_kn, step_vn,
             o_m, i_row, rows, keys, right, E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, SUMS,
         )  # fmt: skip
-        if not trusted:
-            m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_arg, b_count, b_mean, b_variance = online(
+        b_entropy = entropy_of(b_l, b_a)
+        if not (weights_hold & entropy_holds & moments_hold):
+            c_empty, c_top, c_top_low, c_l, c_a, c_s, c_rounded, c_out, c_peak, _, _, c_mean, c_variance = online(
                 b_q, b_scale, b_base, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
-                o_m, i_row, i_head, rows, keys, left, right, softcap, dropout, seed,
+                o_m, first, stop, i_head, rows, keys, left, right, softcap, dropout, seed,
                 E, EV, BE, BEV, BM, BN, MASK, LEFT, RIGHT, CAP, DROP, VALUES, EXACT, BITS,
             )  # fmt: skip
+            # a result that holds stays, so that its bits do not depend on which others were asked for
+            b_entropy = tl.where(weights_hold & entropy_holds, b_entropy, entropy_of(c_l, c_a))
+            b_mean = tl.where(moments_hold, b_mean, c_mean)
+            b_variance = tl.where(moments_hold, b_variance, c_variance)
+            if not weights_hold:
+                m_empty, b_top, b_top_low, b_l, b_s, b_peak = c_empty, c_top, c_top_low, c_l, c_s, c_peak
+                b_rounded, b_out = c_rounded, c_out
     else:
         m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_arg, b_count, b_mean, b_variance = online(
             b_q, b_scale, b_base, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
-            o_m, i_row, i_head, rows, keys, left, right, softcap, dropout, seed,
+            o_m, first, stop, i_head, rows, keys, left, right, softcap, dropout, seed,
             E, EV, BE, BEV, BM, BN, MASK, LEFT, RIGHT, CAP, DROP, VALUES, EXACT, BITS,
         )  # fmt: skip
+        b_entropy = entropy_of(b_l, b_a)
 
     o_row = i_head * rows + o_m
-    m_endless = b_top == float("inf")  # inf / inf: the weights are NaN, the largest logit and lse are not
-    b_log = tl.log(b_l)
-    b_lse = b_top + b_log
-    b_part = b_lse - b_top
-    b_low = (b_top - (b_lse - b_part)) + (b_log - b_part) + b_top_low  # two-sum: what rounding took from lse
-    b_lse = tl.where(m_empty, float("-inf"), tl.where(m_endless, float("inf"), b_lse))
-    tl.store(p_lse + o_row, b_lse, mask=m_m)
-    tl.store(p_lse_low + o_row, tl.where(m_empty | m_endless, 0.0, b_low), mask=m_m)
-    if PEAK & BITS:
-        tl.store(p_peak + o_row, b_peak, mask=m_m)
-    if ENTROPY & BITS:
-        tl.store(p_entropy + o_row, b_log - b_a / b_l * LN2, mask=m_m)
-    if P2 & BITS:
-        tl.store(p_p2 + o_row, b_s / (b_l * b_l), mask=m_m)
-    if VISIBLE & BITS:
-        tl.store(p_visible + o_row, b_count.to(tl.int32), mask=m_m)
-    if MEAN & BITS:
-        tl.store(p_mean + o_row, b_mean, mask=m_m)
-    if VARIANCE & BITS:
-        tl.store(p_variance + o_row, b_variance, mask=m_m)
-    if ARGMAX & BITS:
-        tl.store(p_argmax + o_row, b_arg.to(tl.int64), mask=m_m)
+    store_signs(
+        o_row, m_m, m_empty, b_top, b_top_low, b_l, b_s, b_entropy, b_peak, b_arg, b_count, b_mean, b_variance,
+        p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS,
+    )  # fmt: skip
     if VALUES:
-        o_v = tl.arange(0, BEV)
-        m_out = m_m[:, None] & (o_v[None, :] < EV)
-        o_out = o_row[:, None] * EV + o_v[None, :]
-        b_over = b_rounded
-        if DROP:
-            b_over = b_over * (1.0 - dropout)
-        b_out = tl.where(b_over[:, None] == 0.0, 0.0, b_out / b_over[:, None])
-        b_short = b_out.to(p_output.dtype.element_ty)
-        tl.store(p_output + o_out, b_short, mask=m_out)
-        if OUTPUT_LOW & BITS:
-            tl.store(p_low + o_out, lost_bits(b_out, b_short), mask=m_out)
+        b_over = b_rounded * (1.0 - dropout) if DROP else b_rounded
+        store_output(o_row, m_m, b_out, b_over, p_output, p_low, EV, BEV, BITS)

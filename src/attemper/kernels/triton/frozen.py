@@ -10,8 +10,10 @@ Sums are kept for every eighth key (`[BM, 8]`): those lie in the registers of on
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from .tile import ENTROPY, LN2, LN2_LOW, LOG2E, MEAN, P2, PEAK, VARIANCE, load_rows
 
@@ -21,6 +23,12 @@ SHUT: tl.constexpr = tl.constexpr(-1000.0)  # 2 to this is 0, and 0 times it is 
 NARROW: tl.constexpr = tl.constexpr(32768.0)  # what Σe may reach so that no weight overflows float16
 WIDE: tl.constexpr = tl.constexpr(1152921504606846976.0)  # 2^60, for bfloat16 and float32
 FAR: tl.constexpr = tl.constexpr(4.0)  # times the variance: the square of how far the reference may be from the mean
+
+
+SUMMED = 64
+"""The keys of one tile of these sums; the tiles of the forward pass are multiples of it."""
+WORTH = 2048
+"""From so many rows and keys on, the two launches pay for themselves."""
 
 
 @triton.jit
@@ -86,8 +94,7 @@ def frozen_tile(
         b_y = tl.where(m_seen, b_t, 0.0) if EDGE else b_t
         if not SUMMED:
             b_first += lanes(b_y, BM, BN)
-        if VARIANCE & BITS:
-            b_second += lanes(b_y * b_y, BM, BN)
+        b_second += lanes(b_y * b_y, BM, BN)
     if VALUES:
         b_v = load_tile(p_value, v_tiles, i_b, i_g, i_n, step_vn, keys, EV, BEV, BN, TMA, EDGE)
         if b_v.dtype == tl.float16:  # whose weights must not pass 65504
@@ -105,7 +112,7 @@ def frozen(
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
-    """A row's sums, as `online` gives them, and whether they can be trusted."""
+    """Whether weights, entropy, and mean and variance hold, for all rows of the tile; and what `online` returns, but the arg-max."""
     b_unit = b_base * LOG2E
     b_ref, b_first_top = reference(b_q, b_unit, p_key, step_kn, o_m, keys, right, E, BE, RIGHT)
     b_count = (tl.maximum(tl.minimum(o_m + right + 1, keys), 0) if RIGHT else tl.zeros_like(o_m) + keys).to(tl.float32)
@@ -135,12 +142,9 @@ def frozen(
         )  # fmt: skip
 
     b_l = tl.sum(b_l, 1)
-    m_good &= m_empty | ((b_l >= 0.5) & (b_l <= WIDE))
-    if VALUES and b_q.dtype == tl.float16:
-        m_good &= b_l * b_down <= NARROW
+    m_good &= m_empty | ((b_l >= 0.5) & (b_l <= WIDE) & (b_l * b_down <= NARROW))
     b_a, b_s = tl.sum(b_a, 1), tl.sum(b_s, 1)
-    if ENTROPY & BITS:
-        m_good &= b_a == b_a
+    m_mixed = m_empty | (b_a == b_a)  # 0 · -inf is NaN
     b_some = tl.maximum(b_count, 1.0)
     b_shift = tl.sum(b_first, 1)
     if SUMS > 0:
@@ -149,10 +153,7 @@ def frozen(
         b_shift += tl.sum(b_q.to(tl.float32) * b_sum[None, :], 1) * b_unit - b_ref * whole
     b_shift /= b_some
     b_squares = tl.sum(b_second, 1) - b_shift * b_shift * b_some
-    if (MEAN | VARIANCE) & BITS:
-        m_good &= (b_shift == b_shift) & (tl.abs(b_shift) < float("inf"))
-    if VARIANCE & BITS:
-        m_good &= b_shift * b_shift * b_some <= FAR * b_squares
+    m_near = m_empty | (b_shift * b_shift * b_some <= FAR * b_squares)  # false for inf and NaN
     b_top = b_ref * LN2
     b_top_low = tl.fma(b_ref, LN2, -b_top) + b_ref * LN2_LOW
     b_rise = tl.max(b_rise, 1).to(tl.float32, bitcast=True)
@@ -161,5 +162,33 @@ def frozen(
     b_variance = tl.where(m_empty, 0.0, tl.maximum(b_squares, 0.0) / b_some * (LN2 * LN2))
     b_rounded = tl.where(m_empty, 1.0, tl.max(b_rounded, 1))
     b_l = tl.where(m_empty, 1.0, b_l)
-    trusted = tl.min((m_good | (o_m >= rows)).to(tl.int32), 0) == 1
-    return trusted, m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_count, b_mean, b_variance
+    m_other = o_m >= rows
+    weights_hold = tl.min((m_good | m_other).to(tl.int32), 0) == 1
+    entropy_holds = tl.min((m_mixed | m_other).to(tl.int32), 0) == 1 if ENTROPY & BITS else True
+    moments_hold = tl.min((m_near | m_other).to(tl.int32), 0) == 1 if (MEAN | VARIANCE) & BITS else True
+    return weights_hold, entropy_holds, moments_hold, m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_count, b_mean, b_variance
+
+
+@triton.jit(do_not_specialize=["groups", "keys", "tiles"])
+def key_sums_kernel(
+    p_key, p_sums, step_kb, step_kh, step_kn, groups, keys, tiles,
+    E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    i_t, i_pair = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    p_head = p_key + i_pair // groups * step_kb + i_pair % groups * step_kh
+    b_k = load_rows(p_head, i_t * BN, step_kn, keys, E, BE, BN, True)
+    tl.store(p_sums + (i_pair * tiles + i_t) * BE + tl.arange(0, BE), tl.sum(b_k.to(tl.float32), 0))
+
+
+def key_sums(key: Tensor, dim: int) -> Tensor:
+    """(B, G, tiles, dim), float32: Σ k over the first tile, the first two, and so on.
+
+    The sum of a row's scores is its query times this: an addition less for each score.
+    """
+    batch, groups, keys, _ = key.shape
+    tiles = triton.cdiv(keys, SUMMED)
+    sums = torch.empty((batch, groups, tiles, dim), dtype=torch.float32, device=key.device)
+    key_sums_kernel[(tiles, batch * groups)](
+        key, sums, *key.stride()[:3], groups, keys, tiles, E=key.shape[3], BE=dim, BN=SUMMED
+    )
+    return sums.cumsum(2)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import ADDED, ARGMAX, ENTROPY, LOG2E, MEAN, P2, VARIANCE, VISIBLE, kept, key_tiles, load_rows, masked, tanh
+from .tile import ADDED, ARGMAX, ENTROPY, LOG2E, MEAN, P2, VARIANCE, VISIBLE, kept, load_rows, masked, tanh
 
 
 @triton.jit
@@ -93,12 +93,12 @@ def online_tile(
 @triton.jit
 def online(
     b_q, b_scale, b_base, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
-    o_m, i_row, i_head, rows, keys, left, right, softcap, dropout, seed,
+    o_m, first, stop, i_head, rows, keys, left, right, softcap, dropout, seed,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """A row's sums over all its keys, in logits."""
+    """A row's sums over the keys from first to stop, in logits."""
     b_ref = tl.full([BM], float("-inf"), tl.float32)
     b_l = tl.zeros([BM], tl.float32)
     b_a, b_s, b_rounded, b_count, b_met, b_mean, b_squares = b_l, b_l, b_l, b_l, b_l, b_l, b_l
@@ -106,7 +106,6 @@ def online(
     b_arg = tl.full([BM], -1, tl.int32)
     b_out = tl.zeros([BM, BEV if VALUES else 16], tl.float32)
     b_unit = b_base * LOG2E
-    first, _, _, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
     for i_n in tl.range(first, stop, BN):
         b_ref, b_l, b_a, b_s, b_rounded, b_out, b_best, b_arg, b_count, b_met, b_mean, b_squares = online_tile(
             b_ref, b_l, b_a, b_s, b_rounded, b_out, b_best, b_arg, b_count, b_met, b_mean, b_squares,

@@ -1,0 +1,137 @@
+"""Few rows on many keys: the keys are split over programs, so that they fill the card, and a second launch joins the parts.
+
+A program takes a chunk of the keys of one key/value head, and the rows of every query head that shares it: the cache is read once.
+Attention over a split is attention over the whole by the formulas of `attemper.merge`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .online import online
+from .store import entropy_of, store_output, store_signs
+from .tile import ADDED, LOG2E, NUMBERS
+
+N_PARTS = 12
+"""Numbers that a part has for each row, besides its sum of values."""
+
+
+@triton.jit(do_not_specialize=[*NUMBERS, "chunk", "n_rows"])
+def decode_kernel(
+    p_query, p_key, p_value, p_mask, p_gain, p_parts, p_sums,
+    step_qb, step_qh, step_qm, step_kb, step_kh, step_kn, step_vb, step_vh, step_vn,
+    step_mb, step_mh, step_mm, step_mn, step_gb, step_gh, step_gm,
+    scale, softcap, dropout, seed, heads, groups, rows, keys, left, right, chunk, n_rows,
+    E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
+    VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    i_split, i_pair = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    i_b, i_g = i_pair // groups, i_pair % groups
+    repeat = heads // groups
+    o_p = tl.arange(0, BM)
+    m_m = o_p < repeat * rows
+    o_h = (i_g * repeat + o_p // rows).to(tl.int64)
+    o_m = tl.where(m_m, o_p % rows, rows)  # a row beyond the last sees nothing
+    o_m64 = o_m.to(tl.int64)
+    o_e = tl.arange(0, BE)
+
+    p_q = p_query + i_b * step_qb + (o_h * step_qh + o_m64 * step_qm)[:, None] + o_e[None, :]
+    b_q = tl.load(p_q, mask=m_m[:, None] & (o_e[None, :] < E), other=0.0)
+    b_scale = tl.full([BM], 1.0, tl.float32) * scale
+    if GAIN:
+        b_scale *= tl.load(p_gain + i_b * step_gb + o_h * step_gh + o_m64 * step_gm, mask=m_m, other=0.0)
+    b_base = tl.full([BM], 1.0, tl.float32)
+    if not (CAP or MASK == ADDED):
+        b_q = tl.where(b_scale[:, None] < 0, -b_q, tl.where(b_scale[:, None] == 0, 0.0, b_q)).to(b_q.dtype)
+        b_base = tl.where(b_scale == 0, 1.0, tl.abs(b_scale))
+    p_m = p_mask + i_b * step_mb + (o_h * step_mh + o_m64 * step_mm)[:, None]
+    first = i_split * chunk
+    stop = tl.minimum(first + chunk, keys)
+    if LEFT:
+        first = tl.maximum(first, tl.maximum(-left, 0) // BN * BN)
+    if RIGHT:
+        stop = tl.minimum(stop, rows + right)
+    m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_arg, b_count, b_mean, b_variance = online(
+        b_q, b_scale, b_base, p_key + i_b * step_kb + i_g * step_kh, p_value + i_b * step_vb + i_g * step_vh, p_m,
+        step_kn, step_vn, step_mm * 0, step_mn, o_m, first, stop, i_pair, rows, tl.minimum(stop, keys), left, right,
+        softcap, dropout, seed, E, EV, BE, BEV, BM, BN, MASK, LEFT, RIGHT, CAP, DROP, VALUES, EXACT, BITS,
+    )  # fmt: skip
+
+    o_row = (i_b * heads + o_h) * rows + o_m
+    o_part = i_split.to(tl.int64) * n_rows + o_row
+    step = tl.num_programs(0).to(tl.int64) * n_rows
+    # where a part sees nothing, its weight is 0 whatever its reference: the lowest there is
+    tl.store(p_parts + o_part, tl.where(m_empty, float("-inf"), b_top), mask=m_m)
+    tl.store(p_parts + step + o_part, b_top_low, mask=m_m)
+    tl.store(p_parts + 2 * step + o_part, tl.where(m_empty, 0.0, b_l), mask=m_m)
+    tl.store(p_parts + 3 * step + o_part, b_a, mask=m_m)
+    tl.store(p_parts + 4 * step + o_part, b_s, mask=m_m)
+    tl.store(p_parts + 5 * step + o_part, tl.where(m_empty, 0.0, b_rounded), mask=m_m)
+    tl.store(p_parts + 6 * step + o_part, b_peak, mask=m_m)
+    tl.store(p_parts + 7 * step + o_part, b_arg.to(tl.float32, bitcast=True), mask=m_m)
+    tl.store(p_parts + 8 * step + o_part, b_count, mask=m_m)
+    tl.store(p_parts + 9 * step + o_part, b_mean, mask=m_m)
+    tl.store(p_parts + 10 * step + o_part, b_variance, mask=m_m)
+    if VALUES:
+        o_v = tl.arange(0, BEV)
+        tl.store(p_sums + o_part[:, None] * EV + o_v[None, :], b_out, mask=m_m[:, None] & (o_v[None, :] < EV))
+
+
+@triton.jit(do_not_specialize=["n_rows", "splits"])
+def join_kernel(
+    p_parts, p_sums,
+    p_output, p_low, p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, n_rows, splits,
+    EV: tl.constexpr, BEV: tl.constexpr, SPLITS: tl.constexpr, VALUES: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """One row from its parts."""
+    i_row = tl.program_id(0).to(tl.int64)
+    o_s = tl.arange(0, SPLITS)
+    m_s = o_s < splits
+    o_part = o_s.to(tl.int64) * n_rows + i_row
+    step = splits.to(tl.int64) * n_rows
+    b_top = tl.load(p_parts + o_part, mask=m_s, other=float("-inf"))
+    b_low = tl.load(p_parts + step + o_part, mask=m_s, other=0.0)
+    b_l = tl.load(p_parts + 2 * step + o_part, mask=m_s, other=0.0)
+    b_a = tl.load(p_parts + 3 * step + o_part, mask=m_s, other=0.0)
+    b_s = tl.load(p_parts + 4 * step + o_part, mask=m_s, other=0.0)
+    b_rounded = tl.load(p_parts + 5 * step + o_part, mask=m_s, other=0.0)
+    b_peak = tl.load(p_parts + 6 * step + o_part, mask=m_s, other=float("-inf"))
+    b_arg = tl.load(p_parts + 7 * step + o_part, mask=m_s, other=0.0).to(tl.int32, bitcast=True)
+    b_count = tl.load(p_parts + 8 * step + o_part, mask=m_s, other=0.0)
+    b_mean = tl.load(p_parts + 9 * step + o_part, mask=m_s, other=0.0)
+    b_variance = tl.load(p_parts + 10 * step + o_part, mask=m_s, other=0.0)
+
+    top = tl.max(b_top, 0)
+    b_d = tl.where(b_top == float("-inf"), 0.0, b_top - top) * LOG2E
+    b_c = tl.where(b_top == float("-inf"), 0.0, tl.math.exp2(b_d))
+    empty = top == float("-inf")
+    top_low = tl.max(tl.where(b_top == top, b_low, float("-inf")), 0)
+    l = tl.where(empty, 1.0, tl.sum(b_c * b_l, 0))
+    a = tl.sum(b_c * (b_a + b_d * b_l), 0)
+    s = tl.sum(b_c * b_c * b_s, 0)
+    rounded = tl.where(empty, 1.0, tl.sum(b_c * b_rounded, 0))
+    # NaN of any part is the row's
+    peak = tl.where(tl.sum((b_peak != b_peak).to(tl.int32), 0) > 0, float("nan"), tl.max(b_peak, 0))
+    arg = tl.min(tl.where((b_peak == tl.max(b_peak, 0)) & (b_arg >= 0), b_arg, 2147483647), 0)
+    arg = tl.where(arg == 2147483647, -1, arg)
+    count = tl.sum(b_count, 0)
+    some = tl.maximum(count, 1.0)
+    mean = tl.sum(b_mean * b_count, 0) / some
+    variance = tl.sum(b_count * (b_variance + (b_mean - mean) * (b_mean - mean)), 0) / some
+
+    one = tl.zeros([1], tl.float32)
+    o_row = i_row + tl.zeros([1], tl.int64)
+    m_row = o_row >= 0
+    store_signs(
+        o_row, m_row, one + top == float("-inf"), one + tl.where(empty, 0.0, top), one + tl.where(empty, 0.0, top_low), one + l, one + s,
+        entropy_of(one + l, one + a), one + peak, o_row.to(tl.int32) * 0 + arg, one + count, one + mean, one + variance,
+        p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS,
+    )  # fmt: skip
+    if VALUES:
+        o_v = tl.arange(0, BEV)
+        m_v = m_s[:, None] & (o_v[None, :] < EV)
+        b_v = tl.load(p_sums + o_part[:, None] * EV + o_v[None, :], mask=m_v, other=0.0)
+        b_out = tl.sum(tl.where(b_c[:, None] == 0.0, 0.0, b_v * b_c[:, None]), 0)
+        store_output(o_row, m_row, b_out[None, :], one + rounded, p_output, p_low, EV, BEV, BITS)
