@@ -31,7 +31,6 @@ from .row_terms import (
 )
 from .tile import LOG2E, NO_MASK, NUMBERS, kept, key_tiles, load_rows, masked, row_tiles, tanh
 
-
 WEIGHT_LIFT: tl.constexpr = tl.constexpr(1024.0)  # weights of float16 are multiplied by this, so that small ones keep their digits
 
 
