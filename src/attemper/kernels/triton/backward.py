@@ -147,7 +147,7 @@ def rows_step(
     if DQ:
         b_lifted = b_ds * lift
         b_raw = dot_rounded(b_lifted, tl.trans(b_k), b_raw, SPLIT)
-        if EVEN:
+        if EVEN and b_k.dtype != tl.float32:
             b_sum = dot_rounded(b_lifted, tl.full([BN, 16], 1.0, b_k.dtype), b_sum, SPLIT)
     return b_raw, b_dgain, b_all, b_sum
 
@@ -269,7 +269,7 @@ def rows_kernel(
         tl.store(p_dgain + o_row, b_dgain * scale, mask=m_m)
     if DQ:
         b_raw = b_raw / lift
-        if EVEN:
+        if EVEN and b_q.dtype != tl.float32:
             b_raw += (b_total - tl.max(b_sum, 1) / lift)[:, None] * b_shared[None, :]
         tl.store(p_dq + o_row[:, None] * E + o_e[None, :], (b_raw * b_scale[:, None]).to(p_dq.dtype.element_ty), mask=m_q)
 

@@ -13,7 +13,7 @@ def forward_block(dim: int, dtype: torch.dtype, values: bool, fast: bool, signs:
     if dim > 128:
         return _block(64, 32, 4, 2)
     if not fast:
-        return _block(128, 64, 4, 3) if dim <= 64 else _block(64, 64, 4, 3)
+        return _block(64, 64, 4, 3)
     if not values:
         return _block(64, 128, 4, 2, 168) if dim <= 64 else _block(64, 64, 4, 3, 128)
     if dim <= 64:

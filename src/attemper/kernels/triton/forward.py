@@ -50,7 +50,7 @@ def forward_kernel(
         p_sums += (i_b * groups + i_g) * tl.cdiv(keys, SUMS) * BE
 
     b_arg = tl.full([BM], -1, tl.int32)
-    first, _, _, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
+    first, _whole_first, _whole_stop, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
     if FAST:
         weights_hold, entropy_holds, moments_hold, m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_count, b_mean, b_variance = frozen(
             b_q, b_base, p_key, p_value, p_sums, k_tiles, v_tiles, i_b.to(tl.int32), i_g.to(tl.int32), step_kn, step_vn,
@@ -58,7 +58,7 @@ def forward_kernel(
         )  # fmt: skip
         b_entropy = entropy_of(b_l, b_a)
         if not (weights_hold & entropy_holds & moments_hold):
-            c_empty, c_top, c_top_low, c_l, c_a, c_s, c_rounded, c_out, c_peak, _, _, c_mean, c_variance = online(
+            c_empty, c_top, c_top_low, c_l, c_a, c_s, c_rounded, c_out, c_peak, _c_arg, _c_count, c_mean, c_variance = online(
                 b_q, b_scale, b_base, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
                 o_m, first, stop, i_head, rows, keys, left, right, softcap, dropout, seed,
                 E, EV, BE, BEV, BM, BN, MASK, LEFT, RIGHT, CAP, DROP, VALUES, EXACT, BITS,
