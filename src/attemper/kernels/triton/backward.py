@@ -29,7 +29,7 @@ from .row_terms import (
     SLOPE,
     TOTAL,
 )
-from .tile import LOG2E, NO_MASK, NUMBERS, kept, key_tiles, load_rows, masked, row_tiles, tanh
+from .tile import LOG2E, NO_MASK, NUMBERS, dot_added, kept, key_tiles, load_rows, masked, row_tiles, tanh
 
 WEIGHT_LIFT: tl.constexpr = tl.constexpr(1024.0)  # weights of float16 are multiplied by this, so that small ones keep their digits
 
@@ -38,9 +38,9 @@ WEIGHT_LIFT: tl.constexpr = tl.constexpr(1024.0)  # weights of float16 are multi
 def dot_rounded(b_x, b_y, b_sum, SPLIT: tl.constexpr):
     """b_sum + x y with x rounded to the dtype of y; with SPLIT, what rounding took is multiplied too."""
     b_short = b_x.to(b_y.dtype)
-    b_sum = tl.dot(b_short, b_y, b_sum, input_precision="ieee")
+    b_sum = dot_added(b_short, b_y, b_sum)
     if SPLIT:
-        b_sum = tl.dot((b_x - b_short.to(tl.float32)).to(b_y.dtype), b_y, b_sum, input_precision="ieee")
+        b_sum = dot_added((b_x - b_short.to(tl.float32)).to(b_y.dtype), b_y, b_sum)
     return b_sum
 
 

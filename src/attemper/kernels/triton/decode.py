@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .online import online
-from .store import entropy_of, store_output, store_signs
+from .store import entropy_of, moments, store_output, store_signs
 from .tile import ADDED, LOG2E, NUMBERS
 
 N_PARTS = 12
@@ -53,7 +53,7 @@ def decode_kernel(
         first = tl.maximum(first, tl.maximum(-left, 0) // BN * BN)
     if RIGHT:
         stop = tl.minimum(stop, rows + right)
-    m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_arg, b_count, b_mean, b_variance = online(
+    m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_arg, b_count, b_met, b_mean, b_squares = online(
         b_q, b_scale, b_base, p_key + i_b * step_kb + i_g * step_kh, p_value + i_b * step_vb + i_g * step_vh, p_m,
         step_kn, step_vn, step_mm * 0, step_mn, o_m, first, stop, i_pair, rows, tl.minimum(stop, keys), left, right,
         softcap, dropout, seed, E, EV, BE, BEV, BM, BN, MASK, LEFT, RIGHT, CAP, DROP, VALUES, EXACT, BITS,
@@ -73,7 +73,8 @@ def decode_kernel(
     tl.store(p_parts + 7 * step + o_part, b_arg.to(tl.float32, bitcast=True), mask=m_m)
     tl.store(p_parts + 8 * step + o_part, b_count, mask=m_m)
     tl.store(p_parts + 9 * step + o_part, b_mean, mask=m_m)
-    tl.store(p_parts + 10 * step + o_part, b_variance, mask=m_m)
+    tl.store(p_parts + 10 * step + o_part, b_squares, mask=m_m)
+    tl.store(p_parts + 11 * step + o_part, b_met, mask=m_m)
     if VALUES:
         o_v = tl.arange(0, BEV)
         tl.store(p_sums + o_part[:, None] * EV + o_v[None, :], b_out, mask=m_m[:, None] & (o_v[None, :] < EV))
@@ -101,7 +102,8 @@ def join_kernel(
     b_arg = tl.load(p_parts + 7 * step + o_part, mask=m_s, other=0.0).to(tl.int32, bitcast=True)
     b_count = tl.load(p_parts + 8 * step + o_part, mask=m_s, other=0.0)
     b_mean = tl.load(p_parts + 9 * step + o_part, mask=m_s, other=0.0)
-    b_variance = tl.load(p_parts + 10 * step + o_part, mask=m_s, other=0.0)
+    b_squares = tl.load(p_parts + 10 * step + o_part, mask=m_s, other=0.0)
+    b_met = tl.load(p_parts + 11 * step + o_part, mask=m_s, other=0.0)
 
     top = tl.max(b_top, 0)
     b_d = tl.where(b_top == float("-inf"), 0.0, b_top - top) * LOG2E
@@ -117,9 +119,10 @@ def join_kernel(
     arg = tl.min(tl.where((b_peak == tl.max(b_peak, 0)) & (b_arg >= 0), b_arg, 2147483647), 0)
     arg = tl.where(arg == 2147483647, -1, arg)
     count = tl.sum(b_count, 0)
-    some = tl.maximum(count, 1.0)
-    mean = tl.sum(b_mean * b_count, 0) / some
-    variance = tl.sum(b_count * (b_variance + (b_mean - mean) * (b_mean - mean)), 0) / some
+    met = tl.sum(b_met, 0)
+    mean = tl.sum(b_mean * b_met, 0) / tl.maximum(met, 1.0)
+    squares = tl.sum(b_squares + b_met * (b_mean - mean) * (b_mean - mean), 0)
+    mean, variance = moments(count, met, mean, squares)
 
     one = tl.zeros([1], tl.float32)
     o_row = i_row + tl.zeros([1], tl.int64)

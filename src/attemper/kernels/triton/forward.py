@@ -7,7 +7,7 @@ import triton.language as tl
 
 from .frozen import frozen
 from .online import online
-from .store import entropy_of, store_output, store_signs
+from .store import entropy_of, moments, store_output, store_signs
 from .tile import ADDED, NUMBERS, key_tiles
 
 
@@ -58,25 +58,27 @@ def forward_kernel(
         )  # fmt: skip
         b_entropy = entropy_of(b_l, b_a)
         if not (weights_hold & entropy_holds & moments_hold):
-            c_empty, c_top, c_top_low, c_l, c_a, c_s, c_rounded, c_out, c_peak, _c_arg, _c_count, c_mean, c_variance = online(
+            c_empty, c_top, c_top_low, c_l, c_a, c_s, c_rounded, c_out, c_peak, _c_arg, c_count, c_met, c_mean, c_squares = online(
                 b_q, b_scale, b_base, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
                 o_m, first, stop, i_head, rows, keys, left, right, softcap, dropout, seed,
                 E, EV, BE, BEV, BM, BN, MASK, LEFT, RIGHT, CAP, DROP, VALUES, EXACT, BITS,
             )  # fmt: skip
             # a result that holds stays, so that its bits do not depend on which others were asked for
             b_entropy = tl.where(weights_hold & entropy_holds, b_entropy, entropy_of(c_l, c_a))
+            c_mean, c_variance = moments(c_count, c_met, c_mean, c_squares)
             b_mean = tl.where(moments_hold, b_mean, c_mean)
             b_variance = tl.where(moments_hold, b_variance, c_variance)
             if not weights_hold:
                 m_empty, b_top, b_top_low, b_l, b_s, b_peak = c_empty, c_top, c_top_low, c_l, c_s, c_peak
                 b_rounded, b_out = c_rounded, c_out
     else:
-        m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_arg, b_count, b_mean, b_variance = online(
+        m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_arg, b_count, b_met, b_mean, b_squares = online(
             b_q, b_scale, b_base, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
             o_m, first, stop, i_head, rows, keys, left, right, softcap, dropout, seed,
             E, EV, BE, BEV, BM, BN, MASK, LEFT, RIGHT, CAP, DROP, VALUES, EXACT, BITS,
         )  # fmt: skip
         b_entropy = entropy_of(b_l, b_a)
+        b_mean, b_variance = moments(b_count, b_met, b_mean, b_squares)
 
     o_row = i_head * rows + o_m
     store_signs(

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tile import ENTROPY, LN2, LN2_LOW, LOG2E, MEAN, P2, PEAK, VARIANCE, load_rows
+from .tile import ENTROPY, LN2, LN2_LOW, LOG2E, MEAN, P2, PEAK, VARIANCE, dot_added, load_rows
 
 FIRST: tl.constexpr = tl.constexpr(16)  # the keys that give the reference
 LANES: tl.constexpr = tl.constexpr(8)
@@ -102,7 +102,7 @@ def frozen_tile(
         b_p = b_e.to(b_v.dtype)
         # the weights that multiply the values are rounded: the output is divided by the sum of these
         b_rounded = tl.dot(b_p, tl.full([BN, 16], 1.0, b_v.dtype), b_rounded, input_precision="ieee")
-        b_out = tl.dot(b_p, b_v, b_out, input_precision="ieee")
+        b_out = dot_added(b_p, b_v, b_out)
     return b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out
 
 

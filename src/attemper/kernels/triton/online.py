@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import ADDED, ARGMAX, ENTROPY, LOG2E, MEAN, P2, VARIANCE, VISIBLE, kept, load_rows, masked, tanh
+from .tile import ADDED, ARGMAX, ENTROPY, LOG2E, MEAN, P2, VARIANCE, VISIBLE, dot_added, kept, load_rows, masked, tanh
 
 
 @triton.jit
@@ -80,13 +80,13 @@ def online_tile(
             b_rounded = b_c * b_rounded + tl.sum(b_p.to(tl.float32) + b_rest.to(tl.float32), 1)
             if DROP:
                 b_rest = tl.where(m_kept, b_rest, 0.0)
-            b_out = tl.dot(b_rest, b_v, b_out, input_precision="ieee")
+            b_out = dot_added(b_rest, b_v, b_out)
         else:
             # what is multiplied by the values is rounded, and must add up to one: the output is divided by the sum of these
             b_rounded = b_c * b_rounded + tl.sum(b_p.to(tl.float32), 1)
         if DROP:
             b_p = tl.where(m_kept, b_p, 0.0)
-        b_out = tl.dot(b_p, b_v, b_out, input_precision="ieee")
+        b_out = dot_added(b_p, b_v, b_out)
     return b_new, b_l, b_a, b_s, b_rounded, b_out, b_best, b_arg, b_count, b_met, b_mean, b_squares
 
 
@@ -98,7 +98,7 @@ def online(
     MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """A row's sums over the keys from first to stop, in logits."""
+    """A row's sums over the keys from first to stop, in logits; `moments` makes mean and variance of the last four."""
     b_ref = tl.full([BM], float("-inf"), tl.float32)
     b_l = tl.zeros([BM], tl.float32)
     b_a, b_s, b_rounded, b_count, b_met, b_mean, b_squares = b_l, b_l, b_l, b_l, b_l, b_l, b_l
@@ -121,8 +121,5 @@ def online(
     b_top_low = tl.fma(b_finite, b_base, -b_top)
     # NaN where a logit was
     b_peak = tl.where(m_empty, b_ref, tl.where((b_ref == float("inf")) | (b_l == b_l), b_top, b_l))
-    b_some = tl.maximum(b_count, 1.0)
-    b_all = b_mean * (b_met / b_some)
-    b_off = tl.where(b_met == b_count, 0.0, b_met * (b_mean - b_all) * (b_mean - b_all))
-    b_variance = (b_squares + b_off) / b_some * (b_base * b_base)
-    return m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_arg, b_count, b_all * b_base, b_variance
+    b_squares *= b_base * b_base
+    return m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_arg, b_count, b_met, b_mean * b_base, b_squares

@@ -10,7 +10,20 @@ from .tile import ARGMAX, ENTROPY, LN2, MEAN, OUTPUT_LOW, P2, PEAK, VARIANCE, VI
 
 @triton.jit
 def entropy_of(b_l, b_a):
-    return tl.log(b_l) - b_a / b_l * LN2
+    b_entropy = tl.log(b_l) - b_a / b_l * LN2
+    return tl.where(b_entropy < 0, 0.0, b_entropy)  # by rounding alone; NaN stays
+
+
+@triton.jit
+def moments(b_count, b_met, b_mean, b_squares):
+    """Mean and variance over all keys that a row sees, of which those with a logit of -inf add nothing.
+
+    `b_met` is how many others there are, with their own mean and summed squares about it.
+    """
+    b_some = tl.maximum(b_count, 1.0)
+    b_all = b_mean * (b_met / b_some)
+    b_off = tl.where(b_met == b_count, 0.0, b_met * (b_mean - b_all) * (b_mean - b_all))
+    return b_all, (b_squares + b_off) / b_some
 
 
 @triton.jit

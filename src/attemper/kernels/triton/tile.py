@@ -68,6 +68,14 @@ def row_tiles(i_key, rows, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.cons
 
 
 @triton.jit
+def dot_added(b_x, b_y, b_sum):
+    """b_sum + x y. In float32 a tile is summed by itself: added to a large sum term by term, each would lose its last digits."""
+    if b_x.dtype == tl.float32:
+        return b_sum + tl.dot(b_x, b_y, input_precision="ieee")
+    return tl.dot(b_x, b_y, b_sum)
+
+
+@triton.jit
 def load_rows(p, i_n, step, n, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr):
     """Keys or values from i_n on, [BN, BE], 0 beyond the last key (which only a tile at the edge has) and beyond E."""
     o_n, o_e = tl.arange(0, BN), tl.arange(0, BE)
