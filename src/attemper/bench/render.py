@@ -27,6 +27,7 @@ def show(document: dict[str, Any], console: Console) -> None:
         "calls": (lambda rows: [_calls(rows)], CALLS_LEGEND),
         "cpu": (lambda rows: _cpu(rows, wide), CPU_LEGEND),
         "memory": (lambda rows: [_memory(rows)], MEMORY_LEGEND),
+        "cuda": (_cuda, CUDA_LEGEND),
         "watch": (_watch, WATCH_LEGEND),
     }
     for part, (tables, legend) in parts.items():
@@ -53,6 +54,10 @@ WATCH_LEGEND = (
 )
 
 
+CUDA_LEGEND = (
+    "bfloat16, 16,384 tokens of width 2,048; medians of interleaved rounds between CUDA events. ÷: the time over that of the first row "
+    "in the same round (95 % interval; below 1 is faster). TFLOP/s: of the operations of a forward or a backward; signs alone do half."
+)
 CPU_LEGEND = (
     "ms: all vitals, median of interleaved rounds. × SDPA: all vitals against torch's SDPA, which measures nothing; the "
     "median of the ratios within each round, with its 95 % interval. Vitals: their cost over the same kernel without. "
@@ -122,6 +127,36 @@ def _cpu(rows: list[dict[str, Any]], wide: bool) -> Iterator[Table]:
             )
         table.caption = f"geometric mean {geometric_mean(cells):.2f} × SDPA"
         yield table
+
+
+def _cuda(rows: list[dict[str, Any]]) -> Iterator[Table]:
+    def case(row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row.get(name) for name in ("direction", "head_dim", "length", "causal", "batch", "heads", "kv_heads"))
+
+    for (direction, head_dim, length, causal, batch, heads, kv_heads), group in groupby(rows, case):
+        cells = list(group)
+        base = cells[0]["candidate"]
+        decode = direction == "decode"
+        sizes = f"{batch} × {heads} heads on {kv_heads}" if decode else "causal" if causal else "full"
+        table = _table(f"{direction}: d {head_dim}, n {length}, {sizes}", ("ms", f"÷ {base}", "TB/s" if decode else "TFLOP/s"))
+        for row in cells:
+            rate = row["tb_per_s"] if decode else row["tflops"]
+            table.add_row(
+                CUDA_NAMES.get(row["candidate"], row["candidate"]), _number(row["ms"]), _ratio(row[f"time_vs_{base}"], True), _number(rate)
+            )
+        yield table
+
+
+CUDA_NAMES = {
+    "sdpa": "torch SDPA, its default",
+    "cudnn": "torch SDPA, cuDNN",
+    "flash": "torch SDPA, FlashAttention-2",
+    "attemper_bare": "attemper, no vitals",
+    "attemper": "attemper, all vitals",
+    "measure": "attemper, signs alone",
+    "eager_statistics": "eager, same statistics",
+    "read": "a plain read of the cache",
+}
 
 
 def _calls(rows: list[dict[str, Any]]) -> Table:

@@ -13,16 +13,17 @@ import torch
 from .. import env
 from ..errors import InputError, nearest
 from ..kernels import KERNELS
-from . import calls, cpu, memory, speed, watch
+from . import calls, cpu, cuda, memory, speed, watch
 from .candidates import CANDIDATES, DTYPES, Case
 
 Shape = tuple[int, int, int, int]
 
-PARTS = ("speed", "memory", "cpu", "watch")
+PARTS = ("speed", "memory", "cpu", "cuda", "watch")
 USES = {
     "speed": ("--shape", "--causal", "--dtype", "--device", "--kernel", "--rounds"),
     "memory": ("--length", "--dtype", "--device", "--kernel"),
     "cpu": ("--dtype", "--kernel"),
+    "cuda": ("--rounds",),
     "watch": ("--device", "--rounds"),
 }
 """The options that each part uses, besides --quick; any other would do nothing."""
@@ -150,6 +151,9 @@ def run(settings: BenchSettings, note: Callable[[str], None]) -> dict[str, Any]:
         common: dict[str, Any] = {"quick": quick, "kernel": settings.kernel, "dtype": settings.dtype, "note": note}
         document["calls"] = calls.rows(**common)
         document["cpu"] = cpu.rows(**common)
+    if "cuda" in settings.parts:
+        quick = settings.shapes == QUICK.shapes
+        document["cuda"] = cuda.rows(quick=quick, rounds=settings.rounds, note=note)
     load["after"] = _load()
     _warn(load["after"], found["cpu"]["threads"], found["cpu"], note)
     return document

@@ -37,7 +37,30 @@ class Launch(NamedTuple):
     options: dict[str, int]
 
     def run(self) -> None:
-        self.kernel[self.grid](*self.args, **self.constants, **self.options)
+        """Launch. Triton's own way to a compiled kernel costs more than a small kernel itself, so its result is remembered here."""
+        key = (torch.cuda.current_device() if ON_GPU else -1, self.kernel, *self.constants.values(), *self.options.values())
+        key += tuple([_specialised(arg) for arg in self.args])
+        compiled = COMPILED.get(key)
+        if compiled is not None:
+            compiled[(*self.grid, 1)](*self.args, *[self.constants[name] for name in self.kernel.arg_names[len(self.args) :]])
+            return
+        compiled = self.kernel[self.grid](*self.args, **self.constants, **self.options)
+        if compiled is not None:  # as it is in Triton's interpreter
+            COMPILED[key] = compiled
+
+
+COMPILED: dict[tuple[Any, ...], Any] = {}
+"""Compiled kernels by all that Triton compiles them for."""
+ON_GPU = torch.cuda.is_available()
+
+
+def _specialised(arg: Any) -> Any:
+    """What Triton makes of an argument: its dtype, and whether it is 1 or a multiple of 16."""
+    if type(arg) is int:
+        return arg == 1, arg % 16 == 0, -(2**31) <= arg < 2**31
+    if isinstance(arg, Tensor):
+        return arg.dtype, arg.data_ptr() % 16 == 0
+    return type(arg) if isinstance(arg, float) else (arg.base.dtype, *arg.block_shape)
 
 
 def readable(problem: Problem) -> Problem:

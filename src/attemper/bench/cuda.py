@@ -1,0 +1,194 @@
+"""cuda: forward, backward, signs alone and decode on a GPU, compared with torch's SDPA by each backend it has.
+
+Every round runs each candidate several times between two CUDA events, in an order that rotates. Work is 16,384 tokens of width 2,048 in
+bfloat16. TFLOP/s count the operations that no method avoids, so that signs alone are given as a share of SDPA's time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from .._timing import median_interval
+from ..attention import attention, measure
+from ..errors import InputError
+from ..vitals import SIGNS
+from . import BenchRow, eager
+
+TOKENS, WIDTH = 16384, 2048
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+GRID = tuple(itertools.product((64, 128), (1024, 4096, 16384), (False, True)))
+QUICK_GRID = ((64, 1024, True), (128, 4096, False))
+DECODE = ((1, 32, 32, 32768, 128), (8, 32, 8, 8192, 128), (64, 16, 16, 2048, 64))
+"""Batch, heads, key/value heads, keys, head dim; one query each."""
+EAGER_MOST = 4096
+INNER = 4
+
+Call = Callable[[], object]
+
+
+def rows(*, quick: bool, rounds: int, note: Callable[[str], None]) -> list[BenchRow]:
+    """One row for each candidate of each case."""
+    if not torch.cuda.is_available():
+        raise InputError("bench cuda: no CUDA device was found. Type attemper env to see what is there.")
+    found = []
+    for head_dim, length, causal in QUICK_GRID if quick else GRID:
+        case = {"head_dim": head_dim, "length": length, "causal": causal}
+        for direction, candidates in (("forward", forward), ("backward", backward)):
+            note(f"{direction}: d {head_dim}, n {length}, {'causal' if causal else 'full'}")
+            calls, flops = candidates(head_dim, length, causal)
+            found += [{"direction": direction, **case, **row} for row in _rows(calls, rounds, flops)]
+            del calls
+            torch.cuda.empty_cache()
+    for sizes in DECODE[:1] if quick else DECODE:
+        note(f"decode: {sizes}")
+        calls, moved = decode(*sizes)
+        named = dict(zip(("batch", "heads", "kv_heads", "length", "head_dim"), sizes, strict=True))
+        for row in _rows(calls, rounds, 0.0):
+            found.append({"direction": "decode", **named, **row, "tb_per_s": round(moved / row["ms"] / 1e9, 3)})
+    note("each sign: d 64, n 4096, causal")
+    calls, flops = signs(64, 4096)
+    found += [{"direction": "signs", "head_dim": 64, "length": 4096, "causal": True, **row} for row in _rows(calls, rounds, flops)]
+    return found
+
+
+def forward(head_dim: int, length: int, causal: bool) -> tuple[dict[str, Call], float]:
+    query, key, value = _tensors(head_dim, length)
+
+    def by_torch() -> Tensor:
+        return scaled_dot_product_attention(query, key, value, is_causal=causal)
+
+    calls: dict[str, Call] = {"sdpa": by_torch}
+    calls |= {name: _under(backend, by_torch) for name, backend in BACKENDS.items()}
+    calls |= {
+        "attemper_bare": lambda: attention(query, key, value, causal=causal, signs=()),
+        "attemper": lambda: attention(query, key, value, causal=causal),
+        "measure": lambda: measure(query, key, causal=causal),
+    }
+    if length <= EAGER_MOST:
+        calls["eager_statistics"] = lambda: eager.with_statistics(query, key, value, causal=causal)
+    return {name: _without_gradients(call) for name, call in calls.items()}, _flops(head_dim, length, causal)
+
+
+def backward(head_dim: int, length: int, causal: bool) -> tuple[dict[str, Call], float]:
+    leaves = [t.requires_grad_() for t in _tensors(head_dim, length)]
+    query, key, value = leaves
+    g = torch.randn_like(query)
+    calls: dict[str, Call] = {}
+    for name in ("sdpa", *BACKENDS):
+        if name == "sdpa":
+            output = scaled_dot_product_attention(query, key, value, is_causal=causal)
+        else:
+            with sdpa_kernel(BACKENDS[name]):
+                output = scaled_dot_product_attention(query, key, value, is_causal=causal)
+        calls[name] = _gradient([output], leaves, [g])
+    bare = attention(query, key, value, causal=causal, signs=()).output
+    calls["attemper_bare"] = _gradient([bare], leaves, [g])
+    attended = attention(query, key, value, causal=causal)
+    wanted = [name for name in SIGNS if name not in ("visible", "peak")]
+    ends = [attended.output, *(getattr(attended.vitals, name) for name in wanted)]
+    calls["attemper"] = _gradient(ends, leaves, [g, *(torch.full_like(end, 0.01) for end in ends[1:])])
+    return calls, 2.5 * _flops(head_dim, length, causal)
+
+
+def decode(batch: int, heads: int, kv_heads: int, length: int, head_dim: int) -> tuple[dict[str, Call], float]:
+    query = torch.randn(batch, heads, 1, head_dim, device="cuda", dtype=torch.bfloat16)
+    key, value = (torch.randn(batch, kv_heads, length, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    cache = torch.randn(key.numel(), device="cuda", dtype=torch.float32)  # as many bytes as both
+    grouped = heads != kv_heads
+    calls: dict[str, Call] = {
+        "read": lambda: cache.sum(),
+        "sdpa": lambda: scaled_dot_product_attention(query, key, value, enable_gqa=grouped),
+        "attemper_bare": lambda: attention(query, key, value, signs=()),
+        "attemper": lambda: attention(query, key, value),
+    }
+    return {name: _without_gradients(call) for name, call in calls.items()}, 4.0 * key.numel()
+
+
+def signs(head_dim: int, length: int) -> tuple[dict[str, Call], float]:
+    """What each sign costs: signs alone without values, all, none but lse, and each beside lse."""
+    query, key, _ = _tensors(head_dim, length)
+
+    def asking(*names: str) -> Call:
+        return _without_gradients(lambda: measure(query, key, causal=True, signs=names))
+
+    calls = {"lse": asking("lse"), "all": asking(*SIGNS)}
+    calls |= {f"lse, {name}": asking("lse", name) for name in SIGNS if name != "lse"}
+    return calls, _flops(head_dim, length, True)
+
+
+def _rows(calls: dict[str, Call], rounds: int, flops: float) -> list[dict[str, Any]]:
+    times = _interleave(calls, rounds)
+    first = next(iter(calls))
+    return [
+        {
+            "candidate": name,
+            "ms": round(statistics.median(ms), 4),
+            f"time_vs_{first}": median_interval([own / base for own, base in zip(ms, times[first], strict=True)]).to_dict(),
+            **({"tflops": round(flops / statistics.median(ms) / 1e9, 1)} if flops else {}),
+        }
+        for name, ms in times.items()
+    ]
+
+
+def _interleave(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each call, by round; a candidate that this card or this torch refuses is left out."""
+    working = {}
+    for name, call in calls.items():
+        try:
+            call()
+            working[name] = call
+        except (RuntimeError, torch.cuda.OutOfMemoryError):
+            if name == next(iter(calls)):
+                raise
+    torch.cuda.synchronize()
+    names = list(working)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(INNER):
+                working[name]()
+            end.record()
+            torch.cuda.synchronize()
+            found[name].append(begin.elapsed_time(end) / INNER)
+    return found
+
+
+def _tensors(head_dim: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    shape = (max(1, TOKENS // length), WIDTH // head_dim, length, head_dim)
+    query, key, value = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    return query, key, value
+
+
+def _flops(head_dim: int, length: int, causal: bool) -> float:
+    return 4.0 * max(TOKENS, length) * length * WIDTH / (2 if causal else 1)
+
+
+def _under(backend: SDPBackend, call: Callable[[], Tensor]) -> Call:
+    def run() -> Tensor:
+        with sdpa_kernel(backend):
+            return call()
+
+    return run
+
+
+def _without_gradients(call: Call) -> Call:
+    def run() -> object:
+        with torch.no_grad():
+            return call()
+
+    return run
+
+
+def _gradient(ends: list[Tensor], leaves: list[Tensor], arriving: list[Tensor]) -> Call:
+    return lambda: torch.autograd.grad(ends, leaves, arriving, retain_graph=True)
