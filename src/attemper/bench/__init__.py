@@ -8,7 +8,9 @@ Data passes the files in this order:
     speed         the part `speed`: the time of each candidate
     memory        the part `memory`: the peak memory of a call, in a process of its own
     calls, cpu    the part `cpu`: small and unusual calls, and a table of sizes
-    watch         the part `watch`: what watching a model costs
+    cuda          the part `cuda`: forward, backward, signs alone and decode on a GPU
+    watch         the part `watch`: what watching a small encoder costs on a CPU
+    watch_cuda    the same on a GPU, with models of the size that people train
     render        tables for the terminal
 
 The interleaved timer is `attemper._timing`, which the lab uses too.

@@ -55,7 +55,10 @@ def rows(*, quick: bool, rounds: int, note: Callable[[str], None]) -> list[Bench
             found.append({"direction": "decode", **named, **row, "tb_per_s": round(moved / row["ms"] / 1e9, 3)})
     note("each sign: d 64, n 4096, causal")
     calls, flops = signs(64, 4096)
-    found += [{"direction": "signs", "head_dim": 64, "length": 4096, "causal": True, **row} for row in _rows(calls, rounds, flops)]
+    found += [
+        {"direction": "signs", "head_dim": 64, "length": 4096, "causal": True, **row}
+        for row in _rows(calls, rounds, flops)
+    ]
     return found
 
 
@@ -131,7 +134,9 @@ def _rows(calls: dict[str, Call], rounds: int, flops: float) -> list[dict[str, A
         {
             "candidate": name,
             "ms": round(statistics.median(ms), 4),
-            f"time_vs_{first}": median_interval([own / base for own, base in zip(ms, times[first], strict=True)]).to_dict(),
+            f"time_vs_{first}": median_interval(
+                [own / base for own, base in zip(ms, times[first], strict=True)]
+            ).to_dict(),
             **({"tflops": round(flops / statistics.median(ms) / 1e9, 1)} if flops else {}),
         }
         for name, ms in times.items()

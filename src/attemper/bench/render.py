@@ -49,7 +49,7 @@ MEMORY_LEGEND = (
     "double, 2 is linear and 4 quadratic."
 )
 WATCH_LEGEND = (
-    "Forward passes of six layers of 12 heads, 384 wide, random weights. Medians of interleaved rounds, with quartiles. "
+    "Forward passes, or training steps without an optimizer; random weights. Medians of interleaved rounds, with quartiles. "
     "Cost: the time over the unwatched pass of the same round, the median (95 % interval); attaching and detaching included."
 )
 
@@ -131,18 +131,25 @@ def _cpu(rows: list[dict[str, Any]], wide: bool) -> Iterator[Table]:
 
 def _cuda(rows: list[dict[str, Any]]) -> Iterator[Table]:
     def case(row: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(row.get(name) for name in ("direction", "head_dim", "length", "causal", "batch", "heads", "kv_heads"))
+        return tuple(
+            row.get(name) for name in ("direction", "head_dim", "length", "causal", "batch", "heads", "kv_heads")
+        )
 
     for (direction, head_dim, length, causal, batch, heads, kv_heads), group in groupby(rows, case):
         cells = list(group)
         base = cells[0]["candidate"]
         decode = direction == "decode"
         sizes = f"{batch} × {heads} heads on {kv_heads}" if decode else "causal" if causal else "full"
-        table = _table(f"{direction}: d {head_dim}, n {length}, {sizes}", ("ms", f"÷ {base}", "TB/s" if decode else "TFLOP/s"))
+        table = _table(
+            f"{direction}: d {head_dim}, n {length}, {sizes}", ("ms", f"÷ {base}", "TB/s" if decode else "TFLOP/s")
+        )
         for row in cells:
             rate = row["tb_per_s"] if decode else row["tflops"]
             table.add_row(
-                CUDA_NAMES.get(row["candidate"], row["candidate"]), _number(row["ms"]), _ratio(row[f"time_vs_{base}"], True), _number(rate)
+                CUDA_NAMES.get(row["candidate"], row["candidate"]),
+                _number(row["ms"]),
+                _ratio(row[f"time_vs_{base}"], True),
+                _number(rate),
             )
         yield table
 
@@ -179,10 +186,20 @@ def _memory(rows: list[dict[str, Any]]) -> Table:
 
 
 def _watch(rows: list[dict[str, Any]]) -> Iterator[Table]:
-    for (batch, length, padded), group in groupby(rows, lambda row: (row["batch"], row["length"], row["padded"])):
+    def case(row: dict[str, Any]) -> tuple[Any, ...]:
+        return (
+            row.get("model", "MiniLM-sized encoder"),
+            row["batch"],
+            row["length"],
+            row["padded"],
+            row.get("training", False),
+        )
+
+    for (model, batch, length, padded, training), group in groupby(rows, case):
         cells = list(group)
         names = ("ms", "quartiles", "cost")
-        table = _table(f"MiniLM-sized encoder, {batch} × {length} tokens{', padded' if padded else ''}", names)
+        more = f"{', padded' if padded else ''}{', training step' if training else ''}"
+        table = _table(f"{model}, {batch} × {length} tokens{more}", names)
         for row in cells:
             spread = f"{_number(row['ms']['low'])}–{_number(row['ms']['high'])}"
             cost = "–" if row["candidate"] == "unwatched" else _ratio(row["cost"], wide=True)

@@ -13,7 +13,7 @@ import torch
 from .. import env
 from ..errors import InputError, nearest
 from ..kernels import KERNELS
-from . import calls, cpu, cuda, memory, speed, watch
+from . import calls, cpu, cuda, memory, speed, watch, watch_cuda
 from .candidates import CANDIDATES, DTYPES, Case
 
 Shape = tuple[int, int, int, int]
@@ -137,22 +137,28 @@ def run(settings: BenchSettings, note: Callable[[str], None]) -> dict[str, Any]:
     load = {"before": _load()}
     _warn(load["before"], 0, found["cpu"], note)
     document: dict[str, Any] = {"environment": found, "load": load, **{part: [] for part in (*PARTS, "calls")}}
+    quick = settings.shapes == QUICK.shapes
     if "speed" in settings.parts:
         document["speed"] = speed.rows(cases(settings), rounds=settings.rounds, budget=settings.budget, note=note)
     if "memory" in settings.parts:
         document["memory"] = memory_rows(settings, note)
     if "watch" in settings.parts:
         budget = 3 * settings.budget  # a whole model, five times a round
-        document["watch"] = watch.rows(
-            settings.encoder, rounds=settings.rounds, budget=budget, device=settings.device, note=note
-        )
+        if settings.device == "cpu":
+            document["watch"] = watch.rows(settings.encoder, rounds=settings.rounds, budget=budget, note=note)
+        else:
+            options: dict[str, Any] = {
+                "quick": quick,
+                "rounds": settings.rounds,
+                "budget": budget,
+                "device": settings.device,
+            }
+            document["watch"] = watch_cuda.rows(**options, note=note)
     if "cpu" in settings.parts:
-        quick = settings.shapes == QUICK.shapes
         common: dict[str, Any] = {"quick": quick, "kernel": settings.kernel, "dtype": settings.dtype, "note": note}
         document["calls"] = calls.rows(**common)
         document["cpu"] = cpu.rows(**common)
     if "cuda" in settings.parts:
-        quick = settings.shapes == QUICK.shapes
         document["cuda"] = cuda.rows(quick=quick, rounds=settings.rounds, note=note)
     load["after"] = _load()
     _warn(load["after"], found["cpu"]["threads"], found["cpu"], note)

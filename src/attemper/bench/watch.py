@@ -83,7 +83,12 @@ class Subject:
 
 
 def rows(
-    cases: tuple[tuple[int, int, bool], ...], *, rounds: int, budget: float, device: str, note: Callable[[str], None]
+    cases: tuple[tuple[int, int, bool], ...],
+    *,
+    rounds: int,
+    budget: float,
+    note: Callable[[str], None],
+    device: str = "cpu",
 ) -> list[BenchRow]:
     """Time every candidate on every case (batch, length, padded), one row each; cost is the time over the unwatched."""
     found = []

@@ -34,7 +34,8 @@ Lengths = Annotated[
 
 def bench(
     part: Annotated[
-        str | None, typer.Argument(help="speed, memory, cpu, cuda or watch; speed and memory if left out.", metavar="PART")
+        str | None,
+        typer.Argument(help="speed, memory, cpu, cuda or watch; speed and memory if left out.", metavar="PART"),
     ] = None,
     shape: Annotated[
         list[str] | None,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import InputError
-from ..heads import HeadSummary
+from ..heads import HeadSummary, UnfoldedRows
 from ..kernels import check_name
 from ..operation.checks import Signs, check_signs
 from ..vitals import Vitals
@@ -298,7 +298,9 @@ class Watch:
     def examine(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> list[Any]:
         return [examiner.look(call, vitals, rows) for examiner in self.examiners]
 
-    def add_call(self, name: str, call: AttentionCall, summary: HeadSummary | None, found: list[Any] | None) -> None:
+    def add_call(
+        self, name: str, call: AttentionCall, summary: HeadSummary | UnfoldedRows | None, found: list[Any] | None
+    ) -> None:
         self._sums.add(name, call, summary)
         named = all_heads(call.frames) if are_many() else None
         if named is not None and named > call.facts.heads and named % call.facts.heads == 0:

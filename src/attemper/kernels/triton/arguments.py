@@ -65,11 +65,15 @@ def _specialised(arg: Any) -> Any:
 
 def readable(problem: Problem) -> Problem:
     """With vectors of unit stride, and a mask of bytes or of floats."""
-    query, key, value = (t if t is None or t.stride(-1) == 1 else t.contiguous() for t in problem[:3])
-    mask = problem.mask
+    query, key, value, mask = _with_unit_stride(problem.query), _with_unit_stride(problem.key), problem.value, problem.mask
+    value = None if value is None else _with_unit_stride(value)
     if mask is not None and mask.dtype == torch.bool:
         mask = mask.view(torch.uint8)
     return problem._replace(query=query, key=key, value=value, mask=mask)
+
+
+def _with_unit_stride(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def inputs(problem: Problem) -> tuple[Tensor, ...]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ... import kernels
 from ...attention import measure_without_autograd_and_modes
-from ...heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary
+from ...heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary, UnfoldedRows
 from ...vitals import Vitals
 from ..call import AttentionCall
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from ..session import Watch
 
 
-Measured = list[tuple[HeadSummary | None, Any]]
+Measured = list[tuple[HeadSummary | UnfoldedRows | None, Any]]
 """For each watch, the summary of a call and what the watch's examiners found."""
 
 
 def measured(call: AttentionCall, observers: list[Watch]) -> Measured:
     """The summary that each observer asked for, and what its examiners found. Equal requests are measured once."""
-    done: dict[tuple[Any, ...], tuple[Vitals, HeadSummary]] = {}
+    done: dict[tuple[Any, ...], tuple[Vitals, HeadSummary | UnfoldedRows]] = {}
     found: Measured = []
     for observer in observers:
         rows = _given(observer.given_rows, call)
@@ -51,8 +51,15 @@ def vitals_of(call: AttentionCall, signs: tuple[str, ...], kernel: str) -> Vital
     return vitals
 
 
-def by_head(vitals: Vitals, rows: Tensor | None) -> HeadSummary:
-    """``vitals.by_head(rows)``, by the native library if it is installed and serves them."""
+def by_head(vitals: Vitals, rows: Tensor | None) -> HeadSummary | UnfoldedRows:
+    """``vitals.by_head(rows)``, by the native library if it is installed and serves them; on a GPU, the rows for later.
+
+    There the rows of all calls of a step are folded in one launch when the step ends.
+    """
+    if vitals.measured and getattr(vitals, vitals.measured[0]).is_cuda:
+        later = kernels.triton_is_missing() is None and kernels.load("triton").summary.serves(vitals)
+        # the mask may be the user's, who may write into it before the step ends
+        return UnfoldedRows(vitals, None if rows is None else rows.clone()) if later else vitals.by_head(rows)
     if kernels.cpu_is_missing() is None and (native := kernels.load("cpu").summary).serves(vitals):
         sums, peaks = native.by_head(vitals, rows, SATURABLE_KEYS, SATURATED_WEIGHT)
         return HeadSummary((*COLUMNS, "peak"), sums, peaks)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ... import kernels
 from ...errors import InputError
-from ...heads import HeadSummary, count_column
+from ...heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary, UnfoldedRows, count_column
 from ..attach.gradients import GradientHooks
 from ..call import AttentionCall, Facts
 from ..passes import is_in
@@ -24,6 +25,8 @@ from ..passes import is_in
 KEYS = ("step", "layer", "kind", "head")
 GRADIENTS = tuple(f"grad_{name}_{sign}" for name in ("q", "k") for sign in ("rms", "median", "count"))
 BLOCK = 1 << 15  # numbers, 256 KiB
+MOST_KEPT = 256 << 20
+"""Bytes of rows on a GPU that a step keeps before it folds them."""
 
 RecordRow = dict[str, Any]
 
@@ -150,6 +153,7 @@ class LayerSums:
 
     facts: Facts
     summary: HeadSummary | None = None
+    unfolded: list[UnfoldedRows] = field(default_factory=list)
     gradients: GradientHooks | None = None
 
 
@@ -161,20 +165,44 @@ class StepAccumulator:
         self.lock = threading.Lock()
         self.layers: dict[tuple[str, str, int], LayerSums] = {}  # layer, kind, heads
         self.calls = 0  # since the watch began
+        self.kept = 0  # bytes of rows that are not folded yet
         self.failures: dict[str, str] = {}  # layers whose gradients could not be measured in the last closed step
 
-    def add(self, name: str, call: AttentionCall, summary: HeadSummary | None) -> None:
+    def add(self, name: str, call: AttentionCall, summary: HeadSummary | UnfoldedRows | None) -> None:
         place = (name, call.facts.kind, call.facts.heads)
         with self.lock:
             layer = self.layers.setdefault(place, LayerSums(call.facts))
             layer.facts = call.facts
             if summary is not None:
                 self.calls += 1
-                layer.summary = summary if layer.summary is None else layer.summary.merge(summary)
+                if isinstance(summary, UnfoldedRows):
+                    layer.unfolded.append(summary)
+                    self.kept += summary.size
+                    if self.kept > MOST_KEPT:
+                        self._fold(self.layers)
+                else:
+                    layer.summary = summary if layer.summary is None else layer.summary.merge(summary)
             if self.wants_gradients:
                 if layer.gradients is None:
                     layer.gradients = GradientHooks(call.facts.heads)
                 layer.gradients.follow(call)
+
+    def _fold(self, layers: Mapping[Any, LayerSums]) -> None:
+        """Fold the rows that are kept, those of each device in one launch. Nothing waits for a device."""
+        by_device: dict[torch.device, list[tuple[LayerSums, UnfoldedRows]]] = {}
+        for layer in layers.values():
+            for rows in layer.unfolded:
+                by_device.setdefault(rows.vitals.lse.device, []).append((layer, rows))
+            layer.unfolded = []
+        self.kept = 0
+        for device, pairs in by_device.items():
+            with torch.cuda.device(device):
+                folded = kernels.load("triton").summary.by_head(
+                    [rows for _, rows in pairs], SATURABLE_KEYS, SATURATED_WEIGHT
+                )
+            for (layer, _), (sums, peaks) in zip(pairs, folded, strict=True):
+                summary = HeadSummary((*COLUMNS, "peak"), sums, peaks)
+                layer.summary = summary if layer.summary is None else layer.summary.merge(summary)
 
     def drop(self, module: str) -> None:
         """Forget the calls of this step inside a module."""
@@ -188,6 +216,7 @@ class StepAccumulator:
         """The entries and facts of this step; the next one starts empty."""
         with self.lock:
             layers, self.layers = self.layers, {}
+            self._fold(layers)
         entries, facts, self.failures = [], {}, {}
         for (name, kind, _), layer in layers.items():
             sums = layer.gradients.close() if layer.gradients is not None else None

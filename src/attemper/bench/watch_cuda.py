@@ -1,0 +1,116 @@
+"""watch_cuda: what watching costs models of the size that people train: forward passes and training steps on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._timing import interleave
+from ..errors import MissingExtra
+from ..watch import watch
+from . import BenchRow
+
+NEVER = 10**9
+STEPS = 4
+CANDIDATES = {
+    "unwatched": "unwatched",
+    "off_cycle": "watched, off-cycle",
+    "watched": "watched, every call",
+    "replaced": "watched, replace=True",
+}
+"""Who is measured: the name in JSON and the name in tables."""
+SUBJECTS: dict[str, tuple[str, dict[str, Any], int, int]] = {
+    "GPT-2-medium": ("gpt2", {"n_layer": 24, "n_head": 16, "n_embd": 1024, "n_positions": 1024}, 8, 1024),
+    "Llama, 1B shape": (
+        "llama",
+        {
+            "hidden_size": 2048,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 8192,
+            "vocab_size": 32000,
+            "max_position_embeddings": 4096,
+        },
+        2,
+        4096,
+    ),
+}
+"""Name, family and config of Hugging Face, batch, tokens; bfloat16, random weights."""
+
+
+def rows(*, quick: bool, rounds: int, budget: float, device: str, note: Callable[[str], None]) -> list[BenchRow]:
+    """Time every candidate on every model, forward and training step; cost is the time over the unwatched."""
+    found = []
+    for name, (family, config, batch, tokens) in list(SUBJECTS.items())[: 1 if quick else None]:
+        model = _model(family, config).to(device, torch.bfloat16)
+        ids = torch.randint(0, model.config.vocab_size, (batch, tokens), device=device)
+        for training in (False, True):
+            note(f"watch: {name}, {batch} × {tokens} tokens, {'training step' if training else 'forward'}, on {device}")
+            model.train(training)
+            times = interleave(_calls(model, ids, training), rounds=rounds, warmup=3, budget=budget, device=device)
+            for candidate in CANDIDATES:
+                milliseconds = {
+                    part: 1e3 * value / STEPS for part, value in times.spread(candidate).to_dict(digits=7).items()
+                }
+                found.append(
+                    {
+                        "model": name,
+                        "training": training,
+                        "candidate": candidate,
+                        "batch": batch,
+                        "length": tokens,
+                        "padded": False,
+                        "device": device,
+                        "rounds": times.rounds,
+                        "ms": milliseconds,
+                        "cost": times.speed("unwatched", candidate).to_dict(),
+                    }
+                )
+        del model
+        torch.cuda.empty_cache()
+    return found
+
+
+def _model(family: str, config: dict[str, Any]) -> Any:
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError:
+        raise MissingExtra(
+            "bench: watch needs transformers, which is not installed. Type pip install 'attemper[hf]'."
+        ) from None
+    dropped = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if family == "gpt2" else {}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config, **dropped, use_cache=False))
+
+
+def _calls(model: nn.Module, ids: torch.Tensor, training: bool) -> dict[str, Callable[[], object]]:
+    """STEPS steps of each candidate under one watch, as in a training."""
+
+    def step() -> object:
+        if not training:
+            with torch.no_grad():
+                return model(ids).logits
+        model.zero_grad(set_to_none=True)
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        return loss
+
+    def under(**options: Any) -> Callable[[], object]:
+        def run() -> object:
+            with watch(model, **options) as watching:
+                for _ in range(STEPS):
+                    output = step()
+                    watching.step()
+            return output
+
+        return run
+
+    return {
+        "unwatched": lambda: [step() for _ in range(STEPS)][-1],
+        "off_cycle": under(every=NEVER, start=1),
+        "watched": under(),
+        "replaced": under(replace=True),
+    }
