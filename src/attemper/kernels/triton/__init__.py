@@ -23,12 +23,14 @@ import torch
 import triton
 from torch import Tensor
 
-from ..contract import ARGMAX_BIT, BIT, OUTPUT_LOW_BIT, Gradients, NeedsGrad, Problem, Results, Upstream, empty_results
+from ..contract import ARGMAX_BIT, OUTPUT_LOW_BIT, Gradients, NeedsGrad, Problem, Results, Upstream, empty_results
 from . import backward as _backward
 from . import decode as _decode
 from . import forward as _forward
 from . import row_terms as _rows
 from .arguments import (
+    MOST_PLANS,
+    PLANS,
     Launch,
     compiled_for,
     descriptors,
@@ -38,25 +40,30 @@ from .arguments import (
     keeps_weights,
     numbers,
     padded,
+    plan_key,
     readable,
+    remember,
     repeating,
     splits_of,
     steps,
 )
 from .blocks import backward_block, decode_block, forward_block
-from .frozen import SUMMED, WORTH, key_sums
-
-MOMENTS = BIT["mean"] | BIT["variance"]
 
 
 def forward(problem: Problem, sign_bits: int) -> Results:
     problem = readable(problem)
     results = empty_results(problem, sign_bits)
     if results.lse.numel():
+        plan = PLANS.get(plan_key(problem, sign_bits))
+        if plan is not None:
+            plan.run(problem, results)
+            return results
         splits = splits_of(problem)
         launches = [forward_launch(problem, results, sign_bits)] if splits < 2 else decode_launches(problem, results, sign_bits, splits)
         for launch in launches:
             launch.run()
+        if len(launches) == 1 and len(PLANS) < MOST_PLANS:
+            remember(plan_key(problem, sign_bits), launches[0])
     return results
 
 
@@ -73,17 +80,14 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, copies: b
     tiles = None
     if fast and (query.is_cuda and _copies_tiles(query.device) if copies is None else copies):
         tiles = descriptors(key, key if value is None else value, rows=block["BN"])
-    linear = fast and sign_bits & MOMENTS and min(rows, key.shape[2]) >= WORTH
-    sums = key_sums(key, padded(dim)) if linear else key
     constants = compiled_for(problem) | {
-        "SUMS": SUMMED if linear else 0,
         "VALUES": value is not None,
         "EXACT": keeps_weights(problem, sign_bits),
         "FAST": fast,
         "TMA": tiles is not None,
         "BITS": sign_bits,
     }
-    args = (*inputs(problem), sums, *(tiles or (key, key)), *results, *steps(problem), *numbers(problem))
+    args = (*inputs(problem), *(tiles or (key, key)), *results, *steps(problem), *numbers(problem))
     grid = (triton.cdiv(rows, block["BM"]), batch * heads)
     return Launch(_forward.forward_kernel, grid, args, constants | _tile_of(block), _options_of(block))
 

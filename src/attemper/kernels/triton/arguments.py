@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..contract import OUTPUT_LOW_BIT, Problem
+from ..contract import OUTPUT_LOW_BIT, Problem, Results
 
 COPY_BYTES = 16
 """The hardware copies whole tiles (TMA) where addresses and strides are multiples of this."""
@@ -36,10 +36,14 @@ class Launch(NamedTuple):
     constants: dict[str, Any]
     options: dict[str, int]
 
+    def key(self) -> tuple[Any, ...]:
+        """All that Triton compiles it for."""
+        key = (torch.cuda.current_device() if ON_GPU else -1, self.kernel, *self.constants.values(), *self.options.values())
+        return key + tuple([_specialised(arg) for arg in self.args])
+
     def run(self) -> None:
         """Launch. Triton's own way to a compiled kernel costs more than a small kernel itself, so its result is remembered here."""
-        key = (torch.cuda.current_device() if ON_GPU else -1, self.kernel, *self.constants.values(), *self.options.values())
-        key += tuple([_specialised(arg) for arg in self.args])
+        key = self.key()
         compiled = COMPILED.get(key)
         if compiled is not None:
             compiled[(*self.grid, 1)](*self.args, *[self.constants[name] for name in self.kernel.arg_names[len(self.args) :]])
@@ -47,6 +51,48 @@ class Launch(NamedTuple):
         compiled = self.kernel[self.grid](*self.args, **self.constants, **self.options)
         if compiled is not None:  # as it is in Triton's interpreter
             COMPILED[key] = compiled
+
+
+class Plan(NamedTuple):
+    """A launch of the forward pass that was made before on tensors of the same shapes: only their addresses are new."""
+
+    compiled: Any
+    grid: tuple[int, int]
+    numbers: tuple[Any, ...]
+    constants: tuple[Any, ...]
+    copied_rows: int  # of a tile that the hardware copies; 0 if it does not
+
+    def run(self, problem: Problem, results: Results) -> None:
+        key, value = problem.key, problem.value
+        tiles: Any = (key, key)
+        if self.copied_rows:
+            tiles = descriptors(key, key if value is None else value, rows=self.copied_rows)
+        self.compiled[(*self.grid, 1)](*inputs(problem), *tiles, *results, *self.numbers, *self.constants)
+
+
+PLANS: dict[tuple[Any, ...], Plan] = {}
+MOST_PLANS = 1024
+
+
+def plan_key(problem: Problem, sign_bits: int) -> tuple[Any, ...]:
+    """All that a launch depends on, but the addresses of its tensors; () for a call with dropout, whose seed is new each time."""
+    if problem.dropout:
+        return ()
+    facts = [
+        (t.shape, t.stride(), t.dtype, t.data_ptr() % COPY_BYTES) if t is not None else None for t in problem[:5]
+    ]
+    return (problem.query.device.index, *facts, problem[7:], sign_bits)
+
+
+def remember(key: tuple[Any, ...], launch: Launch) -> None:
+    """Keep a launch that has run as a plan."""
+    compiled = COMPILED.get(launch.key())
+    if not key or compiled is None:
+        return
+    n_tensors = 5 + 2 + len(Results._fields)
+    constants = tuple(launch.constants[name] for name in launch.kernel.arg_names[len(launch.args) :])
+    rows = launch.constants["BN"] if launch.constants["TMA"] else 0
+    PLANS[key] = Plan(compiled, launch.grid, launch.args[n_tensors:], constants, rows)
 
 
 COMPILED: dict[tuple[Any, ...], Any] = {}

@@ -268,7 +268,8 @@ def rows_kernel(
     if DGAIN:
         tl.store(p_dgain + o_row, b_dgain * scale, mask=m_m)
     if DQ:
-        b_raw = b_raw / lift
+        if LIFT:
+            b_raw = b_raw / lift  # a power of 2
         if EVEN and b_q.dtype != tl.float32:
             b_raw += (b_total - tl.max(b_sum, 1) / lift)[:, None] * b_shared[None, :]
         tl.store(p_dq + o_row[:, None] * E + o_e[None, :], (b_raw * b_scale[:, None]).to(p_dq.dtype.element_ty), mask=m_q)
@@ -328,7 +329,10 @@ def keys_kernel(
                 E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, LIFT, SPLIT, True,
             )  # fmt: skip
     if DK:
-        b_dk = b_dk / lift if GAIN else b_dk * (scale / lift)
+        if LIFT:
+            b_dk = b_dk / lift
+        if not GAIN:
+            b_dk *= scale
     if DV and LIFT:
         b_dv = b_dv / WEIGHT_LIFT
     o_out = i_pair * keys + o_n64

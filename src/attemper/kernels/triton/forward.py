@@ -13,14 +13,14 @@ from .tile import ADDED, NUMBERS, key_tiles
 
 @triton.jit(do_not_specialize=NUMBERS)
 def forward_kernel(
-    p_query, p_key, p_value, p_mask, p_gain, p_sums, k_tiles, v_tiles,
+    p_query, p_key, p_value, p_mask, p_gain, k_tiles, v_tiles,
     p_output, p_low, p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2,
     step_qb, step_qh, step_qm, step_kb, step_kh, step_kn, step_vb, step_vh, step_vn,
     step_mb, step_mh, step_mm, step_mn, step_gb, step_gh, step_gm,
     scale, softcap, dropout, seed, heads, groups, rows, keys, left, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    VALUES: tl.constexpr, EXACT: tl.constexpr, FAST: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr, SUMS: tl.constexpr,
+    VALUES: tl.constexpr, EXACT: tl.constexpr, FAST: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     i_m = tl.program_id(0)
     if RIGHT:
@@ -46,15 +46,13 @@ def forward_kernel(
     p_key += i_b * step_kb + i_g * step_kh
     p_value += i_b * step_vb + i_g * step_vh
     p_mask += i_b * step_mb + i_h * step_mh
-    if SUMS > 0:
-        p_sums += (i_b * groups + i_g) * tl.cdiv(keys, SUMS) * BE
 
     b_arg = tl.full([BM], -1, tl.int32)
     first, _whole_first, _whole_stop, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
     if FAST:
         weights_hold, entropy_holds, moments_hold, m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_count, b_mean, b_variance = frozen(
-            b_q, b_base, p_key, p_value, p_sums, k_tiles, v_tiles, i_b.to(tl.int32), i_g.to(tl.int32), step_kn, step_vn,
-            o_m, i_row, rows, keys, right, E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, SUMS,
+            b_q, b_base, p_key, p_value, k_tiles, v_tiles, i_b.to(tl.int32), i_g.to(tl.int32), step_kn, step_vn,
+            o_m, i_row, rows, keys, right, E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS,
         )  # fmt: skip
         b_entropy = entropy_of(b_l, b_a)
         if not (weights_hold & entropy_holds & moments_hold):

@@ -10,10 +10,8 @@ Sums are kept for every eighth key (`[BM, 8]`): those lie in the registers of on
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from .tile import ENTROPY, LN2, LN2_LOW, LOG2E, MEAN, P2, PEAK, VARIANCE, dot_added, load_rows
 
@@ -23,12 +21,6 @@ SHUT: tl.constexpr = tl.constexpr(-1000.0)  # 2 to this is 0, and 0 times it is 
 NARROW: tl.constexpr = tl.constexpr(32768.0)  # what Σe may reach so that no weight overflows float16
 WIDE: tl.constexpr = tl.constexpr(1152921504606846976.0)  # 2^60, for bfloat16 and float32
 FAR: tl.constexpr = tl.constexpr(4.0)  # times the variance: the square of how far the reference may be from the mean
-
-
-SUMMED = 64
-"""The keys of one tile of these sums; the tiles of the forward pass are multiples of it."""
-WORTH = 2048
-"""From so many rows and keys on, the two launches pay for themselves."""
 
 
 @triton.jit
@@ -68,7 +60,7 @@ def frozen_tile(
     b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out,
     b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr, SUMMED: tl.constexpr, EDGE: tl.constexpr,
+    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """Take in the keys from i_n on."""
     o_n = i_n + tl.arange(0, BN)
@@ -92,8 +84,7 @@ def frozen_tile(
         b_rise = tl.maximum(b_rise, tl.max(b_bits, 1))
     if (MEAN | VARIANCE) & BITS:
         b_y = tl.where(m_seen, b_t, 0.0) if EDGE else b_t
-        if not SUMMED:
-            b_first += lanes(b_y, BM, BN)
+        b_first += lanes(b_y, BM, BN)
         b_second += lanes(b_y * b_y, BM, BN)
     if VALUES:
         b_v = load_tile(p_value, v_tiles, i_b, i_g, i_n, step_vn, keys, EV, BEV, BN, TMA, EDGE)
@@ -108,9 +99,9 @@ def frozen_tile(
 
 @triton.jit
 def frozen(
-    b_q, b_base, p_key, p_value, p_sums, k_tiles, v_tiles, i_b, i_g, step_kn, step_vn, o_m, i_row, rows, keys, right,
+    b_q, b_base, p_key, p_value, k_tiles, v_tiles, i_b, i_g, step_kn, step_vn, o_m, i_row, rows, keys, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr, SUMS: tl.constexpr,
+    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Whether weights, entropy, and mean and variance hold, for all rows of the tile; and what `online` returns, but the arg-max."""
     b_unit = b_base * LOG2E
@@ -132,13 +123,13 @@ def frozen(
         b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out = frozen_tile(
             b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out,
             b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
-            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, SUMS > 0, False,
+            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, False,
         )  # fmt: skip
     for i_n in tl.range(whole, stop, BN):
         b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out = frozen_tile(
             b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out,
             b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
-            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, False, True,
+            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, True,
         )  # fmt: skip
 
     b_l = tl.sum(b_l, 1)
@@ -146,20 +137,15 @@ def frozen(
     b_a, b_s = tl.sum(b_a, 1), tl.sum(b_s, 1)
     m_mixed = m_empty | (b_a == b_a)  # 0 · -inf is NaN
     b_some = tl.maximum(b_count, 1.0)
-    b_shift = tl.sum(b_first, 1)
-    if SUMS > 0:
-        # Σ t over whole tiles; p_sums holds Σ k of the first keys after each SUMS
-        b_sum = tl.load(p_sums + (whole // SUMS - 1) * BE + tl.arange(0, BE), mask=tl.arange(0, BE) < BE * whole, other=0.0)
-        b_shift += tl.sum(b_q.to(tl.float32) * b_sum[None, :], 1) * b_unit - b_ref * whole
-    b_shift /= b_some
+    b_shift = tl.div_rn(tl.sum(b_first, 1), b_some)
     b_squares = tl.sum(b_second, 1) - b_shift * b_shift * b_some
     m_near = m_empty | (b_shift * b_shift * b_some <= FAR * b_squares)  # false for inf and NaN
     b_top = b_ref * LN2
     b_top_low = tl.fma(b_ref, LN2, -b_top) + b_ref * LN2_LOW
     b_rise = tl.max(b_rise, 1).to(tl.float32, bitcast=True)
-    b_peak = tl.where(m_empty, float("-inf"), b_top + b_rise * LN2)
+    b_peak = tl.where(m_empty, float("-inf"), tl.fma(b_rise, LN2, b_top))
     b_mean = tl.where(m_empty, 0.0, (b_ref + b_shift) * LN2)
-    b_variance = tl.where(m_empty, 0.0, tl.maximum(b_squares, 0.0) / b_some * (LN2 * LN2))
+    b_variance = tl.where(m_empty, 0.0, tl.div_rn(tl.maximum(b_squares, 0.0), b_some) * (LN2 * LN2))
     b_rounded = tl.where(m_empty, 1.0, tl.max(b_rounded, 1))
     b_l = tl.where(m_empty, 1.0, b_l)
     m_other = o_m >= rows
@@ -167,28 +153,3 @@ def frozen(
     entropy_holds = tl.min((m_mixed | m_other).to(tl.int32), 0) == 1 if ENTROPY & BITS else True
     moments_hold = tl.min((m_near | m_other).to(tl.int32), 0) == 1 if (MEAN | VARIANCE) & BITS else True
     return weights_hold, entropy_holds, moments_hold, m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_count, b_mean, b_variance
-
-
-@triton.jit(do_not_specialize=["groups", "keys", "tiles"])
-def key_sums_kernel(
-    p_key, p_sums, step_kb, step_kh, step_kn, groups, keys, tiles,
-    E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    i_t, i_pair = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    p_head = p_key + i_pair // groups * step_kb + i_pair % groups * step_kh
-    b_k = load_rows(p_head, i_t * BN, step_kn, keys, E, BE, BN, True)
-    tl.store(p_sums + (i_pair * tiles + i_t) * BE + tl.arange(0, BE), tl.sum(b_k.to(tl.float32), 0))
-
-
-def key_sums(key: Tensor, dim: int) -> Tensor:
-    """(B, G, tiles, dim), float32: Σ k over the first tile, the first two, and so on.
-
-    The sum of a row's scores is its query times this: an addition less for each score.
-    """
-    batch, groups, keys, _ = key.shape
-    tiles = triton.cdiv(keys, SUMMED)
-    sums = torch.empty((batch, groups, tiles, dim), dtype=torch.float32, device=key.device)
-    key_sums_kernel[(tiles, batch * groups)](
-        key, sums, *key.stride()[:3], groups, keys, tiles, E=key.shape[3], BE=dim, BN=SUMMED
-    )
-    return sums.cumsum(2)

@@ -38,7 +38,7 @@ def online_tile(
     if (MEAN | VARIANCE) & BITS:
         m_adds = m_seen & (b_z != float("-inf"))  # a logit of -inf is counted, and adds nothing
         b_tile_met = tl.sum(m_adds.to(tl.float32), 1)
-        b_tile_mean = tl.sum(tl.where(m_adds, b_z, 0.0), 1) / tl.maximum(b_tile_met, 1.0)
+        b_tile_mean = tl.div_rn(tl.sum(tl.where(m_adds, b_z, 0.0), 1), tl.maximum(b_tile_met, 1.0))
         b_d = tl.where(m_adds, b_z - b_tile_mean[:, None], 0.0)
         b_total = b_met + b_tile_met
         b_share = b_tile_met / tl.maximum(b_total, 1.0)

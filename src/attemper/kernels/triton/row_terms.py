@@ -85,9 +85,9 @@ def row_terms_kernel(
         if G_MEAN & ARRIVED:
             b_g_mean = tl.load(p_g_mean + o_row, mask=m, other=0.0)
             b_total += b_g_mean
-            b_level += b_g_mean / b_some
+            b_level += tl.div_rn(b_g_mean, b_some)
         if G_VARIANCE & ARRIVED:
-            b_slope += 2.0 * tl.load(p_g_variance + o_row, mask=m, other=0.0) / b_some
+            b_slope += tl.div_rn(2.0 * tl.load(p_g_variance + o_row, mask=m, other=0.0), b_some)
             b_level -= b_slope * tl.load(p_mean + o_row, mask=m, other=0.0)
         tl.store(p_terms + LEVEL * n_rows + o_row, b_level, mask=m)
         tl.store(p_terms + SLOPE * n_rows + o_row, b_slope, mask=m)

@@ -10,7 +10,7 @@ from .tile import ARGMAX, ENTROPY, LN2, MEAN, OUTPUT_LOW, P2, PEAK, VARIANCE, VI
 
 @triton.jit
 def entropy_of(b_l, b_a):
-    b_entropy = tl.log(b_l) - b_a / b_l * LN2
+    b_entropy = tl.log(b_l) - tl.div_rn(b_a, b_l) * LN2
     return tl.where(b_entropy < 0, 0.0, b_entropy)  # by rounding alone; NaN stays
 
 
@@ -21,9 +21,9 @@ def moments(b_count, b_met, b_mean, b_squares):
     `b_met` is how many others there are, with their own mean and summed squares about it.
     """
     b_some = tl.maximum(b_count, 1.0)
-    b_all = b_mean * (b_met / b_some)
+    b_all = b_mean * tl.div_rn(b_met, b_some)
     b_off = tl.where(b_met == b_count, 0.0, b_met * (b_mean - b_all) * (b_mean - b_all))
-    return b_all, (b_squares + b_off) / b_some
+    return b_all, tl.div_rn(b_squares + b_off, b_some)
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def store_signs(
     if ENTROPY & BITS:
         tl.store(p_entropy + o_row, b_entropy, mask=m_row)
     if P2 & BITS:
-        tl.store(p_p2 + o_row, b_s / (b_l * b_l), mask=m_row)
+        tl.store(p_p2 + o_row, tl.div_rn(b_s, b_l * b_l), mask=m_row)
     if VISIBLE & BITS:
         tl.store(p_visible + o_row, b_count.to(tl.int32), mask=m_row)
     if MEAN & BITS:
@@ -73,7 +73,7 @@ def store_output(o_row, m_row, b_out, b_over, p_output, p_low, EV: tl.constexpr,
     o_v = tl.arange(0, BEV)
     m_out = m_row[:, None] & (o_v[None, :] < EV)
     o_out = o_row[:, None] * EV + o_v[None, :]
-    b_out = tl.where(b_over[:, None] == 0.0, 0.0, b_out / b_over[:, None])
+    b_out = tl.where(b_over[:, None] == 0.0, 0.0, tl.div_rn(b_out, b_over[:, None] + tl.zeros_like(b_out)))
     b_short = b_out.to(p_output.dtype.element_ty)
     tl.store(p_output + o_out, b_short, mask=m_out)
     if OUTPUT_LOW & BITS:
