@@ -137,6 +137,8 @@ def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: N
     common = (*inputs(problem), g_tensor, terms, argmax, nothing if lift is None else lift)
     constants = compiled_for(problem) | {"ARRIVED": arrived} | _tile_of(block)
     constants |= {"LIFT": lift is not None, "SPLIT": is_small(problem)}
+    added = problem.mask is not None and problem.mask.dtype != torch.uint8
+    constants["LEAN"] = query.dtype != torch.float32 and not added and problem.softcap is None and not is_small(problem)
     dmask, dmask_steps, shared = _mask_gradient(problem, needs_grad)
     if needs_grad.query or needs_grad.gain or needs_grad.mask:
         asks = {"DQ": needs_grad.query, "DGAIN": needs_grad.gain and gain is not None}

@@ -29,7 +29,7 @@ from .row_terms import (
     SLOPE,
     TOTAL,
 )
-from .tile import LOG2E, NO_MASK, NUMBERS, dot_added, kept, key_tiles, load_rows, masked, row_tiles, tanh
+from .tile import LN2, LOG2E, NO_MASK, NUMBERS, dot_added, kept, key_tiles, load_rows, masked, row_tiles, tanh
 
 WEIGHT_LIFT: tl.constexpr = tl.constexpr(1024.0)  # weights of float16 are multiplied by this, so that small ones keep their digits
 
@@ -45,97 +45,115 @@ def dot_rounded(b_x, b_y, b_sum, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def load_row(p_rows, place: tl.constexpr, n_rows, o_row, m_m, SIDE: tl.constexpr):
-    """One number for each row, along the side that rows have in the tile."""
-    b = tl.load(p_rows + place * n_rows + o_row, mask=m_m, other=float("inf") if place == 0 else 0.0)
+def load_row(p_rows, place: tl.constexpr, n_rows, o_local, m_m, SIDE: tl.constexpr, EDGE: tl.constexpr):
+    """One number for each row, along the side that rows have in the tile; `p_rows` points to its first row."""
+    if EDGE:
+        b = tl.load(p_rows + place * n_rows + o_local, mask=m_m, other=float("inf") if place == 0 else 0.0)
+    else:
+        b = tl.load(p_rows + place * n_rows + o_local)
     return b[:, None] if SIDE == 0 else b[None, :]
 
 
 @triton.jit
+def weights_tile(
+    b_s, b_scale, o_i, o_j, p_rows, n_rows, o_local, m_m, p_mask, step_mm, step_mn, rows, keys, left, right, softcap,
+    MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, LEAN: tl.constexpr,
+    EDGE: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    """Weights without their last correction (`REST`), ln of them, logits, which of these a row sees, and the softcap's slope."""
+    b_cap = 1.0
+    b_lse = load_row(p_rows, LSE, n_rows, o_local, m_m, SIDE, EDGE)
+    if LEAN:
+        # one multiplication and addition for each score; half precision needs no better
+        b_t = b_s * (b_scale * LOG2E) - b_lse * LOG2E
+        m_seen = o_i + o_j >= 0
+        if EDGE or MASK != NO_MASK:
+            b_t, m_seen = masked(b_t, o_i, o_j, p_mask, step_mm, step_mn, rows, keys, left, right, MASK, LEFT, RIGHT, EDGE)
+        b_p = tl.math.exp2(b_t)
+        b_t = b_t * LN2
+        b_z = b_s * b_scale
+    else:
+        b_z = b_s * b_scale
+        if CAP:
+            b_x = b_z / softcap
+            b_z = softcap * tanh(b_x)
+            b_u = tl.exp(-2.0 * tl.abs(b_x))
+            b_cap = 4.0 * b_u / ((1.0 + b_u) * (1.0 + b_u))
+        b_z, m_seen = masked(b_z, o_i, o_j, p_mask, step_mm, step_mn, rows, keys, left, right, MASK, LEFT, RIGHT, True)
+        b_t = b_z - b_lse
+        b_p = tl.math.exp2(b_t * LOG2E)
+    return b_p, b_t, b_z, m_seen, b_cap
+
+
+@triton.jit
 def dz_tile(
-    b_s, b_dp, b_scale, o_i, o_j, p_rows, p_argmax, n_rows, o_row, m_m, p_mask, step_mm, step_mn,
+    b_s, b_dp, b_scale, o_i, o_j, p_rows, p_argmax, n_rows, o_local, m_m, p_mask, step_mm, step_mn,
     i_head, rows, keys, left, right, softcap, dropout, seed,
     MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    ARRIVED: tl.constexpr, EDGE: tl.constexpr, SIDE: tl.constexpr,
+    ARRIVED: tl.constexpr, LEAN: tl.constexpr, EDGE: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """The weights that multiplied the values, the gradient of the logits, and that of the scores. `b_s` is q·k, `b_dp` is g·v."""
-    b_z = b_s * b_scale
-    if CAP:
-        b_x = b_z / softcap
-        b_z = softcap * tanh(b_x)
-        b_u = tl.exp(-2.0 * tl.abs(b_x))
-        b_cap = 4.0 * b_u / ((1.0 + b_u) * (1.0 + b_u))
-    OPEN: tl.constexpr = not EDGE and MASK == NO_MASK
-    if not OPEN:
-        b_z, m_seen = masked(b_z, o_i, o_j, p_mask, step_mm, step_mn, rows, keys, left, right, MASK, LEFT, RIGHT, EDGE)
-    b_rest = load_row(p_rows, REST, n_rows, o_row, m_m, SIDE)
-    b_t = b_z - load_row(p_rows, LSE, n_rows, o_row, m_m, SIDE)
-    b_p = tl.math.exp2(b_t * LOG2E)
-    b_dz = load_row(p_rows, CONSTANT, n_rows, o_row, m_m, SIDE) + tl.zeros_like(b_p)
-    b_w = b_p * b_rest
+    b_p, b_t, b_z, m_seen, b_cap = weights_tile(
+        b_s, b_scale, o_i, o_j, p_rows, n_rows, o_local, m_m, p_mask, step_mm, step_mn, rows, keys, left, right, softcap,
+        MASK, LEFT, RIGHT, CAP, LEAN, EDGE, SIDE,
+    )  # fmt: skip
+    OPEN: tl.constexpr = LEAN and not EDGE and MASK == NO_MASK
+    b_dz = load_row(p_rows, CONSTANT, n_rows, o_local, m_m, SIDE, EDGE) + tl.zeros_like(b_p)
+    b_w = b_p
+    if not LEAN:
+        b_rest = load_row(p_rows, REST, n_rows, o_local, m_m, SIDE, EDGE)
+        b_w = b_p * b_rest
     if DROP:
         m_kept = kept(seed, i_head, o_i, o_j, dropout)
         over = 1.0 / (1.0 - dropout)
         b_dp = tl.where(m_kept, b_dp * over, 0.0)
         b_w = tl.where(m_kept, b_w * over, 0.0)
     if G_OUTPUT & ARRIVED:
-        b_dz += b_dp * b_rest
+        b_dz += b_dp if LEAN else b_dp * b_rest
     if G_ENTROPY & ARRIVED:
         if not OPEN:
             b_t = tl.where(b_t < -1e4, 0.0, b_t)  # their weight is 0, and 0 · -inf is NaN
-        b_dz -= load_row(p_rows, ENTROPY, n_rows, o_row, m_m, SIDE) * b_t
+        b_dz -= load_row(p_rows, ENTROPY, n_rows, o_local, m_m, SIDE, EDGE) * b_t
     if G_P2 & ARRIVED:
-        b_dz += load_row(p_rows, P2, n_rows, o_row, m_m, SIDE) * b_p
+        b_dz += load_row(p_rows, P2, n_rows, o_local, m_m, SIDE, EDGE) * b_p
     b_dz *= b_p
     if G_MOMENTS & ARRIVED:
-        b_moments = load_row(p_rows, LEVEL, n_rows, o_row, m_m, SIDE)
-        b_slope = load_row(p_rows, SLOPE, n_rows, o_row, m_m, SIDE)
-        if OPEN:
-            b_dz += b_moments + b_slope * b_z
-        else:
-            m_adds = m_seen & (b_z != float("-inf"))
-            b_dz += tl.where(m_adds, b_moments + b_slope * tl.where(m_adds, b_z, 0.0), 0.0)
+        b_moments = load_row(p_rows, LEVEL, n_rows, o_local, m_m, SIDE, EDGE)
+        b_slope = load_row(p_rows, SLOPE, n_rows, o_local, m_m, SIDE, EDGE)
+        # a logit of -inf, or of a key that a row does not see, adds nothing
+        m_adds = m_seen & (tl.abs(b_z) < float("inf"))
+        b_dz += tl.where(m_adds, b_moments + b_slope * tl.where(m_adds, b_z, 0.0), 0.0)
     if G_PEAK & ARRIVED:
-        b_arg = tl.load(p_argmax + o_row, mask=m_m, other=-1).to(tl.int32)
+        b_arg = tl.load(p_argmax + o_local, mask=m_m, other=-1).to(tl.int32)
         b_arg = b_arg[:, None] if SIDE == 0 else b_arg[None, :]
-        b_dz += tl.where(o_j == b_arg, load_row(p_rows, PEAK, n_rows, o_row, m_m, SIDE), 0.0)
+        b_dz += tl.where(o_j == b_arg, load_row(p_rows, PEAK, n_rows, o_local, m_m, SIDE, EDGE), 0.0)
     b_ds = b_dz * b_cap if CAP else b_dz
     return b_w, b_dz, b_ds
 
 
 @triton.jit
 def rows_step(
-    b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+    b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_local, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
     step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
-    EDGE: tl.constexpr,
+    LEAN: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """What the keys from i_n on give to a tile of rows: Σ dz k, and Σ dz q·k."""
-    o_e, o_v = tl.arange(0, BE), tl.arange(0, BEV)
     o_n = i_n + tl.arange(0, BN)
-    o_key = o_n.to(tl.int64)
-    p_k = p_key + o_key[None, :] * step_kn + o_e[:, None]
-    p_v = p_value + o_key[None, :] * step_vn + o_v[:, None]
-    if EDGE:
-        b_k = tl.load(p_k, mask=(o_n[None, :] < keys) & (o_e[:, None] < E), other=0.0)
-    else:
-        b_k = tl.load(p_k, mask=o_e[:, None] < E, other=0.0) if E != BE else tl.load(p_k)
-    b_s = tl.dot(b_q, b_k, input_precision="ieee")
+    b_k = load_rows(p_key, i_n, step_kn, keys, E, BE, BN, EDGE)
+    b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
     b_dp = b_s
     if G_OUTPUT & ARRIVED:
-        if EDGE:
-            b_v = tl.load(p_v, mask=(o_n[None, :] < keys) & (o_v[:, None] < EV), other=0.0)
-        else:
-            b_v = tl.load(p_v, mask=o_v[:, None] < EV, other=0.0) if EV != BEV else tl.load(p_v)
-        b_dp = tl.dot(b_g, b_v, input_precision="ieee")
-    _, b_dz, b_ds = dz_tile(
-        b_s, b_dp, b_scale[:, None], o_m[:, None], o_n[None, :], p_rows, p_argmax, n_rows, o_row, m_m, p_mask, step_mm, step_mn,
-        i_head, rows, keys, left, right, softcap, dropout, seed, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, EDGE, 0,
+        b_v = load_rows(p_value, i_n, step_vn, keys, EV, BEV, BN, EDGE)
+        b_dp = tl.dot(b_g, tl.trans(b_v), input_precision="ieee")
+    _w, b_dz, b_ds = dz_tile(
+        b_s, b_dp, b_scale[:, None], o_m[:, None], o_n[None, :], p_rows, p_argmax, n_rows, o_local, m_m, p_mask, step_mm, step_mn,
+        i_head, rows, keys, left, right, softcap, dropout, seed, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, LEAN, EDGE, 0,
     )  # fmt: skip
     if DMASK:
-        p_d = p_dmask + o_m.to(tl.int64)[:, None] * step_dm + o_key[None, :] * step_dn
+        p_d = p_dmask + o_m.to(tl.int64)[:, None] * step_dm + o_n.to(tl.int64)[None, :] * step_dn
         m_d = m_m[:, None] & (o_n[None, :] < keys)
         if SHARED:
             tl.atomic_add(p_d, b_dz, mask=m_d)
@@ -146,7 +164,7 @@ def rows_step(
         b_all += tl.sum(b_ds, 1)
     if DQ:
         b_lifted = b_ds * lift
-        b_raw = dot_rounded(b_lifted, tl.trans(b_k), b_raw, SPLIT)
+        b_raw = dot_rounded(b_lifted, b_k, b_raw, SPLIT)
         if EVEN and b_k.dtype != tl.float32:
             b_sum = dot_rounded(b_lifted, tl.full([BN, 16], 1.0, b_k.dtype), b_sum, SPLIT)
     return b_raw, b_dgain, b_all, b_sum
@@ -158,42 +176,35 @@ def keys_step(
     step_qm, step_om, step_gm, step_mm, step_mn, scale, rows, keys, left, right, softcap, dropout, seed,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    ARRIVED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr, EDGE: tl.constexpr,
+    ARRIVED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr,
+    LEAN: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """What the rows from i_row on give to a tile of keys: Σ dz scale q, and Σ p g. Tiles are [BN, BM] here."""
-    o_e, o_v = tl.arange(0, BE), tl.arange(0, BEV)
-    o_m = i_row + tl.arange(0, BM)
+    o_local = tl.arange(0, BM)
+    o_m = i_row + o_local
     m_m = o_m < rows
-    o_m64 = o_m.to(tl.int64)
-    o_row = i_head * rows + o_m64
-    p_q = p_query + o_m64[None, :] * step_qm + o_e[:, None]
-    if EDGE:
-        b_q = tl.load(p_q, mask=m_m[None, :] & (o_e[:, None] < E), other=0.0)  # [BE, BM]
-    else:
-        b_q = tl.load(p_q, mask=o_e[:, None] < E, other=0.0) if E != BE else tl.load(p_q)
+    p_rows += i_head * rows + i_row
+    p_argmax += i_head * rows + i_row
+    b_q = load_rows(p_query, i_row, step_qm, rows, E, BE, BM, EDGE)
     b_scale = tl.full([BM], 1.0, tl.float32) * scale
     if GAIN:
-        b_scale *= tl.load(p_gain + o_m64 * step_gm, mask=m_m, other=0.0)
-    b_s = tl.dot(b_k, b_q, input_precision="ieee")
+        b_scale *= tl.load(p_gain + o_m.to(tl.int64) * step_gm, mask=m_m, other=0.0)
+    b_s = tl.dot(b_k, tl.trans(b_q), input_precision="ieee")
     b_dp = b_s
     b_g = b_q
     if G_OUTPUT & ARRIVED:
-        p_o = p_g + o_m64[:, None] * step_om + o_v[None, :]
-        if EDGE:
-            b_g = tl.load(p_o, mask=m_m[:, None] & (o_v[None, :] < EV), other=0.0)  # [BM, BEV]
-        else:
-            b_g = tl.load(p_o, mask=o_v[None, :] < EV, other=0.0) if EV != BEV else tl.load(p_o)
+        b_g = load_rows(p_g, i_row, step_om, rows, EV, BEV, BM, EDGE)
         b_dp = tl.dot(b_v, tl.trans(b_g), input_precision="ieee")
-    b_w, _, b_ds = dz_tile(
-        b_s, b_dp, b_scale[None, :], o_m[None, :], o_n[:, None], p_rows, p_argmax, n_rows, o_row, m_m, p_mask, step_mm, step_mn,
-        i_head, rows, keys, left, right, softcap, dropout, seed, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, EDGE, 1,
+    b_w, _dz, b_ds = dz_tile(
+        b_s, b_dp, b_scale[None, :], o_m[None, :], o_n[:, None], p_rows, p_argmax, n_rows, o_local, m_m, p_mask, step_mm, step_mn,
+        i_head, rows, keys, left, right, softcap, dropout, seed, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, LEAN, EDGE, 1,
     )  # fmt: skip
     if DV:
         b_dv = dot_rounded(b_w * WEIGHT_LIFT if LIFT else b_w, b_g, b_dv, SPLIT)
     if DK:
         if GAIN:
             b_ds *= b_scale[None, :]
-        b_dk = dot_rounded(b_ds * lift, tl.trans(b_q), b_dk, SPLIT)
+        b_dk = dot_rounded(b_ds * lift, b_q, b_dk, SPLIT)
     return b_dk, b_dv
 
 
@@ -206,6 +217,7 @@ def rows_kernel(
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr,
+    LEAN: tl.constexpr,
 ):  # fmt: skip
     """dq, d(gain) and d(mask) of a tile of rows of one head."""
     i_m = tl.program_id(0)
@@ -220,6 +232,9 @@ def rows_kernel(
     m_m = o_m < rows
     o_row = i_head * rows + o_m
     n_rows = tl.num_programs(1).to(tl.int64) * rows
+    o_local = tl.arange(0, BM)
+    p_rows += i_head * rows + i_row
+    p_argmax += i_head * rows + i_row
 
     o_m64 = o_m.to(tl.int64)
     m_q = m_m[:, None] & (o_e[None, :] < E)
@@ -244,25 +259,25 @@ def rows_kernel(
     first, whole_first, whole_stop, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
     for i_n in tl.range(whole_first, whole_stop, BN):
         b_raw, b_dgain, b_all, b_sum = rows_step(
-            b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+            b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_local, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
             step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
-            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, SPLIT, False,
+            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, SPLIT, LEAN, False,
         )  # fmt: skip
     before = tl.maximum(whole_first - first, 0) // BN
     after = tl.cdiv(tl.maximum(stop - whole_stop, 0), BN)
     for i_t in tl.range(0, before + after):
         i_n = tl.where(i_t < before, first + i_t * BN, whole_stop + (i_t - before) * BN)
         b_raw, b_dgain, b_all, b_sum = rows_step(
-            b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_row, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+            b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_local, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
             step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
-            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, SPLIT, True,
+            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, SPLIT, LEAN, True,
         )  # fmt: skip
     if EVEN:
         # A row of dz adds up to what arrives at lse, mean and peak. What rounding makes of that sum would be multiplied by the part that
         # all keys share, so it is put right along their mean.
         b_shared = tl.sum(load_rows(p_key, first, step_kn, keys, E, BE, BN, True).to(tl.float32), 0)
         b_shared = b_shared / tl.maximum(tl.minimum(keys - first, BN), 1)
-        b_total = tl.load(p_rows + TOTAL * n_rows + o_row, mask=m_m & (stop > first), other=0.0)
+        b_total = tl.load(p_rows + TOTAL * n_rows + o_local, mask=m_m & (stop > first), other=0.0)
         if DGAIN:
             b_dgain += (b_total - b_all) * tl.sum(b_q.to(tl.float32) * b_shared[None, :], 1)
     if DGAIN:
@@ -283,7 +298,7 @@ def keys_kernel(
     scale, softcap, dropout, seed, heads, groups, rows, keys, left, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    ARRIVED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr,
+    ARRIVED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr, LEAN: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys of one key/value head: over the rows of every query head that shares it."""
     i_n = tl.program_id(0) * BN
@@ -319,14 +334,14 @@ def keys_kernel(
             b_dk, b_dv = keys_step(
                 b_dk, b_dv, lift, b_k, b_v, whole_first + i_t * BM, i_b * heads + i_h, o_n, n_rows, p_q, p_o, p_s, p_m, p_rows, p_argmax,
                 step_qm, step_om, step_gm, step_mm, step_mn, scale, rows, keys, left, right, softcap, dropout, seed,
-                E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, LIFT, SPLIT, False,
+                E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, LIFT, SPLIT, LEAN, False,
             )  # fmt: skip
         for i_t in tl.range(0, edges):
             i_row = tl.where(i_t < before, first + i_t * BM, whole_stop + (i_t - before) * BM)
             b_dk, b_dv = keys_step(
                 b_dk, b_dv, lift, b_k, b_v, i_row, i_b * heads + i_h, o_n, n_rows, p_q, p_o, p_s, p_m, p_rows, p_argmax,
                 step_qm, step_om, step_gm, step_mm, step_mn, scale, rows, keys, left, right, softcap, dropout, seed,
-                E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, LIFT, SPLIT, True,
+                E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, LIFT, SPLIT, LEAN, True,
             )  # fmt: skip
     if DK:
         if LIFT:

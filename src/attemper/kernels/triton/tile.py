@@ -79,7 +79,7 @@ def dot_added(b_x, b_y, b_sum):
 def load_rows(p, i_n, step, n, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr):
     """Keys or values from i_n on, [BN, BE], 0 beyond the last key (which only a tile at the edge has) and beyond E."""
     o_n, o_e = tl.arange(0, BN), tl.arange(0, BE)
-    p_tile = p + (tl.full((), 0, tl.int64) + i_n) * step + o_n[:, None].to(tl.int64) * step + o_e[None, :]
+    p_tile = p + (tl.full((), 0, tl.int64) + i_n) * step + (o_n[:, None] * step + o_e[None, :])  # see FAR_APART
     if EDGE:
         return tl.load(p_tile, mask=(i_n + o_n[:, None] < n) & (o_e[None, :] < E), other=0.0)
     if E != BE:
