@@ -108,9 +108,18 @@ def _calls(model: nn.Module, ids: torch.Tensor, training: bool) -> dict[str, Cal
 
         return run
 
+    resting = watch(model, every=NEVER, start=1)
+    resting.__enter__()
+
+    def off_cycle() -> object:
+        for _ in range(STEPS):
+            output = step()
+            resting.step()
+        return output
+
     return {
         "unwatched": lambda: [step() for _ in range(STEPS)][-1],
-        "off_cycle": under(every=NEVER, start=1),
+        "off_cycle": off_cycle,
         "watched": under(),
         "replaced": under(replace=True),
     }

@@ -47,7 +47,7 @@ from .arguments import (
     splits_of,
     steps,
 )
-from .blocks import backward_block, decode_block, forward_block
+from .blocks import decode_block, forward_block, keys_block, rows_block
 
 
 def forward(problem: Problem, sign_bits: int) -> Results:
@@ -67,8 +67,8 @@ def forward(problem: Problem, sign_bits: int) -> Results:
     return results
 
 
-def forward_launch(problem: Problem, results: Results, sign_bits: int, copies: bool | None = None) -> Launch:
-    """`copies` is whether the hardware copies whole tiles; None asks the device."""
+def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: bool | None = None) -> Launch:
+    """`hopper` is whether the hardware copies whole tiles, and more; None asks the device."""
     query, key, value = problem.query, problem.key, problem.value
     batch, heads, rows, dim = query.shape
     if not results.output_low.numel():
@@ -76,9 +76,11 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, copies: b
     fast = is_fast(problem, sign_bits) and bool(problem.value is not None or sign_bits & ~ARGMAX_BIT)
     if fast:
         sign_bits &= ~ARGMAX_BIT  # see _argmax
-    block = forward_block(padded(max(dim, 0 if value is None else value.shape[3])), query.dtype, value is not None, fast, sign_bits > 0)
+    hopper = is_hopper(query.device) if hopper is None else hopper
+    widest = padded(dim if value is None else max(dim, value.shape[3]))
+    block = forward_block(widest, query.dtype, value is not None, fast, sign_bits > 0, hopper)
     tiles = None
-    if fast and (query.is_cuda and _copies_tiles(query.device) if copies is None else copies):
+    if fast and hopper:
         tiles = descriptors(key, key if value is None else value, rows=block["BN"])
     constants = compiled_for(problem) | {
         "VALUES": value is not None,
@@ -132,10 +134,10 @@ def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: N
     g_tensor = nothing if g_output is None else g_output if g_output.stride(-1) == 1 else g_output.contiguous()
     g_steps = (0, 0, 0) if g_output is None else g_tensor.stride()[:3]
     argmax = saved.argmax if upstream.peak is None else _argmax(problem, saved)
-    block = backward_block(padded(dim), query.dtype)
+    widest, hopper = padded(dim if value is None else max(dim, value.shape[3])), is_hopper(query.device)
     lift = _lift(problem, g_output, arrived)
     common = (*inputs(problem), g_tensor, terms, argmax, nothing if lift is None else lift)
-    constants = compiled_for(problem) | {"ARRIVED": arrived} | _tile_of(block)
+    constants = compiled_for(problem) | {"ARRIVED": arrived}
     constants |= {"LIFT": lift is not None, "SPLIT": is_small(problem)}
     added = problem.mask is not None and problem.mask.dtype != torch.uint8
     constants["LEAN"] = query.dtype != torch.float32 and not added and problem.softcap is None and not is_small(problem)
@@ -145,13 +147,15 @@ def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: N
         asks |= {"DMASK": dmask.numel() > 0, "SHARED": shared}
         asks["EVEN"] = problem.softcap is None and (query.dtype != torch.float32 or needs_grad.gain)
         args = (*common, found.query, found.gain, dmask, *steps(problem), *g_steps, *dmask_steps, *numbers(problem))
+        block = rows_block(widest, query.dtype, hopper)
         grid = (triton.cdiv(rows, block["BM"]), batch * heads)
-        Launch(_backward.rows_kernel, grid, args, constants | asks, _options_of(block)).run()
+        Launch(_backward.rows_kernel, grid, args, constants | asks | _tile_of(block), _options_of(block)).run()
     if needs_grad.key or (needs_grad.value and g_output is not None):
         asks = {"DK": needs_grad.key, "DV": needs_grad.value and g_output is not None}
         args = (*common, found.key, found.value, *steps(problem), *g_steps, *numbers(problem))
+        block = keys_block(widest, query.dtype, hopper)
         grid = (triton.cdiv(keys, block["BN"]), batch * groups)
-        Launch(_backward.keys_kernel, grid, args, constants | asks, _options_of(block)).run()
+        Launch(_backward.keys_kernel, grid, args, constants | asks | _tile_of(block), _options_of(block)).run()
     return found._replace(mask=dmask.to(asked.dtype) if dmask.numel() and asked is not None else nothing)
 
 
@@ -213,8 +217,8 @@ def _mask_gradient(problem: Problem, needs_grad: NeedsGrad) -> tuple[Tensor, tup
     return dmask, repeating(dmask), dmask.shape != full
 
 
-def _copies_tiles(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+def is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _tile_of(block: dict[str, int]) -> dict[str, int]:

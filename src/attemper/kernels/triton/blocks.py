@@ -1,4 +1,4 @@
-"""The size of tiles: what was fastest on an H200, by head dim, dtype and direction."""
+"""The size of tiles: what was fastest on an H200, by head dim, dtype and direction; before Hopper, what fits without spilling."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import torch
 Block = dict[str, int]
 
 
-def forward_block(dim: int, dtype: torch.dtype, values: bool, fast: bool, signs: bool) -> Block:
+def forward_block(dim: int, dtype: torch.dtype, values: bool, fast: bool, signs: bool, hopper: bool) -> Block:
     if dtype == torch.float32:
         return _block(32, 32, 4, 1)
     if dim > 128:
         return _block(64, 32, 4, 2)
+    if not hopper:
+        return _block(64, 64, 4, 2) if dim <= 64 else _block(64, 32, 4, 2)
     if not fast:
         return _block(64, 64, 4, 3)
     if not values:
@@ -27,10 +29,22 @@ def decode_block(dim: int, dtype: torch.dtype, shared: int) -> Block:
     return _block(rows, 64 if dtype == torch.float32 or dim > 128 else 128, 4, 1 if dtype == torch.float32 else 3)
 
 
-def backward_block(dim: int, dtype: torch.dtype) -> Block:
+def rows_block(dim: int, dtype: torch.dtype, hopper: bool) -> Block:
+    """Of the backward over keys, for dq."""
     if dtype == torch.float32 or dim > 128:
         return _block(32, 32, 4, 1)
-    return _block(64, 64, 4, 3 if dim <= 64 else 2)
+    if not hopper:
+        return _block(64, 32, 4, 2)
+    return _block(64, 64, 4, 3) if dim <= 64 else _block(128, 64, 8, 3)
+
+
+def keys_block(dim: int, dtype: torch.dtype, hopper: bool) -> Block:
+    """Of the backward over rows, for dk and dv."""
+    if dtype == torch.float32 or dim > 128:
+        return _block(32, 32, 4, 1)
+    if not hopper:
+        return _block(32, 64, 4, 2)
+    return _block(64, 64, 4, 2) if dim <= 64 else _block(32, 64, 4, 3)
 
 
 def _block(rows: int, keys: int, warps: int, stages: int, registers: int = 0) -> Block:

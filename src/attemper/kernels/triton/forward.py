@@ -54,7 +54,7 @@ def forward_kernel(
             b_q, b_base, p_key, p_value, k_tiles, v_tiles, i_b.to(tl.int32), i_g.to(tl.int32), step_kn, step_vn,
             o_m, i_row, rows, keys, right, E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS,
         )  # fmt: skip
-        b_entropy = entropy_of(b_l, b_a)
+        b_entropy = tl.where(b_count == 1.0, 0.0, entropy_of(b_l, b_a))  # no rounding of a reference for one key
         if not (weights_hold & entropy_holds & moments_hold):
             c_empty, c_top, c_top_low, c_l, c_a, c_s, c_rounded, c_out, c_peak, _c_arg, c_count, c_met, c_mean, c_squares = online(
                 b_q, b_scale, b_base, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
