@@ -7,7 +7,7 @@ RUNS := .venv/runs
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist loadgroup
 
-.PHONY: run test test-all matrix snapshots browser check format native fuzz sanitize hostile bench docs figures clean
+.PHONY: run test test-all matrix triton snapshots browser check format native fuzz sanitize hostile bench docs figures clean
 
 run: $(RUNS)  ## a scan of the embedded model, with and without its scale, and the report
 	$(BIN)/attemper scan --deep --token it --what-if none -o attemper-report.html --force
@@ -28,6 +28,14 @@ matrix: $(READY)  ## the numeric tests as other processors, libraries and seeds 
 	@failed=; for setting in $(SETTINGS); do echo "== $$setting"; \
 		env $$setting $(PYTEST) -q -m "not exhaustive" $(NUMERIC) || failed="$$failed $$setting"; done; \
 	if [ -n "$$failed" ]; then echo "failed under:$$failed"; exit 1; fi; echo "passed under: $(SETTINGS)"
+
+# triton 3.6 and the numpy that its interpreter needs, in an environment of their own that reads the other's torch
+TRITON := .venv-triton/bin/python
+triton: $(READY)  ## the Triton kernels without a GPU: compiled for Ampere and Hopper, and run by Triton's interpreter
+	@test -x $(TRITON) || { $(PYTHON) -m venv .venv-triton && .venv-triton/bin/pip install -q "triton==3.6.0" "numpy<2.4" && \
+		$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$($(TRITON) -c "import site; print(site.getsitepackages()[0])")/torch.pth; }
+	$(TRITON) -W ignore scripts/gpu_compile.py
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(TRITON) -W ignore -m pytest -q -n $(CORES) tests/triton
 
 snapshots: $(READY)  ## the sentences of errors, tests/*/sentences.json, from the source; read the difference
 	ATTEMPER_SNAPSHOTS=write OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(addsuffix test_errors.py,$(dir $(wildcard tests/*/sentences.json)))

@@ -1,7 +1,8 @@
 """cuda: forward, backward, signs alone and decode on a GPU, compared with torch's SDPA by each backend it has.
 
-Every round runs each candidate several times between two CUDA events, in an order that rotates. Work is 16,384 tokens of width 2,048 in
-bfloat16. TFLOP/s count the operations that no method avoids, so that signs alone are given as a share of SDPA's time.
+Every round runs each candidate several times between two CUDA events, in an order that rotates. Work is 16,384 tokens of
+width 2,048 in bfloat16. TFLOP/s count the operations that no method avoids, so that signs alone are given as a share of
+SDPA's time.
 """
 
 from __future__ import annotations

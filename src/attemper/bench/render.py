@@ -55,8 +55,9 @@ WATCH_LEGEND = (
 
 
 CUDA_LEGEND = (
-    "bfloat16, 16,384 tokens of width 2,048; medians of interleaved rounds between CUDA events. ÷: the time over that of the first row "
-    "in the same round (95 % interval; below 1 is faster). TFLOP/s: of the operations of a forward or a backward; signs alone do half."
+    "bfloat16, 16,384 tokens of width 2,048; medians of interleaved rounds between CUDA events. ÷: the time over that of the "
+    "first row in the same round (95 % interval; below 1 is faster). TFLOP/s: of the operations of a forward or a backward; "
+    "signs alone do half of them."
 )
 CPU_LEGEND = (
     "ms: all vitals, median of interleaved rounds. × SDPA: all vitals against torch's SDPA, which measures nothing; the "

@@ -1,17 +1,17 @@
 """triton: attention on NVIDIA GPUs from Ampere on, with every sign from the same pass.
 
-    arguments.py     what a launch gets, and what it is compiled for
-    blocks.py        the size of tiles
-    tile.py          logits of one tile: scale, softcap, bias, band, mask; dropout
-    frozen.py        the fast pass over the keys: one reference for the whole row
-    online.py        the careful pass: running maximum, every kind of logit
-    forward.py       fast pass, careful pass where that is not enough, output and signs
-    decode.py        few rows on many keys: split over programs, and joined
-    store.py         signs and output of a row, written
-    row_terms.py     what the gradient needs of each row
-    backward.py      two kernels: over keys (dq, d(gain), d(mask)) and over rows (dk, dv)
-    summary.py       rows to heads, for all calls of a step in one launch
-    __init__.py      forward() and backward(): the launches in order
+arguments.py     what a launch gets, and what it is compiled for
+blocks.py        the size of tiles
+tile.py          logits of one tile: scale, softcap, bias, band, mask; dropout
+frozen.py        the fast pass over the keys: one reference for the whole row
+online.py        the careful pass: running maximum, every kind of logit
+forward.py       fast pass, careful pass where that is not enough, output and signs
+decode.py        few rows on many keys: split over programs, and joined
+store.py         signs and output of a row, written
+row_terms.py     what the gradient needs of each row
+backward.py      two kernels: over keys (dq, d(gain), d(mask)) and over rows (dk, dv)
+summary.py       rows to heads, for all calls of a step in one launch
+__init__.py      forward() and backward(): the launches in order
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ def forward(problem: Problem, sign_bits: int) -> Results:
             plan.run(problem, results)
             return results
         splits = splits_of(problem)
-        launches = [forward_launch(problem, results, sign_bits)] if splits < 2 else decode_launches(problem, results, sign_bits, splits)
+        if splits > 1:
+            launches = decode_launches(problem, results, sign_bits, splits)
+        else:
+            launches = [forward_launch(problem, results, sign_bits)]
         for launch in launches:
             launch.run()
         if len(launches) == 1 and len(PLANS) < MOST_PLANS:
@@ -104,12 +107,18 @@ def decode_launches(problem: Problem, results: Results, sign_bits: int, splits: 
     splits = triton.cdiv(keys, chunk)
     parts = query.new_empty((_decode.N_PARTS, splits, n_rows), dtype=torch.float32)
     sums = parts if value is None else query.new_empty((splits, n_rows, value.shape[3]), dtype=torch.float32)
-    constants = compiled_for(problem) | {"VALUES": value is not None, "EXACT": keeps_weights(problem, sign_bits), "BITS": sign_bits}
+    constants = compiled_for(problem) | {"VALUES": value is not None, "BITS": sign_bits}
+    constants["EXACT"] = keeps_weights(problem, sign_bits)
     args = (*inputs(problem), parts, sums, *steps(problem), *numbers(problem), chunk, n_rows)
     grid = (splits, query.shape[0] * groups)
     split = Launch(_decode.decode_kernel, grid, args, constants | _tile_of(block), _options_of(block))
-    join = {name: constants[name] for name in ("EV", "BEV", "VALUES", "BITS")} | {"SPLITS": triton.next_power_of_2(splits)}
-    return [split, Launch(_decode.join_kernel, (n_rows, 1), (parts, sums, *results, n_rows, splits), join, {"num_warps": 4})]
+    join = {name: constants[name] for name in ("EV", "BEV", "VALUES", "BITS")} | {
+        "SPLITS": triton.next_power_of_2(splits)
+    }
+    return [
+        split,
+        Launch(_decode.join_kernel, (n_rows, 1), (parts, sums, *results, n_rows, splits), join, {"num_warps": 4}),
+    ]
 
 
 def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
@@ -185,7 +194,7 @@ def row_terms(saved: Results, upstream: Upstream) -> tuple[Tensor, int]:
 
 
 def _lift(problem: Problem, g_output: Tensor | None, arrived: int) -> Tensor | None:
-    """For float16: a power of 2, on the device, by which dz is multiplied before it is rounded, so that small ones keep their digits.
+    """For float16: a power of 2, on the device, by which dz is multiplied before it is rounded: small ones keep their digits.
 
     |dz| <= |g · v| + |g · output| <= 2 Ev max|g| max|v|, as long as gradients arrive at the output alone.
     """
@@ -194,7 +203,9 @@ def _lift(problem: Problem, g_output: Tensor | None, arrived: int) -> Tensor | N
     assert problem.value is not None
     most = g_output.abs().amax().float() * problem.value.abs().amax().float() * (2 * g_output.shape[3])
     lift = torch.exp2((15 - most.log2()).floor().clamp(-24, 24))
-    return torch.where(lift.isfinite(), lift, 1.0) / (1.0 if problem.dropout == 0 else 2.0 ** math.ceil(-math.log2(1 - problem.dropout)))
+    # weights that survive dropout are divided by what is left, rounded up to a power of 2
+    left = 1 - problem.dropout
+    return torch.where(lift.isfinite(), lift, 1.0) / (2.0 ** math.ceil(-math.log2(left)) if left else 1.0)
 
 
 def _argmax(problem: Problem, saved: Results) -> Tensor:

@@ -40,15 +40,22 @@ class Launch(NamedTuple):
 
     def key(self) -> tuple[Any, ...]:
         """All that Triton compiles it for."""
-        key = (torch.cuda.current_device() if ON_GPU else -1, self.kernel, *self.constants.values(), *self.options.values())
+        key = (
+            torch.cuda.current_device() if ON_GPU else -1,
+            self.kernel,
+            *self.constants.values(),
+            *self.options.values(),
+        )
         return key + tuple([_specialised(arg) for arg in self.args])
 
     def run(self) -> None:
-        """Launch. Triton's own way to a compiled kernel costs more than a small kernel itself, so its result is remembered here."""
+        """Launch. Triton's own way to a compiled kernel costs more than a small kernel, so the kernel is remembered here."""
         key = self.key()
         compiled = COMPILED.get(key)
         if compiled is not None:
-            compiled[(*self.grid, 1)](*self.args, *[self.constants[name] for name in self.kernel.arg_names[len(self.args) :]])
+            compiled[(*self.grid, 1)](
+                *self.args, *[self.constants[name] for name in self.kernel.arg_names[len(self.args) :]]
+            )
             return
         compiled = self.kernel[self.grid](*self.args, **self.constants, **self.options)
         if compiled is not None:  # as it is in Triton's interpreter
@@ -80,9 +87,7 @@ def plan_key(problem: Problem, sign_bits: int) -> tuple[Any, ...]:
     """All that a launch depends on, but the addresses of its tensors; () for a call with dropout, whose seed is new each time."""
     if problem.dropout:
         return ()
-    facts = [
-        (t.shape, t.stride(), t.dtype, t.data_ptr() % COPY_BYTES) if t is not None else None for t in problem[:5]
-    ]
+    facts = [(t.shape, t.stride(), t.dtype, t.data_ptr() % COPY_BYTES) if t is not None else None for t in problem[:5]]
     return (problem.query.device.index, *facts, problem[7:], sign_bits)
 
 
@@ -113,7 +118,12 @@ def _specialised(arg: Any) -> Any:
 
 def readable(problem: Problem) -> Problem:
     """With vectors of unit stride, and a mask of bytes or of floats."""
-    query, key, value, mask = _with_unit_stride(problem.query), _with_unit_stride(problem.key), problem.value, problem.mask
+    query, key, value, mask = (
+        _with_unit_stride(problem.query),
+        _with_unit_stride(problem.key),
+        problem.value,
+        problem.mask,
+    )
     value = None if value is None else _with_unit_stride(value)
     if mask is not None and mask.dtype == torch.bool:
         mask = mask.view(torch.uint8)
@@ -195,7 +205,7 @@ def splits_of(problem: Problem) -> int:
 
 
 def keeps_weights(problem: Problem, sign_bits: int) -> bool:
-    """Whether weights keep what rounding takes from them: where gradients are float32 (of a gain or a mask), or it costs nothing."""
+    """Whether weights keep what rounding takes from them: for float32 gradients (gain, mask), or where it costs nothing."""
     mask = problem.mask
     added = mask is not None and mask.dtype != torch.uint8
     return bool(sign_bits & OUTPUT_LOW_BIT) and (problem.gain is not None or added or is_small(problem))

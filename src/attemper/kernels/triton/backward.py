@@ -1,7 +1,7 @@
 """Backward: each tile's weights are recomputed from lse, so nothing of size Lq × Lk is ever kept.
 
-One kernel goes over the keys of a tile of rows (dq, d(gain), d(mask)), one over the rows of a tile of keys (dk, dv). With p = exp(z - lse)
-and what arrives at output and signs,
+One kernel goes over the keys of a tile of rows (dq, d(gain), d(mask)), one over the rows of a tile of keys (dk, dv). With
+p = exp(z - lse) and what arrives at output and signs,
 
     dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)] + [g_mean + 2 g_var (z - mean)] / visible  +  g_peak at the arg-max
 
@@ -31,7 +31,7 @@ from .row_terms import (
 )
 from .tile import LN2, LOG2E, NO_MASK, NUMBERS, dot_added, kept, key_tiles, load_rows, masked, row_tiles, tanh
 
-WEIGHT_LIFT: tl.constexpr = tl.constexpr(1024.0)  # weights of float16 are multiplied by this, so that small ones keep their digits
+WEIGHT_LIFT: tl.constexpr = tl.constexpr(1024.0)  # times a weight of float16: small ones keep their digits
 
 
 @triton.jit
@@ -68,7 +68,9 @@ def weights_tile(
         b_t = b_s * (b_scale * LOG2E) - b_lse * LOG2E
         m_seen = o_i + o_j >= 0
         if EDGE or MASK != NO_MASK:
-            b_t, m_seen = masked(b_t, o_i, o_j, p_mask, step_mm, step_mn, rows, keys, left, right, MASK, LEFT, RIGHT, EDGE)
+            b_t, m_seen = masked(
+                b_t, o_i, o_j, p_mask, step_mm, step_mn, rows, keys, left, right, MASK, LEFT, RIGHT, EDGE
+            )
         b_p = tl.math.exp2(b_t)
         b_t = b_t * LN2
         b_z = b_s * b_scale
@@ -133,11 +135,13 @@ def dz_tile(
 
 @triton.jit
 def rows_step(
-    b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_local, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+    b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_local, n_rows,
+    p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
     step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
+    ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr,
+    EVEN: tl.constexpr, SPLIT: tl.constexpr,
     LEAN: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """What the keys from i_n on give to a tile of rows: Σ dz k, and Σ dz q·k."""
@@ -216,7 +220,8 @@ def rows_kernel(
     scale, softcap, dropout, seed, heads, groups, rows, keys, left, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr,
+    ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr,
+    EVEN: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr,
     LEAN: tl.constexpr,
 ):  # fmt: skip
     """dq, d(gain) and d(mask) of a tile of rows of one head."""
@@ -238,14 +243,18 @@ def rows_kernel(
 
     o_m64 = o_m.to(tl.int64)
     m_q = m_m[:, None] & (o_e[None, :] < E)
-    b_q = tl.load(p_query + i_b * step_qb + i_h * step_qh + o_m64[:, None] * step_qm + o_e[None, :], mask=m_q, other=0.0)
+    b_q = tl.load(
+        p_query + i_b * step_qb + i_h * step_qh + o_m64[:, None] * step_qm + o_e[None, :], mask=m_q, other=0.0
+    )
     b_scale = tl.full([BM], 1.0, tl.float32) * scale
     if GAIN:
         b_scale *= tl.load(p_gain + i_b * step_gb + i_h * step_gh + o_m64 * step_gm, mask=m_m, other=0.0)
     b_g = b_q
     if G_OUTPUT & ARRIVED:
         m_o = m_m[:, None] & (o_v[None, :] < EV)
-        b_g = tl.load(p_g + i_b * step_ob + i_h * step_oh + o_m64[:, None] * step_om + o_v[None, :], mask=m_o, other=0.0)
+        b_g = tl.load(
+            p_g + i_b * step_ob + i_h * step_oh + o_m64[:, None] * step_om + o_v[None, :], mask=m_o, other=0.0
+        )
     p_key += i_b * step_kb + i_g * step_kh
     p_value += i_b * step_vb + i_g * step_vh
     p_mask += i_b * step_mb + i_h * step_mh
@@ -259,7 +268,8 @@ def rows_kernel(
     first, whole_first, whole_stop, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
     for i_n in tl.range(whole_first, whole_stop, BN):
         b_raw, b_dgain, b_all, b_sum = rows_step(
-            b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_local, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+            b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_local, n_rows,
+    p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
             step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
             E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, SPLIT, LEAN, False,
         )  # fmt: skip
@@ -268,13 +278,14 @@ def rows_kernel(
     for i_t in tl.range(0, before + after):
         i_n = tl.where(i_t < before, first + i_t * BN, whole_stop + (i_t - before) * BN)
         b_raw, b_dgain, b_all, b_sum = rows_step(
-            b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_local, n_rows, p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+            b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_local, n_rows,
+    p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
             step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
             E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, SPLIT, LEAN, True,
         )  # fmt: skip
     if EVEN:
-        # A row of dz adds up to what arrives at lse, mean and peak. What rounding makes of that sum would be multiplied by the part that
-        # all keys share, so it is put right along their mean.
+        # A row of dz adds up to what arrives at lse, mean and peak. What rounding makes of that sum would be multiplied by
+        # the part that all keys share, so it is put right along their mean.
         b_shared = tl.sum(load_rows(p_key, first, step_kn, keys, E, BE, BN, True).to(tl.float32), 0)
         b_shared = b_shared / tl.maximum(tl.minimum(keys - first, BN), 1)
         b_total = tl.load(p_rows + TOTAL * n_rows + o_local, mask=m_m & (stop > first), other=0.0)
@@ -287,7 +298,9 @@ def rows_kernel(
             b_raw = b_raw / lift  # a power of 2
         if EVEN and b_q.dtype != tl.float32:
             b_raw += (b_total - tl.max(b_sum, 1) / lift)[:, None] * b_shared[None, :]
-        tl.store(p_dq + o_row[:, None] * E + o_e[None, :], (b_raw * b_scale[:, None]).to(p_dq.dtype.element_ty), mask=m_q)
+        tl.store(
+            p_dq + o_row[:, None] * E + o_e[None, :], (b_raw * b_scale[:, None]).to(p_dq.dtype.element_ty), mask=m_q
+        )
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -314,7 +327,9 @@ def keys_kernel(
     b_v = b_k
     if G_OUTPUT & ARRIVED:
         m_v = m_n[:, None] & (o_v[None, :] < EV)
-        b_v = tl.load(p_value + i_b * step_vb + i_g * step_vh + o_n64[:, None] * step_vn + o_v[None, :], mask=m_v, other=0.0)
+        b_v = tl.load(
+            p_value + i_b * step_vb + i_g * step_vh + o_n64[:, None] * step_vn + o_v[None, :], mask=m_v, other=0.0
+        )
     b_dk = tl.zeros([BN, BE], tl.float32)
     b_dv = tl.zeros([BN, BEV], tl.float32)
     lift = tl.load(p_lift) if LIFT else 1.0
@@ -332,7 +347,8 @@ def keys_kernel(
         p_m = p_mask + i_b * step_mb + i_h * step_mh
         for i_t in tl.range(0, whole):
             b_dk, b_dv = keys_step(
-                b_dk, b_dv, lift, b_k, b_v, whole_first + i_t * BM, i_b * heads + i_h, o_n, n_rows, p_q, p_o, p_s, p_m, p_rows, p_argmax,
+                b_dk, b_dv, lift, b_k, b_v, whole_first + i_t * BM, i_b * heads + i_h, o_n, n_rows,
+                p_q, p_o, p_s, p_m, p_rows, p_argmax,
                 step_qm, step_om, step_gm, step_mm, step_mn, scale, rows, keys, left, right, softcap, dropout, seed,
                 E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, LIFT, SPLIT, LEAN, False,
             )  # fmt: skip

@@ -19,7 +19,7 @@ def forward_block(dim: int, dtype: torch.dtype, values: bool, fast: bool, signs:
     if not values:
         return _block(64, 128, 4, 2, 168) if dim <= 64 else _block(64, 64, 4, 3, 128)
     if dim <= 64:
-        return _block(64, 64, 4, 3, 168 if signs else 0)
+        return _block(64, 128 if signs else 64, 4, 3)
     return _block(64, 64, 4, 2)
 
 

@@ -1,4 +1,4 @@
-"""Forward: one program for each tile of rows of one head. The fast pass first where there is one; the careful one where that is not enough."""
+"""Forward: one program for each tile of rows of one head; the fast pass, then the careful one where that is not enough."""
 
 from __future__ import annotations
 
@@ -47,42 +47,39 @@ def forward_kernel(
     p_value += i_b * step_vb + i_g * step_vh
     p_mask += i_b * step_mb + i_h * step_mh
 
-    b_arg = tl.full([BM], -1, tl.int32)
-    first, _whole_first, _whole_stop, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
+    o_row = i_head * rows + o_m
+    w_holds, e_holds, m_holds = False, False, False
     if FAST:
-        weights_hold, entropy_holds, moments_hold, m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_count, b_mean, b_variance = frozen(
+        (
+            w_holds, e_holds, m_holds, m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_count,
+            b_mean, b_variance,
+        ) = frozen(
             b_q, b_base, p_key, p_value, k_tiles, v_tiles, i_b.to(tl.int32), i_g.to(tl.int32), step_kn, step_vn,
             o_m, i_row, rows, keys, right, E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS,
         )  # fmt: skip
         b_entropy = tl.where(b_count == 1.0, 0.0, entropy_of(b_l, b_a))  # no rounding of a reference for one key
-        if not (weights_hold & entropy_holds & moments_hold):
-            c_empty, c_top, c_top_low, c_l, c_a, c_s, c_rounded, c_out, c_peak, _c_arg, c_count, c_met, c_mean, c_squares = online(
-                b_q, b_scale, b_base, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
-                o_m, first, stop, i_head, rows, keys, left, right, softcap, dropout, seed,
-                E, EV, BE, BEV, BM, BN, MASK, LEFT, RIGHT, CAP, DROP, VALUES, EXACT, BITS,
-            )  # fmt: skip
-            # a result that holds stays, so that its bits do not depend on which others were asked for
-            b_entropy = tl.where(weights_hold & entropy_holds, b_entropy, entropy_of(c_l, c_a))
-            c_mean, c_variance = moments(c_count, c_met, c_mean, c_squares)
-            b_mean = tl.where(moments_hold, b_mean, c_mean)
-            b_variance = tl.where(moments_hold, b_variance, c_variance)
-            if not weights_hold:
-                m_empty, b_top, b_top_low, b_l, b_s, b_peak = c_empty, c_top, c_top_low, c_l, c_s, c_peak
-                b_rounded, b_out = c_rounded, c_out
-    else:
-        m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_arg, b_count, b_met, b_mean, b_squares = online(
+        store_signs(
+            o_row, m_m, m_m, m_m, m_empty, b_top, b_top_low, b_l, b_s, b_entropy, b_peak, o_m, b_count, b_mean, b_variance,
+            p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS,
+        )  # fmt: skip
+        if VALUES:
+            store_output(o_row, m_m, b_out, b_rounded, p_output, p_low, EV, BEV, BITS)
+    # What holds is not written again: its bits do not depend on which other signs were asked for. What does not is
+    # overwritten, and nothing of the fast pass stays in registers for that.
+    if not (w_holds & e_holds & m_holds):
+        first, _whole_first, _whole_stop, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
+        c_empty, c_top, c_top_low, c_l, c_a, c_s, c_rounded, c_out, c_peak, c_arg, c_count, c_met, c_mean, c_squares = online(
             b_q, b_scale, b_base, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
             o_m, first, stop, i_head, rows, keys, left, right, softcap, dropout, seed,
             E, EV, BE, BEV, BM, BN, MASK, LEFT, RIGHT, CAP, DROP, VALUES, EXACT, BITS,
         )  # fmt: skip
-        b_entropy = entropy_of(b_l, b_a)
-        b_mean, b_variance = moments(b_count, b_met, b_mean, b_squares)
-
-    o_row = i_head * rows + o_m
-    store_signs(
-        o_row, m_m, m_empty, b_top, b_top_low, b_l, b_s, b_entropy, b_peak, b_arg, b_count, b_mean, b_variance,
-        p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS,
-    )  # fmt: skip
-    if VALUES:
-        b_over = b_rounded * (1.0 - dropout) if DROP else b_rounded
-        store_output(o_row, m_m, b_out, b_over, p_output, p_low, EV, BEV, BITS)
+        c_mean, c_variance = moments(c_count, c_met, c_mean, c_squares)
+        m_weights = m_m & (w_holds == 0)
+        store_signs(
+            o_row, m_weights, m_m & ((w_holds & e_holds) == 0), m_m & (m_holds == 0),
+            c_empty, c_top, c_top_low, c_l, c_s, entropy_of(c_l, c_a), c_peak, c_arg, c_count, c_mean, c_variance,
+            p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS,
+        )  # fmt: skip
+        if VALUES:
+            c_over = c_rounded * (1.0 - dropout) if DROP else c_rounded
+            store_output(o_row, m_weights, c_out, c_over, p_output, p_low, EV, BEV, BITS)

@@ -1,11 +1,12 @@
 """The fast pass over the keys: one reference for the whole row, the mean of its first logits, instead of a running maximum.
 
-Softmax is the same whatever the reference is, as long as no exp overflows. With a fixed one there is no maximum to wait for, nothing to
-rescale and nothing to share between threads inside the loop, and t = z - reference serves the weights, entropy, mean and variance alike.
-A row whose sums show that the reference was too far from the largest logit or from the mean, or that met inf or NaN, is computed again
-by `online`.
+Softmax is the same whatever the reference is, as long as no exp overflows. With a fixed one there is no maximum to wait
+for, nothing to rescale and nothing to share between threads inside the loop, and t = z - reference serves the weights,
+entropy, mean and variance alike. A row whose sums show that the reference was too far from the largest logit or from the
+mean, or that met inf or NaN, is computed again by `online`.
 
-Sums are kept for every eighth key (`[BM, 8]`): those lie in the registers of one thread, so that they are added up without shuffles.
+Sums are kept for every eighth key (`[BM, 8]`): those lie in the registers of one thread, so that they are added up without
+shuffles.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def reference(b_q, b_unit, p_key, step_kn, o_m, keys, right, E: tl.constexpr, BE
 
 
 @triton.jit
-def load_tile(p, tiles, i_b, i_g, i_n, step, n, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr):
+def load_tile(
+    p, tiles, i_b, i_g, i_n, step, n,
+    E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
     if TMA:
         return tl.reshape(tiles.load([i_b, i_g, i_n, 0]), [BN, BE])
     return load_rows(p, i_n, step, n, E, BE, BN, EDGE)
@@ -103,7 +107,7 @@ def frozen(
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """Whether weights, entropy, and mean and variance hold, for all rows of the tile; and what `online` returns, but the arg-max."""
+    """Whether weights, entropy, and moments hold, for all rows of the tile; and what `online` returns, but the arg-max."""
     b_unit = b_base * LOG2E
     b_ref, b_first_top = reference(b_q, b_unit, p_key, step_kn, o_m, keys, right, E, BE, RIGHT)
     b_count = (tl.maximum(tl.minimum(o_m + right + 1, keys), 0) if RIGHT else tl.zeros_like(o_m) + keys).to(tl.float32)
@@ -149,7 +153,10 @@ def frozen(
     b_rounded = tl.where(m_empty, 1.0, tl.max(b_rounded, 1))
     b_l = tl.where(m_empty, 1.0, b_l)
     m_other = o_m >= rows
-    weights_hold = tl.min((m_good | m_other).to(tl.int32), 0) == 1
-    entropy_holds = tl.min((m_mixed | m_other).to(tl.int32), 0) == 1 if ENTROPY & BITS else True
-    moments_hold = tl.min((m_near | m_other).to(tl.int32), 0) == 1 if (MEAN | VARIANCE) & BITS else True
-    return weights_hold, entropy_holds, moments_hold, m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_count, b_mean, b_variance
+    w_holds = tl.min((m_good | m_other).to(tl.int32), 0) == 1
+    e_holds = tl.min((m_mixed | m_other).to(tl.int32), 0) == 1 if ENTROPY & BITS else True
+    m_holds = tl.min((m_near | m_other).to(tl.int32), 0) == 1 if (MEAN | VARIANCE) & BITS else True
+    return (
+        w_holds, e_holds, m_holds, m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_count,
+        b_mean, b_variance,
+    )  # fmt: skip

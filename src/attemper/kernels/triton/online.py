@@ -1,11 +1,11 @@
 """The careful pass over the keys: a running maximum, and logits of every kind.
 
-For each row, with the largest logit so far M and e = exp(z - M): l = Σ e, a = Σ e (z - M), s = Σ e², and the count, mean and summed squares
-of z, joined tile by tile (Chan), so that no shift of the logits can cancel the variance. A tile that raises M rescales the sums: with
-d = M - M' and c = exp(d), a ← c (a + d l), l ← c l, s ← c² s.
+For each row, with the largest logit so far M and e = exp(z - M): l = Σ e, a = Σ e (z - M), s = Σ e², and the count, mean
+and summed squares of z, joined tile by tile (Chan), so that no shift of the logits can cancel the variance. A tile that
+raises M rescales the sums: with d = M - M' and c = exp(d), a ← c (a + d l), l ← c l, s ← c² s.
 
-Without softcap and bias a logit is a positive number per row, `unit`, times the score, and all sums are taken of scores; with them the
-unit is 1. Logarithms are to base 2.
+Without softcap and bias a logit is a positive number per row, `unit`, times the score, and all sums are taken of scores;
+with them the unit is 1. Logarithms are to base 2.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def online_tile(
         b_z = b_z * b_scale[:, None]
     if CAP:
         b_z = softcap * tanh(b_z / softcap)
-    b_z, m_seen = masked(b_z, o_m[:, None], o_n[None, :], p_mask, step_mm, step_mn, rows, keys, left, right, MASK, LEFT, RIGHT, True)
+    b_z, m_seen = masked(
+        b_z, o_m[:, None], o_n[None, :], p_mask, step_mm, step_mn, rows, keys, left, right, MASK, LEFT, RIGHT, True
+    )  # fmt: skip
 
     if (MEAN | VARIANCE) & BITS:
         m_adds = m_seen & (b_z != float("-inf"))  # a logit of -inf is counted, and adds nothing
@@ -122,4 +124,19 @@ def online(
     # NaN where a logit was
     b_peak = tl.where(m_empty, b_ref, tl.where((b_ref == float("inf")) | (b_l == b_l), b_top, b_l))
     b_squares *= b_base * b_base
-    return m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_arg, b_count, b_met, b_mean * b_base, b_squares
+    return (
+        m_empty,
+        b_top,
+        b_top_low,
+        b_l,
+        b_a,
+        b_s,
+        b_rounded,
+        b_out,
+        b_peak,
+        b_arg,
+        b_count,
+        b_met,
+        b_mean * b_base,
+        b_squares,
+    )

@@ -35,7 +35,9 @@ def unrounded(b_short, b_low):
     b_wide = b_short.to(tl.float32)
     b_whole = (b_wide.to(tl.int32, bitcast=True) + b_low.to(tl.int32)).to(tl.float32, bitcast=True)
     if b_short.dtype == tl.float16:
-        b_whole = tl.where(tl.abs(b_wide) < 6.103515625e-05, b_wide + b_low.to(tl.float32) * 9.094947017729282e-13, b_whole)
+        b_whole = tl.where(
+            tl.abs(b_wide) < 6.103515625e-05, b_wide + b_low.to(tl.float32) * 9.094947017729282e-13, b_whole
+        )
     return b_whole
 
 
@@ -51,7 +53,9 @@ def row_terms_kernel(
     b_lse = tl.load(p_lse + o_row, mask=m, other=0.0)
     b_low = tl.load(p_lse_low + o_row, mask=m, other=0.0)
     b_rest = tl.exp(-b_low)
-    tl.store(p_terms + o_row, tl.where(b_lse == float("-inf"), float("inf"), b_lse), mask=m)  # no keys: exp(z - inf) = 0
+    tl.store(
+        p_terms + o_row, tl.where(b_lse == float("-inf"), float("inf"), b_lse), mask=m
+    )  # no keys: exp(z - inf) = 0
     tl.store(p_terms + REST * n_rows + o_row, b_rest, mask=m)
     b_constant = tl.zeros([BM], tl.float32)
     b_total = tl.zeros([BM], tl.float32)

@@ -41,9 +41,10 @@ def lost_bits(b_out, b_short):
 
 @triton.jit
 def store_signs(
-    o_row, m_row, m_empty, b_top, b_top_low, b_l, b_s, b_entropy, b_peak, b_arg, b_count, b_mean, b_variance,
-    p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS: tl.constexpr,
+    o_row, m_row, m_entropy, m_moments, m_empty, b_top, b_top_low, b_l, b_s, b_entropy, b_peak, b_arg, b_count, b_mean,
+    b_variance, p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS: tl.constexpr,
 ):  # fmt: skip
+    """Write the signs of the rows of m_row, their entropies of m_entropy, their means and variances of m_moments."""
     m_endless = b_top == float("inf")  # inf / inf: the weights are NaN, the largest logit and lse are not
     b_log = tl.log(b_l)
     b_lse = b_top + b_log
@@ -55,15 +56,15 @@ def store_signs(
     if PEAK & BITS:
         tl.store(p_peak + o_row, b_peak, mask=m_row)
     if ENTROPY & BITS:
-        tl.store(p_entropy + o_row, b_entropy, mask=m_row)
+        tl.store(p_entropy + o_row, b_entropy, mask=m_entropy)
     if P2 & BITS:
         tl.store(p_p2 + o_row, tl.div_rn(b_s, b_l * b_l), mask=m_row)
     if VISIBLE & BITS:
         tl.store(p_visible + o_row, b_count.to(tl.int32), mask=m_row)
     if MEAN & BITS:
-        tl.store(p_mean + o_row, b_mean, mask=m_row)
+        tl.store(p_mean + o_row, b_mean, mask=m_moments)
     if VARIANCE & BITS:
-        tl.store(p_variance + o_row, b_variance, mask=m_row)
+        tl.store(p_variance + o_row, b_variance, mask=m_moments)
     if ARGMAX & BITS:
         tl.store(p_argmax + o_row, b_arg.to(tl.int64), mask=m_row)
 

@@ -19,7 +19,7 @@ N_SUMS = len(COLUMNS)
 ROWS = 256
 """Rows of one step of a program."""
 FIELDS = 16
-"""Numbers that a call has in the table: addresses of seven signs and lse_low, those of `keep` and its strides, sizes, first head."""
+"""Numbers of a call in the table: addresses of seven signs and lse_low, address and strides of `keep`, sizes, first head."""
 
 
 def serves(vitals: Vitals) -> bool:
@@ -38,7 +38,7 @@ def by_head(
 ) -> list[tuple[Tensor, Tensor]]:
     """For each call the sums of each head, (H, columns) as in ``heads.COLUMNS``, and its peak, (H,): parts of one block.
 
-    Each call has vitals that this serves, all on one device, and which rows count: ``keep``, broadcastable to (B, H, Lq), or None.
+    Each call has vitals that this serves, all on one device, and ``keep``: which rows count, or None for all.
     """
     table: list[int] = []
     head_calls: list[int] = []
@@ -59,7 +59,14 @@ def by_head(
     numbers = torch.tensor(table + head_calls, dtype=torch.int64, device="cpu")
     numbers = numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
     by_head_kernel[(len(head_calls),)](
-        numbers, found, len(calls), SATURABLE=saturable_keys, SATURATED=saturated_weight, N_SUMS=N_SUMS, ROWS=ROWS, FIELDS=FIELDS
+        numbers,
+        found,
+        len(calls),
+        SATURABLE=saturable_keys,
+        SATURATED=saturated_weight,
+        N_SUMS=N_SUMS,
+        ROWS=ROWS,
+        FIELDS=FIELDS,
     )
     parts, first = [], 0
     for vitals, _ in calls:
@@ -92,7 +99,15 @@ def by_head_kernel(
     i_head = i_out - tl.load(p_call + 15)
 
     b_rows = tl.zeros([ROWS], tl.float64)
-    b_visible, b_mean, b_variance, b_lse, b_entropy, b_p2, b_top = b_rows, b_rows, b_rows, b_rows, b_rows, b_rows, b_rows
+    b_visible, b_mean, b_variance, b_lse, b_entropy, b_p2, b_top = (
+        b_rows,
+        b_rows,
+        b_rows,
+        b_rows,
+        b_rows,
+        b_rows,
+        b_rows,
+    )
     b_keys, b_choices, b_even, b_trace, b_saturable, b_saturated = b_rows, b_rows, b_rows, b_rows, b_rows, b_rows
     b_peaks = tl.full([ROWS], float("-inf"), tl.float32)
     for start in range(0, batch * rows, ROWS):
@@ -126,7 +141,9 @@ def by_head_kernel(
         b_top += top.to(tl.float64)
         b_keys += tl.where(m & (lse != float("-inf")), tl.exp(entropy), 0.0).to(tl.float64)
         b_choices += m_choice.to(tl.float64)
-        b_even += tl.where(m_choice, entropy / tl.log(tl.where(m_choice, visible, 2).to(tl.float32)), 0.0).to(tl.float64)
+        b_even += tl.where(m_choice, entropy / tl.log(tl.where(m_choice, visible, 2).to(tl.float32)), 0.0).to(
+            tl.float64
+        )
         b_trace += tl.where(m & (p2 != 0.0), 1.0 - p2, 0.0).to(tl.float64)
         b_saturable += m_saturable.to(tl.float64)
         b_saturated += (m_saturable & (top > SATURATED)).to(tl.float64)

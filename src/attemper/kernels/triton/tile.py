@@ -42,8 +42,10 @@ def tanh(x):
 
 
 @triton.jit
-def key_tiles(i_row, rows, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """The tiles of keys that some row of a tile sees: first … stop; of these, whole_first … whole_stop are seen whole by every row."""
+def key_tiles(
+    i_row, rows, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):
+    """The tiles of keys that some row of a tile sees, first … stop; every row sees all of whole_first … whole_stop."""
     i_last = tl.minimum(i_row + BM, rows) - 1
     first = tl.maximum(i_row - left, 0) // BN * BN if LEFT else 0
     stop = tl.maximum(tl.minimum(i_last + right + 1, keys), 0) if RIGHT else keys
@@ -55,7 +57,9 @@ def key_tiles(i_row, rows, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.cons
 
 
 @triton.jit
-def row_tiles(i_key, rows, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def row_tiles(
+    i_key, rows, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):
     """The tiles of rows that see some key of a tile of keys, as `key_tiles` gives those of keys."""
     i_last = tl.minimum(i_key + BN, keys) - 1
     first = tl.maximum(i_key - right, 0) // BM * BM if RIGHT else 0

@@ -1,0 +1,128 @@
+"""Compile the Triton kernels for Ampere (sm_80) and Hopper (sm_90) without a GPU, and look at what came out.
+
+Prints registers, local memory and the instructions of the main loop for each score. Ends with 1 if a main loop on Hopper reads
+or writes local memory (registers did not suffice), or waits for each product (`WARPGROUP` as often as `HGMMA`).
+
+Needs triton 3.6 beside torch: `make triton` sets that up and runs this.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from attemper.kernels import triton as kernel
+from attemper.kernels.contract import BIT, OUTPUT_LOW_BIT, NeedsGrad, Problem, Upstream, empty_results
+from attemper.kernels.triton import arguments
+from attemper.kernels.triton.tile import NUMBERS
+
+TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int16: "i16"}
+TYPES |= {torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8"}
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+ALL = sum(BIT.values())
+
+
+def signature(arg):
+    if isinstance(arg, torch.Tensor):
+        return "*" + TYPES[arg.dtype]
+    if isinstance(arg, TensorDescriptor):
+        return f"tensordesc<{TYPES[arg.base.dtype]}[{', '.join(map(str, arg.block_shape))}]>"
+    return "fp32" if isinstance(arg, float) else "i32"
+
+
+def compiled(launch, capability):
+    """The launch for a card of this capability, with what Triton would specialise it on."""
+    names = launch.kernel.arg_names
+    types, constants, attributes = {}, {}, {}
+    for place, name in enumerate(names):
+        if place >= len(launch.args):
+            types[name], constants[(place,)] = "constexpr", launch.constants[name]
+            continue
+        arg = launch.args[place]
+        types[name] = signature(arg)
+        if name in NUMBERS:
+            continue
+        if isinstance(arg, int) and arg == 1:
+            types[name], constants[(place,)] = "constexpr", 1
+        elif isinstance(arg, torch.Tensor) or (isinstance(arg, int) and arg % 16 == 0):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(launch.kernel, types, constants, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+
+
+def main_loop(binary):
+    """The instructions of the first loop, by name; registers; bytes of local memory."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(binary)
+
+        def tool(name, *options):
+            return subprocess.run(
+                [TOOLS / name, *options, file.name], capture_output=True, text=True, check=True
+            ).stdout
+
+        usage = re.search(r"REG:(\d+) STACK:(\d+)", tool("cuobjdump", "-res-usage"))
+        listing = tool("nvdisasm", "-c").splitlines()
+    labels, found = {}, []
+    for line in listing:
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = len(found)
+        elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            found.append(instruction[1])
+            back = re.search(r"BRA.*`\((\.L_x_\d+)\)", instruction[1])
+            if back and back[1] in labels:
+                body = found[labels[back[1]] :]
+                return [re.sub(r"^@!?U?P\w+\s+", "", one).split(".")[0].split()[0] for one in body], usage
+    return [], usage
+
+
+def launches(hopper):
+    """The launches that models make: forward plain, with all signs, signs alone; decode; backward."""
+    kernel.is_hopper = lambda device: hopper
+    gathered = []
+    arguments.Launch.run = lambda self: gathered.append(self)
+    for dim in (64, 128):
+        for causal in (False, True):
+            query, key, value = (torch.empty(1, 2, 4096, dim, dtype=torch.bfloat16) for _ in range(3))
+            problem = Problem(
+                query, key, value, None, None, None, None, dim**-0.5, None, 0 if causal else None, None, 0.0
+            )
+            alone = problem._replace(value=None)
+            for what, sign_bits in ((problem, 0), (problem, ALL), (alone, ALL)):
+                gathered.append(kernel.forward_launch(what, empty_results(what, sign_bits), sign_bits, hopper))
+        row = problem._replace(query=query[:, :, :1])
+        gathered += kernel.decode_launches(row, empty_results(row, ALL), ALL, 8)
+        results = empty_results(problem, OUTPUT_LOW_BIT)
+        upstream = Upstream(torch.empty_like(results.output), *[None] * 6)
+        kernel.backward(problem, results, upstream, NeedsGrad(True, True, True, False, False))
+    return gathered
+
+
+def main():
+    faults = []
+    for capability in (80, 90):
+        for launch in launches(capability == 90):
+            body, usage = main_loop(compiled(launch, capability).asm["cubin"])
+            tile = launch.constants.get("BM", 0) * launch.constants.get("BN", 0)
+            scores = tile / 32 / launch.options["num_warps"]
+            name = launch.kernel.fn.__name__
+            facts = " ".join(
+                f"{key}={launch.constants[key]}" for key in ("E", "RIGHT", "VALUES", "BITS") if key in launch.constants
+            )
+            each = f"{len(body) / scores:5.1f} instructions per score" if scores and body else ""
+            print(f"sm_{capability} {name:18} {facts:40} {usage[1]:>3} registers {usage[2]:>4} bytes local  {each}")
+            spilled, waits = sum(one in ("LDL", "STL") for one in body), body.count("WARPGROUP")
+            if capability == 90 and name == "forward_kernel" and (spilled or waits > max(8, body.count("HGMMA") // 2)):
+                faults.append(f"{name} {facts}: {spilled} local memory, {waits} waits in the main loop")
+    print("\n".join(faults) or "no main loop of the forward on Hopper spills or waits")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

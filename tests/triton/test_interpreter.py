@@ -1,0 +1,72 @@
+"""The Triton kernels without a GPU, by Triton's interpreter: `make triton`. It multiplies bfloat16 wrongly, so that is left out."""
+
+import os
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="triton is not installed beside torch: make triton")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("for Triton's interpreter: make triton", allow_module_level=True)
+
+import attemper
+from attemper import kernels
+from attemper.heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT
+from attemper.kernels.contract import Serves
+from cases import GRID, pairwise
+from close import assert_reordered
+from judge import judge
+
+pytestmark = [
+    # of the interpreter's own arithmetic, in numpy
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+SMALL = {"dtype": ["f32"], "lengths": [(1, 1), (63, 63), (40, 70), (70, 33)], "dim": [(8, 8), (20, 24), (64, 64)]}
+SMALL |= {"heads": [(2, 2), (2, 1)], "scale": ["default", "per_head"]}
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    monkeypatch.setitem(kernels.KERNELS, "triton", Serves(additive=False))
+
+
+@pytest.mark.parametrize("case", pairwise({**GRID, **SMALL}), ids=str)
+def test_as_exact_as_plain_pytorch(case):
+    judge(case.tensors(), case.options(), "triton")
+
+
+@pytest.mark.parametrize(("rows", "keys", "heads", "groups"), [(1, 520, 2, 2), (2, 600, 2, 1)])
+def test_decode_is_split_and_joined(rows, keys, heads, groups):
+    tensors = {"query": torch.randn(2, heads, rows, 16)}
+    tensors |= {name: torch.randn(2, groups, keys, 16) for name in ("key", "value")}
+    judge(tensors, {"causal": "lower_right"}, "triton")
+    judge({**tensors, "mask": torch.rand(2, 1, 1, keys) > 0.4}, {}, "triton")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_reference_that_does_not_fit_is_left_for_a_running_maximum(late):
+    """A key far above the first ones: exp of the distance overflows, and the careful pass computes the rows again."""
+    query, key, value = (torch.randn(1, 1, n, 8) for n in (40, 150, 150))
+    key[..., -1 if late else 0, :] = 200 * query[..., 3, :]
+    judge({"query": query, "key": key, "value": value}, {}, "triton")
+
+
+def test_rows_of_many_calls_are_folded_at_once():
+    from attemper.kernels.triton import summary
+
+    calls = []
+    for batch, heads, rows in ((2, 3, 40), (1, 2, 300)):
+        vitals = attemper.measure(*(torch.randn(batch, heads, rows, 8) * 2 for _ in range(2)), causal=True)
+        calls.append((vitals, torch.rand(batch, 1, rows) > 0.3 if batch > 1 else None))
+    folded = summary.by_head(calls, SATURABLE_KEYS, SATURATED_WEIGHT)
+    for (vitals, keep), (sums, peaks) in zip(calls, folded, strict=True):
+        expected = vitals.by_head(keep)
+        assert expected.columns == (*COLUMNS, "peak")
+        assert torch.equal(peaks, expected.peaks)
+        # each row's derived signs are float32, by another exp and log
+        assert_reordered(
+            (sums / expected.sums.abs().clamp(min=1.0)).float(),
+            (expected.sums / expected.sums.abs().clamp(min=1.0)).float(),
+            2,
+        )
