@@ -35,7 +35,7 @@ triton: $(READY)  ## the Triton kernels without a GPU: compiled for Ampere and H
 	@test -x $(TRITON) || { $(PYTHON) -m venv .venv-triton && .venv-triton/bin/pip install -q "triton==3.6.0" "numpy<2.4" && \
 		$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$($(TRITON) -c "import site; print(site.getsitepackages()[0])")/torch.pth; }
 	$(TRITON) -W ignore scripts/gpu_compile.py
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(TRITON) -W ignore -m pytest -q -n $(CORES) tests/triton
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(TRITON) -W ignore -m pytest -q -n $(CORES) tests/gpu
 
 snapshots: $(READY)  ## the sentences of errors, tests/*/sentences.json, from the source; read the difference
 	ATTEMPER_SNAPSHOTS=write OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(addsuffix test_errors.py,$(dir $(wildcard tests/*/sentences.json)))

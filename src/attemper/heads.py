@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .errors import InputError, SignNotMeasured
-
-if TYPE_CHECKING:
-    from .vitals import Vitals
 
 SATURATED_WEIGHT = 0.99
 SATURABLE_KEYS = 8
@@ -102,18 +98,6 @@ class HeadSummary:
 
     def __repr__(self) -> str:
         return f"HeadSummary({', '.join(self.signs)}; heads {len(self.sums)})"
-
-
-class UnfoldedRows(NamedTuple):
-    """The vitals of a call on a GPU, and which of its rows count, until the step's calls are folded together."""
-
-    vitals: Vitals
-    rows: Tensor | None
-
-    @property
-    def size(self) -> int:
-        """Bytes that it keeps."""
-        return sum(sign.numel() * sign.element_size() for sign in self.vitals.__dict__.values())
 
 
 def count_column(name: str) -> str:

@@ -188,7 +188,7 @@ def test_a_misspelling_is_met_with_the_right_spelling(attemper_command, argument
         ),
         (
             ["memry"],
-            "bench: unknown part 'memry'. Did you mean 'memory'? Known: 'speed', 'memory', 'cpu', 'watch'. "
+            "bench: unknown part 'memry'. Did you mean 'memory'? Known: 'speed', 'memory', 'cpu', 'cuda', 'watch'. "
             "Leave it out for the first two.",
         ),
         (
@@ -210,7 +210,7 @@ def test_a_misspelling_is_met_with_the_right_spelling(attemper_command, argument
         ),
         (
             ["memory", "--rounds", "3"],
-            "bench memory: --rounds does nothing there; it is for speed and watch. "
+            "bench memory: --rounds does nothing there; it is for speed and cuda and watch. "
             "Leave it out, or type attemper bench speed --rounds …",
         ),
         (["-o", "rows.xls"], "-o must end in .json; got 'rows.xls'."),

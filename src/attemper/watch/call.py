@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from ..heads import HeadSummary
 from ..vitals import Vitals
 from .attach.running import Frame, OpPlace
 from .trace.paths import Traced
@@ -118,6 +119,22 @@ class AttentionCall:
         """Whether the gradient of q is that of k too."""
         query, key = self.query, self.key
         return query is key or (query.requires_grad and key.requires_grad and query._is_view() and query._base is key)
+
+
+class UnfoldedRows(NamedTuple):
+    """The vitals of a call on a GPU, and which of its rows count, until the step's calls are folded together."""
+
+    vitals: Vitals
+    rows: Tensor | None
+
+    @property
+    def size(self) -> int:
+        """Bytes that it keeps."""
+        return sum(sign.numel() * sign.element_size() for sign in self.vitals.__dict__.values())
+
+
+Summary = HeadSummary | UnfoldedRows | None
+"""What is known of a call's heads: their sums, the rows that will be summed, or nothing."""
 
 
 class Examiner(Protocol):

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import InputError
-from ..heads import HeadSummary, UnfoldedRows
 from ..kernels import check_name
 from ..operation.checks import Signs, check_signs
 from ..vitals import Vitals
@@ -22,7 +21,7 @@ from .attach.dynamo import COMPILED, in_compiled, is_compiled
 from .attach.gradients import NO_GRADIENTS
 from .attach.names import named_modules
 from .attach.running import running
-from .call import AttentionCall, Examiner
+from .call import AttentionCall, Examiner, Summary
 from .options import check_model, check_options, with_hooks
 from .passes import LEFT_OUT, ONLY_OTHERS, UNFINISHED, Passes
 from .record.entry import Entry, StepAccumulator, to_host
@@ -298,9 +297,7 @@ class Watch:
     def examine(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> list[Any]:
         return [examiner.look(call, vitals, rows) for examiner in self.examiners]
 
-    def add_call(
-        self, name: str, call: AttentionCall, summary: HeadSummary | UnfoldedRows | None, found: list[Any] | None
-    ) -> None:
+    def add_call(self, name: str, call: AttentionCall, summary: Summary, found: list[Any] | None) -> None:
         self._sums.add(name, call, summary)
         named = all_heads(call.frames) if are_many() else None
         if named is not None and named > call.facts.heads and named % call.facts.heads == 0:

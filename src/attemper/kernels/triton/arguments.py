@@ -62,7 +62,7 @@ class Launch(NamedTuple):
             COMPILED[key] = compiled
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """A launch of the forward pass that was made before on tensors of the same shapes: only their addresses are new."""
 
     compiled: Any
@@ -79,7 +79,7 @@ class Plan(NamedTuple):
         self.compiled[(*self.grid, 1)](*inputs(problem), *tiles, *results, *self.numbers, *self.constants)
 
 
-PLANS: dict[tuple[Any, ...], Plan] = {}
+PLANS: dict[tuple[Any, ...], LaunchPlan] = {}
 MOST_PLANS = 1024
 
 
@@ -99,7 +99,7 @@ def remember(key: tuple[Any, ...], launch: Launch) -> None:
     n_tensors = 5 + 2 + len(Results._fields)
     constants = tuple(launch.constants[name] for name in launch.kernel.arg_names[len(launch.args) :])
     rows = launch.constants["BN"] if launch.constants["TMA"] else 0
-    PLANS[key] = Plan(compiled, launch.grid, launch.args[n_tensors:], constants, rows)
+    PLANS[key] = LaunchPlan(compiled, launch.grid, launch.args[n_tensors:], constants, rows)
 
 
 COMPILED: dict[tuple[Any, ...], Any] = {}

@@ -212,6 +212,17 @@ def keys_step(
     return b_dk, b_dv
 
 
+@triton.jit
+def mean_key(p_key, first, step_kn, keys, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr):
+    """The mean of a tile of keys: what they share.
+
+    A row of dz adds up to what arrives at lse, mean and peak. What rounding makes of that sum would be multiplied by the part
+    that all keys share, so it is put right along their mean.
+    """
+    b_sum = tl.sum(load_rows(p_key, first, step_kn, keys, E, BE, BN, True).to(tl.float32), 0)
+    return b_sum / tl.maximum(tl.minimum(keys - first, BN), 1)
+
+
 @triton.jit(do_not_specialize=NUMBERS)
 def rows_kernel(
     p_query, p_key, p_value, p_mask, p_gain, p_g, p_rows, p_argmax, p_lift, p_dq, p_dgain, p_dmask,
@@ -221,8 +232,7 @@ def rows_kernel(
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr,
-    EVEN: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr,
-    LEAN: tl.constexpr,
+    EVEN: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr, LEAN: tl.constexpr,
 ):  # fmt: skip
     """dq, d(gain) and d(mask) of a tile of rows of one head."""
     i_m = tl.program_id(0)
@@ -233,36 +243,27 @@ def rows_kernel(
     i_g = i_h // (heads // groups)
     i_row = i_m * BM
     o_m = i_row + tl.arange(0, BM)
-    o_e, o_v = tl.arange(0, BE), tl.arange(0, BEV)
+    o_e, o_local = tl.arange(0, BE), tl.arange(0, BM)
     m_m = o_m < rows
     o_row = i_head * rows + o_m
     n_rows = tl.num_programs(1).to(tl.int64) * rows
-    o_local = tl.arange(0, BM)
     p_rows += i_head * rows + i_row
     p_argmax += i_head * rows + i_row
 
-    o_m64 = o_m.to(tl.int64)
     m_q = m_m[:, None] & (o_e[None, :] < E)
-    b_q = tl.load(
-        p_query + i_b * step_qb + i_h * step_qh + o_m64[:, None] * step_qm + o_e[None, :], mask=m_q, other=0.0
-    )
+    b_q = load_rows(p_query + i_b * step_qb + i_h * step_qh, i_row, step_qm, rows, E, BE, BM, True)
     b_scale = tl.full([BM], 1.0, tl.float32) * scale
     if GAIN:
-        b_scale *= tl.load(p_gain + i_b * step_gb + i_h * step_gh + o_m64 * step_gm, mask=m_m, other=0.0)
+        b_scale *= tl.load(p_gain + i_b * step_gb + i_h * step_gh + o_m.to(tl.int64) * step_gm, mask=m_m, other=0.0)
     b_g = b_q
     if G_OUTPUT & ARRIVED:
-        m_o = m_m[:, None] & (o_v[None, :] < EV)
-        b_g = tl.load(
-            p_g + i_b * step_ob + i_h * step_oh + o_m64[:, None] * step_om + o_v[None, :], mask=m_o, other=0.0
-        )
+        b_g = load_rows(p_g + i_b * step_ob + i_h * step_oh, i_row, step_om, rows, EV, BEV, BM, True)
     p_key += i_b * step_kb + i_g * step_kh
     p_value += i_b * step_vb + i_g * step_vh
     p_mask += i_b * step_mb + i_h * step_mh
     p_dmask += i_b * step_db + i_h * step_dh
-    b_raw = tl.zeros([BM, BE], tl.float32)
-    b_dgain = tl.zeros([BM], tl.float32)
-    b_all = tl.zeros([BM], tl.float32)
-    b_sum = tl.zeros([BM, 16], tl.float32)
+    b_raw, b_sum = tl.zeros([BM, BE], tl.float32), tl.zeros([BM, 16], tl.float32)
+    b_dgain, b_all = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
     lift = tl.load(p_lift) if LIFT else 1.0
 
     first, whole_first, whole_stop, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
@@ -284,10 +285,7 @@ def rows_kernel(
             E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, SPLIT, LEAN, True,
         )  # fmt: skip
     if EVEN:
-        # A row of dz adds up to what arrives at lse, mean and peak. What rounding makes of that sum would be multiplied by
-        # the part that all keys share, so it is put right along their mean.
-        b_shared = tl.sum(load_rows(p_key, first, step_kn, keys, E, BE, BN, True).to(tl.float32), 0)
-        b_shared = b_shared / tl.maximum(tl.minimum(keys - first, BN), 1)
+        b_shared = mean_key(p_key, first, step_kn, keys, E, BE, BN)
         b_total = tl.load(p_rows + TOTAL * n_rows + o_local, mask=m_m & (stop > first), other=0.0)
         if DGAIN:
             b_dgain += (b_total - b_all) * tl.sum(b_q.to(tl.float32) * b_shared[None, :], 1)

@@ -128,8 +128,8 @@ def join_kernel(
     o_row = i_row + tl.zeros([1], tl.int64)
     m_row = o_row >= 0
     store_signs(
-        o_row, m_row, m_row, m_row, one + top == float("-inf"), one + tl.where(empty, 0.0, top), one + tl.where(empty, 0.0, top_low),
-        one + l, one + s,
+        o_row, m_row, m_row, m_row, one + top == float("-inf"), one + tl.where(empty, 0.0, top),
+        one + tl.where(empty, 0.0, top_low), one + l, one + s,
         entropy_of(one + l, one + a), one + peak, o_row.to(tl.int32) * 0 + arg, one + count, one + mean, one + variance,
         p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS,
     )  # fmt: skip

@@ -151,19 +151,30 @@ def by_head_kernel(
         b_peaks = tl.where(m & (peak != peak), peak, tl.maximum(b_peaks, peak, propagate_nan=tl.PropagateNan.ALL))
 
     p_out = p_found + i_out.to(tl.int64) * (N_SUMS + 1)
-    tl.store(p_out, tl.sum(b_rows, 0))
-    tl.store(p_out + 1, tl.sum(b_visible, 0))
-    tl.store(p_out + 2, tl.sum(b_mean, 0))
-    tl.store(p_out + 3, tl.sum(b_variance, 0))
-    tl.store(p_out + 4, tl.sum(b_lse, 0))
-    tl.store(p_out + 5, tl.sum(b_entropy, 0))
-    tl.store(p_out + 6, tl.sum(b_p2, 0))
-    tl.store(p_out + 7, tl.sum(b_top, 0))
-    tl.store(p_out + 8, tl.sum(b_keys, 0))
-    tl.store(p_out + 9, tl.sum(b_choices, 0))
-    tl.store(p_out + 10, tl.sum(b_even, 0))
-    tl.store(p_out + 11, tl.sum(b_trace, 0))
-    tl.store(p_out + 12, tl.sum(b_saturable, 0))
-    tl.store(p_out + 13, tl.sum(b_saturated, 0))
+    store_sums(
+        p_out, b_rows, b_visible, b_mean, b_variance, b_lse, b_entropy, b_p2, b_top, b_keys, b_choices, b_even, b_trace,
+        b_saturable, b_saturated,
+    )  # fmt: skip
     bad = tl.sum((b_peaks != b_peaks).to(tl.int32), 0) > 0
-    tl.store(p_out + 14, tl.where(bad, float("nan"), tl.max(b_peaks, 0)).to(tl.float64))
+    tl.store(p_out + N_SUMS, tl.where(bad, float("nan"), tl.max(b_peaks, 0)).to(tl.float64))
+
+
+@triton.jit
+def store_sums(
+    p_out, rows, visible, mean, variance, lse, entropy, p2, top, keys, choices, even, trace, saturable, saturated
+):
+    """In the order of ``heads.COLUMNS``."""
+    tl.store(p_out, tl.sum(rows, 0))
+    tl.store(p_out + 1, tl.sum(visible, 0))
+    tl.store(p_out + 2, tl.sum(mean, 0))
+    tl.store(p_out + 3, tl.sum(variance, 0))
+    tl.store(p_out + 4, tl.sum(lse, 0))
+    tl.store(p_out + 5, tl.sum(entropy, 0))
+    tl.store(p_out + 6, tl.sum(p2, 0))
+    tl.store(p_out + 7, tl.sum(top, 0))
+    tl.store(p_out + 8, tl.sum(keys, 0))
+    tl.store(p_out + 9, tl.sum(choices, 0))
+    tl.store(p_out + 10, tl.sum(even, 0))
+    tl.store(p_out + 11, tl.sum(trace, 0))
+    tl.store(p_out + 12, tl.sum(saturable, 0))
+    tl.store(p_out + 13, tl.sum(saturated, 0))

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from ... import kernels
 from ...attention import measure_without_autograd_and_modes
-from ...heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary, UnfoldedRows
+from ...heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary
 from ...vitals import Vitals
-from ..call import AttentionCall
+from ..call import AttentionCall, Summary, UnfoldedRows
 
 if TYPE_CHECKING:
     from ..session import Watch
 
 
-Measured = list[tuple[HeadSummary | UnfoldedRows | None, Any]]
+Measured = list[tuple[Summary, Any]]
 """For each watch, the summary of a call and what the watch's examiners found."""
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ... import kernels
 from ...errors import InputError
-from ...heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary, UnfoldedRows, count_column
+from ...heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary, count_column
 from ..attach.gradients import GradientHooks
-from ..call import AttentionCall, Facts
+from ..call import AttentionCall, Facts, Summary, UnfoldedRows
 from ..passes import is_in
 
 KEYS = ("step", "layer", "kind", "head")
@@ -168,7 +168,7 @@ class StepAccumulator:
         self.kept = 0  # bytes of rows that are not folded yet
         self.failures: dict[str, str] = {}  # layers whose gradients could not be measured in the last closed step
 
-    def add(self, name: str, call: AttentionCall, summary: HeadSummary | UnfoldedRows | None) -> None:
+    def add(self, name: str, call: AttentionCall, summary: Summary) -> None:
         place = (name, call.facts.kind, call.facts.heads)
         with self.lock:
             layer = self.layers.setdefault(place, LayerSums(call.facts))
