@@ -16,7 +16,6 @@ __init__.py      forward() and backward(): the launches in order
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -194,18 +193,23 @@ def row_terms(saved: Results, upstream: Upstream) -> tuple[Tensor, int]:
 
 
 def _lift(problem: Problem, g_output: Tensor | None, arrived: int) -> Tensor | None:
-    """For float16: a power of 2, on the device, by which dz is multiplied before it is rounded: small ones keep their digits.
+    """For float16: two powers of 2, on the device, by which dz and dz times scale are multiplied before they are rounded.
 
-    |dz| <= |g · v| + |g · output| <= 2 Ev max|g| max|v|, as long as gradients arrive at the output alone.
+    So small ones keep their digits. |dz| <= |g · v| + |g · output| <= 2 max|g| max|v|, as long as gradients arrive at the
+    output alone.
     """
     if problem.query.dtype != torch.float16 or g_output is None or arrived != _rows.G_OUTPUT.value:
         return None
     assert problem.value is not None
-    most = g_output.abs().amax().float() * problem.value.abs().amax().float() * (2 * g_output.shape[3])
-    lift = torch.exp2((15 - most.log2()).floor().clamp(-24, 24))
-    # weights that survive dropout are divided by what is left, rounded up to a power of 2
-    left = 1 - problem.dropout
-    return torch.where(lift.isfinite(), lift, 1.0) / (2.0 ** math.ceil(-math.log2(left)) if left else 1.0)
+    most = (
+        2
+        * g_output.float().norm(dim=-1).amax()
+        * problem.value.float().norm(dim=-1).amax()
+        / max(1 - problem.dropout, 1e-3)
+    )
+    gain = 1.0 if problem.gain is None else problem.gain.abs().amax() * abs(problem.scale)
+    lifts = torch.exp2((15 - torch.stack([most, most * gain]).log2()).floor().clamp(-24, 24))
+    return torch.where(lifts.isfinite(), lifts, 1.0)
 
 
 def _argmax(problem: Problem, saved: Results) -> Tensor:

@@ -330,7 +330,7 @@ def keys_kernel(
         )
     b_dk = tl.zeros([BN, BE], tl.float32)
     b_dv = tl.zeros([BN, BEV], tl.float32)
-    lift = tl.load(p_lift) if LIFT else 1.0
+    lift = tl.load(p_lift + 1) if LIFT else 1.0
     n_rows = (tl.num_programs(1) // groups * heads).to(tl.int64) * rows
 
     first, whole_first, whole_stop, stop = row_tiles(i_n, rows, keys, left, right, LEFT, RIGHT, BM, BN)
