@@ -21,7 +21,7 @@ from .engine.experiment import Experiment
 FOLDERS = {
     "exact": ("worked", "variance", "saturation", "jacobian", "gradient", "two_keys", "divisors", "bounded", "precision",
               "additive_cost", "parallel", "init"),
-    "real_model": ("real_heads", "subspaces"),
+    "real_model": ("real_heads", "subspaces", "antecedent"),
     "training": ("recall", "charlm", "depth", "fold", "transplant", "scores"),
 }  # fmt: skip
 """Every experiment by its folder, in the order in which to read them."""

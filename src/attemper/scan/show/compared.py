@@ -60,10 +60,24 @@ def _token(document: Json, width: int) -> Iterator[RenderableType]:
         return
     names = short_names((row["layer"], row["kind"]) for row in document["heads"])
     where = f"layer {names[best['layer'], best['kind']]} head {best['head']}"
-    yield Text.assemble(
-        (f"{safe(token['token'])} → {safe(best['token'])}  ", "bold"),
-        f"{best['weight']:.2f} in {where}, the largest weight of any head",
+    told = f"{best['weight']:.2f} in {where}, the largest weight of {len(token['heads'])} heads"
+    if best.get("others") is not None:
+        told += f"; other tokens give {safe(best['token'])} {best['others']:.2f} there on average"
+    yield Text.assemble((f"{safe(token['token'])} → {safe(best['token'])}  ", "bold"), told)
+    yield _token_heads(document, names, words)
+    yield Text(
+        "in brackets: the mean weight that other tokens give the same token; a large weight shows what a head reads there, not what "
+        f"{safe(token['token'])!r} refers to",
+        style="dim",
     )
+    if any("token" in rule for rule in document.get("what_if", ())):
+        yield Text()
+        yield from _token_under_rules(document, names)
+
+
+def _token_heads(document: Json, names: dict[tuple[str, str], str], words: list[str]) -> Table:
+    """The heads that give another token most, with what their other queries give it."""
+    token = document["token"]
     grid = _grid("layer", "head", "attends to")
     grid.columns[2].justify, grid.columns[2].no_wrap = "left", False
     special = document["inputs"][token["input"]]["special"] or [False] * len(words)
@@ -80,7 +94,35 @@ def _token(document: Json, width: int) -> Iterator[RenderableType]:
     def rank(row: Json) -> float:
         return max((weight for weight, _ in keys(row, near=False)), default=0.0)
 
+    def beside(row: Json, place: int) -> str:
+        others = (row.get("others") or {place: None})[place]
+        return "" if others is None else f" ({others:.2f})"
+
     for row in sorted(token["heads"], key=rank, reverse=True)[:HEADS]:
-        named = (f"{safe(words[place])} {weight:.2f}" for weight, place in keys(row, near=True))
+        named = (f"{safe(words[place])} {weight:.2f}{beside(row, place)}" for weight, place in keys(row, near=True))
         grid.add_row(names[row["layer"], row["kind"]], str(row["head"]), "  ".join(named))
+    return grid
+
+
+def _token_under_rules(document: Json, names: dict[tuple[str, str], str]) -> Iterator[RenderableType]:
+    """The same token on the same one under each scale: in the head of the first table, and in the head that gives it most then."""
+    token, best = document["token"], document["token"]["best"]
+    place = (best["layer"], best["kind"], best["head"])
+    said = f"{safe(token['token'])} → {safe(best['token'])}"
+    yield Text(f"{said} under other scales", style="bold")
+    grid = _grid("scale", f"layer {names[place[:2]]} head {place[2]}", "others there", "most of any head", "which")
+    for rule, under in (("as it is", token), *((one["rule"], one["token"]) for one in document["what_if"] if "token" in one)):
+        rows = {(row["layer"], row["kind"], row["head"]): row for row in under["heads"]}
+        same = rows.get(place)
+        if same is None:
+            continue
+        most = max(rows, key=lambda one: rows[one]["weights"][best["position"]] or 0.0)
+        others = (same.get("others") or {best["position"]: None})[best["position"]]
+        grid.add_row(
+            safe(rule),
+            number(same["weights"][best["position"]], 2),
+            number(others, 2),
+            number(rows[most]["weights"][best["position"]], 2),
+            f"{names[most[:2]]}.{most[2]}",
+        )
     yield grid
