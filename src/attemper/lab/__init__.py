@@ -4,6 +4,7 @@ In the order in which rows pass its folders:
 
     engine/      the contract of an experiment, sweeps, results, output
     exact/       experiments that train nothing
+    details/     experiments on details of common explanations
     real_model/  experiments on the heads of the embedded model
     training/    experiments that train small models
     maths/       closed forms, exact means, intervals
@@ -21,7 +22,8 @@ from .engine.experiment import Experiment
 FOLDERS = {
     "exact": ("worked", "variance", "saturation", "jacobian", "gradient", "two_keys", "divisors", "bounded", "precision",
               "additive_cost", "parallel", "init"),
-    "real_model": ("real_heads", "subspaces", "antecedent"),
+    "details": ("width", "similarity", "ranges", "head_dims", "three_scores", "plateau", "scale_cost"),
+    "real_model": ("real_heads", "subspaces", "antecedent", "own_key"),
     "training": ("recall", "charlm", "depth", "fold", "transplant", "scores"),
 }  # fmt: skip
 """Every experiment by its folder, in the order in which to read them."""

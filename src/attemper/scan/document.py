@@ -201,7 +201,9 @@ class TokenHead:
     weights: list[Number]
     others: Annotated[
         list[Number] | None,
-        said("for each token the mean weight of other queries: special tokens, the token asked for and itself left out"),
+        said(
+            "for each token the mean weight of other queries: special tokens, the token asked for and itself left out"
+        ),
     ] = None
 
 

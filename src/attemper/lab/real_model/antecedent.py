@@ -45,11 +45,15 @@ class WholeWeights(Examiner):
 
 def measure(cell: Cell) -> list[Row]:
     pairs = PRONOUN_PAIRS[str(cell["by"])]
-    own, others = looks(pairs, str(cell["rule"]), str(cell["query"]), str(cell["device"]))  # [pairs, heads, sentence, noun]
+    own, others = looks(
+        pairs, str(cell["rule"]), str(cell["query"]), str(cell["device"])
+    )  # [pairs, heads, sentence, noun]
     excess = own - others
     follows = ((excess[:, :, 0, 0] - excess[:, :, 0, 1]) - (excess[:, :, 1, 0] - excess[:, :, 1, 1])) / 2
     stream = generator("cpu", "antecedent", cell["by"], cell["permutations"], cell["seed"])
-    signs = torch.randint(0, 2, (int(cell["permutations"]), len(pairs)), generator=stream, device="cpu").double() * 2 - 1
+    signs = (
+        torch.randint(0, 2, (int(cell["permutations"]), len(pairs)), generator=stream, device="cpu").double() * 2 - 1
+    )
     t, p, largest = corrected(follows, signs)
     nouns = excess.mean((2, 3))
     _, noun_p, _ = corrected(nouns, signs)
@@ -138,49 +142,60 @@ def expect(rows: Rows) -> list[Expectation]:
 
 def finding(rows: Rows) -> str:
     parts = []
-    for by, words in (("agreement", "he or she"), ("meaning", "what the words mean")):
+    for by, words in (("agreement", "he or she tells"), ("meaning", "only the meaning does")):
         if some := pick(rows, by=by, rule="sqrt_dk", query="pronoun"):
-            toward, _ = found(rows, by)
             best = max(some, key=lambda row: row["t"])
             parts.append(
-                f"{len(toward)} of {len(some)} heads where {words} decides (the best moves {best['follows']:.2f} of its weight)"
+                f"{len(found(rows, by)[0])} of {len(some)} heads where {words} (at most by {best['follows']:.2f})"
             )
-    return f"A pronoun looks more at its antecedent in {' and in '.join(parts)}" if parts else "Only controls were measured"
+    return (
+        f"A pronoun looks more at its antecedent in {', and in '.join(parts)}"
+        if parts
+        else "Only controls were measured"
+    )
+
+
+NAMES = {"agreement": "he, she: agreement decides", "meaning": "it: meaning decides"}
 
 
 def draw(rows: Rows, finding: str) -> Any:
-    """How far each head follows the antecedent, sorted, for both kinds of pairs; heads beyond chance are filled."""
+    """How far each head follows the antecedent, sorted, for both kinds of pairs; heads within chance are hollow."""
     import altair as alt
 
     from ..figures import theme
 
-    shown = []
-    names = {"meaning": "meaning decides (it)", "agreement": "agreement decides (he, she)"}
-    for by in (name for name in names if pick(rows, by=name, rule="sqrt_dk", query="pronoun")):
+    shown: list[Row] = []
+    for by in (name for name in NAMES if pick(rows, by=name, rule="sqrt_dk", query="pronoun")):
         heads = sorted(pick(rows, by=by, rule="sqrt_dk", query="pronoun"), key=lambda row: row["follows"])
         shown += [
-            {**row, "rank": place, "decides": names[by], "beyond": "yes" if row["p"] < LEVEL else "no"}
+            {**row, "rank": place, "decides": NAMES[by], "name": f"layer {row['layer'] + 1} head {row['head'] + 1}"}
             for place, row in enumerate(heads, start=1)
         ]
-    base = alt.Chart(theme.data(shown)).encode(
-        x=alt.X("rank:Q", title="heads, sorted", scale=alt.Scale(domain=[0, 73]), axis=alt.Axis(grid=False)),
-        y=alt.Y("follows:Q", title="weight that follows the antecedent"),
-        color=theme.series("decides", "", list(names.values())),
+    last, colour = (
+        max(row["rank"] for row in shown),
+        theme.series("decides", "", [row["decides"] for row in shown[::-1]]),
     )
-    points = base.mark_point(size=42).encode(
-        fill=alt.Fill(
-            "beyond:N",
-            title="beyond chance in 72 heads",
-            scale=alt.Scale(domain=["yes", "no"], range=["#444444", "#ffffff"]),
-        )
+    x = alt.X("rank:Q", title="heads, sorted", scale=alt.Scale(domain=[0, last + 1]), axis=alt.Axis(grid=False))
+    y = alt.Y("follows:Q", title="weight that follows the antecedent")
+
+    def layer(some: Rows) -> Any:
+        return alt.Chart(theme.data(some)).encode(x=x, y=y, color=colour)
+
+    beyond, within = ([row for row in shown if (row["p"] < LEVEL) == side] for side in (True, False))
+    tops = [max((row for row in shown if row["decides"] == name), key=lambda row: row["follows"]) for name in NAMES.values()
+            if any(row["decides"] == name for row in shown)]  # fmt: skip
+    chart = (
+        alt.Chart(theme.data([{"y": 0}])).mark_rule(color=theme.THEORY, strokeDash=[4, 3]).encode(y="y:Q")
+        + layer(within).mark_point(size=30, strokeWidth=1, opacity=0.7)
+        + layer(beyond).mark_point(size=60, filled=True, opacity=1)
+        + layer(tops).mark_text(align="right", dx=-9, fontSize=12).encode(text="name:N")
     )
-    zero = alt.Chart(theme.data([{"y": 0}])).mark_rule(color=theme.THEORY, strokeDash=[4, 3]).encode(y="y:Q")
     count = {row["by"]: row["pairs"] for row in rows}
     note = (
-        f"MiniLM-L6, 72 heads; {', '.join(f'{pairs} pairs by {by}' for by, pairs in count.items())}. The pronoun's weight on the noun "
-        "that it refers to less that on the other noun, each less the mean of other queries; 0: the head does not know."
+        f"MiniLM-L6; {', '.join(f'{pairs} pairs by {by}' for by, pairs in count.items())}. The pronoun's weight on its antecedent less that "
+        f"on the other noun, each less the mean of other queries. Filled: beyond chance, counting that {last} heads were tried."
     )
-    return theme.finish((zero + points).properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
+    return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
 EXPERIMENT = define(
@@ -190,7 +205,12 @@ EXPERIMENT = define(
     parameters=(
         Parameter("by", BY, "what decides: the meaning of a word, or the pronoun's own form", choices=BY),
         Parameter("rule", SCALES, "the rule that replaces the scale", choices=SCALES),
-        Parameter("query", QUERIES, "whose attention: the pronoun's, or as a control that of the word before it", choices=QUERIES),
+        Parameter(
+            "query",
+            QUERIES,
+            "whose attention: the pronoun's, or as a control that of the word before it",
+            choices=QUERIES,
+        ),
         Parameter("permutations", (9999,), "random exchanges of the sentences of pairs", least=199, most=10**6),
     ),
 )

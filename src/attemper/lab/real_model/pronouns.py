@@ -106,7 +106,9 @@ def _agreement() -> tuple[PronounPair, ...]:
     ordered = [(*couple, "he", "she") for couple in _COUPLES] + [(*couple[::-1], "she", "he") for couple in _COUPLES]
     return tuple(
         PronounPair(_MEETINGS[place % len(_MEETINGS)].format(*names), *names, *pronouns)
-        for place, (*names, pronouns) in enumerate((first, second, (one, other)) for first, second, one, other in ordered)
+        for place, (*names, pronouns) in enumerate(
+            (first, second, (one, other)) for first, second, one, other in ordered
+        )
     )
 
 

@@ -111,7 +111,10 @@ def _token_under_rules(document: Json, names: dict[tuple[str, str], str]) -> Ite
     said = f"{safe(token['token'])} → {safe(best['token'])}"
     yield Text(f"{said} under other scales", style="bold")
     grid = _grid("scale", f"layer {names[place[:2]]} head {place[2]}", "others there", "most of any head", "which")
-    for rule, under in (("as it is", token), *((one["rule"], one["token"]) for one in document["what_if"] if "token" in one)):
+    for rule, under in (
+        ("as it is", token),
+        *((one["rule"], one["token"]) for one in document["what_if"] if "token" in one),
+    ):
         rows = {(row["layer"], row["kind"], row["head"]): row for row in under["heads"]}
         same = rows.get(place)
         if same is None:
