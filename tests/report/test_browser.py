@@ -328,7 +328,8 @@ def test_the_token_asked_for_is_shown_first(browser, tmp_path):
     layer = int(best["layer"].split(".")[2])
     with opened(browser, document, tmp_path) as page:
         assert page.locator(".asked").text_content() == (
-            f"“it” attends most to “{best['token']}”, weight {best['weight']:.2f}, in layer {layer}, head {best['head']}."
+            f"The largest weight of “it” in {len(token_asked['heads'])} heads is on “{best['token']}”: {best['weight']:.2f}, "
+            f"in layer {layer}, head {best['head']}."
         )
         assert cell(page, layer, best["head"]).get_attribute("aria-pressed") == "true"
         assert token(page, "query", 7).get_attribute("aria-pressed") == "true"

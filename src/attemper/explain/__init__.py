@@ -37,8 +37,9 @@ class Explanation:
     """What :func:`explain` returns: ``steps`` in order, the two ``lanes`` they compare, each lane's ``signs`` as means, and
     a ``conclusion`` from these numbers.
 
-    Print it, show it in a notebook, draw it with :meth:`flow`, write it with :meth:`write`, or take the data with :meth:`to_dict`. A step has ``name``, ``title``, ``words``,
-    ``formula``, and its numbers in ``matrices``, ``lanes``, ``readings`` and ``heads``.
+    Print it, show it in a notebook, draw it with :meth:`flow`, write it with :meth:`write`, or take the data with
+    :meth:`to_dict`. A step has ``name``, ``title``, ``words``, ``formula``, and its numbers in ``matrices``, ``lanes``,
+    ``readings`` and ``heads``.
     """
 
     settings: ExplainSettings

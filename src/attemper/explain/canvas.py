@@ -1,4 +1,4 @@
-"""Canvas: the marks of the picture of an explanation, and its style: one scale of type, one colour each for Q, K, V and the lanes."""
+"""Canvas: the marks of the picture of an explanation, one scale of type, one colour each for Q, K, V and the lanes."""
 
 from __future__ import annotations
 

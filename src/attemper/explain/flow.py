@@ -1,7 +1,8 @@
 """Flow: an explanation as one picture, from words to context vectors, with every shape and the numbers of its corner; SVG.
 
-Bands stand below one another: words, X, W_Q W_K W_V, Q K V, the scores of both lanes, their weights, the context. The lane without a
-scale is on the left, the other on the right; the chosen one goes on to the context. Q, K and V have one colour each throughout.
+Bands stand below one another: words, X, W_Q W_K W_V, Q K V, the scores of both lanes, their weights, the context. The
+lane without a scale is on the left, the other on the right; the chosen one goes on to the context. Q, K and V have one
+colour each throughout.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from .canvas import BIG, SMALL, TEXT, Canvas
+from .canvas import BIG, SMALL, Canvas
 from .settings import fit
 from .steps import LessonStep, Matrix, measured, short
 
@@ -72,7 +73,7 @@ def _band(canvas: Canvas, y: float, title: str, formula: str, *lines: str) -> No
 
 def _words(canvas: Canvas, explanation: Explanation, y: float) -> float:
     _band(canvas, y, "Words", f"{explanation.settings.count:,} tokens")
-    x = LEFT
+    x = float(LEFT)
     for word in explanation.settings.shown:
         shown = fit(word, 14)
         wide = max(36.0, 22 + 7.6 * cell_len(shown))

@@ -14,6 +14,7 @@ from ...errors import MissingExtra
 from .. import experiment
 from ..engine.command import measure
 from ..engine.experiment import Row, Rows, Value
+from ..notes.sentences import said
 from ..training import charlm
 from . import judge_exact, judge_real_model, judge_training
 from .judgement import NOT_RUN, Evidence, Judgement
@@ -184,6 +185,7 @@ def document(judged: list[JudgedClaim]) -> dict[str, Any]:
             {
                 "id": one.claim.id,
                 "claim": one.claim.sentence,
+                "said": [{"note": note, "says": words} for note, words in said(one.claim.id)],
                 "verdict": one.verdict,
                 "condition": one.condition,
                 "numbers": dict(one.numbers),

@@ -1,4 +1,4 @@
-"""judge_notes: what the experiments say about the claims C24 to C36, which the five notes make in passing. Pure functions from rows."""
+"""judge_notes: what the experiments say about C24 to C36, which the notes say in passing. Pure functions from rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ EQUAL = 0.1
 
 
 def attention_resolves_pronouns(evidence: Evidence) -> Judgement:
-    rows, control = evidence["antecedent"], evidence["antecedent_control"]
+    rows = [*evidence["antecedent"], *evidence["antecedent_agreement"]]
+    control = evidence["antecedent_control"]
     toward, _ = antecedent.found(rows, "meaning")
     heads = pick(rows, by="meaning", rule="sqrt_dk", query="pronoun")
     best = max(heads, key=lambda row: row["t"])
@@ -42,12 +43,15 @@ def attention_resolves_pronouns(evidence: Evidence) -> Judgement:
         "heads in which 'he' or 'she' looks more at its antecedent": float(len(agreeing)),
         "share of the pairs that the best of those gets right": largest["right"],
     }
-    where = f"layer {best['layer'] + 1} head {best['head'] + 1}"
+    where = f"layer {best['layer']} head {best['head']}"
     if not toward:
         return Judgement(FALSE, numbers, "no head of MiniLM looks more at the noun that 'it' refers to", context)
     if best["right"] >= WEAK:
         return Judgement(HOLDS, numbers, f"in {where} of MiniLM", context)
-    words = f"a tendency, not a decision: in MiniLM mostly {where}, which is often wrong; agreement in gender is followed, meaning hardly"
+    words = (
+        f"a tendency, not a decision: in MiniLM mostly {where}, which is often wrong; agreement in gender is followed, "
+        "meaning hardly"
+    )
     return Judgement(CONDITION, numbers, words, context)
 
 
@@ -141,7 +145,10 @@ def sqrt_dk_is_perfect(evidence: Evidence) -> Judgement:
         return Judgement(FALSE, numbers, "it does not bring the variance to 1 even before training", context)
     if near > 0.9 * len(trained):
         return Judgement(HOLDS, numbers, "", context)
-    words = "before training, for independent entries of variance 1; it is the divisor that theory gives then, and training moves on from it"
+    words = (
+        "before training, for independent entries of variance 1; it is the divisor that theory gives then, and training "
+        "moves on from it"
+    )
     return Judgement(CONDITION, numbers, words, context)
 
 
@@ -198,13 +205,16 @@ def additive_has_no_products(evidence: Evidence) -> Judgement:
 
 
 def small_gradients_are_unstable(evidence: Evidence) -> Judgement:
-    rows = sorted(evidence["plateau"], key=lambda row: row["first_gradient"])
+    rate = min(row["lr"] for row in evidence["plateau"])
+    rows = sorted(pick(evidence["plateau"], lr=rate), key=lambda row: row["first_gradient"])
     small, large = rows[0], rows[-1]
+    hasty = max(evidence["plateau"], key=lambda row: row["lr"])
     numbers = {"share of steps that raise the loss, smallest first gradient": small["rises"]}
     context = {
         "first gradient, smallest over largest": small["first_gradient"] / large["first_gradient"],
         "steps to learn, smallest first gradient": small["steps_to_learn"],
         "steps to learn, largest": large["steps_to_learn"],
+        f"share of steps that raise the loss with a learning rate of {hasty['lr']:g}": hasty["rises"],
     }
     if small["rises"] > 0.01:
         return Judgement(HOLDS, numbers, "", context)

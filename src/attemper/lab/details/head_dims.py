@@ -1,4 +1,4 @@
-"""head_dims: which head dims d_k do models have? The default configs of the model families in the installed transformers, counted."""
+"""head_dims: which head dims d_k do models have? The default configs of all families in transformers, counted."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def head_dim(mapping: Any, name: str) -> int | None:
     try:
         config = mapping[name]()
         said = getattr(config, "head_dim", None)
-        if isinstance(said, int):
+        if isinstance(said, int) and said > 0:
             return said
         widths, heads = ([getattr(config, one, None) for one in some] for some in (WIDTHS, HEADS))
     except Exception:  # a config of another package that is not installed, or one without defaults
         return None
     width, count = (next((one for one in some if isinstance(one, int) and one > 0), None) for some in (widths, heads))
-    return width // count if width is not None and count is not None else None
+    return width // count if width is not None and count is not None and width >= count else None
 
 
 @contextlib.contextmanager

@@ -62,8 +62,9 @@ def draw(rows: Rows, finding: str) -> Any:
     colour = theme.series("way", "computed by", list(dict.fromkeys(row["way"] for row in rows)))
     x = theme.powers("n", "tokens", [row["n"] for row in rows])
     points = marks.measured(rows, x, "speed", "speed with 1/√d_k / speed with 1", colour, zero=False)
-    chart = marks.labelled_line(1.0, "no difference") + points
-    note = f"d_k = {rows[0]['d']}, {rows[0]['threads']} threads; 95 % intervals. Times are this machine's."
+    chart = marks.labelled_line(1.0, "no difference", at=60) + points
+    threads = rows[0]["threads"]
+    note = f"d_k = {rows[0]['d']}, {threads} thread{'s' * (threads > 1)}; 95 % intervals. Times are this machine's."
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 

@@ -1,6 +1,7 @@
 """similarity: does the largest dot product belong to the most similar key?
 
-q·k = |q| |k| cos(q, k). For one query |q| is the same for every key, so what a dot product adds to the cosine is the key's length.
+q·k = |q| |k| cos(q, k). For one query |q| is the same for every key, so what a dot product adds to the cosine is the
+key's length.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """three_scores: how do additive, bare and scaled dot-product scores compare as d grows, and what do they compute?
 
-The additive score is wᵀ tanh(W_q q + W_k k), as Bahdanau et al. 2015 have it, with w drawn as a layer draws it (variance 1/d). What
-each score computes is counted while textbook code runs: multiplications inside matrix products, and tanh's.
+The additive score is wᵀ tanh(W_q q + W_k k), as Bahdanau et al. 2015 have it, with w drawn as a layer draws it (variance
+1/d). What each score computes is counted while textbook code runs: multiplications inside matrix products, and tanh's.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def draw(rows: Rows, finding: str) -> Any:
         "label", "score", [LABELS[name] for name in SCORES if any(row["score"] == name for row in rows)]
     )
     x = theme.powers("d", "d", [row["d"] for row in shown])
-    keys = marks.curve(shown, x, "effective_keys", f"effective keys of {n}", colour, nested=True, log=True)
-    spread = marks.curve(shown, x, "variance", "variance of a query's scores", colour, nested=True, log=True)
+    keys = marks.curve(shown, x, "effective_keys", f"effective keys of {n}", colour, log=True)
+    spread = marks.curve(shown, x, "variance", "variance of a query's scores", colour, log=True)
     chart = theme.side_by_side(keys, spread, theme.WIDTH // 2 - 20)
     return theme.finish(chart, finding, "Unit-variance q and k, w of variance 1/d, before training; 95 % intervals.")
 

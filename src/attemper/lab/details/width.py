@@ -1,7 +1,7 @@
 """width: with 1/√d_k, do the logits depend on the width of the embeddings?
 
-The scale knows d_k and not the width. What the width does to q and k is the initialisation's matter: weights of variance 1/d_model
-keep their entries at variance 1, weights of a fixed std do not.
+The scale knows d_k and not the width. What the width does to q and k is the initialisation's matter: weights of variance
+1/d_model keep their entries at variance 1, weights of a fixed std do not.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """antecedent: does a pronoun attend to the word that it refers to, in any head of a real model?
 
-Two sentences differ in one word, and with it the pronoun's antecedent changes from the first noun to the second. The weight of the
-pronoun's query on each noun is taken less the mean weight that the other queries of the sentence give it, so that a head in which
-every token attends to "dog" counts for nothing. A head *follows* the antecedent by half of how much the difference of its two nouns
-changes between the sentences. Under the hypothesis that a head does not know the antecedent, the two sentences of a pair can be
-exchanged: that gives the distribution of the largest |t| of all heads, and p values that count how many heads were tried
-(Westfall and Young 1993, the single-step maximum). As a control, the same is measured for the word before the pronoun, which
-refers to nothing.
+Two sentences differ in one word, and with it the pronoun's antecedent changes from the first noun to the second. The
+weight of the pronoun's query on each noun is taken less the mean weight that the other queries of the sentence give it,
+so that a head in which every token attends to "dog" counts for nothing. A head *follows* the antecedent by half of how
+much the difference of its two nouns changes between the sentences. Under the hypothesis that a head does not know the
+antecedent, the two sentences of a pair can be exchanged: that gives the distribution of the largest |t| of all heads, and
+p values that count how many heads were tried (Westfall and Young 1993, the single-step maximum). As a control, the same
+is measured for the word before the pronoun, which refers to nothing.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def looks(pairs: tuple[PronounPair, ...], rule: str, query: str, device: str) ->
 def places(pair: PronounPair, one: list[str], other: list[str]) -> tuple[int, list[int]]:
     """Where the pronoun and the two nouns are: the same places in both sentences, which differ in one token."""
     differ = [at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
-    assert len(differ) == 1 and one[differ[0]] == pair.for_first, (pair, one, other)
+    assert [one[at] for at in differ] == [pair.for_first], (pair, one, other)
     pronoun = one.index("it") if "it" in one else differ[0]
     return pronoun, [one.index(pair.first), one.index(pair.second)]
 
@@ -168,7 +168,7 @@ def draw(rows: Rows, finding: str) -> Any:
     for by in (name for name in NAMES if pick(rows, by=name, rule="sqrt_dk", query="pronoun")):
         heads = sorted(pick(rows, by=by, rule="sqrt_dk", query="pronoun"), key=lambda row: row["follows"])
         shown += [
-            {**row, "rank": place, "decides": NAMES[by], "name": f"layer {row['layer'] + 1} head {row['head'] + 1}"}
+            {**row, "rank": place, "decides": NAMES[by], "name": f"layer {row['layer']} head {row['head']}"}
             for place, row in enumerate(heads, start=1)
         ]
     last, colour = (
@@ -192,7 +192,8 @@ def draw(rows: Rows, finding: str) -> Any:
     )
     count = {row["by"]: row["pairs"] for row in rows}
     note = (
-        f"MiniLM-L6; {', '.join(f'{pairs} pairs by {by}' for by, pairs in count.items())}. The pronoun's weight on its antecedent less that "
+        f"MiniLM-L6; {', '.join(f'{pairs} pairs by {by}' for by, pairs in count.items())}. The pronoun's weight on "
+        "its antecedent less that "
         f"on the other noun, each less the mean of other queries. Filled: beyond chance, counting that {last} heads were tried."
     )
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)

@@ -53,9 +53,8 @@ def draw(rows: Rows, finding: str) -> Any:
 
     from ..figures import marks, theme
 
-    shown = [{**row, "layer": row["layer"] + 1} for row in rows]
-    x = alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0))
-    points = alt.Chart(theme.data(shown)).mark_point(filled=True, opacity=0.7, size=60, color=theme.SERIES[0]).encode(
+    x = alt.X("layer:O", title="layer, from 0", axis=alt.Axis(labelAngle=0))
+    points = alt.Chart(theme.data(rows)).mark_point(filled=True, opacity=0.7, size=60, color=theme.SERIES[0]).encode(
         x=x, y=alt.Y("own_weight:Q", title="weight of a word on itself")
     )  # fmt: skip
     chart = marks.labelled_line(rows[0]["even"], "1/n", at=40) + points

@@ -1,8 +1,8 @@
 """pronouns: pairs of sentences that differ in one word, which decides what a pronoun refers to.
 
-In a pair by *meaning* the word comes after "it", and only what the words mean decides: a ball is round, a dog is fast. In a pair by
-*agreement* the pronoun itself is exchanged, and its form decides: "he" is the king. Every word that is named here is one token of
-the embedded model, so both sentences of a pair have the same tokens but one. The list was written before anything was measured on it.
+In a pair by *meaning* the word comes after "it", and only what the words mean decides: a ball is round, a dog is fast. In a pair
+by *agreement* the pronoun itself is exchanged, and its form decides: "he" is the king. Every word that is named here is one token
+of the embedded model, so both sentences of a pair have the same tokens but one. No pair was taken out for what it measured.
 """
 
 from __future__ import annotations
@@ -105,10 +105,8 @@ def _agreement() -> tuple[PronounPair, ...]:
     """Every couple in both orders, so that no place in the sentence belongs to one pronoun."""
     ordered = [(*couple, "he", "she") for couple in _COUPLES] + [(*couple[::-1], "she", "he") for couple in _COUPLES]
     return tuple(
-        PronounPair(_MEETINGS[place % len(_MEETINGS)].format(*names), *names, *pronouns)
-        for place, (*names, pronouns) in enumerate(
-            (first, second, (one, other)) for first, second, one, other in ordered
-        )
+        PronounPair(_MEETINGS[place % len(_MEETINGS)].format(first, second), first, second, *pronouns)
+        for place, (first, second, *pronouns) in enumerate(ordered)
     )
 
 

@@ -66,7 +66,7 @@ def _token(document: Json, width: int) -> Iterator[RenderableType]:
     yield Text.assemble((f"{safe(token['token'])} → {safe(best['token'])}  ", "bold"), told)
     yield _token_heads(document, names, words)
     yield Text(
-        "in brackets: the mean weight that other tokens give the same token; a large weight shows what a head reads there, not what "
+        "in brackets: the mean weight that other tokens give the same token; a large weight shows what a head reads, not what "
         f"{safe(token['token'])!r} refers to",
         style="dim",
     )
@@ -105,7 +105,7 @@ def _token_heads(document: Json, names: dict[tuple[str, str], str], words: list[
 
 
 def _token_under_rules(document: Json, names: dict[tuple[str, str], str]) -> Iterator[RenderableType]:
-    """The same token on the same one under each scale: in the head of the first table, and in the head that gives it most then."""
+    """The same two tokens under each scale: in the head of the first table, and in the head that gives most then."""
     token, best = document["token"], document["token"]["best"]
     place = (best["layer"], best["kind"], best["head"])
     said = f"{safe(token['token'])} → {safe(best['token'])}"
