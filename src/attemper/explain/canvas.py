@@ -92,22 +92,29 @@ class Canvas:
             f'<path d="{"".join(way)}" class="line {style}"/><polygon points="{tip}" class="head {style}"/>'
         )
 
-    def svg(self, height: float, title: str, dark: bool) -> str:
-        """The whole picture."""
+    def svg(self, height: float, title: str, dark: bool, inline: bool) -> str:
+        """The whole picture; ``inline``: for a page, which knows what an svg is."""
+        space = "" if inline else 'xmlns="http://www.w3.org/2000/svg" '
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="attemper-flow" viewBox="0 0 {self.width:g} {height:.0f}" '
+            f'<svg {space}class="attemper-flow" viewBox="0 0 {self.width:g} {height:.0f}" '
             f'width="{self.width:g}" height="{height:.0f}" role="img" aria-label="{escape(title)}"><title>{escape(title)}</title>'
             f"<style>{_style(LIGHT, 0)}{_dark() if dark else ''}</style>"
             f'<rect width="{self.width:g}" height="{height:.0f}" rx="12" class="paper"/>{"".join(self.parts)}</svg>'
         )
 
 
+SHIFTED = {"ᵀ": ("T", -4), "₁": ("1", 3)}
+"""Letters that not every font has: a plain one, and how far it is moved down."""
+
+
 def _shifted(words: str) -> str:
-    """Letters above and below the line, drawn from those that every font has."""
-    written = escape(words)
-    for letter, (plain, by) in {"ᵀ": ("T", -4), "₁": ("1", 3)}.items():
-        written = written.replace(letter, f'<tspan dy="{by}">{plain}</tspan><tspan dy="{-by}">\u200b</tspan>')
-    return written
+    """Escaped words; letters above and below the line are drawn from those that every font has."""
+    for letter, (plain, by) in SHIFTED.items():
+        before, found, after = words.partition(letter)
+        if found:
+            rest = f'<tspan dy="{-by}">{escape(after)}</tspan>' if after else ""
+            return f'{escape(before)}<tspan dy="{by}">{plain}</tspan>{rest}'
+    return escape(words)
 
 
 def _towards(at: tuple[float, float], other: tuple[float, float], by: float) -> tuple[float, float]:

@@ -30,13 +30,13 @@ SLOT = (RIGHT - LEFT - 2 * 26) / 3
 """The width of one of three columns."""
 LANE = (RIGHT - LEFT - 84) / 2
 """The width of one of two."""
-COLUMNS = 118  # letters of the conclusion in a line
+COLUMNS = 108  # letters of the conclusion in a line
 BYPASS = 784
 """Where V goes past the scores."""
 
 
-def render(explanation: Explanation, dark: bool = True) -> str:
-    """The picture. ``dark`` adds colours for dark pages; a program that draws the picture may not know the query for them."""
+def render(explanation: Explanation, dark: bool = True, inline: bool = False) -> str:
+    """The picture: with colours for dark pages, which a program that turns it into pixels may not know; ``inline`` in HTML."""
     steps = {step.name: step for step in explanation.steps}
     canvas = Canvas(WIDTH)
     y = _header(canvas, explanation)
@@ -53,7 +53,7 @@ def render(explanation: Explanation, dark: bool = True) -> str:
         canvas.text(24, y, line, size=SMALL)
         y += 17
     y += 8
-    return canvas.svg(y, f"Attention on {explanation.settings.title!r}, step by step", dark)
+    return canvas.svg(y, f"Attention on {explanation.settings.title!r}, step by step", dark, inline)
 
 
 def _header(canvas: Canvas, explanation: Explanation) -> float:

@@ -61,7 +61,7 @@ def render(explanation: Explanation) -> str:
     return (
         f"<div class='attemper-explain'><style>{STYLE}</style><h3>{escape(asked.title)}</h3>"
         f"<p><span class='dim'>{escape(asked.facts)}</span><br>{lanes}</p>"
-        f"<div class='flow'>{flow.render(explanation)}</div>{steps}"
+        f"<div class='flow'>{flow.render(explanation, inline=True)}</div>{steps}"
         f"<p class='conclusion'>{escape(explanation.conclusion)}</p></div>"
     )
 

@@ -107,25 +107,21 @@ def _token_heads(document: Json, names: dict[tuple[str, str], str], words: list[
 def _token_under_rules(document: Json, names: dict[tuple[str, str], str]) -> Iterator[RenderableType]:
     """The same two tokens under each scale: in the head of the first table, and in the head that gives most then."""
     token, best = document["token"], document["token"]["best"]
-    place = (best["layer"], best["kind"], best["head"])
+    place, at = (best["layer"], best["kind"], best["head"]), best["position"]
     said = f"{safe(token['token'])} → {safe(best['token'])}"
-    yield Text(f"{said} under other scales", style="bold")
-    grid = _grid("scale", f"layer {names[place[:2]]} head {place[2]}", "others there", "most of any head", "which")
-    for rule, under in (
-        ("as it is", token),
-        *((one["rule"], one["token"]) for one in document["what_if"] if "token" in one),
-    ):
+    yield Text.assemble((f"{said}  ", "bold"), f"under other scales, in layer {names[place[:2]]} head {place[2]}")
+    grid = _grid("scale", "weight", "others", "largest", "of head")
+    grid.columns[4].justify, grid.columns[4].no_wrap, grid.columns[4].overflow = "left", False, "fold"
+    lanes = [("as it is", token), *((one["rule"], one["token"]) for one in document["what_if"] if "token" in one)]
+    for rule, under in lanes:
         rows = {(row["layer"], row["kind"], row["head"]): row for row in under["heads"]}
-        same = rows.get(place)
-        if same is None:
-            continue
-        most = max(rows, key=lambda one: rows[one]["weights"][best["position"]] or 0.0)
-        others = (same.get("others") or {best["position"]: None})[best["position"]]
-        grid.add_row(
-            safe(rule),
-            number(same["weights"][best["position"]], 2),
-            number(others, 2),
-            number(rows[most]["weights"][best["position"]], 2),
-            f"{names[most[:2]]}.{most[2]}",
-        )
+        if place in rows:
+            most = max(rows, key=lambda one: rows[one]["weights"][at] or 0.0)
+            numbers = (
+                rows[place]["weights"][at],
+                (rows[place].get("others") or {at: None})[at],
+                rows[most]["weights"][at],
+            )
+            grid.add_row(safe(rule), *(number(one, 2) for one in numbers), f"{names[most[:2]]}.{most[2]}")
     yield grid
+    yield Text("others: the mean weight of other tokens in that head; largest: of all heads", style="dim")
