@@ -9,6 +9,7 @@ In the order in which rows pass its folders:
     training/    experiments that train small models
     maths/       closed forms, exact means, intervals
     figures/     what the figures share; each experiment draws its own
+    notes/       common notes on √d_k, sentence by sentence
     claims/      common claims about √d_k, judged from rows
 """
 

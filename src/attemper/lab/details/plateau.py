@@ -18,7 +18,7 @@ from ..maths.stats import over_batches
 
 QUERIES, KEYS, WIDTH = 64, 8, 16
 LEARNED = 0.05  # of the loss; it starts near 0.75
-TARGET = torch.tensor([0.5, 0.0, 0.5] + [0.0] * (KEYS - 3), dtype=torch.float64)
+TARGET = torch.tensor([0.5, 0.0, 0.5] + [0.0] * (KEYS - 3), dtype=torch.float64, device="cpu")
 
 
 def measure(cell: Cell) -> Row:
@@ -28,13 +28,12 @@ def measure(cell: Cell) -> Row:
     keys = torch.linalg.qr(drawn)[0].mT  # orthonormal: a logit can be set without the others
     query = gap * keys[:, 1]
     target = TARGET.to(stream.device)
-    loss, first = torch.full((QUERIES,), torch.inf, dtype=torch.float64, device=stream.device), torch.zeros(0)
+    loss = torch.full((QUERIES,), torch.inf, dtype=torch.float64, device=stream.device)
+    first = _loss(query, keys, target)[1].norm(dim=-1)
     learned = torch.full((QUERIES,), torch.inf, dtype=torch.float64, device=stream.device)
     rises = torch.zeros(QUERIES, dtype=torch.float64, device=stream.device)
     for step in range(steps):
         now, slope = _loss(query, keys, target)
-        if step == 0:
-            first = slope.norm(dim=-1)
         rises += now > loss
         learned = torch.where((now < LEARNED) & learned.isinf(), float(step), learned)
         loss, query = now, query - lr * slope
@@ -58,7 +57,7 @@ def expect(rows: Rows) -> list[Expectation]:
     """The first gradient: J·(p − target) for the logits that were set."""
     found = []
     for row in rows:
-        logits = torch.zeros(KEYS, dtype=torch.float64)
+        logits = torch.zeros(KEYS, dtype=torch.float64, device="cpu")
         logits[1] = row["gap"]
         p = torch.softmax(logits, 0)
         error = p - TARGET

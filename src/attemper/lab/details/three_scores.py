@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..._torch_private import TorchDispatchMode
 from ...attention import attention
 from ...scores import additive_attention
 from ...vitals import Vitals

@@ -124,11 +124,11 @@ class TokenWeights:
         here = now and call.facts.kind == "self" and call.in_order and self.item < call.facts.batch
         if not here or not call.facts.queries == keys == len(self.tokens):
             return None
-        own = self._weights(call, vitals, torch.tensor([self.position]))[:, 0]
+        own = self._weights(call, vitals, torch.tensor([self.position], device="cpu"))[:, 0]
         total, count = torch.zeros_like(own), torch.zeros_like(own)
-        for part in chunks(call, torch.tensor(self._rest, dtype=torch.long)):
+        for part in chunks(call, torch.tensor(self._rest, dtype=torch.long, device="cpu")):
             weights = self._weights(call, vitals, part)  # (H, R, tokens)
-            seen = (weights > 0) & (part.unsqueeze(-1) != torch.arange(keys))
+            seen = (weights > 0) & (part.unsqueeze(-1) != torch.arange(keys, device="cpu"))
             total += weights.where(seen, 0.0).sum(1)
             count += seen.sum(1)
         return torch.stack([own, total / count])  # NaN where no other query sees a token
