@@ -86,7 +86,7 @@ def test_the_lane_without_a_scale_is_on_the_left_and_the_chosen_one_goes_on():
         picture = ElementTree.fromstring(attemper.explain(TEXT, rule=rule).flow())
         labels = {"".join(text.itertext()): float(text.get("x")) for text in picture.iter(f"{SPACE}text")}
         assert labels["none"] < labels["sqrt_dk"]
-        last = [path.get("d") for path in picture.iter(f"{SPACE}path") if path.get("class") == "line first"][-1]
+        last = [path.get("d") for path in picture.iter(f"{SPACE}path") if path.get("class") == "line chosen"][-1]
         start = float(re.match(r"M([\d.]+)", last)[1])
         assert (start > flow.WIDTH / 2) == (chosen == "right")
 

@@ -18,8 +18,8 @@ COLOURS = {
     "Q": ("#1d4fd7", "#8fb3ff"),
     "K": ("#b91c1c", "#ff9c9c"),
     "V": ("#15703a", "#7fdba3"),
-    "first": ("#0b6b5d", "#5fd6c0"),
-    "second": ("#9a3412", "#ffab7a"),
+    "chosen": ("#0b6b5d", "#5fd6c0"),
+    "other": ("#9a3412", "#ffab7a"),
 }
 """On light and on dark paper; the steps of the explanation have the same."""
 TINTS = {"Q": ("#e9effd", "#1c2a4a"), "K": ("#fdecec", "#41212a"), "V": ("#e8f5ed", "#173528")}

@@ -39,7 +39,7 @@ def render(explanation: Explanation, dark: bool = True, inline: bool = False) ->
     """The picture: with colours for dark pages, which a program that turns it into pixels may not know; ``inline`` in HTML."""
     steps = {step.name: step for step in explanation.steps}
     canvas = Canvas(WIDTH)
-    y = _header(canvas, explanation)
+    y = 24.0 if inline else _header(canvas, explanation)  # a page has its own
     y = _words(canvas, explanation, y)
     y, above = _embeddings(canvas, steps["embeddings"], y)
     y = _projections(canvas, steps["projections"], y, above)
@@ -168,7 +168,7 @@ def _divisor(formula: str) -> str:
 
 
 def _lane_style(place: int) -> str:
-    return ("first", "second")[place]
+    return ("chosen", "other")[place]
 
 
 def _weights(
@@ -208,7 +208,7 @@ def _context(
     _band(canvas, y, step.title, step.formula, "a weighted sum", "of the values")
     matrix = step.lanes[0]
     wide = RIGHT - LEFT
-    canvas.arrow([weights, (weights[0], y)], "first")
+    canvas.arrow([weights, (weights[0], y)], "chosen")
     canvas.arrow(
         [
             (values[0], values[1]),
@@ -219,7 +219,7 @@ def _context(
         ],
         "V",
     )
-    tall = _matrix(canvas, matrix, LEFT, y, wide, "first", columns=8, title="C" if "output" not in steps else "head 1")
+    tall = _matrix(canvas, matrix, LEFT, y, wide, "chosen", columns=8, title="C" if "output" not in steps else "head 1")
     return y + tall + 30, (LEFT + wide / 2, y + tall)
 
 
@@ -229,12 +229,12 @@ def _output(canvas: Canvas, steps: dict[str, LessonStep], y: float, start: tuple
     y += GAP - 16
     _band(canvas, y, step.title, step.formula, "all heads joined", "and mixed")
     (matrix,) = step.matrices
-    canvas.arrow([start, (start[0], y)], "first")
+    canvas.arrow([start, (start[0], y)], "chosen")
     canvas.box(start[0] - 90, y, 180, 32, "chip")
     canvas.symbol(start[0], y + 21, matrix.name, matrix.size, "plain")
-    canvas.arrow([(start[0], y + 32), (start[0], y + 32 + GAP - 8)], "first")
+    canvas.arrow([(start[0], y + 32), (start[0], y + 32 + GAP - 8)], "chosen")
     y += 32 + GAP - 8
-    tall = _matrix(canvas, step.lanes[0], LEFT, y, RIGHT - LEFT, "first", columns=8, title="Y")
+    tall = _matrix(canvas, step.lanes[0], LEFT, y, RIGHT - LEFT, "chosen", columns=8, title="Y")
     return y + tall + 30
 
 
