@@ -54,7 +54,7 @@ FLIPS = {
     },
     "C25": {"heads of 72": ([], [("own_key", {}, {"own_weight": 0.0})], HOLDS)},
     "C26": {
-        f"std of the logits after dividing by √d_model, {heads} heads": (
+        f"std of the logits after dividing by √d_model, {heads} head": (
             [("by_heads", {}, {"logit_std": 0.5})],
             [("by_heads", {"heads": heads}, {"logit_std": 2.0})],
             HOLDS,
@@ -67,7 +67,7 @@ FLIPS = {
             [("width", {"init": "fan_in", "d_model": 4096}, times(3, "logit_variance"))],
             FALSE,
         ),
-        "the same with W": ([], [("width", {"init": "fixed"}, {"logit_variance": 1.0})], HOLDS),
+        "growth from the narrow": ([], [("width", {"init": "fixed"}, {"logit_variance": 1.0})], HOLDS),
     },
     "C28": {
         f"lower end of how many times as fast with the scale, {name}": (
@@ -79,7 +79,7 @@ FLIPS = {
     },
     "C29": {
         "smallest std": ([], [("match", {"d": 16}, {"logit_std": 0.5})], FALSE),
-        "largest": ([], [("match", {"d": 512}, {"logit_std": 2.0})], FALSE),
+        "largest std": ([], [("match", {"d": 512}, {"logit_std": 2.0})], FALSE),
         "weight of a key equal to q among 1024, d_k = 16": ([], [("match", {"d": 16}, {"aligned_weight": 0.99})], HOLDS),
         "weight of a key equal to q among 1024, d_k = 512": ([], [("match", {"d": 512}, {"aligned_weight": 0.1})], HOLDS),
     },
@@ -93,7 +93,7 @@ FLIPS = {
     },
     "C32": {
         "share of draws of 9 scores": ([], [("ranges", {"scores": 9}, {"as_said": 0.0})], FALSE),
-        "the same for 1000 scores": (
+        "share of such draws of 1000": (
             [("ranges", {"scores": 9}, {"as_said": 0.5})],
             [("ranges", {"scores": 1000}, {"as_said": 0.5})],
             HOLDS,
@@ -103,8 +103,8 @@ FLIPS = {
     "C34": {"share of steps that raise": ([], [("plateau", {"lr": 1.0}, {"rises": 0.4})], HOLDS)},
     "C35": {
         "effective keys of 256": ([], [("three_scores", {"score": "additive"}, {"effective_keys": 2.0})], FALSE),
-        "dot product without": ([], [("three_scores", {"score": "dot"}, {"effective_keys": 150.0})], FALSE),
-        "dot product with 1/√d": ([], [("three_scores", {"score": "scaled"}, {"effective_keys": 2.0})], FALSE),
+        "effective keys, dot product without": ([], [("three_scores", {"score": "dot"}, {"effective_keys": 150.0})], FALSE),
+        "effective keys, dot product with 1/√d": ([], [("three_scores", {"score": "scaled"}, {"effective_keys": 2.0})], FALSE),
         "how many times as long": ([], [("additive_cost", {}, {"factor_low": 0.8})], FALSE),
     },
     "C36": {

@@ -38,8 +38,8 @@ def attention_resolves_pronouns(evidence: Evidence) -> Judgement:
     context = {
         "share that the best head would get right by chance, in 1 of 20 cases": best["right_by_chance"],
         "weight that moves to the antecedent in that head": best["follows"],
-        "the same without the scale": bare["follows"],
-        "the same for the word before 'it', which refers to nothing": beside["follows"],
+        "weight that moves in that head without the scale": bare["follows"],
+        "weight that moves for the word before 'it', which refers to nothing": beside["follows"],
         "heads in which 'he' or 'she' looks more at its antecedent": float(len(agreeing)),
         "share of the pairs that the best of those gets right": largest["right"],
     }
@@ -69,7 +69,10 @@ def keys_are_of_others(evidence: Evidence) -> Judgement:
 
 def sqrt_dmodel_under_corrects(evidence: Evidence) -> Judgement:
     rows = sorted(evidence["by_heads"], key=lambda row: row["heads"])
-    numbers = {f"std of the logits after dividing by √d_model, {row['heads']} heads": row["logit_std"] for row in rows}
+    numbers = {
+        f"std of the logits after dividing by √d_model, {row['heads']} head{'s' * (row['heads'] > 1)}": row["logit_std"]
+        for row in rows
+    }
     above = [row for row in rows if row["logit_std"] > 1 + EQUAL]
     below = [row for row in rows if row["logit_std"] < 1 - EQUAL]
     if above and below:
@@ -84,7 +87,7 @@ def stable_across_widths(evidence: Evidence) -> Judgement:
     (fan_in, narrow, wide), (fixed, _, _) = (width.growth(evidence["width"], init) for init in width.INITS)
     numbers = {
         f"growth of the logits' variance from width {narrow} to {wide}, W of variance 1/d_model": fan_in,
-        "the same with W of std 0.02": fixed,
+        "growth from the narrow to the wide model, W of std 0.02": fixed,
     }
     steady = [abs(times - 1) < EQUAL for times in (fan_in, fixed)]
     if all(steady):
@@ -99,7 +102,7 @@ def scaling_is_faster(evidence: Evidence) -> Judgement:
     numbers = {
         f"lower end of how many times as fast with the scale, {names[row['way']]}": row["speed_low"] for row in rows
     }
-    context = {f"median, {names[row['way']]}": row["speed"] for row in rows}
+    context = {f"median of how many times as fast, {names[row['way']]}": row["speed"] for row in rows}
     context["share of the operations that the scale adds"] = rows[0]["share_of_operations"]
     faster = [row["speed_low"] > FASTER for row in rows]
     if all(faster):
@@ -113,13 +116,13 @@ def measured_fairly(evidence: Evidence) -> Judgement:
     stds = [row["logit_std"] for row in rows]
     numbers = {
         "smallest std of the scores of unrelated q and k, after 1/√d_k": min(stds),
-        "largest": max(stds),
+        "largest std of the scores of unrelated q and k": max(stds),
         **{
             f"weight of a key equal to q among {row['n']}, d_k = {row['d']}": row["aligned_weight"]
             for row in (rows[0], rows[-1])
         },
     }
-    context = {f"the same, d_k = {row['d']}": row["aligned_weight"] for row in rows[1:-1]}
+    context = {f"weight of a key equal to q, d_k = {row['d']}": row["aligned_weight"] for row in rows[1:-1]}
     if max(stds) / min(stds) > 1 + EQUAL:
         return Judgement(FALSE, numbers, "unrelated vectors spread differently at each d_k", context)
     if rows[-1]["aligned_weight"] - rows[0]["aligned_weight"] < EQUAL:
@@ -137,9 +140,9 @@ def sqrt_dk_is_perfect(evidence: Evidence) -> Judgement:
         f"heads of {len(trained)} of a trained model with a std within 10 % of 1": float(near),
     }
     context = {
-        "torch.nn.Linear's initialisation": drawn["linear"],
+        "std of the logits after 1/√d_k, torch.nn.Linear's initialisation": drawn["linear"],
         "smallest std of a trained head": min(trained),
-        "largest": max(trained),
+        "largest std of a trained head": max(trained),
     }
     if abs(drawn["fan_in"] - 1) >= EQUAL:
         return Judgement(FALSE, numbers, "it does not bring the variance to 1 even before training", context)
@@ -172,7 +175,7 @@ def ranges_as_said(evidence: Evidence) -> Judgement:
         f"share of draws of {few['scores']} scores in which the range in 5 dimensions is {ranges.SAID:.1f} times that in 2": few[
             "as_said"
         ],
-        f"the same for {many['scores']} scores": many["as_said"],
+        f"share of such draws of {many['scores']} scores": many["as_said"],
     }
     context = {f"median ratio of the ranges, {row['scores']} scores": row["ratio"] for row in rows}
     if max(few["as_said"], many["as_said"]) < 0.01:
@@ -196,7 +199,7 @@ def additive_has_no_products(evidence: Evidence) -> Judgement:
     }
     context = {
         "tanh's for each pair of tokens, additive": additive["tanhs"] / additive["n"] ** 2,
-        "the same, dot product": dot["tanhs"] / dot["n"] ** 2,
+        "tanh's for each pair of tokens, dot product": dot["tanhs"] / dot["n"] ** 2,
     }
     if additive["product_flops"] == 0:
         return Judgement(HOLDS, numbers, "", context)
@@ -213,7 +216,7 @@ def small_gradients_are_unstable(evidence: Evidence) -> Judgement:
     context = {
         "first gradient, smallest over largest": small["first_gradient"] / large["first_gradient"],
         "steps to learn, smallest first gradient": small["steps_to_learn"],
-        "steps to learn, largest": large["steps_to_learn"],
+        "steps to learn, largest first gradient": large["steps_to_learn"],
         f"share of steps that raise the loss with a learning rate of {hasty['lr']:g}": hasty["rises"],
     }
     if small["rises"] > 0.01:
@@ -233,11 +236,13 @@ def dot_needs_scaling(evidence: Evidence) -> Judgement:
     slower = max(evidence["additive_cost"], key=lambda row: row["d"])["factor_low"]
     numbers = {
         f"effective keys of {n}, additive score, d = {d}": keys["additive"],
-        "dot product without a scale": keys["dot"],
-        "dot product with 1/√d": keys["scaled"],
+        "effective keys, dot product without a scale": keys["dot"],
+        "effective keys, dot product with 1/√d": keys["scaled"],
         "how many times as long additive attention takes, at least": slower,
     }
-    context = {"median": max(evidence["additive_cost"], key=lambda row: row["d"])["factor"]}
+    context = {
+        "how many times as long it takes, median": max(evidence["additive_cost"], key=lambda row: row["d"])["factor"]
+    }
     if slower <= 1:
         return Judgement(FALSE, numbers, "additive attention is not slower here", context)
     if keys["dot"] > 0.5 * min(keys["additive"], keys["scaled"]):
@@ -261,7 +266,7 @@ def dot_is_similarity(evidence: Evidence) -> Judgement:
         ],
         "how many times as often a key wins that is twice as long": row["longer_wins"] / max(row["first_wins"], 1e-9),
     }
-    context = {f"the same share, d_k = {one['d']}": one["same_key"] for one in rows[:-1]}
+    context = {f"share of such queries, d_k = {one['d']}": one["same_key"] for one in rows[:-1]}
     if row["same_key"] < 0.5:
         return Judgement(FALSE, numbers, "most queries choose another key than the most similar one", context)
     if row["same_key"] > 0.99 and numbers["how many times as often a key wins that is twice as long"] < 1 + EQUAL:
