@@ -333,7 +333,7 @@ def test_the_token_asked_for_stands_beside_the_others_and_other_scales(browser, 
     }
     with opened(browser, document, tmp_path) as page:
         said = page.locator(".asked").text_content()
-        assert said.endswith(" Other tokens give it 0.13 on average. With another scale: no scale 0.50.")
+        assert said.endswith(" Other tokens give it 0.13 on average. Other scales: no scale 0.50.")
 
 
 def test_the_token_asked_for_is_shown_first(browser, tmp_path):
@@ -343,7 +343,7 @@ def test_the_token_asked_for_is_shown_first(browser, tmp_path):
     layer = int(best["layer"].split(".")[2])
     with opened(browser, document, tmp_path) as page:
         assert page.locator(".asked").text_content() == (
-            f"The largest weight of “it” in {len(token_asked['heads'])} heads is on “{best['token']}”: {best['weight']:.2f}, "
+            f"Special tokens and neighbours left out, “it” has its largest weight on “{best['token']}”: {best['weight']:.2f}, "
             f"in layer {layer}, head {best['head']}."
         )
         assert cell(page, layer, best["head"]).get_attribute("aria-pressed") == "true"

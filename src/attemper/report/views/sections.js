@@ -116,17 +116,17 @@ export function asked(make, scan, act) {
   if (!best) return make("p.asked", {}, quoted(token.asked), " has no weight but on itself, neighbours and special tokens.");
   const go = () => act.set({ sign: "token", ...scan.find(best), input: token.input, at: { side: "query", at: token.position } });
   const others = Number.isFinite(best.others) ? ` Other tokens give it ${written(best.others, 2)} on average.` : "";
-  return make("p.asked", {}, "The largest weight of ", quoted(token.asked), ` in ${token.heads.length} heads is on `, quoted(best.token),
+  return make("p.asked", {}, "Special tokens and neighbours left out, ", quoted(token.asked), " has its largest weight on ", quoted(best.token),
     `: ${written(best.weight, 2)}, in `, make("button.link", { type: "button", onclick: go }, "layer ", make("bdi", {}, scan.label(best)),
       `, head ${best.head}`), `.${others}`, underRules(scan, token));
 }
 
-/** The same weight under other scales: heads are in the same order. */
+/** The same under other scales, in the same order. */
 function underRules(scan, { best, heads }) {
   const at = heads.findIndex((row) => ["layer", "kind", "head"].every((key) => row[key] === best[key]));
   const said = (scan.document.what_if ?? []).filter((lane) => lane.token)
     .map(({ rule, token }) => `${RULES[rule] ?? rule} ${written(token.heads[at].weights[best.position], 2)}`);
-  return said.length ? ` With another scale: ${said.join(", ")}.` : "";
+  return said.length ? ` Other scales: ${said.join(", ")}.` : "";
 }
 
 /** What was not measured, and why. */
