@@ -60,7 +60,8 @@ def _token(document: Json, width: int) -> Iterator[RenderableType]:
         return
     names = short_names((row["layer"], row["kind"]) for row in document["heads"])
     where = f"layer {names[best['layer'], best['kind']]} head {best['head']}"
-    told = f"{best['weight']:.2f} in {where}, the largest weight in {len(token['heads'])} heads on a token that is not special or next to it"
+    told = f"{best['weight']:.2f} in {where}, the largest weight in {len(token['heads'])} heads on a token that is not special "
+    told += "or next to it"
     if best.get("others") is not None:
         told += f"; other tokens give {safe(best['token'])} {best['others']:.2f} there on average"
     yield Text.assemble((f"{safe(token['token'])} → {safe(best['token'])}  ", "bold"), told)
