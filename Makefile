@@ -74,8 +74,9 @@ docs: $(READY)  ## docs/reference.md and the file tree from the docstrings, the 
 	$(BIN)/python scripts/blocks.py
 	$(BIN)/python scripts/screenshots.py
 
-figures: $(READY)  ## what docs/ shows of the lab: figures, numbers.md, the claims
+figures: $(READY)  ## what docs/ shows of the lab: figures, numbers.md, the claims, notes.md
 	$(BIN)/python scripts/figures.py
+	$(BIN)/python scripts/notes.py
 
 clean:
 	rm -rf .venv build src/*.egg-info src/attemper/kernels/cpu/c/*.so

@@ -23,6 +23,7 @@ from attemper import __version__
 from attemper.lab import NAMES, experiment
 from attemper.lab.claims import claims, numbers
 from attemper.lab.claims.judgement import NOT_RUN
+from attemper.lab.claims.note_claims import NOTE_CLAIMS
 from attemper.lab.engine import output, render
 from attemper.lab.engine.command import RESULTS
 from attemper.lab.engine.experiment import Experiment, Row, Rows
@@ -31,6 +32,8 @@ from attemper.lab.training import charlm, depth, fold, recall, transplant
 
 DOCS = Path(__file__).parents[1] / "docs"
 TABLE = ("<!-- claims -->", "<!-- /claims -->")
+NOTED = {claim.id for claim in NOTE_CLAIMS}
+"""Claims and experiments of docs/notes.md, which scripts/notes.py makes."""
 
 
 def draw(name: str, results: Path | None = None) -> Rows:
@@ -51,6 +54,8 @@ def write_claims(judged: list[claims.JudgedClaim]) -> None:
     made = f"{date.today()}, {__version__}, torch {torch.__version__}"
     lines = ["| | claim | verdict | numbers; *context* | measured |", "|---|---|---|---|---|"]
     for one in judged:
+        if one.claim.id in NOTED:
+            continue
         verdict = f"**{one.verdict}**" + (f": {one.condition}" if one.condition else "")
         cells = (one.claim.id, one.claim.sentence, verdict, numbered(one), made if one.numbers else "")
         line = f"| {' | '.join(map(numbers.cell, cells))} |"
@@ -69,7 +74,7 @@ def numbered(one: claims.JudgedClaim) -> str:
 
 def exact() -> None:
     for name in NAMES:
-        if not experiment(name).trains and name not in TIMED:
+        if not experiment(name).trains and name not in TIMED and not NOTED & set(experiment(name).claims):
             draw(name)
     print("docs/numbers.md, docs/why-sqrt-dk.md", file=sys.stderr)
     page = DOCS / "numbers.md"

@@ -49,7 +49,7 @@ COMMANDS: dict[str, list[str]] = {
     "bench watch": ["bench", "watch", "--quick", "--rounds", "1"],
     "env": ["env"],
 }
-FILES = {"scan": "o.html", "claims": "o.html", "cards": "o.tsv", "run": "o.json"}
+FILES = {"scan": "o.html", "explain": "o.svg", "claims": "o.html", "cards": "o.tsv", "run": "o.json"}
 FILES |= {name: "o.json" for name in COMMANDS if name.startswith("bench")}
 TWINS = ("bench memory", "bench cpu", "bench watch")
 STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143}

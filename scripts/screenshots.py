@@ -61,4 +61,5 @@ def report(target: Path) -> str:
 if __name__ == "__main__":
     IMAGES.mkdir(parents=True, exist_ok=True)
     (IMAGES / "explain.svg").write_text(explain(), encoding="utf-8")
+    (IMAGES / "flow.svg").write_text(attemper.explain("Love Apple phones").flow() + "\n", encoding="utf-8")
     print(report(IMAGES / "report.png"))

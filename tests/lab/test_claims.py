@@ -1,4 +1,4 @@
-"""The claims: all twenty-three, judged from rows; a verdict flips when its numbers are tampered with."""
+"""The claims C1 to C23, judged from rows; a verdict flips when its numbers are tampered with."""
 
 import copy
 import dataclasses
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group(GROUP)  # in one process: the evidence is g
 
 @pytest.fixture
 def judged(evidence):
-    return {one.claim.id: one for one in claims.judge(evidence)}
+    return {one.claim.id: one for one in claims.judge(evidence)[:23]}  # the others: test_note_claims.py
 
 
 def change(rows, wanted, **new):

@@ -229,7 +229,9 @@ def test_claims_prints_all_and_writes_a_page(attemper_command, tmp_path, little)
     page = tmp_path / "claims.html"
     code, out, err = attemper_command("claims", "-o", str(page))
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines() if line.startswith("C")] == [f"C{n}" for n in range(1, 24)]
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("C")] == [
+        claim.id for claim in claims.CLAIMS
+    ]
     assert "rows in" in err
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
@@ -273,7 +275,7 @@ def test_a_claim_whose_run_failed_says_so(attemper_command, monkeypatch):
 def test_claims_json(attemper_command, little):
     code, out, _ = attemper_command("claims", "--json")
     assert code == 0
-    assert len(json.loads(out)["claims"]) == 23
+    assert len(json.loads(out)["claims"]) == len(claims.CLAIMS)
 
 
 def test_cards(attemper_command, tmp_path, little):

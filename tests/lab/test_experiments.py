@@ -19,7 +19,7 @@ from close import in_float64, printed
 from measured import GROUP, SMALL, small
 
 pytestmark = pytest.mark.xdist_group(GROUP)  # in one process: what the figures are drawn from is measured once
-TIMED = {"additive_cost", "parallel"}
+TIMED = {"additive_cost", "parallel", "scale_cost"}
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -46,7 +46,7 @@ def test_every_exact_experiment_is_here():
 
 def test_every_claim_of_an_experiment_is_a_claim():
     ids = {claim.id for claim in claims.CLAIMS}
-    assert ids == {f"C{number}" for number in range(1, 24)}
+    assert ids == {f"C{number}" for number in range(1, 37)}
     assert {one for name in NAMES for one in experiment(name).claims} <= ids
 
 

@@ -13,15 +13,17 @@ from attemper.lab.claims.judgement import VERDICTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "why-sqrt-dk.md").read_text(encoding="utf-8")
+NOTES = (DOCS / "notes.md").read_text(encoding="utf-8")
 
 
 def test_every_experiment_is_a_step_with_its_figure():
-    commands = re.findall(r"^attemper run (\w+)", PAGE, flags=re.MULTILINE)
+    """On one of the two pages: the derivation, or the notes sentence by sentence."""
+    commands = re.findall(r"^attemper run (\w+)", PAGE + NOTES, flags=re.MULTILINE)
     assert set(commands) == set(NAMES)
-    assert set(re.findall(r"\]\(figures/(\w+)\.svg\)", PAGE)) == set(NAMES)
+    assert set(re.findall(r"\]\(figures/(\w+)\.svg\)", PAGE + NOTES)) == set(NAMES)
 
 
-@pytest.mark.parametrize("name", ["why-sqrt-dk.md", "training.md", "numbers.md"])
+@pytest.mark.parametrize("name", ["why-sqrt-dk.md", "notes.md", "training.md", "numbers.md"])
 def test_links_lead_somewhere(name):
     text = (DOCS / name).read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^):#]+)\)", text):
@@ -29,7 +31,7 @@ def test_links_lead_somewhere(name):
 
 
 def test_the_table_has_every_claim_with_a_verdict():
-    rows = dict(re.findall(r"^\| (C\d+) \| .*? \| \*\*([\w ]+)\*\*", PAGE, flags=re.MULTILINE))
+    rows = dict(re.findall(r"^\| (C\d+) \| .*? \| \*\*([\w ]+)\*\*", PAGE + NOTES, flags=re.MULTILINE))
     assert set(rows) == {claim.id for claim in claims.CLAIMS}
     assert set(rows.values()) <= set(VERDICTS)
 

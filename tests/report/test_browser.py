@@ -321,6 +321,21 @@ def test_what_if_lanes_share_their_axis(browser, tmp_path):
         assert page.locator("table.lanes thead th").nth(2).text_content() == "effective keys"
 
 
+def test_the_token_asked_for_stands_beside_the_others_and_other_scales(browser, tmp_path):
+    document, kept = made()
+    token_asked = asked(document, kept, 7)
+    lane(document, "none", 4)
+    best = token_asked["best"]
+    best["others"] = 0.125
+    document["what_if"][0]["token"] = {
+        **token_asked,
+        "heads": [{**row, "weights": [0.5] * 12} for row in token_asked["heads"]],
+    }
+    with opened(browser, document, tmp_path) as page:
+        said = page.locator(".asked").text_content()
+        assert said.endswith(" Other tokens give it 0.13 on average. Other scales: no scale 0.50.")
+
+
 def test_the_token_asked_for_is_shown_first(browser, tmp_path):
     document, kept = made()
     token_asked = asked(document, kept, 7)
@@ -328,7 +343,8 @@ def test_the_token_asked_for_is_shown_first(browser, tmp_path):
     layer = int(best["layer"].split(".")[2])
     with opened(browser, document, tmp_path) as page:
         assert page.locator(".asked").text_content() == (
-            f"“it” attends most to “{best['token']}”, weight {best['weight']:.2f}, in layer {layer}, head {best['head']}."
+            f"Special tokens and neighbours left out, “it” has its largest weight on “{best['token']}”: {best['weight']:.2f}, "
+            f"in layer {layer}, head {best['head']}."
         )
         assert cell(page, layer, best["head"]).get_attribute("aria-pressed") == "true"
         assert token(page, "query", 7).get_attribute("aria-pressed") == "true"

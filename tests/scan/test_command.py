@@ -54,7 +54,7 @@ def test_the_embedded_model_in_one_word():
     assert [line.split()[0] for line in lines if line[:1].isdigit() and line[1:2] == " "] == list("012345")
 
 
-def test_it_is_the_dog_and_without_the_scale_heads_freeze(attemper_command, tmp_path):
+def test_a_token_is_asked_for_under_every_scale_and_without_it_heads_freeze(attemper_command, tmp_path):
     report = tmp_path / "report.html"
     code, out, err = attemper_command(
         "scan", "--token", "it", "--what-if", "none,dk", "--json", "--attention", "-o", report
@@ -66,6 +66,9 @@ def test_it_is_the_dog_and_without_the_scale_heads_freeze(attemper_command, tmp_
     assert (best["token"], round(best["weight"], 2)) == ("dog", 0.63)
     none, dk = document["what_if"]
     heads = document["heads"]
+    on_dog = [lane["token"]["heads"][12 * 5 + 11]["weights"][2] for lane in (document, none, dk)]
+    assert [round(weight, 2) for weight in on_dog] == [0.63, 0.97, 0.14]
+    assert round(none["token"]["heads"][12 * 5 + 11]["others"][2], 2) == 0.77
     assert none["saturated_heads"] > 40 > sum(row["saturated"] > 0.5 for row in heads)
     assert dk["saturated_heads"] == 0
     assert none["effective_keys"] < 2 < dk["effective_keys"]
@@ -89,6 +92,8 @@ def test_the_table_of_a_token_and_of_other_scales(attemper_command, folder):
     assert "What if the scale were different?" in out
     assert "as it is" in out
     assert "it → " in out
+    assert "under other scales, in layer" in out
+    assert "not what 'it' refers to" in out
 
 
 def test_texts_from_everywhere(attemper_command, folder, tmp_path, monkeypatch):

@@ -137,7 +137,7 @@ def test_a_layer_that_runs_twice_is_averaged():
         assert mean["weights"] == in_float64(expected.tolist())
 
 
-def test_it_is_the_dog(minilm):
+def test_it_looks_at_the_dog_as_every_token_does(minilm):
     model, tokenizer = minilm
     batch = tokenizer(SENTENCE, return_tensors="pt")
     numbers = batch["input_ids"][0].tolist()
@@ -149,6 +149,38 @@ def test_it_is_the_dog(minilm):
     assert (best["token"], best["layer"], best["head"]) == ("dog", "encoder.layer.5.attention.self", 11)
     assert best["weight"] == printed(0.627, 3)
     assert found["strongest"]["token"] == "because"  # a head that looks one token back
+    assert best["others"] == printed(0.542, 3)  # in that head the other tokens look at the dog nearly as much
     rivals = {target["token"]: target["weight"] for target in found["targets"]}
     assert rivals["ball"] == printed(0.469, 3)
     assert rivals["[CLS]"] == printed(0.908, 3)
+
+
+def test_others_are_the_mean_of_the_other_words(minilm):
+    """From the model's own weights: without the token asked for, special tokens, and the diagonal."""
+    model, tokenizer = minilm
+    batch = tokenizer(SENTENCE, return_tensors="pt")
+    numbers = batch["input_ids"][0].tolist()
+    words = tokenizer.convert_ids_to_tokens(numbers)
+    special = [number in tokenizer.all_special_ids for number in numbers]
+    before = model.config._attn_implementation
+    try:
+        model.double()
+        found = examined(zoo.Subject(model, dict(batch)), asked="it", tokens=words, special=special)
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            shown = model(**batch, output_attentions=True).attentions
+    finally:
+        model.float().set_attn_implementation(before)
+    rest = [place for place in range(len(words)) if not special[place] and place != 7]
+    for row in found["heads"]:
+        weights = shown[int(row["layer"].split(".")[2])][0, row["head"]]
+        expected = [weights[[one for one in rest if one != key], key].mean().item() for key in range(len(words))]
+        assert row["others"] == in_float32(expected, terms=9, size=1.0)
+
+
+def test_a_causal_mask_leaves_out_who_cannot_see():
+    """Only later tokens see a key; the last one is seen by no other token."""
+    found = examined(zoo.make("gpt2"), asked="3", tokens=["t"] * zoo.LENGTH)
+    for row in found["heads"]:
+        assert row["others"][-1] is None or row["others"][-1] != row["others"][-1]
+        assert all(0 < one < 1 for one in row["others"][:-1])

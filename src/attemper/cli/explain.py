@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..scale import RULES
-from .app import AsJson, console, finish
+from .app import AsJson, Force, console, finish
 
 
 def explain(
@@ -34,10 +35,23 @@ def explain(
     seed: Annotated[int, typer.Option(help="The seed of the random vectors and matrices.")] = 0,
     layer: Annotated[int | None, typer.Option(help="The index of the layer, from 0; the rule layer needs it.")] = None,
     as_json: AsJson = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the flow as a picture (.svg .png), a page (.html) or data (.json).",
+        ),
+    ] = None,
+    force: Force = False,
 ) -> None:
     """Show attention on a sentence step by step, with every shape and number, for the chosen scale and for none."""
     from ..explain import explain as compute
+    from ..explain import files
     from ..explain.terminal import plain
+
+    files.check(output, force)
 
     found = compute(
         " ".join(text), rule=rule, heads=heads, score=score, d_model=d_model, d_k=d_k, seed=seed, layer=layer
@@ -52,4 +66,4 @@ def explain(
         else:
             print(plain(found, shutil.get_terminal_size().columns))  # 80, or COLUMNS
 
-    finish(show)
+    finish(show, None if output is None else lambda: files.write(output, found))

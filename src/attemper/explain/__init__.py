@@ -7,12 +7,16 @@ In the order in which an explanation is made:
     steps.py      plain data: matrices by their corner, readings, steps
     lesson.py     the steps in words and formulas, and the conclusion
     terminal.py   the explanation as text
-    html.py       the explanation for a notebook
+    canvas.py     the marks and the style of a picture
+    flow.py       the flow from words to context as one picture, SVG
+    html.py       the picture and the steps for a notebook
+    files.py      the explanation as .svg, .png, .html or .json
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._files import finite
@@ -33,8 +37,9 @@ class Explanation:
     """What :func:`explain` returns: ``steps`` in order, the two ``lanes`` they compare, each lane's ``signs`` as means, and
     a ``conclusion`` from these numbers.
 
-    Print it, show it in a notebook, or take the data with :meth:`to_dict`. A step has ``name``, ``title``, ``words``,
-    ``formula``, and its numbers in ``matrices``, ``lanes``, ``readings`` and ``heads``.
+    Print it, show it in a notebook, draw it with :meth:`flow`, write it with :meth:`write`, or take the data with
+    :meth:`to_dict`. A step has ``name``, ``title``, ``words``, ``formula``, and its numbers in ``matrices``, ``lanes``,
+    ``readings`` and ``heads``.
     """
 
     settings: ExplainSettings
@@ -74,6 +79,27 @@ class Explanation:
         from .terminal import render
 
         yield render(self, options.max_width)
+
+    def flow(self) -> str:
+        """The flow from words to context vectors as a picture with shapes and numbers: SVG, as text."""
+        from .flow import render
+
+        return render(self)
+
+    def write(self, path: str | Path, force: bool = False) -> None:
+        """Write the picture (.svg or .png), the picture and the steps (.html), or the data (.json).
+
+        Args:
+            path: the file; its suffix says the form. A .png needs ``pip install 'attemper[lab]'``.
+            force: overwrite a file that is there.
+        """
+        from .files import check, write
+
+        check(Path(path), force)
+        write(Path(path), self)
+
+    def _repr_svg_(self) -> str:
+        return self.flow()
 
     def _repr_html_(self) -> str:
         from .html import render

@@ -1,10 +1,11 @@
-"""An explanation for a notebook: one piece of HTML with its own style, no script, nothing fetched, light and dark."""
+"""An explanation for a notebook: the picture and the steps, one piece of HTML; no script, nothing fetched, light and dark."""
 
 from __future__ import annotations
 
 from html import escape
 from typing import TYPE_CHECKING
 
+from . import flow
 from .settings import CORNER
 from .steps import HeadLine, LaneReading, LessonStep, Matrix, measured
 
@@ -23,6 +24,7 @@ STYLE = """
 .attemper-explain .dim { color: light-dark(#5b6577, #98a2b5); }
 .attemper-explain code { font-family: ui-monospace, monospace; font-size: 0.92em; color: light-dark(#0b5c8a, #7cc7f0);
   background: none; padding: 0; font-weight: 400; margin-left: 0.6em; }
+.attemper-explain .flow svg { max-width: 100%; height: auto; }
 .attemper-explain .row { display: flex; flex-wrap: wrap; gap: 0.4rem 1.6rem; }
 .attemper-explain .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(24rem, 1fr)); gap: 0.4rem 1rem; }
 .attemper-explain .pair > table { justify-self: start; align-self: start; }
@@ -58,7 +60,8 @@ def render(explanation: Explanation) -> str:
     steps = "".join(_step(number, step, labels) for number, step in enumerate(explanation.steps, start=1))
     return (
         f"<div class='attemper-explain'><style>{STYLE}</style><h3>{escape(asked.title)}</h3>"
-        f"<p><span class='dim'>{escape(asked.facts)}</span><br>{lanes}</p>{steps}"
+        f"<p><span class='dim'>{escape(asked.facts)}</span><br>{lanes}</p>"
+        f"<div class='flow'>{flow.render(explanation, inline=True)}</div>{steps}"
         f"<p class='conclusion'>{escape(explanation.conclusion)}</p></div>"
     )
 

@@ -4,10 +4,12 @@ In the order in which rows pass its folders:
 
     engine/      the contract of an experiment, sweeps, results, output
     exact/       experiments that train nothing
+    details/     experiments on details of common explanations
     real_model/  experiments on the heads of the embedded model
     training/    experiments that train small models
     maths/       closed forms, exact means, intervals
     figures/     what the figures share; each experiment draws its own
+    notes/       common notes on √d_k, sentence by sentence
     claims/      common claims about √d_k, judged from rows
 """
 
@@ -21,7 +23,8 @@ from .engine.experiment import Experiment
 FOLDERS = {
     "exact": ("worked", "variance", "saturation", "jacobian", "gradient", "two_keys", "divisors", "bounded", "precision",
               "additive_cost", "parallel", "init"),
-    "real_model": ("real_heads", "subspaces"),
+    "details": ("width", "similarity", "ranges", "head_dims", "three_scores", "plateau", "scale_cost"),
+    "real_model": ("real_heads", "subspaces", "antecedent", "own_key"),
     "training": ("recall", "charlm", "depth", "fold", "transplant", "scores"),
 }  # fmt: skip
 """Every experiment by its folder, in the order in which to read them."""

@@ -175,6 +175,7 @@ class WhatIf:
     effective_keys: Number
     peak: Number
     logit_std: Number
+    token: Annotated[TokenAttention | None, said("only with a token: its attention under this rule")] = None
 
 
 @dataclass(kw_only=True)
@@ -188,6 +189,7 @@ class Target:
     position: Count
     weight: float
     special: bool
+    others: Annotated[float | None, said("the mean weight that other queries give it in this head")] = None
 
 
 @dataclass(kw_only=True)
@@ -198,6 +200,12 @@ class TokenHead:
     kind: Kind
     head: Count
     weights: list[Number]
+    others: Annotated[
+        list[Number] | None,
+        said(
+            "for each token the mean weight of other queries: special tokens, the token asked for and itself left out"
+        ),
+    ] = None
 
 
 @dataclass(kw_only=True)

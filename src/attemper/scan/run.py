@@ -121,7 +121,7 @@ def run(
             )
         document = assemble(loaded, inputs, watching.record, examiners, notes, tried)
         if rules and not interrupted:
-            interrupted = _what_if(loaded.model, inputs, rules, document, progress)
+            interrupted = _what_if(loaded.model, inputs, rules, document, examiners, progress)
     return Scan(document, watching.record, interrupted)
 
 
@@ -220,24 +220,37 @@ def _heads(record: Record, examiners: Examiners) -> list[Json]:
 
 
 def _what_if(
-    model: nn.Module, inputs: Sequence[Input], rules: Sequence[str], document: Document, progress: Progress
+    model: nn.Module,
+    inputs: Sequence[Input],
+    rules: Sequence[str],
+    document: Document,
+    examiners: Examiners,
+    progress: Progress,
 ) -> bool:
-    """Add the signs under other rules to the document; whether Ctrl-C ended it."""
+    """Add the signs under other rules, and the attention of a token, to the document; whether Ctrl-C ended it."""
+    token = examiners.token
     applied = {(one.layer, one.kind): one.scale.applied for one in document.layers}
     found: list[WhatIf] = []
     document.what_if = found
 
     def again() -> None:
-        for one in inputs:
+        for number, one in enumerate(inputs):
+            examiners.begin(number, one)
             call(model, one.batch)
 
     def begin(rule: str) -> None:
+        if token is not None:
+            token.clear()  # of the run before
         progress(f"what if the scale were {rule}")
+
+    def keep(one: WhatIf) -> None:
+        one.token = None if token is None else token.result()
+        found.append(one)
 
     progress("what if: once more as it is")
     try:
         with _without_warnings():
-            what_if(model, again, rules, applied, progress=begin, keep=found.append)
+            what_if(model, again, rules, applied, begin, keep, [token] if token is not None else ())
     except KeyboardInterrupt as stop:
         by, left = str(stop) or "Ctrl-C", ", ".join(map(repr, rules[len(found) :])) or "none"
         document.notes.insert(0, f"stopped by {by}; rules of --what-if that were not tried: {left}.")

@@ -61,12 +61,13 @@ def what_if(
     applied: Mapping[tuple[str, str], float | None] | None = None,
     progress: Callable[[str], object] | None = None,
     keep: Callable[[WhatIf], object] | None = None,
+    examiners: Sequence[Examiner] = (),
 ) -> list[WhatIf]:
     """Run a model once as it is and once for each rule, with its scale replaced by the rule's, and measure its heads.
 
     Gradients are off, and each run draws the same random numbers. Another open watch measures these runs too. ``run`` calls the
     model on its inputs, the same each time; ``progress`` is called with each rule before its run, ``keep`` with each result at
-    once, so that Ctrl-C loses none.
+    once, so that Ctrl-C loses none. ``examiners`` look at the calls of every run, also of the first, as it is.
 
     Args:
         rules: names of rules whose scale is one number (``"none"``, ``"dk"``, ``"sqrt_dmodel"``, …), numbers (``"0.5"``: that
@@ -83,7 +84,7 @@ def what_if(
     with _same_each_time(model) as again:
         again()
         alteration = Alteration()
-        heads, first = _measure(model, run, alteration)
+        heads, first = _measure(model, run, alteration, examiners)
         _reachable(first, alteration)
         found = []
         for rule, scale in zip(rules, wanted, strict=True):
@@ -92,7 +93,7 @@ def what_if(
             again()
             ratios = _ratios(first, scale, applied)
             second = Alteration(ratios)
-            heads, calls = _measure(model, run, second)
+            heads, calls = _measure(model, run, second, examiners)
             _check_same_path(rule, first, alteration, calls, second)
             found.append(summed_up(rule, heads))
             if keep is not None:
@@ -142,11 +143,11 @@ def _number(word: str) -> float | None:
 
 
 def _measure(
-    model: nn.Module, run: Callable[[], object], alteration: Alteration
+    model: nn.Module, run: Callable[[], object], alteration: Alteration, examiners: Sequence[Examiner]
 ) -> tuple[list[dict[str, Any]], list[RecordedCall]]:
     """One run: a row for each head, and the calls."""
     recorder = CallRecorder()
-    watching = examine(model, [recorder])
+    watching = examine(model, [recorder, *examiners])
     with altered(alteration), watching:
         run()
     if watching.unmeasured:

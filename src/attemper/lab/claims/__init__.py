@@ -3,10 +3,12 @@
 In the order in which `attemper claims` passes them:
 
     claims.py             the claims, the evidence that they need, and running and judging all of them
+    note_claims.py        the claims C24 to C36 and their evidence
     judgement.py          the verdicts there are, and what judging returns
     judge_exact.py        from rows of exact experiments to verdicts
     judge_real_model.py   from rows of a real model's heads to verdicts
     judge_training.py     from rows of training experiments to verdicts
+    judge_notes.py        from rows to verdicts on C24 to C36
     cards.py              revision cards from the same evidence
     show.py               claims and cards for a terminal, claims as a page
     numbers.py            docs/numbers.md: every closed form and published number, and what was measured

@@ -1,4 +1,4 @@
-"""claims: twenty-three common claims about √d_k, each with the evidence it needs and the function that judges it."""
+"""claims: common claims about √d_k, each with the evidence it needs and the function that judges it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from ...errors import MissingExtra
 from .. import experiment
 from ..engine.command import measure
 from ..engine.experiment import Row, Rows, Value
+from ..notes.sentences import said
 from ..training import charlm
 from . import judge_exact, judge_real_model, judge_training
 from .judgement import NOT_RUN, Evidence, Judgement
+from .note_claims import NOTE_CLAIMS, NOTE_EVIDENCE
 
 SweepSettings = dict[str, tuple[Value, ...]]
 
@@ -40,6 +42,7 @@ EVIDENCE: dict[str, tuple[str, SweepSettings]] = {
     "parallel": ("parallel", {"n": (512,), "rounds": (3,)}),
     "real_heads": ("real_heads", {"rule": ("none", "sqrt_dk")}),
     "subspaces": ("subspaces", {}),
+    **NOTE_EVIDENCE,
 }
 TRAINING: dict[str, tuple[str, SweepSettings]] = {
     "recall": ("recall", {}),
@@ -129,6 +132,7 @@ CLAIMS = (
           ("gradient",), judge_exact.few_weights_move, "run gradient"),
     Claim("C23", "Variance a at d_k = 1 becomes 64 a at d_k = 64.",
           ("nonunit",), judge_exact.variance_scales_with_a, "run variance --d 1,64 --init unit --a 0.25,9"),
+    *(Claim(*one) for one in NOTE_CLAIMS),
 )  # fmt: skip
 
 
@@ -181,6 +185,7 @@ def document(judged: list[JudgedClaim]) -> dict[str, Any]:
             {
                 "id": one.claim.id,
                 "claim": one.claim.sentence,
+                "said": [{"note": note, "says": words} for note, words in said(one.claim.id)],
                 "verdict": one.verdict,
                 "condition": one.condition,
                 "numbers": dict(one.numbers),

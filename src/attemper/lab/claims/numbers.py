@@ -31,6 +31,12 @@ SETTINGS: dict[str, list[dict[str, tuple[Value, ...]]]] = {
         {"dtype": ("float16", "float32"), "size": (64.0,)},
     ],
     "init": [{"d": (48, 64)}],
+    "width": [{}],
+    "similarity": [{}],
+    "ranges": [{}],
+    "three_scores": [{"d": (64,), "n": (256,)}],
+    "plateau": [{"steps": (2,)}],
+    "antecedent": [{"rule": ("sqrt_dk",), "query": ("pronoun",)}],
     "real_heads": [{}],
     "subspaces": [{}],
 }

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ..._display import hanging
 from ..engine.render import number
+from ..notes.sentences import said
 from .cards import Card
 from .claims import JudgedClaim
 
@@ -18,20 +19,25 @@ STYLES = {"holds": "green", "holds with a condition": "yellow", "false": "red", 
 
 
 def claims(found: Iterable[JudgedClaim], console: Console) -> None:
-    """Every claim: its sentence, verdict, condition and numbers, and the command that shows more."""
+    """Every claim: its sentence, who says it, the verdict with its condition, the numbers one by one, the command for more."""
     console.print(
-        "Each claim has its verdict, the numbers that decide it, further numbers (context), and a command that measures more.\n"
+        "Each claim is followed by what the notes of docs/notes.md say, in our words; by the verdict on it; by the numbers that "
+        "decide the verdict, and others to compare them with; and by a command that measures more.\n"
     )
     for one in found:
-        hanging(console, Text(one.claim.sentence), one.claim.id)
+        hanging(console, Text(one.claim.sentence, style="bold"), one.claim.id)
+        for note, words in said(one.claim.id):
+            hanging(console, Text(f"Note {note}: {words}", style="italic dim"))
         condition = f": {one.condition}" if one.condition else ""
-        hanging(console, Text.assemble((one.verdict, STYLES[one.verdict]), condition))
-        for intro, some in (("", one.numbers), ("context: ", one.context)):
+        hanging(console, Text.assemble("Verdict: ", (one.verdict, STYLES[one.verdict]), condition, "."))
+        for intro, some in (("Measured:", one.numbers), ("To compare:", one.context)):
             if some:
-                shown = " · ".join(f"{name}: {number(value)}" for name, value in some.items())
-                hanging(console, Text(f"{intro}{shown}", style="dim"))
+                hanging(console, Text(intro, style="dim"))
+                for name, value in some.items():
+                    hanging(console, Text(f"- {name[:1].upper()}{name[1:]}: {number(value)}.", style="dim"))
         if one.claim.look:
-            hanging(console, Text(f"attemper {one.claim.look}", style="dim"))
+            hanging(console, Text(f"Measure more: attemper {one.claim.look}", style="dim"))
+        console.print()
 
 
 def cards(found: Iterable[Card], console: Console) -> None:
@@ -50,7 +56,7 @@ article > b { font-variant-numeric: tabular-nums; }
 p { margin: .2rem 0; } dl { margin: .4rem 0; display: grid; grid-template-columns: minmax(12rem, max-content) 1fr; gap: 0 1rem; }
 dt { color: var(--not); } dd { margin: 0; font-variant-numeric: tabular-nums; } dd.context { color: var(--not); }
 .v { font-weight: 600; } .holds { color: var(--holds); } .cond { color: var(--cond); } .false { color: var(--false); }
-.not { color: var(--not); }
+.not, .note { color: var(--not); } .note { font-style: italic; }
 @media (prefers-color-scheme: dark) { :root { --holds: #56b4e9; --cond: #e69f00; --false: #ff7f6e; --not: #aaa; } }
 """
 CLASSES = {"holds": "holds", "holds with a condition": "cond", "false": "false", "not decided": "not", "not run": "not"}
@@ -80,8 +86,9 @@ def _claim(one: dict[str, Any]) -> str:
     )
     condition = f": {escape(one['condition'])}" if one["condition"] else ""
     look = f"<p><code>{escape(one['look'])}</code></p>" if one["look"] else ""
+    says = "".join(f"<p class='note'>Note {escape(each['note'])}: {escape(each['says'])}</p>" for each in one["said"])
     return (
-        f"<article><b>{one['id']}</b><div><p>{escape(one['claim'])}</p>"
+        f"<article><b>{one['id']}</b><div><p>{escape(one['claim'])}</p>{says}"
         f'<p><span class="v {CLASSES[one["verdict"]]}">{one["verdict"]}</span>{condition}</p>'
         f"<dl>{numbers}</dl>{look}</div></article>"
     )

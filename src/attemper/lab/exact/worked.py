@@ -1,4 +1,4 @@
-"""worked: two textbook softmaxes computed, and the shapes of one pass."""
+"""worked: two softmaxes that the notes work out (docs/notes.md), computed, and the shapes of one pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ...modules import MultiHeadAttention
 from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, heads_divide, pick
 
 SOFTMAXES = {"7, 3": ((7.0, 3.0), (0.98, 0.02)), "25, 2, -3": ((25.0, 2.0, -3.0), (1.0, 0.0, 0.0))}
-"""Logits, and the weights that textbooks give, to two decimals."""
+"""Logits, and the weights that are given for them, to two decimals."""
+SOURCES = {"7, 3": "docs/notes.md, note 003", "25, 2, -3": "docs/notes.md, note 004"}
+"""Who gives them."""
 
 
 def measure(cell: Cell) -> list[Row]:
@@ -48,7 +50,7 @@ def expect(rows: Rows) -> list[Expectation]:
     shown = pick(rows, quantity="softmax")
     names = [f"softmax([{row['example']}]), weight {row['place'] + 1}" for row in shown]
     return [
-        Expectation(name, row["said"], row["value"], 0.005, "common worked examples", "two decimals")
+        Expectation(name, row["said"], row["value"], 0.005, SOURCES[row["example"]], "two decimals")
         for row, name in zip(shown, names, strict=True)
     ]
 
@@ -85,7 +87,7 @@ def draw(rows: Rows, finding: str) -> Any:
         .facet(column=alt.Column("softmax:N", title=None, sort=[row["softmax"] for row in shown]))
         .resolve_scale(x="independent")
     )
-    return theme.finish(chart, finding, "Computed in float64; textbooks round to two decimals.")
+    return theme.finish(chart, finding, "Computed in float64; notes 003 and 004 round to two decimals.")
 
 
 EXPERIMENT = define(

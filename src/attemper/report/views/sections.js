@@ -108,15 +108,25 @@ export function audit(make, scan) {
       make("thead", {}, make("tr", {}, head)), make("tbody", {}, layers.map((layer) => auditRow(make, scan, layer, same))))));
 }
 
-/** What `--token` asked: the head that answers best, and a way to it. */
+/** What `--token` asked, and a way to that head. */
 export function asked(make, scan, act) {
   const { token } = scan.document, best = token?.best;
   if (!token) return null;
   const quoted = (word) => make("b", {}, "“", make("bdi", {}, visible(word)), "”");
-  if (!best) return make("p.asked", {}, quoted(token.asked), " attends to nothing but itself and special tokens.");
+  if (!best) return make("p.asked", {}, quoted(token.asked), " has no weight but on itself, neighbours and special tokens.");
   const go = () => act.set({ sign: "token", ...scan.find(best), input: token.input, at: { side: "query", at: token.position } });
-  return make("p.asked", {}, quoted(token.asked), " attends most to ", quoted(best.token), `, weight ${written(best.weight, 2)}, in `,
-    make("button.link", { type: "button", onclick: go }, "layer ", make("bdi", {}, scan.label(best)), `, head ${best.head}`), ".");
+  const others = Number.isFinite(best.others) ? ` Other tokens give it ${written(best.others, 2)} on average.` : "";
+  return make("p.asked", {}, "Special tokens and neighbours left out, ", quoted(token.asked), " has its largest weight on ", quoted(best.token),
+    `: ${written(best.weight, 2)}, in `, make("button.link", { type: "button", onclick: go }, "layer ", make("bdi", {}, scan.label(best)),
+      `, head ${best.head}`), `.${others}`, underRules(scan, token));
+}
+
+/** The same under other scales, in the same order. */
+function underRules(scan, { best, heads }) {
+  const at = heads.findIndex((row) => ["layer", "kind", "head"].every((key) => row[key] === best[key]));
+  const said = (scan.document.what_if ?? []).filter((lane) => lane.token)
+    .map(({ rule, token }) => `${RULES[rule] ?? rule} ${written(token.heads[at].weights[best.position], 2)}`);
+  return said.length ? ` Other scales: ${said.join(", ")}.` : "";
 }
 
 /** What was not measured, and why. */

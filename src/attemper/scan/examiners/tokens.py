@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...vitals import Vitals
-from ...watch.examine import AttentionCall, weights_of_rows
+from ...watch.examine import AttentionCall, chunks, weights_of_rows
 from ..document import Target, TokenAttention, TokenHead
 from .items import CurrentInput
 
@@ -19,6 +20,7 @@ PIECE = re.compile(r"^(?:##|[Ġ▁])|</w>$| \(\d+/\d+\)$")
 
 COUNTED = re.compile(r"(.+):([1-9]\d*)")
 SHOWN = 60  # tokens named in an error
+OTHERS = 256  # other queries whose weights are averaged, at most; spread over the text
 
 
 def find_token(asked: str, tokens: Sequence[str]) -> int:
@@ -85,6 +87,9 @@ def _named(tokens: Sequence[str]) -> str:
 class TokenWeights:
     """An examiner that keeps one query's weights over all tokens, in every self-attention over these tokens.
 
+    Beside them it keeps what other queries give the same tokens on average: a head in which every token attends to one token says
+    nothing about the token asked for.
+
     ``best`` is the largest weight on another token, without special tokens and the two neighbours: heads that attend to these do
     so in any sentence. ``strongest`` leaves nothing out. A token that no head gives any weight is not a target: a mask hides it,
     as a causal mask hides later tokens.
@@ -103,20 +108,36 @@ class TokenWeights:
         self.special = list(special) if special is not None else [False] * len(tokens)
         self.position = find_token(asked, tokens)
         self.input, self.item, self.current = number, item, current
+        rest = [place for place in range(len(tokens)) if place != self.position and not self.special[place]]
+        self._rest = rest[:: -(-len(rest) // OTHERS)] if rest else []
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was kept, before the model runs again."""
         self._sums: dict[tuple[str, str], tuple[Tensor, int]] = {}  # a layer that runs several times is averaged
 
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Tensor | None:
-        """The weights of the query, (H, tokens); None where the call is not over these tokens."""
+        """The weights of the query and the mean of others, (2, H, tokens); None where the call is not over these tokens."""
         before, after = call.sink_columns
         keys = call.facts.keys - before - after
         now = self.current is None or self.current.items.inputs == (self.input,)
         here = now and call.facts.kind == "self" and call.in_order and self.item < call.facts.batch
         if not here or not call.facts.queries == keys == len(self.tokens):
             return None
-        weights = weights_of_rows(call, vitals, torch.tensor([self.position], device=vitals.lse.device))[
-            self.item, :, 0
-        ]
-        return weights[:, before : before + keys].double().cpu()
+        own = self._weights(call, vitals, torch.tensor([self.position], device="cpu"))[:, 0]
+        total, count = torch.zeros_like(own), torch.zeros_like(own)
+        for part in chunks(call, torch.tensor(self._rest, dtype=torch.long, device="cpu")):
+            weights = self._weights(call, vitals, part)  # (H, R, tokens)
+            seen = (weights > 0) & (part.unsqueeze(-1) != torch.arange(keys, device="cpu"))
+            total += weights.where(seen, 0.0).sum(1)
+            count += seen.sum(1)
+        return torch.stack([own, total / count])  # NaN where no other query sees a token
+
+    def _weights(self, call: AttentionCall, vitals: Vitals, rows: Tensor) -> Tensor:
+        """The weights of some rows of this item over its tokens, (H, R, tokens)."""
+        before, _ = call.sink_columns
+        weights = weights_of_rows(call, vitals, rows.to(vitals.lse.device), self.item)[0]
+        return weights[..., before : before + len(self.tokens)].double().cpu()
 
     def keep(self, name: str, call: AttentionCall, found: Tensor | None) -> None:
         if found is not None:
@@ -126,9 +147,9 @@ class TokenWeights:
     def result(self) -> TokenAttention:
         """The document's ``token``."""
         heads = [
-            TokenHead(layer=layer, kind=kind, head=head, weights=row)
+            TokenHead(layer=layer, kind=kind, head=head, weights=own, others=others)
             for (layer, kind), (total, count) in self._sums.items()
-            for head, row in enumerate((total / count).tolist())
+            for head, (own, others) in enumerate((total / count).transpose(0, 1).tolist())
         ]
         targets = [self._target(place, heads) for place in range(len(self.tokens))] if heads else []
         targets = [target for target in targets if target.weight > 0]
@@ -155,4 +176,5 @@ class TokenWeights:
             position=place,
             weight=best.weights[place] or 0.0,
             special=self.special[place],
+            others=None if best.others is None or math.isnan(best.others[place] or 0.0) else best.others[place],
         )

@@ -60,10 +60,25 @@ def _token(document: Json, width: int) -> Iterator[RenderableType]:
         return
     names = short_names((row["layer"], row["kind"]) for row in document["heads"])
     where = f"layer {names[best['layer'], best['kind']]} head {best['head']}"
-    yield Text.assemble(
-        (f"{safe(token['token'])} → {safe(best['token'])}  ", "bold"),
-        f"{best['weight']:.2f} in {where}, the largest weight of any head",
+    told = f"{best['weight']:.2f} in {where}, the largest weight in {len(token['heads'])} heads on a token that is not special "
+    told += "or next to it"
+    if best.get("others") is not None:
+        told += f"; other tokens give {safe(best['token'])} {best['others']:.2f} there on average"
+    yield Text.assemble((f"{safe(token['token'])} → {safe(best['token'])}  ", "bold"), told)
+    yield _token_heads(document, names, words)
+    yield Text(
+        "in brackets: the mean weight that other tokens give the same token; a large weight shows what a head reads, not what "
+        f"{safe(token['token'])!r} refers to",
+        style="dim",
     )
+    if any("token" in rule for rule in document.get("what_if", ())):
+        yield Text()
+        yield from _token_under_rules(document, names)
+
+
+def _token_heads(document: Json, names: dict[tuple[str, str], str], words: list[str]) -> Table:
+    """The heads that give another token most, with what their other queries give it."""
+    token = document["token"]
     grid = _grid("layer", "head", "attends to")
     grid.columns[2].justify, grid.columns[2].no_wrap = "left", False
     special = document["inputs"][token["input"]]["special"] or [False] * len(words)
@@ -80,7 +95,34 @@ def _token(document: Json, width: int) -> Iterator[RenderableType]:
     def rank(row: Json) -> float:
         return max((weight for weight, _ in keys(row, near=False)), default=0.0)
 
+    def beside(row: Json, place: int) -> str:
+        others = (row.get("others") or {place: None})[place]
+        return "" if others is None else f" ({others:.2f})"
+
     for row in sorted(token["heads"], key=rank, reverse=True)[:HEADS]:
-        named = (f"{safe(words[place])} {weight:.2f}" for weight, place in keys(row, near=True))
+        named = (f"{safe(words[place])} {weight:.2f}{beside(row, place)}" for weight, place in keys(row, near=True))
         grid.add_row(names[row["layer"], row["kind"]], str(row["head"]), "  ".join(named))
+    return grid
+
+
+def _token_under_rules(document: Json, names: dict[tuple[str, str], str]) -> Iterator[RenderableType]:
+    """The same two tokens under each scale: in the head of the first table, and in the head that gives most then."""
+    token, best = document["token"], document["token"]["best"]
+    place, at = (best["layer"], best["kind"], best["head"]), best["position"]
+    said = f"{safe(token['token'])} → {safe(best['token'])}"
+    yield Text.assemble((f"{said}  ", "bold"), f"under other scales, in layer {names[place[:2]]} head {place[2]}")
+    grid = _grid("scale", "weight", "others", "largest", "of head")
+    grid.columns[4].justify, grid.columns[4].no_wrap, grid.columns[4].overflow = "left", False, "fold"
+    lanes = [("as it is", token), *((one["rule"], one["token"]) for one in document["what_if"] if "token" in one)]
+    for rule, under in lanes:
+        rows = {(row["layer"], row["kind"], row["head"]): row for row in under["heads"]}
+        if place in rows:
+            most = max(rows, key=lambda one: rows[one]["weights"][at] or 0.0)
+            numbers = (
+                rows[place]["weights"][at],
+                (rows[place].get("others") or {at: None})[at],
+                rows[most]["weights"][at],
+            )
+            grid.add_row(safe(rule), *(number(one, 2) for one in numbers), f"{names[most[:2]]}.{most[2]}")
     yield grid
+    yield Text("others: the mean weight of other tokens in that head; largest: of all heads", style="dim")

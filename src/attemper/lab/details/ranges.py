@@ -1,0 +1,91 @@
+"""ranges: how much wider is the range of scores in 5 dimensions than in 2?
+
+A widely copied example has scores from −23 to 23 for vectors of 2 numbers, and from −49 to 122 for vectors of 5. The range of a
+sample depends on its size as well: a 3 × 3 table has nine scores.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator
+from ..maths.stats import CHANCE, RARE, t_quantile
+
+FEW, MANY = 2, 5
+SAID = (122 + 49) / (23 + 23)
+"""The ratio of the two ranges in that example."""
+
+
+def measure(cell: Cell) -> Row:
+    scores, draws = int(cell["scores"]), int(cell["draws"])
+    stream = generator(cell["device"], "ranges", scores, draws, cell["seed"])
+
+    def products(d: int) -> torch.Tensor:
+        return (torch.randn(2, draws, scores, d, generator=stream, device=stream.device).prod(0)).sum(-1).double()
+
+    few, many = products(FEW), products(MANY)
+    ratio = (many.amax(1) - many.amin(1)) / (few.amax(1) - few.amin(1))
+    low, middle, high = ratio.quantile(
+        torch.tensor([0.025, 0.5, 0.975], dtype=torch.float64, device=ratio.device)
+    ).tolist()
+    return {
+        "ratio": middle,
+        "ratio_low": low,
+        "ratio_high": high,
+        "as_said": float((ratio >= SAID).double().mean()),
+        "std_ratio": float(many.square().mean().sqrt() / few.square().mean().sqrt()),
+    }
+
+
+def expect(rows: Rows) -> list[Expectation]:
+    """The ratio of the stds; its relative error comes from the kurtoses 3 + 6/d of the products."""
+    found = []
+    for row in rows:
+        count = row["scores"] * row["draws"]
+        error = 0.5 * math.sqrt(((2 + 6 / FEW) + (2 + 6 / MANY)) / count) * math.sqrt(MANY / FEW)
+        quantity = f"std of q·k at d_k = {MANY} over that at d_k = {FEW}, {row['scores']} scores"
+        source = f"closed form: √({MANY}/{FEW})"
+        within = t_quantile(10**4, RARE) * error
+        found.append(Expectation(quantity, math.sqrt(MANY / FEW), row["std_ratio"], within, source, CHANCE))
+    return found
+
+
+def finding(rows: Rows) -> str:
+    some = sorted(rows, key=lambda row: int(row["scores"]))
+    least = some[0]
+    return (
+        f"The range in 5 dimensions is typically {least['ratio']:.1f} times that in 2; {SAID:.1f} times is reached in "
+        f"{least['as_said']:.0%} of draws of {least['scores']} scores, and never of {some[-1]['scores']}"
+        if some[-1]["as_said"] == 0
+        else f"The range in 5 dimensions is typically {least['ratio']:.1f} times that in 2; {SAID:.1f} times is reached in "
+        f"{least['as_said']:.0%} of draws of {least['scores']} scores"
+    )
+
+
+def draw(rows: Rows, finding: str) -> Any:
+    """The ratio of the ranges against the number of scores, with the middle 95 % of draws."""
+    from ..figures import marks, theme
+
+    x = theme.powers("scores", "number of scores", [row["scores"] for row in rows])
+    points = marks.measured(rows, x, "ratio", "range in 5 dimensions / range in 2")
+    chart = (
+        marks.labelled_line(SAID, f"the common example: {SAID:.1f}", at=40)
+        + marks.labelled_line(math.sqrt(MANY / FEW), "ratio of the stds: √(5/2)", at=40)
+        + points
+    )
+    note = f"Medians of {rows[0]['draws']} draws of normal q and k, and the middle 95 % of them."
+    return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
+
+
+EXPERIMENT = define(
+    __name__,
+    question="How much wider is the range of scores in 5 dimensions than in 2?",
+    claims=("C32",),
+    parameters=(
+        Parameter("scores", (9, 100, 1000), "number of scores whose range is taken", least=2, most=10**5),
+        Parameter("draws", (2000,), "how often it is taken", least=100, most=10**5),
+    ),
+)
