@@ -5,6 +5,7 @@
                                       from attemper-results/. A folder after it is taken instead; names after that are measured
                                       and the others' sections kept
 `python scripts/figures.py variance`  that figure alone
+`python scripts/figures.py protects`  what the scale protects: the figure and the animation, from the rows of lab/stored/
 
 What ran on another machine comes from docs/data/, by scripts/full_size.py.
 """
@@ -20,13 +21,14 @@ import torch
 from full_size import FULL, TIMED, TIMINGS, kept
 
 from attemper import __version__
-from attemper.lab import NAMES, experiment
+from attemper.lab import NAMES, experiment, stored
 from attemper.lab.claims import claims, numbers
 from attemper.lab.claims.judgement import NOT_RUN
 from attemper.lab.engine import output, render
 from attemper.lab.engine.command import RESULTS
 from attemper.lab.engine.experiment import Experiment, Row, Rows
 from attemper.lab.engine.sweep import sweep
+from attemper.lab.figures import protects as protected
 from attemper.lab.training import charlm, depth, fold, recall, transplant
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -71,11 +73,19 @@ def exact() -> None:
     for name in NAMES:
         if not experiment(name).trains and name not in TIMED:
             draw(name)
+    protects()
     print("docs/numbers.md, docs/why-sqrt-dk.md", file=sys.stderr)
     page = DOCS / "numbers.md"
     timings = kept(page, TIMINGS)
     page.write_text(numbers.page(numbers.measured()) + ("\n" + timings if timings else ""), encoding="utf-8")
     write_claims(claims.run())
+
+
+def protects() -> None:
+    rows = stored.rows()
+    print("docs/figures/protects.svg, docs/figures/protects-animated.svg", file=sys.stderr)
+    (DOCS / "figures" / "protects.svg").write_bytes(output.render(protected.chart(rows).to_json(), ".svg"))
+    (DOCS / "figures" / "protects-animated.svg").write_text(protected.animation(rows), encoding="utf-8")
 
 
 SUMMARIES: dict[str, Callable[[Rows], list[Row]]] = {
@@ -85,7 +95,8 @@ SUMMARIES: dict[str, Callable[[Rows], list[Row]]] = {
     "fold": fold.summary,
     "transplant": lambda rows: [
         {"κ": kappa, "held-out loss": middle, "least": low, "most": high}
-        for kappa, (middle, low, high) in transplant.losses(rows).items()
+        for kappa, found in transplant.losses(rows).items()
+        for middle, low, high in (found.values(),)
     ],
     "scores": lambda rows: recall.summary(rows, "score"),
 }
@@ -155,9 +166,9 @@ def expectations(found: Experiment, rows: Rows) -> list[str]:
     expected = [
         {
             "quantity": one.quantity,
-            "expected": one.expected,
+            "expected": one.written()[0],
             "measured": one.measured,
-            "within": f"±{one.within:g}",
+            "within": one.written()[1],
             "agrees": "yes" if one.agrees else "**no**",
             "source": one.source,
         }
@@ -185,6 +196,9 @@ def main(names: list[str]) -> None:
         training(Path(names[1]) if names[1:] else RESULTS, names[2:])
     else:
         for name in names:
+            if name == "protects":
+                protects()
+                continue
             draw(name, RESULTS if experiment(name).trains else None)
 
 

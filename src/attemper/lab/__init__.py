@@ -6,6 +6,7 @@ In the order in which rows pass its folders:
     exact/       experiments that train nothing
     real_model/  experiments on the heads of the embedded model
     training/    experiments that train small models
+    stored/      rows of such experiments that were measured on a GPU
     maths/       closed forms, exact means, intervals
     figures/     what the figures share; each experiment draws its own
     claims/      common claims about √d_k, judged from rows

@@ -5,6 +5,7 @@ In the order in which `attemper claims` passes them:
     claims.py             the claims, the evidence that they need, and running and judging all of them
     judgement.py          the verdicts there are, and what judging returns
     judge_exact.py        from rows of exact experiments to verdicts
+    judge_gradients.py    from gradients before and while training to verdicts
     judge_real_model.py   from rows of a real model's heads to verdicts
     judge_training.py     from rows of training experiments to verdicts
     cards.py              revision cards from the same evidence

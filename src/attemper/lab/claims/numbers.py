@@ -67,7 +67,7 @@ def page(found: dict[str, list[Expectation]]) -> str:
             "|---|---|---|---|---|---|---|",
         ]
         lines += [
-            f"| {cell(number.quantity)} | {number.expected:.4g} | {number.measured:.4g} | ±{number.within:.2g} | "
+            f"| {cell(number.quantity)} | {number.written()[0]} | {number.measured:.4g} | {number.written()[1]} | "
             f"{'yes' if number.agrees else '**no**'} | {cell(number.source)} | {cell(number.because)} |"
             for number in numbers
         ]

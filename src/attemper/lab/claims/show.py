@@ -24,6 +24,8 @@ def claims(found: Iterable[JudgedClaim], console: Console) -> None:
     )
     for one in found:
         hanging(console, Text(one.claim.sentence), one.claim.id)
+        if one.claim.said:
+            hanging(console, Text(one.claim.said, style="italic"))
         condition = f": {one.condition}" if one.condition else ""
         hanging(console, Text.assemble((one.verdict, STYLES[one.verdict]), condition))
         for intro, some in (("", one.numbers), ("context: ", one.context)):
@@ -79,9 +81,10 @@ def _claim(one: dict[str, Any]) -> str:
         for name, value in one[group].items()
     )
     condition = f": {escape(one['condition'])}" if one["condition"] else ""
+    said = f"<p><i>{escape(one['said'])}</i></p>" if one["said"] else ""
     look = f"<p><code>{escape(one['look'])}</code></p>" if one["look"] else ""
     return (
-        f"<article><b>{one['id']}</b><div><p>{escape(one['claim'])}</p>"
+        f"<article><b>{one['id']}</b><div><p>{escape(one['claim'])}</p>{said}"
         f'<p><span class="v {CLASSES[one["verdict"]]}">{one["verdict"]}</span>{condition}</p>'
         f"<dl>{numbers}</dl>{look}</div></article>"
     )
