@@ -82,8 +82,8 @@ def _panel(rows: theme.Rows, panel: Panel, colour: alt.Color, field: str, width:
 def _scale(panel: Panel) -> alt.Scale:
     if panel.log:
         return alt.Scale(type="log", nice=False)
-    ends = {f"domain{end}": one for end, one in (("Min", panel.least), ("Max", panel.most)) if one is not None}
-    return alt.Scale(zero=False, **({"nice": False} if ends else {}), **ends)
+    ends: dict[str, Any] = {"domainMin": panel.least, "domainMax": panel.most, "nice": False}
+    return alt.Scale(zero=False, **({} if panel.least is None or panel.most is None else ends))
 
 
 def _over_seeds(rows: theme.Rows, field: str, column: str, log: bool) -> list[dict[str, Any]]:

@@ -37,8 +37,8 @@ def _note(rows: Rows) -> str:
     first, steps, seeds = rows[0], sorted({row["step"] for row in rows}), len({row["seed"] for row in rows})
     return (
         f"Language model, {first['layers']} layers, d_k = {first['d_model'] // first['heads']}, {first['length']} characters of "
-        f"Python's source at a time, unit-variance q and k, Adam, one H200. |dL/dq|: over the entries of all queries. The medians "
-        f"cross before step {steps[1]}, the first that was logged after 0. Lines: median over {seeds} seeds; bands: least to most."
+        f"Python's source at a time, unit-variance q and k, Adam, one H200. |dL/dq|: over all entries. The medians "
+        f"cross before step {steps[1]}, the first logged after 0. Lines: median over {seeds} seeds; bands: least to most."
     )
 
 

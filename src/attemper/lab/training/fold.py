@@ -68,7 +68,7 @@ def finding(rows: Rows) -> str:
     words += f", another training under {' and '.join(other)}" if other else ""
     words += f", and the same training under {' and '.join(same)}" if same else ""
     words += f"; under {' and '.join(neither)} neither way learns" if neither else ""
-    return words
+    return words + survived(rows, "optimizer", "how", "lr", "seed")
 
 
 def rates(rows: Rows) -> str:
@@ -80,8 +80,7 @@ def rates(rows: Rows) -> str:
             _range([row["lr"] for row in pick(found, how=how) if row["accuracy"] >= recall.LEARNED]) for how in HOWS
         )
         parts.append(f"{NAMES[optimizer]} {' / '.join(said)}")
-    lost = survived(rows, "optimizer", "how", "lr", "seed")
-    return f"Rates that learn recall, divided / folded / neither: {'; '.join(parts)}{lost}"
+    return f"Rates that learn recall, divided / folded / neither: {'; '.join(parts)}"
 
 
 LABELS = {"scaled": "divide by √d_k", "folded": "fold into W_q", "none": "neither"}
