@@ -57,7 +57,7 @@ def page(found: dict[str, list[Expectation]]) -> str:
         "",
         "<!-- made by `make figures`; do not edit -->",
         "",
-        f"{count} numbers beside what this code measures. They come from a closed form, an exact mean by quadrature, or a paper. A",
+        f"{count} numbers beside what this code measures. Sources: closed forms, exact means by quadrature, papers. A",
         "measurement agrees when it lies within the interval; the source of the interval is given. No interval is wider than a",
         "quarter of its number. `tests/lab/test_numbers.py` measures them again.",
         "",

@@ -77,7 +77,7 @@ def draw(rows: Rows, finding: str) -> Any:
     n = max(row["n"] for row in shown)
     x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
     keys, title = "effective keys, exp(entropy)", f"weight of a key equal to q, beside {n} others"
-    many = marks.curve(shown, x, "effective_keys", keys, colour, nested=True, log=True)
+    many = marks.curve(shown, x, "effective_keys", keys, colour, nested=True, log=True, most=float(n))
     found = marks.curve(shown, x, "aligned_weight", title, colour, nested=True, log=True, most=1.0)
     line = marks.labelled_line(n, f"all {n} keys alike", at=40)
     chart = theme.side_by_side(line + many, found, theme.WIDTH // 2 - 20)

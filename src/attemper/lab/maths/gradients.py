@@ -90,13 +90,9 @@ def median(d: int, n: int, scale: float) -> dict[str, Estimate]:
     }
 
 
-CROSSINGS = {
-    (128, "logits"): 62.4,  # ± 0.1
-    (128, "query"): 415.5,  # ± 0.9
-    (1024, "logits"): 228.3,  # ± 1.2
-    (1024, "query"): 1036.4,  # ± 6.5
-}
-"""(keys, unit) → the crossing and its standard error, as `python -m attemper.lab.maths.gradients` prints them."""
+CROSSINGS = {(128, "logits"): 62.4, (128, "query"): 415.5, (1024, "logits"): 228.3, (1024, "query"): 1036.4}
+CROSSING_ERRORS = {(128, "logits"): 0.1, (128, "query"): 0.9, (1024, "logits"): 1.2, (1024, "query"): 6.5}
+"""(keys, unit) → the crossing, and its standard error, as `python -m attemper.lab.maths.gradients` prints them."""
 
 
 def crossing(n: int, unit: str) -> float:
@@ -139,7 +135,7 @@ def main(seeds: int = 24) -> None:
                 found[unit].append(estimate(n, unit, seed))
         for unit, values in found.items():
             error = statistics.stdev(values) / math.sqrt(seeds)
-            print(f"({n}, {unit!r}): {statistics.fmean(values):.1f},  # ± {error:.1f}")
+            print(f"({n}, {unit!r}): {statistics.fmean(values):.1f} ± {error:.1f}")
 
 
 if __name__ == "__main__":
