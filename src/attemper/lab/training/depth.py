@@ -69,7 +69,7 @@ GROWS = {
     MORE: ": {} more from the shallowest to the deepest",
     LESS: ": no more the deeper; {} from the shallowest to the deepest",
     SAME: ": the same at every depth; {} from the shallowest to the deepest",
-    OPEN: "; whether that grows is not decided: {} from the shallowest to the deepest",
+    OPEN: "; the growth is not decided: {} from the shallowest to the deepest",
 }
 """What the growth of the cost says, in words."""
 

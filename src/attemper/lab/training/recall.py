@@ -125,15 +125,14 @@ def summary(rows: Rows, which: str = "rule") -> list[Row]:
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    """Before training an answer is a guess among the values, under every rule."""
+    """A test of the sign: recall takes longer without the scale, each at its fastest learning rate."""
     found = []
-    for name in dict.fromkeys(row["rule"] for row in rows):
-        guesses = [run[0]["accuracy"] for run in runs(pick(rows, rule=name, step=0), "d", "seed").values()]
-        if guesses:
-            quantity, source = f"accuracy before training, rule {name}", f"closed form: one guess among {VALUES} values"
-            error = math.sqrt((VALUES - 1) / VALUES**2 / (UNSEEN * len(guesses)))
-            why = f"4 standard errors of {UNSEEN * len(guesses)} guesses"
-            found.append(Expectation(quantity, 1 / VALUES, statistics.fmean(guesses), 4 * error, source, why))
+    for d in sorted({row["d"] for row in rows}):
+        steps = {row["rule"]: row["steps_to_90"] for row in pick(summary(rows), d=d)}
+        if math.isfinite(steps.get("sqrt_dk", math.inf)) and "none" in steps:
+            quantity = f"steps to 90 %, without the scale less with 1/√d_k, d = {d}"
+            source, why = "Vaswani et al. 2017, section 3.2.1: suspected, not measured", "a test of the sign"
+            found.append(Expectation(quantity, 0.0, steps["none"] - steps["sqrt_dk"], 0.0, source, why, above=True))
     return found
 
 
