@@ -217,10 +217,11 @@ def test_lengths_without_vectors_are_those_of_vectors():
 
 
 def test_the_crossings_that_are_written_down_are_those_of_fresh_draws():
-    """One set of draws has an error of about 1 % with 128 keys, and of 3 % with 1024."""
+    """They are the means over 24 sets of draws; one more set differs from them by its own error."""
     for (n, unit), written in gradients.CROSSINGS.items():
         if n == 128:
-            assert gradients.estimate(n, unit, seed=99) == pytest.approx(written, rel=0.05)
+            error = math.sqrt(24) * gradients.CROSSING_ERRORS[n, unit]
+            assert abs(gradients.estimate(n, unit, seed=99) - written) < 4.5 * error
     assert gradients.crossing(128, "logits") < gradients.crossing(128, "query")
 
 
