@@ -62,7 +62,7 @@ def _while_training(rows: Rows, found: _Ratios) -> None:
         for word, value in (("largest", max(last)), ("smallest", min(last))):
             name = f"{_said(statistic)} gradient at q after {step} training steps, without the scale ÷ with it, {word}"
             some[f"{name} ({model})"] = value
-            name = f"{_said(statistic)} gradient at q after {step} steps, without the factor √d_k that no scale leaves, {word}"
+            name = f"{_said(statistic)} gradient at q after {step} steps, without ÷ with it, the factor √d_k set aside, {word}"
             found.context[name] = value / math.sqrt(d)
         name = f"{_said(statistic)} gradient at q at step 0 of that model, without the scale ÷ with it"
         found.context[name] = next(iter(ratios.values()))[0]
@@ -127,8 +127,8 @@ def gradients_explode(evidence: Evidence) -> Judgement:
         return Judgement(HOLDS, found.numbers, "every gradient is larger without the scale", found.context)
     words = (
         f"in the mean, which few queries make: the RMS is {_range(found.rms_before)} times the scaled one before training and "
-        f"{_range(found.rms_trained)} times at q while a model trains, much of it the factor √d_k that no scale leaves; the "
-        f"median falls to {_range(found.median_trained)}. At the softmax's input nothing explodes: ‖J‖_F is at most √½"
+        f"{_range(found.rms_trained)} times at q while a model trains, where the missing scale is a factor √d_k of its own; the "
+        f"median falls to {_range(found.median_trained)}. At the softmax's input nothing explodes: ‖J‖_F is at most ½"
     )
     return Judgement(CONDITION, found.numbers, words, found.context)
 

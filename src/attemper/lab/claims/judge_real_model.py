@@ -35,7 +35,7 @@ def one_token_gets_all(evidence: Evidence) -> Judgement:
     if bare > NEARLY_ALL * heads:
         return Judgement(HOLDS, numbers, "in a model that was trained with the scale", context)
     words = f"in {bare / heads:.0%} of the heads of a model that was trained with the scale (d_k = {without[0]['d']})"
-    others = f"every other head gives one token {least:.2f} or more" if least > MOST else "the others spread it more"
+    others = f"every other head gives one token at least {least:.3f}" if least > MOST else "the others spread it more"
     return Judgement(CONDITION, numbers, f"{words}; {others}", context)
 
 
