@@ -103,7 +103,8 @@ def draw(rows: Rows, finding: str) -> Any:
     colour = theme.by_rule([row for part in ends.values() for row in part])
     below = panels.draw(ends, colour, "rule_label", panels.LANGUAGE)
     note = (
-        "Language model on Python's standard library, unit-variance q and k; each rule at its best learning rate. "
+        f"Language model, {rows[0]['length']} characters of Python's source at a time, unit-variance q and k; each rule "
+        "at its best learning rate. "
         f"Top: the difference of held-out losses, mean and 95 % interval. {panels.ON_THE_WAY}"
     )
     chart = alt.vconcat(alt.layer(points).properties(width=theme.WIDTH, height=200), below, spacing=24)
