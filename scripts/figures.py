@@ -5,6 +5,7 @@
                                       from attemper-results/. A folder after it is taken instead; names after that are measured
                                       and the others' sections kept
 `python scripts/figures.py variance`  that figure alone
+`python scripts/figures.py protects`  what the scale protects: the figure and the animation, from the rows of lab/stored/
 
 What ran on another machine comes from docs/data/, by scripts/full_size.py.
 """
@@ -20,17 +21,21 @@ import torch
 from full_size import FULL, TIMED, TIMINGS, kept
 
 from attemper import __version__
-from attemper.lab import NAMES, experiment
+from attemper.lab import NAMES, experiment, stored
 from attemper.lab.claims import claims, numbers
-from attemper.lab.claims.judgement import NOT_RUN
+from attemper.lab.claims.judgement import NOT_RUN, Evidence
 from attemper.lab.claims.note_claims import NOTE_CLAIMS
 from attemper.lab.engine import output, render
 from attemper.lab.engine.command import RESULTS
-from attemper.lab.engine.experiment import Experiment, Row, Rows
+from attemper.lab.engine.experiment import Experiment, Row, Rows, pick
 from attemper.lab.engine.sweep import sweep
+from attemper.lab.exact.jacobian import peak as peak_of
+from attemper.lab.figures import protects as protected
+from attemper.lab.maths import gradients
 from attemper.lab.training import charlm, depth, fold, recall, transplant
 
 DOCS = Path(__file__).parents[1] / "docs"
+MEASURED = ("<!-- measured -->", "<!-- /measured -->")
 TABLE = ("<!-- claims -->", "<!-- /claims -->")
 NOTED = {claim.id for claim in NOTE_CLAIMS}
 """Claims and experiments of docs/notes.md, which scripts/notes.py makes."""
@@ -63,6 +68,72 @@ def write_claims(judged: list[claims.JudgedClaim]) -> None:
     page.write_text("\n".join([f"{head}{TABLE[0]}", *lines, f"{TABLE[1]}{tail}"]), encoding="utf-8")
 
 
+def write_measured(evidence: Evidence) -> None:
+    """The numbers that docs/why-sqrt-dk.md speaks of, with their intervals, as a table."""
+    page = DOCS / "why-sqrt-dk.md"
+    head, rest = page.read_text(encoding="utf-8").split(MEASURED[0])
+    rows = [*_exact_rows(evidence), *_trained_rows(evidence["trained"])]
+    page.write_text(f"{head}{MEASURED[0]}\n{table(rows)}\n{MEASURED[1]}{rest.split(MEASURED[1])[1]}", encoding="utf-8")
+
+
+def _exact_rows(evidence: Evidence) -> list[Row]:
+    spread, jacobian = pick(evidence["variance"], d=64)[0], pick(evidence["jacobian"], d=64)[0]
+    peak_at, peak = peak_of(1024)
+    wanted = (
+        ("Var(q·k), d_k = 64", spread, "variance", "64"),
+        ("Var(q·k/√d_k), d_k = 64", spread, "scaled_variance", "1"),
+        ("kurtosis of q·k, d_k = 64", spread, "kurtosis", f"3 + 6/64 = {3 + 6 / 64:.3f}"),
+        ("mean top weight, no scale, d_k = 64, 1024 keys", jacobian, "top_weight", ""),
+        ("share of rows with a top weight above 0.9, the same", jacobian, "one_hot", ""),
+        (
+            "E‖J‖_F², the same",
+            jacobian,
+            "square",
+            f"{jacobian['square_theory']:.4f}; at most {peak:.4f}, at d_k = {peak_at}",
+        ),
+    )
+    found: list[Row] = [
+        {"quantity": name, "measured": f"{row[column]:.4g}", "interval": _ends(row[f"{column}_low"], row[f"{column}_high"]),
+         "exact": exact}
+        for name, row, column, exact in wanted
+    ]  # fmt: skip
+    for (n, unit), crossing in gradients.CROSSINGS.items():
+        name = f"d_k from which the median gradient {gradients.UNITS[unit]} is smaller without the scale, {n} keys"
+        error = 2 * gradients.CROSSING_ERRORS[n, unit]
+        found.append(
+            {
+                "quantity": name,
+                "measured": f"{crossing:.4g}",
+                "interval": _ends(crossing - error, crossing + error),
+                "exact": "",
+            }
+        )
+    return found
+
+
+def _trained_rows(rows: Rows) -> list[Row]:
+    """Gradients while training, without the scale over those with it: the median over seeds, the least and the most."""
+    found: list[Row] = []
+    last = max(row["step"] for row in rows)
+    for statistic, said in (("median", "median"), ("rms", "RMS")):
+        for lr in sorted({row["lr"] for row in rows}):
+            for step in (0, last) if lr == 3e-4 else (last,):
+                some = pick(rows, lr=lr, step=step)
+                ratio = charlm.gradient_ratios(some, f"grad_q_{statistic}")[lr][step]
+                of_seed = [
+                    charlm.gradient_ratios(pick(some, seed=seed), f"grad_q_{statistic}")[lr][step]
+                    for seed in sorted({row["seed"] for row in some})
+                ]
+                name = f"{said} gradient at q, without the scale ÷ with it, step {step}, language model, lr {lr:g}"
+                interval = f"{_ends(min(of_seed), max(of_seed))}, the seeds"
+                found.append({"quantity": name, "measured": f"{ratio:.3g}", "interval": interval, "exact": ""})
+    return found
+
+
+def _ends(low: float, high: float) -> str:
+    return f"{low:.4g} to {high:.4g}"
+
+
 def numbered(one: claims.JudgedClaim) -> str:
     """The numbers that decide a claim, and in italics those beside them."""
     shown, beside = (
@@ -76,11 +147,21 @@ def exact() -> None:
     for name in NAMES:
         if not experiment(name).trains and name not in TIMED and not NOTED & set(experiment(name).claims):
             draw(name)
+    protects()
     print("docs/numbers.md, docs/why-sqrt-dk.md", file=sys.stderr)
     page = DOCS / "numbers.md"
     timings = kept(page, TIMINGS)
     page.write_text(numbers.page(numbers.measured()) + ("\n" + timings if timings else ""), encoding="utf-8")
-    write_claims(claims.run())
+    evidence = claims.gather(False, lambda line: None)
+    write_measured(evidence)
+    write_claims(claims.judge(evidence))
+
+
+def protects() -> None:
+    rows = stored.rows()
+    print("docs/figures/protects.svg, docs/figures/protects-animated.svg", file=sys.stderr)
+    (DOCS / "figures" / "protects.svg").write_bytes(output.render(protected.chart(rows).to_json(), ".svg"))
+    (DOCS / "figures" / "protects-animated.svg").write_text(protected.animation(rows), encoding="utf-8")
 
 
 SUMMARIES: dict[str, Callable[[Rows], list[Row]]] = {
@@ -90,7 +171,8 @@ SUMMARIES: dict[str, Callable[[Rows], list[Row]]] = {
     "fold": fold.summary,
     "transplant": lambda rows: [
         {"κ": kappa, "held-out loss": middle, "least": low, "most": high}
-        for kappa, (middle, low, high) in transplant.losses(rows).items()
+        for kappa, found in transplant.losses(rows).items()
+        for middle, low, high in (found.values(),)
     ],
     "scores": lambda rows: recall.summary(rows, "score"),
 }
@@ -160,9 +242,9 @@ def expectations(found: Experiment, rows: Rows) -> list[str]:
     expected = [
         {
             "quantity": one.quantity,
-            "expected": one.expected,
+            "expected": one.written()[0],
             "measured": one.measured,
-            "within": f"±{one.within:g}",
+            "within": one.written()[1],
             "agrees": "yes" if one.agrees else "**no**",
             "source": one.source,
         }
@@ -190,6 +272,9 @@ def main(names: list[str]) -> None:
         training(Path(names[1]) if names[1:] else RESULTS, names[2:])
     else:
         for name in names:
+            if name == "protects":
+                protects()
+                continue
             draw(name, RESULTS if experiment(name).trains else None)
 
 

@@ -1,6 +1,7 @@
 """Makes what docs/ shows of runs on another machine, from the rows in docs/data/.
 
-`python scripts/full_size.py`          figures full-*.svg, the end of docs/training.md, the timings in docs/numbers.md
+`python scripts/full_size.py`          figures full-*.svg, the end of docs/training.md, the timings in docs/numbers.md, and the
+                                       rows that come with the package (lab/stored/)
 `python scripts/full_size.py FOLDER`   first packs the results that `attemper run --results` kept in FOLDER, and the documents
                                        that `attemper run -o` wrote there, into docs/data/
 
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from attemper import _files
-from attemper.lab import experiment
+from attemper.lab import experiment, stored
 from attemper.lab.claims import claims
 from attemper.lab.engine import output
 from attemper.lab.engine.experiment import Experiment, Row, Rows, key
@@ -24,6 +25,7 @@ from attemper.lab.training import charlm
 
 DOCS = Path(__file__).parents[1] / "docs"
 DATA = DOCS / "data"
+STORED = Path(stored.__file__).with_name("charlm.json")
 TIMED = ("additive_cost", "parallel")
 FULL = ("<!-- full size -->", "<!-- /full size -->")
 TIMINGS = ("<!-- timings -->", "<!-- /timings -->")
@@ -68,11 +70,17 @@ def _short(value: Any) -> Any:
 
 
 def unpack(name: str) -> list[Row]:
-    content = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
-    return [
-        {**content["fixed"], **{c: math.nan if v is None else v for c, v in zip(content["columns"], line, strict=True)}}
-        for line in content["rows"]
-    ]
+    return stored.unpacked(json.loads((DATA / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def store() -> None:
+    """The rows of docs/data/charlm.json that come with the package: the rules that claims compare, the columns that they read."""
+    content = json.loads((DATA / "charlm.json").read_text(encoding="utf-8"))
+    places = [content["columns"].index(one) for one in stored.COLUMNS]
+    wanted = [line for line in content["rows"] if line[0] in stored.RULES and line[1] == stored.INIT]
+    text = json.dumps({"fixed": content["fixed"], "columns": stored.COLUMNS}, ensure_ascii=False)[:-1]
+    lines = ",\n".join(json.dumps([line[place] for place in places], separators=(",", ":")) for line in wanted)
+    STORED.write_text(f'{text}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 def insert(page: Path, marks: tuple[str, str], lines: list[str]) -> None:
@@ -184,6 +192,7 @@ def timings() -> None:
 def main(words: list[str]) -> None:
     if words:
         pack(Path(words[0]))
+    store()
     full_size()
     timings()
 

@@ -84,7 +84,7 @@ EVIDENCE: dict[str, Any] = {
     "jacobian": ("jacobian", {"n": (1024,), "d": (64,), "batches": (8,), "rule": ("none",)}),
     "gradient": (
         "gradient",
-        {"d": (64, 1024), "n": (16,), "rule": ("none", "sqrt_dk"), "batches": (2,)},
+        {"d": (128, 1024), "n": (128,), "rule": ("none", "sqrt_dk"), "batches": (2,), "projected": (1,)},
     ),
     "divisors": ("divisors", {"d": (128,), "heads": (96,), "batches": (8,)}),
     "bounded": ("bounded", {"score": ("additive",), "bound": (10.0,), "n": (16,)}),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from attemper import cli
-from attemper.lab import NAMES
+from attemper.lab import NAMES, stored
 from attemper.lab.claims import cards, claims
 from attemper.lab.engine import command
 
@@ -30,8 +30,8 @@ SMALLER = {
     "nonunit": {"d": (1, 64), "init": ("unit",), "a": (0.25,), "samples": (1000,)},
     "saturation": {"n": (16, 1024), "rows": (32,)},
     "jacobian": {"n": (1024,), "d": (64,), "batches": (8,), "rule": ("none",)},
-    "gradient": {"d": (64, 1024), "n": (16,), "rule": ("none", "sqrt_dk"), "batches": (2,)},
-    "gradient_long": {"d": (64,), "n": (32,), "rule": ("none", "sqrt_dk"), "batches": (2,), "projected": (0,)},
+    "gradient": {"d": (128, 1024), "n": (128,), "rule": ("none", "sqrt_dk"), "batches": (2,)},
+    "gradient_long": {"d": (128,), "n": (1024,), "rule": ("none", "sqrt_dk"), "batches": (2,), "projected": (0,)},
     "divisors": {"d": (128,), "heads": (96,), "batches": (8,)},
     "bounded": {"score": ("additive",), "bound": (10.0,), "n": (16,)},
     "precision": {},
@@ -51,7 +51,9 @@ def small_evidence():
         "additive_mib": 1.0,
         "dot_mib": 1.0,
     }
-    rows["additive_cost"] = [{"d": 16, **spread}, {"d": 256, **{name: 16 * value for name, value in spread.items()}}]
+    rows[claims.STORED] = stored.rows()
+    wider = {name: 16 * value for name, value in spread.items()}
+    rows["additive_cost"] = [{"n": 512, "d": 16, **spread}, {"n": 512, "d": 256, **wider}]
     return rows
 
 
@@ -78,7 +80,7 @@ def test_run_prints_the_finding_and_writes_rows(attemper_command, tmp_path):
 
 
 def test_where_nothing_is_expected_no_empty_table_is_shown(attemper_command):
-    code, out, _ = attemper_command("run", "two_keys", "--d", "4", "--samples", "1000")
+    code, out, _ = attemper_command("run", "precision", "--dtype", "bfloat16", "--size", "8")
     assert code == 0
     assert "No closed form or published number is known for these settings." in out
     assert "0 of 0" not in out

@@ -1,5 +1,6 @@
 """The contract: every experiment's question, options, rows and verdict; and what bad input gets."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -12,9 +13,9 @@ from attemper import __version__
 from attemper.errors import InputError
 from attemper.lab import NAMES, experiment
 from attemper.lab.claims import claims
-from attemper.lab.engine.experiment import generator, key
-from attemper.lab.exact import parallel
-from attemper.lab.maths import moments, stats, theory
+from attemper.lab.engine.experiment import Expectation, generator, key
+from attemper.lab.exact import jacobian, parallel
+from attemper.lab.maths import gradients, moments, stats, theory
 from close import in_float64, printed
 from measured import GROUP, SMALL, small
 
@@ -154,11 +155,98 @@ def test_an_interval_of_few_batches_covers_as_often_as_it_says(batches):
 @pytest.mark.parametrize(("s", "n"), [(0.02, 4), (0.5, 2), (1.0, 16), (4.0, 3), (8.0, 64)])
 def test_exact_moments_are_those_of_drawn_logits(s, n):
     stream = torch.Generator().manual_seed(1)
-    weights = torch.softmax(s * torch.randn(20_000, n, generator=stream, dtype=torch.float64), -1)
+    x = torch.randn(20_000, n, generator=stream, dtype=torch.float64)
+    weights = torch.softmax(s * x, -1)
     p2, p3 = weights.square().sum(-1), weights.pow(3).sum(-1)
-    drawn = (1 - p2, p2 - 2 * p3 + p2.square(), -torch.special.xlogy(weights, weights).sum(-1))
+    along = (weights * (x - (weights * x).sum(-1, keepdim=True))).square().sum(-1)  # |Jx|²
+    drawn = (1 - p2, p2 - 2 * p3 + p2.square(), along, -torch.special.xlogy(weights, weights).sum(-1))
     for exact, values in zip(moments.of_logits(s, n), drawn, strict=True):
         assert abs(exact - values.mean()) < 4.5 * values.std() / math.sqrt(len(values)) + 1e-7
+
+
+GRADIENT = {"d": (2, 4, 16), "n": (128,), "rule": ("none", "sqrt_dk"), "batches": (800,), "projected": (0,)}
+
+
+@pytest.fixture(scope="module")
+def gradient_rows():
+    return experiment("gradient").run(**GRADIENT)
+
+
+def test_the_gradient_is_that_of_its_closed_form(gradient_rows):
+    """At small d_k, where every part of it counts: RMS and median, at the softmax's input and at q."""
+    found = experiment("gradient").expect(gradient_rows)
+    assert len(found) == 4 * len(gradient_rows)
+    assert [one for one in found if not one.agrees] == []
+
+
+def test_the_gradient_at_q_without_its_part_along_q_does_not_agree(gradient_rows, monkeypatch):
+    """scale² d_k E‖J‖_F², which takes J to be independent of the keys along q, is no closed form."""
+
+    def independent(d, n, scale):
+        square = moments.of_dot_products(d, n, scale).square
+        return {"logits": math.sqrt(square), "query": scale * math.sqrt(d * square)}
+
+    changed = [
+        {
+            **row,
+            "query_rms_theory": independent(row["d"], row["n"], 1 if row["rule"] == "none" else row["d"] ** -0.5)[
+                "query"
+            ],
+        }
+        for row in gradient_rows
+    ]
+    missed = [one.quantity for one in experiment("gradient").expect(changed) if not one.agrees]
+    assert len(missed) >= 4
+    assert all(name.startswith("RMS gradient at q") for name in missed)
+
+
+def test_lengths_without_vectors_are_those_of_vectors():
+    """|dL/dq| by autograd through torch's own softmax in float64, against the law that leaves the vectors out."""
+    d, n, scale, queries = 8, 16, 1.0, 4000
+    stream = torch.Generator().manual_seed(3)
+    query, upstream = torch.randn(2, queries, d, generator=stream, dtype=torch.float64)
+    key, value = torch.randn(2, queries, n, d, generator=stream, dtype=torch.float64)
+    query.requires_grad_()
+    weights = torch.softmax(scale * torch.einsum("qd,qnd->qn", query, key), -1)
+    output = torch.einsum("qn,qnd->qd", weights, value)
+    (to_query,) = torch.autograd.grad(output, query, torch.nn.functional.normalize(upstream, dim=-1))
+    drawn = gradients.lengths(d, n, scale)["query"].flatten()
+    for share in (0.1, 0.5, 0.9):
+        below = (to_query.norm(dim=-1) < drawn.quantile(share)).double().mean()
+        assert abs(below - share) < 4.5 * math.sqrt(share * (1 - share) / queries)
+
+
+def test_the_crossings_that_are_written_down_are_those_of_fresh_draws():
+    """They are the means over 24 sets of draws; one more set differs from them by its own error."""
+    for (n, unit), written in gradients.CROSSINGS.items():
+        if n == 128:
+            error = math.sqrt(24) * gradients.CROSSING_ERRORS[n, unit]
+            assert abs(gradients.estimate(n, unit, seed=99) - written) < 4.5 * error
+    assert gradients.crossing(128, "logits") < gradients.crossing(128, "query")
+
+
+def test_chi_square_quantiles():
+    """From any table: the median and the 95 % point of one, ten and a hundred degrees of freedom."""
+    uniform = torch.tensor([0.5, 0.95], dtype=torch.float64)
+    for freedom, table in ((1, (0.455, 3.841)), (10, (9.342, 18.307)), (100, (99.334, 124.342))):
+        for found, expected in zip(gradients.chi_square(freedom, uniform).tolist(), table, strict=True):
+            assert found == printed(expected, 3)
+
+
+def test_the_peak_of_the_jacobian_is_its_largest_value():
+    at, most = jacobian.peak(128)
+    around = [moments.of_dot_products(d, 128, 1.0).square for d in range(2, 60)]
+    assert most == max(around)
+    assert around.index(most) + 2 == at
+
+
+def test_a_test_of_the_sign_has_no_interval():
+    """Half a nat expected, give or take half a nat, is a test of the sign in disguise: 0.999 would pass and 1.001 not."""
+    one = Expectation("gain", 0.0, 1.2, 0.0, "source", "sign", above=True)
+    assert one.agrees
+    assert one.written() == ("> 0", "sign")
+    assert not dataclasses.replace(one, measured=0.0).agrees
+    assert not dataclasses.replace(one, measured=math.nan).agrees
 
 
 def test_exact_moments_of_two_keys_are_an_integral():

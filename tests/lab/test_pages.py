@@ -4,12 +4,16 @@ import html
 import importlib.util
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from attemper.lab import NAMES, experiment
+from attemper.lab import NAMES, experiment, stored
 from attemper.lab.claims import claims
 from attemper.lab.claims.judgement import VERDICTS
+from attemper.lab.maths import gradients
+from attemper.lab.training import charlm
+from close import printed
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "why-sqrt-dk.md").read_text(encoding="utf-8")
@@ -20,7 +24,7 @@ def test_every_experiment_is_a_step_with_its_figure():
     """On one of the two pages: the derivation, or the notes sentence by sentence."""
     commands = re.findall(r"^attemper run (\w+)", PAGE + NOTES, flags=re.MULTILINE)
     assert set(commands) == set(NAMES)
-    assert set(re.findall(r"\]\(figures/(\w+)\.svg\)", PAGE + NOTES)) == set(NAMES)
+    assert set(re.findall(r"\]\(figures/(\w+)\.svg\)", PAGE + NOTES)) == {*NAMES, "protects"}
 
 
 @pytest.mark.parametrize("name", ["why-sqrt-dk.md", "notes.md", "training.md", "numbers.md"])
@@ -49,6 +53,61 @@ def test_a_figure_says_what_its_page_says(name):
         drawn = html.unescape((DOCS / "figures" / f"{figure}.svg").read_text(encoding="utf-8"))
         title = max(re.findall(r"Title text '(.*?)'\" pointer-events", drawn), key=len)  # panels have short ones
         assert f"{title}." in page, f"draw docs/figures/{figure}.svg again"
+
+
+def test_the_page_has_the_derivation_whole():
+    """What a class is handed: the formula, the shift, mean and variance of a term and of the sum, the root, J, other forms."""
+    for words in (
+        "softmax(Q Kᵀ / √d_k) V", "softmax(z + c) = softmax(z)", "E[q_i k_i]", "Var(q_i k_i)", "E[q·k] = 0", "Var(q·k) = d_k",
+        "J = diag(p) − p pᵀ", "√512 = 22.6", "(|q||k|/√d_k) cos θ", "wᵀ tanh(W_q q + W_k k)", "(d_k − 1) E‖J‖_F² + E‖J Kq/|q|‖²",
+        "So what does the scale protect?", "We suspect", "Random-energy model", "2505.24333", "Hong, Lee 2025",
+    ):  # fmt: skip
+        assert words in PAGE, words
+
+
+def test_what_the_page_says_of_training_is_in_the_stored_rows():
+    """The ratios of the text, in its digits, from the rows that come with the package."""
+    for column, lr, step, said in (
+        ("grad_q_median", 1e-4, 0, "3.6"), ("grad_q_median", 1e-4, 53, "1.05"), ("grad_q_median", 1e-4, 800, "0.19"),
+        ("grad_q_median", 3e-4, 800, "0.041"), ("grad_q_median", 1e-3, 800, "0.00008"),
+    ):  # fmt: skip
+        ratio = charlm.gradient_ratios(stored.rows(), column)[lr][step]
+        assert ratio == printed(float(said), len(said.partition(".")[2]))
+        assert said in PAGE
+    ratios = charlm.gradient_ratios(stored.rows(), "grad_q_rms").values()
+    assert min(min(some.values()) for some in ratios) > 1.7
+    for (n, unit), crossing in gradients.CROSSINGS.items():
+        rounded = f"d_k ≈ {crossing:.0f}" if crossing < 1000 else f"d_k ≈ {round(crossing, -1):.0f}"
+        assert rounded in PAGE, (n, unit)
+
+
+def test_the_stored_rows_are_those_in_the_docs(full_size):
+    kept = [row for row in full_size.unpack("charlm") if row["rule"] in stored.RULES and row["init"] == stored.INIT]
+    assert [{name: row[name] for name in stored.COLUMNS} for row in kept] == [
+        {name: row[name] for name in stored.COLUMNS} for row in stored.rows()
+    ], "run scripts/full_size.py"
+
+
+def test_the_figure_of_what_the_scale_protects_is_of_these_rows():
+    pytest.importorskip("altair")
+    from attemper.lab.figures import protects
+
+    drawn = html.unescape((DOCS / "figures" / "protects.svg").read_text(encoding="utf-8"))
+    assert protects.finding(stored.rows()) in drawn, "run scripts/figures.py protects"
+    moving = protects.animation(stored.rows())
+    assert (DOCS / "figures" / "protects-animated.svg").read_text(encoding="utf-8") == moving
+    tree = ElementTree.fromstring(moving)
+    grown = [part for part in tree.iter() if part.tag.endswith("animate")]
+    assert len(grown) == 4 * 3  # in each panel what is shown of the lines, and both ends of the cursor
+    assert all(part.get("values").split(";")[1] == part.get("values").split(";")[2] for part in grown)
+
+
+@pytest.mark.parametrize("figure", sorted((DOCS / "figures").glob("*.svg"), key=lambda path: path.name))
+def test_a_title_is_one_finding(figure):
+    """Two lines at most. Figures of the embedded model's heads are made elsewhere."""
+    drawn = html.unescape(figure.read_text(encoding="utf-8"))
+    titles = re.findall(r"Title text '(.*?)'\" pointer-events", drawn)
+    assert max(map(len, titles), default=0) <= 2 * 92
 
 
 @pytest.fixture(scope="module")

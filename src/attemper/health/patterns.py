@@ -33,7 +33,7 @@ def patterns(row: HeadRow) -> set[str]:
 def _saturated(row: HeadRow, crowd: bool) -> Finding:
     share = row["saturated"]
     known = number(row, "sink_weight") is not None
-    says = f"{share:.0%} of its rows put over 99 % of their weight on one key: attention is nearly one-hot"
+    says = f"{share:.0%} of its rows put over 99 % of their weight on one key: attention is saturated"
     if not known:
         return made(
             row, "saturated", "note", share, SATURATED, f"{says}. It may be a sink or a positional head.", _SCAN

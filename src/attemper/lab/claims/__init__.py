@@ -6,6 +6,7 @@ In the order in which `attemper claims` passes them:
     note_claims.py        the claims C24 to C36 and their evidence
     judgement.py          the verdicts there are, and what judging returns
     judge_exact.py        from rows of exact experiments to verdicts
+    judge_gradients.py    from gradients before and while training to verdicts
     judge_real_model.py   from rows of a real model's heads to verdicts
     judge_training.py     from rows of training experiments to verdicts
     judge_notes.py        from rows to verdicts on C24 to C36

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..engine.experiment import pick
-from ..exact.gradient import crossing, without_over_with
+from ..exact.gradient import without_over_with
+from ..exact.jacobian import peak
+from ..maths.gradients import crossing
+from ..maths.theory import NEARLY_ONE_HOT
+from ..training import charlm
 from . import claims
 from .judgement import Evidence
 
@@ -50,8 +54,7 @@ def _softmax(evidence: Evidence) -> list[Card]:
     softmax = pick(evidence["worked"], quantity="softmax", example="7, 3", place=0)[0]
     top = {row["n"]: row for row in pick(evidence["saturation"], s=8.0)}
     bare = pick(evidence["jacobian"], rule="none", d=64, n=1024)[0]
-    rows, n = evidence["gradient"], evidence["gradient"][0]["n"]
-    mean, typical = (without_over_with(rows, column, n) for column in ("rms", "median"))
+    at, most = peak(1024)
     return [
         Card(
             "What is softmax([7, 3])?",
@@ -66,32 +69,55 @@ def _softmax(evidence: Evidence) -> list[Card]:
         Card(
             "Without the scale, at d_k = 64 and 1024 keys, is attention one-hot?",
             "Partly: the top key gets most of the weight on average, but few rows are saturated.",
-            f"mean top weight {bare['top_weight']:.2f}; {bare['saturated']:.0%} of rows above 0.99",
+            f"mean top weight {bare['top_weight']:.2f}; {bare['one_hot']:.0%} of rows above {NEARLY_ONE_HOT:g}",
         ),
-        Card(
-            "Do gradients vanish or explode without the scale?",
-            "On average they grow at every d_k. For the median query they also grow at the head dims that models use; beyond a "
-            "d_k that depends on the number of keys they almost vanish.",
-            f"with {n} keys: RMS × {mean[64]:.0f} at d_k = 64 and × {mean[1024]:.0f} at 1024; median × {typical[64]:.2g} and "
-            f"× {typical[1024]:.2g}, turning at d_k ≈ {crossing(rows, n):.0f}",
-        ),
+        *_gradients(evidence),
         Card(
             "When is the softmax's Jacobian largest?",
-            "In between: it is small when the weights are even and when one key has all the weight. For many keys ‖J‖_F² peaks "
-            "at 1/12, at d_k = 8 ln n.",
-            f"{bare['square']:.4f} at d_k = 64 with 1024 keys (1/12 = 0.0833)",
+            "In between: it is small when the weights are even and when one key has all the weight. In the limit of many keys "
+            "‖J‖_F² peaks at 1/12, at d_k = 8 ln n; with fewer keys it peaks earlier and higher.",
+            f"{bare['square']:.4f} at d_k = 64 with 1024 keys; the exact peak is {most:.4f}, at d_k = {at}",
+        ),
+    ]
+
+
+def _gradients(evidence: Evidence) -> list[Card]:
+    rows, n = evidence["gradient"], evidence["gradient"][0]["n"]
+    before = {
+        column: without_over_with(rows, column, n)[128] for column in ("logits_median", "query_median", "query_rms")
+    }
+    lr, while_training = list(charlm.gradient_ratios(evidence["trained"], "grad_q_median").items())[1]
+    step = max(while_training)
+    rms = charlm.gradient_ratios(evidence["trained"], "grad_q_rms")[lr][step]
+    return [
+        Card(
+            "Do gradients vanish or explode without the scale, before training?",
+            "Neither for all. The RMS is larger. The median gradient at the softmax's input is smaller from a d_k on that "
+            "depends on the number of keys; at q there is a factor √d_k more, and it is smaller only much later.",
+            f"without ÷ with, {n} keys, d_k = 128: median {before['logits_median']:.2g} at the softmax's input and "
+            f"{before['query_median']:.2g} at q, RMS {before['query_rms']:.2g} at q; the medians cross at d_k ≈ "
+            f"{crossing(n, 'logits'):.0f} and ≈ {crossing(n, 'query'):.0f}",
+        ),
+        Card(
+            "And while a model trains?",
+            "The median gradient vanishes and the RMS stays larger: a few queries get it all. Saturation feeds itself.",
+            f"without ÷ with, at q, language model with d_k = 64, lr {lr:g}: median {while_training[0]:.2g} at step 0 and "
+            f"{while_training[step]:.2g} at step {step}, RMS {rms:.2g} at step {step} (measured on a GPU)",
         ),
     ]
 
 
 def _precision(evidence: Evidence) -> list[Card]:
+    half = pick(evidence["precision"], dtype="float16")[0]
     moves = pick(evidence["precision"], dtype="bfloat16", size=128.0)[0]
     overflowed = sum(row["stored_finite"] and not row["softmax_finite"] for row in evidence["precision"])
     return [
         Card(
             "Does exp overflow in softmax when logits are large?",
-            "No: softmax implementations subtract the maximum first. Scores stored in float16 overflow beyond 65504.",
-            f"softmaxes that overflowed: {overflowed}",
+            "Not in torch, which subtracts the maximum first. A softmax that does not overflows in float16 above 11.09, which "
+            "unscaled scores exceed and scaled ones do not.",
+            f"torch's softmaxes that overflowed: {overflowed}; rows in which one without shift does, float16, 128 keys of 64: "
+            f"{half['plain_overflows_none']:.0%} unscaled, {half['plain_overflows_sqrt_dk']:.0%} scaled",
         ),
         Card(
             "What does rounding a logit of 128 to bfloat16 do to its weight?",

@@ -11,12 +11,12 @@ from typing import Any
 from ... import env
 from ..._files import finite
 from ...errors import MissingExtra
-from .. import experiment
+from .. import experiment, stored
 from ..engine.command import measure
 from ..engine.experiment import Row, Rows, Value
 from ..notes.sentences import said
 from ..training import charlm
-from . import judge_exact, judge_real_model, judge_training
+from . import judge_exact, judge_gradients, judge_real_model, judge_training
 from .judgement import NOT_RUN, Evidence, Judgement
 from .note_claims import NOTE_CLAIMS, NOTE_EVIDENCE
 
@@ -29,11 +29,11 @@ EVIDENCE: dict[str, tuple[str, SweepSettings]] = {
     "inits": ("variance", {"d": (64,), "init": ("fan_in", "linear", "xavier", "gpt2", "t5")}),
     "nonunit": ("variance", {"d": (1, 64), "init": ("unit",), "a": (0.25, 9.0), "samples": (100_000,)}),
     "saturation": ("saturation", {"n": (16, 1024, 8192), "rows": (320,)}),
-    "jacobian": ("jacobian", {"n": (1024,), "d": (16, 64, 256, 1024), "batches": (24,), "rule": ("none",)}),
-    "gradient": ("gradient", {"d": (16, 64, 256, 512, 1024), "rule": ("none", "sqrt_dk"), "batches": (16,)}),
+    "jacobian": ("jacobian", {"n": (1024,), "d": (16, 33, 64, 256, 1024), "batches": (24,), "rule": ("none",)}),
+    "gradient": ("gradient", {"d": (64, 128, 1024), "rule": ("none", "sqrt_dk"), "batches": (16,)}),
     "gradient_long": (
         "gradient",
-        {"d": (64, 512, 1024, 2048), "n": (1024,), "rule": ("none", "sqrt_dk"), "batches": (2,), "projected": (0,)},
+        {"d": (128,), "n": (1024,), "rule": ("none", "sqrt_dk"), "batches": (4,), "projected": (0,)},
     ),
     "divisors": ("divisors", {"d": (16, 128, 512), "heads": (96,), "batches": (12,)}),
     "bounded": ("bounded", {"score": ("additive",), "bound": (1.0, 10.0), "n": (1024,)}),
@@ -44,6 +44,8 @@ EVIDENCE: dict[str, tuple[str, SweepSettings]] = {
     "subspaces": ("subspaces", {}),
     **NOTE_EVIDENCE,
 }
+STORED = "trained"
+"""The name of the rows that come with the package: a language model, trained on a GPU with 1/√d_k and without a scale."""
 TRAINING: dict[str, tuple[str, SweepSettings]] = {
     "recall": ("recall", {}),
     "charlm": ("charlm", {}),
@@ -55,7 +57,7 @@ TRAINING: dict[str, tuple[str, SweepSettings]] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim: its sentence, the evidence it needs, the function that judges it, and a command that shows more.
+    """One claim: its sentence, the evidence, the function that judges it, and a command that shows more.
 
     ``missing`` says why it was not run where there is no evidence.
     """
@@ -97,9 +99,9 @@ CLAIMS = (
     Claim("C5", "Large logits make softmax nearly one-hot.",
           ("saturation", "jacobian"), judge_exact.large_logits_saturate, "run saturation"),
     Claim("C6", "Softmax's gradient is p(1−p), and vanishes at saturation.",
-          ("gradient", "gradient_long", "jacobian"), judge_exact.gradients_vanish, "run gradient"),
+          ("gradient", "gradient_long", "jacobian", "trained"), judge_gradients.gradients_vanish, "run gradient"),
     Claim("C7", "Without scaling gradients explode.",
-          ("gradient", "gradient_long"), judge_exact.gradients_explode, "run gradient"),
+          ("gradient", "gradient_long", "trained"), judge_gradients.gradients_explode, "run gradient"),
     Claim("C8", "exp of a large score overflows, so softmax does.",
           ("precision",), judge_exact.exp_overflows, "run precision"),
     Claim("C9", "Without scaling training falls apart.",
@@ -116,8 +118,8 @@ CLAIMS = (
           ("real_heads",), judge_real_model.one_token_gets_all, "run real_heads", _EMBEDDED),
     Claim("C15", "Scaling improves convergence.",
           ("recall", "charlm"), judge_training.converges_faster, "run recall"),
-    Claim("C16", "With the scale all weights contribute: effective keys stay many.",
-          ("divisors",), judge_exact.keys_stay_many, "run divisors"),
+    Claim("C16", "With the scale all weights contribute during training: effective keys stay many.",
+          ("divisors", "trained"), judge_exact.keys_stay_many, "run divisors"),
     Claim("C17", "Attention's output has the same shape as its input.",
           ("worked",), judge_exact.output_has_the_input_shape, "run worked"),
     Claim("C18", "Heads attend to different subspaces.",
@@ -129,7 +131,7 @@ CLAIMS = (
     Claim("C21", "Attention computes a long sequence in parallel.",
           ("parallel",), judge_exact.runs_in_parallel, "run parallel"),
     Claim("C22", "Without the scale only a few weights get updated.",
-          ("gradient",), judge_exact.few_weights_move, "run gradient"),
+          ("gradient",), judge_gradients.few_weights_move, "run gradient"),
     Claim("C23", "Variance a at d_k = 1 becomes 64 a at d_k = 64.",
           ("nonunit",), judge_exact.variance_scales_with_a, "run variance --d 1,64 --init unit --a 0.25,9"),
     *(Claim(*one) for one in NOTE_CLAIMS),
@@ -146,7 +148,8 @@ def run(
 def gather(train: bool, note: Callable[[str], None], results: Path | None = None) -> dict[str, list[Row]]:
     """The rows by name, with a note on how long each experiment took. Training takes minutes: it is a sweep on every core, with a
     progress bar, and continues from ``results`` after a kill. An experiment of which a run failed is left out."""
-    found = {}
+    found: dict[str, list[Row]] = {STORED: stored.rows()}
+    note(f"{STORED}: {len(found[STORED])} rows of a language model, measured on a GPU, come with the package")
     for name, (home, settings) in {**EVIDENCE, **(TRAINING if train else {})}.items():
         started, one = time.perf_counter(), experiment(home)
         try:

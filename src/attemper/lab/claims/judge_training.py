@@ -35,7 +35,9 @@ def _cells(evidence: Evidence) -> dict[str, Cost]:
 def _numbers(cells: Mapping[str, Cost]) -> dict[str, float]:
     """The cost of every cell; infinite where runs diverged without a scale."""
     return {
-        f"language model, none less 1/√d_k, nats, {name}": math.inf if _lost(one) else one.mean
+        f"language model: held-out loss without the scale less that with it, nats ({name})": math.inf
+        if _lost(one)
+        else one.mean
         for name, one in cells.items()
     }
 
@@ -48,19 +50,28 @@ def _lost(one: Cost) -> bool:
 def _context(evidence: Evidence, cells: Mapping[str, Cost]) -> dict[str, float]:
     """Context of the costs, which decides nothing: their intervals, and the loss without attention."""
     rows = evidence["charlm"]
-    found = {f"95 % interval ±, {name}": (one.high - one.low) / 2 for name, one in cells.items()}
+    found = {f"half-width of its 95 % interval ({name})": (one.high - one.low) / 2 for name, one in cells.items()}
     best = charlm.summary(rows)
-    for name, words in (("sqrt_dk", "held-out loss, 1/√d_k"), (NO_ATTENTION, "without attention")):
+    for name, words in (
+        ("sqrt_dk", "held-out loss with 1/√d_k, nats"),
+        (NO_ATTENTION, "held-out loss without attention, nats"),
+    ):
         losses = [row["held_out"] for row in best if row["rule"] == name]
         found |= {words: min(losses)} if losses else {}
-    return found | ({"counting pairs": rows[0]["bigram"]} if "bigram" in rows[0] else {})
+    return found | (
+        {"held-out loss of counting pairs of characters, nats": rows[0]["bigram"]} if "bigram" in rows[0] else {}
+    )
 
 
 def falls_apart(evidence: Evidence) -> Judgement:
     best, long = _recall(evidence)
     scaled, bare = best["sqrt_dk"]["accuracy"], best["none"]["accuracy"]
     cells = _cells(evidence)
-    numbers = {"recall accuracy, 1/√d_k": scaled, "none": bare, **_numbers(cells)}
+    numbers = {
+        "accuracy on recall with 1/√d_k": scaled,
+        "accuracy on recall without the scale": bare,
+        **_numbers(cells),
+    }
     context = _context(evidence, cells)
     if scaled < recall.LEARNED:
         return Judgement(UNDECIDED, numbers, f"recall is not learned {long} with 1/√d_k either", context)
@@ -83,8 +94,12 @@ def converges_faster(evidence: Evidence) -> Judgement:
     best, long = _recall(evidence)
     scaled, bare = best["sqrt_dk"]["steps_to_90"], best["none"]["steps_to_90"]
     cells = _cells(evidence)
-    numbers = {"steps to 90 % on recall, 1/√d_k": scaled, "none (∞: never)": bare, **_numbers(cells)}
-    context = {"of": float(evidence["recall"][0]["steps"]), **_context(evidence, cells)}
+    numbers = {
+        "steps to 90 % on recall with 1/√d_k": scaled,
+        "steps to 90 % on recall without the scale (∞: never)": bare,
+        **_numbers(cells),
+    }
+    context = {"training steps on recall": float(evidence["recall"][0]["steps"]), **_context(evidence, cells)}
     if not math.isfinite(scaled):
         return Judgement(UNDECIDED, numbers, f"recall is not learned {long} with 1/√d_k either", context)
     if scaled >= bare:
@@ -112,14 +127,14 @@ def commits_early(evidence: Evidence) -> Judgement:
     summary = {row["rule"]: row for row in charlm.summary(rows)}
     early, gaps = ({name: row[column] for name, row in summary.items()} for column in ("early_entropy", "gap"))
     numbers = {
-        "early entropy, none": early["none"],
-        "early entropy, 1/√d_k": early["sqrt_dk"],
-        "held-out loss at equal training loss, none less 1/√d_k, nats": found.mean,
-        "held-out less training loss at the end, 1/√d_k": gaps["sqrt_dk"],
+        "entropy of the weights early in training, without the scale": early["none"],
+        "entropy of the weights early in training, with 1/√d_k": early["sqrt_dk"],
+        "held-out loss at equal training loss, without the scale less with it, nats": found.mean,
+        "held-out less training loss at the end, with 1/√d_k, nats": gaps["sqrt_dk"],
     }
     context = {
-        "95 % interval ±": (found.high - found.low) / 2,
-        "held-out less training loss at the end, none": gaps["none"],
+        "half-width of the 95 % interval of that difference": (found.high - found.low) / 2,
+        "held-out less training loss at the end, without the scale, nats": gaps["none"],
     }
     first = rows[0]
     epochs = first["steps"] * first["batch"] * first["length"] / first["text"]
@@ -144,11 +159,14 @@ def limits_depth(evidence: Evidence) -> Judgement:
     costs, more = depth.costs(rows), depth.growth(rows)
     deepest = costs[max(costs)]
     past = {layers: charlm.past_pairs(pick(rows, layers=layers)) for layers in costs}
-    numbers = {f"none less 1/√d_k, nats, depth {layers}": one.mean for layers, one in costs.items()}
-    numbers["growth from the shallowest to the deepest"] = more.mean
-    numbers["nats below counting pairs, the least trained depth"] = min(past.values())
-    context = {"95 % interval ± of the growth": (more.high - more.low) / 2}
-    context["95 % interval ± of the deepest"] = (deepest.high - deepest.low) / 2
+    numbers = {
+        f"held-out loss without the scale less that with it, nats, {layers} layers": one.mean
+        for layers, one in costs.items()
+    }
+    numbers["growth of that from the shallowest to the deepest, nats"] = more.mean
+    numbers["nats below counting pairs of characters, the least trained depth"] = min(past.values())
+    context = {"half-width of the 95 % interval of the growth": (more.high - more.low) / 2}
+    context["half-width of the 95 % interval of the deepest model's"] = (deepest.high - deepest.low) / 2
     first = rows[0]
     size = f"width {first['d_model']}, {first['steps']} steps of {first['batch']} windows"
     if not min(past.values()) > 0:

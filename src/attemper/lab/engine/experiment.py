@@ -114,7 +114,8 @@ class Parameter:
 class Expectation:
     """A number from theory or a paper, and the one that was measured.
 
-    ``within`` is the half-width of the interval in which they count as equal, ``because`` what sets it.
+    ``within`` is the half-width of the interval in which they count as equal, ``because`` what sets it. ``above``: a test of the
+    sign, without an interval: the measured number must be larger than the expected one.
     """
 
     quantity: str
@@ -123,10 +124,19 @@ class Expectation:
     within: float
     source: str
     because: str
+    above: bool = False
 
     @property
     def agrees(self) -> bool:
+        if self.above:
+            return self.measured > self.expected
         return abs(self.measured - self.expected) <= self.within  # False for NaN
+
+    def written(self) -> tuple[str, str]:
+        """The expected number and its interval as a table shows them."""
+        if self.above:
+            return f"> {self.expected:.4g}", "sign"
+        return f"{self.expected:.4g}", f"±{self.within:.2g}"
 
 
 @dataclass(frozen=True)

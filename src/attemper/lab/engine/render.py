@@ -58,8 +58,8 @@ def expectations(found: Iterable[Expectation]) -> Table:
     table.add_column("", no_wrap=True)
     table.add_column("source", overflow="fold", ratio=2)
     for one in found:
-        numbers = (number(one.expected), number(one.measured), f"±{number(one.within)}")
-        table.add_row(one.quantity, *numbers, MARKS[one.agrees], one.source)
+        expected, within = one.written()
+        table.add_row(one.quantity, expected, number(one.measured), within, MARKS[one.agrees], one.source)
     return table
 
 

@@ -70,12 +70,12 @@ def expect(rows: Rows) -> list[Expectation]:
 def finding(rows: Rows) -> str:
     n = min((row["n"] for row in rows), key=lambda size: abs(size - 1024))
     cosine = pick(rows, score="cosine", bound=1.0, n=n)
-    best = f"A pure cosine gives one of {n} keys at most {cosine[0]['top_weight']:.2%}; " if cosine else ""
     largest = max((row["largest_score"] for row in pick(rows, score="additive")), default=0.0)
-    word = "an" if best else "An"
-    added = f"{word} additive score reached {largest:.3g}: its bound is not 1 but Σ|w|" if largest else ""
-    needed = f"With {n} keys a top weight of 90 % needs a bound of {rows[0]['bound_for_90']:.2f}"
-    return (best + added).strip("; ") or needed
+    if cosine:
+        return f"Logits within ±1, as pure cosines are, give one of {n} keys at most {cosine[0]['top_weight']:.2%} of the weight"
+    if largest:
+        return f"An additive score reached {largest:.3g}: its bound is not 1 but Σ|w|"
+    return f"With {n} keys a top weight of 90 % needs a bound of {pick(rows, n=n)[0]['bound_for_90']:.2f}"
 
 
 POINTS = 120  # of a theory line, however far it goes
@@ -96,8 +96,9 @@ def draw(rows: Rows, finding: str) -> Any:
         for bound in (last * i / POINTS for i in range(POINTS + 1))
     ]
     shape = alt.Shape("score:N", title="score")
+    weight = alt.Y("top_weight:Q", title="largest weight of one key", axis=alt.Axis(format=".0%"))
     points = alt.Chart(theme.data(shown)).mark_point(size=90, strokeWidth=2).encode(
-        x=x, y=alt.Y("top_weight:Q", title="largest weight of one key", axis=alt.Axis(format=".0%")), color=colour, shape=shape
+        x=x, y=weight.scale(domain=[0, 1]), color=colour, shape=shape
     )  # fmt: skip
     chart = marks.theory(grid, x, "form", colour) + points
     note = "Lines: 1/(1 + (n−1)e^(−2·bound)). Points: the best case, measured through each score; the three scores coincide."

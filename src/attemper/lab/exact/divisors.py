@@ -64,9 +64,7 @@ def finding(rows: Rows) -> str:
     keys = [
         f"{row['effective_keys']:.{0 if row['effective_keys'] > 100 else 1}f} {WORDS[row['rule']]}" for row in shown
     ]
-    found = [f"{row['aligned_weight']:.2g}" for row in shown]
-    words = f"At d_k = {d} a query looks at {', '.join(keys)}, of {n} keys"
-    return f"{words}; one more key, equal to it, gets a weight of {', '.join(found)}"
+    return f"Of {n} keys a query looks at {', '.join(keys)} (d_k = {d})"
 
 
 def draw(rows: Rows, finding: str) -> Any:
@@ -79,8 +77,8 @@ def draw(rows: Rows, finding: str) -> Any:
     n = max(row["n"] for row in shown)
     x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
     keys, title = "effective keys, exp(entropy)", f"weight of a key equal to q, beside {n} others"
-    many = marks.curve(shown, x, "effective_keys", keys, colour, nested=True, log=True)
-    found = marks.curve(shown, x, "aligned_weight", title, colour, nested=True, log=True)
+    many = marks.curve(shown, x, "effective_keys", keys, colour, nested=True, log=True, most=float(n))
+    found = marks.curve(shown, x, "aligned_weight", title, colour, nested=True, log=True, most=1.0)
     line = marks.labelled_line(n, f"all {n} keys alike", at=40)
     chart = theme.side_by_side(line + many, found, theme.WIDTH // 2 - 20)
     note = f"n = {n}, {heads} heads (d_model = {heads} d_k), unit-variance q and k, before training; 95 % intervals."

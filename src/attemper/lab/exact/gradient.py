@@ -1,12 +1,11 @@
 """gradient: what reaches a query through the softmax — on average, and for the typical query?
 
-The upstream gradient has length 1 and the values unit variance, so dL/dp is N(0, 1) per key and the mean of |dL/dq|² is
-scale² · d_k · E‖J‖_F².
+Two units: |J dL/dp|, the gradient at the softmax's input, which textbooks speak of; and |dL/dq|, which has the scale as a further
+factor. Closed forms of both are in lab/maths/gradients.py.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +16,12 @@ from torch import Tensor
 from ...attention import attention, weights
 from ...scale import rule
 from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
-from ..maths.stats import expect_column, over_batches
+from ..maths import gradients
+from ..maths.gradients import UNITS
+from ..maths.stats import CHANCE, Estimate, expect_column, over_batches
 
 SMALL = 0.01  # a share of the RMS
+WIDEST = 0.25  # of a number: wider intervals are no test of it
 
 
 def measure(cell: Cell) -> Row:
@@ -30,30 +32,37 @@ def measure(cell: Cell) -> Row:
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=stream, device=stream.device)
 
-    to_query, jacobians = [], []
+    found: dict[str, list[Tensor]] = {unit: [] for unit in UNITS}
     for _ in range(int(cell["batches"])):
         query, key, value, upstream = draw(4, n, d)
         query.requires_grad_()
         output = attention(query, key, value, scale=scale, signs=()).output
-        (found,) = torch.autograd.grad(output, query, torch.nn.functional.normalize(upstream, dim=-1))
-        to_query.append(found.norm(dim=-1))
-        p = weights(query.detach(), key, scale=scale).double()
-        p2 = p.square().sum(-1)
-        jacobians.append(p2 - 2 * p.pow(3).sum(-1) + p2.square())
-    lengths = torch.stack(to_query).double()  # (batches, n)
-    square = over_batches(lengths.square())
-    rms = square.root("rms")
-    # the median of all queries, and its error from the medians of the batches
-    median = over_batches(lengths.median(dim=1).values)._replace(mean=float(lengths.median()))
+        upstream = torch.nn.functional.normalize(upstream, dim=-1)
+        (to_query,) = torch.autograd.grad(output, query, upstream)
+        p, to_weights = weights(query.detach(), key, scale=scale).double(), (upstream @ value.T).double()
+        to_logits = p * (to_weights - (p * to_weights).sum(-1, keepdim=True))  # J dL/dp
+        found["query"].append(to_query.double().norm(dim=-1))
+        found["logits"].append(to_logits.norm(dim=-1))
+    exact = gradients.rms(d, n, scale)
+    row: Row = {}
+    for unit, batches in found.items():
+        lengths = torch.stack(batches)  # (batches, n)
+        row |= over_batches(lengths.square()).root(f"{unit}_rms")
+        row[f"{unit}_rms_theory"] = exact[unit] if exact else None
+        row |= _median(lengths).columns(f"{unit}_median")
+    lengths = torch.stack(found["query"])
     return {
-        **rms,
-        "rms_theory": scale * (d * float(torch.stack(jacobians).mean().clamp(min=0))) ** 0.5,
-        **median.columns("median"),
-        "small_share": float((lengths < SMALL * rms["rms"]).double().mean()),
+        **row,
+        "small_share": float((lengths < SMALL * row["query_rms"]).double().mean()),
         "quantile_10": float(lengths.quantile(0.1)),
         "quantile_90": float(lengths.quantile(0.9)),
         **_projections(d, n, scale, int(cell["projected"]), draw),
     }
+
+
+def _median(lengths: Tensor) -> Estimate:
+    """The median of all queries, and its error from the medians of the batches."""
+    return over_batches(lengths.median(dim=1).values)._replace(mean=float(lengths.median()))
 
 
 def _projections(d: int, n: int, scale: float, draws: int, draw: Callable[..., Tensor]) -> Row:
@@ -83,10 +92,34 @@ def _small(gradient: Tensor) -> Tensor:
     return (gradient.abs() < SMALL * rms).double().mean()
 
 
+FORMS = {
+    "logits": "closed form: √E‖J‖_F²",
+    "query": "closed form: scale √((d_k − 1) E‖J‖_F² + E‖J·Kq/|q|‖²)",
+}
+
+
 def expect(rows: Rows) -> list[Expectation]:
-    names = [f"RMS of |dL/dq|, rule {row['rule']}, d_k = {row['d']}, n = {row['n']}" for row in rows]
-    source = "closed form: scale √(d_k E‖J‖_F²)"
-    return [expect_column(row, "rms", name, row["rms_theory"], source) for row, name in zip(rows, names, strict=True)]
+    """The RMS beside its closed form, the median beside the law from which the vectors are left out; neither uses these draws.
+
+    A median whose interval is wider than a quarter of it would agree with anything: it is left out.
+    """
+    found = []
+    for row in rows:
+        scale = float(rule(str(row["rule"])).scale(head_dim=row["d"]))
+        law = gradients.median(row["d"], row["n"], scale)
+        for unit, words in UNITS.items():
+            where = f"{words}, rule {row['rule']}, d_k = {row['d']}, n = {row['n']}"
+            if row[f"{unit}_rms_theory"] is not None:
+                source = f"{FORMS[unit]}, by quadrature"
+                expected = row[f"{unit}_rms_theory"]
+                found.append(expect_column(row, f"{unit}_rms", f"RMS gradient {where}", expected, source))
+            drawn = law[unit].columns("median")
+            within = row[f"{unit}_median_reach"] + drawn["median_reach"]
+            source, why = "the law without vectors, other draws (lab/maths/gradients.py)", f"{CHANCE}, of both"
+            quantity, measured = f"median gradient {where}", row[f"{unit}_median"]
+            if within <= WIDEST * drawn["median"]:
+                found.append(Expectation(quantity, drawn["median"], measured, within, source, why))
+    return found
 
 
 def without_over_with(rows: Rows, column: str, n: int) -> dict[int, float]:
@@ -99,65 +132,59 @@ def without_over_with(rows: Rows, column: str, n: int) -> dict[int, float]:
     return found
 
 
-def crossing(rows: Rows, n: int) -> float:
-    """The d_k from which on the median query's gradient is smaller without the scale than with it, between the measured ones.
-
-    0 when it is smaller at all of them, infinite when it is larger at the last.
-    """
-    ratios = list(without_over_with(rows, "median", n).items())
-    if not ratios or ratios[-1][1] >= 1:
-        return math.inf
-    for (low, above), (high, below) in reversed(list(itertools.pairwise(ratios))):
-        if above >= 1:
-            share = math.log(above) / (math.log(above) - math.log(max(below, 1e-30)))
-            return float(low * (high / low) ** share)
-    return 0.0
-
-
 def finding(rows: Rows) -> str:
     n = max(row["n"] for row in rows)
-    mean, typical = (without_over_with(rows, column, n) for column in ("rms", "median"))
-    if not mean:
+    typical = without_over_with(rows, "logits_median", n)
+    if not typical:
         row = max(pick(rows, n=n), key=lambda one: one["d"])
         return (
-            f"At d_k = {row['d']} under rule {row['rule']} the RMS of |dL/dq| is {row['rms']:.3g}, the median "
-            f"{row['median']:.2g}"
+            f"At d_k = {row['d']} under rule {row['rule']} the RMS gradient at the softmax's input is "
+            f"{row['logits_rms']:.3g}, the median {row['logits_median']:.2g}"
         )
-    last, common = max(mean), min(mean, key=lambda d: abs(math.log(d / 64)))
-    crossed = crossing(rows, n)
-    two = last != common
+    d = min(typical, key=lambda one: abs(math.log(one / 128)))
+    at_query = without_over_with(rows, "query_median", n)[d]
     return (
-        f"Without the scale the RMS of |dL/dq| is {mean[common]:.3g} times the scaled one at d_k = {common}"
-        + (f" and {mean[last]:.3g} times at {last}" if two else "")
-        + f"; the median query gets {typical[common]:.2g} times"
-        + (f" and {typical[last]:.2g} times" if two else "")
-        + (f": less than with it from d_k ≈ {crossed:.0f} on" if 0 < crossed < math.inf else "")
+        f"With {n} keys and d_k = {d} the median gradient at the softmax's input is {typical[d]:.2g} times as large "
+        f"without the scale as with it; at q, {at_query:.2g} times"
     )
 
 
-FLOOR = 1e-5  # a median of zero has no place on a logarithmic axis
+TITLES = {
+    "logits_rms": "at the softmax's input, RMS",
+    "logits_median": "at the softmax's input, median query",
+    "query_rms": "at q, RMS",
+    "query_median": "at q, median query",
+}
 
 
 def draw(rows: Rows, finding: str) -> Any:
-    """RMS and median of the gradient that reaches a query, against d_k, under each rule."""
+    """RMS and median of the gradient at the softmax's input and at q, against d_k, under each rule."""
     import altair as alt
 
-    from ..figures import marks, theme
+    from ..figures import marks, panels, theme
 
-    shown = theme.labelled([{**row, "median": max(row["median"], FLOOR)} for row in rows])
+    n = max(row["n"] for row in rows)
+    shown = theme.labelled([{**row, **_theories(row)} for row in rows if row["n"] == n])
     colour = theme.by_rule(shown)
     x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
-    mean = marks.theory(shown, x, "rms_theory", colour) + marks.measured(shown, x, "rms", "|dL/dq|", colour, log=True)
-    median = marks.curve(shown, x, "median", "|dL/dq|", colour, log=True)
-    half = theme.WIDTH // 2 - 20
-    panels = [
-        panel.properties(width=half, height=300, title=alt.TitleParams(title, fontSize=13, fontWeight="normal"))
-        for panel, title in ((mean, "root mean square over queries"), (median, "median query"))
-    ]
-    chart = alt.hconcat(*panels).resolve_scale(y="shared")
-    n = max(row["n"] for row in rows)
-    note = f"n = {n}, unit-variance q, k, v, upstream gradient of length 1. Left, lines: scale √(d_k E‖J‖_F²)."
+    half, found = theme.WIDTH // 2 - 20, {}
+    for column, title in TITLES.items():
+        points = marks.measured(shown, x, column, "length of the gradient", colour, log=True)
+        panel = marks.theory(shown, x, f"{column}_theory", colour, smooth=True) + points
+        found[column] = panel.properties(width=half, height=210, title=panels.heading(title))
+    upper = alt.hconcat(found["logits_rms"], found["logits_median"]).resolve_scale(y="shared")
+    lower = alt.hconcat(found["query_rms"], found["query_median"]).resolve_scale(y="shared")
+    chart = alt.vconcat(upper, lower)
+    note = (
+        f"{n} keys, unit-variance q, k, v, upstream gradient of length 1, before training. Points: measured, 95 % intervals. "
+        "Lines: closed forms of the RMS, and the median of the law without vectors (lab/maths/gradients.py)."
+    )
     return theme.finish(chart, finding, note)
+
+
+def _theories(row: Any) -> Row:
+    scale = float(rule(str(row["rule"])).scale(head_dim=row["d"]))
+    return {f"{unit}_median_theory": law.mean for unit, law in gradients.median(row["d"], row["n"], scale).items()}
 
 
 EXPERIMENT = define(

@@ -6,6 +6,7 @@ keeps scores in float32, as FlashAttention does.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ...attention import attention
-from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, pick
+from ...scale import rule
+from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 POINTS = 4001
@@ -43,9 +45,27 @@ def measure(cell: Cell) -> Row:
         "softmax_finite": bool(torch.softmax(stored, 0).isfinite().all()),
         "stored_finite": bool(stored.isfinite().all()),
         **_attend(size, dtype, device),
+        **_overflowing(str(cell["dtype"]), device, int(cell["seed"])),
         "plain_limit": largest(lambda x: _plain_softmax(torch.tensor([x, 0.0], device=device).to(dtype))),
         "stored_limit": largest(lambda x: _stored(_query(x, torch.float32, device), dtype)),
     }
+
+
+HEAD, TOKENS = 64, 128  # of the draws on which a textbook softmax is tried
+
+
+@functools.cache
+def _overflowing(dtype: str, device: str, seed: int) -> dict[str, float]:
+    """The share of the rows of unit normal q and k in which a softmax that subtracts nothing overflows, scores in the dtype."""
+    stream = generator(device, "precision", HEAD, TOKENS, seed)
+    query, key = torch.randn(2, 16, TOKENS, HEAD, generator=stream, device=stream.device)
+    scores = query @ key.mT
+    found = {}
+    for name in ("none", "sqrt_dk"):
+        powers = (scores * rule(name).scale(head_dim=HEAD)).to(DTYPES[dtype]).exp()
+        bad = ~(powers / powers.sum(-1, keepdim=True)).isfinite().all(-1) | powers.sum(-1).isinf()
+        found[f"plain_overflows_{name}"] = float(bad.double().mean())
+    return found
 
 
 def largest(of: Callable[[float], Tensor]) -> float | None:
@@ -123,16 +143,11 @@ def expect(rows: Rows) -> list[Expectation]:
 
 def finding(rows: Rows) -> str:
     sizes = [row for row in rows if row["stored_finite"] and row["weight_moves"] < 1e4]
-    parts = []
-    if sizes:
-        size = min((row["size"] for row in sizes), key=lambda one: abs(math.log(one / 128)))
-        moved = [f"{row['weight_moves']:.2g} ({row['dtype']})" for row in pick(sizes, size=size)]
-        parts.append(f"Storing a logit of {size:g} changes its weight by up to {', '.join(moved)} of itself")
-    softmax = sum(row["stored_finite"] and not row["softmax_finite"] for row in rows)
-    parts.append(f"{softmax} of {len(rows)} softmaxes overflowed" if softmax else "no softmax overflowed")
-    limits = {row["dtype"]: row["stored_limit"] for row in rows if row["stored_limit"] is not None}
-    parts += [f"scores stored in {name} do above {limit:.0f}" for name, limit in limits.items() if limit < 1e30]
-    return "; ".join(parts)
+    if not sizes:
+        return f"{sum(not row['softmax_finite'] for row in rows)} of {len(rows)} softmaxes overflowed"
+    size = min((row["size"] for row in sizes), key=lambda one: abs(math.log(one / 128)))
+    moved = [f"{row['weight_moves']:.2g} ({row['dtype']})" for row in pick(sizes, size=size)]
+    return f"Storing a logit of {size:g} changes its weight by up to {', '.join(moved)} of itself"
 
 
 def draw(rows: Rows, finding: str) -> Any:
@@ -148,13 +163,27 @@ def draw(rows: Rows, finding: str) -> Any:
         x = x.axis(values=sorted(set(sizes)), format="~s", labelOverlap="greedy", grid=False)
     chart = (
         marks.labelled_line(1.0, "the weight doubles")
-        + marks.theory(shown, x, "weight_moves_theory", colour)
+        + marks.theory(_stairs(shown), x, "form", colour, stairs=True)
         + marks.measured(shown, x, "weight_moves", "largest relative change of a weight", colour, log=True)
     )
     note = (
-        "Lines: e^(half a unit in the last place) − 1. Points: measured by rounding. Fused kernels keep float32 scores."
+        "Lines: e^(half a unit in the last place) − 1; the unit doubles at every power of two. Points: measured by rounding. "
+        "Fused kernels keep float32 scores."
     )
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
+
+
+def _stairs(shown: Rows) -> list[Row]:
+    """The closed form at every power of two between the sizes of each dtype, where it steps."""
+    found: list[Row] = []
+    for name in dict.fromkeys(row["dtype"] for row in shown):
+        sizes = [row["size"] for row in shown if row["dtype"] == name]
+        first, last = (math.floor(math.log2(size)) for size in (min(sizes), max(sizes)))
+        steps = {min(sizes), max(sizes), *(2.0**power for power in range(first + 1, last + 1))}
+        found += [
+            {"dtype": name, "size": size, "form": _moves(_spacing(size, DTYPES[name]) / 2)} for size in sorted(steps)
+        ]
+    return found
 
 
 EXPERIMENT = define(

@@ -17,9 +17,8 @@ from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define,
 from ..maths import moments, theory
 from ..maths.stats import expect_column, over_batches
 
-SATURATED = 0.99
 BATCHES = 16
-SPREADS = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0, 32.0)
+SPREADS = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0, 32.0, 64.0)
 ROUNDING = 1e-5  # float32 rounds the logits, and Σp² sums n of them
 
 
@@ -39,7 +38,7 @@ def measure(cell: Cell) -> Row:
         **over_batches(signs.entropy).columns("entropy"),
         **over_batches(signs.effective_keys).columns("effective_keys"),
         **over_batches(signs.jacobian_trace).columns("jacobian_trace"),
-        "saturated": float((top > SATURATED).double().mean()),
+        "one_hot": float((top > theory.NEARLY_ONE_HOT).double().mean()),
         "entropy_theory": exact.entropy if exact else None,
         "jacobian_trace_theory": exact.trace if exact else None,
         "jacobian_trace_limit": theory.jacobian_trace(s, n),
@@ -119,12 +118,12 @@ def draw(rows: Rows, finding: str) -> Any:
     )
     frozen = [{"ratio": 1.1**i, "form": 1.1**-i} for i in range(24)]
     threshold = marks.labelled_line(1.0, "threshold", axis="x")
-    top = threshold + marks.curve(shown, x, "top_weight", "mean top weight", colour)
+    top = threshold + marks.curve(shown, x, "top_weight", "mean top weight", colour, most=1.0)
     trace = (
         threshold
         + marks.theory(frozen, x, "form", dash=(5, 3))
         + marks.theory(shown, x, "jacobian_trace_theory", colour, smooth=True)
-        + marks.measured(shown, x, "jacobian_trace", "tr J = 1 − Σp²", colour)
+        + marks.measured(shown, x, "jacobian_trace", "tr J = 1 − Σp²", colour, most=1.0)
     )
     chart = theme.side_by_side(top, trace, theme.WIDTH // 2 - 30)
     note = (

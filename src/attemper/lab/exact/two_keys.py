@@ -10,7 +10,7 @@ import torch
 from ...scale import rule
 from ..engine.experiment import SAMPLES, Cell, Expectation, Parameter, Row, Rows, define, generator
 from ..maths import theory
-from ..maths.stats import expect_column, over_batches
+from ..maths.stats import Estimate, expect_column, over_batches
 
 BATCHES = 32
 NUMBERS = 30_000_000
@@ -20,18 +20,27 @@ def measure(cell: Cell) -> Row:
     d = int(cell["d"])
     stream = generator(cell["device"], "two_keys", d, cell["samples"], cell["seed"])
     count = max(64, min(int(cell["samples"]), NUMBERS // (3 * d)) // BATCHES)
-    slopes = []
+    slopes, gaps = [], []
     for _ in range(BATCHES):
         query, first, second = torch.randn(3, count, d, generator=stream, device=stream.device)
         apart = (query * (first - second)).sum(-1).double()
+        gaps.append(apart.abs())
         slopes.append(torch.stack([_slope(apart), _slope(apart * rule("sqrt_dk").scale(head_dim=d))]))
     both = torch.stack(slopes)  # (batches, 2, count)
     return {
         **over_batches(both[:, 0]).columns("slope"),
         **over_batches(both[:, 1]).columns("scaled_slope"),
         "slope_theory": theory.two_key_slope(d),
+        **_median(torch.stack(gaps)).columns("gap"),
+        "gap_theory": theory.two_key_gap(d),
         "median": float(both[:, 0].median()),
+        "median_theory": theory.two_key_median(d),
     }
+
+
+def _median(values: torch.Tensor) -> Estimate:
+    """The median of all, and its error from the medians of the batches."""
+    return over_batches(values.median(dim=1).values)._replace(mean=float(values.median()))
 
 
 def _slope(difference: torch.Tensor) -> torch.Tensor:
@@ -40,7 +49,7 @@ def _slope(difference: torch.Tensor) -> torch.Tensor:
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    return [
+    means = [
         expect_column(
             row,
             "slope",
@@ -53,28 +62,47 @@ def expect(rows: Rows) -> list[Expectation]:
         for row in rows
         if row["d"] >= 16
     ]
+    source = "closed form: the median of |N(0, 2|q|²)|, |q|² of χ²; about 0.954 √d_k"
+    medians = [
+        expect_column(
+            row, "gap", f"median distance of two logits, unscaled, d_k = {row['d']}", row["gap_theory"], source
+        )
+        for row in rows
+    ]
+    return means + medians
 
 
 def finding(rows: Rows) -> str:
     last = max(rows, key=lambda row: row["d"])
     return (
-        f"The mean slope falls like 1/√d_k ({last['slope']:.4f} at d_k = {last['d']}), the median one to {last['median']:.1g}; "
-        f"with 1/√d_k it stays at {last['scaled_slope']:.3f}"
+        f"Without the scale the mean slope falls like 1/√d_k, to {last['slope']:.3f} at d_k = {last['d']}, and the median "
+        f"one exponentially, to {last['median']:.0e}"
     )
+
+
+SLOPES = {"scaled_slope": "1/√d_k, mean", "slope": "no scale, mean", "median": "no scale, median"}
 
 
 def draw(rows: Rows, finding: str) -> Any:
-    """The softmax's slope with two keys, against d_k."""
+    """The softmax's slope with two keys, mean and median, against d_k."""
     from ..figures import marks, theme
 
-    slopes = {"slope": "none", "scaled_slope": "sqrt_dk"}
-    shown = theme.labelled(theme.unpivoted(rows, "d", "rule", slopes, "slope"))
-    colour = theme.by_rule(shown)
+    shown = [
+        {"d": row["d"], "which": name, **{f"slope{end}": row.get(f"{column}{end}") for end in ("", "_low", "_high")}}
+        for row in rows
+        for column, name in SLOPES.items()
+    ]
+    colour = theme.series("which", "p(1−p)", list(SLOPES.values()))
     x = theme.powers("d", "head dim d_k", [row["d"] for row in rows])
-    chart = marks.theory(rows, x, "slope_theory") + marks.measured(
-        shown, x, "slope", "mean p(1−p)", colour, log=True, nested=True
+    chart = (
+        marks.theory(rows, x, "slope_theory")
+        + marks.theory(rows, x, "median_theory", dash=(5, 3), smooth=True)
+        + marks.measured(shown, x, "slope", "p(1−p)", colour, log=True, nested=True)
     )
-    note = "Grey line: 1/(2√(π d_k)), for large d_k. Points: measured, with 95 % intervals. The median soon leaves the axis."
+    note = (
+        "Two keys. Lines: 1/(2√(π d_k)), the mean for large d_k, and the slope at the median distance of two logits, about "
+        "0.954 √d_k (dashed). Points: measured, the means with 95 % intervals."
+    )
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 

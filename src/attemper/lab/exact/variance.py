@@ -142,14 +142,13 @@ def finding(rows: Rows) -> str:
     unit = pick(rows, init="unit", a=1.0) or rows
     low, high = min(unit, key=lambda row: row["d"]), max(unit, key=lambda row: row["d"])
     scaled = [row["scaled_variance"] for row in unit]
-    apart = (high["variance_high"] - high["variance_low"]) / 2
-    # two measurements: of drawn pairs, and of the logits that the operation makes of every query and key, which are more
     return (
-        f"Var(q·k) grows from {low['variance']:.3g} at d_k = {low['d']} to {high['variance']:.4g} ± {apart:.3g} at {high['d']}; "
-        f"that of the operation's logits, divided by √d_k, is between {min(scaled):.3f} and {max(scaled):.3f}"
+        f"Var(q·k) grows from {low['variance']:.3g} at d_k = {low['d']} to {high['variance']:.4g} at {high['d']}; divided by "
+        f"√d_k it stays between {min(scaled):.3f} and {max(scaled):.3f}"
     )
 
 
+SCALED = "unit entries, ÷ √d_k"
 NAMES = {"unit": "unit entries", "fan_in": "1/fan-in", "xavier": "xavier", "linear": "nn.Linear", "gpt2": "GPT-2 (0.02)",
          "t5": "T5 (folded)", "gpt3_width": "0.02 at width 12288"}  # fmt: skip
 
@@ -160,13 +159,20 @@ def draw(rows: Rows, finding: str) -> Any:
 
     a = 1 if any(row["a"] == 1 for row in rows) else rows[0]["a"]
     shown = [{**row, "name": NAMES[str(row["init"])]} for row in rows if row["a"] == a]
-    present = [name for name in NAMES.values() if any(row["name"] == name for row in shown)]
+    ends = {f"variance{end}": f"scaled_variance{end}" for end in ("", "_low", "_high")}
+    divided = [
+        {**row, "name": SCALED, "variance_theory": a, **{name: row[column] for name, column in ends.items()}}
+        for row in shown
+        if row["init"] == "unit"
+    ]
+    shown = [*divided, *shown]  # as it should be, then what it is without
+    present = [name for name in (SCALED, *NAMES.values()) if any(row["name"] == name for row in shown)]
     x = theme.powers("d", "head dim d_k", [row["d"] for row in shown])
     colour = theme.series("name", "initialisation", present)
     chart = marks.theory(shown, x, "variance_theory", colour, nested=True) + marks.measured(
-        shown, x, "variance", "variance of q·k, unscaled", colour, log=True, nested=True
+        shown, x, "variance", "variance of q·k", colour, log=True, nested=True
     )
-    note = "Lines: closed form, d_k × the variances of the entries. Points: measured, with 95 % intervals."
+    note = "Unscaled, except for the first. Lines: d_k × the variances of the entries. Points: measured, with 95 % intervals."
     note += f" q's entries × √{a:g}." if a != 1 else ""
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 

@@ -56,16 +56,16 @@ def expect(rows: Rows) -> list[Expectation]:
 
 
 def finding(rows: Rows) -> str:
-    top = pick(rows, quantity="softmax", example="7, 3", place=0)[0]["value"]
+    top, rest = (row["value"] for row in pick(rows, quantity="softmax", example="7, 3"))
     widths = {row["example"]: int(row["value"]) for row in pick(rows, quantity="width")}
     return (
-        f"softmax([7, 3]) gives {top:.3f}; a head turns {widths['input']} numbers per token into {widths['one head']}, "
-        f"and the heads joined and projected into {widths['heads joined']} again"
+        f"The worked examples come out as written: softmax([7, 3]) = [{top:.3f}, {rest:.3f}], and {rows[0]['heads']} heads of "
+        f"{widths['one head']} numbers join to {widths['heads joined']}"
     )
 
 
 def draw(rows: Rows, finding: str) -> Any:
-    """The two softmaxes, as bars."""
+    """The two softmaxes, and the shapes of one pass over three tokens, as bars."""
     import altair as alt
 
     from ..figures import theme
@@ -77,17 +77,39 @@ def draw(rows: Rows, finding: str) -> Any:
     ]
     base = alt.Chart(theme.data(shown)).encode(
         x=alt.X("logit:N", title="logit", sort=None, axis=alt.Axis(labelAngle=0)),
-        y=alt.Y("weight:Q", title="weight", scale=alt.Scale(domain=[0, 1.08]), axis=alt.Axis(values=[0, 0.5, 1])),
+        y=alt.Y("weight:Q", title="weight", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(values=[0, 0.5, 1])),
     )
     bars = base.mark_bar(color=theme.SERIES[0], width=60) + base.mark_text(dy=-9, fontSize=13).encode(
         text=alt.Text("weight:Q", format=".3~g")
     )
-    chart = (
-        bars.properties(width=260, height=240)
+    softmax = (
+        bars.properties(width=170, height=200)
         .facet(column=alt.Column("softmax:N", title=None, sort=[row["softmax"] for row in shown]))
         .resolve_scale(x="independent")
     )
-    return theme.finish(chart, finding, "Computed in float64; notes 003 and 004 round to two decimals.")
+    note = "Left: computed in float64. Right: the shapes of one pass over three tokens."
+    return theme.finish(alt.hconcat(softmax, _drawn_shapes(rows), spacing=30), finding, note)
+
+
+def _drawn_shapes(rows: Rows) -> Any:
+    """Numbers per token, step by step: tokens, q, k and v of a head, its weights, its output, the heads joined."""
+    import altair as alt
+
+    from ..figures import theme
+
+    widths = {row["example"]: int(row["value"]) for row in pick(rows, quantity="width")}
+    one, heads = widths["one head"], rows[0]["heads"]
+    keys = int(pick(rows, quantity="weights")[0]["value"])
+    steps = (
+        ("tokens", widths["input"]), ("q, k, v of a head", one), ("its weights", keys), ("its output", one),
+        (f"{heads} heads joined", widths["heads joined"]),
+    )  # fmt: skip
+    shown = [{"step": name, "numbers": size, "shape": f"{keys} × {size}"} for name, size in steps]
+    base = alt.Chart(theme.data(shown)).encode(
+        y=alt.Y("step:N", title=None, sort=None), x=alt.X("numbers:Q", title="numbers per token")
+    )
+    text = base.mark_text(align="left", dx=5, fontSize=13).encode(text="shape:N")
+    return (base.mark_bar(color=theme.SERIES[0], height=22) + text).properties(width=200, height=200)
 
 
 EXPERIMENT = define(

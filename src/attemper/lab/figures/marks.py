@@ -21,13 +21,19 @@ def measured(
     colour: alt.Color | None = None,
     log: bool = False,
     nested: bool = False,
+    most: float | None = None,
     **more: Any,
 ) -> Any:
-    """Points, and bars from ``{y}_low`` to ``{y}_high`` where the rows have them and they are finite."""
-    scale = alt.Scale(type="log") if log else alt.Scale(zero=more.pop("zero", True))
+    """Points, and bars from ``{y}_low`` to ``{y}_high`` where the rows have them and they are finite.
+
+    ``most`` is the largest value that there can be: the axis ends there. A logarithmic axis leaves out what is 0.
+    """
+    ends: dict[str, Any] = {} if most is None else {"domainMax": most, "nice": False}
+    scale = alt.Scale(type="log", **ends) if log else alt.Scale(zero=more.pop("zero", True), **ends)
     if log:
         numbers = [row[name] for row in rows for name in (y, f"{y}_low", f"{y}_high") if 0 < (row.get(name) or 0) < inf]
         more.setdefault("axis", decades(min(numbers, default=0), max(numbers, default=0)))
+        rows = [row for row in rows if (row.get(y) or 0) > 0]  # a logarithmic axis has no place for 0
     encoding: dict[str, Any] = {"x": x, **({"color": colour} if colour is not None else {})}
     size: Any = alt.value(70)
     if nested and colour is not None:
@@ -54,13 +60,15 @@ def theory(
     dash: tuple[int, ...] = (1, 0),
     smooth: bool = False,
     nested: bool = False,
+    stairs: bool = False,
 ) -> Any:
-    """A line through the rows' closed form; ``smooth`` where it is a curve that the rows have few points of."""
+    """A line through the rows' closed form; ``smooth`` where it is a curve that the rows have few points of, ``stairs`` where it
+    keeps each value up to the next."""
     encoding: dict[str, Any] = {"x": x, "y": f"{y}:Q", **({"color": colour} if colour is not None else {})}
     style: dict[str, Any] = {
         "strokeDash": list(dash),
         "strokeWidth": 1.6,
-        "interpolate": "monotone" if smooth else "linear",
+        "interpolate": "step-after" if stairs else "monotone" if smooth else "linear",
     }
     if colour is None:
         style["color"] = THEORY

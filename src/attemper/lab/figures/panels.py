@@ -11,25 +11,27 @@ import altair as alt
 from ..maths.stats import over_seeds
 from . import theme
 
-LEAST = 1e-10  # what a logarithmic axis shows of less: a median gradient of exactly 0 exists
 HEIGHT, GAP = 82, 70
 
 
 class Panel(NamedTuple):
-    """A column of the rows over time; ``dashed`` is another one in the same panel, ``after`` the part of the steps left out."""
+    """A column of the rows over time; ``dashed`` is another one in the same panel, ``after`` the part of the steps left out,
+    ``least`` and ``most`` the ends of what there can be."""
 
     column: str
     title: str
     log: bool = False
     dashed: str | None = None
     after: float = 0.0
+    least: float | None = None
+    most: float | None = None
 
 
 ENTROPY = Panel("entropy", "entropy, nats")
 PEAK = Panel("peak", "largest logit", log=True)
 GRADIENT = Panel("grad_q_rms", "|dL/dq|", log=True, dashed="grad_q_median")
 TRAINING = (Panel("loss", "loss, nats"), ENTROPY, PEAK, GRADIENT)
-RECALL = (Panel("accuracy", "accuracy"), *TRAINING)
+RECALL = (Panel("accuracy", "accuracy", least=0.0, most=1.0), *TRAINING)
 # the first fall of the loss is the same for all, and would flatten what comes after
 LANGUAGE = (Panel("held_out", "held-out loss", after=0.25), ENTROPY, PEAK, GRADIENT)
 
@@ -64,7 +66,7 @@ def _panel(rows: theme.Rows, panel: Panel, colour: alt.Color, field: str, width:
     y = alt.Y(
         "median:Q",
         title=panel.title if titled else None,
-        scale=alt.Scale(type="log", nice=False) if panel.log else alt.Scale(zero=False),
+        scale=_scale(panel),
         axis=_few_decades(min(values), max(values)) if panel.log and values else alt.Axis(tickCount=3),
     )
     axis = alt.Axis(tickCount=5 if width > 250 else 3, labels=last, ticks=last, title="step" if last else None)
@@ -77,12 +79,20 @@ def _panel(rows: theme.Rows, panel: Panel, colour: alt.Color, field: str, width:
     return alt.layer(*layers).properties(width=width, height=HEIGHT)
 
 
+def _scale(panel: Panel) -> alt.Scale:
+    if panel.log:
+        return alt.Scale(type="log", nice=False)
+    ends: dict[str, Any] = {"domainMin": panel.least, "domainMax": panel.most, "nice": False}
+    return alt.Scale(zero=False, **({} if panel.least is None or panel.most is None else ends))
+
+
 def _over_seeds(rows: theme.Rows, field: str, column: str, log: bool) -> list[dict[str, Any]]:
-    """Per name and step: the median over seeds, the least and the most; what is not finite is left out."""
+    """Per name and step: the median over seeds, the least and the most. What is not finite is left out, and on a logarithmic
+    axis what is 0: a median gradient of exactly 0 exists."""
     found: dict[tuple[Any, int], list[float]] = {}
     for row in rows:
-        if math.isfinite(row[column]):
-            found.setdefault((row[field], row["step"]), []).append(max(row[column], LEAST) if log else row[column])
+        if math.isfinite(row[column]) and (row[column] > 0 or not log):
+            found.setdefault((row[field], row["step"]), []).append(row[column])
     return [{field: name, "step": step, **over_seeds("median", values)} for (name, step), values in found.items()]
 
 

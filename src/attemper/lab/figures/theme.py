@@ -85,11 +85,13 @@ def in_order(rows: Rows, colour: alt.Color, column: str, most: float, least: flo
 
 
 def decades(low: float, high: float) -> alt.Axis:
-    """Ticks at powers of ten and nothing between: a logarithmic axis that stays quiet."""
+    """Ticks at powers of ten, ten at most, and nothing between: a logarithmic axis that stays quiet."""
     if not 0 < low <= high < math.inf:  # nothing that a logarithmic axis could show, or not a number
         return alt.Axis(format="~g")
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    return alt.Axis(values=[10.0**power for power in range(first, last + 1)], format="~g")
+    step = math.ceil((last - first) / 10) or 1
+    values = [10.0**power for power in range(last, first - 1, -step)]
+    return alt.Axis(values=values, format="~g" if first >= -4 else ".0e")
 
 
 def powers(field: str, title: str, values: Sequence[float], form: str | None = None) -> alt.X:

@@ -1,9 +1,11 @@
-"""moments: exact means of tr J, ‖J‖_F² and the entropy of softmax over n independent logits N(0, s²), for any n and s.
+"""moments: exact means of tr J, ‖J‖_F², |Jx|² and the entropy of softmax over n independent logits sx, x normal, for any n and s.
 
 A weight is p = eˣ/Z, and 1/Z^k = ∫ t^(k−1) e^(−tZ) dt / Γ(k) turns the sum Z in the denominator into a product over keys, whose
 mean is a power of one key's. With φ_k = E (t eˣ)^k e^(−t eˣ) and u = ln t,
 
     E Σp^k = n/Γ(k) ∫ φ_k φ_0^(n−1) du,      E Σ_{i≠j} p_i² p_j² = n(n−1)/6 ∫ φ_2² φ_0^(n−2) du.
+
+|Jx|² = Σ p_i² (x_i − Σ p_j x_j)² is a sum of such products too, with up to three keys, and factors x inside φ.
 
 All integrands are analytic and die out on both sides; there the plain sum over a grid converges exponentially.
 """
@@ -24,10 +26,11 @@ LENGTHS = 12  # of q, over which the mean is taken
 
 
 class Moments(NamedTuple):
-    """Means over draws of the logits: tr J = 1 − Σp², ‖J‖_F², and the entropy in nats."""
+    """Means over draws of the logits: tr J = 1 − Σp², ‖J‖_F², |Jx|² with x the logits at a std of 1, and the entropy in nats."""
 
     trace: float
     square: float
+    along: float
     entropy: float
 
 
@@ -47,9 +50,12 @@ def of_logits(s: float, n: int) -> Moments | None:
     )  # u + x
     alive = -torch.exp(v.clamp(max=50.0))
 
-    def phi(power: float) -> Tensor:
-        values = torch.exp(power * v.clamp(max=50.0) + alive)
-        return torch.nn.functional.conv1d(values.view(1, 1, -1), weight.view(1, 1, -1)).flatten()
+    @functools.cache
+    def phi(power: float, factors: int = 0) -> Tensor:
+        """E (t eˣ)^power (x/s)^factors e^(−t eˣ), for every u."""
+        values, kernel = torch.exp(power * v.clamp(max=50.0) + alive), weight * (x / s) ** factors
+        product = torch.fft.rfft(values) * torch.fft.rfft(kernel, len(v)).conj()
+        return torch.fft.irfft(product, len(v))[: len(v) - len(x) + 1]
 
     none = phi(0).clamp(min=1e-300).log()
     one_out, two_out = torch.exp((n - 1) * none), torch.exp((n - 2) * none)
@@ -57,18 +63,29 @@ def of_logits(s: float, n: int) -> Moments | None:
     def sums(power: float) -> float:
         return n / math.gamma(power) * step * float((phi(power) * one_out).sum())
 
-    pairs = n * (n - 1) / 6 * step * float((phi(2).square() * two_out).sum())
+    def of_pairs(one: Tensor, other: Tensor) -> float:
+        return n * (n - 1) * step * float((one * other * two_out).sum())
+
+    def squares(power: float) -> float:
+        """E Σ p^power (x/s)²."""
+        return n / math.gamma(power) * step * float((phi(power, 2) * one_out).sum())
+
+    pairs = of_pairs(phi(2), phi(2)) / 6
+    mixed = squares(3) + of_pairs(phi(2, 1), phi(1, 1)) / 2  # E Σ p_i² x_i Σ p_j x_j
+    triples = n * (n - 1) * (n - 2) * step * float((phi(2) * phi(1, 1).square() * torch.exp((n - 3) * none)).sum())
+    centre = squares(4) + (of_pairs(phi(2), phi(2, 2)) + 2 * of_pairs(phi(3, 1), phi(1, 1)) + triples) / 6
     p2 = sums(2)
     small = 1e-4
     entropy = (sums(1 - small) - sums(1 + small)) / (2 * small)  # −Σ p ln p is −d/dk Σp^k at k = 1
-    return Moments(1 - p2, p2 - 2 * sums(3) + sums(4) + pairs, entropy)
+    return Moments(1 - p2, p2 - 2 * sums(3) + sums(4) + pairs, squares(2) - 2 * mixed + centre, entropy)
 
 
 @functools.cache
 def of_dot_products(d: int, n: int, scale: float) -> Moments | None:
     """The same for the logits scale·q·k of unit normal q and k: given q they are N(0, (scale |q|)²), and |q|² is χ² of d."""
     spread = 6 * math.sqrt(0.5)  # six standard deviations of |q|
-    count = LENGTHS if d > 32 else 8 * LENGTHS  # at small d the density is cut off at 0
+    # at small d the density is cut off at 0
+    count = LENGTHS if d > 32 else 2 * LENGTHS if d > 8 else 8 * LENGTHS
     edges = torch.linspace(
         max(0.0, math.sqrt(d) - spread), math.sqrt(d) + spread, count + 1, dtype=torch.float64, device="cpu"
     )

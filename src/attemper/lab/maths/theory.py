@@ -11,6 +11,9 @@ import math
 
 import torch
 
+NEARLY_ONE_HOT = 0.9
+"""The top weight from which on a row, or a head's mean, is called nearly one-hot: here, in `real_heads` and in `explain`."""
+
 
 def critical_std(n: int) -> float:
     """The logit std at which softmax over n keys freezes, √(2 ln n)."""
@@ -47,6 +50,23 @@ def entropy(s: float, n: int) -> float:
 def two_key_slope(d: int) -> float:
     """E[p(1−p)] of two keys for large d, unscaled: 1/(2√(πd))."""
     return 1 / (2 * math.sqrt(math.pi * d))
+
+
+def two_key_gap(d: int) -> float:
+    """The median distance of two logits, unscaled: given q they differ by N(0, 2|q|²), and |q|² is χ² of d. About 0.954 √d."""
+    lengths = torch.linspace(0, math.sqrt(d) + 8, 8001, dtype=torch.float64, device="cpu")[1:]
+    share = torch.softmax((d - 1) * lengths.log() - lengths.square() / 2, 0)
+    low, high = 0.0, 2 * math.sqrt(d)
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = float(share @ torch.erf(middle / (2 * lengths)))
+        low, high = (middle, high) if below < 0.5 else (low, middle)
+    return high
+
+
+def two_key_median(d: int) -> float:
+    """The median of p(1−p) of two keys, unscaled: the slope at the median distance, since it falls with the distance."""
+    return 1 / (2 + 2 * math.cosh(two_key_gap(d)))
 
 
 def kurtosis(d: int) -> float:

@@ -69,7 +69,7 @@ GROWS = {
     MORE: ": {} more from the shallowest to the deepest",
     LESS: ": no more the deeper; {} from the shallowest to the deepest",
     SAME: ": the same at every depth; {} from the shallowest to the deepest",
-    OPEN: "; whether that grows is not decided: {} from the shallowest to the deepest",
+    OPEN: "; the growth is not decided: {} from the shallowest to the deepest",
 }
 """What the growth of the cost says, in words."""
 
@@ -103,7 +103,8 @@ def draw(rows: Rows, finding: str) -> Any:
     colour = theme.by_rule([row for part in ends.values() for row in part])
     below = panels.draw(ends, colour, "rule_label", panels.LANGUAGE)
     note = (
-        "Language model on Python's standard library, unit-variance q and k; each rule at its best learning rate. "
+        f"Language model, {rows[0]['length']} characters of Python's source at a time, unit-variance q and k; each rule "
+        "at its best learning rate. "
         f"Top: the difference of held-out losses, mean and 95 % interval. {panels.ON_THE_WAY}"
     )
     chart = alt.vconcat(alt.layer(points).properties(width=theme.WIDTH, height=200), below, spacing=24)

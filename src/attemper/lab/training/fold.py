@@ -52,28 +52,35 @@ APART = 0.1  # of accuracy: medians that differ by more, at any learning rate, a
 
 
 def finding(rows: Rows) -> str:
-    """Under which optimizers folding is another training, and the learning rates at which each way learns recall."""
+    """Under which optimizers folding is another training."""
     other: list[str] = []
     same: list[str] = []
     neither: list[str] = []  # two runs that learn nothing are no sign of one training
-    rates = []
     for optimizer in dict.fromkeys(row["optimizer"] for row in rows):
         found = pick(summary(rows), optimizer=optimizer)
-        of_how = {how: {row["lr"]: row["accuracy"] for row in pick(found, how=how)} for how in HOWS}
-        divided, folded = of_how["scaled"], of_how["folded"]
+        divided, folded = ({row["lr"]: row["accuracy"] for row in pick(found, how=how)} for how in ("scaled", "folded"))
         if max((*divided.values(), *folded.values()), default=0.0) < recall.LEARNED:
             neither.append(NAMES[optimizer])
         elif divided and folded:
             apart = any(abs(divided[lr] - folded[lr]) > APART for lr in divided if lr in folded)
             (other if apart else same).append(NAMES[optimizer])
-        said = " / ".join(_range([lr for lr, one in some.items() if one >= recall.LEARNED]) for some in of_how.values())
-        rates.append(f"{NAMES[optimizer]} {said}")
     words = "Folding the scale into W_q is the same function at step 0"
     words += f", another training under {' and '.join(other)}" if other else ""
     words += f", and the same training under {' and '.join(same)}" if same else ""
     words += f"; under {' and '.join(neither)} neither way learns" if neither else ""
-    words += f". Rates that learn recall, divided / folded / neither: {'; '.join(rates)}"
     return words + survived(rows, "optimizer", "how", "lr", "seed")
+
+
+def rates(rows: Rows) -> str:
+    """The learning rates at which each way learns recall, by optimizer, in a sentence."""
+    parts = []
+    for optimizer in dict.fromkeys(row["optimizer"] for row in rows):
+        found = pick(summary(rows), optimizer=optimizer)
+        said = (
+            _range([row["lr"] for row in pick(found, how=how) if row["accuracy"] >= recall.LEARNED]) for how in HOWS
+        )
+        parts.append(f"{NAMES[optimizer]} {' / '.join(said)}")
+    return f"Rates that learn recall, divided / folded / neither: {'; '.join(parts)}"
 
 
 LABELS = {"scaled": "divide by √d_k", "folded": "fold into W_q", "none": "neither"}
@@ -93,7 +100,7 @@ def draw(rows: Rows, finding: str) -> Any:
         part = pick(shown, optimizer=optimizer)
         x = theme.powers("lr", "learning rate", [row["lr"] for row in part], ".0e")
         title = "accuracy" if optimizer == optimizers[0] else ""
-        panel = marks.curve(part, x, "accuracy", title, colour, nested=True)
+        panel = marks.curve(part, x, "accuracy", title, colour, nested=True, most=1.0)
         width = (theme.WIDTH - panels.GAP * (len(optimizers) - 1)) // len(optimizers)
         tops.append(panel.properties(width=width, height=180, title=panels.heading(optimizer)))
         series[optimizer] = at_best(pick(named, optimizer=optimizer), "name", "accuracy", True)
@@ -101,7 +108,8 @@ def draw(rows: Rows, finding: str) -> Any:
         alt.hconcat(*tops, spacing=18), panels.draw(series, colour, "name", panels.TRAINING), spacing=24
     )
     note = (
-        f"Recall, d = {max(row['d'] for row in rows)}. Top: median and range over seeds. "
+        f"Recall among {rows[0]['pairs']} keys, d = {max(row['d'] for row in rows)}. {rates(rows)}. "
+        "Top: median and range over seeds. "
         f"Below: each way at its best learning rate. {panels.NOTE}"
     )
     return theme.finish(chart, finding, note)

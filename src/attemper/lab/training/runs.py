@@ -108,12 +108,12 @@ class Cost(NamedTuple):
 
     @property
     def says(self) -> str:
-        """No difference: the whole interval within ±NOTHING. A cost or a gain: a mean beyond that, and an interval without 0."""
+        """The interval decides. Within ±NOTHING: no difference. Otherwise above 0: a cost; below 0: a gain; else not decided."""
         if self.low > -NOTHING and self.high < NOTHING:
             return SAME
-        if self.low > 0 and self.mean > NOTHING:
+        if self.low > 0:
             return MORE
-        return LESS if self.high < 0 and self.mean < -NOTHING else OPEN
+        return LESS if self.high < 0 else OPEN
 
     def row(self) -> Row:
         return {"cost": self.mean, "cost_low": self.low, "cost_high": self.high, "says": self.says}

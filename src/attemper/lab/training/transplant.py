@@ -78,7 +78,8 @@ def draw(rows: Rows, finding: str) -> Any:
         {"": series}, theme.series("name", "κ", [f"{kappa:g}" for kappa in decades]), "name", panels.LANGUAGE
     )
     note = (
-        "Language model on Python's standard library; q and k at an RMS of √κ each, divided by √d_k, so that logits reach κ√d_k. "
+        f"Language model, {rows[0]['length']} characters of Python's source at a time; q and k at an RMS of √κ each, divided by "
+        "√d_k, so that logits reach κ√d_k. "
         f"Dashed, at 1000: where Wortsman et al. 2023 saw the loss deteriorate. {panels.ON_THE_WAY}"
     )
     chart = alt.vconcat(alt.layer(top).properties(width=theme.WIDTH, height=200), below, spacing=24)
