@@ -61,7 +61,7 @@ def _unwritable(path: Path, error: OSError) -> InputError:
 
 
 def save(path: Path, content: bytes, failed: Callable[[Path, OSError], InputError] = _unwritable) -> None:
-    """Write beside, then move into place: a file that was there stays until the new one is whole and on the disk."""
+    """Write to another name in the same folder, then rename: an existing file stays until the new one is complete on the disk."""
     _beside(path, content, keep=True, failed=failed)
 
 
@@ -86,7 +86,7 @@ def _beside(
             os.fsync(file.fileno())
         if keep:
             if mode is not None:
-                part.chmod(stat.S_IMODE(mode))  # who may read the old one may read the new one, and nobody else
+                part.chmod(stat.S_IMODE(mode))  # the new file has the permissions of the old one
             os.replace(part, target)
     except OSError as error:
         raise failed(path, error) from None
