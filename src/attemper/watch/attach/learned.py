@@ -21,18 +21,18 @@ from .running import Frame
 from .storages import address
 
 CHECK_EVERY = 50
-"""Of the passes of one kind, every so many-th is a full one, which checks what was learned."""
+"""Of the passes of one type, every so many-th is a full one, which checks what was learned."""
 
 DECLARED = (
     "interface",
     "replaced",
 )  # routes that read a call from the arguments of a function, with a mode and without
 
-KINDS = 64  # of passes, that are kept for one module
+PASS_TYPES = 64  # that are kept for one module
 
 
-class PassKind(NamedTuple):
-    """Passes of different kinds may run different functions."""
+class PassType(NamedTuple):
+    """Passes of different types may run different functions."""
 
     again: bool  # a checkpoint that is computed again in a backward
     recording: bool
@@ -41,8 +41,8 @@ class PassKind(NamedTuple):
     pattern: tuple[Any, ...]
 
     @classmethod
-    def of(cls, entry: nn.Module, frame: FrameType) -> PassKind:
-        """The kind of a pass that begins now with this module, which is called from this frame of Python's stack."""
+    def of(cls, entry: nn.Module, frame: FrameType) -> PassType:
+        """The type of a pass that begins now with this module, which is called from this frame of Python's stack."""
         implementation = getattr(getattr(entry, "config", None), "_attn_implementation", None)
         again = _current_graph_task_id() != -1
         return cls(again, is_recording(), entry.training, implementation, pattern_of(frame))
@@ -77,8 +77,8 @@ class ExpectedCall(NamedTuple):
 class FullPass:
     """A full pass: which modules ran, and which of their attention calls an intercepted function announced."""
 
-    def __init__(self, entry: nn.Module, kind: PassKind) -> None:
-        self.entry, self.kind = entry, kind
+    def __init__(self, entry: nn.Module, pass_type: PassType) -> None:
+        self.entry, self.pass_type = entry, pass_type
         self.modules: dict[int, nn.Module] = {}
         self.runs: Counter[int] = Counter()  # how often each ran
         self.around: set[int] = {id(entry)}  # the modules that a call ran in
@@ -161,14 +161,14 @@ class PassPlan:
 
 
 class PassPlans:
-    """The plans of all models, by the module that a pass begins with and the kind of the pass."""
+    """The plans of all models, by the module that a pass begins with and the type of the pass."""
 
     def __init__(self) -> None:
-        self.plans: weakref.WeakKeyDictionary[nn.Module, dict[PassKind, PassPlan]] = weakref.WeakKeyDictionary()
+        self.plans: weakref.WeakKeyDictionary[nn.Module, dict[PassType, PassPlan]] = weakref.WeakKeyDictionary()
 
-    def get(self, entry: nn.Module, kind: PassKind) -> PassPlan | None:
+    def get(self, entry: nn.Module, pass_type: PassType) -> PassPlan | None:
         """The plan of a pass that begins now; None if it must be a full one."""
-        plan = self.plans.get(entry, {}).get(kind)
+        plan = self.plans.get(entry, {}).get(pass_type)
         if plan is None or not plan.valid:
             return None
         plan.uses += 1
@@ -177,9 +177,9 @@ class PassPlans:
     def learn(self, full_pass: FullPass) -> list[nn.Module]:
         """Keep what a full pass showed; returns the modules with calls that light passes since the last one may have missed."""
         plans = self.plans.setdefault(full_pass.entry, {})
-        if len(plans) > KINDS:
+        if len(plans) > PASS_TYPES:
             plans.clear()
-        before, plans[full_pass.kind] = plans.get(full_pass.kind), PassPlan(full_pass)
+        before, plans[full_pass.pass_type] = plans.get(full_pass.pass_type), PassPlan(full_pass)
         if before is None or not before.valid or not before.uses:
             return []
         now = Counter(call.module for call in full_pass.calls)

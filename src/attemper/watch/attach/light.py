@@ -24,7 +24,7 @@ from ...operation.ops import FORWARD
 from ..call import AttentionCall
 from ..routes import sdpa as fused
 from ..routes.kind import LearnedSequences
-from .learned import CHECK_EVERY, ExpectedCall, FullPass, LightPass, PassKind, plans
+from .learned import CHECK_EVERY, ExpectedCall, FullPass, LightPass, PassType, plans
 from .running import Frame, Pass, python_frames, running, traits
 from .storages import address
 
@@ -43,7 +43,7 @@ FOUND = (
     "full=True follows every pass"
 )
 
-FACTS = 4096  # facts of calls that are kept for one kind of pass
+FACTS = 4096  # facts of calls that are kept for one type of pass
 
 Function = Callable[..., Any]
 
@@ -82,16 +82,16 @@ class Interception:
 
     def begin(self, current: Pass, entry: nn.Module, frame: FrameType) -> None:
         """Make a pass a light one if it was learned what to expect of it; otherwise learn it."""
-        kind = PassKind.of(entry, frame)
+        pass_type = PassType.of(entry, frame)
         with self.attachment.lock:
-            plan = plans.get(entry, kind)
+            plan = plans.get(entry, pass_type)
         if plan is None:
-            current.full_pass = FullPass(entry, kind)
+            current.full_pass = FullPass(entry, pass_type)
         else:
             current.light = current.begun_light = LightPass(plan)
             current.light.ran[id(entry)] = 1
             current.sequences = current.chain.sequences = LearnedSequences(plan.last_sequence)
-        listening.listener = self.heard
+        listening.listener = self.computed
 
     def entered(self, current: Pass, light: LightPass, number: int, frame: FrameType) -> None:
         """A module begins its forward in a light pass, which becomes a full one if the module is new or called differently."""
@@ -115,7 +115,7 @@ class Interception:
         light = current.begun_light
         if current.full_pass is not None:
             # a checkpoint that is computed again may be stopped as soon as its backward has all it needs
-            if complete or current.full_pass.kind.again:
+            if complete or current.full_pass.pass_type.again:
                 with self.attachment.lock:
                     found = plans.learn(current.full_pass)
                 self._lost(current, map(id, found), FOUND.format(passes=CHECK_EVERY - 1))
@@ -216,7 +216,7 @@ class Interception:
 
         return softmax
 
-    def heard(self, problem: Problem) -> None:
+    def computed(self, problem: Problem) -> None:
         """A call of attemper's own operation has been computed."""
         current = running.current
         if current is None or current.intercepting or problem.value is None:
