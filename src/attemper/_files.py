@@ -1,6 +1,6 @@
 """Files: checked before the work and written whole; rows as JSON, CSV and Parquet; files of lines that survive a kill.
 
-check, save                            -o: refuse what cannot be written; write beside, then move into place
+check, save                            -o: refuse what cannot be written; write to another name, then rename
 finite, json_text, json_bytes,
 csv_bytes, parquet_bytes, columns      plain data and rows as bytes
 load                                   an optional package, or the pip command that installs it
@@ -53,7 +53,7 @@ def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
         raise InputError(f"-o: {str(path)!r} is a device, a pipe or a socket. Choose another file.")
     if mode is not None and not force:
         raise InputError(f"-o: {str(path)!r} already exists. Add --force to overwrite it, or choose another file.")
-    _beside(path, b"", keep=False)  # rights, full names and special folders show in no other way
+    _write_and_rename(path, b"", keep=False)  # rights, full names and special folders show in no other way
 
 
 def _unwritable(path: Path, error: OSError) -> InputError:
@@ -61,8 +61,8 @@ def _unwritable(path: Path, error: OSError) -> InputError:
 
 
 def save(path: Path, content: bytes, failed: Callable[[Path, OSError], InputError] = _unwritable) -> None:
-    """Write beside, then move into place: a file that was there stays until the new one is whole and on the disk."""
-    _beside(path, content, keep=True, failed=failed)
+    """Write to another name in the same folder, then rename: an existing file stays until the new one is complete on the disk."""
+    _write_and_rename(path, content, keep=True, failed=failed)
 
 
 def _mode(path: Path) -> int | None:
@@ -73,7 +73,7 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-def _beside(
+def _write_and_rename(
     path: Path, content: bytes, keep: bool, failed: Callable[[Path, OSError], InputError] = _unwritable
 ) -> None:
     target = Path(os.path.realpath(path))  # a link stays, and what it leads to is replaced
@@ -86,7 +86,7 @@ def _beside(
             os.fsync(file.fileno())
         if keep:
             if mode is not None:
-                part.chmod(stat.S_IMODE(mode))  # who may read the old one may read the new one, and nobody else
+                part.chmod(stat.S_IMODE(mode))  # the new file has the permissions of the old one
             os.replace(part, target)
     except OSError as error:
         raise failed(path, error) from None

@@ -180,8 +180,8 @@ def merge(parts: Iterable[Attended] | Iterable[Vitals]) -> Attended | Vitals:
         return Attended((weights.unsqueeze(-1) * outputs).sum(0).to(outputs.dtype), merged)
     if len(vitals) == len(shards):
         return _merge(vitals)[0]
-    kinds = ", ".join(sorted({type(part).__name__ for part in shards}))
-    raise InputError(f"merge(): `parts` must be all Attended or all Vitals; got {kinds}.")
+    types = ", ".join(sorted({type(part).__name__ for part in shards}))
+    raise InputError(f"merge(): `parts` must be all Attended or all Vitals; got {types}.")
 
 
 def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:

@@ -262,6 +262,12 @@ def test_claims_train_measures_what_training_claims_need(attemper_command, monke
     assert json.loads(again)["claims"] == json.loads(out)["claims"]
 
 
+def test_results_without_train_is_refused(attemper_command):
+    code, out, err = attemper_command("claims", "--results", "kept")
+    assert (code, out) == (2, "")
+    assert "Add --train, or leave --results out." in err
+
+
 def test_a_claim_whose_run_failed_says_so(attemper_command, monkeypatch):
     from attemper.lab.engine.sweep import Failure, Swept
 

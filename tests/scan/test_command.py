@@ -218,7 +218,7 @@ def test_a_causal_token_looks_at_what_it_can_see(attemper_command, folder, token
         (["--fail-on", "wran"], "unknown --fail-on 'wran'. Did you mean 'warn'?"),
         (["--what-if", " , "], "--what-if needs the names of rules"),
         (["--what-if", "sqrt_dkk"], "Did you mean 'sqrt_dk'?"),
-        (["--token", "unicorn"], "--token: no token reads 'unicorn'"),
+        (["--token", "unicorn"], "--token: 'unicorn' is not a token of the text"),
         (["--text", ""], "must hold at least one word"),
         (["--attention"], "--attention puts the weights into the JSON. Add --json or -o FILE.json"),
         (["--attention", "-o", "scan.csv"], "--attention puts the weights into the JSON"),

@@ -45,12 +45,12 @@ def test_a_letter_of_several_tokens_is_found_by_itself(asked, position):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ("cat", "no token reads 'cat'. The tokens are: [CLS] It it it it play ing 7 it:2 ball."),
+        ("cat", "'cat' is not a token of the text. The tokens are: [CLS] It it it it play ing 7 it:2 ball."),
         ("Playing", "made of 'play' + '##ing': ask for one of them."),
-        ("it:4", "'it' is there 3 times, at 2, 3, 4; got 'it:4'. Type it:3 for the last."),
+        ("it:4", "'it' occurs 3 times, at 2, 3, 4; got 'it:4'. Type it:3 for the last."),
         ("10", "must be a position from 0 to 9; got 10."),
         ("10", "For the text '10' type 10:1."),
-        ("", "no token reads ''"),
+        ("", "'' is not a token of the text"),
     ],
 )
 def test_a_token_that_is_not_there(asked, words):

@@ -80,7 +80,7 @@ def test_longformer_which_a_scan_does_not_follow_ignores_padding():
 
 def test_what_cannot_be_said_is_an_error_of_the_batch():
     case = right.RIGHT["bidirectional"]()
-    with pytest.raises(InputError, match="nothing can be said of Model: the model takes no KV cache"):
+    with pytest.raises(InputError, match="Model could not be tested: the model takes no KV cache"):
         testing.assert_cache_matches(case.model, case.inputs)
     with pytest.raises(InputError, match=r"`model` must be a torch\.nn\.Module; got function"):
         testing.assert_causal(test_each_assertion, case.inputs)

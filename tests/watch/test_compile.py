@@ -92,7 +92,7 @@ def test_a_compiled_caller_of_a_watched_model_runs_eagerly_and_it_is_said(way):
 def test_a_compiled_model_without_attention_is_still_an_error():
     torch._dynamo.reset()
     model = torch.compile(nn.Sequential(nn.Linear(4, 4)), backend="eager")
-    with pytest.raises(InputError, match=r"^watch\(\): saw no attention call in Sequential;"), attemper.watch(model):
+    with pytest.raises(InputError, match=r"^watch\(\): found no attention call in Sequential;"), attemper.watch(model):
         model(torch.randn(2, 4))
 
 

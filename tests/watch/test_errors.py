@@ -55,13 +55,13 @@ def test_an_unknown_kernel():
 def test_a_model_without_attention():
     with pytest.raises(InputError) as error, attemper.watch(nn.Linear(16, 16)) as watch:
         watch.model(X)
-    assert str(error.value) == f"watch(): saw no attention call in Linear; {FOLLOWS}."
+    assert str(error.value) == f"watch(): found no attention call in Linear; {FOLLOWS}."
 
 
 def test_it_is_said_at_the_first_step_and_not_after_hours():
     watch = attemper.watch(nn.Linear(16, 16))
     watch.__enter__().model(X)
-    with pytest.raises(InputError, match="saw no attention call in Linear") as error:
+    with pytest.raises(InputError, match="found no attention call in Linear") as error:
         watch.step()
     watch.__exit__(error.type, error.value, None)
 

@@ -47,7 +47,7 @@ def test_a_list_may_change_between_two_passes_and_errors_name_the_caller():
         model(torch.randn(1, 5, 16))
     assert len(one.kept) == 2
     with (
-        pytest.raises(InputError, match=r"^scan\(\): saw no attention call"),
+        pytest.raises(InputError, match=r"^scan\(\): found no attention call"),
         examine(nn.Linear(4, 4), [], caller="scan") as w,
     ):
         w.model(torch.randn(1, 4))

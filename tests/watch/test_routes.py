@@ -92,7 +92,9 @@ NOT_ATTENTION = {
 @pytest.mark.parametrize("meet", NOT_ATTENTION.values(), ids=NOT_ATTENTION)
 def test_what_is_not_attention(meet):
     x = torch.randn(1, 6, 16)
-    with pytest.raises(InputError, match=r"^watch\(\): saw no attention call in Module; it follows torch's scaled_dot"):
+    with pytest.raises(
+        InputError, match=r"^watch\(\): found no attention call in Module; it follows torch's scaled_dot"
+    ):
         record_of(module(meet), x, x)
 
 
@@ -119,7 +121,7 @@ def test_an_output_layer_with_a_softmax_is_not_attention():
         def forward(self, x):
             return (x @ self.words.T).softmax(-1) @ self.words
 
-    with pytest.raises(InputError, match="saw no attention call in Tied"):
+    with pytest.raises(InputError, match="found no attention call in Tied"):
         record_of(Tied(), torch.randn(2, 6, 16))
 
 

@@ -78,7 +78,7 @@ def forward(head_dim: int, length: int, causal: bool) -> tuple[dict[str, Call], 
     }
     if length <= EAGER_MOST:
         calls["eager_statistics"] = lambda: eager.with_statistics(query, key, value, causal=causal)
-    return {name: _without_gradients(call) for name, call in calls.items()}, _flops(head_dim, length, causal)
+    return {name: _without_gradients(call) for name, call in calls.items()}, _flops(length, causal)
 
 
 def backward(head_dim: int, length: int, causal: bool) -> tuple[dict[str, Call], float]:
@@ -99,7 +99,7 @@ def backward(head_dim: int, length: int, causal: bool) -> tuple[dict[str, Call],
     wanted = [name for name in SIGNS if name not in ("visible", "peak")]
     ends = [attended.output, *(getattr(attended.vitals, name) for name in wanted)]
     calls["attemper"] = _gradient(ends, leaves, [g, *(torch.full_like(end, 0.01) for end in ends[1:])])
-    return calls, 2.5 * _flops(head_dim, length, causal)
+    return calls, 2.5 * _flops(length, causal)
 
 
 def decode(batch: int, heads: int, kv_heads: int, length: int, head_dim: int) -> tuple[dict[str, Call], float]:
@@ -125,7 +125,7 @@ def signs(head_dim: int, length: int) -> tuple[dict[str, Call], float]:
 
     calls = {"lse": asking("lse"), "all": asking(*SIGNS)}
     calls |= {f"lse, {name}": asking("lse", name) for name in SIGNS if name != "lse"}
-    return calls, _flops(head_dim, length, True)
+    return calls, _flops(length, True)
 
 
 def _rows(calls: dict[str, Call], rounds: int, flops: float) -> list[dict[str, Any]]:
@@ -176,7 +176,7 @@ def _tensors(head_dim: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
-def _flops(head_dim: int, length: int, causal: bool) -> float:
+def _flops(length: int, causal: bool) -> float:
     return 4.0 * max(TOKENS, length) * length * WIDTH / (2 if causal else 1)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Command(TyperCommand):
-    """A command whose --help ends as all else that is printed, on a full disk and where nobody reads."""
+    """A command whose --help handles a full disk and a closed stdout as all other output does."""
 
     def get_help(self, ctx: Any) -> str:
         return _helped(super().get_help, ctx)
@@ -205,7 +205,7 @@ def _helped(help_of: Callable[[Any], str], ctx: Any) -> str:
     def show() -> None:
         try:
             print(help_of(ctx), end="")  # rich has printed it, or it is here
-        except SystemExit:  # rich's way to end where nobody reads
+        except SystemExit:  # how rich ends if stdout was closed
             raise BrokenPipeError from None
 
     finish(show)

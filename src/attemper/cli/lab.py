@@ -104,6 +104,8 @@ def claims(
     from ..lab.claims import claims as lab_claims
     from ..lab.claims import show
 
+    if results is not None and not train:
+        raise InputError("claims: --results keeps the runs of --train. Add --train, or leave --results out.")
     _files.check(output, (".html", ".json"), force)
     judged = lab_claims.run(train=train, note=note, results=results)
     document = lab_claims.document(judged)

@@ -51,7 +51,7 @@ WhatIfOption = Annotated[
 ]
 Deep = Annotated[
     bool,
-    typer.Option("--deep", help="Also make experiments: do the future, padding or the KV cache change the output?"),
+    typer.Option("--deep", help="Also run experiments: do future tokens, padding or the KV cache change the output?"),
 ]
 Attention = Annotated[bool, typer.Option("--attention", help="Include the attention weights in the JSON.")]
 BaselineOption = Annotated[

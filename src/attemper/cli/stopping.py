@@ -23,7 +23,7 @@ PATIENCE = 10.0  # seconds for a call into C to come back
 AGAIN = 1.0  # seconds after which a signal is a second one, and not the same key press by way of a parent
 AFTER = 0.02  # seconds until a signal that was lost is sent again
 IMPORTING = 1.0  # seconds that an import gets to end
-REPEAT, END = 255, 0  # in the pipe, beside the signals' numbers
+REPEAT, END = 255, 0  # in the pipe, in addition to the signals' numbers
 
 
 class Stopped(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Listen: who is told of every attention call of this thread. A watch is, in a pass without a dispatch mode."""
+"""Listen: the listener that gets every attention call of this thread: a watch, in a pass without a dispatch mode."""
 
 from __future__ import annotations
 

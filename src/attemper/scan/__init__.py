@@ -7,9 +7,9 @@ audit/               the scale that each layer declares and applies, and its fau
 checks/              whether attention is computed right, as far as its ops show that
 examiners/           what is measured of each attention call: sinks, neighbours, texts, one token, the weights
 experiments/         what moves when a token, padding or an item changes: passes of their own, if asked for
-what_if.py           the same model with another scale
 document.py          the parts of the document, as dataclasses
 schema.py            the JSON Schema made from them
+what_if.py           the same model with another scale
 result.py            Scan: the document, its table, its files
 show/                the table for a terminal, the comparison with an older scan, files
 """

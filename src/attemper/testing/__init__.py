@@ -6,8 +6,8 @@
         assert_causal(MyModel(), torch.randint(0, 100, (2, 16)))
 
 Each makes a few forward passes in evaluation mode, without gradients, and changes nothing. A failure is an AssertionError that
-names the layer and the number; a batch with which nothing can be said is an InputError. Differences that rounding explains are
-none.
+names the layer and the number; a batch that cannot show the answer raises an InputError. Differences that rounding explains
+do not count.
 
 assertions.py   all of them
 """

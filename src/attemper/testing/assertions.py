@@ -15,7 +15,7 @@ from ..scan.checks.examiner import AttentionChecks
 from ..scan.experiments.run import experiments
 from ..scan.input.batch import call
 from ..scan.run import evaluating
-from ..watch.examine import examine
+from ..watch.examine import NoAttentionCall, examine
 
 
 def assert_causal(model: nn.Module, batch: Any) -> None:
@@ -40,7 +40,7 @@ def assert_causal(model: nn.Module, batch: Any) -> None:
 
 
 def assert_ignores_padding(model: nn.Module, batch: Any) -> None:
-    """Real tokens do not depend on padding: not on what lies under it, on how much there is, or on which side it is.
+    """Real tokens do not depend on padding: not on the tokens there, on how much there is, or on which side it is.
 
     Tokens are added that the mask marks as padding. On the left they are tried where all tokens are real, with ``position_ids``
     that begin at the first real token if the model takes them.
@@ -140,9 +140,7 @@ def _experiment(caller: str, name: str, model: nn.Module, batch: Any, also: tupl
     """Make one experiment, and raise what it found; what was read of the ops is raised first, as it says more."""
     try:
         checks, _, sizes = _read(caller, model, batch)
-    except InputError as error:
-        if "saw no attention call" not in str(error):
-            raise
+    except NoAttentionCall:
         checks, sizes = AttentionChecks(model), set()  # the outputs show it too
     found = checks.findings()
     _raise_first(caller, [one for one in found if one.fault in (*also, "dropout_in_eval")])
@@ -151,9 +149,7 @@ def _experiment(caller: str, name: str, model: nn.Module, batch: Any, also: tupl
     _raise_first(caller, findings)
     (result,) = results
     if result.state == "skipped":
-        raise InputError(
-            f"{caller}(): nothing can be said of {type(model).__name__}: {result.says}. Give another batch."
-        )
+        raise InputError(f"{caller}(): {type(model).__name__} could not be tested: {result.says}. Give another batch.")
 
 
 def _raise_first(caller: str, found: list[Finding]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from ..errors import InputError
 from ..heads import HeadSummary
 from ..vitals import Vitals
 from .attach.running import Frame, OpPlace
@@ -135,6 +136,10 @@ class UnfoldedRows(NamedTuple):
 
 Summary = HeadSummary | UnfoldedRows | None
 """What is known of a call's heads: their sums, the rows that will be summed, or nothing."""
+
+
+class NoAttentionCall(InputError):
+    """A watched model was called, and no attention call was found in it."""
 
 
 class Examiner(Protocol):

@@ -4,6 +4,7 @@
 :func:`altered` replaces the scale of ops while a model runs, for what-if. Other names of ``watch`` are internal to it.
 
     examine             a watch with examiners
+    NoAttentionCall     the error of a watch that found no attention call
     Examiner            what an examiner must have: look() and keep()
     AttentionCall       one attention call: its tensors, options and facts
     Facts               the route, sizes and scale of a call
@@ -31,6 +32,7 @@ from .attach.running import traits as traits
 from .call import AttentionCall as AttentionCall
 from .call import Examiner as Examiner
 from .call import Facts as Facts
+from .call import NoAttentionCall as NoAttentionCall
 from .passes import is_in as is_in
 from .session import Watch, watch
 from .trace.cuts import Cut as Cut

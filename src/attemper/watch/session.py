@@ -21,7 +21,7 @@ from .attach.dynamo import COMPILED, in_compiled, is_compiled
 from .attach.gradients import NO_GRADIENTS
 from .attach.names import named_modules
 from .attach.running import running
-from .call import AttentionCall, Examiner, Summary
+from .call import AttentionCall, Examiner, NoAttentionCall, Summary
 from .options import check_model, check_options, with_hooks
 from .passes import LEFT_OUT, ONLY_OTHERS, UNFINISHED, Passes
 from .record.entry import Entry, StepAccumulator, to_host
@@ -34,7 +34,8 @@ from .routes.replace import Replacement, attend_with
 
 FOLLOWS = (
     "it follows torch's scaled_dot_product_attention, nn.MultiheadAttention and nn.TransformerEncoderLayer, the Hugging Face "
-    "attention interface, and attention written by hand as product, softmax, product"
+    "attention interface, and attention written by hand as product, softmax, product. For other attention, call "
+    "attemper.measure(query, key) inside the model"
 )
 
 KEPT = 100  # steps that are held in memory if a file has all
@@ -380,7 +381,7 @@ class Watch:
 
     def _check_calls(self) -> None:
         if self._passes.counted and not self._sums.calls and not self._unmeasured:
-            raise InputError(f"{self.caller}(): saw no attention call in {self._title('')}; {FOLLOWS}.")
+            raise NoAttentionCall(f"{self.caller}(): found no attention call in {self._title('')}; {FOLLOWS}.")
 
     def _check_end(self, was_measuring: bool) -> None:
         """Raise or warn if the block measured nothing, or not what was asked for."""

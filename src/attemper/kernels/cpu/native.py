@@ -83,7 +83,7 @@ class _Field(ctypes.Structure):
 
 def _packer(layout: type[ctypes.Structure]) -> struct.Struct:
     """Packs the numbers of a structure in order, several times faster than its fields can be set."""
-    codes = ("d" if kind is ctypes.c_double else "q" * (ctypes.sizeof(kind) // 8) for _, kind in layout._fields_)  # type: ignore[misc]
+    codes = ("d" if ctype is ctypes.c_double else "q" * (ctypes.sizeof(ctype) // 8) for _, ctype in layout._fields_)  # type: ignore[misc]
     return struct.Struct("=" + "".join(codes))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...heads import SATURABLE_KEYS
 from ...scale import RULES
+from ...watch.examine import same
 from .declared import Declared
 
 CLOSE = 5e-3
@@ -50,7 +51,7 @@ class MeasuredScale:
 
 
 def close(a: float, b: float, within: float = CLOSE) -> bool:
-    return abs(a - b) <= within * max(abs(a), abs(b))
+    return same(a, b, within)
 
 
 def rule_of(scale: MeasuredScale) -> str | None:

@@ -53,12 +53,12 @@ def find_token(asked: str, tokens: Sequence[str]) -> int:
             return found[number - 1]
         if found:
             raise InputError(
-                f"--token: {text!r} is there {len(found)} times, at {', '.join(map(str, found))}; got {asked!r}. "
+                f"--token: {text!r} occurs {len(found)} times, at {', '.join(map(str, found))}; got {asked!r}. "
                 f"Type {text}:{len(found)} for the last."
             )
     pieces = _pieces(text, tokens)
     split = f" It is made of {' + '.join(map(repr, pieces))}: ask for one of them." if pieces else ""
-    raise InputError(f"--token: no token reads {text!r}.{split} {_named(tokens)}")
+    raise InputError(f"--token: {text!r} is not a token of the text.{split} {_named(tokens)}")
 
 
 def word_of(token: str) -> str:

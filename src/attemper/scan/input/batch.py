@@ -106,8 +106,12 @@ def _check_wanted(
     model: nn.Module, main: str, both: bool, texts: Sequence[str], images: Sequence[str], sounds: Sequence[str]
 ) -> None:
     takes = {"text", "image"} if both else {main} | ({"text"} if _decodes(model) else set())
-    for option, given, kind in (("--text", texts, "text"), ("--image", images, "image"), ("--audio", sounds, "audio")):
-        if given and kind not in takes:
+    for option, given, medium in (
+        ("--text", texts, "text"),
+        ("--image", images, "image"),
+        ("--audio", sounds, "audio"),
+    ):
+        if given and medium not in takes:
             raise InputError(
                 f"scan: {type(model).__name__} takes {' and '.join(sorted(takes))}, so {option} cannot be used. Leave it out, or "
                 "call attemper.scan(model, batch) with a batch of your own."

@@ -180,8 +180,8 @@ class Attachment:
         if current is not None:
             if name is not None and len(current.begun) < len(self.observers):
                 self._count_pass(module, current)
-            if current.lesson is not None:
-                current.lesson.entered(module, None if known.quiet else sys._getframe(1))
+            if current.full_pass is not None:
+                current.full_pass.entered(module, None if known.quiet else sys._getframe(1))
             if current.light is not None:
                 if frames and not current.light.plan.around.get(key):
                     return
@@ -228,7 +228,7 @@ class Attachment:
                     current.left_out.append(observer)
         if current.counts_for_none(self.observers):
             current.pause()
-            current.lesson = None
+            current.full_pass = None
         if current.light is not None and len(current.begun) == len(self.observers):
             current.skips = current.light.plan.skipped_by([observer.names for observer in self.observers])
 

@@ -1,6 +1,6 @@
 """Learned: what a full pass showed of a model's attention calls, so that a light pass can expect the same ones.
 
-A Lesson is written while a full pass runs. If every call in it went through a function that a light pass can intercept, it
+A FullPass is filled while a full pass runs. If every call in it went through a function that a light pass can intercept, it
 becomes a PassPlan. Plans are kept by the module that a pass begins with, as long as that module lives.
 """
 
@@ -21,18 +21,18 @@ from .running import Frame
 from .storages import address
 
 CHECK_EVERY = 50
-"""Of the passes of one kind, every so many-th is a full one, which checks what was learned."""
+"""Of the passes of one type, every so many-th is a full one, which checks what was learned."""
 
 DECLARED = (
     "interface",
     "replaced",
 )  # routes that read a call from the arguments of a function, with a mode and without
 
-KINDS = 64  # of passes, that are kept for one module
+PASS_TYPES = 64  # that are kept for one module
 
 
-class PassKind(NamedTuple):
-    """Passes of different kinds may run different functions."""
+class PassType(NamedTuple):
+    """Passes of different types may run different functions."""
 
     again: bool  # a checkpoint that is computed again in a backward
     recording: bool
@@ -41,8 +41,8 @@ class PassKind(NamedTuple):
     pattern: tuple[Any, ...]
 
     @classmethod
-    def of(cls, entry: nn.Module, frame: FrameType) -> PassKind:
-        """The kind of a pass that begins now with this module, which is called from this frame of Python's stack."""
+    def of(cls, entry: nn.Module, frame: FrameType) -> PassType:
+        """The type of a pass that begins now with this module, which is called from this frame of Python's stack."""
         implementation = getattr(getattr(entry, "config", None), "_attn_implementation", None)
         again = _current_graph_task_id() != -1
         return cls(again, is_recording(), entry.training, implementation, pattern_of(frame))
@@ -74,11 +74,11 @@ class ExpectedCall(NamedTuple):
     sequences: tuple[int | None, int | None]  # the numbers of q and k
 
 
-class Lesson:
+class FullPass:
     """A full pass: which modules ran, and which of their attention calls an intercepted function announced."""
 
-    def __init__(self, entry: nn.Module, kind: PassKind) -> None:
-        self.entry, self.kind = entry, kind
+    def __init__(self, entry: nn.Module, pass_type: PassType) -> None:
+        self.entry, self.pass_type = entry, pass_type
         self.modules: dict[int, nn.Module] = {}
         self.runs: Counter[int] = Counter()  # how often each ran
         self.around: set[int] = {id(entry)}  # the modules that a call ran in
@@ -122,23 +122,25 @@ class Lesson:
 class PassPlan:
     """What a light pass expects. It is void once one of its modules is freed: another may then have the same id."""
 
-    def __init__(self, lesson: Lesson) -> None:
-        self.around = {number: number in lesson.around for number in lesson.modules}
-        self.order = [call.module for call in lesson.calls]
+    def __init__(self, full_pass: FullPass) -> None:
+        self.around = {number: number in full_pass.around for number in full_pass.modules}
+        self.order = [call.module for call in full_pass.calls]
         self.calls: dict[int, list[ExpectedCall]] = {}
-        for call in lesson.calls:
+        for call in full_pass.calls:
             self.calls.setdefault(call.module, []).append(call)
-        self.runs = {number: lesson.runs[number] for number in self.calls}
-        numbers = [number for call in lesson.calls for number in call.sequences if number is not None]
+        self.runs = {number: full_pass.runs[number] for number in self.calls}
+        numbers = [number for call in full_pass.calls for number in call.sequences if number is not None]
         self.last_sequence = max(numbers, default=0)
-        self.forms, self.softmaxes = lesson.forms, lesson.softmaxes
+        self.forms, self.softmaxes = full_pass.forms, full_pass.softmaxes
         self.facts: dict[Any, Facts] = {}  # of the calls that were read, by all that decides about them
-        self.patterns = {number: lesson.patterns[number] for number in lesson.patterned if number in lesson.patterns}
-        inner = {*self.calls, *self.patterns, id(lesson.entry)}
+        self.patterns = {
+            number: full_pass.patterns[number] for number in full_pass.patterned if number in full_pass.patterns
+        }
+        inner = {*self.calls, *self.patterns, id(full_pass.entry)}
         self.without_calls = frozenset(number for number, around in self.around.items() if not around)
         self.not_innermost = frozenset(number for number in self.around if number not in inner)
         self.uses = 0
-        self.valid = lesson.can_be_light
+        self.valid = full_pass.can_be_light
         mine = weakref.ref(self)
 
         def freed(_: object) -> None:
@@ -146,7 +148,7 @@ class PassPlan:
             if plan is not None:
                 plan.valid = False
 
-        self.modules = [weakref.ref(module, freed) for module in lesson.modules.values()]
+        self.modules = [weakref.ref(module, freed) for module in full_pass.modules.values()]
 
     def skipped_by(self, names: list[dict[int, str]]) -> frozenset[int]:
         """The modules that need no frame: those that are never innermost around a call, if watches name all that are."""
@@ -159,33 +161,33 @@ class PassPlan:
 
 
 class PassPlans:
-    """The plans of all models, by the module that a pass begins with and the kind of the pass."""
+    """The plans of all models, by the module that a pass begins with and the type of the pass."""
 
     def __init__(self) -> None:
-        self.plans: weakref.WeakKeyDictionary[nn.Module, dict[PassKind, PassPlan]] = weakref.WeakKeyDictionary()
+        self.plans: weakref.WeakKeyDictionary[nn.Module, dict[PassType, PassPlan]] = weakref.WeakKeyDictionary()
 
-    def get(self, entry: nn.Module, kind: PassKind) -> PassPlan | None:
+    def get(self, entry: nn.Module, pass_type: PassType) -> PassPlan | None:
         """The plan of a pass that begins now; None if it must be a full one."""
-        plan = self.plans.get(entry, {}).get(kind)
+        plan = self.plans.get(entry, {}).get(pass_type)
         if plan is None or not plan.valid:
             return None
         plan.uses += 1
         return plan if plan.uses % CHECK_EVERY else None
 
-    def learn(self, lesson: Lesson) -> list[nn.Module]:
+    def learn(self, full_pass: FullPass) -> list[nn.Module]:
         """Keep what a full pass showed; returns the modules with calls that light passes since the last one may have missed."""
-        plans = self.plans.setdefault(lesson.entry, {})
-        if len(plans) > KINDS:
+        plans = self.plans.setdefault(full_pass.entry, {})
+        if len(plans) > PASS_TYPES:
             plans.clear()
-        before, plans[lesson.kind] = plans.get(lesson.kind), PassPlan(lesson)
+        before, plans[full_pass.pass_type] = plans.get(full_pass.pass_type), PassPlan(full_pass)
         if before is None or not before.valid or not before.uses:
             return []
-        now = Counter(call.module for call in lesson.calls)
+        now = Counter(call.module for call in full_pass.calls)
         return [
-            lesson.modules[number]
+            full_pass.modules[number]
             for number, count in now.items()
             if number in before.around
-            and count * before.runs.get(number, 1) > before.each(number) * lesson.runs[number]
+            and count * before.runs.get(number, 1) > before.each(number) * full_pass.runs[number]
         ]
 
 

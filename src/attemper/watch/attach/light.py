@@ -24,7 +24,7 @@ from ...operation.ops import FORWARD
 from ..call import AttentionCall
 from ..routes import sdpa as fused
 from ..routes.kind import LearnedSequences
-from .learned import CHECK_EVERY, ExpectedCall, Lesson, LightPass, PassKind, plans
+from .learned import CHECK_EVERY, ExpectedCall, FullPass, LightPass, PassType, plans
 from .running import Frame, Pass, python_frames, running, traits
 from .storages import address
 
@@ -43,7 +43,7 @@ FOUND = (
     "full=True follows every pass"
 )
 
-FACTS = 4096  # facts of calls that are kept for one kind of pass
+FACTS = 4096  # facts of calls that are kept for one type of pass
 
 Function = Callable[..., Any]
 
@@ -82,16 +82,16 @@ class Interception:
 
     def begin(self, current: Pass, entry: nn.Module, frame: FrameType) -> None:
         """Make a pass a light one if it was learned what to expect of it; otherwise learn it."""
-        kind = PassKind.of(entry, frame)
+        pass_type = PassType.of(entry, frame)
         with self.attachment.lock:
-            plan = plans.get(entry, kind)
+            plan = plans.get(entry, pass_type)
         if plan is None:
-            current.lesson = Lesson(entry, kind)
+            current.full_pass = FullPass(entry, pass_type)
         else:
             current.light = current.begun_light = LightPass(plan)
             current.light.ran[id(entry)] = 1
             current.sequences = current.chain.sequences = LearnedSequences(plan.last_sequence)
-        listening.listener = self.heard
+        listening.listener = self.computed
 
     def entered(self, current: Pass, light: LightPass, number: int, frame: FrameType) -> None:
         """A module begins its forward in a light pass, which becomes a full one if the module is new or called differently."""
@@ -113,11 +113,11 @@ class Interception:
         """A pass has ended: keep what it showed, and tell of calls that light passes have missed."""
         listening.listener = None
         light = current.begun_light
-        if current.lesson is not None:
+        if current.full_pass is not None:
             # a checkpoint that is computed again may be stopped as soon as its backward has all it needs
-            if complete or current.lesson.kind.again:
+            if complete or current.full_pass.pass_type.again:
                 with self.attachment.lock:
-                    found = plans.learn(current.lesson)
+                    found = plans.learn(current.full_pass)
                 self._lost(current, map(id, found), FOUND.format(passes=CHECK_EVERY - 1))
         elif light is not None and complete and not current.counts_for_none(self.attachment.observers):
             self._lost(current, light.silent(), SILENT)
@@ -138,8 +138,8 @@ class Interception:
                 return original(*args, **kwargs)
             if current.light is not None:
                 return self._attend(original, current, current.light, args, kwargs)
-            if current.lesson is not None:
-                return announced(current.lesson, original, args, kwargs, form_of(bound(*args, **kwargs)))
+            if current.full_pass is not None:
+                return announced(current.full_pass, original, args, kwargs, form_of(bound(*args, **kwargs)))
             return original(*args, **kwargs)
 
         return scaled_dot_product_attention
@@ -185,10 +185,10 @@ class Interception:
 
         def function(*args: Any, **kwargs: Any) -> Any:
             current = running.current
-            if current is None or current.intercepting or (current.lesson is None and current.light is None):
+            if current is None or current.intercepting or (current.full_pass is None and current.light is None):
                 return original(*args, **kwargs)
-            if current.lesson is not None:
-                return announced(current.lesson, original, args, kwargs, None)
+            if current.full_pass is not None:
+                return announced(current.full_pass, original, args, kwargs, None)
             light = current.light
             if light is None or current.counts_for_none(self.attachment.observers):
                 return original(*args, **kwargs)
@@ -204,8 +204,8 @@ class Interception:
     def _softmax(self, original: Function) -> Function:
         def softmax(*args: Any, **kwargs: Any) -> Any:
             current = running.current
-            if current is not None and current.lesson is not None:
-                current.lesson.softmaxes += 1
+            if current is not None and current.full_pass is not None:
+                current.full_pass.softmaxes += 1
             elif current is not None and current.light is not None:
                 light = current.light
                 light.softmaxes += 1
@@ -216,13 +216,13 @@ class Interception:
 
         return softmax
 
-    def heard(self, problem: Problem) -> None:
+    def computed(self, problem: Problem) -> None:
         """A call of attemper's own operation has been computed."""
         current = running.current
         if current is None or current.intercepting or problem.value is None:
             return
-        if current.lesson is not None:
-            current.lesson.announced += 1
+        if current.full_pass is not None:
+            current.full_pass.announced += 1
         elif current.light is not None and not current.counts_for_none(self.attachment.observers):
             if self._expected(current, current.light, "attemper") is None:
                 self.convert(current)
@@ -273,11 +273,13 @@ class Interception:
                 current.sequences.now = None
 
 
-def announced(lesson: Lesson, original: Function, args: tuple[Any, ...], kwargs: dict[str, Any], form: object) -> Any:
+def announced(
+    full_pass: FullPass, original: Function, args: tuple[Any, ...], kwargs: dict[str, Any], form: object
+) -> Any:
     """Run a function in a full pass: it has announced the call that the mode sees meanwhile."""
-    before = len(lesson.calls)
+    before = len(full_pass.calls)
     out = original(*args, **kwargs)
-    lesson.announce(before, form)
+    full_pass.announce(before, form)
     return out
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..routes.transformers import Interfaced
     from ..trace.trace import Trace
     from .attachment import Attachment
-    from .learned import Lesson, LightPass
+    from .learned import FullPass, LightPass
 
 QUIET = {nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.GELU, nn.ReLU, nn.SiLU, nn.Conv1d, nn.Conv2d}
 """Modules that hold no attention. Most of a model's ops run in them, and every op that the mode dispatches costs time."""
@@ -101,7 +101,7 @@ class Pass:
     def __init__(self, chain: Chain, mode: TorchDispatchMode, trace: Trace | None = None) -> None:
         self.chain, self.mode, self.trace = chain, mode, trace
         self.active = False  # whether the mode is on
-        self.lesson: Lesson | None = None  # in a full pass, what is learned from it
+        self.full_pass: FullPass | None = None  # what is learned in a full pass
         self.light: LightPass | None = None  # while it is light, what it expects
         self.begun_light: LightPass | None = None  # the same, also after it became a full one
         self.skips: frozenset[int] = frozenset()  # modules that need no frame in it, by their ids
@@ -132,16 +132,16 @@ class Pass:
 
     def counted(self, call: AttentionCall, frames: list[Frame]) -> None:
         """A call of this pass was counted."""
-        if self.lesson is not None:
+        if self.full_pass is not None:
             sequences = self.sequences.of_call(call.query, call.key)
-            self.lesson.counted(call, frames, sequences)
+            self.full_pass.counted(call, frames, sequences)
         elif self.begun_light is not None:
             self.begun_light.counted(frames[-1].module, call)
 
     def spoil(self) -> None:
         """Something was seen that can only be noted: a pass like this one must be full each time."""
-        if self.lesson is not None:
-            self.lesson.clean = False
+        if self.full_pass is not None:
+            self.full_pass.clean = False
 
     def answers(self, call: AttentionCall, out: Any) -> None:
         """The output of an attention call belongs to the sequence of its queries."""

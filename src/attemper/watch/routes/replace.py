@@ -67,8 +67,8 @@ class Replacement:
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
-    """Compute attention that is reported here: no mode, and no listener of attemper's own operation, hears of it."""
+def without_listener_and_modes() -> Iterator[None]:
+    """Hide what runs inside from dispatch modes and from the listener of attemper's operation: the route itself reports it."""
     listener, listening.listener = listening.listener, None
     try:
         with without_modes():
@@ -98,7 +98,7 @@ def attend_with(
                 f"watch(): replace=True cannot compute {type(module).__name__} with {reason}. Leave replace out: "
                 "the model's own attention is then measured."
             )
-        causal = attention_mask is None and is_causal(module, query, attention_mask, options)
+        causal = attention_mask is None and is_causal(module, query, options)
         if attention_mask is None and causal and key.shape[2] > query.shape[2]:
             # a static cache that is being filled: the keys after the queries are not computed yet
             key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
@@ -107,7 +107,7 @@ def attend_with(
         measures = watching() and running.current is not None
         if measures:
             attachment.interface.expect(module, NAME)
-        with unheard() if measures else nullcontext():
+        with without_listener_and_modes() if measures else nullcontext():
             output, vitals = attention(
                 query,
                 key,

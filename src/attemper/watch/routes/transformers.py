@@ -126,7 +126,7 @@ class Interface:
             return
         rows, keys = query.shape[2], key.shape[2]
         flash = isinstance(mask, Tensor) and mask.dim() == 2
-        causal = is_causal(module, query, mask, options) if mask is None or flash else False
+        causal = is_causal(module, query, options) if mask is None or flash else False
         if flash:  # flash attention's (B, Lk), nonzero = a real token
             mask = mask.bool()[:, None, None, :]
         if type(mask).__name__ == "BlockMask":
@@ -172,8 +172,8 @@ def dense(mask: Any, query: Tensor, key: Tensor) -> Tensor:
         return create_mask(mask.mask_mod, query.shape[0], 1, query.shape[2], key.shape[2], device=str(query.device))
 
 
-def is_causal(module: Any, query: Tensor, mask: Tensor | None, options: dict[str, Any]) -> bool:
-    """The interface's rule: without a mask it is causal if the call or the module asks for it, but not for one query."""
+def is_causal(module: Any, query: Tensor, options: dict[str, Any]) -> bool:
+    """The interface's rule for a call without a mask: causal if the call or the module asks for it, but not for one query."""
     asked = options.get("is_causal")
     return query.shape[2] > 1 and bool(getattr(module, "is_causal", True) if asked is None else asked)
 

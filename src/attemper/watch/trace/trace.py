@@ -311,8 +311,8 @@ class Trace:
         known = [(part, path) for part in parts if (path := self.path(part)) is not None]
         if not known:
             return
-        beside = dim in (-1, result.dim() - 1)  # otherwise keys after a cache: this pass has followed the last
-        self.paths.put(result, joined([(path, part.shape[-1]) for part, path in known]) if beside else known[-1][1])
+        by_channel = dim in (-1, result.dim() - 1)  # otherwise keys after a cache: this pass has followed the last
+        self.paths.put(result, joined([(path, part.shape[-1]) for part, path in known]) if by_channel else known[-1][1])
         self._keep_product(known[0][0], result)
 
     def _written(self, into: Any, source: Any, result: Tensor) -> None:
