@@ -28,7 +28,10 @@ def test_each_measurement_lies_within_its_interval(measured):
 def test_no_interval_is_so_wide_that_nothing_could_fail(measured):
     """An interval of half the number would accept anything from half to one and a half times what theory says."""
     numbers_ = [number for found in measured.values() for number in found if number.expected and not number.above]
-    assert [one for one in numbers_ if one.within > 0.25 * abs(one.expected)] == []
+    # the level of a test, 5 %, as its own exchanges show it: it would fail if the test erred by two fifths
+    levels = [one for one in numbers_ if one.source == "the level of the test"]
+    assert [one for one in levels if one.within > 0.4 * one.expected] == []
+    assert [one for one in numbers_ if one not in levels and one.within > 0.25 * abs(one.expected)] == []
 
 
 def test_a_source_can_be_found(measured):

@@ -65,7 +65,7 @@ def page(found: dict[str, list[Expectation]]) -> str:
         "",
         f"{count} numbers beside what this code measures. Sources: closed forms, exact means by quadrature, papers. A",
         "measurement agrees when it lies within the interval; the source of the interval is given. No interval is wider than a",
-        "quarter of its number. `tests/lab/test_numbers.py` measures them again.",
+        "quarter of its number, but for the levels of two tests (two fifths). `tests/lab/test_numbers.py` measures them again.",
         "",
     ]
     for name, numbers in found.items():
