@@ -405,10 +405,22 @@ class Recurrent(nn.Module):
         return (self.weight(x).softmax(1) * x).sum(1)
 
 
+class Classifier(nn.Module):
+    """A decoder that returns the classes of its last token: as many numbers for an item as it has tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.classes = model(causal), nn.Linear(WORDS, LENGTH)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.classes(self.inner(input_ids)[:, -1])
+
+
 RIGHT: dict[str, Callable[[], Case]] = {
     "the largest scores alone": lambda: Case(model(largest_scores)),
     "scores above their mean": lambda: Case(model(above_mean)),
     "an LSTM, attention, one row": lambda: Case(Recurrent()),
+    "as many classes as tokens": lambda: Case(Classifier()),
     "a mean over real tokens": lambda: Case(Pooled(mean), padded()),
     "nanoGPT": lambda: Case(NanoGPT(lambda bias: bias == 0)),
     "differential attention": lambda: Case(Model(Differential(), Differential())),
