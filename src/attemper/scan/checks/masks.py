@@ -90,7 +90,7 @@ def weak_argument(call: AttentionCall, vitals: Vitals) -> WeakMask | None:
     )
     weights = weights_of_rows(call, vitals, from_rows)
     chosen = hidden & ~hidden.all(-1, keepdim=True)
-    low, high = (f"{number:g}".replace("-", "−") for number in (values.low, values.high))
+    low, high = (f"{number + 0.0:g}".replace("-", "−") for number in (values.low, values.high))
     largest = float(weights.where(chosen, 0.0).amax())
     return WeakMask(f"a mask of {low} and {high} that is added", largest)
 
