@@ -118,6 +118,17 @@ def test_bfloat16_that_attends_to_other_keys():
     assert one["level"] == "note"
 
 
+def test_a_weak_mask_is_shown_without_a_negative_zero():
+    def attend(q, k, v):
+        hidden = (1 - wrong.lower(q.shape[2]).to(q.dtype)) * -5.0
+        return (wrong.scores(q, k) + hidden).softmax(-1) @ v
+
+    found = attemper.scan(made(lambda: wrong.model(attend)), wrong.ids())
+    says = [one["says"] for one in found.findings if one["fault"] == "weak_mask"]
+    assert len(says) == 2
+    assert all("a mask of −5 and 0 that is added" in one for one in says)
+
+
 @pytest.mark.parametrize("name", ["GPT-2", "Llama", "BERT", "Gemma 2", "T5", "Bamba: a Mamba hybrid"])
 def test_the_experiments_take_twelve_passes_at_most(name):
     case = made(right.RIGHT[name])

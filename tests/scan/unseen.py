@@ -21,6 +21,7 @@ from scan.wrong import (
     Model,
     causal,
     ids,
+    llama,
     lower,
     model,
     padded,
@@ -156,7 +157,76 @@ class RotaryCache(nn.Module):
         return self.out(out.transpose(1, 2).flatten(2)), (k, v)
 
 
+def causal_over_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scores as (B, Lq, Lk, H), a causal mask, and the softmax over dim=1; masked_fill leaves another layout in memory."""
+    a = torch.einsum("bhqd,bhkd->bqkh", q, k) / math.sqrt(EACH)
+    a = a.masked_fill(~lower(q.shape[2])[None, :, :, None], -torch.inf)
+    return torch.einsum("bqkh,bhkd->bhqd", F.softmax(a, dim=1), v)
+
+
+def keys_reshaped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A shape that fits the product, and numbers of other tokens in it."""
+    k = k.reshape(*k.shape[:2], EACH, k.shape[2])
+    return (q @ k / math.sqrt(EACH)).softmax(-1) @ v
+
+
+class Pooled(nn.Module):
+    """An encoder whose attention hides padding, and a pooling by ``pool(x, mask)``."""
+
+    def __init__(self, pool: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(64, WIDTH)
+        self.layer, self.pool = nn.TransformerEncoderLayer(WIDTH, HEADS, 64, batch_first=True), pool
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.words(input_ids) + self.places.weight[: input_ids.shape[1]]
+        return self.pool(self.layer(x, src_key_padding_mask=attention_mask == 0), attention_mask)
+
+
+class Extended(nn.Module):
+    """The mask of BERT without `1 -`: padding keeps its scores, and words lose theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(64, WIDTH)
+        self.attention = Attention(lambda q, k, v: v)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.words(input_ids) + self.places.weight[: input_ids.shape[1]]
+        extended = attention_mask[:, None, None, :].to(x.dtype) * -10000.0
+        self.attention.attend = lambda q, k, v: (scores(q, k) + extended).softmax(-1) @ v
+        return x + self.attention(x)
+
+
+def rolled_cache() -> Case:
+    """A Llama of which one layer's cache is one step too far when a token is added."""
+    inner = llama()
+    layer = inner.model.layers[1].self_attn
+    forward = layer.forward
+
+    def rolling(hidden_states: Tensor, **others: Any) -> Any:
+        cache = others.get("past_key_values")
+        if cache is not None and hidden_states.shape[1] == 1:
+            cache.layers[1].keys = cache.layers[1].keys.roll(1, -2)
+        return forward(hidden_states=hidden_states, **others)
+
+    layer.forward = rolling
+    return Case(inner, {"input_ids": ids()}, also=("cache_differs",))
+
+
+def mean(x: Tensor, mask: Tensor) -> Tensor:
+    kept = mask[..., None].to(x.dtype)
+    return (x * kept).sum(1) / kept.sum(1)
+
+
 WRONG: dict[str, Callable[[], Case]] = {
+    "(B, Lq, Lk, H), causal, softmax over the queries": lambda: Case(
+        model(causal_over_queries), faults=("over_queries",)
+    ),
+    "keys reshaped, not transposed": lambda: Case(model(keys_reshaped), faults=("heads_mixed",)),
+    "BERT's mask without 1 −": lambda: Case(Extended(), padded(), faults=("padding_inverted",), also=("padding_leak",)),
+    "a mean over padding": lambda: Case(Pooled(lambda x, mask: x.mean(1)), padded(), also=("padding_leak",)),
+    "a Llama whose cache is shifted": rolled_cache,
     "nanoGPT with == 1 for == 0": lambda: Case(NanoGPT(lambda bias: bias == 1), faults=("inverted_mask",)),
     "nanoGPT with −1e-9": lambda: Case(NanoGPT(lambda bias: bias == 0, -1e-9), faults=("weak_mask",)),
     "one packed projection, cut in memory order": lambda: Case(
@@ -307,7 +377,51 @@ def upcast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (a + hidden).clamp(min=low).softmax(-1).to(q.dtype) @ v
 
 
+def largest_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Every row sees the four keys of its largest scores."""
+    a = scores(q, k).masked_fill(~lower(q.shape[2]), -torch.inf)
+    return a.masked_fill(a < a.topk(4, -1).values[..., -1:], -torch.inf).softmax(-1) @ v
+
+
+def above_mean(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Every row sees the keys whose scores are above its mean: as many as there are, in every head others."""
+    a = scores(q, k)
+    return a.masked_fill(a < a.mean(-1, keepdim=True), -torch.inf).softmax(-1) @ v
+
+
+class Recurrent(nn.Module):
+    """An LSTM in both directions orders the tokens; attention follows, and one row for each item is returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.lstm = (
+            nn.Embedding(WORDS, WIDTH),
+            nn.LSTM(WIDTH, WIDTH // 2, 1, True, True, bidirectional=True),
+        )
+        self.attention, self.weight = Attention(F.scaled_dot_product_attention), nn.Linear(WIDTH, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.attention(self.lstm(self.words(ids))[0])
+        return (self.weight(x).softmax(1) * x).sum(1)
+
+
+class Classifier(nn.Module):
+    """A decoder that returns the classes of its last token: as many numbers for an item as it has tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.classes = model(causal), nn.Linear(WORDS, LENGTH)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.classes(self.inner(input_ids)[:, -1])
+
+
 RIGHT: dict[str, Callable[[], Case]] = {
+    "the largest scores alone": lambda: Case(model(largest_scores)),
+    "scores above their mean": lambda: Case(model(above_mean)),
+    "an LSTM, attention, one row": lambda: Case(Recurrent()),
+    "as many classes as tokens": lambda: Case(Classifier()),
+    "a mean over real tokens": lambda: Case(Pooled(mean), padded()),
     "nanoGPT": lambda: Case(NanoGPT(lambda bias: bias == 0)),
     "differential attention": lambda: Case(Model(Differential(), Differential())),
     "a bias for every distance": lambda: Case(Model(Relative(), Relative())),

@@ -66,7 +66,7 @@ ATTENTION_FAULTS = {
         "head_layout", "act", "Vaswani et al. 2017, §3.2.2: heads are concatenated", "heads joined across positions"
     ),
     "future_leak": AttentionFault("future", "act", _EXPERIMENT, "a leak of the future"),
-    "padding_leak": AttentionFault("padding", "act", _EXPERIMENT, "padding changes real tokens"),
+    "padding_leak": AttentionFault("padding", "act", _EXPERIMENT, "padding changes the result"),
     "batch_leak": AttentionFault("batch", "act", _EXPERIMENT, "items of a batch change one another"),
     "position_leak": AttentionFault("position", "act", _EXPERIMENT, "heads that mix positions"),
     "cache_differs": AttentionFault("cache", "act", _EXPERIMENT, "the KV cache changes the result"),

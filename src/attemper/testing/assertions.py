@@ -121,6 +121,15 @@ RELATIVE = 5e-3
 """As in the audit: more than bfloat16 rounds a regression, less than between any two rules."""
 
 
+NEXT = {
+    "future": "Give a batch of 3 tokens or more: ids (B, L) or numbers (B, L, D), to a model that returns a row for each.",
+    "padding": "Give a batch with a mask (B, L), named attention_mask, or with 'mask', 'pad' or 'keep' in its name.",
+    "cache": "The forward must take the cache as past_key_values, kv_cache, cache or past, and return it; give 4 tokens or more.",
+    "position": "An attention module must take its tokens as (batch, length, width); give 3 tokens or more.",
+}
+"""By experiment: what it needs."""
+
+
 def _read(caller: str, model: nn.Module, batch: Any) -> tuple[AttentionChecks, Audit, set[tuple[int, int]]]:
     """What one pass shows: the checks, the scales, and (batch, queries) of the self-attention."""
     if not isinstance(model, nn.Module):
@@ -149,7 +158,7 @@ def _experiment(caller: str, name: str, model: nn.Module, batch: Any, also: tupl
     _raise_first(caller, findings)
     (result,) = results
     if result.state == "skipped":
-        raise InputError(f"{caller}(): {type(model).__name__} could not be tested: {result.says}. Give another batch.")
+        raise InputError(f"{caller}(): {type(model).__name__} could not be tested: {result.says}. {NEXT[name]}")
 
 
 def _raise_first(caller: str, found: list[Finding]) -> None:

@@ -117,13 +117,13 @@ class AttentionChecks:
             for (name, kind), readings in self.layers.items()
             if kind == "self"
         }
-        return {name: not any(one.future for one in patterns) for name, patterns in known.items() if patterns}
+        return {name: all(one.causal for one in patterns) for name, patterns in known.items() if patterns}
 
     @property
     def causal_lengths(self) -> set[int]:
         """How many queries the causal layers have."""
         readings = [one for some in self.layers.values() for one in some if one.pattern is not None]
-        return {one.queries for one in readings if one.pattern is not None and not one.pattern.future}
+        return {one.queries for one in readings if one.pattern is not None and one.pattern.causal}
 
     @property
     def prefix(self) -> int:
@@ -164,7 +164,7 @@ class AttentionChecks:
             yield from self._of_mask(place, one, one.pattern)
         for cut in () if traced is None else traced.cuts:
             if not cut.right:
-                yield "heads_mixed", None, sentences.mixed(cut.head, cut.row, cut.token)
+                yield "heads_mixed", None, sentences.mixed(cut.head, cut.row, cut.token, cut.turned)
                 return
         merged = None if traced is None else traced.merged
         if merged is not None and not merged.right:

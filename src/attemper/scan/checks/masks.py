@@ -29,6 +29,11 @@ class MaskPattern:
     words_hidden: bool  # no real row sees a real key
     judged_padding: bool = False  # whether the batch has padding
 
+    @property
+    def causal(self) -> bool:
+        """Whether rows see keys, and none after their own."""
+        return not self.future and (self.past or self.own)
+
 
 def pattern(call: AttentionCall, real: Tensor | None) -> MaskPattern | None:
     """The pattern of a self-attention; None if its keys are not its queries in order. ``real`` is (B, L), False for padding."""
@@ -55,7 +60,7 @@ def pattern(call: AttentionCall, real: Tensor | None) -> MaskPattern | None:
         own=bool((first & (places == rows[:, None])).any()),
         shifted=_shifted(first, rows, length),
         prefix=_prefix(first, later),
-        heads_differ=seen.shape[1] > 1 and not bool((seen == seen[:, :1]).all()),
+        heads_differ=seen.shape[1] > 1 and not bool((seen == seen[:, :1]).all()) and not _chosen(seen),
         padding_seen=padded,
         words_hidden=real is not None and not bool(real.all()) and not bool((first & (later | earlier)).any()),
         judged_padding=real is not None and not bool(real.all()),
@@ -85,7 +90,7 @@ def weak_argument(call: AttentionCall, vitals: Vitals) -> WeakMask | None:
     )
     weights = weights_of_rows(call, vitals, from_rows)
     chosen = hidden & ~hidden.all(-1, keepdim=True)
-    low, high = (f"{number:g}".replace("-", "−") for number in (values.low, values.high))
+    low, high = (f"{number + 0.0:g}".replace("-", "−") for number in (values.low, values.high))
     largest = float(weights.where(chosen, 0.0).amax())
     return WeakMask(f"a mask of {low} and {high} that is added", largest)
 
@@ -114,6 +119,18 @@ def _visible(call: AttentionCall, rows: Tensor) -> Tensor:
     mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape)) if mask.dim() < 4 else mask
     mask = mask[:, :, rows] if mask.shape[2] > 1 else mask
     return seen & (mask if mask.dtype == torch.bool else mask > HIDDEN_BIAS)
+
+
+def _chosen(seen: Tensor) -> bool:
+    """Whether scores chose the keys that rows see: as many for every head, or others for every head of every item.
+
+    A mask that was folded into the heads in another order gives some of them the same pattern, and other numbers of keys.
+    """
+    counts = seen.sum(-1)
+    if bool((counts == counts[:1, :1]).all()):
+        return True
+    patterns = seen.flatten(2).flatten(0, 1)
+    return seen.shape[0] > 1 and len(patterns.unique(dim=0)) == len(patterns)
 
 
 def _shifted(seen: Tensor, rows: Tensor, length: int) -> bool:

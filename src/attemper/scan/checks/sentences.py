@@ -124,7 +124,13 @@ def heads_differ() -> tuple[str, str]:
     )
 
 
-def mixed(head: int, row: int, token: int) -> tuple[str, str]:
+def mixed(head: int, row: int, token: int, turned: bool) -> tuple[str, str]:
+    if turned:
+        return (
+            f"Key {row} of head {head} holds numbers of token {token}: the keys were reshaped to (head dim, length), not "
+            "transposed, so every key mixes positions.",
+            "Write q @ k.transpose(-2, -1): a reshape or a view to the same shape moves numbers to other tokens.",
+        )
     return (
         f"Row {row} of head {head} holds numbers of token {token}: the projection was cut into heads by a reshape without a "
         "transpose, so every head mixes positions.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..checks.declared import has_experts
+from .runner import POOLED
 from .subject import CannotRun
 from .trial import Answer, Trial, first_moved, judged, named, share
 
@@ -20,7 +21,7 @@ def items(trial: Trial) -> Answer:
     after = {name: rows[:count] for name, rows in after.items()}
     if not judged(after, trial.base):
         raise CannotRun("nothing that the model returns has one row per token")
-    moved = first_moved(after, trial.base, trial.order, trial.floor)
+    moved = first_moved(after, trial.base, [*trial.order, POOLED], trial.floor)
     assumed = (
         "; assumed (length, batch, …), as attention runs along the first dimension" if subject.sequence_first else ""
     )

@@ -8,6 +8,7 @@ from typing import Any
 from ...watch.examine import examine
 from ..checks.declared import is_published
 from ..checks.examiner import AttentionChecks
+from .runner import POOLED, LayerRows
 from .subject import CannotRun, NamedBatch
 from .trial import Answer, Moved, Trial, first_moved, judged, named, share
 
@@ -16,6 +17,8 @@ TODO = (
     "Hide padded keys with −inf before the softmax, in every layer: mask[:, None, None, :]. On the left, positions must count "
     "real tokens alone: position_ids = (mask.cumsum(-1) − 1).clamp(min=0)."
 )
+
+POOL = "Pool over real tokens alone: (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True) for a mean."
 
 
 def padding(trial: Trial) -> Answer:
@@ -26,17 +29,24 @@ def padding(trial: Trial) -> Answer:
         subject = replace(subject, tokens="input_ids")
     flags = trial.checks.is_causal
     ordered = bool(flags) and all(flags.values()) and "future" not in trial.failed  # then the right cannot matter
-    moved, done = None, ["right"]
+    moved, done, pooled = None, ["right"], 0.0
     if not ordered or not bool(subject.real.all()):
-        moved = _moved(trial, subject, subject.lengthened(MORE), 0)
+        after = _padded(trial, subject, subject.lengthened(MORE), 0)
+        moved, pooled = _moved(trial, subject, after), _pooled(trial, subject, after)
     if moved is None and bool(subject.real.all()):
         done.append("left")
-        moved = _moved(trial, subject, subject.lengthened(MORE, left=True), MORE)
+        moved = _moved(trial, subject, _padded(trial, subject, subject.lengthened(MORE, left=True), MORE))
         if moved is not None:  # it may not count positions by the mask
             placed = subject.takes("position_ids")
             batch = subject.lengthened(MORE, left=True, placed=True) if placed else None
-            moved = None if batch is None else _moved(trial, subject, batch, MORE)
+            moved = None if batch is None else _moved(trial, subject, _padded(trial, subject, batch, MORE))
             done = done if placed else done[:1]
+    if moved is None and pooled:
+        says = (
+            f"Padding changes the output: with {MORE} more tokens on the right that the mask hides, no real token of a layer "
+            f"moved, but the model's output did, by {share(pooled)}: what pools the tokens counts padding."
+        )
+        return trial.fault("padding_leak", Moved("", pooled, 0), says, POOL)
     if moved is None:
         return Answer(f"{MORE} padded tokens on the {' or the '.join(done)} changed no real token")
     if is_published(subject.model) and _hides(trial, subject):
@@ -64,10 +74,25 @@ def _hides(trial: Trial, subject: NamedBatch) -> bool:
     return not any(one.padding_seen for one in patterns)
 
 
-def _moved(trial: Trial, subject: NamedBatch, batch: Any, before: int) -> Moved | None:
+def _padded(trial: Trial, subject: NamedBatch, batch: Any, before: int) -> LayerRows:
+    """The rows of a pass with padding, ``before`` tokens of it on the left: those of the tokens that the batch has without it."""
     rows = trial.lengths[subject.length]
     after = trial.run(batch, {**trial.lengths, subject.length + MORE: rows + before})
     if not judged(after, trial.base):
         raise CannotRun("nothing that the model returns has one row per token")
-    real = subject.real[:, rows.to(subject.value.device)]
+    return after
+
+
+def _moved(trial: Trial, subject: NamedBatch, after: LayerRows) -> Moved | None:
+    real = subject.real[:, trial.lengths[subject.length].to(subject.value.device)]
     return first_moved(after, trial.base, trial.order, trial.floor, real)
+
+
+def _pooled(trial: Trial, subject: NamedBatch, after: LayerRows) -> float:
+    """How far padding on the right moved the pooled output; 0: not at all, or padding is not on the right in this model."""
+    if is_published(subject.model) or not bool(subject.real[:, 0].all()):
+        return (
+            0.0  # a library's classifiers look for the padding id; a batch padded on the left may read the last token
+        )
+    moved = first_moved(after, trial.base, [POOLED], trial.floor)
+    return 0.0 if moved is None else moved.by

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .runner import POOLED
 from .subject import CannotRun
 from .trial import Answer, Moved, Trial, first_moved, judged
 
@@ -24,7 +25,8 @@ def permutation(trial: Trial) -> Answer:
     after = {name: part.flip(1) if part.shape[1] == len(rows) else part for name, part in after.items()}
     if not judged(after, trial.base):
         raise CannotRun("nothing that the model returns has one row per token")
-    moved = first_moved({"": after.get("", next(iter(after.values())))}, trial.base, [], trial.floor)
+    after = {"": after[""]} if "" in after else after  # a pooled output has no rows: its layers show it too
+    moved = first_moved(after, trial.base, [*trial.order, POOLED], trial.floor)
     if moved is not None:
         return Answer("the order of the tokens changes the output")
     says = (

@@ -38,10 +38,14 @@ class MovedRows:
             return None  # its own row, its neighbours' (a convolution), or its place among rows in another order
         head = strangers[0] if strangers else some
         still = len(counts) - len(moving)
-        rows = f"{int(counts[head])} row{'s' if int(counts[head]) > 1 else ''} of head {head}"
-        whose = "other tokens" if strangers else "several tokens"
+        count = int(counts[head])
+        if strangers:
+            rows = f"{count} rows of head {head} that belong" if count > 1 else f"a row of head {head} that belongs"
+            rows += " to other tokens" if count > 1 else " to another token"
+        else:
+            rows = f"{count} rows of head {head}, of several tokens"
         rest = f"no row of {still} other head{'s' if still > 1 else ''}" if still else "other rows of other heads"
-        return f"token {self.token} was changed, and of {what} {rows} moved, which belong to {whose}, and {rest}"
+        return f"token {self.token} was changed, and {what} moved in {rows}, and in {rest}"
 
 
 @dataclass
@@ -49,6 +53,7 @@ class PositionExaminer(Examiner):
     """Keeps q, k and v of a module's calls, and compares them with those of a second call on a changed token."""
 
     again: bool = False
+    spread: bool = False  # whether a token moved several rows of a head, the same in every head
     before: list[tuple[Tensor, Tensor, Tensor | None]] = field(default_factory=list)
     after: list[tuple[Tensor, Tensor, Tensor | None]] = field(default_factory=list)
     kept: list[AttentionCall] = field(default_factory=list)
@@ -106,7 +111,9 @@ def position(trial: Trial) -> Answer:
         raise CannotRun("no attention module takes the tokens as (batch, length, width)")
     wrong = {layer: words for layer, words in found.items() if words is not None}
     if not wrong:
-        return Answer(f"in {len(found)} layers a token changed its own row of every head, and no other")
+        layers = f"{len(found)} layer{'s' if len(found) > 1 else ''}"
+        what = "the same rows of every head" if examiner.spread else "its own row of every head, and no other"
+        return Answer(f"in {layers} a token changed {what}")
     layer, words = next(iter(wrong.items()))
     says = f"Heads mix positions: {words}."
     answer = trial.fault("position_leak", Moved(layer, 0.0, 0), says, TODO)
@@ -143,6 +150,7 @@ def _compared(examiner: PositionExaminer, token: int) -> str | None:
             words = MovedRows(moved, token).says(what)
             if words is not None:
                 return words
+            examiner.spread |= bool((moved.sum(-1) > 1).any())
     return None
 
 

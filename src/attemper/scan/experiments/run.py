@@ -30,12 +30,12 @@ EXPERIMENTS: dict[str, Callable[[Trial], Answer]] = {
     "padding": padding,
     "batch": items,
     "position": position,
+    "cache": cache,
     "permutation": permutation,
     "long": long,
     "dtype": dtype,
-    "cache": cache,
 }
-"""In the order in which they run: the one that may take most passes is the last."""
+"""In the order in which they run: those that find the worst faults first, as passes are limited."""
 
 
 def experiments(

@@ -15,6 +15,8 @@ from .subject import CannotRun
 
 LayerRows = dict[str, Tensor]
 """By layer, and "" for the model itself: (B, R, …), the chosen rows of what it returned."""
+POOLED = "(pooled)"
+"""In place of a layer: what the model returned, (B, 1, …), if that has one row per item and none per token."""
 LARGEST_COPY = 2**29  # parameters of a model that is copied to float64: 4 GiB
 MOST = 12  # forward passes
 FEW = 96  # rows that are kept of a long input, at each of three places
@@ -115,6 +117,8 @@ class Runner:
         rows = self._rows("", output, lengths)
         if rows is not None:
             found[""] = rows
+        elif pooled := _tensors(output):
+            found[POOLED] = pooled[0].detach()[:, None].clone()
         return found, output
 
     def _rows(self, name: str, output: Any, lengths: Mapping[int, Tensor]) -> Tensor | None:

@@ -154,14 +154,14 @@ class NamedBatch:
                 raise CannotRun(f"{other} has the length of the tokens in a dimension that is not its second")
         return self.with_tokens(_joined(self.value, extra, left), **others)
 
-    def doubled(self) -> dict[str, Any]:
-        """The other arguments for a batch that holds every item twice."""
-        tensors = {
-            name: value
+    def shortened(self) -> Any:
+        """The batch without its last token."""
+        others = {
+            name: value[:, :-1]
             for name, value in self.arguments.items()
-            if name != self.tokens and isinstance(value, Tensor) and value.dim() and value.shape[0] == self.items
+            if name != self.tokens and isinstance(value, Tensor) and value.shape[:2] == self.value.shape[:2]
         }
-        return {name: torch.cat([value] * 2, 0) for name, value in tensors.items()}
+        return self.with_tokens(self.value[:, :-1], **others)
 
     def with_item(self) -> Any:
         """The batch with one more item, of other tokens."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...health import Finding
 from ..checks.examiner import AttentionChecks, made
-from .runner import LayerRows, Runner, chosen
+from .runner import POOLED, LayerRows, Runner, chosen
 from .subject import CannotRun, NamedBatch
 
 ERRORS = (
@@ -73,13 +73,13 @@ def first_moved(
             continue
         by, row = distance(rows, old, use)
         if by > bound(floor, name):
-            return Moved(name, by, row)
+            return Moved("" if name == POOLED else name, by, row)
     return None
 
 
 def judged(after: LayerRows, before: LayerRows) -> int:
-    """How many layers, and the output, were compared."""
-    return sum(_alike(rows, before.get(name)) for name, rows in after.items())
+    """How many layers, and the output, were compared; a pooled output has no row of a token."""
+    return sum(_alike(rows, before.get(name)) for name, rows in after.items() if name != POOLED)
 
 
 def _alike(a: Tensor, b: Tensor | None) -> bool:

@@ -22,6 +22,7 @@ class Cut:
     head: int
     row: int
     token: int
+    turned: bool = False  # whether it is a key, and a reshape made (…, E, L) of (…, L, E)
 
     @property
     def right(self) -> bool:
@@ -49,6 +50,31 @@ def split(heads: Tensor, sources: Iterable[Tensor]) -> Cut | None:
                     return found
         if found is not None:
             return found
+    return None
+
+
+def turned(keys: Tensor, sources: Iterable[Tensor]) -> Cut | None:
+    """A column of keys, (B, H, E, L) or (B·H, E, L), that a reshape made; None: a transpose did, or it is not found.
+
+    The last key is looked for in the projection's output: in its own row, or where a reshape of (L, E) to (E, L) finds it.
+    """
+    if keys.dim() not in (3, 4) or keys.is_meta or min(keys.shape) == 0:
+        return None
+    each, length = keys.shape[-2:]
+    row = length - 1
+    places = torch.arange(each, device=keys.device) * length + row
+    for source in sources:
+        if source.dim() != 3 or source.shape[1] != length or source.shape[2] % each or source.dtype != keys.dtype:
+            continue
+        numbers = keys.reshape(-1, each, length)[0, :, row]
+        parts = source[0].unflatten(-1, (-1, each))
+        if bool((parts[row] == numbers).all(-1).any()):
+            return None
+        moved = parts[places // each, :, places % each]  # (E, parts)
+        if each > 1 and bool((moved == numbers[:, None]).all(0).any()):
+            return Cut(0, row, row // each, turned=True)
+        if each > 1 and torch.equal(source[0].flatten()[places], numbers):  # heads were cut by the same reshape
+            return Cut(0, row, row // source.shape[2], turned=True)
     return None
 
 

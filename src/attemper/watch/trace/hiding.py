@@ -182,4 +182,4 @@ def _number(value: object) -> float | None:
 
 
 def _shown(number: float) -> str:
-    return f"{number:g}".replace("-", "−")
+    return f"{number + 0.0:g}".replace("-", "−")  # no −0

@@ -19,7 +19,7 @@ from ..attach.storages import Storages, address
 from ..call import AttentionCall
 from ..routes.handwritten.op_names import LINEAR, LOG_SOFTMAXES, PRODUCTS, SOFTMAXES, op_name
 from ..routes.sdpa import PLAIN, SDPA
-from .cuts import joined_rows, split
+from .cuts import joined_rows, split, turned
 from .factors import few, multiplied, rms
 from .hiding import Hiding
 from .paths import Factor, FactorPath, Rotation, Traced, joined
@@ -101,6 +101,9 @@ class Trace:
             scores = self._ended(self.asked) if self.asked is not None else None
             self.last = Traced(*((right, left) if call.flipped else (left, right)), scores)
         self._cut(self.last, query.mT if call.flipped else query)
+        if call.product and not call.flipped:
+            found = turned(key.detach(), self.projections)
+            self.last.cuts += [] if found is None else [found]
         return self.last
 
     def _cut(self, traced: Traced, heads: Tensor) -> None:

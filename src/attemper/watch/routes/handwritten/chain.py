@@ -93,7 +93,7 @@ class Chain:
             self.scores.drop(made)
             scores = None
         if scores is not None:
-            self.scores.put(made, replace(scores, scale=None, strided=False))
+            self.scores.put(made, replace(scores, scale=None, strided=False, steps=None))
         elif self.weights and (weights := self.weights.get(source)) is not None:
             if address(made) != address(source):
                 self.weights.put(made, replace(weights, stride=None))
@@ -167,7 +167,7 @@ class Chain:
         if self.is_parameter(other):
             if not scores.are_across(tensor, axis):
                 return False  # a linear layer: its input is no longer logits
-            self.scores.put(out, replace(scores, scale=None, strided=False))
+            self.scores.put(out, replace(scores, scale=None, strided=False, steps=None))
         elif scores.exponential:
             self.missed(
                 tuple(running.frames), f"scores are multiplied by values after {scores.exponential}(), not a softmax"
@@ -248,7 +248,7 @@ class Chain:
         over, other = "queries", None
         if scores is not None and not scores.exponential:
             around = tuple(shared(scores.frames, frames))
-            over, keys, values_over = softmax_over(logits, dim, *scores.shape, scores.strided, around)
+            over, keys, values_over = softmax_over(logits, dim, *scores.shape, scores.strides, around)
             call = _call(name, scores, logits, keys, around)
             other = None if values_over is None else (out.shape[values_over], out.stride(values_over))
         calls: tuple[Waiting, ...] = ()
@@ -291,7 +291,7 @@ def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tupl
     if logits.dim() == 1:
         matrix, flipped = logits[None], scores.shape[1] == 1
     else:
-        matrix, flipped = ordered(logits, dim, *scores.shape, scores.strided, frames)
+        matrix, flipped = ordered(logits, dim, *scores.shape, scores.strides, frames)
     matrix, known = by_head(matrix, frames)
     batch, heads, rows, keys = matrix.shape
     query, key = (scores.key, scores.query) if flipped else (scores.query, scores.key)

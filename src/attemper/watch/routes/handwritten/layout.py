@@ -51,21 +51,23 @@ def heads_of(frames: tuple[Frame, ...], joined: int, rows: int) -> int | None:
 
 
 def ordered(
-    logits: Tensor, dim: int, rows: int, columns: int, strided: bool, frames: tuple[Frame, ...]
+    logits: Tensor, dim: int, rows: int, columns: int, strides: tuple[int, int] | None, frames: tuple[Frame, ...]
 ) -> tuple[Tensor, bool]:
     """The logits that a softmax over ``dim`` was given as ``(…, Lq, Lk)``, and whether the queries are the product's columns.
 
-    ``rows`` and ``columns`` are those of the product; ``strided``: whether the logits are still in memory as it left them.
+    ``rows`` and ``columns`` are those of the product, ``strides`` theirs in memory, if they are known.
     """
     matrix = logits.movedim(dim, -1)
     leading = range(matrix.dim() - 1)
     keys, step = matrix.shape[-1], matrix.stride(-1)
-    flipped = strided and rows > 1 and columns > 1 and step == columns and keys == rows
-    if strided and rows > 1 and columns > 1 and step in (1, columns):
-        expected = (columns, 1) if step == columns else (rows, columns)
+    flipped = False
+    if strides is not None and rows > 1 and columns > 1 and step in strides:
+        down = step == strides[0]  # whether the softmax runs over the rows of the product
+        flipped = down and keys == rows
+        expected = (columns, strides[1]) if down else (rows, strides[0])
         found = [axis for axis in leading if (matrix.shape[axis], matrix.stride(axis)) == expected]
-        if found and keys == (rows if step == columns else columns):
-            return matrix.movedim(found[-1], -2), step == columns
+        if found and keys == (rows if down else columns):
+            return matrix.movedim(found[-1], -2), down
     queries = columns if flipped else rows
     if matrix.shape[-2] != queries:
         found = [axis for axis in leading if matrix.shape[axis] == queries] or _group_in_rows(matrix, queries, frames)
@@ -75,7 +77,7 @@ def ordered(
 
 
 def softmax_over(
-    logits: Tensor, dim: int, rows: int, columns: int, strided: bool, frames: tuple[Frame, ...]
+    logits: Tensor, dim: int, rows: int, columns: int, strides: tuple[int, int] | None, frames: tuple[Frame, ...]
 ) -> tuple[str, int, int | None]:
     """What a softmax over ``dim`` runs over if not over the keys; the dimension of the keys, as far as it shows; and the
     dimension over which values would then be added up.
@@ -85,10 +87,10 @@ def softmax_over(
     """
     dim %= logits.dim()
     shapes = [(logits.shape[axis], logits.stride(axis)) for axis in range(logits.dim())]
-    if logits.dim() < 3 or not strided or rows < 2 or columns < 2 or rows * columns < 4:
+    if logits.dim() < 3 or strides is None or rows < 2 or columns < 2 or rows * columns < 4:
         return "queries", dim, None
-    keys = [axis for axis, shape in enumerate(shapes) if shape == (columns, 1)]
-    queries = [axis for axis, shape in enumerate(shapes) if shape == (rows, columns)]
+    keys = [axis for axis, shape in enumerate(shapes) if shape == (columns, strides[1])]
+    queries = [axis for axis, shape in enumerate(shapes) if shape == (rows, strides[0])]
     if not keys or not queries:
         return "queries", dim, None
     if dim == queries[-1]:

@@ -83,6 +83,9 @@ class ScoreMatrix:
     masked: bool = False
     causal: bool = False
     strided: bool = True  # whether it is in memory as the product left it
+    steps: tuple[int, int] | None = (
+        None  # the strides of its rows and columns in a copy with another layout, if they are known
+    )
     in_order: bool = True  # whether its columns are the keys
     exponential: str = ""  # the op that replaces a softmax
     sink_columns: tuple[int, int] = (0, 0)  # columns added before and after the keys
@@ -93,7 +96,9 @@ class ScoreMatrix:
         """What is known of the scores after one more op made `result` of `tensor`."""
         kept = self
         if name not in RESHAPING and (tensor.shape != result.shape or tensor.stride() != result.stride()):
-            kept = replace(kept, strided=False)
+            kept = replace(kept, strided=False, steps=self._steps_after(tensor, result))
+        elif name in RESHAPING and self.steps is not None:
+            kept = replace(kept, steps=None)
         if name == "tanh":
             return replace(kept, capped=True)
         if name in EXPONENTIALS:
@@ -115,6 +120,15 @@ class ScoreMatrix:
         factor = factor if name == "mul" else 1 / factor
         cap = factor if kept.capped and kept.cap is None else kept.cap
         return replace(kept, scale=kept.scale * factor, cap=cap)
+
+    def _steps_after(self, tensor: Tensor, result: Tensor) -> tuple[int, int] | None:
+        rows, columns = (_stride_after(stride, tensor, result) for stride in self.strides or (None, None))
+        return None if rows is None or columns is None else (rows, columns)
+
+    @property
+    def strides(self) -> tuple[int, int] | None:
+        """The strides of its rows and columns; None: unknown."""
+        return (self.shape[1], 1) if self.strided else self.steps
 
     def are_across(self, tensor: Tensor, axis: int) -> bool:
         """Whether this axis is the heads, since the other axes hold whole matrices: weights over it mix heads, and the result is
@@ -169,7 +183,13 @@ class WeightMatrix:
         kept = replace(self, log=False) if name == "exp" else self
         if name in RESHAPING or (tensor.shape == result.shape and tensor.stride() == result.stride()):
             return kept
-        return replace(kept, stride=None)
+        stride = _stride_after(self.stride, tensor, result)
+        other = None if self.other is None else _stride_after(self.other[1], tensor, result)
+        if stride is None or (self.other is not None and other is None):
+            return replace(kept, stride=None)
+        return replace(
+            kept, stride=stride, other=None if self.other is None or other is None else (self.other[0], other)
+        )
 
     def is_across(self, tensor: Tensor, axis: int) -> bool:
         """Whether a product that sums over this axis sums over the keys, and the softmax ran over another dimension."""
@@ -185,6 +205,14 @@ class WeightMatrix:
         if self.stride is None or size == 1:
             return size in (self.size, self.size - self.sink_columns)
         return tensor.stride(axis) == self.stride and size <= self.size
+
+
+def _stride_after(stride: int | None, tensor: Tensor, result: Tensor) -> int | None:
+    """The stride in a copy of the dimension that has this stride in a tensor; None if it cannot be told."""
+    if stride is None or tensor.shape != result.shape:
+        return None
+    found = [axis for axis, size in enumerate(tensor.shape) if size > 1 and tensor.stride(axis) == stride]
+    return result.stride(found[0]) if len(found) == 1 else None
 
 
 def number(value: object) -> float | None:
