@@ -211,8 +211,9 @@ except attemper.errors.KernelUnavailable as error:
 
 
 def test_a_build_without_it_says_why_and_runs_the_next():
-    cpu, blockwise, _, described, named = run(NOT_BUILT).splitlines()
+    cpu, triton, blockwise, _, described, named = run(NOT_BUILT).splitlines()
     assert cpu.startswith("cpu        not taken: is not built here: install attemper where there is a C compiler")
+    assert triton == "triton     not taken: needs cuda tensors; got cpu"
     assert blockwise == "blockwise  taken: the fastest that serves this call"
     assert "'available': False" in described
     assert "is not built here" in described
