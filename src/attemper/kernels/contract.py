@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .._torch_private import _get_tracing_state
-from ..vitals import SIGNS
+from ..vitals import SIGNS, Vitals
 
 BIT = {sign: 1 << place for place, sign in enumerate(SIGNS)}
 """The bit of each sign in ``sign_bits``."""
@@ -253,6 +253,17 @@ def unrounded(output: Tensor, low: Tensor) -> Tensor:
     short = output.float()
     whole = (short.view(torch.int32) + low).view(torch.float32)
     return torch.where(short.abs() < SMALL, short + low * 2.0**-40, whole) if output.dtype == torch.float16 else whole
+
+
+def are_as_written(vitals: Vitals, device: str) -> bool:
+    """Whether these are all signs of a float32 or half-precision call, as kernels of this kind of device write them."""
+    return len(vitals.measured) == len(SIGNS) and all(
+        sign.device.type == device
+        and sign.dim() == 3
+        and sign.is_contiguous()
+        and sign.dtype == (torch.int32 if name == "visible" else torch.float32)
+        for name, sign in vitals.__dict__.items()  # and, among them, what rounding took from lse
+    )
 
 
 def is_recording() -> bool:

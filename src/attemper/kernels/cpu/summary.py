@@ -6,19 +6,13 @@ import torch
 from torch import Tensor
 
 from ...vitals import SIGNS, Vitals
+from ..contract import are_as_written
 from . import native
 
 
 def serves(vitals: Vitals) -> bool:
     """Whether these are all signs of a call in float32, as this kernel writes them."""
-    signs = vitals.__dict__  # and, among them, what rounding took from lse
-    return len(vitals.measured) == len(SIGNS) and all(
-        sign.device.type == "cpu"
-        and sign.dim() == 3
-        and sign.is_contiguous()
-        and sign.dtype == (torch.int32 if name == "visible" else torch.float32)
-        for name, sign in signs.items()
-    )
+    return are_as_written(vitals, "cpu")
 
 
 def by_head(vitals: Vitals, keep: Tensor | None, saturable_keys: int, saturated_weight: float) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,7 @@ from . import backward as _backward
 from . import decode as _decode
 from . import forward as _forward
 from . import row_terms as _rows
+from . import summary as summary  # the watch folds rows by it
 from .arguments import (
     MOST_PLANS,
     PLANS,
@@ -34,6 +35,7 @@ from .arguments import (
     compiled_for,
     descriptors,
     inputs,
+    is_added,
     is_fast,
     is_small,
     keeps_weights,
@@ -45,6 +47,8 @@ from .arguments import (
     repeating,
     splits_of,
     steps,
+    widest,
+    with_unit_stride,
 )
 from .blocks import decode_block, forward_block, keys_block, rows_block
 
@@ -53,44 +57,42 @@ def forward(problem: Problem, sign_bits: int) -> Results:
     problem = readable(problem)
     results = empty_results(problem, sign_bits)
     if results.lse.numel():
-        plan = PLANS.get(plan_key(problem, sign_bits))
-        if plan is not None:
-            plan.run(problem, results)
-            return results
-        splits = splits_of(problem)
-        if splits > 1:
-            launches = decode_launches(problem, results, sign_bits, splits)
-        else:
-            launches = [forward_launch(problem, results, sign_bits)]
-        for launch in launches:
-            launch.run()
-        if len(launches) == 1 and len(PLANS) < MOST_PLANS:
-            remember(plan_key(problem, sign_bits), launches[0])
+        with torch.cuda.device_of(problem.query):  # Triton launches on the current device
+            _launch_forward(problem, results, sign_bits)
     return results
+
+
+def _launch_forward(problem: Problem, results: Results, sign_bits: int) -> None:
+    key = plan_key(problem, sign_bits)
+    plan = PLANS.get(key)
+    if plan is not None:
+        plan.run(problem, results)
+        return
+    splits = splits_of(problem)
+    if splits > 1:
+        for launch in decode_launches(problem, results, sign_bits, splits):
+            launch.run()
+        return
+    launch = forward_launch(problem, results, sign_bits)
+    launch.run()
+    if len(PLANS) < MOST_PLANS:
+        remember(key, launch)
 
 
 def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: bool | None = None) -> Launch:
     """`hopper` is whether the hardware copies whole tiles, and more; None asks the device."""
     query, key, value = problem.query, problem.key, problem.value
-    batch, heads, rows, dim = query.shape
-    if not results.output_low.numel():
-        sign_bits &= ~OUTPUT_LOW_BIT
+    batch, heads, rows, _ = query.shape
+    sign_bits = _written(sign_bits, results)
     fast = is_fast(problem, sign_bits) and bool(problem.value is not None or sign_bits & ~ARGMAX_BIT)
     if fast:
         sign_bits &= ~ARGMAX_BIT  # see _argmax
     hopper = is_hopper(query.device) if hopper is None else hopper
-    widest = padded(dim if value is None else max(dim, value.shape[3]))
-    block = forward_block(widest, query.dtype, value is not None, fast, sign_bits > 0, hopper)
+    block = forward_block(widest(problem), query.dtype, value is not None, fast, sign_bits > 0, hopper)
     tiles = None
     if fast and hopper:
         tiles = descriptors(key, key if value is None else value, rows=block["BN"])
-    constants = compiled_for(problem) | {
-        "VALUES": value is not None,
-        "EXACT": keeps_weights(problem, sign_bits),
-        "FAST": fast,
-        "TMA": tiles is not None,
-        "BITS": sign_bits,
-    }
+    constants = _forward_constants(problem, sign_bits) | {"FAST": fast, "TMA": tiles is not None}
     args = (*inputs(problem), *(tiles or (key, key)), *results, *steps(problem), *numbers(problem))
     grid = (triton.cdiv(rows, block["BM"]), batch * heads)
     return Launch(_forward.forward_kernel, grid, args, constants | _tile_of(block), _options_of(block))
@@ -99,15 +101,13 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: b
 def decode_launches(problem: Problem, results: Results, sign_bits: int, splits: int) -> list[Launch]:
     query, key, value = problem.query, problem.key, problem.value
     n_rows, keys, groups = results.lse.numel(), key.shape[2], key.shape[1]
-    if not results.output_low.numel():
-        sign_bits &= ~OUTPUT_LOW_BIT
+    sign_bits = _written(sign_bits, results)
     block = decode_block(padded(query.shape[3]), query.dtype, query.shape[1] // groups * query.shape[2])
     chunk = triton.cdiv(triton.cdiv(keys, splits), block["BN"]) * block["BN"]
     splits = triton.cdiv(keys, chunk)
     parts = query.new_empty((_decode.N_PARTS, splits, n_rows), dtype=torch.float32)
     sums = parts if value is None else query.new_empty((splits, n_rows, value.shape[3]), dtype=torch.float32)
-    constants = compiled_for(problem) | {"VALUES": value is not None, "BITS": sign_bits}
-    constants["EXACT"] = keeps_weights(problem, sign_bits)
+    constants = _forward_constants(problem, sign_bits)
     args = (*inputs(problem), parts, sums, *steps(problem), *numbers(problem), chunk, n_rows)
     grid = (splits, query.shape[0] * groups)
     split = Launch(_decode.decode_kernel, grid, args, constants | _tile_of(block), _options_of(block))
@@ -120,10 +120,25 @@ def decode_launches(problem: Problem, results: Results, sign_bits: int, splits: 
     ]
 
 
+def _written(sign_bits: int, results: Results) -> int:
+    """The bits of what is there to be written: a float32 output has no low part."""
+    return sign_bits if results.output_low.numel() else sign_bits & ~OUTPUT_LOW_BIT
+
+
+def _forward_constants(problem: Problem, sign_bits: int) -> dict[str, Any]:
+    asked = {"VALUES": problem.value is not None, "EXACT": keeps_weights(problem, sign_bits), "BITS": sign_bits}
+    return compiled_for(problem) | asked
+
+
 def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
+    with torch.cuda.device_of(problem.query):
+        return _launch_backward(problem, saved, upstream, needs_grad)
+
+
+def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
     asked, problem = problem.mask, readable(problem)
     query, key, value, _, gain = problem[:5]
-    batch, heads, rows, dim = query.shape
+    batch, heads, rows, _ = query.shape
     groups, keys = key.shape[1:3]
     nothing = query.new_empty(0)
     empty = not batch * heads * rows * keys
@@ -135,40 +150,39 @@ def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: N
     found = Gradients(*(like(tensor, needed) for tensor, needed in zip(problem[:6], needs_grad, strict=True)))
     if empty:
         return found
-    g_output = None if value is None else upstream.output
+    g_output = None if value is None or upstream.output is None else with_unit_stride(upstream.output)
     if g_output is None and needs_grad.value and value is not None:
         found.value.zero_()
     terms, arrived = row_terms(saved, upstream._replace(output=g_output))
-    g_tensor = nothing if g_output is None else g_output if g_output.stride(-1) == 1 else g_output.contiguous()
-    g_steps = (0, 0, 0) if g_output is None else g_tensor.stride()[:3]
+    g_tensor, g_steps = (nothing, (0, 0, 0)) if g_output is None else (g_output, g_output.stride()[:3])
     argmax = saved.argmax if upstream.peak is None else _argmax(problem, saved)
-    widest, hopper = padded(dim if value is None else max(dim, value.shape[3])), is_hopper(query.device)
+    sizes = widest(problem), query.dtype, is_hopper(query.device)
     lift = _lift(problem, g_output, arrived)
     common = (*inputs(problem), g_tensor, terms, argmax, nothing if lift is None else lift)
     constants = compiled_for(problem) | {"ARRIVED": arrived}
     constants |= {"LIFT": lift is not None, "SPLIT": is_small(problem)}
-    added = problem.mask is not None and problem.mask.dtype != torch.uint8
-    constants["LEAN"] = query.dtype != torch.float32 and not added and problem.softcap is None and not is_small(problem)
+    exact = query.dtype == torch.float32 or is_added(problem.mask) or is_small(problem)
+    constants["LEAN"] = not exact and problem.softcap is None
     dmask, dmask_steps, shared = _mask_gradient(problem, needs_grad)
     if needs_grad.query or needs_grad.gain or needs_grad.mask:
         asks = {"DQ": needs_grad.query, "DGAIN": needs_grad.gain and gain is not None}
         asks |= {"DMASK": dmask.numel() > 0, "SHARED": shared}
         asks["EVEN"] = problem.softcap is None and (query.dtype != torch.float32 or needs_grad.gain)
         args = (*common, found.query, found.gain, dmask, *steps(problem), *g_steps, *dmask_steps, *numbers(problem))
-        block = rows_block(widest, query.dtype, hopper)
+        block = rows_block(*sizes)
         grid = (triton.cdiv(rows, block["BM"]), batch * heads)
         Launch(_backward.rows_kernel, grid, args, constants | asks | _tile_of(block), _options_of(block)).run()
     if needs_grad.key or (needs_grad.value and g_output is not None):
         asks = {"DK": needs_grad.key, "DV": needs_grad.value and g_output is not None}
         args = (*common, found.key, found.value, *steps(problem), *g_steps, *numbers(problem))
-        block = keys_block(widest, query.dtype, hopper)
+        block = keys_block(*sizes)
         grid = (triton.cdiv(keys, block["BN"]), batch * groups)
         Launch(_backward.keys_kernel, grid, args, constants | asks | _tile_of(block), _options_of(block)).run()
     return found._replace(mask=dmask.to(asked.dtype) if dmask.numel() and asked is not None else nothing)
 
 
 def row_terms(saved: Results, upstream: Upstream) -> tuple[Tensor, int]:
-    """Nine numbers for each row, (9, B, H, Lq), and which gradients arrived."""
+    """Nine numbers for each row, (9, B, H, Lq), and which gradients arrived; that of the output with unit stride."""
     lse = saved.lse
     terms = lse.new_empty((_rows.N_TERMS, *lse.shape))
     bits = {"output": _rows.G_OUTPUT, "lse": _rows.G_LSE, "entropy": _rows.G_ENTROPY, "p2": _rows.G_P2}
@@ -178,13 +192,11 @@ def row_terms(saved: Results, upstream: Upstream) -> tuple[Tensor, int]:
     def pointer(tensor: Tensor | None) -> Tensor:
         return lse if tensor is None else tensor.contiguous()
 
-    g = upstream.output
-    g = lse if g is None else g if g.stride(-1) == 1 else g.contiguous()
-    g_steps = g.stride()[:3]
+    g = lse if upstream.output is None else upstream.output
     value_dim = saved.output.shape[-1] if saved.output.dim() == 4 else 1
     args = (
         terms, saved.output, saved.output_low, saved.lse_low, saved.visible, saved.mean, lse, saved.entropy, saved.p2,
-        g, *(pointer(t) for t in upstream[1:]), *g_steps, lse.shape[1], lse.shape[2], lse.numel(),
+        g, *(pointer(t) for t in upstream[1:]), *g.stride()[:3], lse.shape[1], lse.shape[2], lse.numel(),
     )  # fmt: skip
     constants: dict[str, Any] = {"EV": value_dim, "BEV": padded(value_dim), "BM": 32}
     constants |= {"ARRIVED": arrived, "WHOLE": saved.output_low.numel() > 0}

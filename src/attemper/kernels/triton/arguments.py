@@ -13,14 +13,10 @@ from ..contract import OUTPUT_LOW_BIT, Problem, Results
 
 COPY_BYTES = 16
 """The hardware copies whole tiles (TMA) where addresses and strides are multiples of this."""
-
-
 FAR_APART = 1 << 23
 """Rows with a larger stride are copied: within a tile, kernels count in 32 bits."""
 SMALL_CALL = 128 * 128
 """Rows times keys, up to which a call takes the time of its launch."""
-
-
 FEW_ROWS = 8
 CHUNK = 256
 """The fewest keys that a program takes when the keys of a row are split."""
@@ -118,19 +114,16 @@ def _specialised(arg: Any) -> Any:
 
 def readable(problem: Problem) -> Problem:
     """With vectors of unit stride, and a mask of bytes or of floats."""
-    query, key, value, mask = (
-        _with_unit_stride(problem.query),
-        _with_unit_stride(problem.key),
-        problem.value,
-        problem.mask,
+    value, mask = problem.value, problem.mask
+    return problem._replace(
+        query=with_unit_stride(problem.query),
+        key=with_unit_stride(problem.key),
+        value=None if value is None else with_unit_stride(value),
+        mask=mask.view(torch.uint8) if mask is not None and mask.dtype == torch.bool else mask,
     )
-    value = None if value is None else _with_unit_stride(value)
-    if mask is not None and mask.dtype == torch.bool:
-        mask = mask.view(torch.uint8)
-    return problem._replace(query=query, key=key, value=value, mask=mask)
 
 
-def _with_unit_stride(tensor: Tensor) -> Tensor:
+def with_unit_stride(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 and tensor.stride(-2) < FAR_APART else tensor.contiguous()
 
 
@@ -174,7 +167,7 @@ def compiled_for(problem: Problem) -> dict[str, Any]:
         "EV": value_dim,
         "BE": padded(dim),
         "BEV": padded(value_dim),
-        "MASK": 0 if mask is None else 1 if mask.dtype == torch.uint8 else 2,
+        "MASK": 0 if mask is None else 2 if is_added(mask) else 1,
         "GAIN": problem.gain is not None,
         "LEFT": problem.left is not None,
         "RIGHT": problem.right is not None,
@@ -186,6 +179,17 @@ def compiled_for(problem: Problem) -> dict[str, Any]:
 def padded(dim: int) -> int:
     """A head dim as tiles have it."""
     return max(16, triton.next_power_of_2(dim))
+
+
+def widest(problem: Problem) -> int:
+    """The larger of the head dims of queries and values, as tiles have it."""
+    dim, value = problem.query.shape[3], problem.value
+    return padded(dim if value is None else max(dim, value.shape[3]))
+
+
+def is_added(mask: Tensor | None) -> bool:
+    """Whether a mask that is readable is added to the logits."""
+    return mask is not None and mask.dtype != torch.uint8
 
 
 def is_fast(problem: Problem, sign_bits: int) -> bool:
@@ -206,9 +210,8 @@ def splits_of(problem: Problem) -> int:
 
 def keeps_weights(problem: Problem, sign_bits: int) -> bool:
     """Whether weights keep what rounding takes from them: for float32 gradients (gain, mask), or where it costs nothing."""
-    mask = problem.mask
-    added = mask is not None and mask.dtype != torch.uint8
-    return bool(sign_bits & OUTPUT_LOW_BIT) and (problem.gain is not None or added or is_small(problem))
+    wide = problem.gain is not None or is_added(problem.mask)
+    return bool(sign_bits & OUTPUT_LOW_BIT) and (wide or is_small(problem))
 
 
 def is_small(problem: Problem) -> bool:

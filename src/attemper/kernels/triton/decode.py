@@ -11,7 +11,7 @@ import triton.language as tl
 
 from .online import online
 from .store import entropy_of, moments, store_output, store_signs
-from .tile import ADDED, LOG2E, NUMBERS
+from .tile import ADDED, LOG2E, NUMBERS, with_positive_scale
 
 N_PARTS = 12
 """Numbers that a part has for each row, besides its sum of values."""
@@ -44,8 +44,7 @@ def decode_kernel(
         b_scale *= tl.load(p_gain + i_b * step_gb + o_h * step_gh + o_m64 * step_gm, mask=m_m, other=0.0)
     b_base = tl.full([BM], 1.0, tl.float32)
     if not (CAP or MASK == ADDED):
-        b_q = tl.where(b_scale[:, None] < 0, -b_q, tl.where(b_scale[:, None] == 0, 0.0, b_q)).to(b_q.dtype)
-        b_base = tl.where(b_scale == 0, 1.0, tl.abs(b_scale))
+        b_q, b_base = with_positive_scale(b_q, b_scale)
     p_m = p_mask + i_b * step_mb + (o_h * step_mh + o_m64 * step_mm)[:, None]
     first = i_split * chunk
     stop = tl.minimum(first + chunk, keys)

@@ -8,7 +8,7 @@ import triton.language as tl
 from .frozen import frozen
 from .online import online
 from .store import entropy_of, moments, store_output, store_signs
-from .tile import ADDED, NUMBERS, key_tiles
+from .tile import ADDED, NUMBERS, key_tiles, load_rows, with_positive_scale
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -30,19 +30,15 @@ def forward_kernel(
     i_g = i_h // (heads // groups)
     i_row = i_m * BM
     o_m = i_row + tl.arange(0, BM)
-    o_e = tl.arange(0, BE)
     m_m = o_m < rows
 
-    p_q = p_query + i_b * step_qb + i_h * step_qh + o_m.to(tl.int64)[:, None] * step_qm + o_e[None, :]
-    b_q = tl.load(p_q, mask=m_m[:, None] & (o_e[None, :] < E), other=0.0)
+    b_q = load_rows(p_query + i_b * step_qb + i_h * step_qh, i_row, step_qm, rows, E, BE, BM, True)
     b_scale = tl.full([BM], 1.0, tl.float32) * scale
     if GAIN:
         b_scale *= tl.load(p_gain + i_b * step_gb + i_h * step_gh + o_m.to(tl.int64) * step_gm, mask=m_m, other=0.0)
     b_base = tl.full([BM], 1.0, tl.float32)
     if not (CAP or MASK == ADDED):
-        # a logit is a positive number times the score: a negative scale is taken into the query
-        b_q = tl.where(b_scale[:, None] < 0, -b_q, tl.where(b_scale[:, None] == 0, 0.0, b_q)).to(b_q.dtype)
-        b_base = tl.where(b_scale == 0, 1.0, tl.abs(b_scale))
+        b_q, b_base = with_positive_scale(b_q, b_scale)
     p_key += i_b * step_kb + i_g * step_kh
     p_value += i_b * step_vb + i_g * step_vh
     p_mask += i_b * step_mb + i_h * step_mh

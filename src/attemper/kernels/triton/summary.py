@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...heads import COLUMNS
 from ...vitals import SIGNS, Vitals
+from ..contract import are_as_written
 
 N_SUMS = len(COLUMNS)
 ROWS = 256
@@ -24,13 +25,7 @@ FIELDS = 16
 
 def serves(vitals: Vitals) -> bool:
     """Whether these are all signs of a call in float32, as this kernel writes them."""
-    return len(vitals.measured) == len(SIGNS) and all(
-        sign.is_cuda
-        and sign.dim() == 3
-        and sign.is_contiguous()
-        and sign.dtype == (torch.int32 if name == "visible" else torch.float32)
-        for name, sign in vitals.__dict__.items()
-    )
+    return are_as_written(vitals, "cuda")
 
 
 def by_head(

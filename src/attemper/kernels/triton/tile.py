@@ -80,6 +80,13 @@ def dot_added(b_x, b_y, b_sum):
 
 
 @triton.jit
+def with_positive_scale(b_q, b_scale):
+    """A logit as a positive number times the score: a negative scale is taken into the query. The query, and the numbers."""
+    b_q = tl.where(b_scale[:, None] < 0, -b_q, tl.where(b_scale[:, None] == 0, 0.0, b_q)).to(b_q.dtype)
+    return b_q, tl.where(b_scale == 0, 1.0, tl.abs(b_scale))
+
+
+@triton.jit
 def load_rows(p, i_n, step, n, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr):
     """Keys or values from i_n on, [BN, BE], 0 beyond the last key (which only a tile at the edge has) and beyond E."""
     o_n, o_e = tl.arange(0, BN), tl.arange(0, BE)
