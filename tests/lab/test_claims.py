@@ -17,6 +17,7 @@ from attemper.lab.claims.show import page
 from attemper.lab.maths.theory import NEARLY_ONE_HOT
 from attemper.lab.notes.sentences import said
 from attemper.lab.real_model.real_heads import ALMOST_ALL
+from flips import assert_turns, change, times
 from measured import GROUP
 
 pytestmark = pytest.mark.xdist_group(GROUP)  # in one process: the evidence is gathered once
@@ -27,18 +28,8 @@ def judged(evidence):
     return {one.claim.id: one for one in claims.judge(evidence)[:23]}  # the others: test_note_claims.py
 
 
-def change(rows, wanted, **new):
-    for row in rows:
-        if all(row[name] == value for name, value in wanted.items()):
-            row.update({name: value(row) if callable(value) else value for name, value in new.items()})
-
-
 NONE, SCALED = {"rule": "none"}, {"rule": "sqrt_dk"}
 ALL_OTHER_INITS = [("inits", {}, {"variance": 64.0, "scaled_variance": 1.0})]
-
-
-def times(factor, *columns):
-    return {column: lambda row, column=column: row[column] * factor for column in columns}
 
 
 def one_init(name, column, off, met):
@@ -287,26 +278,9 @@ def test_what_is_measured_here(judged):
     assert found[CONDITION] == {"C1", "C2", "C5", "C6", "C7", "C8", "C13", "C14", "C16", "C17", "C18"}
 
 
-def named(claim, start):
-    """The number of a claim whose name begins so."""
-    (name,) = [name for name in claim.numbers if name.startswith(start)]
-    return claim.numbers[name]
-
-
 @pytest.mark.parametrize(("name", "number"), [(name, number) for name, flips in FLIPS.items() for number in flips])
 def test_every_number_of_a_claim_can_turn_it(name, number, evidence):
-    first, then, expected = FLIPS[name][number]
-
-    def judged_after(changes):
-        changed = copy.deepcopy(evidence)
-        for source, wanted, new in changes:
-            change(changed[source], wanted, **new)
-        return next(one for one in claims.judge(changed) if one.claim.id == name)
-
-    before, after = judged_after(first), judged_after([*first, *then])
-    assert named(before, number) != named(after, number)
-    assert before.verdict != expected
-    assert after.verdict == expected
+    assert_turns(name, number, FLIPS[name][number], evidence)
 
 
 def test_no_number_is_for_show(judged):

@@ -16,6 +16,7 @@ from attemper.lab.real_model import antecedent
 from attemper.lab.real_model.pronouns import PRONOUN_PAIRS
 from attemper.lab.real_model.sentences import loaded
 from close import in_float32, in_float64, printed
+from flips import assert_turns, times
 from measured import GROUP
 
 pytestmark = pytest.mark.xdist_group(GROUP)  # in one process: the evidence is gathered once
@@ -28,22 +29,6 @@ OWN = [claim.id for claim in note_claims.NOTE_CLAIMS]
 @pytest.fixture
 def judged(evidence):
     return {one.claim.id: one for one in claims.judge(evidence) if one.claim.id in OWN}
-
-
-def change(rows, wanted, **new):
-    for row in rows:
-        if all(row[name] == value for name, value in wanted.items()):
-            row.update({name: value(row) if callable(value) else value for name, value in new.items()})
-
-
-def named(claim, start):
-    """The number of a claim whose name begins so."""
-    (name,) = [name for name in claim.numbers if name.startswith(start)]
-    return claim.numbers[name]
-
-
-def times(factor, *columns):
-    return {column: lambda row, column=column: row[column] * factor for column in columns}
 
 
 # as in test_claims.py: claim → the beginning of a number's name → what to change first, what then, the verdict that follows
@@ -129,18 +114,7 @@ def test_what_is_measured_here(judged):
 
 @pytest.mark.parametrize(("name", "number"), [(name, number) for name, flips in FLIPS.items() for number in flips])
 def test_every_number_of_a_claim_can_turn_it(name, number, evidence):
-    first, then, expected = FLIPS[name][number]
-
-    def judged_after(changes):
-        changed = copy.deepcopy(evidence)
-        for source, wanted, new in changes:
-            change(changed[source], wanted, **new)
-        return next(one for one in claims.judge(changed) if one.claim.id == name)
-
-    before, after = judged_after(first), judged_after([*first, *then])
-    assert named(before, number) != named(after, number)
-    assert before.verdict != expected
-    assert after.verdict == expected
+    assert_turns(name, number, FLIPS[name][number], evidence)
 
 
 def test_a_rare_head_dim_turns_c31(evidence):

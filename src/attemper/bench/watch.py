@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._timing import interleave
+from .._timing import Times, interleave
 from ..errors import MissingExtra
 from ..watch import watch
 from . import BenchRow
@@ -96,20 +96,17 @@ def rows(
         note(f"watch: MiniLM-sized encoder, {batch} × {length} tokens{', padded' if padded else ''}, on {device}")
         calls = Subject(batch, length, padded, device).calls()
         times = interleave(calls, rounds=rounds, budget=budget, device=device)
-        for name in CANDIDATES:
-            milliseconds = {part: 1e3 * value for part, value in times.spread(name).to_dict(digits=7).items()}
-            found.append(
-                {
-                    "candidate": name,
-                    "batch": batch,
-                    "length": length,
-                    "padded": padded,
-                    "device": device,
-                    "rounds": times.rounds,
-                    "ms": milliseconds,
-                    "cost": times.speed("unwatched", name).to_dict(),
-                }
-            )
+        found += cost_rows(times, {"batch": batch, "length": length, "padded": padded, "device": device})
+    return found
+
+
+def cost_rows(times: Times, case: dict[str, Any], steps: int = 1) -> list[BenchRow]:
+    """One row for each candidate that was timed, each time for so many steps; cost is the time over the unwatched."""
+    found = []
+    for name in times.seconds:
+        milliseconds = {part: 1e3 * value / steps for part, value in times.spread(name).to_dict(digits=7).items()}
+        cost = times.speed("unwatched", name).to_dict()
+        found.append({"candidate": name, **case, "rounds": times.rounds, "ms": milliseconds, "cost": cost})
     return found
 
 

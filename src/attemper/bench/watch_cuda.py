@@ -12,16 +12,9 @@ from .._timing import interleave
 from ..errors import MissingExtra
 from ..watch import watch
 from . import BenchRow
+from .watch import NEVER, cost_rows
 
-NEVER = 10**9
 STEPS = 4
-CANDIDATES = {
-    "unwatched": "unwatched",
-    "off_cycle": "watched, off-cycle",
-    "watched": "watched, every call",
-    "replaced": "watched, replace=True",
-}
-"""Who is measured: the name in JSON and the name in tables."""
 SUBJECTS: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "GPT-2-medium": ("gpt2", {"n_layer": 24, "n_head": 16, "n_embd": 1024, "n_positions": 1024}, 8, 1024),
     "Llama, 1B shape": (
@@ -52,24 +45,15 @@ def rows(*, quick: bool, rounds: int, budget: float, device: str, note: Callable
             note(f"watch: {name}, {batch} × {tokens} tokens, {'training step' if training else 'forward'}, on {device}")
             model.train(training)
             times = interleave(_calls(model, ids, training), rounds=rounds, warmup=3, budget=budget, device=device)
-            for candidate in CANDIDATES:
-                milliseconds = {
-                    part: 1e3 * value / STEPS for part, value in times.spread(candidate).to_dict(digits=7).items()
-                }
-                found.append(
-                    {
-                        "model": name,
-                        "training": training,
-                        "candidate": candidate,
-                        "batch": batch,
-                        "length": tokens,
-                        "padded": False,
-                        "device": device,
-                        "rounds": times.rounds,
-                        "ms": milliseconds,
-                        "cost": times.speed("unwatched", candidate).to_dict(),
-                    }
-                )
+            case = {
+                "model": name,
+                "training": training,
+                "batch": batch,
+                "length": tokens,
+                "padded": False,
+                "device": device,
+            }
+            found += cost_rows(times, case, STEPS)
         del model
         torch.cuda.empty_cache()
     return found
