@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attemper.kernels import triton as kernel
 from attemper.kernels.contract import BIT, OUTPUT_LOW_BIT, NeedsGrad, Problem, Upstream, empty_results
-from attemper.kernels.triton import arguments
+from attemper.kernels.triton import launch as running
 from attemper.kernels.triton.tile import NUMBERS
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int16: "i16"}
@@ -86,7 +86,7 @@ def launches(hopper):
     """The launches that models make: forward plain, with all signs, signs alone; decode; backward."""
     kernel.is_hopper = lambda device: hopper
     gathered = []
-    arguments.Launch.run = lambda self: gathered.append(self)
+    running.Launch.run = lambda self: gathered.append(self)
     for dim in (64, 128):
         for causal in (False, True):
             query, key, value = (torch.empty(1, 2, 4096, dim, dtype=torch.bfloat16) for _ in range(3))

@@ -68,9 +68,9 @@ def attention(
         >>> vitals.peak[0, 3].item()                 # e·e / sqrt(4)
         0.5
     """
-    if kernels.takes_plain(kernel) and is_plain_call(query, key, value, causal, scale, window, softcap, dropout):
+    if is_plain_call(query, key, value, causal, scale, window, softcap, dropout) and value is not None:
         signs = names = SIGNS if isinstance(signs, str) and signs == "all" else check_signs("attention", signs)
-        found = attend_unchecked(query, key, value, mask, causal, scale, window, softcap, names)
+        found = attend_unchecked(query, key, value, mask, causal, scale, window, softcap, names, kernel)
         if found is not None:
             return Attended(found[0], plain_vitals(names, found[1:]))
     options = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap, "dropout": dropout}
@@ -97,6 +97,11 @@ def measure(
         >>> attemper.measure(k[:1], k).effective_keys      # five equal keys
         tensor([5.])
     """
+    if is_plain_call(query, key, None, causal, scale, window, softcap, 0.0):
+        signs = names = check_signs("measure", signs)
+        found = attend_unchecked(query, key, None, mask, causal, scale, window, softcap, names, kernel)
+        if found is not None:
+            return plain_vitals(names, found[1:])
     options = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap}
     return _run("measure", query, key, None, signs, kernel, options).vitals
 
@@ -148,9 +153,10 @@ def sdpa(
         >>> torch.allclose(attemper.sdpa(q, q, q, is_causal=True), expected, atol=1e-6)
         True
     """
-    plain = kernels.takes_plain("auto") and type(is_causal) is bool
+    plain = type(is_causal) is bool and value is not None
     if plain and is_plain_call(query, key, value, is_causal, scale, None, None, dropout_p):
-        found = attend_unchecked(query, key, value, attn_mask, is_causal, scale, None, None, (), bool(enable_gqa))
+        grouped = bool(enable_gqa)
+        found = attend_unchecked(query, key, value, attn_mask, is_causal, scale, None, None, (), "auto", grouped)
         if found is not None:
             return found[0]
     inputs = broadcast_like_torch("sdpa", query, key, value, enable_gqa)
@@ -160,9 +166,23 @@ def sdpa(
 
 
 def measure_without_autograd_and_modes(
-    query: Tensor, key: Tensor, *, signs: Signs, kernel: str, **options: Any
+    query: Tensor,
+    key: Tensor,
+    *,
+    signs: tuple[str, ...],
+    kernel: str,
+    mask: Tensor | None = None,
+    causal: bool | str = False,
+    scale: float | Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Vitals:
-    """:func:`measure` for a watch, which has switched autograd and every mode off: faster, since it looks for neither."""
+    """:func:`measure` for a watch, which has checked `signs`, and has switched autograd and every mode off."""
+    if is_plain_call(query, key, None, causal, scale, window, softcap, 0.0):
+        found = attend_unchecked(query, key, None, mask, causal, scale, window, softcap, signs, kernel)
+        if found is not None:
+            return plain_vitals(signs, found[1:])
+    options = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap}
     return _run("measure", query, key, None, signs, kernel, options, attend_without_autograd_and_modes).vitals
 
 

@@ -290,7 +290,7 @@ def test_auto_takes_the_direct_way_only_where_cpu_is_first(direct, monkeypatch):
     assert direct == []
     monkeypatch.setattr(kernels, "_why_cpu_is_missing", lambda: "is not built here")
     assert not kernels.takes_plain("cpu")
-    assert _direct.attend_unchecked(*tensors(), None, False, None, None, None, (), grouped=False) is None
+    assert _direct.attend_unchecked(*tensors(), None, False, None, None, None, (), "cpu") is None
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 5, 8), (2, 5, 8)], ids=["4-d", "3-d"])

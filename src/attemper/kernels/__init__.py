@@ -96,9 +96,15 @@ def load(name: str) -> ModuleType:
     return sys.modules.get(path) or importlib.import_module(path)
 
 
-def takes_plain(kernel: str) -> bool:
-    """Whether a call on plain CPU tensors that asks for this kernel runs on the native one, whatever else it holds."""
-    return (kernel == "cpu" or (kernel == "auto" and next(iter(KERNELS)) == "cpu")) and cpu_is_missing() is None
+def takes_plain(kernel: str, cuda: bool = False) -> str | None:
+    """The native kernel that runs calls on plain tensors of this device, where this one is asked for; None if it may not.
+
+    ``"cpu"`` serves every plain call, ``"triton"`` those whose dtype and head dims it serves.
+    """
+    native = "triton" if cuda else "cpu"
+    if kernel != native and not (kernel == "auto" and next(iter(KERNELS)) == "cpu"):
+        return None
+    return native if (triton_is_missing() if cuda else cpu_is_missing()) is None else None
 
 
 def check_name(where: str, kernel: object) -> None:

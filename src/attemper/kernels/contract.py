@@ -161,6 +161,15 @@ class Serves:
             return "does not support additive scores"
         return None if self.unless is None else self.unless(request)
 
+    def takes(self, problem: Problem) -> bool:
+        """Whether a valid problem on a device of this kernel has a dtype and head dims that it serves."""
+        if self.head_dim is None:
+            return True
+        widest = (
+            problem.query.shape[3] if problem.value is None else max(problem.query.shape[3], problem.value.shape[3])
+        )
+        return widest <= self.head_dim and problem.query.dtype in self.dtypes
+
     def row(self) -> dict[str, str]:
         """One line of the documentation's table."""
         scores = "dot product, cosine, additive" if self.additive else "dot product, cosine"

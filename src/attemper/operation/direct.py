@@ -1,4 +1,4 @@
-"""The direct way: a plain call goes to the native kernel without an op, and is differentiated by a Function without one.
+"""The direct way: a plain call goes to a native kernel without an op, and is differentiated by a Function without one.
 
 A call that is not plain (plain.py) goes through the op of ops.py, which torch can trace and transform.
 """
@@ -23,6 +23,8 @@ from .plain import all_plain, is_plain, plain_problem
 
 _bits_of = cache(ops.bits_of)
 assert Results._fields[-len(SIGNS) :] == SIGNS
+NATIVE = ("cpu", "triton")
+"""Kernels that can be called without an op: they have `bare_forward` and `bare_backward`."""
 
 
 def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
@@ -35,14 +37,14 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
 
 
 def _attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
-    if kernel == "cpu" and all_plain(problem):
-        output, *found = attend_plain(problem, names)
+    if kernel in NATIVE and all_plain(problem):
+        output, *found = attend_plain(problem, names, kernel)
         return problem.query.new_empty(0) if output is None else output, plain_vitals(names, found)
     return ops.attend(problem, names, kernel)
 
 
-def attend_plain(problem: Problem, names: tuple[str, ...]) -> list[Any]:
-    """A plain call: the native kernel itself, and where a gradient is asked for a Function without an op.
+def attend_plain(problem: Problem, names: tuple[str, ...], kernel: str) -> list[Any]:
+    """A plain call: a native kernel itself, and where a gradient is asked for a Function without an op.
 
     Returns the output (None without values), then the signs that are named, and `lse_low` where lse is.
     """
@@ -52,41 +54,45 @@ def attend_plain(problem: Problem, names: tuple[str, ...]) -> list[Any]:
         sign_bits = for_gradients(sign_bits, query, key, mask, gain)
         fields = (*names, "lse_low") if "lse" in names else names
         outputs = fields if value is None else ("output", *fields)
-        found = _PlainAttention.apply(query, key, value, mask, gain, problem, sign_bits, outputs)
+        found = _PlainAttention.apply(query, key, value, mask, gain, problem, sign_bits, outputs, kernel)
         return [*found] if value is not None else [None, *found]
-    return _named(kernels.load("cpu").bare_forward(problem, sign_bits), names)
+    return _named(kernels.load(kernel).bare_forward(problem, sign_bits), names)
 
 
 def attend_unchecked(
     query: Tensor,
     key: Tensor,
-    value: Tensor,
+    value: Tensor | None,
     mask: Tensor | None,
     causal: bool | str,
     scale: Any,
     window: int | None,
     softcap: float | None,
     names: tuple[str, ...],
+    kernel: str,
     grouped: bool = True,
 ) -> list[Any] | None:
     """`attend_plain` for a plain call of which shapes and dtypes were not looked at; None where these are not surely valid.
 
-    Fewer key heads than query heads are taken where they may be `grouped`.
+    None too where the kernel that was asked for is not the native one. Fewer key heads than query heads are taken where they
+    may be `grouped`.
     """
-    tracked = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    if mask is None and not tracked and key.dtype is value.dtype is query.dtype in FLOATS:  # DLPack knows no others
+    native = kernels.takes_plain(kernel, query.is_cuda)
+    if native is None:
+        return None
+    tracked = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or _tracked(value))
+    fast = native == "cpu" and value is not None and mask is None and not tracked
+    if fast and key.dtype is value.dtype is query.dtype in FLOATS:  # type: ignore[union-attr] # DLPack knows no others
         numbers = (_bits_of(names), grouped, causal, window, scale, softcap)
         results = kernels.load("cpu").plain_forward(query, key, value, *numbers)
         if results is not None:
             return _named(results, names)
     problem = plain_problem(query, key, value, mask, causal, scale, window, softcap)
-    if problem is None or not (grouped or query.shape[1] == key.shape[1]):
+    if problem is None or not (grouped or query.shape[1] == key.shape[1]) or not kernels.KERNELS[native].takes(problem):
         return None
-    if (tracked or _tracked(mask)) and (
-        query.is_inference() or key.is_inference() or value.is_inference() or (mask is not None and mask.is_inference())
-    ):
+    if (tracked or _tracked(mask)) and any(t is not None and t.is_inference() for t in problem[:4]):
         return None  # the careful way copies what a backward may not keep
-    return attend_plain(problem, names)
+    return attend_plain(problem, names, native)
 
 
 def _tracked(tensor: Tensor | None) -> bool:
@@ -109,13 +115,13 @@ def plain_vitals(names: tuple[str, ...], tensors: Sequence[Tensor]) -> Vitals:
 
 
 class _PlainAttention(torch.autograd.Function):
-    """`_Attention` of a plain call, on the native kernel: what is asked for comes out, and what a backward reads is saved."""
+    """`_Attention` of a plain call, on a native kernel: what is asked for comes out, and what a backward reads is saved."""
 
     @staticmethod
-    def forward(ctx: Any, query, key, value, mask, gain, problem, sign_bits, outputs) -> Any:  # type: ignore[no-untyped-def]
-        results = kernels.load("cpu").bare_forward(problem, sign_bits, saved=True)
+    def forward(ctx: Any, query, key, value, mask, gain, problem, sign_bits, outputs, kernel) -> Any:  # type: ignore[no-untyped-def]
+        results = kernels.load(kernel).bare_forward(problem, sign_bits, saved=True)
         ctx.save_for_backward(*problem.tensors, *results)
-        ctx.numbers, ctx.outputs = problem[N_TENSORS:], outputs
+        ctx.numbers, ctx.outputs, ctx.kernel = problem[N_TENSORS:], outputs, kernel
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[getattr(results, name) for name in ("visible", "lse_low") if name in outputs])
         return tuple([getattr(results, name) for name in outputs])
@@ -130,11 +136,11 @@ class _PlainAttention(torch.autograd.Function):
             arrived = {"output": arrived.get("output")}  # no sign depends on the values
         upstream = Upstream(*[arrived.get(name) for name in Upstream._fields])
         if _plain_backward(saved, grads):
-            found = kernels.load("cpu").bare_backward(problem, results, upstream, needs_grad)
+            found = kernels.load(ctx.kernel).bare_backward(problem, results, upstream, needs_grad)
         else:
             whole = Results(*[problem.query.new_empty(0) if tensor is None else tensor for tensor in results])
-            found = differentiate(problem, whole, upstream, list(needs_grad), "cpu")
-        return (*found[:5], None, None, None)
+            found = differentiate(problem, whole, upstream, list(needs_grad), ctx.kernel)
+        return (*found[:5], None, None, None, None)
 
 
 def _plain_backward(saved: Any, grads: Any) -> bool:

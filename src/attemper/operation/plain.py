@@ -1,4 +1,4 @@
-"""A plain call: plain tensors on the CPU, and nothing that traces, transforms or records. It needs no op around its kernel.
+"""A plain call: plain tensors on one device, and nothing that traces, transforms or records. It needs no op around its kernel.
 
 The checks of checks.py, an op of torch.library and a Function that can be transformed take several times as long as a small
 attention. A few quick tests recognise most plain calls. Every other call, valid or not, goes through checks.py and ops.py.
@@ -21,19 +21,19 @@ _MASKS = frozenset({*FLOATS, torch.bool})
 
 
 @cache
-def _plain_keys() -> frozenset[int]:
-    """The dispatch keys of a CPU tensor that is nothing else, made outside of inference mode and inside."""
+def _plain_keys(cuda: bool) -> frozenset[int]:
+    """The dispatch keys of a tensor on this device that is nothing else, made outside of inference mode and inside."""
     found = set()
     for inference in (False, True):
         with torch.inference_mode(inference):
-            found.add(_dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
+            found.add(_dispatch_keys(torch.empty(0, device="cuda" if cuda else "cpu")).raw_repr())
     return frozenset(found)
 
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is what its address, sizes and strides say; asked `at_rest`."""
     # the keys know of each layout, device, wrapper and sign still to be applied that a Python type does not show
-    return type(tensor) in _TYPES and _dispatch_keys(tensor).raw_repr() in _plain_keys()
+    return type(tensor) in _TYPES and _dispatch_keys(tensor).raw_repr() in _plain_keys(tensor.is_cuda)
 
 
 def all_plain(problem: Problem) -> bool:
@@ -46,21 +46,25 @@ def all_plain(problem: Problem) -> bool:
 def is_plain_call(
     query: Tensor,
     key: Tensor,
-    value: Tensor,
+    value: Tensor | None,
     causal: bool | str,
     scale: float | Tensor | None,
     window: int | None,
     softcap: float | None,
     dropout: float,
 ) -> bool:
-    """Whether this is a plain call without dropout whose numbers are surely valid; shapes and dtypes are not looked at."""
+    """Whether this is a plain call without dropout whose numbers are surely valid; shapes and dtypes are not looked at.
+
+    Where a watch listens to calls, one with values is not: it is announced by `attend`.
+    """
     return (
         not torch.compiler.is_compiling()
         and at_rest()
-        and listening.listener is None
+        and (listening.listener is None or value is None)
         and is_plain(query)
         and is_plain(key)
-        and is_plain(value)
+        and query.device == key.device
+        and (value is None or (is_plain(value) and query.device == value.device))
         and type(dropout) is float
         and dropout == 0.0
         and (scale is None or (type(scale) is float and abs(scale) <= LARGEST))
@@ -73,7 +77,7 @@ def is_plain_call(
 def plain_problem(
     query: Tensor,
     key: Tensor,
-    value: Tensor,
+    value: Tensor | None,
     mask: Tensor | None,
     causal: bool | str,
     scale: float | None,
@@ -81,29 +85,28 @@ def plain_problem(
     softcap: float | None,
 ) -> Problem | None:
     """The problem of a plain call if its shapes and dtypes are surely valid, in 4 dimensions; None for every other."""
-    dtype, shape, key_shape, value_shape = query.dtype, query.shape, key.shape, value.shape
-    if not (len(shape) == len(key_shape) == len(value_shape) == 4 and dtype is key.dtype is value.dtype in FLOATS):
+    dtype, shape, key_shape = query.dtype, query.shape, key.shape
+    value_shape = key_shape if value is None else value.shape
+    if not (len(shape) == len(key_shape) == len(value_shape) == 4 and dtype is key.dtype and dtype in FLOATS):
         return None
     batch, heads, rows, dim = shape
     key_batch, groups, keys, key_dim = key_shape
     if value_shape != (batch, groups, keys, value_shape[3]) or batch != key_batch or dim != key_dim:
         return None
-    if (
-        0 in shape
-        or 0 in value_shape
-        or heads % groups
-        or not (mask is None or _fits(mask, (batch, heads, rows, keys)))
-    ):
+    if 0 in shape or 0 in value_shape or heads % groups or not (value is None or value.dtype is dtype):
+        return None
+    if not (mask is None or _fits(mask, query.device, (batch, heads, rows, keys))):
         return None
     left, right = band(causal, window, rows, keys)
     scale = dim**-0.5 if scale is None else scale
     return Problem(query, key, value, mask, None, None, None, scale, left, right, softcap, 0.0)
 
 
-def _fits(mask: Tensor, full: tuple[int, ...]) -> bool:
+def _fits(mask: Tensor, device: torch.device, full: tuple[int, ...]) -> bool:
     return (
         isinstance(mask, Tensor)
         and is_plain(mask)
+        and mask.device == device
         and mask.dtype in _MASKS
         and mask.dim() == 4
         and all(size in (1, wanted) for size, wanted in zip(mask.shape, full, strict=True))

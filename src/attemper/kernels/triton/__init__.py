@@ -1,7 +1,6 @@
 """triton: attention on NVIDIA GPUs from Ampere on, with every sign from the same pass.
 
-arguments.py     what a launch gets, and what it is compiled for
-blocks.py        the size of tiles
+arguments.py     what a launch gets, what it is compiled for, the size of tiles
 tile.py          logits of one tile: scale, softcap, bias, band, mask; dropout
 frozen.py        the fast pass over the keys: one reference for the whole row
 online.py        the careful pass: running maximum, every kind of logit
@@ -10,73 +9,128 @@ decode.py        few rows on many keys: split over programs, and joined
 store.py         signs and output of a row, written
 row_terms.py     what the gradient needs of each row
 backward.py      two kernels: over keys (dq, d(gain), d(mask)) and over rows (dk, dv)
+launch.py        a launch by what was compiled for an equal one before
 summary.py       rows to heads, for all calls of a step in one launch
-__init__.py      forward() and backward(): the launches in order
+__init__.py      forward() and backward(): the launches in order; bare_forward() and bare_backward() without an op around them
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from ..contract import ARGMAX_BIT, OUTPUT_LOW_BIT, Gradients, NeedsGrad, Problem, Results, Upstream, empty_results
+from ..contract import (
+    ARGMAX_BIT,
+    OUTPUT_LOW_BIT,
+    Gradients,
+    NeedsGrad,
+    Problem,
+    Results,
+    Upstream,
+    bare_results,
+    empty_results,
+)
 from . import backward as _backward
 from . import decode as _decode
 from . import forward as _forward
+from . import launch as _launch
 from . import row_terms as _rows
 from . import summary as summary  # the watch folds rows by it
 from .arguments import (
-    MOST_PLANS,
-    PLANS,
-    Launch,
     compiled_for,
+    decode_block,
+    described,
     descriptors,
+    forward_block,
     inputs,
     is_added,
     is_fast,
     is_small,
     keeps_weights,
+    keys_block,
     numbers,
     padded,
-    plan_key,
     readable,
-    remember,
     repeating,
+    rows_block,
     splits_of,
     steps,
     widest,
     with_unit_stride,
 )
-from .blocks import decode_block, forward_block, keys_block, rows_block
+from .launch import Launch, facts
 
 
 def forward(problem: Problem, sign_bits: int) -> Results:
     problem = readable(problem)
     results = empty_results(problem, sign_bits)
     if results.lse.numel():
-        with torch.cuda.device_of(problem.query):  # Triton launches on the current device
-            _launch_forward(problem, results, sign_bits)
+        _on_its_device(problem.query, _launch_forward, problem, results, sign_bits)
     return results
 
 
+def bare_forward(problem: Problem, sign_bits: int, saved: bool = False) -> Results:
+    """`forward` for a caller that is no op: None for what was not asked for."""
+    problem = readable(problem)
+    query, value = problem.query, problem.value
+    results = bare_results(query, None if value is None else value.shape[3], sign_bits, saved=True)
+    if results.lse.numel():
+        _on_its_device(query, _launch_forward, problem, _complete(results, query), sign_bits)
+    return results
+
+
+def _on_its_device(tensor: Tensor, run: Callable[..., Any], *args: Any) -> Any:
+    """Triton launches on the current device."""
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return run(*args)
+    with torch.cuda.device_of(tensor):
+        return run(*args)
+
+
+def _complete(results: Results, query: Tensor) -> Results:
+    """With tensors of no elements for what is None: a kernel gets an address for each."""
+    nothing = _nothing(query.device, query.dtype)
+    return Results(*[empty if tensor is None else tensor for tensor, empty in zip(results, nothing, strict=True)])
+
+
+@cache
+def _nothing(device: torch.device, dtype: torch.dtype) -> Results:
+    problem = Problem(torch.empty((1, 1, 0, 1), dtype=dtype, device=device), *[None] * (len(Problem._fields) - 1))  # type: ignore[arg-type]
+    return empty_results(problem, 0)
+
+
+def _plan_key(problem: Problem, sign_bits: int) -> tuple[Any, ...]:
+    """All that a launch of the forward depends on; () for a call with dropout, whose seed is new each time."""
+    if problem.dropout:
+        return ()
+    return (problem.query.device.index, *map(facts, problem[:5]), problem[7:], sign_bits)
+
+
 def _launch_forward(problem: Problem, results: Results, sign_bits: int) -> None:
-    key = plan_key(problem, sign_bits)
-    plan = PLANS.get(key)
+    plan_key = _plan_key(problem, sign_bits)
+    plan = _launch.PLANS.get(plan_key)
     if plan is not None:
-        plan.run(problem, results)
+        key, value = problem.key, problem.value
+        tiles = (
+            described(key, key if value is None else value, rows=plan.copied_rows) if plan.copied_rows else (key, key)
+        )
+        plan.run((*inputs(problem), *tiles, *results))
         return
     splits = splits_of(problem)
     if splits > 1:
         for launch in decode_launches(problem, results, sign_bits, splits):
             launch.run()
         return
-    launch = forward_launch(problem, results, sign_bits)
-    launch.run()
-    if len(PLANS) < MOST_PLANS:
-        remember(key, launch)
+    _launch.run_and_plan(plan_key, N_FORWARD, forward_launch(problem, results, sign_bits))
+
+
+N_FORWARD = 5 + 2 + len(Results._fields)
+"""Tensors and descriptors that the kernel of the forward gets."""
 
 
 def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: bool | None = None) -> Launch:
@@ -131,77 +185,125 @@ def _forward_constants(problem: Problem, sign_bits: int) -> dict[str, Any]:
 
 
 def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
-    with torch.cuda.device_of(problem.query):
-        return _launch_backward(problem, saved, upstream, needs_grad)
+    nothing = problem.query.new_empty(0)
+    found = _on_its_device(problem.query, _launch_backward, problem, saved, upstream, needs_grad)
+    return Gradients(*[nothing if grad is None else grad for grad in found])
+
+
+def bare_backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
+    """`backward` for a caller that is no op, of what `bare_forward` saved: None for what is not needed."""
+    saved = _complete(saved, problem.query)
+    return _on_its_device(problem.query, _launch_backward, problem, saved, upstream, needs_grad)
 
 
 def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
     asked, problem = problem.mask, readable(problem)
-    query, key, value, _, gain = problem[:5]
-    batch, heads, rows, _ = query.shape
-    groups, keys = key.shape[1:3]
-    nothing = query.new_empty(0)
-    empty = not batch * heads * rows * keys
+    query, key, value, mask = problem[:4]
+    empty = not query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
     make = torch.zeros if empty else torch.empty
 
-    def like(tensor: Tensor | None, needed: bool) -> Tensor:
-        return nothing if tensor is None or not needed else make(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    def like(tensor: Tensor | None, needed: bool) -> Tensor | None:
+        return None if tensor is None or not needed else make(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
-    found = Gradients(*(like(tensor, needed) for tensor, needed in zip(problem[:6], needs_grad, strict=True)))
+    found = Gradients(*[like(*pair) for pair in zip(problem[:6], needs_grad, strict=True)])  # type: ignore[arg-type]
     if empty:
         return found
     g_output = None if value is None or upstream.output is None else with_unit_stride(upstream.output)
-    if g_output is None and needs_grad.value and value is not None:
+    if g_output is None and found.value is not None:
         found.value.zero_()
-    terms, arrived = row_terms(saved, upstream._replace(output=g_output))
-    g_tensor, g_steps = (nothing, (0, 0, 0)) if g_output is None else (g_output, g_output.stride()[:3])
-    argmax = saved.argmax if upstream.peak is None else _argmax(problem, saved)
-    sizes = widest(problem), query.dtype, is_hopper(query.device)
+    upstream = upstream._replace(output=g_output)
+    arrived = sum(bit for bit, grad in zip(_ARRIVED, upstream, strict=True) if grad is not None)
+    whole = saved.output_low.numel() > 0
+    plan_key = _plan_key(problem, -1)
+    plan_key = plan_key and (*plan_key, facts(g_output), arrived, whole, needs_grad)
+    terms = row_terms(saved, upstream, arrived, plan_key)
     lift = _lift(problem, g_output, arrived)
-    common = (*inputs(problem), g_tensor, terms, argmax, nothing if lift is None else lift)
-    constants = compiled_for(problem) | {"ARRIVED": arrived}
-    constants |= {"LIFT": lift is not None, "SPLIT": is_small(problem)}
-    exact = query.dtype == torch.float32 or is_added(problem.mask) or is_small(problem)
-    constants["LEAN"] = not exact and problem.softcap is None
-    dmask, dmask_steps, shared = _mask_gradient(problem, needs_grad)
+    # the query's address stands for a tensor that is not read
+    common = (*inputs(problem), query if g_output is None else g_output, terms)
+    common += (saved.argmax if upstream.peak is None else _argmax(problem, saved), query if lift is None else lift)
+    calls = _BackwardLaunches(problem, g_output, arrived, lift is not None)
     if needs_grad.query or needs_grad.gain or needs_grad.mask:
-        asks = {"DQ": needs_grad.query, "DGAIN": needs_grad.gain and gain is not None}
-        asks |= {"DMASK": dmask.numel() > 0, "SHARED": shared}
-        asks["EVEN"] = problem.softcap is None and (query.dtype != torch.float32 or needs_grad.gain)
-        args = (*common, found.query, found.gain, dmask, *steps(problem), *g_steps, *dmask_steps, *numbers(problem))
-        block = rows_block(*sizes)
-        grid = (triton.cdiv(rows, block["BM"]), batch * heads)
-        Launch(_backward.rows_kernel, grid, args, constants | asks | _tile_of(block), _options_of(block)).run()
-    if needs_grad.key or (needs_grad.value and g_output is not None):
-        asks = {"DK": needs_grad.key, "DV": needs_grad.value and g_output is not None}
-        args = (*common, found.key, found.value, *steps(problem), *g_steps, *numbers(problem))
-        block = keys_block(*sizes)
-        grid = (triton.cdiv(keys, block["BN"]), batch * groups)
-        Launch(_backward.keys_kernel, grid, args, constants | asks | _tile_of(block), _options_of(block)).run()
-    return found._replace(mask=dmask.to(asked.dtype) if dmask.numel() and asked is not None else nothing)
+        # many rows, keys or heads may add to one entry, in float32
+        dmask = None if mask is None or not needs_grad.mask else torch.zeros_like(mask, dtype=torch.float32)
+        grads = (found.query, found.gain, dmask)
+        tensors = (*common, *[query if grad is None else grad for grad in grads])
+        _launch.run(plan_key and (*plan_key, "rows"), tensors, lambda: calls.over_keys(tensors, grads))
+        if dmask is not None and asked is not None:
+            found = found._replace(mask=dmask.to(asked.dtype))
+    dvalue = found.value if g_output is not None else None
+    if found.key is not None or dvalue is not None:
+        tensors = (*common, *[query if grad is None else grad for grad in (found.key, dvalue)])
+        _launch.run(plan_key and (*plan_key, "keys"), tensors, lambda: calls.over_rows(tensors, (found.key, dvalue)))
+    return found
 
 
-def row_terms(saved: Results, upstream: Upstream) -> tuple[Tensor, int]:
-    """Nine numbers for each row, (9, B, H, Lq), and which gradients arrived; that of the output with unit stride."""
+class _BackwardLaunches(NamedTuple):
+    """The two launches of a backward, made where there is no plan of them yet."""
+
+    problem: Problem
+    g_output: Tensor | None
+    arrived: int
+    lifts: bool
+
+    def over_keys(self, tensors: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> Launch:
+        """dq, d(gain) and d(mask)."""
+        problem, query = self.problem, self.problem.query
+        dq, dgain, dmask = grads
+        asks = {"DQ": dq is not None, "DGAIN": dgain is not None, "DMASK": dmask is not None}
+        full = (*query.shape[:3], problem.key.shape[2])
+        asks["SHARED"] = dmask is not None and dmask.shape != full
+        asks["EVEN"] = problem.softcap is None and (query.dtype != torch.float32 or dgain is not None)
+        dmask_steps = (0, 0, 0, 0) if dmask is None else repeating(dmask)
+        block = rows_block(widest(problem), query.dtype, is_hopper(query.device))
+        grid = (triton.cdiv(query.shape[2], block["BM"]), query.shape[0] * query.shape[1])
+        args = (*tensors, *self._steps(), *dmask_steps, *numbers(problem))
+        return Launch(_backward.rows_kernel, grid, args, self._constants() | asks | _tile_of(block), _options_of(block))
+
+    def over_rows(self, tensors: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> Launch:
+        """dk and dv."""
+        problem, key = self.problem, self.problem.key
+        asks = {"DK": grads[0] is not None, "DV": grads[1] is not None}
+        block = keys_block(widest(problem), key.dtype, is_hopper(key.device))
+        grid = (triton.cdiv(key.shape[2], block["BN"]), key.shape[0] * key.shape[1])
+        args = (*tensors, *self._steps(), *numbers(problem))
+        return Launch(_backward.keys_kernel, grid, args, self._constants() | asks | _tile_of(block), _options_of(block))
+
+    def _steps(self) -> tuple[int, ...]:
+        return (*steps(self.problem), *((0, 0, 0) if self.g_output is None else self.g_output.stride()[:3]))
+
+    def _constants(self) -> dict[str, Any]:
+        problem = self.problem
+        small = is_small(problem)
+        exact = problem.query.dtype == torch.float32 or is_added(problem.mask) or small
+        how = {"ARRIVED": self.arrived, "LIFT": self.lifts, "SPLIT": small}
+        return compiled_for(problem) | how | {"LEAN": not exact and problem.softcap is None}
+
+
+_ARRIVED = tuple(
+    bit.value
+    for bit in (_rows.G_OUTPUT, _rows.G_MEAN, _rows.G_VARIANCE, _rows.G_PEAK, _rows.G_LSE, _rows.G_ENTROPY, _rows.G_P2)
+)
+"""The bit of each gradient of `Upstream`, in its order."""
+
+
+def row_terms(saved: Results, upstream: Upstream, arrived: int, plan_key: tuple[Any, ...] = ()) -> Tensor:
+    """Nine numbers for each row, (9, B, H, Lq), from gradients of which that of the output has unit stride."""
     lse = saved.lse
-    terms = lse.new_empty((_rows.N_TERMS, *lse.shape))
-    bits = {"output": _rows.G_OUTPUT, "lse": _rows.G_LSE, "entropy": _rows.G_ENTROPY, "p2": _rows.G_P2}
-    bits |= {"mean": _rows.G_MEAN, "variance": _rows.G_VARIANCE, "peak": _rows.G_PEAK}
-    arrived = sum(bit.value for name, bit in bits.items() if getattr(upstream, name) is not None)
-
-    def pointer(tensor: Tensor | None) -> Tensor:
-        return lse if tensor is None else tensor.contiguous()
-
+    terms = torch.empty((_rows.N_TERMS, *lse.shape), dtype=lse.dtype, device=lse.device)
     g = lse if upstream.output is None else upstream.output
-    value_dim = saved.output.shape[-1] if saved.output.dim() == 4 else 1
-    args = (
-        terms, saved.output, saved.output_low, saved.lse_low, saved.visible, saved.mean, lse, saved.entropy, saved.p2,
-        g, *(pointer(t) for t in upstream[1:]), *g.stride()[:3], lse.shape[1], lse.shape[2], lse.numel(),
-    )  # fmt: skip
-    constants: dict[str, Any] = {"EV": value_dim, "BEV": padded(value_dim), "BM": 32}
-    constants |= {"ARRIVED": arrived, "WHOLE": saved.output_low.numel() > 0}
-    Launch(_rows.row_terms_kernel, (triton.cdiv(lse.numel(), 32), 1), args, constants, {"num_warps": 4}).run()
-    return terms, arrived
+    arriving = [lse if grad is None else grad.contiguous() for grad in upstream[1:]]
+    whole = saved.output, saved.output_low, saved.lse_low, saved.visible, saved.mean, lse, saved.entropy, saved.p2
+    tensors = (terms, *whole, g, *arriving)
+
+    def launch() -> Launch:
+        value_dim = saved.output.shape[-1] if saved.output.dim() == 4 else 1
+        constants = {"EV": value_dim, "BEV": padded(value_dim), "BM": 32}
+        constants |= {"ARRIVED": arrived, "WHOLE": saved.output_low.numel() > 0}
+        args = (*tensors, *g.stride()[:3], lse.shape[1], lse.shape[2], lse.numel())
+        return Launch(_rows.row_terms_kernel, (triton.cdiv(lse.numel(), 32), 1), args, constants, {"num_warps": 4})
+
+    _launch.run(plan_key and (*plan_key, "terms"), tensors, launch)
+    return terms
 
 
 def _lift(problem: Problem, g_output: Tensor | None, arrived: int) -> Tensor | None:
@@ -232,16 +334,6 @@ def _argmax(problem: Problem, saved: Results) -> Tensor:
     found = empty_results(alone, ARGMAX_BIT)
     forward_launch(alone, found, ARGMAX_BIT).run()
     return found.argmax
-
-
-def _mask_gradient(problem: Problem, needs_grad: NeedsGrad) -> tuple[Tensor, tuple[int, ...], bool]:
-    """Zeros for the gradient of a mask, float32; its steps; whether many rows, keys or heads add to one entry."""
-    mask = problem.mask
-    if mask is None or not needs_grad.mask:
-        return problem.query.new_empty(0), (0, 0, 0, 0), False
-    full = (*problem.query.shape[:3], problem.key.shape[2])
-    dmask = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
-    return dmask, repeating(dmask), dmask.shape != full
 
 
 def is_hopper(device: torch.device) -> bool:

@@ -1,18 +1,17 @@
-"""What a launch gets: tensors whose vectors have unit stride, strides, numbers, tile descriptors, and what it is compiled for."""
+"""What a launch gets: tensors whose vectors have unit stride, strides, numbers, descriptors; what it is compiled for; tiles."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..contract import OUTPUT_LOW_BIT, Problem, Results
+from ..contract import OUTPUT_LOW_BIT, Problem
+from .launch import ALIGNED
 
-COPY_BYTES = 16
-"""The hardware copies whole tiles (TMA) where addresses and strides are multiples of this."""
 FAR_APART = 1 << 23
 """Rows with a larger stride are copied: within a tile, kernels count in 32 bits."""
 SMALL_CALL = 128 * 128
@@ -23,93 +22,6 @@ CHUNK = 256
 PROGRAMS = 132 * 4
 """How many programs fill a card: four for each multiprocessor of an H200. More than a smaller card needs does no harm."""
 MOST_SPLITS = 128
-
-
-class Launch(NamedTuple):
-    """One launch of a kernel, as data: so that it can also be compiled where there is no GPU."""
-
-    kernel: Any
-    grid: tuple[int, int]
-    args: tuple[Any, ...]
-    constants: dict[str, Any]
-    options: dict[str, int]
-
-    def key(self) -> tuple[Any, ...]:
-        """All that Triton compiles it for."""
-        key = (
-            torch.cuda.current_device() if ON_GPU else -1,
-            self.kernel,
-            *self.constants.values(),
-            *self.options.values(),
-        )
-        return key + tuple([_specialised(arg) for arg in self.args])
-
-    def run(self) -> None:
-        """Launch. Triton's own way to a compiled kernel costs more than a small kernel, so the kernel is remembered here."""
-        key = self.key()
-        compiled = COMPILED.get(key)
-        if compiled is not None:
-            compiled[(*self.grid, 1)](
-                *self.args, *[self.constants[name] for name in self.kernel.arg_names[len(self.args) :]]
-            )
-            return
-        compiled = self.kernel[self.grid](*self.args, **self.constants, **self.options)
-        if compiled is not None:  # as it is in Triton's interpreter
-            COMPILED[key] = compiled
-
-
-class LaunchPlan(NamedTuple):
-    """A launch of the forward pass that was made before on tensors of the same shapes: only their addresses are new."""
-
-    compiled: Any
-    grid: tuple[int, int]
-    numbers: tuple[Any, ...]
-    constants: tuple[Any, ...]
-    copied_rows: int  # of a tile that the hardware copies; 0 if it does not
-
-    def run(self, problem: Problem, results: Results) -> None:
-        key, value = problem.key, problem.value
-        tiles: Any = (key, key)
-        if self.copied_rows:
-            tiles = descriptors(key, key if value is None else value, rows=self.copied_rows)
-        self.compiled[(*self.grid, 1)](*inputs(problem), *tiles, *results, *self.numbers, *self.constants)
-
-
-PLANS: dict[tuple[Any, ...], LaunchPlan] = {}
-MOST_PLANS = 1024
-
-
-def plan_key(problem: Problem, sign_bits: int) -> tuple[Any, ...]:
-    """All that a launch depends on, but the addresses of its tensors; () for a call with dropout, whose seed is new each time."""
-    if problem.dropout:
-        return ()
-    facts = [(t.shape, t.stride(), t.dtype, t.data_ptr() % COPY_BYTES) if t is not None else None for t in problem[:5]]
-    return (problem.query.device.index, *facts, problem[7:], sign_bits)
-
-
-def remember(key: tuple[Any, ...], launch: Launch) -> None:
-    """Keep a launch that has run as a plan."""
-    compiled = COMPILED.get(launch.key())
-    if not key or compiled is None:
-        return
-    n_tensors = 5 + 2 + len(Results._fields)
-    constants = tuple(launch.constants[name] for name in launch.kernel.arg_names[len(launch.args) :])
-    rows = launch.constants["BN"] if launch.constants["TMA"] else 0
-    PLANS[key] = LaunchPlan(compiled, launch.grid, launch.args[n_tensors:], constants, rows)
-
-
-COMPILED: dict[tuple[Any, ...], Any] = {}
-"""Compiled kernels by all that Triton compiles them for."""
-ON_GPU = torch.cuda.is_available()
-
-
-def _specialised(arg: Any) -> Any:
-    """What Triton makes of an argument: its dtype, and whether it is 1 or a multiple of 16."""
-    if type(arg) is int:
-        return arg == 1, arg % 16 == 0, -(2**31) <= arg < 2**31
-    if isinstance(arg, Tensor):
-        return arg.dtype, arg.data_ptr() % 16 == 0
-    return type(arg) if isinstance(arg, float) else (arg.base.dtype, *arg.block_shape)
 
 
 def readable(problem: Problem) -> Problem:
@@ -221,12 +133,72 @@ def is_small(problem: Problem) -> bool:
 
 def descriptors(*tensors: Tensor, rows: int) -> list[TensorDescriptor] | None:
     """Descriptors of tiles of so many rows; None where the hardware cannot copy them."""
-    if not all(_copies(t) for t in tensors):
-        return None
-    return [TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, rows, padded(t.shape[3])]) for t in tensors]
+    return described(*tensors, rows=rows) if all(map(_copies, tensors)) else None
+
+
+def described(*tensors: Tensor, rows: int) -> list[TensorDescriptor]:
+    """`descriptors` of tensors that the hardware can copy."""
+    found = []
+    for tensor in tensors:
+        tile = TensorDescriptor.__new__(TensorDescriptor)  # its own checks, which `_copies` has made, take 10 µs
+        tile.base, tile.shape, tile.strides = tensor, list(tensor.shape), list(tensor.stride())
+        tile.block_shape = [1, 1, rows, padded(tensor.shape[3])]
+        found.append(tile)
+    return found
 
 
 def _copies(tensor: Tensor) -> bool:
     size = tensor.element_size()
-    aligned = all(step * size % COPY_BYTES == 0 for step in tensor.stride()[:3]) and tensor.data_ptr() % COPY_BYTES == 0
+    aligned = all(step * size % ALIGNED == 0 for step in tensor.stride()[:3]) and tensor.data_ptr() % ALIGNED == 0
     return aligned and min(tensor.shape) > 0
+
+
+# The size of tiles: what was fastest on an H200, by head dim, dtype and direction; before Hopper, what fits without spilling.
+
+Block = dict[str, int]
+
+
+def forward_block(dim: int, dtype: torch.dtype, values: bool, fast: bool, signs: bool, hopper: bool) -> Block:
+    if dtype == torch.float32:
+        return _block(32, 32, 4, 1)
+    if dim > 128:
+        return _block(64, 32, 4, 2)
+    if not hopper:
+        return _block(64, 64, 4, 2) if dim <= 64 else _block(64, 32, 4, 2)
+    if not fast:
+        return _block(64, 64, 4, 3)
+    if not values:
+        return _block(64, 128, 4, 2, 168) if dim <= 64 else _block(64, 64, 4, 3, 128)
+    if dim <= 64:
+        return _block(64, 128 if signs else 64, 4, 3)
+    return _block(64, 64, 4, 2)
+
+
+def decode_block(dim: int, dtype: torch.dtype, shared: int) -> Block:
+    """`shared` is how many rows read one head of keys."""
+    rows = max(16, 1 << (shared - 1).bit_length())
+    return _block(rows, 64 if dtype == torch.float32 or dim > 128 else 128, 4, 1 if dtype == torch.float32 else 3)
+
+
+def rows_block(dim: int, dtype: torch.dtype, hopper: bool) -> Block:
+    """Of the backward over keys, for dq."""
+    if dtype == torch.float32 or dim > 128:
+        return _block(32, 32, 4, 1)
+    if not hopper:
+        return _block(64, 32, 4, 2)
+    return _block(64, 64, 4, 3) if dim <= 64 else _block(128, 64, 8, 3)
+
+
+def keys_block(dim: int, dtype: torch.dtype, hopper: bool) -> Block:
+    """Of the backward over rows, for dk and dv."""
+    if dtype == torch.float32 or dim > 128:
+        return _block(32, 32, 4, 1)
+    if not hopper:
+        return _block(32, 64, 4, 2)
+    return _block(64, 64, 4, 2) if dim <= 64 else _block(32, 64, 4, 3)
+
+
+def _block(rows: int, keys: int, warps: int, stages: int, registers: int = 0) -> Block:
+    """`registers` is the most that a thread may use, so that more programs run at a time; 0 leaves it to the compiler."""
+    block = {"BM": rows, "BN": keys, "num_warps": warps, "num_stages": stages}
+    return block | ({"maxnreg": registers} if registers else {})

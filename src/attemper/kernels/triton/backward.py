@@ -168,9 +168,16 @@ def rows_step(
         b_all += tl.sum(b_ds, 1)
     if DQ:
         b_lifted = b_ds * lift
-        b_raw = dot_rounded(b_lifted, b_k, b_raw, SPLIT)
-        if EVEN and b_k.dtype != tl.float32:
-            b_sum = dot_rounded(b_lifted, tl.full([BN, 16], 1.0, b_k.dtype), b_sum, SPLIT)
+        if b_k.dtype == tl.float32:
+            # b_sum is what rounding has taken from b_raw so far
+            b_part = tl.dot(b_lifted, b_k, input_precision="ieee") - b_sum
+            b_next = b_raw + b_part
+            b_sum = (b_next - b_raw) - b_part
+            b_raw = b_next
+        else:
+            b_raw = dot_rounded(b_lifted, b_k, b_raw, SPLIT)
+            if EVEN:
+                b_sum = dot_rounded(b_lifted, tl.full([BN, 16], 1.0, b_k.dtype), b_sum, SPLIT)
     return b_raw, b_dgain, b_all, b_sum
 
 
@@ -262,7 +269,8 @@ def rows_kernel(
     p_value += i_b * step_vb + i_g * step_vh
     p_mask += i_b * step_mb + i_h * step_mh
     p_dmask += i_b * step_db + i_h * step_dh
-    b_raw, b_sum = tl.zeros([BM, BE], tl.float32), tl.zeros([BM, 16], tl.float32)
+    b_raw = tl.zeros([BM, BE], tl.float32)
+    b_sum = tl.zeros([BM, BE if b_q.dtype == tl.float32 else 16], tl.float32)
     b_dgain, b_all = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
     lift = tl.load(p_lift) if LIFT else 1.0
 
