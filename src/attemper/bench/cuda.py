@@ -30,6 +30,8 @@ QUICK_GRID = ((64, 1024, True), (128, 4096, False))
 DECODE = ((1, 32, 32, 32768, 128), (8, 32, 8, 8192, 128), (64, 16, 16, 2048, 64))
 """Batch, heads, key/value heads, keys, head dim; one query each."""
 EAGER_MOST = 4096
+FLEX_LENGTH = 4096
+"""The one length at which flex attention is compared: it is compiled anew for each case."""
 INNER = 4
 
 Call = Callable[[], object]
@@ -45,7 +47,9 @@ def rows(*, quick: bool, rounds: int, note: Callable[[str], None]) -> list[Bench
         for direction, candidates in (("forward", forward), ("backward", backward)):
             note(f"{direction}: d {head_dim}, n {length}, {'causal' if causal else 'full'}")
             calls, flops = candidates(head_dim, length, causal)
-            found += [{"direction": direction, **case, **row} for row in _rows(calls, rounds, flops)]
+            measured = _rows(calls, rounds, flops)
+            note("  " + ", ".join(f"{row['candidate']} {row['ms']} ms" for row in measured))  # a kill loses nothing
+            found += [{"direction": direction, **case, **row} for row in measured]
             del calls
             torch.cuda.empty_cache()
     for sizes in DECODE[:1] if quick else DECODE:
@@ -78,7 +82,20 @@ def forward(head_dim: int, length: int, causal: bool) -> tuple[dict[str, Call], 
     }
     if length <= EAGER_MOST:
         calls["eager_statistics"] = lambda: eager.with_statistics(query, key, value, causal=causal)
+    if length == FLEX_LENGTH and not causal:
+        calls |= _flex(query, key, value)
     return {name: _without_gradients(call) for name, call in calls.items()}, _flops(length, causal)
+
+
+def _flex(query: Tensor, key: Tensor, value: Tensor) -> dict[str, Call]:
+    """torch's flex attention, compiled: bare, and with the largest logit of each row, the one sign it can give beside lse."""
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return {
+        "flex": lambda: compiled(query, key, value),
+        "flex_max": lambda: compiled(query, key, value, return_aux=AuxRequest(lse=True, max_scores=True)),
+    }
 
 
 def backward(head_dim: int, length: int, causal: bool) -> tuple[dict[str, Call], float]:
@@ -151,7 +168,7 @@ def _interleave(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
         try:
             call()
             working[name] = call
-        except (RuntimeError, torch.cuda.OutOfMemoryError):
+        except Exception:  # torch.compile raises errors of many types
             if name == next(iter(calls)):
                 raise
     torch.cuda.synchronize()
