@@ -334,6 +334,7 @@ def test_parts_of_one_memory_are_copied_with_it(monkeypatch):
     copied = []
     monkeypatch.setattr(transfer, "to_cpu", lambda tensor: copied.append(tensor.clone()) or copied[-1])
     moved = transfer.to_host(made)
-    assert len(copied) == 1 and copied[0].numel() == block.numel()
+    assert [one.numel() for one in copied] == [block.numel()]
     for entry, part in zip(moved, parts, strict=True):
-        assert torch.equal(entry.summary.sums, part[:, :4]) and torch.equal(entry.summary.peaks, part[:, 4])
+        assert torch.equal(entry.summary.sums, part[:, :4])
+        assert torch.equal(entry.summary.peaks, part[:, 4])

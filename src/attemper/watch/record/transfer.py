@@ -56,7 +56,8 @@ class Transfer:
         own, shared = part.data_ptr(), part.untyped_storage().data_ptr()
         if own in self.copies and self.copies[own].numel() == part.numel():
             return self.copies[own].view(part.shape)
-        return self.copies[shared].as_strided(part.shape, part.stride(), part.storage_offset())
+        copy = self.copies[shared]
+        return copy.as_strided(part.shape, part.stride(), copy.storage_offset() + part.storage_offset())
 
 
 def _place(part: Tensor, parts: Sequence[Tensor]) -> int:
