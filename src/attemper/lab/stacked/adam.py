@@ -5,6 +5,8 @@ Nothing is read back from the device, so that a step can be recorded and replaye
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -14,8 +16,8 @@ SMALL = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to a norm
 
 
 class StackedAdam:
-    """``rates`` is (runs, steps): the rate of each run at each step; the last one stays. ``clip`` is the largest norm of a run's
-    gradient.
+    """``rates`` is (runs, steps): the rate of each run at each step; the last one stays. ``clip`` is the largest norm of a
+    run's gradient.
 
     ``decay``, (runs, steps), is the part of a number that is taken off at a step, independent of the rate; ``decayed`` is 1 for
     the numbers it applies to, and 0 for others. After an update ``norm`` and ``moved`` have, for each run, the norm of its
@@ -40,8 +42,8 @@ class StackedAdam:
         self.norm, self.moved = flat.new_zeros(len(flat)), flat.new_zeros(len(flat))
 
     @torch.no_grad()
-    def update(self, gradient: Tensor) -> None:
-        """One step; ``gradient`` is like the flat parameters."""
+    def update(self, gradient: Tensor, adjust: Callable[[Tensor], None] | None = None) -> None:
+        """One step; ``gradient`` is like the flat parameters. ``adjust`` may change what is about to be taken off, in place."""
         self.norm.copy_(torch.linalg.vector_norm(gradient, dim=1))
         if self.clip is not None:
             gradient = gradient * (self.clip / (self.norm + SMALL)).clamp(max=1.0)[:, None]
@@ -55,6 +57,8 @@ class StackedAdam:
         change = self.second.sqrt()
         change.div_((1 - two**count).sqrt()).add_(self.eps)
         change = torch.div(self.first, change, out=change).mul_(rate / (1 - one**count))
+        if adjust is not None:
+            adjust(change)
         if self.decay is not None and self.decayed is not None:
             change.add_(flat * self.decayed * self.decay.index_select(1, now))
         self.moved.copy_(torch.linalg.vector_norm(change, dim=1))

@@ -29,13 +29,12 @@ class StackedParameters:
 
     def _set(self, flat: Tensor) -> None:
         self.flat = flat
-        self.views = {
-            name: flat[:, start : start + math.prod(self.shapes[name])]
-            .view(len(flat), *self.shapes[name])
-            .detach()
-            .requires_grad_()
-            for name, start in self.starts.items()
-        }
+        self.views = {name: self.part(flat, name).detach().requires_grad_() for name in self.shapes}
+
+    def part(self, flat: Tensor, name: str) -> Tensor:
+        """A parameter's part of a tensor like ``flat``, (runs, *shape)."""
+        start, shape = self.starts[name], self.shapes[name]
+        return flat[:, start : start + math.prod(shape)].view(len(flat), *shape)
 
     @torch.no_grad()
     def fill(self, run: int, values: Mapping[str, Tensor]) -> None:

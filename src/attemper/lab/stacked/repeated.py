@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-
-WARM_UP = 3  # steps before the recording, so that libraries have made their choices
 
 
 class Repeated:
     """Calls a function that reads and writes the same tensors every time, and returns nothing.
 
-    On CUDA the first steps run as they are, then one is recorded, and from there on the recording is replayed. Every call is one
-    real step, whichever way it is done.
+    On CUDA the first calls, ``warm_up`` of them, run as they are, so that libraries make their choices; the next is recorded,
+    and from there on the recording is replayed. Every call is one real step, whichever way it is done. Two that share a
+    ``pool`` share the memory of what lies between their inputs and outputs.
     """
 
-    def __init__(self, step: Callable[[], None], device: str) -> None:
+    def __init__(self, step: Callable[[], None], device: str, pool: Any = None, warm_up: int = 2) -> None:
         self.step, self.on_gpu = step, torch.device(device).type == "cuda"
-        self.calls = 0
+        self.pool, self.warm_up, self.calls = pool, warm_up, 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
         self.calls += 1
-        if not self.on_gpu:
-            self.step()
-        elif self.graph is not None:
+        if self.graph is not None:
             self.graph.replay()
-        elif self.calls <= WARM_UP:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self.step()
-            torch.cuda.current_stream().wait_stream(stream)
+        elif not self.on_gpu or self.calls <= self.warm_up:
+            self.step()
         else:
             torch.cuda.synchronize()
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
+            with torch.cuda.graph(self.graph, pool=self.pool):
                 self.step()
             self.graph.replay()

@@ -1,7 +1,7 @@
 """study: which stack comes next, until everything is measured or the time is over.
 
-A study plans from the rows that exist, so it continues where an earlier call ended, also where learning rates depend on what was
-found. Every finished run is on the disk before the next one counts.
+A study plans from the rows that exist, so it continues where an earlier call ended, also where learning rates depend on what
+was found. Every finished run is on the disk before the next one counts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...errors import out_of_memory
 from ..engine.experiment import Cell, Row, Rows, key, origin
 from ..engine.store import Store
 
@@ -51,8 +52,9 @@ class Study:
     """A question that takes many runs.
 
     ``plan(rows, settings)`` gives the cells of the next stack, or none when all are measured; ``train(cells, settings, device,
-    deadline)`` gives each cell with its rows as it ends, and stops early when the deadline is over; ``weight(cell, settings)`` is
-    what a cell costs beside others. ``version`` is raised when rows of older code may not be mixed with new ones.
+    deadline)`` gives each cell with its rows as it ends, and stops early when the deadline is over; ``weight(cell,
+    settings)`` is what a cell costs beside others. ``version`` is raised when rows of older code may not be mixed with new
+    ones.
     """
 
     name: str
@@ -73,20 +75,28 @@ def work(study: Study, preset: str, results: Path, device: str, seconds: float) 
     with Store(results, study.name, f"{preset} {study.version}") as store:
         found = dict(store.rows)
         deadline.say(f"{study.name} {preset}: {len(found)} runs are already measured", always=True)
-        done, wanted = 0.0, True
+        done, wanted, most = 0.0, True, sys.maxsize
         while not deadline.over:
-            cells = study.plan(_all(found), settings)
+            cells = study.plan(_all(found), settings)[:most]
             if not cells:
                 wanted = False
                 break
             stack, began = sum(study.weight(cell, settings) for cell in cells), deadline.spent
             said = f"about {deadline.spent / done * stack:.0f} s" if done else "unknown time"
             deadline.say(f"a stack of {len(cells)} runs, {said}: {_common(cells)}", always=True)
-            for cell, rows in study.train(cells, settings, device, deadline):
-                kept = [{**origin(study.name), **cell, **row} for row in rows]
-                store.add(cell, kept)
-                found[key(cell)] = kept
-                done += study.weight(cell, settings)
+            try:
+                for cell, rows in study.train(cells, settings, device, deadline):
+                    kept = [{**origin(study.name), **cell, **row} for row in rows]
+                    store.add(cell, kept)
+                    found[key(cell)] = kept
+                    done += study.weight(cell, settings)
+            except Exception as error:
+                if not out_of_memory(error) or len(cells) == 1:
+                    raise
+                most = len(cells) // 2
+                deadline.say(
+                    f"there is not enough memory for {len(cells)} runs: stacks of {most} from here on", always=True
+                )
             deadline.say(f"the stack took {deadline.spent - began:.1f} s", always=True)
             _free(device)
         ended = "the time is over; the same command continues" if wanted else "everything is measured"
