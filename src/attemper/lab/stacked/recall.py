@@ -1,5 +1,4 @@
-"""recall: the recall task of lab/training/recall.py, many runs at once, until each has learned or is clearly slower than
-another.
+"""recall: the recall task of lab/training/recall.py, many runs at once.
 
 The function of a model is that of `Recall`, with its products in another order: a query is compared with the tables of
 embeddings, and its scores are then read at the places of the sequence. So no tensor has an entry per run, sequence, pair and
