@@ -21,7 +21,7 @@ from attemper.lab import experiment, stored
 from attemper.lab.claims import claims
 from attemper.lab.engine import output
 from attemper.lab.engine.experiment import Experiment, Row, Rows, key
-from attemper.lab.stacked import STUDIES
+from attemper.lab.studies import STUDIES
 from attemper.lab.training import charlm
 
 DOCS = Path(__file__).parents[1] / "docs"

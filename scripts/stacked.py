@@ -1,4 +1,4 @@
-"""Runs a study of lab/stacked, and makes what docs/ shows of it.
+"""Runs a study of lab/studies, and makes what docs/ shows of it.
 
 `python scripts/stacked.py run NAME --results FOLDER --seconds 250 --device cuda`
                         measures what is missing in FOLDER/NAME.jsonl; the same command continues it. --preset tiny tries it out
@@ -17,8 +17,8 @@ import json
 from pathlib import Path
 
 from attemper.lab.engine.experiment import Row
-from attemper.lab.stacked import STUDIES, study
 from attemper.lab.stacked.study import Study, work
+from attemper.lab.studies import STUDIES, study
 
 
 def rows_of(path: Path) -> list[Row]:

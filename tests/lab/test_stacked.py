@@ -7,10 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attemper.lab.stacked import STUDIES, collapse, recall, study
+from attemper.lab.stacked import recall
 from attemper.lab.stacked.adam import StackedAdam
 from attemper.lab.stacked.parameters import StackedParameters
 from attemper.lab.stacked.study import Deadline, work
+from attemper.lab.studies import STUDIES, collapse, study
 from attemper.lab.training.recall import Recall
 from attemper.scale import rule
 from close import assert_float64

@@ -80,9 +80,9 @@ def load(
 ) -> Loaded:
     """A model in evaluation mode, loaded from safetensors, by code of transformers only.
 
-    ``model`` is a folder, ``demo:scaled`` or ``demo:unscaled``, or a hub id, which is downloaded only if ``allow_download``; None:
-    the embedded MiniLM. ``task``, a key of ``TASKS``, is the head to load; None: the class the checkpoint was saved as. ``dtype``
-    is one of ``DTYPES``; None: as stored.
+    ``model`` is a folder, ``demo:scaled`` or ``demo:unscaled``, or a hub id, which is downloaded only if ``allow_download``;
+    None: the embedded MiniLM. ``task``, a key of ``TASKS``, is the head to load; None: the class the checkpoint was saved as.
+    ``dtype`` is one of ``DTYPES``; None: as stored.
     """
     if task is not None and task not in TASKS:
         raise InputError(f"scan: unknown --task {task!r}. {nearest(task, TASKS)}")

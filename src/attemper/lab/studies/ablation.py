@@ -14,11 +14,11 @@ from typing import Any
 
 from ..engine.experiment import Cell, Row, Rows, pick
 from ..maths.stats import over_seeds
+from ..stacked.language import Dimensions, LanguageStack
+from ..stacked.study import Deadline, Settings, Study, missing
+from ..stacked.text import sources
 from ..training.runs import PARTS, at_best, at_edge, best_lr, cost, last_loss, runs
 from .collapse import rate
-from .language import Dimensions, LanguageStack
-from .study import Deadline, Settings, Study, missing
-from .text import sources
 
 RULES = ("sqrt_dk", "none", "dk", "qk_norm")
 WINDOWS = 64  # of validation and test text each

@@ -14,9 +14,9 @@ from typing import Any
 
 from ..engine.experiment import Cell, Row, Rows, pick
 from ..maths.stats import over_seeds
+from ..stacked.recall import KEPT, LEARNED, SETTLE, SLOWER, RecallStack
+from ..stacked.study import Deadline, Settings, Study, missing
 from ..training.runs import at_edge
-from .recall import KEPT, LEARNED, SETTLE, SLOWER, RecallStack
-from .study import Deadline, Settings, Study, missing
 
 RULES = ("sqrt_dk", "none")
 NEVER = math.inf
