@@ -1,4 +1,5 @@
-"""Many training runs of one shape as one model: every tensor has a leading dimension of runs, so a GPU is busy with small models.
+"""Many training runs of one shape as one model: every tensor has a leading dimension of runs, so a GPU is busy with small
+models.
 
 In the order in which a run passes the files:
 
@@ -11,6 +12,7 @@ In the order in which a run passes the files:
     treatments.py   what a run gets beside its rule, from which step on
     probe.py        the signs of every head, kept on the device
     language.py     a causal language model, stacked
+    fit.py          a stack of them, trained to its end
 
 lab/studies/ asks the questions.
 """

@@ -86,8 +86,9 @@ class LanguageStack:
     ``fault_step``.
 
     Runs of a seed begin with the same weights and see the same windows. ``compute`` is the dtype of products; weights, norms,
-    rotations, losses and Adam's state are in ``dtype``. ``losses``, ``norms`` and ``moved`` are (runs, steps): the loss in
-    nats per byte, the norm of the gradient before it is clipped at 1, and that of the update.
+    rotations, losses and Adam's state are in ``dtype``. ``losses``, ``norms``, ``moved`` and ``sizes`` are (runs, steps): the
+    loss in nats per byte, the norm of the gradient before it is clipped at 1, that of the update, and, where signs are taken,
+    that of all weights.
     """
 
     def __init__(
@@ -152,7 +153,9 @@ class LanguageStack:
     def _prepare_buffers(self) -> None:
         runs, size = len(self.of_seed), self.size
         flat = self.parameters.flat
-        self.losses, self.norms, self.moved = (flat.new_full((runs, size.steps), math.nan) for _ in range(3))
+        self.losses, self.norms, self.moved, self.sizes = (
+            flat.new_full((runs, size.steps), math.nan) for _ in range(4)
+        )
         count = -(-size.steps // self.every)
         self.probe = Probe(runs, size, count, flat)
         self.floored = self.tables.runs_with("floor")
@@ -183,6 +186,7 @@ class LanguageStack:
         self.moved.index_copy_(1, now, self.adam.moved[:, None])
         if measured:
             self.probe.weights(self._products())
+            self.sizes.index_copy_(1, now, torch.linalg.vector_norm(self.parameters.flat, dim=1)[:, None])
             self.probe.count += 1
         if peaks is not None:
             clip(self.parameters, self.size, peaks, self.tables.tau.index_select(1, now)[:, 0])

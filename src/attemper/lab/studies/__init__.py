@@ -4,6 +4,9 @@ In the order in which to read them:
 
     collapse.py     does the slow-down without a scale depend on √d_k/√(2 ln n) alone?
     ablation.py     what does the scale change in a language model of 30 M parameters?
+    sensitivity.py  how much does the loss depend on the learning rate, under each rule and treatment?
+    warning.py      which sign says first that a run will fail, and how many steps before?
+    rescue.py       does a treatment that comes after the warning still save a run?
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import importlib
 from ...errors import InputError, nearest
 from ..stacked.study import Study
 
-STUDIES = ("collapse", "ablation")
+STUDIES = ("collapse", "ablation", "sensitivity", "warning", "rescue")
 """The studies, in the order in which to read them."""
 
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from ..engine.experiment import Cell, Row, Rows, pick
 from ..maths.stats import over_seeds
-from ..stacked.language import Dimensions, LanguageStack
+from ..stacked.fit import about, fit
 from ..stacked.study import Deadline, Settings, Study, missing
-from ..stacked.text import sources
 from ..training.runs import PARTS, at_best, at_edge, best_lr, cost, last_loss, runs
 from .collapse import rate
 
@@ -67,74 +66,34 @@ def _powers(rows: Rows, powers: Sequence[int]) -> list[int]:
     return found
 
 
-def dimensions(cells: Sequence[Cell], settings: Settings) -> Dimensions:
-    shared = {name: settings[name] for name in ("width", "layers", "length", "batch", "steps", "warm_up")}
-    return Dimensions(head_dim=int(cells[0]["head_dim"]), **shared)
-
-
 def train(
     cells: Sequence[Cell], settings: Settings, device: str, deadline: Deadline
 ) -> Iterator[tuple[Cell, list[Row]]]:
     """Train a stack to its end, or give nothing."""
-    size = dimensions(cells, settings)
-    stack = LanguageStack(size, cells, device, compute=dtype_of(settings), every=settings["every"])
-    if not trained(stack, deadline):
+    stack = fit(cells, settings["width"], int(cells[0]["head_dim"]), settings, device, deadline)
+    if stack is None:
         return
     validation = stack.held_out("validation", settings["windows"])
     test = stack.held_out("test", settings["windows"], PARTS)
-    losses, norms = stack.losses.tolist(), stack.norms.tolist()
+    losses, norms, every = stack.losses.tolist(), stack.norms.tolist(), settings["every"]
     for run, cell in enumerate(cells):
         signs = stack.probe.series(run)
         logged = sorted({round(place * (len(signs["peak"]) - 1) / (LOGGED - 1)) for place in range(LOGGED)})
         rows: list[Row] = [
             {
-                "step": place * settings["every"],
-                "loss": losses[run][place * settings["every"]],
-                "grad_norm": norms[run][place * settings["every"]],
+                "step": place * every,
+                "loss": losses[run][place * every],
+                "grad_norm": norms[run][place * every],
+                "validation": math.nan,
+                "held_out": math.nan,
                 **{sign: values[place] for sign, values in signs.items()},
             }
             for place in logged
         ]
         ended = {f"held_out_{number}": value for number, value in enumerate(test[run], start=1)}
         ended |= {"validation": validation[run][0], "held_out": sum(test[run]) / len(test[run])}
-        rows.append({"step": size.steps, "loss": losses[run][-1], "grad_norm": norms[run][-1], **ended})
-        about = {
-            "parameters": size.parameters,
-            "tokens": size.steps * size.batch * size.length,
-            "text": sources()[1],
-            "steps": size.steps,
-        }
-        yield cell, [{**about, "validation": math.nan, "held_out": math.nan, **row} for row in rows]
-
-
-def trained(stack: LanguageStack, deadline: Deadline) -> bool:
-    """Train all steps; whether there was time for them. The device is waited for now and then, so that the clock is right."""
-    began = deadline.spent
-    while stack.done < stack.size.steps:
-        if deadline.over:
-            return False
-        stack.train()
-        if stack.done % 20 == 0:
-            last = float(stack.losses[:, stack.done - 1].nan_to_num(nan=math.inf).min())
-            speed = stack.done / max(deadline.spent - began, 1e-9)
-            tokens = speed * len(stack.of_seed) * stack.size.batch * stack.size.length
-            left = (stack.size.steps - stack.done) / speed
-            deadline.say(
-                f"step {stack.done} of {stack.size.steps}, {speed:.2f} steps/s, {tokens / 1e6:.2f} M tokens/s, this stack needs "
-                f"{left:.0f} s more; lowest loss {last:.3f}"
-            )
-            if left > deadline.left:
-                deadline.say(
-                    f"this stack needs {left:.0f} s and there are {deadline.left:.0f}: it is given up", always=True
-                )
-                return False
-    return True
-
-
-def dtype_of(settings: Settings) -> Any:
-    import torch
-
-    return getattr(torch, settings["compute"])
+        rows.append({"step": stack.size.steps, "loss": losses[run][-1], "grad_norm": norms[run][-1], **ended})
+        yield cell, [{**about(stack.size), **row} for row in rows]
 
 
 def weight(cell: Cell, settings: Settings) -> float:

@@ -1,8 +1,8 @@
 """collapse: does the slow-down of training without a scale depend on √d_k/√(2 ln n) alone?
 
 Recall for every head dim and number of keys, with 1/√d_k and without: steps until 90 % of unseen answers are right, each at its
-fastest learning rate. Rates are chosen on validation sequences and the steps are those of the test. Where the fastest rate is the
-least or the most that was tried, the next one beyond is tried too.
+fastest learning rate. Rates are chosen on validation sequences and the steps are those of the test. Where the fastest rate is
+the least or the most that was tried, the next one beyond is tried too.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ STUDY = Study(
             "batch": 64,
             "steps": 3000,
         },
-        "tiny": {"d": (4, 8), "pairs": (2, 4), "seeds": ((0,), (0, 1)), "batch": 8, "steps": 30},
+        "tiny": {"d": (4,), "pairs": (2, 4), "seeds": ((0,), (0, 1)), "batch": 4, "steps": 10},
     },
     plan=plan,
     train=train,
