@@ -149,8 +149,8 @@ def draw(rows: Rows, finding: str) -> Any:
     first = rows[0]
     note = (
         f"Causal models, heads of {HEAD_DIM}, {first['tokens'] / 1e6:.1f} M bytes of the standard library's sources; warm-up, "
-        "gradients clipped at 1, bfloat16 products. Sensitivity: the mean over rates of the loss above the arm's best; a run that "
-        "diverged counts as where it began."
+        "gradients clipped at 1, bfloat16 products. Sensitivity: the mean over rates of the loss above the arm's best; a run "
+        "that diverged counts as where it began."
     )
     return theme.finish(alt.hconcat(*found, spacing=18).resolve_scale(y="shared"), finding, note)
 

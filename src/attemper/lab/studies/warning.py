@@ -262,8 +262,8 @@ def draw(rows: Rows, finding: str) -> Any:
     steps, every = (found[0][name] if found else 0 for name in ("steps", "every"))
     note = (
         f"{len(failed)} runs that failed and {len(healthy)} that did not, {steps} steps each; signs every {every} steps. Left: "
-        "thresholds from high to low. Right: at one false alarm per 1,000 healthy steps, the threshold fixed on half the runs and "
-        "the lead measured on the others; median and 95 % of a bootstrap over runs."
+        "thresholds from high to low. Right: at one false alarm per 1,000 healthy steps, the threshold fixed on half the runs "
+        "and the lead measured on the others; median and 95 % of a bootstrap over runs."
     )
     return theme.finish(theme.side_by_side(left, right, width, 280), finding, note)
 
