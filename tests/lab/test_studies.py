@@ -39,7 +39,11 @@ def test_the_event_is_where_the_loss_leaves_its_twin():
     twin = run("rate", 0, 1)["losses"]
     assert 150 <= warning.event(run("rate", 0, 0, leaves=150)["losses"], twin, 20) < 150 + warning.SMOOTH
     assert warning.event(run("rate", 0, 0)["losses"], twin, 20) == math.inf
-    assert warning.event(run("rate", 0, 0, leaves=60, falls_back=True)["losses"], twin, 20) == math.inf
+    back = run("rate", 0, 0, leaves=60, falls_back=True)["losses"]
+    assert 60 <= warning.event(back, twin, 20) < 60 + warning.SMOOTH
+    assert not warning._apart(back, twin)
+    assert warning._apart(run("rate", 0, 0, leaves=60)["losses"], twin)
+    assert warning._apart([*twin[:-1], math.nan], twin)
     broken = [*twin[:70], math.nan, *twin[71:]]
     assert warning.event(broken, twin, 20) == 70
 

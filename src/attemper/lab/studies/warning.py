@@ -1,10 +1,11 @@
 """warning: which sign says first that a run will end worse than its twin, and how many steps before?
 
-Three families of runs: learning rates from good to far too high; no scale; and healthy runs with a fault planted in the
-middle. Every run has a twin with the same weights, text and rate: the same model with QK-norm, and for a planted fault the
-same run without it. A run *fails* where its loss is 0.05 nats above its twin's for 20 steps, and at the end; the first of
-those steps is the event. A sign warns where it passes a threshold before the event. Beside the signs of attention: z-scores
-of the loss and of the gradient's norm, the update relative to the weights, and the spectrum of W_q W_kᵀ.
+Three families of runs: learning rates from good to far too high; no scale; and healthy runs with a fault planted in the middle.
+Every run has a twin with the same weights, text and rate: the same model with QK-norm, and for a planted fault the same run
+without it. A run *fails* where its loss is 0.05 nats above its twin's for 20 steps after the warm-up; the first of them is the
+event. It fails for good where that is still so at the end. A sign warns where it passes a threshold before the event. Beside the
+signs of attention: z-scores of the loss and of the gradient's norm, the update relative to the weights, and the spectrum of
+W_q W_kᵀ.
 """
 
 from __future__ import annotations
@@ -102,15 +103,13 @@ def _between(values: Sequence[float], probes: Sequence[int]) -> list[float]:
 
 
 def event(losses: Sequence[float], twin: Sequence[float], after: int) -> float:
-    """The step at which a run has left its twin; infinite where it has not, or came back."""
+    """The step at which a run has left its twin; infinite where it has not."""
     steps = len(losses)
     for step, value in enumerate(losses):
         if not math.isfinite(value):
             return float(step)
     gaps = [one - other for one, other in zip(losses, twin, strict=True)]
     smooth = [statistics.fmean(gaps[max(0, step - SMOOTH + 1) : step + 1]) for step in range(steps)]
-    if statistics.fmean(gaps[-HELD:]) < NOTHING:
-        return math.inf
     held = 0
     for step in range(after, steps):
         held = held + 1 if smooth[step] >= NOTHING else 0
@@ -128,8 +127,20 @@ def pairs(rows: Rows) -> list[Row]:
         if row["twin"] or twin is None or not all(map(math.isfinite, twin["losses"])):
             continue
         after = max(row["every"], row["steps"] // 10)
-        found.append({**row, "event": event(row["losses"], twin["losses"], after)})
+        found.append(
+            {
+                **row,
+                "event": event(row["losses"], twin["losses"], after),
+                "for good": _apart(row["losses"], twin["losses"]),
+            }
+        )
     return found
+
+
+def _apart(losses: Sequence[float], twin: Sequence[float]) -> bool:
+    """Whether a run is worse than its twin at the end; also where it has no loss any more."""
+    gap = statistics.fmean(losses[-HELD:]) - statistics.fmean(twin[-HELD:])
+    return not gap < NOTHING
 
 
 def statistic(run: Mapping[str, Any], sign: str) -> float:
@@ -186,6 +197,7 @@ def summary(rows: Rows) -> list[Row]:
     """Per sign, best first: the ROC's area over all runs; with the threshold of the even runs, what happens on the odd ones."""
     found = pairs(rows)
     failed, healthy = ([run for run in found if math.isfinite(run["event"]) == bad] for bad in (True, False))
+    lasting = [run for run in failed if run["for good"]]
     if not failed or not healthy:
         return []
     result = []
@@ -199,7 +211,8 @@ def summary(rows: Rows) -> list[Row]:
         result.append(
             {
                 "sign": sign,
-                "auc": area([statistic(run, sign) for run in failed], [statistic(run, sign) for run in healthy]),
+                "auc": area(*([statistic(run, sign) for run in some] for some in (failed, healthy))),
+                "auc, for good": area(*([statistic(run, sign) for run in some] for some in (lasting, healthy))),
                 "threshold": -level if sign in FALLS else level,
                 "runs": len(tried),
                 "warned": statistics.fmean(one > 0 for one in leads) if leads else math.nan,
