@@ -70,6 +70,8 @@ def _stored(path: Path) -> Rows:
 
 
 def _short(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_short(one) for one in value]
     if not isinstance(value, float):
         return value
     return float(f"{value:.4g}") if math.isfinite(value) else None

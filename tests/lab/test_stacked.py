@@ -92,19 +92,27 @@ def test_adam_is_torchs_with_clipping_and_decay():
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_study_is_measured_in_parts_as_in_one(name, tmp_path):
+def test_a_study_is_measured_whole(name, tmp_path):
     found = study(name)
-    whole = work(found, "tiny", tmp_path / "whole", "cpu", 60)
-    assert found.plan(whole, found.presets["tiny"]) == []
-    lines = (tmp_path / "whole" / f"{name}.jsonl").read_text().splitlines()
-    (tmp_path / "part").mkdir()
-    (tmp_path / "part" / f"{name}.jsonl").write_text("\n".join(lines[: len(lines) // 3]) + "\n")
-    continued = work(found, "tiny", tmp_path / "part", "cpu", 60)
-    assert len(continued) == len(whole)
-    assert found.finding(whole)
+    rows = work(found, "tiny", tmp_path, "cpu", 60)
+    assert found.plan(rows, found.presets["tiny"]) == []
     assert found.question.endswith("?")
-    chart = found.draw(whole, found.finding(whole)).to_dict()
-    assert chart["title"]["text"]
+    assert isinstance(found.summary(rows), list)
+    title = found.draw(rows, found.finding(rows)).to_dict()["title"]["text"]
+    assert "".join(title).replace(" ", "") == found.finding(rows).replace(" ", "")
+
+
+def test_a_study_continues_what_is_there(tmp_path):
+    found = study("rescue")
+    whole = work(found, "tiny", tmp_path / "whole", "cpu", 60)
+    lines = (tmp_path / "whole" / "rescue.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "rescue.jsonl").write_text("".join(lines[:3]))
+    continued = work(found, "tiny", tmp_path / "part", "cpu", 60)
+    assert {(row["number"], row["treatment"], row["delay"]) for row in continued} == {
+        (row["number"], row["treatment"], row["delay"]) for row in whole
+    }
+    assert (tmp_path / "part" / "rescue.jsonl").read_text().startswith("".join(lines[:3]))
 
 
 def test_a_study_stops_when_its_time_is_over(tmp_path, capsys):

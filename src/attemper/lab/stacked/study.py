@@ -51,17 +51,19 @@ class Deadline:
 class Study:
     """A question that takes many runs.
 
-    ``plan(rows, settings)`` gives the cells of the next stack, or none when all are measured; ``train(cells, settings, device,
-    deadline)`` gives each cell with its rows as it ends, and stops early when the deadline is over; ``weight(cell,
-    settings)`` is what a cell costs beside others. ``version`` is raised when rows of older code may not be mixed with new
-    ones.
+    ``plan(rows, settings)`` gives the cells of the next stack, or none when all are measured; ``train(cells, rows, settings,
+    device, deadline)`` gives each cell with its rows as it ends, and stops early when the deadline is over; ``rows`` are those
+    that exist. ``weight(cell, settings)`` is what a cell costs beside others. ``version`` is raised when rows of older code may
+    not be mixed with new ones.
     """
 
     name: str
     question: str
     presets: Mapping[str, Settings]
     plan: Callable[[Rows, Settings], list[Cell]] = field(repr=False)
-    train: Callable[[Sequence[Cell], Settings, str, Deadline], Iterator[tuple[Cell, list[Row]]]] = field(repr=False)
+    train: Callable[[Sequence[Cell], Rows, Settings, str, Deadline], Iterator[tuple[Cell, list[Row]]]] = field(
+        repr=False
+    )
     weight: Callable[[Cell, Settings], float] = field(repr=False)
     finding: Callable[[Rows], str] = field(repr=False)
     summary: Callable[[Rows], list[Row]] = field(repr=False)
@@ -85,7 +87,7 @@ def work(study: Study, preset: str, results: Path, device: str, seconds: float) 
             said = f"about {deadline.spent / done * stack:.0f} s" if done else "unknown time"
             deadline.say(f"a stack of {len(cells)} runs, {said}: {_common(cells)}", always=True)
             try:
-                for cell, rows in study.train(cells, settings, device, deadline):
+                for cell, rows in study.train(cells, _all(found), settings, device, deadline):
                     kept = [{**origin(study.name), **cell, **row} for row in rows]
                     store.add(cell, kept)
                     found[key(cell)] = kept

@@ -67,7 +67,7 @@ def _powers(rows: Rows, powers: Sequence[int]) -> list[int]:
 
 
 def train(
-    cells: Sequence[Cell], settings: Settings, device: str, deadline: Deadline
+    cells: Sequence[Cell], rows: Rows, settings: Settings, device: str, deadline: Deadline
 ) -> Iterator[tuple[Cell, list[Row]]]:
     """Train a stack to its end, or give nothing."""
     stack = fit(cells, settings["width"], int(cells[0]["head_dim"]), settings, device, deadline)
@@ -79,7 +79,7 @@ def train(
     for run, cell in enumerate(cells):
         signs = stack.probe.series(run)
         logged = sorted({round(place * (len(signs["peak"]) - 1) / (LOGGED - 1)) for place in range(LOGGED)})
-        rows: list[Row] = [
+        logs: list[Row] = [
             {
                 "step": place * every,
                 "loss": losses[run][place * every],
@@ -92,8 +92,8 @@ def train(
         ]
         ended = {f"held_out_{number}": value for number, value in enumerate(test[run], start=1)}
         ended |= {"validation": validation[run][0], "held_out": sum(test[run]) / len(test[run])}
-        rows.append({"step": stack.size.steps, "loss": losses[run][-1], "grad_norm": norms[run][-1], **ended})
-        yield cell, [{**about(stack.size), **row} for row in rows]
+        logs.append({"step": stack.size.steps, "loss": losses[run][-1], "grad_norm": norms[run][-1], **ended})
+        yield cell, [{**about(stack.size), **row} for row in logs]
 
 
 def weight(cell: Cell, settings: Settings) -> float:
@@ -181,7 +181,7 @@ STUDY = Study(
         "full": FULL,
         "short": {**FULL, "steps": 250, "warm_up": 40},
         "tiny": {
-            "head_dim": (4, 8), "seeds": (0, 1), "powers": (-6, -5), "middle": -5, "width": 8, "layers": 1, "length": 16,
+            "head_dim": (4,), "seeds": (0, 1), "powers": (-6, -5), "middle": -5, "width": 8, "layers": 1, "length": 16,
             "batch": 2, "steps": 6, "warm_up": 2, "every": 2, "stack": 16, "windows": 8, "compute": "float32",
         },
     },

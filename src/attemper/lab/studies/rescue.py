@@ -60,7 +60,7 @@ def _is_number(value: float | None) -> bool:
 
 
 def train(
-    cells: Sequence[Cell], settings: Settings, device: str, deadline: Deadline
+    cells: Sequence[Cell], rows: Rows, settings: Settings, device: str, deadline: Deadline
 ) -> Iterator[tuple[Cell, list[Row]]]:
     runs = []
     for cell in cells:

@@ -22,10 +22,10 @@ ARMS: dict[str, tuple[str, str, str]] = {
     "none": ("none", "", "no scale"),
     "sqrt_dk": ("sqrt_dk", "", "1/√d_k"),
     "qk_norm": ("qk_norm", "", "QK-norm"),
-    "quack": ("sqrt_dk", "quack", "1/√d_k, QuacK"),
-    "clip100": ("sqrt_dk", "clip100", "1/√d_k, clip 100"),
-    "clip30": ("sqrt_dk", "clip30", "1/√d_k, clip 30"),
-    "floor": ("sqrt_dk", "floor", "1/√d_k, entropy floor"),
+    "quack": ("sqrt_dk", "quack", "QuacK"),
+    "clip100": ("sqrt_dk", "clip100", "clip 100"),
+    "clip30": ("sqrt_dk", "clip30", "clip 30"),
+    "floor": ("sqrt_dk", "floor", "entropy floor"),
 }
 """Arm → its rule, its treatment, and its name in a figure."""
 HEAD_DIM = 64
@@ -47,7 +47,7 @@ def plan(rows: Rows, settings: Settings) -> list[Cell]:
 
 
 def train(
-    cells: Sequence[Cell], settings: Settings, device: str, deadline: Deadline
+    cells: Sequence[Cell], rows: Rows, settings: Settings, device: str, deadline: Deadline
 ) -> Iterator[tuple[Cell, list[Row]]]:
     runs = [{**cell, "rule": ARMS[str(cell["arm"])][0], "treatment": ARMS[str(cell["arm"])][1]} for cell in cells]
     width = int(cells[0]["width"])
@@ -149,7 +149,8 @@ def draw(rows: Rows, finding: str) -> Any:
     first = rows[0]
     note = (
         f"Causal models, heads of {HEAD_DIM}, {first['tokens'] / 1e6:.1f} M bytes of the standard library's sources; warm-up, "
-        "gradients clipped at 1, bfloat16 products. Sensitivity: the mean over rates of the loss above the arm's best; a run "
+        "gradients clipped at 1, bfloat16 products; QuacK, clips and floor on top of 1/√d_k. "
+        "Sensitivity: the mean over rates of the loss above the arm's best; a run "
         "that diverged counts as where it began."
     )
     return theme.finish(alt.hconcat(*found, spacing=18).resolve_scale(y="shared"), finding, note)
@@ -169,7 +170,7 @@ STUDY = Study(
     presets={
         "full": FULL,
         "short": {**FULL, "width": (128, 256), "length": 128, "batch": 32, "steps": 400, "warm_up": 40, "stack": 28},
-        "tiny": {**FULL, "width": (8, 16), "lr": (1e-2, 1e-1), "seeds": (0, 1), "layers": 1, "length": 16, "batch": 2,
+        "tiny": {**FULL, "width": (8,), "lr": (1e-2, 1e-1), "seeds": (0,), "layers": 1, "length": 16, "batch": 2,
                  "steps": 4, "warm_up": 2, "every": 2, "windows": 2, "compute": "float32"},
     },
     plan=plan,

@@ -65,7 +65,7 @@ def plan(rows: Rows, settings: Settings) -> list[Cell]:
 
 
 def train(
-    cells: Sequence[Cell], settings: Settings, device: str, deadline: Deadline
+    cells: Sequence[Cell], rows: Rows, settings: Settings, device: str, deadline: Deadline
 ) -> Iterator[tuple[Cell, list[Row]]]:
     runs = [made(cell, settings) for cell in cells]
     stack = fit(runs, settings["width"], settings["head_dim"], settings, device, deadline)
@@ -120,9 +120,9 @@ def event(losses: Sequence[float], twin: Sequence[float], after: int) -> float:
 
 def pairs(rows: Rows) -> list[Row]:
     """Every run that has a twin, with its event."""
-    twins = {(row["family"], row["number"]): row for row in rows if row["twin"]}
+    twins = {(row["family"], row["number"]): row for row in map(_filled, rows) if row["twin"]}
     found = []
-    for row in rows:
+    for row in map(_filled, rows):
         twin = twins.get((row["family"], row["number"]))
         if row["twin"] or twin is None or not all(map(math.isfinite, twin["losses"])):
             continue
@@ -137,6 +137,11 @@ def pairs(rows: Rows) -> list[Row]:
     return found
 
 
+def _filled(row: Mapping[str, Any]) -> Row:
+    """A row whose series have NaN where a file has nothing."""
+    return {**row, **{name: [math.nan if one is None else one for one in row[name]] for name in ("losses", *ALL)}}
+
+
 def _apart(losses: Sequence[float], twin: Sequence[float]) -> bool:
     """Whether a run is worse than its twin at the end; also where it has no loss any more."""
     gap = statistics.fmean(losses[-HELD:]) - statistics.fmean(twin[-HELD:])
@@ -145,9 +150,7 @@ def _apart(losses: Sequence[float], twin: Sequence[float]) -> bool:
 
 def statistic(run: Mapping[str, Any], sign: str) -> float:
     """The worst value before the event, or of the whole run where there is none; larger is worse, whatever the sign."""
-    values = [
-        value for place, value in enumerate(run[sign]) if place * run["every"] < run["event"] and value is not None
-    ]
+    values = [value for place, value in enumerate(run[sign]) if place * run["every"] < run["event"]]
     values = [-value if sign in FALLS else value for value in values if not math.isnan(value)]
     return max(values, default=-math.inf)
 
