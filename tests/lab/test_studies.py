@@ -170,6 +170,9 @@ def test_the_ablation_goes_beyond_an_edge_and_repeats_the_best():
     assert {cell["seed"] for cell in repeated} == {1}
     assert {cell["rule"]: cell["lr"] for cell in repeated}["sqrt_dk"] == ablation.rate(-6)
     rows += [ablated(cell["rule"], cell["lr"], 1, 1.1) for cell in repeated]
+    normed = ablation.plan(rows, settings)  # in a stack of its own
+    assert [(cell["rule"], cell["lr"], cell["seed"]) for cell in normed] == [("qk_norm", ablation.rate(-6), 1)]
+    rows += [ablated(cell["rule"], cell["lr"], 1, 1.1) for cell in normed]
     assert ablation.plan(rows, settings) == []
     assert all(not row["at_edge"] for row in ablation.summary(rows))
 

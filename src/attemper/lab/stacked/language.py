@@ -109,7 +109,7 @@ class LanguageStack:
         self.of_seed = torch.tensor([self.seeds.index(int(cell["seed"])) for cell in cells], device=device)
         self.tables: Tables = tables(cells, size.head_dim, size.steps, size.warm_up, device, dtype)
         unit = [rule_named(str(cell["rule"])).unit for cell in cells]
-        self.unit = torch.tensor(unit, device=device).view(-1, 1, 1, 1, 1)
+        self.unit = torch.tensor(unit, device=device).view(-1, 1, 1, 1, 1) if any(unit) else None
         decay = self.tables.schedule * size.decay
         self.adam = StackedAdam(
             self.parameters, self.tables.rate, BETAS, clip=1.0, decay=decay, decayed=self._decayed(device, dtype)
@@ -147,8 +147,8 @@ class LanguageStack:
         angles = torch.arange(size.length, dtype=torch.float64, device=device)[:, None] * 10_000.0 ** (
             -torch.arange(0, size.head_dim, 2, dtype=torch.float64, device=device) / size.head_dim
         )
-        dtype = self.parameters.flat.dtype
-        self.cosine, self.sine = angles.cos().to(dtype), angles.sin().to(dtype)  # (T, E / 2)
+        wide = torch.complex128 if self.parameters.flat.dtype == torch.float64 else torch.complex64
+        self.turns = torch.polar(torch.ones_like(angles), angles).to(wide)  # (T, E / 2)
 
     def _prepare_buffers(self) -> None:
         runs, size = len(self.of_seed), self.size
@@ -179,7 +179,7 @@ class LanguageStack:
         if penalties is not None:
             total = total + (self.tables.floor.index_select(1, now)[:, 0] * penalties).sum()
         names = list(self.parameters.views)
-        found = torch.autograd.grad(total, [self.parameters.views[name] for name in names])
+        found = torch.autograd.grad(total, [self.parameters.views[name] for name in names], materialize_grads=True)
         self.losses.index_copy_(1, now, losses.detach()[:, None])
         self.adam.update(self.parameters.gathered(found), self._adjust if self.tables.any_quack else None)
         self.norms.index_copy_(1, now, self.adam.norm[:, None])
@@ -220,14 +220,15 @@ class LanguageStack:
             return x.to(compute) @ views[name].to(compute)
 
         x = times((tokens[:, :, :-1, None] == self.letters).flatten(1, 2), "token").to(dtype)
+        scaled = self.turns * scale.view(-1, 1, 1, 1, 1)
         penalties, peaks = [], []
         for layer in range(self.size.layers):
             split = times(F.layer_norm(x, x.shape[-1:]), f"qkv{layer}").view(
                 runs, batch, length, 3, self.size.heads, self.size.head_dim
             )
             query, key, value = split.permute(3, 0, 1, 4, 2, 5)  # each (runs, B, H, T, E)
-            query = self._turned(query, scale.view(-1, 1, 1, 1, 1), views[f"gain{layer}"].view(runs, 1, -1, 1, 1))
-            key = self._turned(key, None, None)
+            query = self._turned(query, scaled, views[f"gain{layer}"].view(runs, 1, -1, 1, 1))
+            key = self._turned(key, self.turns, None)
             some = slice(0, self.size.probed)
             if measured:
                 self.probe.take(layer, query[:, some].detach(), key[:, some].detach())
@@ -250,14 +251,15 @@ class LanguageStack:
         penalty = torch.stack(penalties).mean(0) if penalties else None
         return losses, penalty, torch.stack(peaks) if peaks else None
 
-    def _turned(self, x: Tensor, scale: Tensor | None, gain: Tensor | None) -> Tensor:
-        """Queries or keys, normed where the rule says so, scaled, and turned by their positions; rounded once, at the end."""
+    def _turned(self, x: Tensor, turns: Tensor, gain: Tensor | None) -> Tensor:
+        """Queries or keys, normed where the rule says so, and turned by their positions; rounded once, at the end."""
         x = x.to(self.parameters.flat.dtype)
-        factor = torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON)
-        factor = torch.where(self.unit, factor if gain is None else factor * gain, torch.ones_like(factor))
-        one, other = x.chunk(2, -1)
-        turned = torch.cat([one * self.cosine - other * self.sine, one * self.sine + other * self.cosine], -1)
-        return (turned * (factor if scale is None else factor * scale)).to(self.compute)
+        if self.unit is not None:
+            factor = torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON)
+            factor = factor if gain is None else factor * gain
+            x = x * torch.where(self.unit, factor, torch.ones_like(factor))
+        turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns
+        return torch.view_as_real(turned).flatten(-2).to(self.compute)
 
     def _penalty(self, query: Tensor, key: Tensor) -> Tensor:
         """The mean of relu(floor − evenness)² over heads and rows with eight keys or more; 0 for runs without the treatment."""

@@ -19,7 +19,8 @@ from ..stacked.study import Deadline, Settings, Study, missing
 from ..training.runs import PARTS, at_best, at_edge, best_lr, cost, last_loss, runs
 from .collapse import rate
 
-RULES = ("sqrt_dk", "none", "dk", "qk_norm")
+TOGETHER = (("sqrt_dk", "none", "dk"), ("qk_norm",))
+RULES = tuple(rule for rules in TOGETHER for rule in rules)
 WINDOWS = 64  # of validation and test text each
 LOGGED = 16  # rows per run
 EXTENDED = 2
@@ -29,24 +30,35 @@ def plan(rows: Rows, settings: Settings) -> list[Cell]:
     """First every head dim and rule at every rate with one seed, the middle rates first; then other seeds at the best rates."""
     first, *others = settings["seeds"]
     groups = list(itertools.product(settings["head_dim"], RULES))
-    for head_dim in settings["head_dim"]:
-        left = missing(rows, [
-            {"head_dim": head_dim, "rule": rule, "lr": rate(power), "seed": first}
-            for power in sorted(settings["powers"], key=lambda one: abs(one - settings["middle"]))
-            for rule in RULES
-        ])  # fmt: skip
-        if left:
-            return left[: settings["stack"]]
+    order = sorted(settings["powers"], key=lambda one: abs(one - settings["middle"]))
+    every: list[Cell] = [
+        {"head_dim": head_dim, "rule": rule, "lr": rate(power), "seed": first}
+        for head_dim in settings["head_dim"]
+        for rules in TOGETHER
+        for power in order
+        for rule in rules
+    ]
+    left = missing(rows, every)
+    if left:
+        return _stack(left, settings["stack"])
     beyond: list[Cell] = []
-    for head_dim, rule in groups:
-        powers = _powers(pick(rows, head_dim=head_dim, rule=rule, seed=first), settings["powers"])
-        beyond += [{"head_dim": head_dim, "rule": rule, "lr": rate(power), "seed": first} for power in powers]
     best: list[Cell] = []
     for head_dim, rule in groups:
-        lr = best_lr(pick(rows, head_dim=head_dim, rule=rule, seed=first), "held_out", False)
+        some = pick(rows, head_dim=head_dim, rule=rule, seed=first)
+        powers = _powers(some, settings["powers"])
+        beyond += [{"head_dim": head_dim, "rule": rule, "lr": rate(power), "seed": first} for power in powers]
+        lr = best_lr(some, "held_out", False)
         best += [{"head_dim": head_dim, "rule": rule, "lr": lr, "seed": seed} for seed in others]
-    left = missing(rows, beyond) or missing(rows, best)
-    return [cell for cell in left if cell["head_dim"] == left[0]["head_dim"]][: settings["stack"]] if left else []
+    return _stack(missing(rows, beyond) or missing(rows, best), settings["stack"])
+
+
+def _stack(cells: Sequence[Cell], most: int) -> list[Cell]:
+    """The first of these cells, as many as fit: of one head dim, and all with norms or all without, which cost time."""
+    if not cells:
+        return []
+    together = next(rules for rules in TOGETHER if cells[0]["rule"] in rules)
+    fitting = [cell for cell in cells if cell["head_dim"] == cells[0]["head_dim"] and cell["rule"] in together]
+    return fitting[:most]
 
 
 def _powers(rows: Rows, powers: Sequence[int]) -> list[int]:
@@ -172,7 +184,7 @@ def draw(rows: Rows, finding: str) -> Any:
 
 _SHARED = {"head_dim": (64, 128), "seeds": (0, 1, 2), "powers": (-9, -8, -7, -6, -5, -4), "middle": -6.6}
 FULL = {**_SHARED, "width": 512, "layers": 10, "length": 256, "batch": 64, "steps": 400, "warm_up": 60, "every": 10,
-        "stack": 8, "windows": WINDOWS, "compute": "bfloat16"}  # fmt: skip
+        "stack": 9, "windows": WINDOWS, "compute": "bfloat16"}  # fmt: skip
 
 STUDY = Study(
     "ablation",
