@@ -1,5 +1,7 @@
 """Stacked runs: a stack equals runs on their own, keeps its rows, continues them, and stops in time."""
 
+import contextlib
+import dataclasses
 import math
 
 import pytest
@@ -10,7 +12,8 @@ from torch.nn import functional as F
 from attemper.lab.stacked import recall
 from attemper.lab.stacked.adam import StackedAdam
 from attemper.lab.stacked.parameters import StackedParameters
-from attemper.lab.stacked.study import Deadline, work
+from attemper.lab.stacked.repeated import Repeated
+from attemper.lab.stacked.study import Deadline, missing, work
 from attemper.lab.studies import STUDIES, collapse, study
 from attemper.lab.training.recall import Recall
 from attemper.scale import rule
@@ -159,3 +162,75 @@ def test_a_rate_at_the_edge_gets_a_neighbour():
 def test_a_deadline_counts_down():
     assert not Deadline(60).over
     assert Deadline(0).over
+
+
+class Recording:
+    """In the place of torch's CUDA graph: what is done while it records is not done, and a replay does it."""
+
+    now = None
+
+    def __init__(self):
+        self.steps = []
+
+    def replay(self):
+        for step in self.steps:
+            step()
+
+
+@contextlib.contextmanager
+def record(graph, pool=None):
+    Recording.now = graph
+    try:
+        yield
+    finally:
+        Recording.now = None
+
+
+@pytest.mark.parametrize(
+    "error", [None, RuntimeError("operation not permitted when stream is capturing"), MemoryError()]
+)
+def test_every_call_on_a_gpu_is_one_step(monkeypatch, capsys, error):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+    monkeypatch.setattr(torch.cuda, "graph", record)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    count = []
+
+    def step():
+        if Recording.now is None:
+            count.append(1)
+        elif error is not None:
+            raise error
+        else:
+            Recording.now.steps.append(lambda: count.append(1))
+
+    repeated = Repeated(step, "cuda")
+    if isinstance(error, MemoryError):  # a smaller stack may fit
+        repeated()
+        repeated()
+        with pytest.raises(MemoryError):
+            repeated()
+        return
+    for _ in range(7):
+        repeated()
+    assert len(count) == 7
+    assert (repeated.graph is None) == (error is not None)
+    assert ("steps are not recorded" in capsys.readouterr().err) == (error is not None)
+
+
+def test_a_stack_that_does_not_fit_is_halved(tmp_path, capsys):
+    asked = []
+
+    def train(cells, rows, settings, device, deadline):
+        asked.append(len(cells))
+        if len(cells) > 2:
+            raise MemoryError
+        for cell in cells:
+            yield cell, [{"value": 1}]
+
+    def plan(rows, settings):
+        return missing(rows, [{"number": number} for number in range(6)])
+
+    found = dataclasses.replace(study("rescue"), plan=plan, train=train, total=lambda settings: 6.0)
+    assert len(work(found, "tiny", tmp_path, "cpu", 60)) == 6
+    assert asked == [6, 3, 1, 1, 1, 1, 1, 1]
+    assert "not enough memory for 6 runs: stacks of 3 from here on" in capsys.readouterr().err

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from ...errors import out_of_memory
 
 
 class Repeated:
@@ -29,7 +32,20 @@ class Repeated:
             self.step()
         else:
             torch.cuda.synchronize()
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, pool=self.pool):
+            self.graph = self._recorded()
+            (self.step if self.graph is None else self.graph.replay)()
+
+    def _recorded(self) -> torch.cuda.CUDAGraph | None:
+        """A recording, which does nothing yet; None, with a note, where the step cannot be recorded: it then runs as it is."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool):
                 self.step()
-            self.graph.replay()
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            self.on_gpu = False
+            reason = str(error).strip().splitlines()[0]
+            print(f"steps are not recorded, and run one kernel at a time: {reason}", file=sys.stderr, flush=True)
+            return None
+        return graph

@@ -7,6 +7,7 @@ was found. Every finished run is on the disk before the next one counts.
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,8 +54,8 @@ class Study:
 
     ``plan(rows, settings)`` gives the cells of the next stack, or none when all are measured; ``train(cells, rows, settings,
     device, deadline)`` gives each cell with its rows as it ends, and stops early when the deadline is over; ``rows`` are those
-    that exist. ``weight(cell, settings)`` is what a cell costs beside others. ``version`` is raised when rows of older code may
-    not be mixed with new ones.
+    that exist. ``weight(cell, settings)`` is what a cell costs beside others, and ``total(settings)`` about what all cells cost.
+    ``version`` is raised when rows of older code may not be mixed with new ones.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Study:
         repr=False
     )
     weight: Callable[[Cell, Settings], float] = field(repr=False)
+    total: Callable[[Settings], float] = field(repr=False)
     finding: Callable[[Rows], str] = field(repr=False)
     summary: Callable[[Rows], list[Row]] = field(repr=False)
     draw: Callable[[Rows, str], Any] = field(repr=False)
@@ -78,13 +80,19 @@ def work(study: Study, preset: str, results: Path, device: str, seconds: float) 
         found = dict(store.rows)
         deadline.say(f"{study.name} {preset}: {len(found)} runs are already measured", always=True)
         done, wanted, most = 0.0, True, sys.maxsize
+        left = study.total(settings) - sum(study.weight(rows[0], settings) for rows in found.values())
         while not deadline.over:
             cells = study.plan(_all(found), settings)[:most]
             if not cells:
                 wanted = False
                 break
             stack, began = sum(study.weight(cell, settings) for cell in cells), deadline.spent
-            said = f"about {deadline.spent / done * stack:.0f} s" if done else "unknown time"
+            each = deadline.spent / done if done else math.nan
+            said = (
+                f"about {each * stack:.0f} s, all that is left about {each * max(left, stack):.0f} s"
+                if done
+                else "time unknown"
+            )
             deadline.say(f"a stack of {len(cells)} runs, {said}: {_common(cells)}", always=True)
             try:
                 for cell, rows in study.train(cells, _all(found), settings, device, deadline):
@@ -92,6 +100,7 @@ def work(study: Study, preset: str, results: Path, device: str, seconds: float) 
                     store.add(cell, kept)
                     found[key(cell)] = kept
                     done += study.weight(cell, settings)
+                    left -= study.weight(cell, settings)
             except Exception as error:
                 if not out_of_memory(error) or len(cells) == 1:
                     raise

@@ -112,6 +112,12 @@ def weight(cell: Cell, settings: Settings) -> float:
     return 1.0
 
 
+def total(settings: Settings) -> float:
+    """Without the rates that are added at edges."""
+    groups = len(settings["head_dim"]) * len(RULES)
+    return float(groups * (len(settings["powers"]) + len(settings["seeds"]) - 1))
+
+
 def summary(rows: Rows) -> list[Row]:
     """Per head dim and rule, at its best rate: held-out loss over seeds, what it costs beside 1/√d_k, and the largest logit."""
     found = []
@@ -200,6 +206,7 @@ STUDY = Study(
     plan=plan,
     train=train,
     weight=weight,
+    total=total,
     finding=finding,
     summary=summary,
     draw=draw,

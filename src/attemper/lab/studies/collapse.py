@@ -159,6 +159,13 @@ def weight(cell: Cell, settings: Settings) -> float:
     return float(cell["d"]) ** 2 + 2e4
 
 
+def total(settings: Settings) -> float:
+    """Without the rates that are added at edges."""
+    seeds, cells = len(settings["seeds"][-1]), len(settings["pairs"]) * len(RULES)
+    rates = len(first_rates(16, "none"))
+    return sum(weight({"d": d}, settings) for d in settings["d"]) * cells * rates * seeds
+
+
 def summary(rows: Rows) -> list[Row]:
     """Per head dim and number of keys: steps with the scale and without, each at its fastest rate, and their ratio by seed."""
     found = []
@@ -283,6 +290,7 @@ STUDY = Study(
     plan=plan,
     train=train,
     weight=weight,
+    total=total,
     finding=finding,
     summary=summary,
     draw=draw,

@@ -161,6 +161,11 @@ def weight(cell: Cell, settings: Settings) -> float:
     return 1.0
 
 
+def total(settings: Settings) -> float:
+    """If every run warns, early enough for every delay."""
+    return float(settings["runs"] * (2 + len(settings["delays"]) * len(TREATMENTS)))
+
+
 FULL = {"width": 256, "head_dim": 64, "runs": 40, "delays": (0, 50, 100, 200), "layers": 6, "length": 256, "batch": 64,
         "steps": 1000, "warm_up": 100, "every": 5, "stack": 24, "windows": 64, "compute": "bfloat16"}  # fmt: skip
 
@@ -176,6 +181,7 @@ STUDY = Study(
     plan=plan,
     train=train,
     weight=weight,
+    total=total,
     finding=finding,
     summary=summary,
     draw=draw,

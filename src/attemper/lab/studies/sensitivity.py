@@ -160,6 +160,11 @@ def weight(cell: Cell, settings: Settings) -> float:
     return float(cell["width"]) ** 1.5
 
 
+def total(settings: Settings) -> float:
+    runs = len(ARMS) * len(settings["lr"]) * len(settings["seeds"])
+    return sum(weight({"width": width}, settings) for width in settings["width"]) * runs
+
+
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 FULL = {"width": (128, 256, 512), "lr": RATES, "seeds": (0, 1, 2), "layers": 6, "length": 256, "batch": 64, "steps": 1000,
         "warm_up": 100, "every": 20, "stack": 28, "windows": 64, "compute": "bfloat16"}  # fmt: skip
@@ -176,6 +181,7 @@ STUDY = Study(
     plan=plan,
     train=train,
     weight=weight,
+    total=total,
     finding=finding,
     summary=summary,
     draw=draw,

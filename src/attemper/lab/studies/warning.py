@@ -288,6 +288,10 @@ def weight(cell: Cell, settings: Settings) -> float:
     return 1.0
 
 
+def total(settings: Settings) -> float:
+    return 2.0 * len(FAMILIES) * settings["runs"]
+
+
 FULL = {"width": 256, "head_dim": 64, "runs": 80, "layers": 6, "length": 256, "batch": 64, "steps": 1000, "warm_up": 100,
         "every": 5, "stack": 24, "windows": 64, "compute": "bfloat16"}  # fmt: skip
 
@@ -303,6 +307,7 @@ STUDY = Study(
     plan=plan,
     train=train,
     weight=weight,
+    total=total,
     finding=finding,
     summary=summary,
     draw=draw,
