@@ -30,6 +30,7 @@ STORED = Path(stored.__file__).with_name("charlm.json")
 TIMED = ("additive_cost", "parallel")
 FULL = ("<!-- full size -->", "<!-- /full size -->")
 TIMINGS = ("<!-- timings -->", "<!-- /timings -->")
+STUDIED = ("<!-- studies -->", "<!-- /studies -->")
 
 
 def pack(folder: Path) -> None:

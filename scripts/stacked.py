@@ -5,7 +5,7 @@
 `python scripts/stacked.py show NAME --results FOLDER`
                         the finding and the table of the rows in FOLDER
 `python scripts/stacked.py pack FOLDER`
-                        rows of FOLDER into docs/data/, and the figures docs/figures/full-NAME.svg
+                        rows of FOLDER into docs/data/, the figures docs/figures/full-NAME.svg, and the end of docs/training.md
 
 Training needs torch alone; figures need `attemper[lab]`.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from attemper.lab.engine.experiment import Row
 from attemper.lab.stacked.study import Study, work
-from attemper.lab.studies import STUDIES, study
+from attemper.lab.studies import STUDIES, collapse, study
 
 
 def rows_of(path: Path) -> list[Row]:
@@ -37,19 +37,44 @@ def show(found: Study, rows: list[Row]) -> None:
 
 
 def pack(folder: Path) -> None:
+    """Rows into docs/data/, then the pages."""
     import full_size
-
-    from attemper.lab.engine import output
 
     for path in sorted(folder.glob("*.jsonl")):
         if path.stem in STUDIES:
-            rows = rows_of(path)
-            full_size.write(path.stem, rows)
-            found = study(path.stem)
-            chart = found.draw(rows, found.finding(rows))
-            target = full_size.DOCS / "figures" / f"full-{path.stem}.svg"
-            target.write_bytes(output.render(chart.to_json(), ".svg"))
-            print(f"{target.name}: {found.finding(rows)}")
+            full_size.write(path.stem, rows_of(path))
+    pages()
+
+
+def pages() -> None:
+    """The figures, and the end of docs/training.md, from docs/data/."""
+    import full_size
+
+    from attemper.lab.engine import output
+    from figures import table
+
+    lines = ["", "# Studies", "", INTRO, ""]
+    for name in STUDIES:
+        if not (full_size.DATA / f"{name}.json").exists():
+            continue
+        found, rows = study(name), full_size.unpack(name)
+        said = found.finding(rows)
+        figure = full_size.DOCS / "figures" / f"full-{name}.svg"
+        figure.write_bytes(output.render(found.draw(rows, said).to_json(), ".svg"))
+        fixed = [one for one in ("parameters", "tokens", "steps", "text", "torch", "python") if one in rows[0]]
+        facts = ", ".join(f"{one} {rows[0][one]}" for one in fixed if len({row.get(one) for row in rows}) == 1)
+        lines += [f"### {name}", "", f"{found.question} {said}.", "", f"![{name}](figures/{figure.name})", ""]
+        lines += [f"{len(rows)} rows; {facts}.", ""]
+        for part in (found.summary(rows), collapse.fits(rows) if name == "collapse" else []):
+            lines += [table(part), ""] if part else []
+        print(f"{figure.name}: {said}")
+    full_size.insert(full_size.DOCS / "training.md", full_size.STUDIED, lines)
+
+
+INTRO = (
+    "Hundreds of training runs, stacked on one H200: `python scripts/stacked.py run NAME --device cuda --results FOLDER`, then\n"
+    "`python scripts/stacked.py pack FOLDER`, which writes this part. [lab.md](lab.md) says what each study is."
+)
 
 
 def main() -> None:
