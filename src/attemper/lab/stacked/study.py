@@ -109,7 +109,7 @@ def work(study: Study, preset: str, results: Path, device: str, seconds: float) 
                     f"there is not enough memory for {len(cells)} runs: stacks of {most} from here on", always=True
                 )
             deadline.say(f"the stack took {deadline.spent - began:.1f} s", always=True)
-            _free(device)
+            free(device)
         ended = "the time is over; the same command continues" if wanted else "everything is measured"
         deadline.say(f"{study.name}: {len(found)} runs, {ended}", always=True)
     return _all(found)
@@ -119,7 +119,7 @@ def _all(found: Mapping[str, list[Row]]) -> list[Row]:
     return [row for rows in found.values() for row in rows]
 
 
-def _free(device: str) -> None:
+def free(device: str) -> None:
     """Give the memory of a stack back before the next one takes its own."""
     gc.collect()
     if device.startswith("cuda"):

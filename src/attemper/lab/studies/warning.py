@@ -216,6 +216,7 @@ def summary(rows: Rows) -> list[Row]:
                 "sign": sign,
                 "auc": area(*([statistic(run, sign) for run in some] for some in (failed, healthy))),
                 "auc, for good": area(*([statistic(run, sign) for run in some] for some in (lasting, healthy))),
+                **{f"auc, {family}": _area_of(failed, healthy, family, sign) for family in FAMILIES},
                 "threshold": -level if sign in FALLS else level,
                 "runs": len(tried),
                 "warned": statistics.fmean(one > 0 for one in leads) if leads else math.nan,
@@ -226,6 +227,11 @@ def summary(rows: Rows) -> list[Row]:
             }
         )
     return sorted(result, key=lambda row: (-row["auc"], -row["lead"]))
+
+
+def _area_of(failed: Rows, healthy: Rows, family: str, sign: str) -> float:
+    """The area within one family: across families a sign may tell no more than which family a run is of, or its rate."""
+    return area(*([statistic(run, sign) for run in some if run["family"] == family] for some in (failed, healthy)))
 
 
 def finding(rows: Rows) -> str:
