@@ -68,6 +68,27 @@ def test_a_stack_of_recall_is_its_runs():
             assert_float64(stack.parameters.views[name][place].detach(), expected.detach(), name)
 
 
+def test_the_gradient_is_that_at_the_softmax():
+    """J·dL/dp, by hand, of the sequences of the first step."""
+    stack = recall.RecallStack(8, CELLS[:1], batch=4, device="cpu", dtype=torch.float64)
+    stack.train()
+    model, drawn = OneRecall(CELLS[0]), recall.generator("cpu", "stacked recall data", 4, 0)
+    *inputs, answer = (part[:4] for part in recall.sequences(recall.DRAWN * 4, 4, 4, drawn))
+    seen = []
+
+    def attention(query, key, value):
+        weights = (query @ key.mT * 8**-0.5).softmax(-1)
+        weights.retain_grad()
+        seen.append(weights)
+        return weights @ value
+
+    model.attention = attention
+    F.cross_entropy(model(*inputs), answer, reduction="sum").backward()
+    weights, upstream = seen[0][:, 0, 0], seen[0].grad[:, 0, 0]
+    sizes = (weights * (upstream - (weights * upstream).sum(-1, keepdim=True))).norm(dim=-1)
+    assert_float64(stack.gradient[0], torch.stack([sizes.sort().values[2], sizes.square().mean().sqrt()]).detach())
+
+
 def test_adam_is_torchs_with_clipping_and_decay():
     torch.manual_seed(0)
     shapes, runs, steps = {"a": (3, 5), "b": (7,)}, 2, 6

@@ -58,8 +58,11 @@ def sequences(count: int, pairs: int, places: int, stream: torch.Generator) -> D
     return F.pad(keys, (0, places - pairs)), F.pad(values, (0, places - pairs)), asked, answer
 
 
-def answers(views: Mapping[str, Tensor], inputs: Sequence[Tensor], scale: Tensor, hidden: Tensor) -> Tensor:
-    """Keys, values (runs, B, places), asked (runs, B); scale (runs,); hidden (runs, 1, places) → logits (runs, B, VALUES)."""
+def answers(
+    views: Mapping[str, Tensor], inputs: Sequence[Tensor], scale: Tensor, hidden: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Keys, values (runs, B, places), asked (runs, B); scale (runs,); hidden (runs, 1, places) → the answers' logits (runs, B,
+    VALUES), and those of attention (runs, B, places)."""
     keys, values, asked = inputs
     key, value = views["key"], views["value"]
     query = key.gather(1, asked[..., None].expand(-1, -1, key.shape[-1])) @ views["w_q"]
@@ -70,11 +73,15 @@ def answers(views: Mapping[str, Tensor], inputs: Sequence[Tensor], scale: Tensor
     on_key = torch.zeros_like(of_key).scatter_add(2, keys, weights)
     on_value = torch.zeros_like(of_value).scatter_add(2, values, weights)
     attended = (on_key @ key + on_value @ value) / math.sqrt(2)
-    return attended @ views["w_v"] @ views["read"]
+    return attended @ views["w_v"] @ views["read"], logits
 
 
 class RecallStack:
-    """Runs of one head dim: ``cells`` have ``pairs``, ``rule``, ``lr`` and ``seed``. Data depend on pairs and seed alone."""
+    """Runs of one head dim: ``cells`` have ``pairs``, ``rule``, ``lr`` and ``seed``. Data depend on pairs and seed alone.
+
+    After a step ``losses`` is (runs,), and ``gradient``, (runs, 2), the median and the root mean square over the sequences of the
+    batch of the gradient's norm at the input of the softmax.
+    """
 
     def __init__(
         self, d: int, cells: Sequence[Cell], batch: int, device: str, dtype: torch.dtype = torch.float32
@@ -113,15 +120,19 @@ class RecallStack:
         size = (len(order), self.batch, self.places)
         self.inputs = tuple(torch.zeros(size[:n], dtype=torch.int64, device=self.device) for n in (3, 3, 2, 2))
         self.losses = self.parameters.flat.new_zeros(len(self.cells))
+        self.gradient = self.parameters.flat.new_zeros(len(self.cells), 2)
         self.step = Repeated(self._step, self.device)
 
     def _step(self) -> None:
         *inputs, answer = (part.index_select(0, self.of_stream) for part in self.inputs)
-        logits = answers(self.parameters.views, inputs, self.scale, self.hidden)
+        logits, attention = answers(self.parameters.views, inputs, self.scale, self.hidden)
         losses = F.cross_entropy(logits.flatten(0, 1), answer.flatten(), reduction="none")
         losses = losses.view(answer.shape).mean(1)
-        found = torch.autograd.grad(losses.sum(), list(self.parameters.views.values()))
+        *found, at_softmax = torch.autograd.grad(losses.sum(), [*self.parameters.views.values(), attention])
         self.losses.copy_(losses.detach())
+        sizes = self.batch * torch.linalg.vector_norm(at_softmax, dim=2)  # the loss is a mean over the batch
+        self.gradient[:, 0].copy_(sizes.sort(1).values[:, self.batch // 2])
+        self.gradient[:, 1].copy_(sizes.square().mean(1).sqrt())
         self.adam.update(self.parameters.gathered(found))
 
     def train(self) -> None:
@@ -146,7 +157,7 @@ class RecallStack:
             places = torch.tensor(runs, device=self.device)
             views = {name: view[places] for name, view in self.parameters.views.items()}
             *inputs, answer = (one.expand(len(runs), *one.shape) for one in self.unseen[part, count])
-            logits = answers(views, inputs, self.scale[places], self.hidden[places])
+            logits, _ = answers(views, inputs, self.scale[places], self.hidden[places])
             right = (logits.argmax(-1) == answer).double().mean(1)
             for run, value in zip(runs, right.tolist(), strict=True):
                 found[run] = value

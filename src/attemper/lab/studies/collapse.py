@@ -97,13 +97,15 @@ def train(
     found = {part: [NEVER] * len(cells) for part in ("validation", "test")}
     best = _best(pick(rows, d=cells[0]["d"]))
     of_place, training = list(range(len(cells))), set(range(len(cells)))
-    began, look = deadline.spent, FINEST
+    began, look, first = deadline.spent, FINEST, [[math.nan, math.nan]]
     while training and not deadline.over:
         stack.train()
+        first = stack.gradient.tolist() if stack.done == 1 else first
         if stack.done < min(look, steps):
             continue
         look = stack.done + max(FINEST, stack.done // COARSE)
-        right, losses = {part: stack.accuracy(part) for part in found}, stack.losses.tolist()
+        right = {part: stack.accuracy(part) for part in found}
+        losses, last = stack.losses.tolist(), stack.gradient.tolist()
         for place, run in enumerate(of_place):
             if run not in training:
                 continue
@@ -121,12 +123,18 @@ def train(
                 training.remove(run)
                 steps_to = {f"steps_{part}": found[part][run] for part in found}
                 row = {"step": stack.done, "accuracy": right["test"][place], "loss": losses[place], "ended": why}
-                yield cells[run], [{**row, **steps_to}]
+                yield cells[run], [{**row, **steps_to, **_gradients(first[run], last[place])}]
         if training and len(training) <= KEPT * len(of_place):
             stack.keep([place for place, run in enumerate(of_place) if run in training])
             of_place = [run for run in of_place if run in training]
         speed = stack.done / max(deadline.spent - began, 1e-9)
         deadline.say(f"step {stack.done}, {len(training)} of {len(cells)} runs train, {speed:.0f} steps/s")
+
+
+def _gradients(first: Sequence[float], last: Sequence[float]) -> Row:
+    """The gradient at the input of the softmax, at the first step and at the last: its median and root mean square."""
+    both = {"first": first, "last": last}
+    return {f"grad_{when}_{what}": of[n] for when, of in both.items() for n, what in enumerate(("median", "rms"))}
 
 
 def _group(cell: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -192,9 +200,19 @@ def summary(rows: Rows) -> list[Row]:
                 **{f"lr, {rule}": best[rule] for rule in RULES},
                 "at_edge": " and ".join(edge) or "neither",
                 **over_seeds("slower", ratios),
+                **{f"gradient, {when}": _compared(some, best, f"grad_{when}_median") for when in ("first", "last")},
             }
         )
     return found
+
+
+def _compared(some: Mapping[str, Rows], best: Mapping[str, float], column: str) -> float:
+    """The median gradient at the softmax without the scale over that with it, each at its fastest rate."""
+    bare, scaled = (
+        statistics.median(row.get(column, math.nan) for row in pick(some[rule], lr=best[rule]))
+        for rule in ("none", "sqrt_dk")
+    )
+    return bare / scaled if scaled else math.nan
 
 
 def fits(rows: Rows) -> list[Row]:
