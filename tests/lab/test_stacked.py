@@ -178,6 +178,8 @@ def test_a_rate_at_the_edge_gets_a_neighbour():
     assert collapse._rates(rising, 16, "none", (0,)) == [*powers, powers[-1] + 1]
     assert collapse._rates([*rising, row(powers[-1] + 1, 500)], 16, "none", (0,)) == [*powers, powers[-1] + 1]
     assert collapse._rates(rising[1:], 16, "none", (0,)) == powers  # not all are measured
+    lost = [{**one, "steps_validation": math.inf, "accuracy": 0.03} for one in rising]
+    assert collapse._rates(lost, 16, "none", (0,)) == powers  # none learns
 
 
 def test_a_deadline_counts_down():

@@ -22,6 +22,7 @@ RULES = ("sqrt_dk", "none")
 NEVER = math.inf
 EXTENDED = 4  # rates that may be added beyond the first ones, on either side
 FINEST, COARSE = 5, 20  # accuracy is looked at every 5 steps, and later every 20th of the steps so far
+SOME = 0.2  # accuracy: a fifth of the answers, where chance has a thirty-second
 CLOSE = 0.05  # of R²: one variable explains as much as two
 
 
@@ -62,6 +63,8 @@ def _rates(rows: Rows, d: int, rule: str, seeds: Sequence[int]) -> list[int]:
         if len(some) < len(powers) * len({row["seed"] for row in some} | set(seeds)):
             return powers
         best = fastest(some)
+        if statistics.median(row["accuracy"] for row in pick(some, lr=best)) < SOME:
+            return powers  # no rate learns anything in the steps there are
         if best == rate(powers[0]):
             powers = [powers[0] - 1, *powers]
         elif best == rate(powers[-1]):
