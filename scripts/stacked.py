@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 
@@ -74,9 +75,18 @@ def pages() -> None:
         lines += [f"### {name}", "", f"{found.question} {said}.", "", f"![{name}](figures/{figure.name})", ""]
         lines += [f"{len(rows)} rows; {facts}.", ""]
         for part in (found.summary(rows), collapse.fits(rows) if name == "collapse" else []):
-            lines += [table(part), ""] if part else []
+            lines += [table(readable(part)), ""] if part else []
         print(f"{figure.name}: {said}")
     full_size.insert(full_size.DOCS / "training.md", full_size.STUDIED, lines)
+
+
+def readable(rows: list[Row]) -> list[Row]:
+    """Without columns that hold no number; what is infinite was never reached."""
+    empty = {name for name in rows[0] if all(isinstance(row[name], float) and math.isnan(row[name]) for row in rows)}
+    return [
+        {name: "never" if value == math.inf else value for name, value in row.items() if name not in empty}
+        for row in rows
+    ]
 
 
 INTRO = (

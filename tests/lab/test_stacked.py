@@ -164,7 +164,7 @@ def test_the_fit_tells_a_collapse_from_none():
     assert collapse.finding(joint).startswith("The slow-down without a scale falls on one curve")
     width = planted(1.5, lambda d, n: math.sqrt(d))
     assert collapse.fits(width)[1]["slope"] == "1.50"
-    assert collapse.finding(width).startswith("The slow-down without a scale is no function of")
+    assert collapse.finding(width).startswith("Without a scale training slows down with √d_k")
     assert all(row["at_edge"] == "neither" for row in collapse.summary(joint))
 
 

@@ -259,10 +259,11 @@ def finding(rows: Rows) -> str:
     if len(found) < 4:
         return "Too few cells have learned with and without the scale for a fit"
     joint, width, _, free = found.values()
-    said = f"R² {joint['r2']:.2f} with √d_k/√(2 ln n), {width['r2']:.2f} with √d_k alone, {free['r2']:.2f} with a slope for each"
     if joint["r2"] > width["r2"] and free["r2"] - joint["r2"] < CLOSE:
-        return f"The slow-down without a scale falls on one curve of √d_k/√(2 ln n): {said}"
-    return f"The slow-down without a scale is no function of √d_k/√(2 ln n) alone: {said}"
+        return f"The slow-down without a scale falls on one curve of √d_k/√(2 ln n): R² {joint['r2']:.2f}"
+    by_keys = float(free["slope"].split(" and ")[1])
+    and_keys = " and with more keys" if by_keys > 0 else ""
+    return f"Without a scale training slows down with √d_k{and_keys}; it does not collapse on √d_k/√(2 ln n)"
 
 
 def draw(rows: Rows, finding: str) -> Any:
@@ -286,7 +287,7 @@ def draw(rows: Rows, finding: str) -> Any:
         "Recall, one layer, one head: steps to 90 % of unseen answers, each rule at its fastest learning rate; median and "
         f"range of {seeds} seed{'s' if seeds != 1 else ''}. "
         + (
-            f"{never} cells without the scale had not learned when the steps were over, and are not shown. "
+            f"{never} cells without the scale had not learned when the steps were over, most of them with many keys; not shown. "
             if never
             else ""
         )
