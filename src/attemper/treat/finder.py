@@ -17,7 +17,7 @@ from ..vitals import Vitals
 from ..watch.examine import AttentionCall, Examiner, examine, named_modules, without_modes
 from .derivatives import Directional, share, tolerance
 from .find import Candidate, Made, find_layer
-from .projections import LayerProjections, Projections
+from .table import LayerProjections, Projections
 
 SERVES_OTHERS = "its keys serve {layer} too"
 HIDDEN = -1e4  # an added number as low as this hides a key
@@ -43,8 +43,8 @@ def _inside(model: nn.Module) -> list[nn.Module]:
 class Finder(Examiner):
     """An examiner of a watch that finds projections in the first pass it sees: ``watch(model, examiners=[finder])``.
 
-    Use it in a ``with`` statement. It needs a pass with gradients, in training or evaluation mode, and changes nothing in it. When the
-    pass ends, ``projections`` holds what was found, and ``qk_clip`` uses that for this model.
+    Use it in a ``with`` statement. It needs a pass with gradients, in training or evaluation mode, and changes nothing in it.
+    When the pass ends, ``projections`` holds what was found, and ``qk_clip`` uses that for this model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -73,7 +73,7 @@ class Finder(Examiner):
 
     def keep(self, name: str, call: AttentionCall, found: Any) -> None:
         if found is not None and (name, call.facts.kind) not in self._layers:
-            call = AttentionCall(**{**call.__dict__})  # the values are forgotten when the call is counted
+            call = AttentionCall(**call.__dict__)  # the values are forgotten when the call is counted
             self._waiting.append((name, call, found))
 
     def _left(self, module: nn.Module, arguments: object, output: object) -> None:
@@ -108,7 +108,8 @@ class Finder(Examiner):
         """The parameters inside a module that are whole and have gradients, in order."""
 
         def listed() -> list[Candidate]:
-            found, top = {}, self._names.get(id(around), "")
+            found: dict[int, Candidate] = {}
+            top = self._names.get(id(around), "")
             for module in around.modules():
                 name = self._names.get(id(module))
                 for word, tensor in module._parameters.items():
@@ -126,7 +127,7 @@ class Finder(Examiner):
     def _note_keys(
         self, found: LayerProjections, call: AttentionCall, candidates: Callable[[], list[Candidate]]
     ) -> None:
-        """Note the parameters of this layer's k. If no parameter of its own makes k, an earlier layer's does: that is left alone."""
+        """Note the parameters of this layer's k. If none of its own makes k, an earlier layer's does, and is left alone."""
         place = (found.layer, found.kind)
         tensors = {one.name: one.tensor for one in candidates()}
         mine = [tensors[part.parameter] for part in found.parts if part.side == "k" and part.parameter in tensors]
@@ -183,25 +184,26 @@ def _sinks(call: AttentionCall, names: Mapping[int, str]) -> str | None:
     column = call.logits[0, :, 0, 0 if call.sink_columns[0] else -1]
     for frame in reversed(call.frames[-DEPTH:]):
         for word, tensor in frame.module._parameters.items():
-            if tensor is not None and type(tensor.data) is Tensor and tensor.numel() == column.numel():
-                if torch.equal(tensor.detach().reshape(-1).to(column.dtype), column):
-                    name = names.get(id(frame.module), "")
-                    return f"{name}.{word}" if name else word
+            if tensor is None or type(tensor.data) is not Tensor or tensor.numel() != column.numel():
+                continue
+            if torch.equal(tensor.detach().reshape(-1).to(column.dtype), column):
+                name = names.get(id(frame.module), "")
+                return f"{name}.{word}" if name else word
     return None
 
 
 def projections(model: nn.Module, batch: Any) -> Projections:
     """Find which rows of which parameters make the q and k of each head of a model.
 
-    The model runs once on ``batch``, in evaluation mode, with gradients. For every attention call autograd shows which rows a head
-    depends on, and whether scaling them scales its q or k exactly: the derivative along the rows' own values is then the head
-    itself (Euler's theorem). No list of architectures is used: fused and interleaved projections, grouped keys, biases, norms with
-    gains, and latent attention are found alike. Nothing is changed, and no ``.grad`` is written.
+    The model runs once on ``batch``, in evaluation mode, with gradients. For every attention call autograd shows which rows a
+    head depends on, and whether scaling them scales its q or k exactly: the derivative along the rows' own values is then the
+    head itself (Euler's theorem). No list of architectures is used: fused and interleaved projections, grouped keys, biases,
+    norms with gains, and latent attention are found alike. Nothing is changed, and no ``.grad`` is written.
 
     Args:
         model: any module that ``watch`` follows. FSDP2 models too: call it on every rank.
-        batch: what the model is called with: a tensor, a tuple of arguments, or a dict of named arguments. One sequence of a few tokens
-            is enough; the graph of one pass is kept in memory.
+        batch: what the model is called with: a tensor, a tuple of arguments, or a dict of named arguments. One sequence of a
+            few tokens is enough; the graph of one pass is kept in memory.
 
     Returns:
         a :class:`Projections`: a mapping by layer that can be printed. It is also remembered for this model, so that
@@ -209,15 +211,15 @@ def projections(model: nn.Module, batch: Any) -> Projections:
 
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
-        >>> print(attemper.projections(model, torch.randn(1, 5, 16)))
-        self_attn: 2 heads; per head: q from in_proj_weight (rows 0–7 for the first head) and in_proj_bias (rows 0–7 for the first head), k from in_proj_weight (rows 16–23 for the first head) and in_proj_bias (rows 16–23 for the first head)
+        >>> print(attemper.projections(model, torch.randn(1, 5, 16))["self_attn", "self"].of_head(1)[0])
+        HeadRows(parameter='in_proj_weight', dim=0, rows=(8, 9, 10, 11, 12, 13, 14, 15), side='q')
     """
     if not isinstance(model, nn.Module):
         raise InputError(
             f"projections(): `model` must be a torch.nn.Module; got {type(model).__name__}. Pass the model that you call."
         )
     finder = Finder(model)
-    with _evaluating(model), torch.inference_mode(False), torch.enable_grad():
+    with evaluating(model), torch.inference_mode(False), torch.enable_grad():
         watching = examine(model, [finder], caller="projections")
         with finder, watching:
             call(model, batch, "projections")
@@ -245,7 +247,7 @@ def call(model: nn.Module, batch: Any, caller: str) -> Any:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Run in evaluation mode, with every parameter differentiable, and put both back."""
     training = [module for module in model.modules() if module.training]
     frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point() and type(p.data) is Tensor]
