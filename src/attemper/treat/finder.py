@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import InputError
 from ..vitals import Vitals
 from ..watch.examine import AttentionCall, Examiner, examine, named_modules, without_modes
-from .derivatives import Directional, share, tolerance
+from .derivatives import Directional, share, tolerance, used
 from .find import Candidate, Made, find_layer
 from .table import LayerProjections, Projections
 
@@ -47,8 +47,9 @@ class Finder(Examiner):
     When the pass ends, ``projections`` holds what was found, and ``qk_clip`` uses that for this model.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, cut: bool = False) -> None:
+        self.model, self.cut = model, cut  # cut: detach what attention returns, so that no layer depends on another
+        self._attended: set[int] = set()  # modules that ran attention, by their ids
         self.projections: Projections | None = None
         self._names = {id(module): name for module, name in named_modules(model).items()}
         self._top = {id(module) for module in (model, *_inside(model))}
@@ -76,7 +77,7 @@ class Finder(Examiner):
             call = AttentionCall(**call.__dict__)  # the values are forgotten when the call is counted
             self._waiting.append((name, call, found))
 
-    def _left(self, module: nn.Module, arguments: object, output: object) -> None:
+    def _left(self, module: nn.Module, arguments: object, output: object) -> object:
         """A module has ended. Here autograd records, and sharded parameters are still whole."""
         waiting, self._waiting = self._waiting, []
         for name, call, seen in waiting:
@@ -84,11 +85,13 @@ class Finder(Examiner):
             if place not in self._layers and self.projections is None:
                 with without_modes(), torch.enable_grad(), torch.autocast(call.query.device.type, enabled=False):
                     self._layers[place] = self._find(name, call, seen)
+                    self._attended.add(id(call.frames[-1].module))
         if id(module) in self._top and self._layers:
             self.projections = Projections(self._layers)
             for one in (self.model, *_inside(self.model)):
                 _found[one] = self.projections
             self._keys = {}
+        return _detached(output) if self.cut and id(module) in self._attended else None
 
     def _find(self, name: str, call: AttentionCall, seen: Mapping[str, Any]) -> LayerProjections:
         around = [
@@ -96,11 +99,11 @@ class Finder(Examiner):
         ]
         try:
             found = find_layer(name, call, around)
+            self._note_keys(found, call, around[0][1])
         except (RuntimeError, NotImplementedError) as error:  # an op without a second derivative, or out of memory
             line = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
             why = f"autograd stopped: {line}. Name the parameters with attemper.Projections.named()"
             return LayerProjections(name, call.facts.kind, call.facts.heads, call.facts.kv_heads, why=why)
-        self._note_keys(found, call, around[0][1])
         fields = {**found.__dict__, **seen}
         return LayerProjections(**fields)
 
@@ -135,7 +138,7 @@ class Finder(Examiner):
             self._keys[place] = mine
             return
         made = Made.of(call)
-        if made is None or not made.key.requires_grad:
+        if made is None or not made.key.requires_grad or any(used(made.key, list(tensors.values()))):
             return
         limit = tolerance(made.key)
         for other, parameters in list(self._keys.items()):
@@ -144,6 +147,16 @@ class Finder(Examiner):
             if isinstance(total, Tensor) and bool((share(total - made.key, made.key) <= limit).all()):
                 self._layers[other] = _without_keys(self._layers[other], SERVES_OTHERS.format(layer=found.layer))
                 del self._keys[other]
+
+
+def _detached(output: object) -> object:
+    """What an attention module returned, without its graph. A later layer may use the same parameters."""
+    if isinstance(output, Tensor):
+        return output.detach()
+    if type(output) in (tuple, list):
+        assert isinstance(output, (tuple, list))
+        return type(output)(one.detach() if isinstance(one, Tensor) else one for one in output)
+    return None
 
 
 def _without_keys(layer: LayerProjections, why: str) -> LayerProjections:
@@ -203,7 +216,7 @@ def projections(model: nn.Module, batch: Any) -> Projections:
     Args:
         model: any module that ``watch`` follows. FSDP2 models too: call it on every rank.
         batch: what the model is called with: a tensor, a tuple of arguments, or a dict of named arguments. One sequence of a
-            few tokens is enough; the graph of one pass is kept in memory.
+            few tokens is enough.
 
     Returns:
         a :class:`Projections`: a mapping by layer that can be printed. It is also remembered for this model, so that
@@ -218,7 +231,7 @@ def projections(model: nn.Module, batch: Any) -> Projections:
         raise InputError(
             f"projections(): `model` must be a torch.nn.Module; got {type(model).__name__}. Pass the model that you call."
         )
-    finder = Finder(model)
+    finder = Finder(model, cut=True)
     with evaluating(model), torch.inference_mode(False), torch.enable_grad():
         watching = examine(model, [finder], caller="projections")
         with finder, watching:

@@ -115,7 +115,7 @@ def unwrapped(caller: str, optimizer: object) -> list[Any]:
         while id(one) not in seen:
             seen.add(id(one))
             inner = next((getattr(one, word) for word in ("optimizer", "_optimizer") if hasattr(one, word)), None)
-            if inner is None or not hasattr(inner, "param_groups"):
+            if inner is None or isinstance(inner, str):
                 break
             one = inner
         if not hasattr(one, "param_groups") or not hasattr(one, "state"):
