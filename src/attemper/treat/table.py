@@ -132,7 +132,7 @@ class Projections(Mapping[tuple[str, str], LayerProjections]):
 
     def __repr__(self) -> str:
         found = sum(layer.how is not None for layer in self._layers.values())
-        return f"Projections({len(self)} layers, {found} found)"
+        return f"Projections(layers: {len(self)}, found: {found})"
 
     @classmethod
     def named(
