@@ -232,7 +232,7 @@ def projections(model: nn.Module, batch: Any) -> Projections:
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
         >>> print(attemper.projections(model, torch.randn(1, 5, 16))["self_attn", "self"].of_head(1)[0])
-        HeadRows(parameter='in_proj_weight', dim=0, rows=(8, 9, 10, 11, 12, 13, 14, 15), side='q')
+        HeadPart(parameter='self_attn.in_proj_weight', dim=0, rows=(8, 9, 10, 11, 12, 13, 14, 15), side='q')
     """
     if not isinstance(model, nn.Module):
         raise InputError(

@@ -83,10 +83,17 @@ def add_qk_norm(
         the new parameters, in order: they are part of ``model.parameters()`` and of its state dict.
 
     Example:
-        >>> model = torch.nn.Sequential()  # a model that has QK-norm or fused attention gets an error that says so
-        >>> attemper.add_qk_norm(model, torch.randn(1, 4))  # doctest: +IGNORE_EXCEPTION_DETAIL
-        Traceback (most recent call last):
-        attemper.errors.InputError: projections(): found no attention call
+        >>> class Block(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.qkv = torch.nn.Linear(16, 48)
+        ...     def forward(self, x):
+        ...         q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        ...         return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        >>> block = Block()
+        >>> gains = attemper.add_qk_norm(block, torch.randn(2, 10, 16))
+        >>> [name for name, _ in block.named_parameters()]
+        ['qkv.weight', 'qkv.bias', 'qkv.q_norm.gain', 'qkv.k_norm.gain']
     """
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < 1:
         raise InputError(f"add_qk_norm(): `eps` must be a small number from 0 on; got {eps!r}. Leave it out for 1e-6.")
