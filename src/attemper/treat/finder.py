@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import InputError
 from ..vitals import Vitals
-from ..watch.examine import AttentionCall, Examiner, examine, named_modules, without_modes
+from ..watch.examine import AttentionCall, Examiner, examine, named_modules, running, without_modes
 from .again import Build, build_of, found_again
 from .derivatives import Directional, share, tolerance, used
 from .find import Candidate, Made, find_layer
@@ -86,7 +86,7 @@ class Finder(Examiner):
         for name, call, seen in waiting:
             place = (name, call.facts.kind)
             if place not in self._layers and self.projections is None:
-                with without_modes(), torch.enable_grad(), torch.autocast(call.query.device.type, enabled=False):
+                with _unwatched(call.query.device.type):
                     self._layers[place] = self._find(name, call, seen)
                     self._attended.add(id(call.frames[-1].module))
         if id(module) in self._top and self._layers:
@@ -156,6 +156,21 @@ class Finder(Examiner):
                 del self._keys[other]
 
 
+@contextmanager
+def _unwatched(device: str) -> Iterator[None]:
+    """Run with autograd alone. A checkpoint may run modules again in a derivative, which no watch is to count.
+
+    A checkpoint also counts the tensors that autograd saves in it, and must not count those of a derivative.
+    """
+    current, running.current = running.current, None
+    own = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    try:
+        with without_modes(), torch.enable_grad(), torch.autocast(device, enabled=False), own:
+            yield
+    finally:
+        running.current = current
+
+
 def _detached(output: object) -> object:
     """What an attention module returned, without its graph. A later layer may use the same parameters."""
     if isinstance(output, Tensor):
@@ -181,7 +196,7 @@ def _is_biased(call: AttentionCall) -> bool:
         mask = call.mask
         if mask is None or mask.dtype == torch.bool:
             return False
-        return bool(((mask != 0) & (mask > HIDDEN)).any())
+        return mask.requires_grad or bool(((mask != 0) & (mask > HIDDEN)).any())  # a bias may still be 0
     made = Made.of(call)
     if made is None or call.softcap is not None or call.facts.softcap is not None or not call.in_order:
         return False
