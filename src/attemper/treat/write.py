@@ -58,7 +58,7 @@ def scale_rows(parameter: Tensor, dim: int, factor: Tensor, offset: float, optim
     """
     masters, others = [], []
     for optimizer in optimizers:
-        masters += list(_masters(parameter, optimizer))
+        masters += list(masters_of(parameter, optimizer))
         others += list(_averages(parameter, optimizer))
     with torch.no_grad():
         for copy in (*masters, *others):
@@ -127,7 +127,7 @@ def unwrapped(caller: str, optimizer: object) -> list[Any]:
     return found
 
 
-def _masters(parameter: Tensor, optimizer: Any) -> Iterator[Tensor]:
+def masters_of(parameter: Tensor, optimizer: Any) -> Iterator[Tensor]:
     """Copies of the weight in a wider dtype, from which the next step writes it: told by their values, not by a name."""
     if parameter.element_size() >= 4:
         return  # it is its own master
