@@ -18,7 +18,7 @@ from ..attention import attention
 from ..errors import InputError
 from ..heads import SATURABLE_KEYS
 from ..vitals import Vitals
-from ..watch.routes.replace import NAME, Replacement, attend_with
+from ..watch.examine import REPLACED, Replacement, attend_with
 
 SIGNS = ("visible", "entropy")
 UNUSED = (
@@ -97,7 +97,8 @@ class EntropyFloor:
         self._hugging_face = library is not None and isinstance(model, library.PreTrainedModel)
         if self._hugging_face:
             if any(
-                getattr(getattr(part, "config", None), "_attn_implementation", None) == NAME for part in model.modules()
+                getattr(getattr(part, "config", None), "_attn_implementation", None) == REPLACED
+                for part in model.modules()
             ):
                 raise InputError(
                     "floor(): a watch with replace=True, or another floor, computes this model's attention already. Close it "
