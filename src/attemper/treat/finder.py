@@ -83,6 +83,8 @@ class Finder(Examiner):
     def _left(self, module: nn.Module, arguments: object, output: object) -> Any:
         """A module has ended. Here autograd records, and sharded parameters are still whole."""
         waiting, self._waiting = self._waiting, []
+        if not torch.is_grad_enabled():
+            return None  # evaluation, before the first step
         for name, call, seen in waiting:
             place = (name, call.facts.kind)
             if place not in self._layers and self.projections is None:
@@ -147,11 +149,8 @@ class Finder(Examiner):
         made = Made.of(call)
         if made is None or not made.key.requires_grad or any(used(made.key, list(tensors.values()))):
             return
-        limit = tolerance(made.key)
         for other, parameters in list(self._keys.items()):
-            along = Directional(made.key, parameters)
-            total = sum(along(number, tensor.detach()) for number, tensor in enumerate(parameters))
-            if isinstance(total, Tensor) and bool((share(total - made.key, made.key) <= limit).all()):
+            if _makes(made.key, parameters):
                 self._layers[other] = _without_keys(self._layers[other], SERVES_OTHERS.format(layer=found.layer))
                 del self._keys[other]
 
@@ -169,6 +168,15 @@ def _unwatched(device: str) -> Iterator[None]:
             yield
     finally:
         running.current = current
+
+
+def _makes(key: Tensor, parameters: list[Tensor]) -> bool:
+    """Whether these parameters of another layer make a key. FSDP has freed them by now: then they may."""
+    if any(tensor.untyped_storage().size() == 0 for tensor in parameters):
+        return True
+    along = Directional(key, parameters)
+    total = along.together({place: tensor.detach() for place, tensor in enumerate(parameters)})
+    return bool((share(total - key, key) <= tolerance(key)).all())
 
 
 def _detached(output: object) -> object:
