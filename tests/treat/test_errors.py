@@ -64,6 +64,7 @@ SENTENCES = {
     "never searched": ("projections", clip(model=PLAIN, given=peaks(3.0, 4.0))),
     "projections of another kind": ("projections", clip(projections={"q": 1})),
     "optimizer of another kind": ("optimizer", clip(optimizer=3)),
+    "a parameter that is gone": ("parameter", lambda: _without_its_parameter()),
     "rows that changed": ("rows", lambda: _after_a_change()),
     # projections
     "projections, no model": ("model", lambda: attemper.projections(print, X)),
@@ -94,6 +95,13 @@ def _after_a_change():
     model = nn.TransformerEncoderLayer(16, 2, batch_first=True)
     attemper.projections(model, X)
     model.self_attn.in_proj_weight = nn.Parameter(torch.randn(24, 16))
+    attemper.qk_clip(model, RECORD, 1e-6)
+
+
+def _without_its_parameter():
+    model = nn.TransformerEncoderLayer(16, 2, batch_first=True)
+    attemper.projections(model, X)
+    model.self_attn = nn.Linear(16, 16)
     attemper.qk_clip(model, RECORD, 1e-6)
 
 

@@ -140,7 +140,7 @@ def scale_rates(optimizer: Any, model: nn.Module, projections: Projections | Non
     parameters = parameters_of(model)
     check_whole("scale_rates", model, parameters)
     for name in dict.fromkeys(part.parameter for layer in found.values() for part in layer.parts):
-        if any(True for _ in masters_of(parameters[name], inner)):
+        if masters_of(parameters[name], inner, list(model.parameters())):
             raise InputError(
                 f"scale_rates(): the optimizer keeps a float32 master of {name}, from which it writes the weight, so that a "
                 "shortened step would be undone. Keep the weights in float32, with torch.autocast for half precision."
