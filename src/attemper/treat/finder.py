@@ -45,8 +45,9 @@ def _inside(model: nn.Module) -> list[nn.Module]:
 class Finder(Examiner):
     """An examiner of a watch that finds projections in the first pass it sees: ``watch(model, examiners=[finder])``.
 
-    Use it in a ``with`` statement. It needs a pass with gradients, in training or evaluation mode, and changes nothing in it.
-    When the pass ends, ``projections`` holds what was found, and ``qk_clip`` uses that for this model.
+    ``from attemper.treat import Finder``. Use it in a ``with`` statement. It needs a pass with gradients, in training or
+    evaluation mode, and changes nothing in it. When the pass ends, ``projections`` holds what was found, and ``qk_clip`` uses
+    that for this model.
     """
 
     def __init__(self, model: nn.Module, cut: bool = False) -> None:
