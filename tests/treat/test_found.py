@@ -173,6 +173,17 @@ def test_found_in_a_training_step_by_an_examiner(way):
     assert len(watch.record.steps) == 2
 
 
+def test_a_pass_that_the_model_itself_never_ends():
+    model, x = nn.Sequential(Layer(), Layer()), torch.randn(1, 5, WIDTH)
+    finder = attemper.treat.Finder(model)
+    with finder, attemper.watch(model, examiners=[finder]):
+        model[1](model[0](x)).sum().backward()
+        assert finder.projections is None
+        with torch.no_grad():
+            finder.finish()
+    assert list(finder.projections) == [("0", "self"), ("1", "self")]
+
+
 SAME = ["llama, biased", "gpt2", "deepseek_v3", "olmo2", "falcon, new", "odd"]
 
 

@@ -29,7 +29,28 @@ def clipped(build):
     return model, place, peaks, tau, clip, after, before
 
 
-@pytest.mark.parametrize("name", PER_HEAD)
+# built like another one in the list: only with the full grids
+ALIKE = {
+    "mistral",
+    "mixtral",
+    "gpt_bigcode",
+    "stablelm",
+    "starcoder2",
+    "opt",
+    "roberta",
+    "olmo",
+    "cohere",
+    "attemper, grouped",
+}
+EACH = [pytest.param(name, marks=pytest.mark.exhaustive) if name in ALIKE else name for name in PER_HEAD]
+
+
+def test_enough_architectures_are_tested():
+    assert len(PER_HEAD) + len(BY_LAYER) + len(BIASED) + len(OTHER) - len(ALIKE) > 40
+    assert set(PER_HEAD) >= ALIKE
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_each_head_by_itself(name):
     model, place, peaks, tau, clip, after, before = clipped(PER_HEAD[name])
     above = peaks > tau

@@ -71,6 +71,10 @@ class Finder(Examiner):
             self._handle.remove()
         self._handle, self._waiting, self._keys = None, [], {}
 
+    def finish(self) -> None:
+        """End the pass by hand: a trainer that calls parts of a model never ends one of the model itself."""
+        self._left(self.model, (), None)
+
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Any:
         if self.projections is not None:
             return None
@@ -84,9 +88,7 @@ class Finder(Examiner):
     def _left(self, module: nn.Module, arguments: object, output: object) -> Any:
         """A module has ended. Here autograd records, and sharded parameters are still whole."""
         waiting, self._waiting = self._waiting, []
-        if not torch.is_grad_enabled():
-            return None  # evaluation, before the first step
-        for name, call, seen in waiting:
+        for name, call, seen in waiting if torch.is_grad_enabled() else ():  # evaluation is not searched
             place = (name, call.facts.kind)
             if place not in self._layers and self.projections is None:
                 with _unwatched(call.query.device.type):
