@@ -21,6 +21,7 @@ LAYERS = [
     {"bench"},
     {"env"},
     {"health"},
+    {"treat"},
     {"watch"},
     {"explain"},
     {"modules"},
