@@ -8,8 +8,8 @@ import torch
 import attemper
 from attemper.errors import InputError
 from attemper.watch.attach import attachment as attach
+from attemper.watch.attach.gradients import NO_GRADIENTS
 from attemper.watch.passes import LEFT_OUT, ONLY_OTHERS, UNFINISHED
-from attemper.watch.session import NO_GRADIENTS
 from watched import Block, stack
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
