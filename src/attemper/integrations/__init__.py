@@ -3,11 +3,11 @@
 Data passes the files in this order:
 
     huggingface, lightning    callbacks for transformers.Trainer and for Lightning
-    monitor                   the same for a loop of your own; what both callbacks use
+    monitoring                the same for a loop of your own; what both callbacks use
     options                   checks what all three are given
-    summary                   a step of a record as the few numbers that are logged
-    alerts                    findings that have not been told yet, as short texts
-    picture                   a step of a record as an image: layers down, heads across
+    numbers                   a step of a record as the few numbers that are logged
+    telling                   findings that have not been told yet, as short texts
+    heatmap                   a step of a record as an image: layers down, heads across
     targets                   where numbers, alerts and images go: W&B, trackio, MLflow, TensorBoard, a file, a function
 
 Importing this package imports no trainer and no logger. A callback imports its trainer when it is first asked for; a logger is
@@ -20,25 +20,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .alerts import Alert as Alert
-    from .alerts import alerts as alerts
+    from .heatmap import picture as picture
     from .huggingface import HuggingFaceCallback as HuggingFaceCallback
     from .lightning import LightningCallback as LightningCallback
-    from .monitor import Monitor as Monitor
-    from .monitor import monitor as monitor
-    from .picture import picture as picture
-    from .summary import summary as summary
+    from .monitoring import Monitor as Monitor
+    from .monitoring import monitor as monitor
+    from .numbers import summary as summary
     from .targets import target as target
+    from .telling import Alert as Alert
+    from .telling import alerts as alerts
 
 _HOMES = {
-    "Alert": "alerts",
+    "Alert": "telling",
     "HuggingFaceCallback": "huggingface",
     "LightningCallback": "lightning",
-    "Monitor": "monitor",
-    "alerts": "alerts",
-    "monitor": "monitor",
-    "picture": "picture",
-    "summary": "summary",
+    "Monitor": "monitoring",
+    "alerts": "telling",
+    "monitor": "monitoring",
+    "picture": "heatmap",
+    "summary": "numbers",
     "target": "targets",
 }
 

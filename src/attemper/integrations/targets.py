@@ -18,7 +18,7 @@ from typing import Any
 from .. import _files
 from ..errors import InputError
 from ..watch.record.store import check_path, to_path
-from .alerts import Alert
+from .telling import Alert
 
 logger = logging.getLogger("attemper")
 PATIENCE = 3  # failures in a row
@@ -68,8 +68,8 @@ def target(given: Any, where: str = "target") -> Target:
     for fits, make in (
         (home == "wandb" and hasattr(given, "log"), WandbTarget),
         (home == "trackio" and hasattr(given, "log"), TrackioTarget),
-        (hasattr(given, "add_scalar"), TensorBoardTarget),
         (hasattr(given, "log_metrics"), MetricsTarget),
+        (hasattr(given, "add_scalar"), TensorBoardTarget),
         (hasattr(given, "report_scalar"), ClearmlTarget),
         (hasattr(given, "track"), AimTarget),
     ):
@@ -274,7 +274,8 @@ class GuardedTarget(Target):
         self.inner, self.failures, self.said = inner, 0, set[str]()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._try(lambda: self.inner.log(metrics, step), step)
+        if self._try(lambda: self.inner.log(metrics, step), step):
+            self.failures = 0
 
     def alert(self, alert: Alert, step: int) -> None:
         self._try(lambda: self.inner.alert(alert, step), step)
@@ -282,11 +283,12 @@ class GuardedTarget(Target):
     def image(self, name: str, pixels: Any, step: int) -> None:
         self._try(lambda: self.inner.image(name, pixels, step), step)
 
-    def _try(self, call: Callable[[], None], step: int) -> None:
+    def _try(self, call: Callable[[], None], step: int) -> bool:
         if self.failures >= PATIENCE:
-            return
+            return False
         try:
             call()
+            return True
         except Exception as error:  # whatever a logger raises, the training goes on
             self.failures += 1
             kind, name = type(error).__name__, type(self.inner).__name__
@@ -295,5 +297,4 @@ class GuardedTarget(Target):
                 logger.warning("attemper: %s failed at step %d: %s: %s. The training goes on.", name, step, kind, error)
             if self.failures == PATIENCE:
                 logger.warning("attemper: %s failed %d times in a row and is left out from now on.", name, PATIENCE)
-        else:
-            self.failures = 0
+            return False

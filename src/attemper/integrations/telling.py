@@ -1,4 +1,4 @@
-"""Alerts: findings of a step that were not told before, or are worse than when they were told, as a few short texts."""
+"""Telling: findings of a step that were not told before, or are worse than when they were told, as a few short texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .. import health
 from ..health import LEVELS, Finding
 from ..watch import Record
-from .summary import of_step
+from .numbers import of_step
 
 LEAST = LEVELS.index("warn")
 ERRORS = LEVELS.index("act")

@@ -1,4 +1,4 @@
-"""Summary: a step of a record as the few numbers that a logger is given, named by their sign first."""
+"""Numbers: a step of a record as the few numbers that a logger is given, named by their sign first."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ UNSAFE = re.compile(r"[^A-Za-z0-9_./-]")
 def summary(record: Record, step: int | None = None, *, layers: bool = False) -> dict[str, float]:
     """The numbers of a step that a logger is given: eight of the whole model, and on request three of each layer.
 
-    ``attemper/peak`` is the largest logit, ``peak_p90`` the 90th percentile of the heads' largest logits, ``logit_std`` the largest
-    standard deviation of a head's logits, ``evenness_p05`` the 5th percentile of the heads' evenness, ``saturated`` the share of
-    heads that are saturated, ``effective_keys`` the median over heads, ``heads_over_50`` how many heads have a logit above 50,
-    ``level`` that of the worst finding (0 ok, 1 note, 2 warn, 3 act, 4 critical, 5 diverging). With gradients there is also
-    ``grad_q_rms``, the largest of any head. Numbers that are not finite are left out: a finding reports them.
+    ``attemper/peak`` is the largest logit, ``peak_p90`` the 90th percentile of the heads' largest logits, ``logit_std`` the
+    largest standard deviation of a head's logits, ``evenness_p05`` the 5th percentile of the heads' evenness, ``saturated`` the
+    share of heads that are saturated, ``effective_keys`` the median over heads, ``heads_over_50`` how many heads have a logit
+    above 50, ``level`` that of the worst finding (0 ok, 1 note, 2 warn, 3 act, 4 critical, 5 diverging). With gradients there is
+    also ``grad_q_rms``, the largest of any head. Numbers that are not finite are left out: a finding reports them.
 
     Args:
         record: of a watch.

@@ -1,4 +1,4 @@
-"""Picture: a sign of every head in one step as an image, layers down and heads across, on one scale for a whole run."""
+"""Heat map: a sign of every head in one step as an image, layers down and heads across, on one scale for a whole run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, nearest
 from ..watch import Record
-from .summary import of_step
+from .numbers import of_step
 
 CELL, GAP = 12, 2
 # as in the report: lightness alone carries the number
