@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from .scan import scan as scan
     from .scores import additive_attention as additive_attention
     from .scores import cosine_attention as cosine_attention
+    from .treat import Projections as Projections
+    from .treat import projections as projections
+    from .treat import qk_clip as qk_clip
     from .vitals import Attended as Attended
     from .vitals import Vitals as Vitals
     from .vitals import merge as merge
@@ -52,6 +55,7 @@ _HOMES = {
     "Explanation": "explain",
     "HeadSummary": "heads",
     "MultiHeadAttention": "modules",
+    "Projections": "treat",
     "RULES": "scale",
     "Record": "watch",
     "Rule": "scale",
@@ -67,6 +71,8 @@ _HOMES = {
     "kernels": "kernels",
     "measure": "attention",
     "merge": "vitals",
+    "projections": "treat",
+    "qk_clip": "treat",
     "rule": "scale",
     "scan": "scan",
     "sdpa": "attention",

@@ -111,6 +111,7 @@ class AttentionCall:
     )
     softmaxes: int = 1  # how many were applied, one to the result of another
     value: Tensor | None = None  # (…, Lk, Ev), from when the weights meet the values until the call is kept
+    gain: Tensor | None = None  # the learned part of `scale`, with its graph, from attemper's own operation alone
 
     def options(self) -> dict[str, Any]:
         """Its options, as ``measure()`` takes them."""

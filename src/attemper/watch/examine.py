@@ -16,6 +16,8 @@
     running             the modules in their forward, in this thread
     weights_of_rows, chunks, logits_of_keys, logits_of_offset   parts of a call's matrix, never the whole of it
     is_in               whether a module is another one or inside it, by their names
+    named_modules       the modules of a model by name, without wrappers
+    without_modes       run code that no watch and no other dispatch mode sees
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from torch import nn
 
 from .attach.alter import Alteration as Alteration
 from .attach.alter import altered as altered
+from .attach.modes import without_modes as without_modes
+from .attach.names import named_modules as named_modules
 from .attach.running import OpPlace as OpPlace
 from .attach.running import running as running
 from .attach.running import traits as traits

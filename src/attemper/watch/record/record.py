@@ -73,6 +73,13 @@ class Record:
             self.logged = {step: numbers for step, numbers in self.logged.items() if step >= first}
         return dropped
 
+    def _at(self, step: int) -> list[Entry]:
+        """The entries of one step, without reading the others."""
+        slots, begins = self._slots, self._buffer.begins
+        if begins and slots[begins[-1]].step == step and (len(begins) == 1 or slots[begins[-1] - 1].step < step):
+            slots = slots[begins[-1] :]  # the last one, as in every step of a training
+        return [self._buffer.get(slot) for slot in slots if slot.step == step]
+
     @property
     def _slots(self) -> list[Slot]:
         self._settle()

@@ -1,0 +1,144 @@
+"""Write: multiply rows of parameters in place, wherever a training keeps them: shards, half precision, masters, ScheduleFree's z."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+
+FROZEN = "{name} is frozen (requires_grad=False), so that its rows are not scaled"
+QUANTISED = "{name} is stored as {dtype}, whose rows cannot be scaled in place"
+NOT_WHOLE = {
+    "FullyShardedDataParallel": (
+        "{caller}(): the model is wrapped in FullyShardedDataParallel (FSDP1), whose flat parameters have no rows. Use "
+        "fully_shard (FSDP2); with accelerate set fsdp_version: 2."
+    ),
+    "ZeRO": (
+        "{caller}(): {name} belongs to DeepSpeed ZeRO, which keeps the weights elsewhere and would undo the change. Train with "
+        "FSDP2 (fully_shard) or DistributedDataParallel."
+    ),
+}
+
+
+def check_whole(caller: str, model: nn.Module, parameters: dict[str, Tensor]) -> None:
+    """Refuse what keeps its weights in pieces without rows; gather nothing."""
+    for module in model.modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise InputError(NOT_WHOLE["FullyShardedDataParallel"].format(caller=caller))
+    for name, parameter in parameters.items():
+        if hasattr(parameter, "ds_id") or getattr(parameter, "_hp_mapping", None) is not None:
+            raise InputError(NOT_WHOLE["ZeRO"].format(caller=caller, name=name))
+
+
+def reshard(model: nn.Module) -> None:
+    """Let FSDP2 modules hold their shards again: gathered copies are not what the optimizer steps."""
+    for module in model.modules():
+        if type(module).__name__.startswith("FSDP") and callable(getattr(module, "reshard", None)):
+            module.reshard()
+
+
+def unscalable(name: str, parameter: Tensor) -> str | None:
+    """Why rows of a parameter cannot be scaled."""
+    if not parameter.is_floating_point() or parameter.element_size() < 2:
+        return QUANTISED.format(name=name, dtype=str(parameter.dtype).removeprefix("torch."))
+    if not parameter.requires_grad:
+        return FROZEN.format(name=name)
+    return None
+
+
+def scale_rows(parameter: Tensor, dim: int, factor: Tensor, offset: float, optimizers: list[Any]) -> None:
+    """Multiply ``parameter + offset`` by a factor per row of one dimension, in place; its other copies follow.
+
+    Rows whose factor is 1 keep their bits. Half precision is multiplied in float32 and rounded once.
+    """
+    masters, others = [], []
+    for optimizer in optimizers:
+        masters += list(_masters(parameter, optimizer))
+        others += list(_averages(parameter, optimizer))
+    with torch.no_grad():
+        for copy in (*masters, *others):
+            _multiply(copy, dim, factor, offset)
+        if masters:
+            parameter.copy_(masters[0])
+        else:
+            _multiply(parameter, dim, factor, offset)
+
+
+def _multiply(tensor: Tensor, dim: int, factor: Tensor, offset: float) -> None:
+    shape = [1] * tensor.dim()
+    if shape:
+        shape[dim] = -1
+    wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    rows = _like(factor.to(tensor.device, wide).view(shape), tensor)
+    if tensor.dtype != wide:
+        values = tensor.to(wide)
+        tensor.copy_(_scaled(values, rows, offset))
+    elif offset:
+        tensor.copy_(_scaled(tensor, rows, offset))
+    else:
+        tensor.mul_(rows)
+
+
+def _scaled(values: Tensor, rows: Tensor, offset: float) -> Tensor:
+    # γ(w + 1) − 1 as a change of w, so that a factor of 1 changes no bit
+    return values + (rows - 1) * (values + offset) if offset else values * rows
+
+
+def _like(rows: Tensor, tensor: Tensor) -> Tensor:
+    """The factors as a DTensor that every rank has whole, if the tensor is a DTensor: exact wherever a shard begins."""
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return rows
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return DTensor.from_local(rows, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def unwrapped(caller: str, optimizer: object) -> list[Any]:
+    """The optimizers that hold states: wrappers of trainers nest, and some hold several."""
+    if optimizer is None:
+        return []
+    several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    found = []
+    for one in several:
+        seen: set[int] = set()
+        while id(one) not in seen:
+            seen.add(id(one))
+            inner = next((getattr(one, word) for word in ("optimizer", "_optimizer") if hasattr(one, word)), None)
+            if inner is None or not hasattr(inner, "param_groups"):
+                break
+            one = inner
+        if not hasattr(one, "param_groups") or not hasattr(one, "state"):
+            raise InputError(
+                f"{caller}(): `optimizer` must be a torch.optim.Optimizer; got {type(one).__name__}. Pass the optimizer of "
+                "the training, or leave it out if it holds no copies of the weights."
+            )
+        found.append(one)
+    return found
+
+
+def _masters(parameter: Tensor, optimizer: Any) -> Iterator[Tensor]:
+    """Copies of the weight in a wider dtype, from which the next step writes it: told by their values, not by a name."""
+    if parameter.element_size() >= 4:
+        return  # it is its own master
+    state = optimizer.state.get(parameter, {})
+    held = [*state.values(), getattr(parameter, "main_param", None)]
+    held += [other for group in optimizer.param_groups for other in group["params"] if other is not parameter]
+    for other in held:
+        if not isinstance(other, Tensor) or other.shape != parameter.shape or not other.is_floating_point():
+            continue
+        if other.element_size() > parameter.element_size() and bool(
+            (other.detach().to(parameter.dtype) == parameter).all()
+        ):
+            yield other
+
+
+def _averages(parameter: Tensor, optimizer: Any) -> Iterator[Tensor]:
+    """ScheduleFree's z: the weight is an interpolation between z and an average, so that both must shrink."""
+    z = optimizer.state.get(parameter, {}).get("z")
+    if isinstance(z, Tensor) and z.shape == parameter.shape:
+        yield z
