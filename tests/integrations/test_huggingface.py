@@ -9,7 +9,7 @@ import torch
 import attemper
 from attemper.errors import InputError
 from attemper.integrations import HuggingFaceCallback, target
-from integrations.trained import Tiny, data, optimizer_of, plain, same_weights
+from integrations.trained import Tiny, clipped_by_hand, data, optimizer_of, plain, same_weights
 from watched import state
 
 pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate, which is not installed")
@@ -72,6 +72,18 @@ def test_rows_signs_and_weights_are_those_of_a_plain_loop(accumulate, evaluates,
     losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
     assert {step: numbers["loss"] for step, numbers in written.logged.items() if "loss" in numbers} == losses
     assert any("eval_loss" in numbers for numbers in written.logged.values()) == evaluates
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_clips_are_those_of_a_plain_loop(accumulate, tmp_path):
+    expected, record, counts = clipped_by_hand(3.0, accumulate)
+    assert sum(counts.values()) > 3
+    seen = {}
+    callback = HuggingFaceCallback(every=1, clip=3.0, log=lambda metrics, step: seen.update({step: metrics}))
+    trainer = train(callback, tmp_path, accumulate)
+    assert {step: metrics["attemper/clipped"] for step, metrics in seen.items()} == counts
+    assert rows(callback.record) == rows(record)
+    assert same_weights(trainer.model, expected)
 
 
 def test_without_a_number_it_measures_when_the_trainer_logs(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import attemper
-from integrations.trained import RATE, Tiny, data, plain, same_weights
+from integrations.trained import RATE, Tiny, clipped_by_hand, data, plain, same_weights
 from watched import state
 
 pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
@@ -91,6 +91,18 @@ def test_rows_signs_and_weights_are_those_of_a_plain_loop(accumulate, evaluates,
     written = attemper.Record.read(path)
     assert rows(written) == rows(attemper.Record.read(other))
     assert sorted(written.logged) == record.steps
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_clips_are_those_of_a_plain_loop(accumulate, tmp_path):
+    expected, record, counts = clipped_by_hand(3.0, accumulate, 0)
+    seen = {}
+    callback = LightningCallback(every=1, clip=3.0, log=lambda metrics, step: seen.update({step: metrics}))
+    module = Lit()
+    train(callback, tmp_path, accumulate, module)
+    assert {step: metrics["attemper/clipped"] for step, metrics in seen.items()} == counts
+    assert rows(callback.record) == rows(record)
+    assert same_weights(module.inner, expected)
 
 
 def test_two_optimizers_are_one_step(tmp_path):

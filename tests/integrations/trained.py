@@ -3,7 +3,9 @@
 import torch
 from torch import nn
 
+from attemper import watch
 from attemper.integrations import monitor
+from attemper.treat import projections, qk_clip
 from watched import Block
 
 WIDTH, LENGTH, ITEMS, RATE = 16, 6, 24, 0.02
@@ -53,7 +55,7 @@ def plain(accumulate=1, start=1, epochs=1, steps=None, model=None, **options):
     """The loop that people write; returns the model and its record."""
     model = Tiny().train() if model is None else model
     optimizer = optimizer_of(model)
-    with monitor(model, start=start, **options) as watching:
+    with monitor(model, start=start, optimizer=optimizer, **options) as watching:
         done = 0
         for _ in range(epochs):
             for place, batch in enumerate(batches(), 1):
@@ -70,3 +72,19 @@ def plain(accumulate=1, start=1, epochs=1, steps=None, model=None, **options):
 
 def same_weights(first, second):
     return all(map(torch.equal, first.state_dict().values(), second.state_dict().values()))
+
+
+def clipped_by_hand(tau, accumulate=1, start=1):
+    """The same loop with a watch and the clip called by name; returns the model, its record, and the number of clips by step."""
+    model, counts = Tiny().train(), {}
+    optimizer, found = optimizer_of(model), projections(model, next(batches()))
+    with watch(model, start=start) as watching:
+        for place, batch in enumerate(batches(), 1):
+            (model(**batch)["loss"] / accumulate).backward()
+            if place % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                watching.step()
+                step = watching.record.steps[-1]
+                counts[step] = len(qk_clip(model, watching.record, tau, projections=found))
+    return model, watching.record, counts

@@ -21,7 +21,7 @@ LAYERS = [
     {"report", "demo"},
     {"bench"},
     {"env"},
-    {"health"},
+    {"treat", "health"},
     {"watch"},
     {"explain"},
     {"modules"},

@@ -11,9 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import _files
-from ..errors import InputError
 from ..watch import Record
-from ..watch.record.ranks import are_many
 from .monitoring import Monitor
 from .options import MonitorOptions
 from .targets import Target, logger, open_runs, target
@@ -21,10 +19,6 @@ from .telling import Told
 
 _callbacks = _files.load("HuggingFaceCallback", "transformers.trainer_callback", "hf")
 KEPT = ("loss", "eval_loss", "grad_norm", "learning_rate")  # of what the trainer logs
-ON_ONE_RANK = (
-    "HuggingFaceCallback(): `clip` needs the largest logits of all ranks, and a callback is given the model inside of "
-    "DistributedDataParallel. Use HuggingFaceCallback.attach(trainer, clip=…)."
-)
 
 
 class HuggingFaceCallback(_callbacks.TrainerCallback, _callbacks.ExportableState):  # type: ignore[misc, name-defined]
@@ -88,8 +82,6 @@ class HuggingFaceCallback(_callbacks.TrainerCallback, _callbacks.ExportableState
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
         self.close()
         watched = model if self._trainer is None else self._trainer.model_wrapped
-        if self.options.clip is not None and watched is model and are_many():
-            raise InputError(ON_ONE_RANK)
         every = self.options.every or max(1, int(getattr(state, "logging_steps", 0) or 1))
         options = MonitorOptions(**{**self._given(), "every": every})
         self._monitor = Monitor(watched, options, state.global_step + 1, self.told)
@@ -105,6 +97,7 @@ class HuggingFaceCallback(_callbacks.TrainerCallback, _callbacks.ExportableState
         if self._monitor is None:
             return
         self._monitor.pause()
+        self._monitor.optimizer = optimizer
         self._monitor.step(state.global_step, may_clip=not getattr(optimizer, "step_was_skipped", False))
         if self._monitor.should_stop:
             control.should_training_stop = control.should_save = True

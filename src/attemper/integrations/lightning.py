@@ -101,6 +101,7 @@ class LightningCallback(_base()):  # type: ignore[misc]
             self._steps = trainer.global_step
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             logged = {} if loss is None else {"loss": loss.detach()}
+            self._monitor.optimizer = list(trainer.optimizers)
             self._monitor.step(_number(trainer, 1), **logged)
             trainer.should_stop = trainer.should_stop or self._monitor.should_stop
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,9 @@ from torch import distributed, nn
 from .. import health
 from ..errors import InputError
 from ..health import LEVELS, Finding
+from ..treat import Finder, qk_clip
 from ..watch import Record, Watch, watch
+from ..watch.examine import Examiner
 from .heatmap import picture
 from .numbers import PREFIX, numbers
 from .options import MonitorOptions
@@ -37,6 +38,7 @@ def monitor(
     clip: float | None = None,
     stop_on: str | None = None,
     start: int = 0,
+    optimizer: Any = None,
 ) -> Monitor:
     """Watch a model in a training loop of your own: log its attention, warn, and on request clip and stop.
 
@@ -56,6 +58,7 @@ def monitor(
         clip: a logit. After a measured step, heads with a larger one are clipped by ``attemper.qk_clip``.
         stop_on: a level of a finding, such as ``"critical"``: from there on, ``monitor.should_stop`` is True.
         start: the number of the first step, for a run that is resumed.
+        optimizer: for ``clip``, if the optimizer holds copies of the weights.
 
     Example:
         >>> seen = {}
@@ -69,21 +72,33 @@ def monitor(
         [0, 2]
     """
     options = MonitorOptions("monitor", every, log, path, keep, layers, pictures, gradients, clip, stop_on)
-    return Monitor(model, options, start)
+    return Monitor(model, options, start, optimizer=optimizer)
 
 
 class Monitor:
     """A watch that logs; made by :func:`monitor`, or by a callback."""
 
-    def __init__(self, model: nn.Module, options: MonitorOptions, start: int, told: Told | None = None) -> None:
-        self.model, self.options = model, options
+    def __init__(
+        self, model: nn.Module, options: MonitorOptions, start: int, told: Told | None = None, optimizer: Any = None
+    ) -> None:
+        self.model, self.options, self.optimizer = model, options, optimizer
         self.every = options.every or 1
         self.told: Told = {} if told is None else told
         self.should_stop = False
         self.reason = ""  # the finding that stopped it
+        # it looks at the first pass that is measured, and is let go then
+        self._finder = None if options.clip is None else Finder(model)
+        self._examiners: list[Examiner] = [] if self._finder is None else [self._finder]
         self._watch: Watch = watch(
-            model, every=self.every, path=options.path, keep=options.keep, gradients=options.gradients, start=start
+            model,
+            every=self.every,
+            path=options.path,
+            keep=options.keep,
+            gradients=options.gradients,
+            start=start,
+            examiners=self._examiners,
         )
+        self._reasons: set[str] = set()  # why heads were not clipped, as told
         self._number, self._logs, self._open = start, 0, False
         self._target: Target = SeveralTargets([] if options.target is None else [_guarded(options.target)])
 
@@ -104,6 +119,8 @@ class Monitor:
                 "its log= takes a list."
             )
         self._watch.__enter__()
+        if self._finder is not None:
+            self._finder.__enter__()
         _monitored.add(self.model)
         self._open = True
         return self
@@ -114,7 +131,13 @@ class Monitor:
         if self._open:
             self._open = False
             _monitored.discard(self.model)
+            self._release()
             self._watch.__exit__(error_type, error, trace)
+
+    def _release(self) -> None:
+        if self._finder is not None:
+            self._finder.__exit__()
+            self._examiners.clear()  # the watch looks less closely from now on
 
     def close(self) -> None:
         """Detach, as after an error: training passes since the last step are kept, and nothing is raised."""
@@ -156,7 +179,7 @@ class Monitor:
         findings = health.check(rows)
         metrics = numbers(rows, findings, self.options.layers)
         if self.options.clip is not None:
-            metrics[f"{PREFIX}/clipped"] = float(self._clip(rows, findings) if may_clip else 0)
+            metrics[f"{PREFIX}/clipped"] = float(self._clip(rows) if may_clip else 0)
         self._judge(findings)
         if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() > 0:
             return
@@ -176,12 +199,21 @@ class Monitor:
                 logger.warning("attemper: the training should stop: %s %s", findings[0].says, findings[0].todo)
             self.should_stop, self.reason = True, findings[0].says
 
-    def _clip(self, rows: Record, findings: list[Finding]) -> int:
-        """Clip heads above the limit; how many. Weights are not touched if a number is not finite."""
-        if any(one.name == "nan" for one in findings):
-            return 0
-        treat = importlib.import_module("attemper.treat")
-        return len(treat.qk_clip(self.model, rows, tau=self.options.clip))
+    def _clip(self, rows: Record) -> int:
+        """Clip heads above the limit; how many. Why a head is left alone is told once."""
+        assert self.options.clip is not None
+        assert self._finder is not None
+        self._finder.finish()
+        clip = qk_clip(
+            self.model, rows, self.options.clip, projections=self._finder.projections, optimizer=self.optimizer
+        )
+        if self._finder.projections is not None:
+            self._release()
+        for one in clip.skipped:
+            if one.reason not in self._reasons:
+                self._reasons.add(one.reason)
+                logger.warning("attemper: %s was not clipped at step %d: %s.", one.layer, clip.step, one.reason)
+        return len(clip)
 
 
 def _guarded(one: Target) -> Target:

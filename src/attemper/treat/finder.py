@@ -84,7 +84,12 @@ class Finder(Examiner):
             if place not in self._layers and self.projections is None:
                 with without_modes(), torch.enable_grad(), torch.autocast(call.query.device.type, enabled=False):
                     self._layers[place] = self._find(name, call, seen)
-        if id(module) in self._top and self._layers:
+        if id(module) in self._top:
+            self.finish()
+
+    def finish(self) -> None:
+        """Take what was found so far as the whole: a trainer that calls parts of a model never ends a pass of the model itself."""
+        if self._layers and self.projections is None:
             self.projections = Projections(self._layers)
             for one in (self.model, *_inside(self.model)):
                 _found[one] = self.projections
