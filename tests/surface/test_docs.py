@@ -31,6 +31,7 @@ MODULES = ["attemper"] + [
     for found in pkgutil.walk_packages(attemper.__path__, "attemper.", onerror=lambda name: None)
     if not found.name.endswith("__main__")
     and "kernels.triton" not in found.name  # which needs a package that is not here
+    and found.name not in ("attemper.integrations.huggingface", "attemper.integrations.lightning")  # as these may
 ]
 EXAMPLES = {
     "vitals.py": "Without the scale the logits spread 8.0 times as wide",

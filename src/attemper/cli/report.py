@@ -16,12 +16,12 @@ from .progress import progress
 RecordFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="A .jsonl or .parquet file of watch(path=…) or of a callback.")
 ]
-Output = Annotated[
+PageFile = Annotated[
     Path | None, typer.Option("--output", "-o", help="Write the page (.html), or the document that it shows (.json).")
 ]
 
 
-def report(file: RecordFile, as_json: AsJson = False, output: Output = None, force: Force = False) -> None:
+def report(file: RecordFile, as_json: AsJson = False, output: PageFile = None, force: Force = False) -> None:
     """Show what a watch recorded of a training: the loss, every head over time, and findings."""
     check(output, (".html", ".json"), force)
     with progress() as note_progress:

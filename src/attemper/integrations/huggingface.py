@@ -14,7 +14,7 @@ from .. import _files
 from ..watch import Record
 from .monitoring import Monitor
 from .options import MonitorOptions
-from .targets import Target, logger, open_runs, target
+from .targets import LogTarget, logger, open_runs, target
 from .telling import Told
 
 _callbacks = _files.load("HuggingFaceCallback", "transformers.trainer_callback", "hf")
@@ -138,7 +138,7 @@ class HuggingFaceCallback(_callbacks.TrainerCallback, _callbacks.ExportableState
     def _given(self) -> dict[str, Any]:
         return {name: getattr(self.options, name) for name in MonitorOptions.__dataclass_fields__}
 
-    def _found(self) -> list[Target]:
+    def _found(self) -> list[LogTarget]:
         """Where numbers go besides ``log``."""
         writers = [] if self._trainer is None else self._trainer.callback_handler.callbacks
         found = [target(one.tb_writer) for one in writers if getattr(one, "tb_writer", None) is not None]

@@ -7,7 +7,8 @@ losses with.
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,9 @@ PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_ligh
 
 
 def _base() -> Any:
-    """The class Callback of the package that is imported; if neither or both are, of the one that is installed."""
-    known = sorted(PACKAGES, key=lambda name: name not in sys.modules)
-    for name in known:
-        if name in sys.modules or importlib.util.find_spec(name) is not None:
+    """The class Callback of the package that is imported already, or else of one that is installed."""
+    for name in sorted(PACKAGES, key=lambda name: name not in sys.modules):
+        with contextlib.suppress(ImportError):
             return importlib.import_module(PACKAGES[name]).Callback
     raise MissingExtra("LightningCallback needs Lightning. Type pip install lightning.")
 

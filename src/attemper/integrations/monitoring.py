@@ -19,7 +19,7 @@ from ..watch.examine import Examiner
 from .heatmap import picture
 from .numbers import PREFIX, numbers
 from .options import MonitorOptions
-from .targets import GuardedTarget, SeveralTargets, Target, logger
+from .targets import GuardedTarget, SeveralTargets, LogTarget, logger
 from .telling import Told, grouped, news
 
 _monitored: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -100,14 +100,14 @@ class Monitor:
         )
         self._reasons: set[str] = set()  # why heads were not clipped, as told
         self._number, self._logs, self._open = start, 0, False
-        self._target: Target = SeveralTargets([] if options.target is None else [_guarded(options.target)])
+        self._target: LogTarget = SeveralTargets([] if options.target is None else [_guarded(options.target)])
 
     @property
     def record(self) -> Record:
         """The last ``keep`` steps that were measured."""
         return self._watch.record
 
-    def add_targets(self, targets: list[Target]) -> None:
+    def add_targets(self, targets: list[LogTarget]) -> None:
         """More places for the numbers: those that a trainer has."""
         assert isinstance(self._target, SeveralTargets)
         self._target = SeveralTargets([*self._target.targets, *map(_guarded, targets)])
@@ -184,6 +184,8 @@ class Monitor:
         if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() > 0:
             return
         self._target.log(metrics, step)
+        if not self._logs:  # an untrained model is flat: that is how a training begins, and no alert
+            news([one for one in findings if one.name == "flat"], self.told)
         for alert in grouped(news(findings, self.told), step):
             logger.warning("%s. %s", alert.title, alert.text)
             self._target.alert(alert, step)
@@ -216,5 +218,5 @@ class Monitor:
         return len(clip)
 
 
-def _guarded(one: Target) -> Target:
+def _guarded(one: LogTarget) -> LogTarget:
     return one if isinstance(one, SeveralTargets | GuardedTarget) else GuardedTarget(one)

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import InputError, nearest
 from ..health.thresholds import LEVELS
 from ..watch.record.store import check_path, to_path
-from .targets import Target, target
+from .targets import LogTarget, target
 
 STOPS = LEVELS[LEVELS.index("note") :]
 
@@ -48,7 +48,7 @@ class MonitorOptions:
             )
         if self.path is not None:
             check_path(self.where, to_path(self.where, self.path), (".jsonl",))
-        self.target: Target | None = None if self.log is None else target(self.log, self.where)
+        self.target: LogTarget | None = None if self.log is None else target(self.log, self.where)
 
     def _whole(self, name: str, value: object, least: int, otherwise: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

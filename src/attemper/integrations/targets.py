@@ -28,7 +28,7 @@ FITS = (
 )
 
 
-class Target:
+class LogTarget:
     """A place for numbers. Alerts and images are shown where the logger has a way to show them."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -41,7 +41,7 @@ class Target:
         """Most loggers take images; a function and a file do not."""
 
 
-def target(given: Any, where: str = "target") -> Target:
+def target(given: Any, where: str = "target") -> LogTarget:
     """What fits ``log=`` of a callback, as an object with ``log(metrics, step)``, ``alert()`` and ``image()``.
 
     Args:
@@ -56,7 +56,7 @@ def target(given: Any, where: str = "target") -> Target:
         >>> seen
         [(7, {'attemper/peak': 3.0})]
     """
-    if isinstance(given, Target):
+    if isinstance(given, LogTarget):
         return given
     if isinstance(given, (list, tuple)):
         return SeveralTargets([GuardedTarget(target(one, where)) for one in given])
@@ -81,9 +81,9 @@ def target(given: Any, where: str = "target") -> Target:
     return FunctionTarget(call)
 
 
-def open_runs() -> list[Target]:
+def open_runs() -> list[LogTarget]:
     """The runs that are open in loggers already imported: W&B, trackio, MLflow."""
-    found: list[Target] = []
+    found: list[LogTarget] = []
     wandb, trackio, mlflow = (sys.modules.get(name) for name in ("wandb", "trackio", "mlflow"))
     if getattr(wandb, "run", None) is not None:
         found.append(WandbTarget(wandb))
@@ -95,7 +95,7 @@ def open_runs() -> list[Target]:
     return found
 
 
-class FunctionTarget(Target):
+class FunctionTarget(LogTarget):
     """A function of the metrics and the step."""
 
     def __init__(self, call: Callable[[dict[str, float], int], object]) -> None:
@@ -105,7 +105,7 @@ class FunctionTarget(Target):
         self.call(dict(metrics), step)
 
 
-class LinesTarget(Target):
+class LinesTarget(LogTarget):
     """A file of JSON lines: ``{"step": 10, "attemper/peak": 12.5, …}``, and alerts between them."""
 
     def __init__(self, path: Path) -> None:
@@ -126,7 +126,7 @@ class LinesTarget(Target):
             os.close(file)
 
 
-class WandbTarget(Target):
+class WandbTarget(LogTarget):
     """W&B. No ``step`` is passed: it drops what is behind its own counter. ``attemper/step`` is the axis instead."""
 
     def __init__(self, given: Any) -> None:
@@ -155,7 +155,7 @@ class WandbTarget(Target):
             self._run().log({name: make(pixels), "attemper/step": step})
 
 
-class TrackioTarget(Target):
+class TrackioTarget(LogTarget):
     """trackio: a module or a run."""
 
     def __init__(self, given: Any) -> None:
@@ -176,7 +176,7 @@ class TrackioTarget(Target):
             self.given.log({name: make(pixels)}, step=step)
 
 
-class TensorBoardTarget(Target):
+class TensorBoardTarget(LogTarget):
     """A SummaryWriter of torch or tensorboardX."""
 
     def __init__(self, writer: Any) -> None:
@@ -193,7 +193,7 @@ class TensorBoardTarget(Target):
         self.writer.add_image(name, pixels, step, dataformats="HWC")
 
 
-class MetricsTarget(Target):
+class MetricsTarget(LogTarget):
     """What has ``log_metrics(metrics, step=)``: the module mlflow, a logger of Lightning, an experiment of Comet."""
 
     def __init__(self, given: Any) -> None:
@@ -214,7 +214,7 @@ class MetricsTarget(Target):
         elif isinstance(self.given, ModuleType) and hasattr(self.given, "log_image"):
             self.given.log_image(pixels, key=name.replace("/", "."), step=step)
 
-    def _inner(self) -> Target | None:
+    def _inner(self) -> LogTarget | None:
         """The run behind a logger of Lightning, if it takes images and alerts."""
         experiment = None if isinstance(self.given, ModuleType) else getattr(self.given, "experiment", None)
         if experiment is None or hasattr(experiment, "log_metrics"):
@@ -225,7 +225,7 @@ class MetricsTarget(Target):
             return None
 
 
-class AimTarget(Target):
+class AimTarget(LogTarget):
     """A run of Aim."""
 
     def __init__(self, run: Any) -> None:
@@ -236,7 +236,7 @@ class AimTarget(Target):
             self.run.track(number, name=name, step=step)
 
 
-class ClearmlTarget(Target):
+class ClearmlTarget(LogTarget):
     """A logger of ClearML."""
 
     def __init__(self, given: Any) -> None:
@@ -248,10 +248,10 @@ class ClearmlTarget(Target):
             self.given.report_scalar(title or name, series, number, step)
 
 
-class SeveralTargets(Target):
+class SeveralTargets(LogTarget):
     """Several places, each guarded by itself."""
 
-    def __init__(self, targets: Sequence[Target]) -> None:
+    def __init__(self, targets: Sequence[LogTarget]) -> None:
         self.targets = targets
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -267,10 +267,10 @@ class SeveralTargets(Target):
             one.image(name, pixels, step)
 
 
-class GuardedTarget(Target):
+class GuardedTarget(LogTarget):
     """A target whose errors do not reach a training: each kind is reported once; after three in a row it is left out."""
 
-    def __init__(self, inner: Target) -> None:
+    def __init__(self, inner: LogTarget) -> None:
         self.inner, self.failures, self.said = inner, 0, set[str]()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:

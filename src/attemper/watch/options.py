@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import InputError
@@ -67,7 +67,7 @@ def check_numbers(numbers: object) -> dict[str, float]:
     found = {}
     for name, number in numbers.items():
         try:
-            found[str(name)] = float(number)
+            found[str(name)] = float(number.detach() if isinstance(number, Tensor) else number)
         except (TypeError, ValueError, RuntimeError):
             raise InputError(
                 f"watch.log(): {str(name)!r} must be one number; got {type(number).__name__}. Leave it out, or take its mean."
