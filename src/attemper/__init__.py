@@ -1,6 +1,7 @@
 """attemper: scaled dot-product attention that measures itself while it runs.
 
 attention.py → operation/ → kernels/ → vitals.py, heads.py    one call; scale.py, scores/ and modules/ come before it
+watch/ → treat/                                               a model in training, and what helps it
 watch/ → health/ → scan/ → report/                            a model, its record, its findings, one document
 integrations/                                                 the same inside a trainer, its numbers in a logger
 testing.py                                                    assertions about a model's attention, for its own tests
@@ -37,9 +38,15 @@ if TYPE_CHECKING:
     from .scan import scan as scan
     from .scores import additive_attention as additive_attention
     from .scores import cosine_attention as cosine_attention
+    from .treat import Clip as Clip
     from .treat import Projections as Projections
+    from .treat import add_qk_norm as add_qk_norm
+    from .treat import add_temperature as add_temperature
+    from .treat import entropy_floor as entropy_floor
+    from .treat import floor as floor
     from .treat import projections as projections
     from .treat import qk_clip as qk_clip
+    from .treat import scale_rates as scale_rates
     from .vitals import Attended as Attended
     from .vitals import Vitals as Vitals
     from .vitals import merge as merge
@@ -52,6 +59,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AdditiveAttention": "modules",
     "Attended": "vitals",
+    "Clip": "treat",
     "Explanation": "explain",
     "HeadSummary": "heads",
     "MultiHeadAttention": "modules",
@@ -61,11 +69,15 @@ _HOMES = {
     "Rule": "scale",
     "Scan": "scan",
     "Vitals": "vitals",
+    "add_qk_norm": "treat",
+    "add_temperature": "treat",
     "additive_attention": "scores",
     "attention": "attention",
     "cosine_attention": "scores",
+    "entropy_floor": "treat",
     "errors": "errors",
     "explain": "explain",
+    "floor": "treat",
     "health": "health",
     "integrations": "integrations",
     "kernels": "kernels",
@@ -74,6 +86,7 @@ _HOMES = {
     "projections": "treat",
     "qk_clip": "treat",
     "rule": "scale",
+    "scale_rates": "treat",
     "scan": "scan",
     "sdpa": "attention",
     "testing": "testing",

@@ -19,7 +19,7 @@ from ..watch.examine import Examiner
 from .heatmap import picture
 from .numbers import PREFIX, numbers
 from .options import MonitorOptions
-from .targets import GuardedTarget, SeveralTargets, LogTarget, logger
+from .targets import GuardedTarget, LogTarget, SeveralTargets, logger
 from .telling import Told, grouped, news
 
 _monitored: weakref.WeakSet[nn.Module] = weakref.WeakSet()

@@ -5,15 +5,24 @@ Data passes the files in this order:
     finder        projections(): runs the model once and hands each attention call on
     find          the rows of parameters that make q and k of one call
     derivatives   the two questions to autograd that `find` asks
-    projections   the answer: a table of layers, heads and rows
+    table         the answer: a table of layers, heads and rows
     clip          qk_clip(): factors for the heads above tau
     peaks         the largest score of each head, from a record, over all ranks
     write         multiplies rows in place: shards, half precision, masters
+    entropy       entropy_floor() and floor(): a loss for attention that looks at too few keys
+    norm          add_qk_norm() and add_temperature(): new parameters behind a projection
+    rates         scale_rates(): learning rates of q and k
 """
 
 from .clip import Clip as Clip
 from .clip import qk_clip as qk_clip
+from .entropy import entropy_floor as entropy_floor
+from .entropy import floor as floor
 from .finder import Finder as Finder
+from .finder import found_before as found_before
 from .finder import projections as projections
-from .projections import LayerProjections as LayerProjections
-from .projections import Projections as Projections
+from .norm import add_qk_norm as add_qk_norm
+from .norm import add_temperature as add_temperature
+from .rates import scale_rates as scale_rates
+from .table import LayerProjections as LayerProjections
+from .table import Projections as Projections

@@ -15,7 +15,7 @@ from ..watch import Record
 from .finder import found_before
 from .finder import projections as find
 from .peaks import NOT_FINITE, LayerPeaks, agree, check_record, group_of, peaks_of
-from .projections import BY_LAYER, LayerProjections, Projections, parameters_of
+from .table import BY_LAYER, LayerProjections, Projections, parameters_of
 from .write import check_whole, reshard, scale_rows, unscalable, unwrapped
 
 SHARED = ("query", "group")
@@ -66,6 +66,7 @@ class Clip(Sequence[ClippedHead]):
     def __str__(self) -> str:
         peak, layer, head = self.largest
         where = f"the largest logit is {peak:.4g}, {layer or 'the model'} head {head}"
+        where = "no head shows its largest logit" if peak == -math.inf else where
         if not self.heads and not self.skipped:
             return f"qk_clip(): step {self.step}: no head is above {self.tau:g}; {where}."
         layers = len({one.layer for one in self.heads})
@@ -96,10 +97,10 @@ def qk_clip(
 ) -> Clip:
     """Scale q and k of every head whose largest logit S is above ``tau`` by γ = tau / S, exactly, in the weights.
 
-    Call it after the optimizer's step, with the record of a watch. The rows of W_q that make a head are multiplied by γ^alpha and
-    those of W_k by γ^(1 − alpha), with their biases. Keys that other heads or layers use are left alone, and q takes all of γ. Behind a
-    norm, its gain is scaled: per head, or for the layer by its smallest γ if all heads share one gain. Other heads keep
-    their bits. With several ranks, the largest logit over all of them counts: call it on every rank.
+    Call it after the optimizer's step, with the record of a watch. The rows of W_q that make a head are multiplied by γ^alpha
+    and those of W_k by γ^(1 − alpha), with their biases. Keys that other heads or layers use are left alone, and q takes all
+    of γ. Behind a norm, its gain is scaled: per head, or for the layer by its smallest γ if all heads share one gain. Other
+    heads keep their bits. With several ranks, the largest logit over all of them counts: call it on every rank.
 
     S is what the record measured: before this update, and on watched steps only. A head whose S is inf or NaN is left alone.
 
@@ -135,7 +136,13 @@ def qk_clip(
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         layers = agree(layers, group_of(model, group), step, tau, alpha, shared)
     clip = Clip(step, float(tau), _largest(layers))
-    above = [layer for layer in layers if layer.reasons or not bool((layer.scores <= tau).all())]
+    for layer in layers:
+        reasons = set(layer.reasons.values())
+        if len(reasons) == 1 and len(layer.reasons) == len(layer.heads):
+            clip.skipped.append(LeftAlone(layer.layer, None, reasons.pop()))
+        else:
+            clip.skipped += [LeftAlone(layer.layer, head, reason) for head, reason in layer.reasons.items()]
+    above = [layer for layer in layers if not bool((layer.scores <= tau).all())]
     if not above:
         return clip
     _apply(clip, model, above, alpha, shared, _known(model, projections, record), unwrapped("qk_clip", optimizer))
@@ -232,19 +239,15 @@ def _another(layer: LayerPeaks, known: Projections) -> str:
     names = [name for name, _ in known]
     return (
         f"qk_clip(): the record has the layer {layer.layer!r} ({layer.kind}), which is none of the model's projections. "
-        f"{nearest(layer.layer, names[:6])} Pass the record of this model, or call attemper.projections(model, batch) with a batch "
-        "that runs this layer."
+        f"{nearest(layer.layer, names[:6])} Pass the record of this model, or call attemper.projections(model, batch) with a "
+        "batch that runs this layer."
     )
 
 
-def _gamma(
-    clip: Clip, layer: LayerPeaks, found: LayerProjections, parameters: dict[str, Tensor]
-) -> Tensor | None:
+def _gamma(clip: Clip, layer: LayerPeaks, found: LayerProjections, parameters: dict[str, Tensor]) -> Tensor | None:
     """The factor of each head of a layer; None if nothing in it is to be scaled. Notes what is left alone."""
     scores = torch.full((found.heads,), -math.inf, dtype=torch.float64, device="cpu")
     scores[list(layer.heads)] = layer.scores
-    for head, reason in layer.reasons.items():
-        clip.skipped.append(LeftAlone(layer.layer, head, reason))
     for head in (scores.isnan() | (scores == math.inf)).nonzero().flatten().tolist():
         clip.skipped.append(LeftAlone(layer.layer, head, NOT_FINITE.format(peak=float(scores[head]))))
         scores[head] = -math.inf
@@ -255,13 +258,14 @@ def _gamma(
             scores[head] = -math.inf
     if not bool((scores > clip.tau).any()):
         return None
-    reasons = [found.why] if found.how is None else []
+    reasons: list[str | None] = [found.why] if found.how is None else []
     reasons += [unscalable(part.parameter, parameters[part.parameter]) for part in found.parts]
-    for reason in reasons:
-        if reason is not None:
-            clip.skipped.append(LeftAlone(layer.layer, None, reason))
-            return None
-    gamma = clip.tau / scores.clamp(min=clip.tau)
+    known = [reason for reason in reasons if reason is not None]
+    if known:
+        clip.skipped.append(LeftAlone(layer.layer, None, known[0]))
+        return None
+    # a tensor over a tensor: a number over a tensor is its reciprocal, times the number
+    gamma = torch.full_like(scores, clip.tau) / scores.clamp(min=clip.tau)
     if found.how == BY_LAYER:
         gamma = gamma.min().expand(found.heads)
     if found.biased:

@@ -2,10 +2,11 @@
 
 Two questions, each answered by autograd on a tensor ``(B, H, L, E)``, the q or k of one attention call:
 
-- :func:`owners`: which head does a row of a parameter serve? A cotangent that is zero for some heads gives a gradient of exactly zero
-  to the rows that serve other heads, in any dtype. So the bits of a head's number are read with two backward passes each.
-- :class:`Directional`: by how much does the tensor change if rows are scaled? The derivative of a head along the rows' own values
-  is the head itself if and only if the head has degree 1 in them (Euler's theorem), channel by channel.
+- :func:`owners`: which head does a row of a parameter serve? A cotangent that is zero for some heads gives a gradient of
+  exactly zero to the rows that serve other heads, in any dtype. So the bits of a head's number are read with two backward
+  passes each.
+- :class:`Directional`: by how much does the tensor change if rows are scaled? The derivative of a head along the rows' own
+  values is the head itself if and only if the head has degree 1 in them (Euler's theorem), channel by channel.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ NOBODY, SEVERAL = -1, -2
 """In place of a head's number: the row is not used; more than one head uses it."""
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""How far a degree may be from 1, relative to the head: several times the rounding of a projection, and below any other degree."""
+"""How far a degree may be from 1, relative to the head: several times the rounding of a projection, below any other degree."""
 HALF = 0.05
 
 Used = tuple[Tensor, ...]

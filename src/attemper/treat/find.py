@@ -1,8 +1,8 @@
 """Find: the rows of parameters that make q and k of one attention call, from its graph. No list of architectures.
 
-A parameter is a head's own along a dimension if every row there serves one head of q, or one of k, and neither the other nor the
-values. Of the own parameters those count in which q has degree 1 together (a weight and its bias). If there are none, a norm is between
-them and q: then the gain behind it is taken, which may serve all heads.
+A parameter is a head's own along a dimension if every row there serves one head of q, or one of k, and neither the other nor
+the values. Of the own parameters those count in which q has degree 1 together (a weight and its bias). If there are none, a
+norm is between them and q: then the gain behind it is taken, which may serve all heads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .derivatives import (
     tolerance,
     used,
 )
-from .projections import BY_LAYER, PER_HEAD, LayerProjections, ProjectionPart
+from .table import BY_LAYER, PER_HEAD, LayerProjections, ProjectionPart
 
 DEGREE_0 = 0.05
 """A parameter whose own direction changes a head this little, relative to a random direction, is before a norm."""
@@ -37,8 +37,8 @@ UNMADE = (
     "for one head. Name them with attemper.Projections.named() if this is wrong"
 )
 NO_GRAPH = (
-    "no gradient leads from q to a parameter: q is computed under no_grad, in a reentrant checkpoint, from quantised weights, or by an "
-    "op without a derivative. Name the parameters with attemper.Projections.named()"
+    "no gradient leads from q to a parameter: q is computed under no_grad, in a reentrant checkpoint, from quantised weights, or "
+    "by an op without a derivative. Name the parameters with attemper.Projections.named()"
 )
 SHARED_GAIN = "one gain serves all heads, so that the layer is scaled as a whole"
 
@@ -81,12 +81,23 @@ class Made:
         query = query.reshape(facts.batch, facts.heads, -1, query.shape[-1])
         if key.numel() % (facts.batch * key.shape[-2] * key.shape[-1]):
             return None
-        key = key.reshape(facts.batch, -1, *key.shape[-2:])
+        key = _unrepeated(key.reshape(facts.batch, -1, *key.shape[-2:]))
         if facts.heads % key.shape[1]:
             return None
         gain = None if call.gain is None or not call.gain.requires_grad else call.gain.unsqueeze(-1)
         value = call.value if call.value is not None and call.value.requires_grad else None
         return cls(query, key, value, gain)
+
+
+def _unrepeated(key: Tensor) -> Tensor:
+    """One of each group of equal heads: models repeat keys that several query heads share."""
+    heads = key.shape[1]
+    for times in range(heads, 1, -1):
+        if heads % times == 0:
+            groups = key.detach().unflatten(1, (-1, times))
+            if bool((groups == groups[:, :, :1]).all()):
+                return key.unflatten(1, (-1, times))[:, :, 0]
+    return key
 
 
 def find_layer(
@@ -187,6 +198,7 @@ class Search:
         tries = [scaled]
         for group in reversed(groups):  # the last is the nearest to the output
             tries.append([one for one in scaled if self.candidates[one.place].group == group])
+        tries += [[one] for one in reversed(scaled)]
         for some in tries:
             total = sum((changes[one.place] for one in some), torch.zeros_like(output))
             if some and bool((share(total - output, output) <= limit).all()):

@@ -15,9 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import InputError
 from ..vitals import Vitals
 from ..watch.examine import AttentionCall, Examiner, examine, named_modules, without_modes
-from .derivatives import Directional, share, tolerance
+from .derivatives import Directional, share, tolerance, used
 from .find import Candidate, Made, find_layer
-from .projections import LayerProjections, Projections
+from .table import LayerProjections, Projections
 
 SERVES_OTHERS = "its keys serve {layer} too"
 HIDDEN = -1e4  # an added number as low as this hides a key
@@ -43,12 +43,13 @@ def _inside(model: nn.Module) -> list[nn.Module]:
 class Finder(Examiner):
     """An examiner of a watch that finds projections in the first pass it sees: ``watch(model, examiners=[finder])``.
 
-    Use it in a ``with`` statement. It needs a pass with gradients, in training or evaluation mode, and changes nothing in it. When the
-    pass ends, ``projections`` holds what was found, and ``qk_clip`` uses that for this model.
+    Use it in a ``with`` statement. It needs a pass with gradients, in training or evaluation mode, and changes nothing in it.
+    When the pass ends, ``projections`` holds what was found, and ``qk_clip`` uses that for this model.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, cut: bool = False) -> None:
+        self.model, self.cut = model, cut  # cut: detach what attention returns, so that no layer depends on another
+        self._attended: set[int] = set()  # modules that ran attention, by their ids
         self.projections: Projections | None = None
         self._names = {id(module): name for module, name in named_modules(model).items()}
         self._top = {id(module) for module in (model, *_inside(model))}
@@ -66,6 +67,10 @@ class Finder(Examiner):
             self._handle.remove()
         self._handle, self._waiting, self._keys = None, [], {}
 
+    def finish(self) -> None:
+        """End the pass by hand: a trainer that calls parts of a model never ends one of the model itself."""
+        self._left(self.model, (), None)
+
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Any:
         if self.projections is not None:
             return None
@@ -73,10 +78,10 @@ class Finder(Examiner):
 
     def keep(self, name: str, call: AttentionCall, found: Any) -> None:
         if found is not None and (name, call.facts.kind) not in self._layers:
-            call = AttentionCall(**{**call.__dict__})  # the values are forgotten when the call is counted
+            call = AttentionCall(**call.__dict__)  # the values are forgotten when the call is counted
             self._waiting.append((name, call, found))
 
-    def _left(self, module: nn.Module, arguments: object, output: object) -> None:
+    def _left(self, module: nn.Module, arguments: object, output: object) -> object:
         """A module has ended. Here autograd records, and sharded parameters are still whole."""
         waiting, self._waiting = self._waiting, []
         for name, call, seen in waiting:
@@ -84,16 +89,13 @@ class Finder(Examiner):
             if place not in self._layers and self.projections is None:
                 with without_modes(), torch.enable_grad(), torch.autocast(call.query.device.type, enabled=False):
                     self._layers[place] = self._find(name, call, seen)
-        if id(module) in self._top:
-            self.finish()
-
-    def finish(self) -> None:
-        """Take what was found so far as the whole: a trainer that calls parts of a model never ends a pass of the model itself."""
-        if self._layers and self.projections is None:
+                    self._attended.add(id(call.frames[-1].module))
+        if id(module) in self._top and self._layers:
             self.projections = Projections(self._layers)
             for one in (self.model, *_inside(self.model)):
                 _found[one] = self.projections
             self._keys = {}
+        return _detached(output) if self.cut and id(module) in self._attended else None
 
     def _find(self, name: str, call: AttentionCall, seen: Mapping[str, Any]) -> LayerProjections:
         around = [
@@ -101,11 +103,11 @@ class Finder(Examiner):
         ]
         try:
             found = find_layer(name, call, around)
+            self._note_keys(found, call, around[0][1])
         except (RuntimeError, NotImplementedError) as error:  # an op without a second derivative, or out of memory
             line = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
             why = f"autograd stopped: {line}. Name the parameters with attemper.Projections.named()"
             return LayerProjections(name, call.facts.kind, call.facts.heads, call.facts.kv_heads, why=why)
-        self._note_keys(found, call, around[0][1])
         fields = {**found.__dict__, **seen}
         return LayerProjections(**fields)
 
@@ -113,7 +115,8 @@ class Finder(Examiner):
         """The parameters inside a module that are whole and have gradients, in order."""
 
         def listed() -> list[Candidate]:
-            found, top = {}, self._names.get(id(around), "")
+            found: dict[int, Candidate] = {}
+            top = self._names.get(id(around), "")
             for module in around.modules():
                 name = self._names.get(id(module))
                 for word, tensor in module._parameters.items():
@@ -131,7 +134,7 @@ class Finder(Examiner):
     def _note_keys(
         self, found: LayerProjections, call: AttentionCall, candidates: Callable[[], list[Candidate]]
     ) -> None:
-        """Note the parameters of this layer's k. If no parameter of its own makes k, an earlier layer's does: that is left alone."""
+        """Note the parameters of this layer's k. If none of its own makes k, an earlier layer's does, and is left alone."""
         place = (found.layer, found.kind)
         tensors = {one.name: one.tensor for one in candidates()}
         mine = [tensors[part.parameter] for part in found.parts if part.side == "k" and part.parameter in tensors]
@@ -139,7 +142,7 @@ class Finder(Examiner):
             self._keys[place] = mine
             return
         made = Made.of(call)
-        if made is None or not made.key.requires_grad:
+        if made is None or not made.key.requires_grad or any(used(made.key, list(tensors.values()))):
             return
         limit = tolerance(made.key)
         for other, parameters in list(self._keys.items()):
@@ -148,6 +151,16 @@ class Finder(Examiner):
             if isinstance(total, Tensor) and bool((share(total - made.key, made.key) <= limit).all()):
                 self._layers[other] = _without_keys(self._layers[other], SERVES_OTHERS.format(layer=found.layer))
                 del self._keys[other]
+
+
+def _detached(output: object) -> object:
+    """What an attention module returned, without its graph. A later layer may use the same parameters."""
+    if isinstance(output, Tensor):
+        return output.detach()
+    if type(output) in (tuple, list):
+        assert isinstance(output, (tuple, list))
+        return type(output)(one.detach() if isinstance(one, Tensor) else one for one in output)
+    return None
 
 
 def _without_keys(layer: LayerProjections, why: str) -> LayerProjections:
@@ -188,25 +201,26 @@ def _sinks(call: AttentionCall, names: Mapping[int, str]) -> str | None:
     column = call.logits[0, :, 0, 0 if call.sink_columns[0] else -1]
     for frame in reversed(call.frames[-DEPTH:]):
         for word, tensor in frame.module._parameters.items():
-            if tensor is not None and type(tensor.data) is Tensor and tensor.numel() == column.numel():
-                if torch.equal(tensor.detach().reshape(-1).to(column.dtype), column):
-                    name = names.get(id(frame.module), "")
-                    return f"{name}.{word}" if name else word
+            if tensor is None or type(tensor.data) is not Tensor or tensor.numel() != column.numel():
+                continue
+            if torch.equal(tensor.detach().reshape(-1).to(column.dtype), column):
+                name = names.get(id(frame.module), "")
+                return f"{name}.{word}" if name else word
     return None
 
 
 def projections(model: nn.Module, batch: Any) -> Projections:
     """Find which rows of which parameters make the q and k of each head of a model.
 
-    The model runs once on ``batch``, in evaluation mode, with gradients. For every attention call autograd shows which rows a head
-    depends on, and whether scaling them scales its q or k exactly: the derivative along the rows' own values is then the head
-    itself (Euler's theorem). No list of architectures is used: fused and interleaved projections, grouped keys, biases, norms with
-    gains, and latent attention are found alike. Nothing is changed, and no ``.grad`` is written.
+    The model runs once on ``batch``, in evaluation mode, with gradients. For every attention call autograd shows which rows a
+    head depends on, and whether scaling them scales its q or k exactly: the derivative along the rows' own values is then the
+    head itself (Euler's theorem). No list of architectures is used: fused and interleaved projections, grouped keys, biases,
+    norms with gains, and latent attention are found alike. Nothing is changed, and no ``.grad`` is written.
 
     Args:
         model: any module that ``watch`` follows. FSDP2 models too: call it on every rank.
-        batch: what the model is called with: a tensor, a tuple of arguments, or a dict of named arguments. One sequence of a few tokens
-            is enough; the graph of one pass is kept in memory.
+        batch: what the model is called with: a tensor, a tuple of arguments, or a dict of named arguments. One sequence of a
+            few tokens is enough.
 
     Returns:
         a :class:`Projections`: a mapping by layer that can be printed. It is also remembered for this model, so that
@@ -214,15 +228,15 @@ def projections(model: nn.Module, batch: Any) -> Projections:
 
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
-        >>> print(attemper.projections(model, torch.randn(1, 5, 16)))
-        self_attn: 2 heads; per head: q from in_proj_weight (rows 0–7 for the first head) and in_proj_bias (rows 0–7 for the first head), k from in_proj_weight (rows 16–23 for the first head) and in_proj_bias (rows 16–23 for the first head)
+        >>> print(attemper.projections(model, torch.randn(1, 5, 16))["self_attn", "self"].of_head(1)[0])
+        HeadRows(parameter='in_proj_weight', dim=0, rows=(8, 9, 10, 11, 12, 13, 14, 15), side='q')
     """
     if not isinstance(model, nn.Module):
         raise InputError(
             f"projections(): `model` must be a torch.nn.Module; got {type(model).__name__}. Pass the model that you call."
         )
-    finder = Finder(model)
-    with _evaluating(model), torch.inference_mode(False), torch.enable_grad():
+    finder = Finder(model, cut=True)
+    with evaluating(model), torch.inference_mode(False), torch.enable_grad():
         watching = examine(model, [finder], caller="projections")
         with finder, watching:
             call(model, batch, "projections")
@@ -250,7 +264,7 @@ def call(model: nn.Module, batch: Any, caller: str) -> Any:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Run in evaluation mode, with every parameter differentiable, and put both back."""
     training = [module for module in model.modules() if module.training]
     frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point() and type(p.data) is Tensor]

@@ -12,19 +12,23 @@ from torch.distributed import ProcessGroup
 
 from ..errors import InputError
 from ..watch import Record
-from .projections import parameters_of
+from .table import parameters_of
 
 CAP_REACHED = 0.99
 CAPPED = (
-    "its logits have reached their softcap of {cap:g}, so that the scores before it are not known; lower the learning rate, or add "
-    "QK-norm with attemper.add_qk_norm()"
+    "its logits have reached their softcap of {cap:g}, so that the scores before it are not known; lower the learning rate, or "
+    "add QK-norm with attemper.add_qk_norm()"
+)
+SHIFTED = (
+    "the largest logit of every head is exactly 0: the model subtracts the largest of each row before its softmax, as gpt-oss does, "
+    "so that the record does not show how large the scores are"
 )
 NOT_FINITE = (
-    "its largest logit is {peak}: the scores overflowed, and no factor brings them back; go back to an earlier checkpoint"
+    "its largest logit is {peak}: the scores overflowed, which no factor undoes; go back to an earlier checkpoint"
 )
 DIFFERENT = (
-    "qk_clip(): ranks were called with different arguments: another step, tau, alpha, shared, or other layers. Nothing was changed "
-    "on any rank. Pass the same on every rank, and `group` if ranks hold different layers or heads."
+    "qk_clip(): ranks were called with different arguments: another step, tau, alpha, shared, or other layers. Nothing was "
+    "changed on any rank. Pass the same on every rank, and `group` if ranks hold different layers or heads."
 )
 
 
@@ -54,7 +58,9 @@ def check_record(record: object, step: object) -> int:
     if step is None:
         return slots[-1].step
     if isinstance(step, bool) or not isinstance(step, int):
-        raise InputError(f"qk_clip(): `step` must be the number of a step; got {step!r}. Leave it out for the last one.")
+        raise InputError(
+            f"qk_clip(): `step` must be the number of a step; got {step!r}. Leave it out for the last one."
+        )
     return step
 
 
@@ -82,6 +88,8 @@ def peaks_of(record: Record, step: int) -> list[LayerPeaks]:
             for place in full.nonzero().flatten().tolist():
                 reasons[entry.heads[place]] = CAPPED.format(cap=cap)
             scores = (cap * (scores / cap).atanh()).masked_fill(full, -math.inf)
+        if bool((scores == 0).all()):
+            reasons = dict.fromkeys(entry.heads, SHIFTED)
         found.append(LayerPeaks(entry.layer, entry.kind, entry.heads, scores, reasons))
     return found
 

@@ -1,4 +1,4 @@
-"""Write: multiply rows of parameters in place, wherever a training keeps them: shards, half precision, masters, ScheduleFree's z."""
+"""Write: multiply rows of parameters in place, wherever a training keeps them: shards, half precision, masters."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def check_whole(caller: str, model: nn.Module, parameters: dict[str, Tensor]) ->
 def reshard(model: nn.Module) -> None:
     """Let FSDP2 modules hold their shards again: gathered copies are not what the optimizer steps."""
     for module in model.modules():
-        if type(module).__name__.startswith("FSDP") and callable(getattr(module, "reshard", None)):
-            module.reshard()
+        gather: Any = getattr(module, "reshard", None)
+        if type(module).__name__.startswith("FSDP") and callable(gather):
+            gather()
 
 
 def unscalable(name: str, parameter: Tensor) -> str | None:
@@ -69,11 +70,8 @@ def scale_rows(parameter: Tensor, dim: int, factor: Tensor, offset: float, optim
 
 
 def _multiply(tensor: Tensor, dim: int, factor: Tensor, offset: float) -> None:
-    shape = [1] * tensor.dim()
-    if shape:
-        shape[dim] = -1
     wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-    rows = _like(factor.to(tensor.device, wide).view(shape), tensor)
+    rows = rows_like(factor, dim, tensor)
     if tensor.dtype != wide:
         values = tensor.to(wide)
         tensor.copy_(_scaled(values, rows, offset))
@@ -88,8 +86,16 @@ def _scaled(values: Tensor, rows: Tensor, offset: float) -> Tensor:
     return values + (rows - 1) * (values + offset) if offset else values * rows
 
 
-def _like(rows: Tensor, tensor: Tensor) -> Tensor:
-    """The factors as a DTensor that every rank has whole, if the tensor is a DTensor: exact wherever a shard begins."""
+def rows_like(factor: Tensor, dim: int, tensor: Tensor) -> Tensor:
+    """Numbers per row, to multiply a tensor by: in float32 or wider, and where its own numbers are.
+
+    For a DTensor every rank has all of them, so that the product is exact wherever a shard begins.
+    """
+    shape = [1] * tensor.dim()
+    if shape:
+        shape[dim] = -1
+    wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    rows = factor.to(tensor.device, wide).view(shape)
     mesh = getattr(tensor, "device_mesh", None)
     if mesh is None:
         return rows
@@ -109,7 +115,7 @@ def unwrapped(caller: str, optimizer: object) -> list[Any]:
         while id(one) not in seen:
             seen.add(id(one))
             inner = next((getattr(one, word) for word in ("optimizer", "_optimizer") if hasattr(one, word)), None)
-            if inner is None or not hasattr(inner, "param_groups"):
+            if inner is None or isinstance(inner, str):
                 break
             one = inner
         if not hasattr(one, "param_groups") or not hasattr(one, "state"):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ...attention import attention
 from ...errors import InputError
 from ...operation.listen import listening
+from ...vitals import Vitals
 from ..attach.attachment import attachment
 from ..attach.modes import without_modes
 from ..attach.running import running
@@ -22,17 +23,17 @@ from ..call import AttentionCall, Facts
 from .kind import kind_of
 from .transformers import is_causal, refusal, with_bias
 
-NAME = "attemper"
+NAME, CALLER = "attemper", "watch(): replace=True"
 
 
 class Replacement:
-    """Switches a model to attemper's kernels and back."""
+    """Switches a model to attemper's kernels and back. ``caller`` begins the sentences of its errors."""
 
-    def __init__(self, model: nn.Module, attend: Callable[..., Any]) -> None:
+    def __init__(self, model: nn.Module, attend: Callable[..., Any], caller: str = CALLER) -> None:
         library = sys.modules.get("transformers.modeling_utils")
         if library is None or not isinstance(model, library.PreTrainedModel):
             raise InputError(
-                "watch(): replace=True needs a Hugging Face model that uses the attention interface; "
+                f"{caller} needs a Hugging Face model that uses the attention interface; "
                 f"got {type(model).__name__}. Leave it out: the model's own attention is then measured."
             )
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -41,7 +42,7 @@ class Replacement:
         self.tables = (AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping)
         self.entries = (attend, sdpa_mask)
         self.configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
-        self.model = model
+        self.model, self.caller = model, caller
 
     def install(self) -> None:
         self.before = [(config, config._attn_implementation_internal) for config in self.configs.values()]
@@ -54,7 +55,7 @@ class Replacement:
         if stayed:
             self.uninstall()
             raise InputError(
-                f"watch(): replace=True: {type(self.model).__name__} kept attn_implementation="
+                f"{self.caller}: {type(self.model).__name__} kept attn_implementation="
                 f"{stayed[0]._attn_implementation!r}; it does not take its attention from the interface. Leave replace out."
             )
 
@@ -78,9 +79,16 @@ def without_listener_and_modes() -> Iterator[None]:
 
 
 def attend_with(
-    watching: Callable[[], bool], signs: tuple[str, ...], report: Callable[[AttentionCall], None]
+    watching: Callable[[], bool],
+    signs: tuple[str, ...],
+    report: Callable[[AttentionCall], None],
+    alter: Callable[[Tensor, Vitals], Tensor] | None = None,
+    caller: str = CALLER,
 ) -> Callable[..., Any]:
-    """The function that transformers calls in place of its own: attention on attemper's kernels, vitals on watched steps."""
+    """The function that transformers calls in place of its own: attention on attemper's kernels, vitals on watched steps.
+
+    ``alter`` is given the output and the vitals of every call, and returns the output.
+    """
 
     def attend(
         module: nn.Module,
@@ -95,7 +103,7 @@ def attend_with(
         reason = refusal(attention_mask, options)
         if reason is not None:
             raise InputError(
-                f"watch(): replace=True cannot compute {type(module).__name__} with {reason}. Leave replace out: "
+                f"{caller} cannot compute {type(module).__name__} with {reason}. Leave replace out: "
                 "the model's own attention is then measured."
             )
         causal = attention_mask is None and is_causal(module, query, options)
@@ -117,8 +125,10 @@ def attend_with(
                 scale=scaling,
                 softcap=softcap,
                 dropout=dropout,
-                signs=signs if measures else (),
+                signs=signs if measures or alter is not None else (),
             )
+        if alter is not None:
+            output = alter(output, vitals)
         if measures:
             frames = tuple(running.frames)
             kind = kind_of(frames, query, key, (query.shape[2], key.shape[2]))

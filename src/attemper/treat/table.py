@@ -88,7 +88,7 @@ def _shown(part: ProjectionPart, layer: str) -> str:
     name = part.parameter.removeprefix(f"{layer}.") if layer else part.parameter
     first = (part.owner == part.owner[part.owner != NOBODY].min()).nonzero().flatten().tolist()
     word = "rows" if part.dim == 0 else "columns" if part.dim == 1 else f"dimension {part.dim}"
-    return f"{'1 + ' if part.offset else ''}{name} ({word} {_ranges(first)} for the first head)"
+    return f"{'1 + ' if part.offset else ''}{name} ({word} {_ranges(first)}, …)"
 
 
 def _ranges(rows: list[int]) -> str:
@@ -100,7 +100,7 @@ def _ranges(rows: list[int]) -> str:
         else:
             found.append([row, row])
     shown = [str(low) if low == high else f"{low}–{high}" for low, high in found[:3]]
-    return ", ".join(shown) + (", …" if len(found) > 3 else "")
+    return ", ".join(shown) + (" and others" if len(found) > 3 else "")
 
 
 class Projections(Mapping[tuple[str, str], LayerProjections]):
@@ -163,8 +163,8 @@ class Projections(Mapping[tuple[str, str], LayerProjections]):
         Example:
             >>> model = torch.nn.Sequential()
             >>> model.q_proj, model.k_proj = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
-            >>> print(attemper.Projections.named(model, heads=2, q="q_proj.weight", k="k_proj.weight"))
-            the model: 2 heads; per head: q from q_proj.weight (rows 0–3 for the first head), k from k_proj.weight (rows 0–3 for the first head)
+            >>> print(attemper.Projections.named(model, heads=2, q="q_proj.weight"))
+            the model: 2 heads; per head: q from q_proj.weight (rows 0–3, …); keys are left alone: q takes the whole factor
         """
         key_heads = heads if key_heads is None else key_heads
         parameters = parameters_of(model)
