@@ -1,7 +1,7 @@
 """A small GPT at a learning rate that is too high: untreated, clipped, floored, with QK-norm; what the watch shows, and when.
 
 python examples/train_gpt.py            3 seeds of 400 steps, some minutes; run.jsonl is kept for `attemper report`
-python examples/train_gpt.py --quick    one seed of 40 steps
+python examples/train_gpt.py --quick    one seed of 8 steps
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import attemper
 from attemper.integrations import monitor
 
 WIDTH, LAYERS, HEADS, LENGTH, BATCH, RATE, WARM = 64, 3, 1, 64, 16, 3e-2, 40
-SEEDS, STEPS = ((0,), 40) if "--quick" in sys.argv else ((0, 1, 2), 400)
+SEEDS, STEPS = ((0,), 8) if "--quick" in sys.argv else ((0, 1, 2), 400)
 ARMS = ("untreated", "clip 30", "floor 0.3", "QK-norm")
 GAP, HELD = 0.05, 20  # nats above the twin, and for how many steps
 

@@ -215,6 +215,13 @@ def test_numbers_that_go_nowhere_are_said_once(tmp_path, caplog):
     assert "path='run.jsonl'" in said
 
 
+def test_a_training_without_a_measured_step_ends_well(tmp_path, caplog):
+    trainer = train(HuggingFaceCallback(every=500, log=lambda *_: None), tmp_path)
+    assert trainer.state.global_step == 12
+    (said,) = [entry.getMessage() for entry in caplog.records if entry.name == "attemper"]
+    assert said == "attemper: no step was measured: every=500, and the last step was 12."
+
+
 def test_a_target_may_be_made_first():
     seen = []
     assert HuggingFaceCallback(log=target(lambda metrics, step: seen.append(step))).options.target is not None

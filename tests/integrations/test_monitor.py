@@ -217,6 +217,12 @@ def test_two_monitors_of_one_model_are_an_error():
         watching.step()
 
 
+def test_ranks_that_could_stop_at_different_steps_are_refused(monkeypatch):
+    monkeypatch.setattr("attemper.integrations.monitoring.are_many", lambda: True)
+    with pytest.raises(InputError, match=r"^monitor\(\): `stop_on` needs the rows of all ranks"):
+        monitor(stack(), stop_on="act").__enter__()
+
+
 def test_a_record_without_that_step_is_named():
     for ask in (summary, alerts, picture):
         with pytest.raises(InputError, match=r"the record has no step 7; it has the steps 0 to 0"):

@@ -6,6 +6,7 @@ Passes count between on_step_begin and on_step_end; evaluation, saving and loggi
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -126,7 +127,7 @@ class HuggingFaceCallback(_callbacks.TrainerCallback, _callbacks.ExportableState
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_monitor", None) is not None:
+        with contextlib.suppress(Exception):  # the interpreter may be ending
             self.close()
 
     def state(self) -> dict[str, Any]:

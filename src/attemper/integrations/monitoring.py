@@ -16,6 +16,7 @@ from ..health import LEVELS, Finding
 from ..treat import Finder, qk_clip
 from ..watch import Record, Watch, watch
 from ..watch.examine import Examiner
+from ..watch.record.ranks import Ranks, are_many
 from .heatmap import picture
 from .numbers import PREFIX, numbers
 from .options import MonitorOptions
@@ -23,6 +24,10 @@ from .targets import GuardedTarget, LogTarget, SeveralTargets, logger
 from .telling import Told, grouped, news
 
 _monitored: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+NOT_JOINED = (
+    "{where}(): `stop_on` needs the rows of all ranks, and this model is no DistributedDataParallel, so that ranks would stop at "
+    "different steps. Leave it out; with DistributedDataParallel in transformers, use HuggingFaceCallback.attach(trainer, …)."
+)
 
 
 def monitor(
@@ -99,7 +104,7 @@ class Monitor:
             examiners=self._examiners,
         )
         self._reasons: set[str] = set()  # why heads were not clipped, as told
-        self._number, self._logs, self._open = start, 0, False
+        self._number, self._logs, self._open, self._measured = start, 0, False, False
         self._target: LogTarget = SeveralTargets([] if options.target is None else [_guarded(options.target)])
 
     @property
@@ -118,6 +123,8 @@ class Monitor:
                 f"{self.options.where}(): this model has a monitor already. Use one callback or one monitor(); "
                 "its log= takes a list."
             )
+        if self.options.stop_on is not None and are_many() and Ranks(self.model).group is None:
+            raise InputError(NOT_JOINED.format(where=self.options.where))
         self._watch.__enter__()
         if self._finder is not None:
             self._finder.__enter__()
@@ -132,6 +139,11 @@ class Monitor:
             self._open = False
             _monitored.discard(self.model)
             self._release()
+            if error_type is None and not self._measured:
+                logger.warning(
+                    "attemper: no step was measured: every=%d, and the last step was %d.", self.every, self._number - 1
+                )
+                error_type = InputError  # a training that went well is not ended by an error of its watch
             self._watch.__exit__(error_type, error, trace)
 
     def _release(self) -> None:
@@ -171,6 +183,7 @@ class Monitor:
         self._number = at + 1
         if not due:
             return
+        self._measured = True
         rows = self._watch.record.filter(steps=at)
         if len(rows):
             self._tell(rows, at, may_clip)
