@@ -23,7 +23,7 @@ from attemper.integrations import monitor
 WIDTH, LAYERS, HEADS, LENGTH, BATCH, RATE, WARM = 64, 3, 1, 64, 16, 3e-2, 40
 SEEDS, STEPS = ((0,), 8) if "--quick" in sys.argv else ((0, 1, 2), 400)
 ARMS = ("untreated", "clip 30", "floor 0.3", "QK-norm")
-GAP, HELD = 0.05, 20  # nats above the twin, and for how many steps
+GAPS, HELD = (0.05, 0.1), 20  # nats above the twin, and for how many steps
 
 
 class Block(nn.Module):
@@ -85,27 +85,29 @@ def first(record: attemper.Record, above: float) -> int | None:
     return next((row["step"] for row in record.to_dicts() if row["peak"] > above), None)
 
 
-def leaves(losses: list[float], twin: list[float]) -> int | None:
-    """The step from which on the loss stays above its twin's."""
+def leaves(losses: list[float], twin: list[float], gap: float) -> int | None:
+    """The step from which on the loss stays above its twin's by so much."""
     gaps = [one - other for one, other in zip(losses, twin, strict=True)]
-    return next((step for step in range(len(gaps) - HELD) if min(gaps[step : step + HELD]) > GAP), None)
+    return next((step for step in range(len(gaps) - HELD) if min(gaps[step : step + HELD]) > gap), None)
 
 
 if __name__ == "__main__":
     logging.getLogger("attemper").setLevel(logging.CRITICAL)  # the table tells it
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:150]
     data = torch.tensor(bytearray(b"".join(file.read_bytes() for file in files)[:1_500_000]), dtype=torch.long)
-    table = Table("arm", "seed", "end loss", "peak", "peak > 50", "loss leaves", "lead", box=box.SIMPLE_HEAD)
-    leads = []
+    columns = ("arm", "seed", "end loss", "peak", "peak > 50", *(f"loss {gap} apart" for gap in GAPS))
+    table = Table(*columns, box=box.SIMPLE_HEAD)
+    leads: dict[float, list[int]] = {gap: [] for gap in GAPS}
     for seed in SEEDS:
         runs = {arm: train(arm, seed, data, Path("run.jsonl") if (arm, seed) == (ARMS[0], 0) else None) for arm in ARMS}
-        twin = runs["QK-norm"][0]
         for arm, (losses, record) in runs.items():
-            warned, left = first(record, 50), leaves(losses, twin)
+            steps = [first(record, 50), *(leaves(losses, runs["QK-norm"][0], gap) for gap in GAPS)]
             peak = max(row["peak"] for row in record.filter(steps=record.steps[-1]).to_dicts())
-            lead = None if warned is None or left is None else left - warned
-            leads += [lead] if arm == ARMS[0] and lead is not None else []
-            shown = ("–" if number is None else str(number) for number in (warned, left, lead))
+            shown = ("–" if step is None else str(step) for step in steps)
             table.add_row(arm, str(seed), f"{losses[-1]:.2f}", f"{peak:.1f}", *shown)
+            for gap, left in zip(GAPS, steps[1:], strict=True):
+                if arm == ARMS[0] and left is not None and steps[0] is not None:
+                    leads[gap].append(left - steps[0])
     Console(width=80, highlight=False).print(table)
-    print(f"Untreated, a peak above 50 came before the loss was {GAP} above its QK-norm twin's by steps: {leads}")
+    for gap, found in leads.items():
+        print(f"Steps from a peak above 50 to a loss {gap} above the QK-norm twin's, untreated: {found}")
