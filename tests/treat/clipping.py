@@ -45,7 +45,7 @@ def watched(model: nn.Module, inputs: Inputs) -> attemper.Record:
 
 
 def first(record: attemper.Record) -> tuple[tuple[str, str], Tensor]:
-    """The first layer that ran: later ones have other inputs once it is clipped. Its name and kind, and the peaks of its heads."""
+    """The first layer that ran, since later ones get other inputs once it is clipped: its place, and the peaks of its heads."""
     rows = record.to_dicts()
     place = (rows[0]["layer"], rows[0]["kind"])
     peaks = [row["peak"] for row in rows if (row["layer"], row["kind"]) == place]

@@ -1,4 +1,4 @@
-"""Where else a training keeps its weights: float32 masters, ScheduleFree's z, adapters, frozen and quantised weights, tied ones."""
+"""Where else a training keeps its weights: masters, ScheduleFree's z, adapters; frozen, quantised and tied weights."""
 
 import copy
 
@@ -136,7 +136,8 @@ def test_an_adapter_goes_with_its_projection():
     assert after.tolist() == [in_float64(x) for x in peaks.clamp(max=tau).tolist()]
     attention.q_proj.base_layer.weight.requires_grad_(False)
     clip = attemper.qk_clip(model, record, tau)
-    assert not clip.heads and "base_layer.weight is frozen" in str(clip)
+    assert not clip.heads
+    assert "base_layer.weight is frozen" in str(clip)
 
 
 def test_layers_that_share_a_parameter_are_scaled_once():
@@ -183,7 +184,8 @@ def test_keys_that_a_later_layer_reuses_are_left_alone():
 
     model, inputs = made(lambda: (First(16), {"x": torch.randn(2, 9, 16)}))
     found = attemper.projections(model, inputs)
-    assert not found["", "self"].splits and not found["second", "self"].splits
+    assert not found["", "self"].splits
+    assert not found["second", "self"].splits
     assert "its keys serve second too" in str(found)
     record = watched(model, inputs)
     kept = model.qkv.weight[16:].clone()
@@ -214,10 +216,13 @@ def test_nothing_is_moved(llama):
     address, version = weight.data_ptr(), weight._version
     attemper.projections(model, inputs)
     assert attemper.qk_clip(model, record, tau)
-    assert weight is model.get_parameter(NAME) and weight.data_ptr() == address
+    assert weight is model.get_parameter(NAME)
+    assert weight.data_ptr() == address
     assert weight._version > version  # a backward that still needs the old weights stops with an error
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert model.training and not model.layers[0].self_attn.training and model.layers[0].mlp.training
+    assert model.training
+    assert not model.layers[0].self_attn.training
+    assert model.layers[0].mlp.training
 
 
 def test_an_edit_between_forward_and_backward_is_an_error(llama):

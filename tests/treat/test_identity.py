@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import attemper
+from close import in_float32, in_float64
 from treat.architectures import BIASED, BY_LAYER, OTHER, PER_HEAD
 from treat.clipping import first, made, middle, twin, watched
-from close import in_float32, in_float64
 
 # computed in float32 inside the model, whatever its dtype
 FLOAT32 = {"gpt_neo", "codegen", "gptj", "cohere", "cohere, norm", "gemma3", "gemma3n", "persimmon"}
@@ -54,11 +54,12 @@ def _rows(model, one):
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gpt_neox", "deepseek_v3", "olmo2", "odd"])
 def test_rows_of_other_heads_keep_their_bits(name):
-    model, place, peaks, tau, clip, _, before = clipped(PER_HEAD[name])
+    model, place, _peaks, _tau, clip, _, before = clipped(PER_HEAD[name])
     layer = attemper.treat.found_before(model)[place]
     changed = {one.head for one in clip if (one.layer, one.kind) == place}
     kept = set(range(layer.heads)) - changed
-    assert changed and kept
+    assert changed
+    assert kept
     now = model.state_dict()
     for head in range(layer.heads):
         for part in layer.of_head(head):
@@ -103,7 +104,9 @@ def test_a_bias_is_not_scaled(name):
     assert attemper.projections(model, inputs)[place].biased
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name in {part.parameter for part in attemper.projections(model, inputs)[place].parts if part.side == "q"}:
+            if name in {
+                part.parameter for part in attemper.projections(model, inputs)[place].parts if part.side == "q"
+            }:
                 parameter.mul_(20)  # scores that are larger than the bias
     tau = middle(first(watched(model, inputs))[1])
     far = []
@@ -157,7 +160,8 @@ def test_a_sink_is_left_alone():
     model, inputs = made(lambda: (WithSinks(), {"x": torch.randn(2, 9, 16)}))
     found = attemper.projections(model, inputs)
     place, peaks = first(watched(model, inputs))
-    assert found[place].sinks == "sinks" and not found[place].biased
+    assert found[place].sinks == "sinks"
+    assert not found[place].biased
     with torch.no_grad():
         model.sinks[1] = 3 * peaks.max()
     before, tau = model.qkv.weight.clone(), 2 * float(peaks.max())
@@ -167,14 +171,16 @@ def test_a_sink_is_left_alone():
     with torch.no_grad():
         model.qkv.weight[4:8] *= 1e3  # now q·k is larger
     clip = attemper.qk_clip(model, watched(model, inputs), tau)
-    assert [one.head for one in clip] == [1] and not clip.skipped
+    assert [one.head for one in clip] == [1]
+    assert not clip.skipped
 
 
 def test_rows_that_the_model_shifts_hide_the_scores():
     """gpt-oss subtracts the largest logit of each row: the record has peaks of 0, and the clip says so."""
     model, inputs = made(OTHER["gpt_oss"], dtype=torch.float32)
     clip = attemper.qk_clip(model, watched(model, inputs), 0.1)
-    assert len(clip) == 0 and "so that the record does not show how large the scores are" in str(clip)
+    assert len(clip) == 0
+    assert "so that the record does not show how large the scores are" in str(clip)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gpt_neox", "deepseek_v3", "olmo2", "bert", "falcon, new"])

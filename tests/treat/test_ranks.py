@@ -1,7 +1,6 @@
 """Several processes: FSDP2 with shards that cut heads equals one process; replicas of DDP stay equal; ranks that differ stop."""
 
 import pytest
-import torch
 
 import forked
 

@@ -11,7 +11,7 @@ Two questions, each answered by autograd on a tensor ``(B, H, L, E)``, the q or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -96,10 +96,16 @@ class Directional:
 
     def __call__(self, place: int, direction: Tensor) -> Tensor:
         """The derivative along ``direction`` in the parameter at this place."""
-        product = self.products[place]
-        if product is None or not product.requires_grad:
+        return self.together({place: direction})
+
+    def together(self, directions: Mapping[int, Tensor]) -> Tensor:
+        """The derivative along directions in several parameters at once, by their places."""
+        products = {place: self.products[place] for place in directions}
+        known = {place: one for place, one in products.items() if one is not None and one.requires_grad}
+        if not known:
             return torch.zeros_like(self.like)
-        (found,) = torch.autograd.grad(product, self.like, direction, retain_graph=True, allow_unused=True)
+        along = [directions[place] for place in known]
+        (found,) = torch.autograd.grad(list(known.values()), self.like, along, retain_graph=True, allow_unused=True)
         return torch.zeros_like(self.like) if found is None else found
 
 

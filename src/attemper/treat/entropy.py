@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn import functional
+from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
@@ -178,11 +179,26 @@ class FloorMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is multi_head_attention_forward:
+            return self.within(func, args, kwargs or {})
         if func is not scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
+        return self.attend(*args, **(kwargs or {}))
+
+    def within(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run nn.MultiheadAttention's function, which arrives as a whole, with attention replaced inside it."""
+        before = functional.scaled_dot_product_attention
+        functional.scaled_dot_product_attention = self.attend
+        try:
+            return func(*args, **kwargs)
+        finally:
+            functional.scaled_dot_product_attention = before
+
+    def attend(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Attention as torch's function takes it, with the floor's gradient attached."""
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
         given: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None}
-        given |= dict(zip(names, args, strict=False)) | (kwargs or {})
+        given |= dict(zip(names, args, strict=False)) | kwargs
         options: dict[str, Any] = {"mask": given["attn_mask"], "causal": given["is_causal"], "scale": given["scale"]}
         output, vitals = attention(
             given["query"], given["key"], given["value"], **options, dropout=given["dropout_p"], signs=SIGNS

@@ -212,7 +212,7 @@ class Search:
     def _values(self, one: Own) -> Tensor:
         """The values of the rows that belong to heads, and 0 elsewhere."""
         tensor = self.tensors[one.place].detach()
-        return (tensor + one.offset) * _along(one.owner != NOBODY, one.dim, tensor)
+        return (tensor + one.offset) * along_rows(one.owner != NOBODY, one.dim, tensor)
 
     def _is_before_norm(self, along: Directional, one: Own, change: Tensor, output: Tensor) -> bool:
         values = self._values(one)
@@ -294,7 +294,7 @@ class Search:
         return tuple(found)
 
 
-def _along(rows: Tensor, dim: int, like: Tensor) -> Tensor:
+def along_rows(rows: Tensor, dim: int, like: Tensor) -> Tensor:
     """Numbers of rows in the shape that broadcasts over a parameter."""
     shape = [1] * max(1, like.dim())
     shape[dim] = -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import InputError
 from ..vitals import Vitals
 from ..watch.examine import AttentionCall, Examiner, examine, named_modules, without_modes
+from .again import Build, build_of, found_again
 from .derivatives import Directional, share, tolerance, used
 from .find import Candidate, Made, find_layer
 from .table import LayerProjections, Projections
@@ -55,6 +57,7 @@ class Finder(Examiner):
         self._top = {id(module) for module in (model, *_inside(model))}
         self._layers: dict[tuple[str, str], LayerProjections] = {}
         self._keys: dict[tuple[str, str], list[Tensor]] = {}  # the parameters of each layer's k
+        self._builds: dict[Build, LayerProjections] = {}  # one layer of each kind that was searched
         self._waiting: list[tuple[str, AttentionCall, dict[str, Any]]] = []
         self._handle: RemovableHandle | None = None
 
@@ -81,7 +84,7 @@ class Finder(Examiner):
             call = AttentionCall(**call.__dict__)  # the values are forgotten when the call is counted
             self._waiting.append((name, call, found))
 
-    def _left(self, module: nn.Module, arguments: object, output: object) -> object:
+    def _left(self, module: nn.Module, arguments: object, output: object) -> Any:
         """A module has ended. Here autograd records, and sharded parameters are still whole."""
         waiting, self._waiting = self._waiting, []
         for name, call, seen in waiting:
@@ -102,8 +105,14 @@ class Finder(Examiner):
             (type(frame.module).__name__, self._candidates(frame.module)) for frame in reversed(call.frames[-DEPTH:])
         ]
         try:
-            found = find_layer(name, call, around)
-            self._note_keys(found, call, around[0][1])
+            inner = around[0][1]()
+            build = build_of(call, name, inner)
+            known = self._builds.get(build)
+            again = None if known is None else found_again(name, call, inner, known)
+            found = find_layer(name, call, around) if again is None else again
+            if found.how is not None and all(part.parameter.startswith(f"{name}.") for part in found.parts):
+                self._builds[build] = found
+            self._note_keys(found, call, inner)
         except (RuntimeError, NotImplementedError) as error:  # an op without a second derivative, or out of memory
             line = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
             why = f"autograd stopped: {line}. Name the parameters with attemper.Projections.named()"
@@ -131,12 +140,10 @@ class Finder(Examiner):
 
         return listed
 
-    def _note_keys(
-        self, found: LayerProjections, call: AttentionCall, candidates: Callable[[], list[Candidate]]
-    ) -> None:
+    def _note_keys(self, found: LayerProjections, call: AttentionCall, candidates: list[Candidate]) -> None:
         """Note the parameters of this layer's k. If none of its own makes k, an earlier layer's does, and is left alone."""
         place = (found.layer, found.kind)
-        tensors = {one.name: one.tensor for one in candidates()}
+        tensors = {one.name: one.tensor for one in candidates}
         mine = [tensors[part.parameter] for part in found.parts if part.side == "k" and part.parameter in tensors]
         if mine:
             self._keys[place] = mine
@@ -229,14 +236,17 @@ def projections(model: nn.Module, batch: Any) -> Projections:
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
         >>> print(attemper.projections(model, torch.randn(1, 5, 16))["self_attn", "self"].of_head(1)[0])
-        HeadRows(parameter='in_proj_weight', dim=0, rows=(8, 9, 10, 11, 12, 13, 14, 15), side='q')
+        HeadPart(parameter='self_attn.in_proj_weight', dim=0, rows=(8, 9, 10, 11, 12, 13, 14, 15), side='q')
     """
     if not isinstance(model, nn.Module):
         raise InputError(
             f"projections(): `model` must be a torch.nn.Module; got {type(model).__name__}. Pass the model that you call."
         )
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module  # a pass without a backward would disturb its reductions
     finder = Finder(model, cut=True)
-    with evaluating(model), torch.inference_mode(False), torch.enable_grad():
+    with evaluating(model), torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"watch\(\): ")  # no record is kept; what matters is in its notes
         watching = examine(model, [finder], caller="projections")
         with finder, watching:
             call(model, batch, "projections")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -82,32 +83,42 @@ def add_qk_norm(
         the new parameters, in order: they are part of ``model.parameters()`` and of its state dict.
 
     Example:
-        >>> model = torch.nn.Sequential()  # a model that has QK-norm or fused attention gets an error that says so
-        >>> attemper.add_qk_norm(model, torch.randn(1, 4))  # doctest: +IGNORE_EXCEPTION_DETAIL
-        Traceback (most recent call last):
-        attemper.errors.InputError: projections(): found no attention call
+        >>> class Block(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.qkv = torch.nn.Linear(16, 48)
+        ...     def forward(self, x):
+        ...         q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        ...         return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        >>> block = Block()
+        >>> gains = attemper.add_qk_norm(block, torch.randn(2, 10, 16))
+        >>> [name for name, _ in block.named_parameters()]
+        ['qkv.weight', 'qkv.bias', 'qkv.q_norm.gain', 'qkv.k_norm.gain']
     """
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < 1:
         raise InputError(f"add_qk_norm(): `eps` must be a small number from 0 on; got {eps!r}. Leave it out for 1e-6.")
     found = _found("add_qk_norm", model, batch, projections)
     modules = _modules(model)
     for layer in found.values():
-        if not layer.splits:
+        if not layer.splits or any(bool(part.whole.any()) for part in layer.parts):
             raise InputError(
                 f"add_qk_norm(): {layer.layer!r} has keys that are not made by rows of their own ({layer}), so that their norm "
                 "cannot be added behind a projection. Use attemper.qk_clip() for it."
             )
     before = _sizes(model, batch)
+    homes = {  # all of them, before the first is changed
+        (place, name): _outputs("add_qk_norm", layer, side, modules)
+        for place, layer in found.items()
+        for side, name in (("q", Q_NORM), ("k", K_NORM))
+    }
     added: list[nn.Parameter] = []
     scaled: dict[tuple[str, str], HeadNorm] = {}
-    for place, layer in found.items():
-        for side, name in (("q", Q_NORM), ("k", K_NORM)):
-            module, index = _outputs("add_qk_norm", layer, side, modules)
-            norm = HeadNorm(index, _weight(module), eps)
-            _attach(module, name, norm)
-            added.append(norm.gain)
-            if side == "q":
-                scaled[place] = norm
+    for (place, name), (module, index) in homes.items():
+        norm = HeadNorm(index, _weight(module), eps)
+        _attach(module, name, norm)
+        added.append(norm.gain)
+        if name == Q_NORM:
+            scaled[place] = norm
     for place, norm in scaled.items():  # in the order that they run: a layer's logits depend on those before it
         after = _sizes(model, batch)
         ratio = (before[place] / after[place]).to(norm.gain)
@@ -133,8 +144,7 @@ def add_temperature(model: nn.Module, batch: Any, *, projections: Projections | 
     found = _found("add_temperature", model, batch, projections)
     modules = _modules(model)
     added = []
-    for layer in found.values():
-        module, index = _outputs("add_temperature", layer, "q", modules)
+    for module, index in [_outputs("add_temperature", layer, "q", modules) for layer in found.values()]:
         if TEMPERATURE not in module._modules:
             temperature = HeadTemperature(index, _weight(module))
             _attach(module, TEMPERATURE, temperature)
@@ -229,6 +239,8 @@ class LogitSizes(Examiner):
 
 def _sizes(model: nn.Module, batch: Any) -> dict[tuple[str, str], Tensor]:
     sizes = LogitSizes()
-    with evaluating(model), torch.no_grad(), examine(model, [sizes], caller="add_qk_norm"):
-        call(model, batch, "add_qk_norm")
+    with evaluating(model), torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"watch\(\): ")
+        with examine(model, [sizes], caller="add_qk_norm"):
+            call(model, batch, "add_qk_norm")
     return {place: (square / count.clamp(min=1)).sqrt() for place, (square, count) in sizes.squares.items()}

@@ -20,8 +20,8 @@ CAPPED = (
     "add QK-norm with attemper.add_qk_norm()"
 )
 SHIFTED = (
-    "the largest logit of every head is exactly 0: the model subtracts the largest of each row before its softmax, as gpt-oss does, "
-    "so that the record does not show how large the scores are"
+    "the largest logit of every head is exactly 0: the model subtracts the largest of each row before its softmax, as gpt-oss "
+    "does, so that the record does not show how large the scores are"
 )
 NOT_FINITE = (
     "its largest logit is {peak}: the scores overflowed, which no factor undoes; go back to an earlier checkpoint"
@@ -69,10 +69,8 @@ def peaks_of(record: Record, step: int) -> list[LayerPeaks]:
     entries = record._at(step)
     if not entries:
         steps = record.steps
-        raise InputError(
-            f"qk_clip(): the record has no step {step}; it has {len(steps)} steps, {steps[0]} … {steps[-1]}. "
-            "Leave `step` out for the last one."
-        )
+        held = f"{len(steps)} steps, {steps[0]} … {steps[-1]}" if len(steps) > 1 else f"step {steps[0]} alone"
+        raise InputError(f"qk_clip(): the record has no step {step}; it has {held}. Leave `step` out for the last one.")
     found = []
     for entry in entries:
         if "peak" not in entry.summary.columns:

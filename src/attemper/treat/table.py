@@ -17,7 +17,7 @@ from .derivatives import NOBODY
 PER_HEAD, BY_LAYER = "per head", "by layer"
 
 
-class HeadRows(NamedTuple):
+class HeadPart(NamedTuple):
     """What one head has of a parameter."""
 
     parameter: str
@@ -57,14 +57,14 @@ class LayerProjections:
         """Whether keys take a part of the factor."""
         return any(part.side == "k" for part in self.parts)
 
-    def of_head(self, head: int) -> list[HeadRows]:
+    def of_head(self, head: int) -> list[HeadPart]:
         """The rows of one query head; of k, those of its key head."""
         found = []
         for part in self.parts:
             owner = head * self.key_heads // self.heads if part.side == "k" else head
             rows = (part.owner == (0 if self.how == BY_LAYER else owner)).nonzero().flatten().tolist()
             if rows:
-                found.append(HeadRows(part.parameter, part.dim, tuple(rows), part.side))
+                found.append(HeadPart(part.parameter, part.dim, tuple(rows), part.side))
         return found
 
     def __str__(self) -> str:
@@ -132,7 +132,7 @@ class Projections(Mapping[tuple[str, str], LayerProjections]):
 
     def __repr__(self) -> str:
         found = sum(layer.how is not None for layer in self._layers.values())
-        return f"Projections({len(self)} layers, {found} found)"
+        return f"Projections(layers: {len(self)}, found: {found})"
 
     @classmethod
     def named(
