@@ -27,7 +27,7 @@ SIGNS = (
 CELLS, FEWEST, MOST = 150_000, 40, 400  # cells of a sign, and how many columns that leaves
 POINTS = 600  # of a curve
 TOLD = LEVELS.index("warn")
-HeadPlace = tuple[str, str, int]
+RowPlace = tuple[str, str, int]
 
 
 def document(record: Record, name: str = "") -> dict[str, Any]:
@@ -40,8 +40,8 @@ def document(record: Record, name: str = "") -> dict[str, Any]:
     if not len(record):
         raise InputError("report: the record has no rows. Watch at least one step.")
     steps = record.steps
-    by_step: dict[int, dict[HeadPlace, Mapping[str, Any]]] = {step: {} for step in steps}
-    places: dict[HeadPlace, None] = {}
+    by_step: dict[int, dict[RowPlace, Mapping[str, Any]]] = {step: {} for step in steps}
+    places: dict[RowPlace, None] = {}
     for row in record.to_dicts():
         place = (row["layer"], row["kind"], row["head"])
         places[place] = None
@@ -91,7 +91,7 @@ def html(run: Mapping[str, Any]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _text("page.html"))
 
 
-def _ordered(places: Mapping[HeadPlace, None]) -> list[HeadPlace]:
+def _ordered(places: Mapping[RowPlace, None]) -> list[RowPlace]:
     """Layers as they ran, each with its heads in order."""
     layers = list(dict.fromkeys((layer, kind) for layer, kind, _ in places))
     return sorted(places, key=lambda place: (layers.index(place[:2]), place[2]))
@@ -119,9 +119,9 @@ def _join(rows: Sequence[Mapping[str, Any] | None], signs: Sequence[str]) -> dic
 
 def _findings(
     record: Record,
-    joined: Sequence[Mapping[HeadPlace, Mapping[str, float]]],
+    joined: Sequence[Mapping[RowPlace, Mapping[str, float]]],
     columns: Sequence[Sequence[int]],
-    order: Sequence[HeadPlace],
+    order: Sequence[RowPlace],
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Findings from the level "warn" on, with the step at which each began or rose; and the verdict of the last column."""
     layers = [{"layer": layer, **facts.to_dict()} for (layer, _), facts in record.facts.items()]
