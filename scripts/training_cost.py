@@ -3,14 +3,15 @@
     OMP_NUM_THREADS=1 python scripts/training_cost.py            both, a few minutes; exits 1 if a bound is missed
     OMP_NUM_THREADS=1 python scripts/training_cost.py --quick    fewer steps, no bound
 
-Steps with and without the monitor alternate in short blocks, in CPU time of this process, so that what else the machine does
-counts for both. The monitor does what a callback does: it measures, judges, logs to a function and writes its file.
+Steps with and without the monitor alternate, in CPU time of this process, so that what else the machine does counts for all. The
+monitor does what a callback does: it measures, judges, logs to a function and writes its file.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import logging
 import statistics
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from watched import Block, resident
 
 ROOT = Path(__file__).parents[1]
 SHARE, GROWTH = 0.03, 1 << 20  # of a step; bytes between the 2,000th and the 10,000th step
-EVERY, BLOCK = 10, 40
+EVERY = 10
 
 
 def example() -> tuple[torch.nn.Module, Callable[[], None]]:
@@ -54,37 +55,42 @@ def example() -> tuple[torch.nn.Module, Callable[[], None]]:
 
 
 def cost(rounds: int) -> float:
-    """How much longer a step takes with a monitor, as a share: the median over rounds of two blocks each."""
+    """How much longer a step takes with a monitor, as a share.
+
+    Medians over three kinds of step, which alternate: without a monitor, with one between two measured steps, and measured.
+    """
     model, step = example()
-    for _ in range(BLOCK):
+    plain: list[float] = []
+    between: list[float] = []
+    measured: list[float] = []
+
+    def timed(into: list[float], end: Callable[[], None] = lambda: None) -> None:
+        begin = time.process_time()
         step()
-    shares = []
+        end()
+        into.append(time.process_time() - begin)
+
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(rounds):
-            seconds = {}
-            for watched in (number % 2 == 0, number % 2 == 1):
-                if watched:
-                    path = Path(folder) / f"{number}.jsonl"
-                    with monitor(model, every=EVERY, log=lambda metrics, at: None, path=path) as watching:
-                        step()  # the first is followed in full, once in a training
-                        watching.step()
-                        begin = time.process_time()
-                        for _ in range(BLOCK):
-                            step()
-                            watching.step()
-                        seconds[watched] = time.process_time() - begin
-                else:
-                    begin = time.process_time()
-                    for _ in range(BLOCK):
-                        step()
-                    seconds[watched] = time.process_time() - begin
-            shares.append(seconds[True] / seconds[False] - 1)
+        path = Path(folder) / "run.jsonl"
+        with monitor(model, every=EVERY, log=lambda metrics, at: None, path=path) as watching:
+            for _ in range(EVERY):  # the first pass is followed in full, once in a training
+                step()
+                watching.step()
+            for _ in range(rounds):
+                timed(measured, watching.step)
+                for _ in range(EVERY - 1):
+                    timed(between, watching.step)
+                watching.pause()
+                for _ in range(EVERY):
+                    timed(plain)
+                watching.resume()
+    usual, beside, full = (statistics.median(found) for found in (plain, between, measured))
+    share = ((EVERY - 1) * beside + full) / (EVERY * usual) - 1
     print(
-        f"a monitor at every={EVERY} adds {100 * statistics.median(shares):.2f} % to the example's step of "
-        f"{1e3 * seconds[False] / BLOCK:.1f} ms (median of {rounds}; quartiles "
-        f"{', '.join(f'{100 * one:.2f}' for one in statistics.quantiles(shares, n=4)[::2])} %)"
+        f"a monitor at every={EVERY} adds {100 * share:.2f} % to the example's step: {1e3 * usual:.2f} ms without it, "
+        f"{1e3 * beside:.2f} ms between measured steps, {1e3 * full:.2f} ms measured (medians of CPU time, {rounds} rounds)"
     )
-    return statistics.median(shares)
+    return share
 
 
 def growth(steps: int) -> int:
@@ -106,7 +112,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
-    share, grown = cost(4 if quick else 30), growth(500 if quick else 10_000)
+    logging.getLogger("attemper").setLevel(logging.CRITICAL)
+    share, grown = cost(4 if quick else 40), growth(500 if quick else 10_000)
     return int(not quick and (share > SHARE or grown > GROWTH))
 
 
