@@ -73,7 +73,7 @@ export function runBoard(make, run, act) {
   const area = make("div.overlay", {}, frame, cursor);
   const grid = make("div.timeline", { tabindex: "0", role: "group", "--label": run.label,
     "aria-label": "Every head over time. Arrow keys move: left and right through steps, up and down through heads." },
-    loss ? line(make("span", {}, loss.name, loss.both ? make("small", {}, "and eval_loss, dashed") : null), "above", loss.svg, loss.numbers) : [],
+    loss ? line(make("span", {}, loss.name, loss.both ? make("small", {}, "┄ eval") : null), "above", loss.svg, loss.numbers) : [],
     line(make("span", {}, "findings"), "lane", flags.length ? flags : make("span.dim", {}, "none from the level “warn” on")),
     strips, line(make("span", {}, "step"), "ticks", marks), area);
   const at = (event) => {

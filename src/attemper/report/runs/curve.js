@@ -38,6 +38,9 @@ export function curve(make, lines, ends, words, marks = []) {
     inside.map(rule), drawn);
   const label = (at, kind) => make(`span.tick${kind}`, { "--y": 1 - place(ends, at) }, written(at));
   const numbers = [label(ends.high, ".top"), label(ends.low, ".bottom")];
-  const apart = ([at], i) => !i || Math.abs(place(ends, at) - place(ends, inside[i - 1][0])) > 0.1; // names that do not overlap
-  return { svg, numbers, marks: inside.filter(apart).map(([at, name]) => make("span.rung-name", { "--y": 1 - place(ends, at) }, `${at} ${name}`)) };
+  const named = []; // from the top, as many as do not overlap
+  for (const mark of [...inside].reverse()) {
+    if (!named.length || place(ends, named[named.length - 1][0]) - place(ends, mark[0]) > 0.1) named.push(mark);
+  }
+  return { svg, numbers, marks: named.map(([at, name]) => make("span.rung-name", { "--y": 1 - place(ends, at) }, `${at} ${name}`)) };
 }
