@@ -58,6 +58,30 @@ def test_masters_of_half_weights_are_scaled_and_rounded_once(llama):
             assert torch.equal(optimizer.state[parameter]["momentum_buffer"], moment)
 
 
+def test_masters_that_are_equal_are_told_apart_by_their_order():
+    """Gains of 1: the master of one layer's is not that of another's."""
+    options = {**SMALL, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    model = transformers.Qwen3Model(transformers.Qwen3Config(**options))
+    inputs = {"input_ids": torch.randint(3, 60, (2, 9))}
+    attemper.projections(model, inputs)
+    record = watched(model, inputs)
+    masters = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
+    model.bfloat16()
+    peaks = [max(row["peak"] for row in record.to_dicts() if row["layer"] == layer) for layer in record.layers]
+    small, large = sorted(peaks)
+    clip = attemper.qk_clip(model, record, (small + large) / 2, optimizer=torch.optim.SGD(masters.values(), lr=0.1))
+    changed = {
+        name
+        for name, master in masters.items()
+        if not torch.equal(master, torch.ones_like(master)) and "q_norm" in name
+    }
+    assert changed == {one.parameters[0] for one in clip}
+    assert len(changed) == 1
+    some = dict(list(masters.items())[::-1])
+    with pytest.raises(InputError, match="in another order than the model's parameters"):
+        attemper.qk_clip(model, record, small / 2, optimizer=torch.optim.SGD(list(some.values())[1:], lr=0.1))
+
+
 def test_schedule_free(llama):
     model, _, record, tau = llama
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

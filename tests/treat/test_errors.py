@@ -64,6 +64,7 @@ SENTENCES = {
     "never searched": ("projections", clip(model=PLAIN, given=peaks(3.0, 4.0))),
     "projections of another kind": ("projections", clip(projections={"q": 1})),
     "optimizer of another kind": ("optimizer", clip(optimizer=3)),
+    "a parameter that is gone": ("parameter", lambda: _without_its_parameter()),
     "rows that changed": ("rows", lambda: _after_a_change()),
     # projections
     "projections, no model": ("model", lambda: attemper.projections(print, X)),
@@ -85,6 +86,7 @@ SENTENCES = {
     "temperature without projection": ("self_attn", lambda: attemper.add_temperature(MODEL, X)),
     "rates, no optimizer": ("optimizer", lambda: attemper.scale_rates(None, MODEL)),
     "rates, no model": ("model", lambda: attemper.scale_rates(OPTIMIZER, print)),
+    "rates, masters": ("float32 master", lambda: _with_masters()),
     "rates, never searched": ("projections", lambda: attemper.scale_rates(OPTIMIZER, PLAIN)),
 }
 
@@ -94,6 +96,20 @@ def _after_a_change():
     attemper.projections(model, X)
     model.self_attn.in_proj_weight = nn.Parameter(torch.randn(24, 16))
     attemper.qk_clip(model, RECORD, 1e-6)
+
+
+def _without_its_parameter():
+    model = nn.TransformerEncoderLayer(16, 2, batch_first=True)
+    attemper.projections(model, X)
+    model.self_attn = nn.Linear(16, 16)
+    attemper.qk_clip(model, RECORD, 1e-6)
+
+
+def _with_masters():
+    model = nn.TransformerEncoderLayer(16, 2, batch_first=True)
+    attemper.projections(model, X)
+    masters = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
+    attemper.scale_rates(torch.optim.SGD(masters, lr=0.1), model.bfloat16())
 
 
 def _twice():

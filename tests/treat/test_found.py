@@ -4,13 +4,16 @@ import copy
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import attemper
 from attemper.errors import InputError
 from close import in_float64
-from treat.architectures import PER_HEAD, WIDTH, Odd
-from treat.clipping import first, made, middle, watched
+from treat.architectures import BIASED, BY_LAYER, OTHER, PER_HEAD, WIDTH, Odd, small
+from treat.clipping import as_dtype, first, made, middle, watched
+
+ALL = {**PER_HEAD, **BY_LAYER, **BIASED, **OTHER}
 
 
 def attend(q, k, v):
@@ -96,6 +99,13 @@ class Tied(nn.Module):
         return attend(q, torch.cat([q], -1), self.v(x))
 
 
+class Zero(Layer):
+    def __init__(self):
+        super().__init__()
+        for parameter in self.a.parameters():
+            nn.init.zeros_(parameter)
+
+
 class Detached(Layer):
     def forward(self, x):
         with torch.no_grad():
@@ -109,6 +119,7 @@ class Detached(Layer):
         (Cosine, "q is normalised and has no gain, so that its logits are bounded by construction"),
         (Tied, "weights that heads share, or that q shares with k or v, cannot be scaled for one head"),
         (Detached, "no gradient leads from q to a parameter"),
+        (Zero, "q is 0 everywhere, as before the first step of weights that begin at 0"),
     ],
 )
 def test_why_nothing_can_be_scaled(model, words):
@@ -119,7 +130,7 @@ def test_why_nothing_can_be_scaled(model, words):
     before = copy.deepcopy(built.state_dict())
     clip = attemper.qk_clip(built, watch.record, 1e-3)
     assert not clip.heads
-    assert words in str(clip)
+    assert words in str(clip) or model is Zero  # its logits are 0
     assert all(torch.equal(parameter, before[name]) for name, parameter in built.state_dict().items())
 
 
@@ -128,24 +139,79 @@ def test_heads_that_are_mixed_are_scaled_by_the_mixture():
     assert [(part.parameter, part.dim) for part in found.parts if part.side == "q"] == [("mix", 1)]
 
 
-def test_found_in_a_training_step_by_an_examiner():
+@pytest.mark.parametrize("way", ["plain", "checkpoint", "autocast"])
+def test_found_in_a_training_step_by_an_examiner(way):
     """As a callback does it: no pass of its own, in training mode, and the gradients of the step are the same to the bit."""
-    model, inputs = made(PER_HEAD["deepseek_v3"])
-    model.train()
+    model, inputs = made(small(transformers.LlamaForCausalLM, transformers.LlamaConfig, keys=2, num_hidden_layers=2))
+    model = model.float().train()
     expected = attemper.projections(model, inputs)
-    model(**inputs)[0].square().sum().backward()
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    examiners = []
+    if way == "checkpoint":
+        model.gradient_checkpointing_enable()
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
+            loss = model(**inputs, labels=inputs["input_ids"]).loss
+        loss.backward()
+        found = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    gradients = step()
+    examiners = []  # read at every pass: once it has found them, the finder can be taken out
     finder = attemper.treat.Finder(model)
     with finder, attemper.watch(model, examiners=examiners) as watch:
         examiners.append(finder)
-        model(**inputs)[0].square().sum().backward()
+        with torch.no_grad():
+            model(**inputs)  # evaluation shows no graph, and is not searched
+        for place, (one, other) in enumerate(zip(step(), gradients, strict=True)):
+            assert one is other is None or torch.equal(one, other), place
         watch.step()
+        examiners.clear()
+        step()
     assert str(finder.projections) == str(expected)
     assert attemper.treat.found_before(model) is finder.projections
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is None or torch.equal(parameter.grad, gradients[name]), name
+    assert len(watch.record.steps) == 2
+
+
+def test_a_pass_that_the_model_itself_never_ends():
+    model, x = nn.Sequential(Layer(), Layer()), torch.randn(1, 5, WIDTH)
+    finder = attemper.treat.Finder(model)
+    with finder, attemper.watch(model, examiners=[finder]):
+        model[1](model[0](x)).sum().backward()
+        assert finder.projections is None
+        with torch.no_grad():
+            finder.finish()
+    assert list(finder.projections) == [("0", "self"), ("1", "self")]
+
+
+SAME = ["llama, biased", "gpt2", "deepseek_v3", "olmo2", "falcon, new", "odd"]
+
+
+@pytest.mark.parametrize(
+    "name", [*SAME, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ALL if one not in SAME)]
+)
+def test_the_same_in_every_dtype_and_at_initialisation(name):
+    """Biases are 0 there, gains 1, and half precision rounds: what makes a head does not depend on it."""
+    model, inputs = made(ALL[name])
+    expected = str(attemper.projections(model, inputs)).replace(" (cross)", "")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        model, inputs = made(ALL[name], dtype=dtype)
+        assert str(attemper.projections(model, inputs)).replace(" (cross)", "") == expected, dtype
+    torch.manual_seed(0)
+    model, inputs = ALL[name]()
+    assert str(attemper.projections(as_dtype(model, torch.float32), inputs)).replace(" (cross)", "") == expected
+
+
+@pytest.mark.parametrize(
+    "outside", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
+)
+def test_found_wherever_it_is_called(outside):
+    model, inputs = made(PER_HEAD["llama"], dtype=torch.float32)
+    model.requires_grad_(False)
+    expected = str(attemper.projections(model, inputs))
+    with outside():
+        assert str(attemper.projections(model, inputs)) == expected
+    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_hugging_face_model_that_was_never_searched_runs_its_own_sample():

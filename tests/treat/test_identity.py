@@ -29,7 +29,28 @@ def clipped(build):
     return model, place, peaks, tau, clip, after, before
 
 
-@pytest.mark.parametrize("name", PER_HEAD)
+# built like another one in the list: only with the full grids
+ALIKE = {
+    "mistral",
+    "mixtral",
+    "gpt_bigcode",
+    "stablelm",
+    "starcoder2",
+    "opt",
+    "roberta",
+    "olmo",
+    "cohere",
+    "attemper, grouped",
+}
+EACH = [pytest.param(name, marks=pytest.mark.exhaustive) if name in ALIKE else name for name in PER_HEAD]
+
+
+def test_enough_architectures_are_tested():
+    assert len(PER_HEAD) + len(BY_LAYER) + len(BIASED) + len(OTHER) - len(ALIKE) > 40
+    assert set(PER_HEAD) >= ALIKE
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_each_head_by_itself(name):
     model, place, peaks, tau, clip, after, before = clipped(PER_HEAD[name])
     above = peaks > tau
@@ -206,3 +227,17 @@ def test_half_weights_are_rounded_once(name):
     once = (before[part.parameter].float() * factor.view(shape)).bfloat16()
     if part.side == "q" and not any(other.parameter == part.parameter for other in layer.parts[1:]):
         assert torch.equal(model.state_dict()[part.parameter], once)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "deepseek_v3", "olmo2", "nn.MultiheadAttention"])
+def test_in_float32(name):
+    """The weights are float32, and so is what the model computes: within 1e-5 of tau."""
+    model, inputs = made(PER_HEAD[name], dtype=torch.float32)
+    attemper.projections(model, inputs)
+    record = watched(model, inputs)
+    peaks = first(record)[1]
+    tau = middle(peaks)
+    assert attemper.qk_clip(model, record, tau)
+    after = first(watched(model, inputs))[1]
+    assert float((after - peaks.clamp(max=tau)).abs().max()) <= 1e-5 * tau
+    assert torch.equal(after[peaks <= tau], peaks[peaks <= tau])

@@ -218,7 +218,8 @@ class Monitor:
         """Clip heads above the limit; how many. Why a head is left alone is told once."""
         assert self.options.clip is not None
         assert self._finder is not None
-        self._finder.finish()
+        if self._finder.projections is None:
+            self._finder.finish()
         clip = qk_clip(
             self.model, rows, self.options.clip, projections=self._finder.projections, optimizer=self.optimizer
         )

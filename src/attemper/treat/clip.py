@@ -16,7 +16,7 @@ from .finder import found_before
 from .finder import projections as find
 from .peaks import NOT_FINITE, LayerPeaks, agree, check_record, group_of, peaks_of
 from .table import BY_LAYER, LayerProjections, Projections, parameters_of
-from .write import check_whole, reshard, scale_rows, unscalable, unwrapped
+from .write import Copies, check_whole, reshard, scale_rows, unscalable, unwrapped
 
 SHARED = ("query", "group")
 BIASED = "{layer}: numbers are added to its scores, which a clip does not scale: clip again after the next watched step"
@@ -210,6 +210,12 @@ def _apply(
         found = known.get((layer.layer, layer.kind))
         if found is None or max(layer.heads) >= found.heads:
             raise InputError(_another(layer, known))
+        missing = [part.parameter for part in found.parts if part.parameter not in parameters]
+        if missing:
+            raise InputError(
+                f"qk_clip(): the model has no parameter {missing[0]} any more, which its projections name. Call "
+                "attemper.projections(model, batch) again."
+            )
         gamma = _gamma(clip, layer, found, parameters)
         if gamma is None:
             continue
@@ -224,9 +230,12 @@ def _apply(
             before = factors.get(place)
             # a parameter that two layers share is scaled once, by the smaller factor
             factors[place] = (parameter, factor if before is None else torch.minimum(before[1], factor))
-    for (_, dim, offset), (parameter, factor) in factors.items():
+    # what may raise an error comes before the first change
+    every = list(model.parameters())
+    copies = {id(parameter): Copies.of(parameter, optimizers, every) for parameter, _ in factors.values()}
+    for (place_of, dim, offset), (_, factor) in factors.items():
         if bool((factor != 1).any()):
-            scale_rows(parameter, dim, factor, offset, optimizers)
+            scale_rows(copies[place_of], dim, factor, offset)
 
 
 def _another(layer: LayerPeaks, known: Projections) -> str:

@@ -34,12 +34,21 @@ def tolerance(tensor: Tensor) -> float:
 def used(output: Tensor, parameters: Sequence[Tensor], where: Tensor | None = None) -> list[Used | None]:
     """Which rows of each parameter ``output`` depends on, where ``where`` is True; None for a parameter that it does not."""
     generator = torch.Generator("cpu").manual_seed(1)  # the run's own generator is not touched
-    cotangent = torch.rand(output.shape, generator=generator, dtype=torch.float32, device="cpu") + 0.5
-    cotangent = cotangent.to(output.device, output.dtype)
-    if where is not None:
-        cotangent = cotangent * where
-    gradients = torch.autograd.grad(output, parameters, cotangent, retain_graph=True, allow_unused=True)
-    return [None if gradient is None else _rows(gradient) for gradient in gradients]
+    found: list[Used | None] = [None] * len(parameters)
+    for _ in range(3 if output.element_size() < 4 else 1):  # in half precision a sum may be exactly 0 by chance
+        cotangent = torch.rand(output.shape, generator=generator, dtype=torch.float32, device="cpu") + 0.5
+        cotangent = cotangent.to(output.device, output.dtype)
+        if where is not None:
+            cotangent = cotangent * where
+        gradients = torch.autograd.grad(output, parameters, cotangent, retain_graph=True, allow_unused=True)
+        found = [_either(one, None if new is None else _rows(new)) for one, new in zip(found, gradients, strict=True)]
+    return found
+
+
+def _either(one: Used | None, other: Used | None) -> Used | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return tuple(first | second for first, second in zip(one, other, strict=True))
 
 
 def _rows(gradient: Tensor) -> Used | None:
@@ -118,5 +127,5 @@ def share(part: Tensor, whole: Tensor) -> Tensor:
 def share_by_channel(part: Tensor, whole: Tensor) -> Tensor:
     """The same for each head and channel ``(H, E)``. A channel is held against the head, if it is nearly 0 itself."""
     size = whole.double().square().sum((0, 2))
-    floor = size.mean(-1, keepdim=True) * 1e-12
+    floor = size.mean(-1, keepdim=True) * (1e-12 if whole.element_size() >= 4 else 1e-2)
     return (part.double().square().sum((0, 2)) / size.clamp(min=floor.clamp(min=1e-300))).sqrt()

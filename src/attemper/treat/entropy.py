@@ -18,7 +18,7 @@ from ..attention import attention
 from ..errors import InputError
 from ..heads import SATURABLE_KEYS
 from ..vitals import Vitals
-from ..watch.routes.replace import NAME, Replacement, attend_with
+from ..watch.examine import REPLACED, Replacement, attend_with
 
 SIGNS = ("visible", "entropy")
 UNUSED = (
@@ -89,6 +89,7 @@ class EntropyFloor:
     def __init__(self, model: nn.Module, floor: float, weight: float, scale: float | None) -> None:
         self.model, self.floor, self.weight, self.scale = model, floor, weight, scale
         self.calls = 0  # to which a gradient was added
+        self._trained = False  # whether a pass with gradients ran
         self._seen: Tensor | float = 1.0  # the gradient of the model's own loss in the current backward
         self._handles: list[RemovableHandle] = []
         self._replacement: Replacement | None = None
@@ -97,7 +98,8 @@ class EntropyFloor:
         self._hugging_face = library is not None and isinstance(model, library.PreTrainedModel)
         if self._hugging_face:
             if any(
-                getattr(getattr(part, "config", None), "_attn_implementation", None) == NAME for part in model.modules()
+                getattr(getattr(part, "config", None), "_attn_implementation", None) == REPLACED
+                for part in model.modules()
             ):
                 raise InputError(
                     "floor(): a watch with replace=True, or another floor, computes this model's attention already. Close it "
@@ -127,7 +129,7 @@ class EntropyFloor:
         else:
             self._handles.append(self.model.register_forward_pre_hook(self._begin))
         self._handles.append(self.model.register_forward_hook(self._end, always_call=True))
-        self.calls = 0
+        self.calls, self._trained = 0, False
         return self
 
     def __exit__(self, error_type: object, *error: object) -> None:
@@ -137,11 +139,8 @@ class EntropyFloor:
         self._leave()
         if self._replacement is not None:
             self._replacement.uninstall()
-        if error_type is None and not self.calls and self._passes():
+        if error_type is None and self._trained and not self.calls:
             warnings.warn(UNUSED.format(model=type(self.model).__name__), stacklevel=2)
-
-    def _passes(self) -> bool:
-        return getattr(self, "_ran", False)
 
     def _begin(self, module: nn.Module, arguments: object) -> None:
         self._leave()
@@ -152,7 +151,7 @@ class EntropyFloor:
         self._leave()
         if not torch.is_grad_enabled():
             return
-        self._ran = True
+        self._trained = True
         loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         if isinstance(loss, Tensor) and loss.requires_grad and not loss.dim():
             # the trainer divides this loss by its accumulation steps and multiplies it by its loss scale

@@ -40,6 +40,10 @@ NO_GRAPH = (
     "no gradient leads from q to a parameter: q is computed under no_grad, in a reentrant checkpoint, from quantised weights, or "
     "by an op without a derivative. Name the parameters with attemper.Projections.named()"
 )
+ZERO = (
+    "q is 0 everywhere, as before the first step of weights that begin at 0. Call attemper.projections(model, batch) again after "
+    "some steps"
+)
 SHARED_GAIN = "one gain serves all heads, so that the layer is scaled as a whole"
 
 
@@ -111,6 +115,8 @@ def find_layer(
         return _because(none, "which part of q belongs to which head is not known")
     if not made.query.requires_grad and made.gain is None:
         return _because(none, NO_GRAPH)
+    if made.gain is None and not bool(made.query.any()):
+        return _because(none, ZERO)
     none = LayerProjections(layer, facts.kind, facts.heads, made.key.shape[1])
     why = NO_GRAPH
     for module, candidates in around:

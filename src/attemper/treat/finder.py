@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import InputError
 from ..vitals import Vitals
-from ..watch.examine import AttentionCall, Examiner, examine, named_modules, without_modes
+from ..watch.examine import AttentionCall, Examiner, examine, named_modules, running, without_modes
 from .again import Build, build_of, found_again
 from .derivatives import Directional, share, tolerance, used
 from .find import Candidate, Made, find_layer
@@ -45,8 +45,9 @@ def _inside(model: nn.Module) -> list[nn.Module]:
 class Finder(Examiner):
     """An examiner of a watch that finds projections in the first pass it sees: ``watch(model, examiners=[finder])``.
 
-    Use it in a ``with`` statement. It needs a pass with gradients, in training or evaluation mode, and changes nothing in it.
-    When the pass ends, ``projections`` holds what was found, and ``qk_clip`` uses that for this model.
+    ``from attemper.treat import Finder``. Use it in a ``with`` statement. It needs a pass with gradients, in training or
+    evaluation mode, and changes nothing in it. When the pass ends, ``projections`` holds what was found, and ``qk_clip`` uses
+    that for this model.
     """
 
     def __init__(self, model: nn.Module, cut: bool = False) -> None:
@@ -87,10 +88,10 @@ class Finder(Examiner):
     def _left(self, module: nn.Module, arguments: object, output: object) -> Any:
         """A module has ended. Here autograd records, and sharded parameters are still whole."""
         waiting, self._waiting = self._waiting, []
-        for name, call, seen in waiting:
+        for name, call, seen in waiting if torch.is_grad_enabled() else ():  # evaluation is not searched
             place = (name, call.facts.kind)
             if place not in self._layers and self.projections is None:
-                with without_modes(), torch.enable_grad(), torch.autocast(call.query.device.type, enabled=False):
+                with _unwatched(call.query.device.type):
                     self._layers[place] = self._find(name, call, seen)
                     self._attended.add(id(call.frames[-1].module))
         if id(module) in self._top and self._layers:
@@ -151,13 +152,34 @@ class Finder(Examiner):
         made = Made.of(call)
         if made is None or not made.key.requires_grad or any(used(made.key, list(tensors.values()))):
             return
-        limit = tolerance(made.key)
         for other, parameters in list(self._keys.items()):
-            along = Directional(made.key, parameters)
-            total = sum(along(number, tensor.detach()) for number, tensor in enumerate(parameters))
-            if isinstance(total, Tensor) and bool((share(total - made.key, made.key) <= limit).all()):
+            if _makes(made.key, parameters):
                 self._layers[other] = _without_keys(self._layers[other], SERVES_OTHERS.format(layer=found.layer))
                 del self._keys[other]
+
+
+@contextmanager
+def _unwatched(device: str) -> Iterator[None]:
+    """Run with autograd alone. A checkpoint may run modules again in a derivative, which no watch is to count.
+
+    A checkpoint also counts the tensors that autograd saves in it, and must not count those of a derivative.
+    """
+    current, running.current = running.current, None
+    own = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    try:
+        with without_modes(), torch.enable_grad(), torch.autocast(device, enabled=False), own:
+            yield
+    finally:
+        running.current = current
+
+
+def _makes(key: Tensor, parameters: list[Tensor]) -> bool:
+    """Whether these parameters of another layer make a key. FSDP has freed them by now: then they may."""
+    if any(tensor.untyped_storage().size() == 0 for tensor in parameters):
+        return True
+    along = Directional(key, parameters)
+    total = along.together({place: tensor.detach() for place, tensor in enumerate(parameters)})
+    return bool((share(total - key, key) <= tolerance(key)).all())
 
 
 def _detached(output: object) -> object:
@@ -185,7 +207,7 @@ def _is_biased(call: AttentionCall) -> bool:
         mask = call.mask
         if mask is None or mask.dtype == torch.bool:
             return False
-        return bool(((mask != 0) & (mask > HIDDEN)).any())
+        return mask.requires_grad or bool(((mask != 0) & (mask > HIDDEN)).any())  # a bias may still be 0
     made = Made.of(call)
     if made is None or call.softcap is not None or call.facts.softcap is not None or not call.in_order:
         return False

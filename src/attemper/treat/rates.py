@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import InputError
 from .finder import found_before
 from .table import LayerProjections, ProjectionPart, Projections, parameters_of
-from .write import check_whole, rows_like, unwrapped
+from .write import check_whole, masters_of, rows_like, unwrapped
 
 
 class ScaledRates:
@@ -137,7 +137,14 @@ def scale_rates(optimizer: Any, model: nn.Module, projections: Projections | Non
         raise InputError(
             f"scale_rates(): `projections` must be what attemper.projections(model, batch) returned; got {type(found).__name__}."
         )
-    check_whole("scale_rates", model, parameters_of(model))
+    parameters = parameters_of(model)
+    check_whole("scale_rates", model, parameters)
+    for name in dict.fromkeys(part.parameter for layer in found.values() for part in layer.parts):
+        if masters_of(parameters[name], inner, list(model.parameters())):
+            raise InputError(
+                f"scale_rates(): the optimizer keeps a float32 master of {name}, from which it writes the weight, so that a "
+                "shortened step would be undone. Keep the weights in float32, with torch.autocast for half precision."
+            )
     if not any(layer.splits for layer in found.values()):
         raise InputError(
             "scale_rates(): no layer has rows of its own for both q and k. Print attemper.projections(model, batch) to see why; "

@@ -78,7 +78,7 @@ class LayerProjections:
         notes = [] if self.why is None else [self.why]
         if self.how == PER_HEAD and not self.splits:
             notes.append("keys are left alone: q takes the whole factor")
-        elif any(bool(part.whole.any()) for part in self.parts):
+        elif self.how == PER_HEAD and any(bool(part.whole.any()) for part in self.parts):
             notes.append("some channels of k are shared: q takes the whole factor there")
         notes += ["its logits have a bias" for _ in range(self.biased)]
         return f"{self.how}: {', '.join(sides)}{''.join(f'; {note}' for note in notes)}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,17 +51,27 @@ def unscalable(name: str, parameter: Tensor) -> str | None:
     return None
 
 
-def scale_rows(parameter: Tensor, dim: int, factor: Tensor, offset: float, optimizers: list[Any]) -> None:
+class Copies(NamedTuple):
+    """A parameter, and what an optimizer keeps of it."""
+
+    parameter: Tensor
+    masters: list[Tensor]
+    averages: list[Tensor]
+
+    @classmethod
+    def of(cls, parameter: Tensor, optimizers: Sequence[Any], parameters: Sequence[Tensor]) -> Copies:
+        masters = [one for optimizer in optimizers for one in masters_of(parameter, optimizer, parameters)]
+        return cls(parameter, masters, [one for optimizer in optimizers for one in _averages(parameter, optimizer)])
+
+
+def scale_rows(copies: Copies, dim: int, factor: Tensor, offset: float) -> None:
     """Multiply ``parameter + offset`` by a factor per row of one dimension, in place; its other copies follow.
 
     Rows whose factor is 1 keep their bits. Half precision is multiplied in float32 and rounded once.
     """
-    masters, others = [], []
-    for optimizer in optimizers:
-        masters += list(_masters(parameter, optimizer))
-        others += list(_averages(parameter, optimizer))
+    parameter, masters, averages = copies
     with torch.no_grad():
-        for copy in (*masters, *others):
+        for copy in (*masters, *averages):
             _multiply(copy, dim, factor, offset)
         if masters:
             parameter.copy_(masters[0])
@@ -127,20 +137,36 @@ def unwrapped(caller: str, optimizer: object) -> list[Any]:
     return found
 
 
-def _masters(parameter: Tensor, optimizer: Any) -> Iterator[Tensor]:
-    """Copies of the weight in a wider dtype, from which the next step writes it: told by their values, not by a name."""
+def masters_of(parameter: Tensor, optimizer: Any, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of the weight in a wider dtype, from which the next step writes it: told by their values, not by a name.
+
+    ``parameters`` are those of the model, in order: an optimizer may hold masters in their place.
+    """
     if parameter.element_size() >= 4:
-        return  # it is its own master
+        return []  # it is its own master
     state = optimizer.state.get(parameter, {})
-    held = [*state.values(), getattr(parameter, "main_param", None)]
-    held += [other for group in optimizer.param_groups for other in group["params"] if other is not parameter]
-    for other in held:
-        if not isinstance(other, Tensor) or other.shape != parameter.shape or not other.is_floating_point():
-            continue
-        if other.element_size() > parameter.element_size() and bool(
-            (other.detach().to(parameter.dtype) == parameter).all()
-        ):
-            yield other
+    own = [one for one in (*state.values(), getattr(parameter, "main_param", None)) if _is_master(one, parameter)]
+    held = [other for group in optimizer.param_groups for other in group["params"]]
+    if own or any(other is parameter for other in held):
+        return own
+    found = [other for other in held if _is_master(other, parameter)]
+    if len(found) > 1:  # weights that are still equal, such as gains of 1: by their order
+        trained = [one for one in parameters if one.requires_grad]
+        place = next((place for place, one in enumerate(trained) if one is parameter), None)
+        found = [held[place]] if place is not None and len(held) == len(trained) else []
+        if not found or not _is_master(found[0], parameter):
+            raise InputError(
+                "qk_clip(): the optimizer holds several float32 copies that are equal to one weight, in another order than the "
+                "model's parameters. Make the optimizer of model.parameters(), in their order."
+            )
+    return found
+
+
+def _is_master(other: object, parameter: Tensor) -> bool:
+    if not isinstance(other, Tensor) or other.shape != parameter.shape or not other.is_floating_point():
+        return False
+    wider = other.element_size() > parameter.element_size()
+    return wider and bool((other.detach().to(parameter.dtype) == parameter).all())
 
 
 def _averages(parameter: Tensor, optimizer: Any) -> Iterator[Tensor]:

@@ -16,6 +16,7 @@
     running             the modules in their forward, in this thread
     weights_of_rows, chunks, logits_of_keys, logits_of_offset   parts of a call's matrix, never the whole of it
     is_in               whether a module is another one or inside it, by their names
+    Replacement, attend_with, REPLACED    attention of a Hugging Face model by attemper's kernels
     named_modules       the modules of a model by name, without wrappers
     without_modes       run code that no watch and no other dispatch mode sees
 """
@@ -38,6 +39,9 @@ from .call import Examiner as Examiner
 from .call import Facts as Facts
 from .call import NoAttentionCall as NoAttentionCall
 from .passes import is_in as is_in
+from .routes.replace import REPLACED as REPLACED
+from .routes.replace import Replacement as Replacement
+from .routes.replace import attend_with as attend_with
 from .session import Watch, watch
 from .trace.cuts import Cut as Cut
 from .trace.hiding import TwoValues as TwoValues

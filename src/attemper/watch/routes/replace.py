@@ -23,7 +23,7 @@ from ..call import AttentionCall, Facts
 from .kind import kind_of
 from .transformers import is_causal, refusal, with_bias
 
-NAME, CALLER = "attemper", "watch(): replace=True"
+REPLACED, CALLER = "attemper", "watch(): replace=True"
 
 
 class Replacement:
@@ -46,12 +46,12 @@ class Replacement:
 
     def install(self) -> None:
         self.before = [(config, config._attn_implementation_internal) for config in self.configs.values()]
-        self.replaced = [table.get(NAME) for table in self.tables]
+        self.replaced = [table.get(REPLACED) for table in self.tables]
         for table, entry in zip(self.tables, self.entries, strict=True):
-            table[NAME] = entry
+            table[REPLACED] = entry
         used = [config for config, implementation in self.before if implementation is not None]
-        self.model.set_attn_implementation(NAME)
-        stayed = [config for config in used if config._attn_implementation != NAME]
+        self.model.set_attn_implementation(REPLACED)
+        stayed = [config for config in used if config._attn_implementation != REPLACED]
         if stayed:
             self.uninstall()
             raise InputError(
@@ -64,7 +64,7 @@ class Replacement:
         for config, implementation in self.before:
             config._attn_implementation_internal = implementation
         for table, entry, left in zip(self.tables, self.replaced, (unwatched, self.entries[1]), strict=True):
-            table[NAME] = left if entry is None else entry
+            table[REPLACED] = left if entry is None else entry
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def attend_with(
         softcap = options.get("softcap")
         measures = watching() and running.current is not None
         if measures:
-            attachment.interface.expect(module, NAME)
+            attachment.interface.expect(module, REPLACED)
         with without_listener_and_modes() if measures else nullcontext():
             output, vitals = attention(
                 query,
@@ -134,7 +134,7 @@ def attend_with(
             kind = kind_of(frames, query, key, (query.shape[2], key.shape[2]))
             common: dict[str, Any] = {"scale": scaling, "causal": causal, "mask": mask, "dropout": dropout}
             common |= {"declared": scaling, "softcap": softcap, "window": options.get("sliding_window")}
-            facts = Facts.of("replaced", kind, query, key, implementation=NAME, **common)
+            facts = Facts.of("replaced", kind, query, key, implementation=REPLACED, **common)
             call = AttentionCall(facts, frames, query, key, mask=mask, causal=causal, scale=scaling, softcap=softcap)
             call.vitals = vitals
             report(call)
