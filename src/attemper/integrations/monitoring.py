@@ -15,8 +15,7 @@ from ..errors import InputError
 from ..health import LEVELS, Finding
 from ..treat import Finder, qk_clip
 from ..watch import Record, Watch, watch
-from ..watch.examine import Examiner
-from ..watch.record.ranks import Ranks, are_many
+from ..watch.examine import Examiner, Ranks, are_many
 from .heatmap import picture
 from .numbers import PREFIX, numbers
 from .options import MonitorOptions

@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..health import Finding
 from ..health.thresholds import LEVELS, PEAK, SATURATED
 from ..watch import Record
-from ..watch.record.entry import Entry
+from ..watch.examine import Entry
 
 PREFIX = "attemper"
 WARN = next(rung for rung in PEAK if rung.level == "warn").value  # 50

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import InputError, nearest
 from ..health.thresholds import LEVELS
-from ..watch.record.store import check_path, to_path
+from ..watch.examine import check_path, to_path
 from .targets import LogTarget, target
 
 STOPS = LEVELS[LEVELS.index("note") :]

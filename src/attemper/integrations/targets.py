@@ -17,7 +17,7 @@ from typing import Any
 
 from .. import _files
 from ..errors import InputError
-from ..watch.record.store import check_path, to_path
+from ..watch.examine import check_path, to_path
 from .telling import Alert
 
 logger = logging.getLogger("attemper")
