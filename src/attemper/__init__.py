@@ -3,6 +3,7 @@
 attention.py → operation/ → kernels/ → vitals.py, heads.py    one call; scale.py, scores/ and modules/ come before it
 watch/ → treat/                                               a model in training, and what helps it
 watch/ → health/ → scan/ → report/                            a model, its record, its findings, one document
+integrations/                                                 the same inside a trainer, its numbers in a logger
 testing.py                                                    assertions about a model's attention, for its own tests
 explain/, lab/                                                attention step by step; claims about √d_k, measured
 bench/, env.py, demo.py, cli/                                 speed, this machine, the embedded model, the command
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors as errors
     from . import health as health
+    from . import integrations as integrations
     from . import kernels as kernels
     from . import testing as testing
     from .attention import attention as attention
@@ -77,6 +79,7 @@ _HOMES = {
     "explain": "explain",
     "floor": "treat",
     "health": "health",
+    "integrations": "integrations",
     "kernels": "kernels",
     "measure": "attention",
     "merge": "vitals",
@@ -91,7 +94,7 @@ _HOMES = {
     "weights": "attention",
 }
 
-_MODULES = {"errors", "health", "kernels", "testing"}
+_MODULES = {"errors", "health", "integrations", "kernels", "testing"}
 
 __all__ = sorted(_HOMES)
 

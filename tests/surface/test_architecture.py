@@ -16,6 +16,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"lab", "testing"},
+    {"integrations"},
     {"scan"},
     {"report", "demo"},
     {"bench"},

@@ -10,6 +10,7 @@ Data passes the files in this order:
     call        one attention call, as all routes give it
     trace/      what q and k were multiplied by, for examiners
     record/     what was measured, in memory and in files
+    endings     what is checked when a step or the block ends
     examine     the interface for a scan and the lab: examiners and what-if
     weights     the logits and weights of chosen rows and keys of a call, for examiners
 """

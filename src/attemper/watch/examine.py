@@ -19,6 +19,9 @@
     Replacement, attend_with, REPLACED    attention of a Hugging Face model by attemper's kernels
     named_modules       the modules of a model by name, without wrappers
     without_modes       run code that no watch and no other dispatch mode sees
+    Entry               one layer of a record in one step
+    check_path, to_path     the path of a file for a record, checked
+    are_many, Ranks     whether there are several ranks, and the group over which a watch joins them
 """
 
 from __future__ import annotations
@@ -39,6 +42,11 @@ from .call import Examiner as Examiner
 from .call import Facts as Facts
 from .call import NoAttentionCall as NoAttentionCall
 from .passes import is_in as is_in
+from .record.entry import Entry as Entry
+from .record.ranks import Ranks as Ranks
+from .record.ranks import are_many as are_many
+from .record.store import check_path as check_path
+from .record.store import to_path as to_path
 from .routes.replace import REPLACED as REPLACED
 from .routes.replace import Replacement as Replacement
 from .routes.replace import attend_with as attend_with
