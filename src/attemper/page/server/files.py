@@ -1,0 +1,29 @@
+"""The page and its modules as they are served: by name from a table that is made once. No name is ever a path on the disk."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from html import escape
+
+from ..joined import modules, style, template
+
+SERVED = "page/shell/served.js"
+SCRIPT, SHEET, PAGE = "text/javascript; charset=utf-8", "text/css; charset=utf-8", "text/html; charset=utf-8"
+
+
+@cache
+def served() -> dict[str, tuple[str, bytes]]:
+    """Path below /modules/ → its type and content."""
+    found = {name: (SCRIPT, text.encode()) for name, text in modules(SERVED).items()}
+    return {**found, "page/page.css": (SHEET, style().encode())}
+
+
+@cache
+def page() -> bytes:
+    """The page: it fetches its modules, then its data."""
+    parts = {
+        "style": '<link rel="stylesheet" href="/modules/page/page.css">',
+        "script": f'<script type="module" src="/modules/{escape(SERVED)}"></script>',
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts.get(found[1], ""), template()).encode()
