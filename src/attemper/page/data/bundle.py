@@ -1,0 +1,14 @@
+"""bundle: the one document that all panels read. Offline it is inside the file; the server sends it once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+# key → what makes its part; a part is plain data, as JSON has it
+PARTS: dict[str, Callable[[], Any]] = {}
+
+
+def bundle() -> dict[str, Any]:
+    """Every part of the document."""
+    return {name: make() for name, make in PARTS.items()}
