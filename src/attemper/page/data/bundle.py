@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from . import claims, training
+
 # key → what makes its part; a part is plain data, as JSON has it
-PARTS: dict[str, Callable[[], Any]] = {}
+PARTS: dict[str, Callable[[], Any]] = {
+    "claims": claims.judged,
+    "training": training.recorded,
+}
+STORED = ("claims", "training")
+"""The parts that are read from files: a served page gets these at once, and asks for the others when it needs them."""
 
 
-def bundle() -> dict[str, Any]:
-    """Every part of the document."""
-    return {name: make() for name, make in PARTS.items()}
+def bundle(names: Iterable[str] | None = None) -> dict[str, Any]:
+    """Every part of the document, or those named."""
+    return {name: PARTS[name]() for name in (PARTS if names is None else names)}

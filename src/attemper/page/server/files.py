@@ -6,6 +6,8 @@ import re
 from functools import cache
 from html import escape
 
+from ..._files import json_text
+from ..data.bundle import STORED, bundle
 from ..joined import modules, style, template
 
 SERVED = "page/shell/served.js"
@@ -27,3 +29,9 @@ def page() -> bytes:
         "script": f'<script type="module" src="/modules/{escape(SERVED)}"></script>',
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts.get(found[1], ""), template()).encode()
+
+
+@cache
+def data() -> bytes:
+    """The parts of the panels' document that come with the package."""
+    return json_text(bundle(STORED)).encode()

@@ -73,13 +73,13 @@ RunName = Annotated[str, Path(pattern="^[0-9a-f]{16}$")]
 def router(desk: Desk, runs: PageRuns, streams: Streams, record: FollowedRecord | None, about: dict[str, Any]) -> APIRouter:
     """The routes, over what they use."""
     routes = APIRouter(responses=REFUSED)
-    _pages(routes, desk, about)
+    _pages(routes, about)
     _models(routes, desk)
     _trainings(routes, runs, streams, record)
     return routes
 
 
-def _pages(routes: APIRouter, desk: Desk, about: dict[str, Any]) -> None:
+def _pages(routes: APIRouter, about: dict[str, Any]) -> None:
     @routes.get("/", response_class=Response, responses={200: {"content": {"text/html": {}}}})
     async def page() -> Response:
         """The page."""
@@ -98,14 +98,10 @@ def _pages(routes: APIRouter, desk: Desk, about: dict[str, Any]) -> None:
         """What this server was started with: names alone."""
         return about
 
-    bundle: list[bytes] = []
-
     @routes.get("/data", response_class=Response, responses={200: {"content": {"application/json": {}}}})
     async def data() -> Response:
-        """What the panels read when the page opens."""
-        if not bundle:
-            bundle.append((await desk.ask("bundle")).content)
-        return Response(bundle[0], media_type="application/json")
+        """What the panels read when the page opens; what needs the model they ask for."""
+        return Response(files.data(), media_type="application/json")
 
 
 def _models(routes: APIRouter, desk: Desk) -> None:

@@ -50,12 +50,6 @@ class Computing:
         """The model's name."""
         return "json", json_text({"model": self._loaded().name}).encode()
 
-    def bundle(self) -> Result:
-        """What the panels read when the page opens."""
-        from ..data.bundle import bundle
-
-        return "json", json_text(bundle()).encode()
-
     def run(self, **settings: Any) -> Iterator[Result]:
         """A training run: an event for each row."""
         from ..data.training import training_rows
