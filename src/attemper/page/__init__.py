@@ -1,0 +1,1 @@
+"""page: the page on which the scale is a slider."""
