@@ -43,10 +43,12 @@ def signs(logits: Tensor) -> dict[str, float]:
 def test_logits_give_the_signs_of_the_scan():
     heads = read_heads(minilm(), TEXT)
     rows = heads.scan["heads"]
-    assert len(heads.layers) == 6 and len(rows) == 72
+    assert len(heads.layers) == 6
+    assert len(rows) == 72
     for place, row in enumerate(rows):
         logits = torch.from_numpy(heads.logits(place // 12, place % 12))
-        assert logits.dtype == torch.float32 and logits.shape == (12, 12)
+        assert logits.dtype == torch.float32
+        assert logits.shape == (12, 12)
         found = signs(logits)
         for name in ("entropy", "peak", "variance", "top_weight", "effective_keys"):
             assert found[name] == in_float32(row[name], 12, logit=row["peak"]), (row["layer"], row["head"], name)
@@ -55,7 +57,8 @@ def test_logits_give_the_signs_of_the_scan():
 def test_document_is_plain_and_has_the_scale_applied():
     document = read_heads(minilm(), TEXT).document()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
-    assert document["tokens"][7] == "it" and document["special"] == [True, *[False] * 10, True]
+    assert document["tokens"][7] == "it"
+    assert document["special"] == [True, *[False] * 10, True]
     assert [one["applied"] for one in document["layers"]] == [32**-0.5] * 6
     assert all(one["plain"] and one["rule"] == "sqrt_dk" for one in document["layers"])
 
@@ -121,7 +124,8 @@ def test_flow_is_the_arithmetic_of_the_model():
     peak = float(logits.abs().max())
     found = floats(flow["Y"])[:, :COLUMNS]
     assert found.flatten().tolist() == in_float32(exact.flatten().tolist(), 384, size, logit=peak)
-    assert flow["without"] is None and (flow["d_model"], flow["d_k"], flow["heads"]) == (384, 32, 12)
+    assert flow["without"] is None
+    assert (flow["d_model"], flow["d_k"], flow["heads"]) == (384, 32, 12)
 
 
 def test_flow_finds_the_columns_of_a_joint_projection():

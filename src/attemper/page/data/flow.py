@@ -190,8 +190,8 @@ def _recorded(model: nn.Module, layer: str) -> Iterator[list[LinearCall]]:
         if not (given and isinstance(given[0], Tensor) and isinstance(output, Tensor) and isinstance(matrix, Tensor)):
             return
         turned = matrix.T if isinstance(module, nn.Linear) else matrix  # GPT-2's Conv1D multiplies from the right
-        parts = (given[0].flatten(0, -2), output.flatten(0, -2), turned)
-        calls.append(LinearCall(*(part.detach().float().cpu() for part in parts), _plain(bias)))
+        bias = bias.detach().float().cpu() if isinstance(bias, Tensor) else None
+        calls.append(LinearCall(_rows(given[0]), _rows(output), _rows(turned), bias))
 
     hooks = [
         module.register_forward_hook(record)
@@ -212,5 +212,6 @@ def _is_linear(module: nn.Module) -> bool:
     )
 
 
-def _plain(bias: Any) -> Tensor | None:
-    return bias.detach().float().cpu() if isinstance(bias, Tensor) else None
+def _rows(part: Tensor) -> Tensor:
+    """As float32, without the batch."""
+    return part.detach().float().cpu().flatten(0, -2)
