@@ -22,7 +22,7 @@ def heads() -> dict[str, Any]:
         model = _model()
     except MissingExtra as error:
         return {"texts": [], "missing": str(error)}
-    return {"texts": [read_heads(model, text).packed() for text in TEXTS], "missing": None}
+    return {"texts": [read_heads(model, text).document() for text in TEXTS], "missing": None}
 
 
 def flow() -> dict[str, Any]:

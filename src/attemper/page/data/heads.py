@@ -27,6 +27,8 @@ Floats = npt.NDArray[np.float32]
 
 MOST = 2**26
 """Logits that are kept, at most: 256 MiB of float32."""
+WHOLE = 2**18
+"""Logits up to which a document has those of all heads: a page then re-tempers its whole map. Otherwise it asks head by head."""
 HIDDEN = -1e4
 """An added mask of this or less hides its key, as everywhere in attemper."""
 
@@ -49,7 +51,10 @@ class Heads:
     layers: tuple[LayerLogits, ...]
 
     def document(self) -> dict[str, Any]:
-        """Plain data: the scan's document, its tokens, and for each layer its sizes and the scale it applies."""
+        """Plain data: the scan's document, its tokens, and for each layer its sizes and the scale it applies.
+
+        ``logits`` has those of all heads, layer by layer, as base64 of float32; None where the text is long.
+        """
         applied = {(one["layer"], one["kind"]): one for one in self.scan["layers"]}
         (source,) = self.scan["inputs"]
         return {
@@ -57,8 +62,14 @@ class Heads:
             "tokens": source["tokens"],
             "special": source["special"],
             "layers": [_about(one, applied[one.layer, one.kind]) for one in self.layers],
+            "logits": self._all() if self.count <= WHOLE else None,
             "scan": self.scan,
         }
+
+    @property
+    def count(self) -> int:
+        """How many logits there are."""
+        return sum(one.logits.numel() for one in self.layers)
 
     def logits(self, layer: int, head: int) -> Floats:
         """The logits of a head, queries × keys: scaled as the model scales them, -inf where a key is hidden."""
@@ -69,10 +80,8 @@ class Heads:
             raise InputError(f"page: `head` must be from 0 to {len(found) - 1}; got {head}.")
         return np.ascontiguousarray(found[head].numpy())
 
-    def packed(self) -> dict[str, Any]:
-        """The document with all logits inside, as base64 of float32: what a page without a server reads."""
-        logits = np.concatenate([one.logits.numpy().ravel() for one in self.layers])
-        return {**self.document(), "logits": packed(logits)}
+    def _all(self) -> str:
+        return packed(np.concatenate([one.logits.numpy().ravel() for one in self.layers]))
 
 
 class KeptLogits(Examiner):

@@ -1,0 +1,5 @@
+// The panels, in the order of their tabs.
+
+import { benchPanel } from "../panels/bench/panel.js";
+
+export const PANELS = [benchPanel];
