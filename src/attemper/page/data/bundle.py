@@ -7,9 +7,24 @@ from typing import Any
 
 from . import claims, training
 
+
+def _flow() -> Any:
+    from . import embedded  # loads torch, which a server's own process does without
+
+    return embedded.flow()
+
+
+def _heads() -> Any:
+    from . import embedded
+
+    return embedded.heads()
+
+
 # key → what makes its part; a part is plain data, as JSON has it
 PARTS: dict[str, Callable[[], Any]] = {
     "claims": claims.judged,
+    "flow": _flow,
+    "heads": _heads,
     "training": training.recorded,
 }
 STORED = ("claims", "training")
