@@ -15,7 +15,9 @@ from .app import READER_LEFT, note, say
 
 
 def serve(
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="The port.", show_default="a free one")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="PORT", help="The port.", show_default="a free one")
+    ] = 0,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
     allow_remote: Annotated[
         bool, typer.Option("--allow-remote", help="Let --host be an address that other machines can reach.")
@@ -27,13 +29,17 @@ def serve(
     ] = None,
     record: Annotated[
         Path | None,
-        typer.Option(metavar="RUN.jsonl", help="Follow the file that watch(path=…) writes, while the training goes on."),
+        typer.Option(
+            metavar="RUN.jsonl", help="Follow the file that watch(path=…) writes, while the training goes on."
+        ),
     ] = None,
 ) -> None:
     """Open the page on which one drags the scale and sees attention change. It runs on this machine, until Ctrl-C."""
     for package in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(package) is None:
-            raise MissingExtra(f"serve: the page needs {package}, which is not installed. Type pip install 'attemper[lab]'.")
+            raise MissingExtra(
+                f"serve: the page needs {package}, which is not installed. Type pip install 'attemper[lab]'."
+            )
     from ..page.server.serve import serve as serve_page
 
     def address(words: str) -> None:
@@ -44,7 +50,8 @@ def serve(
         host,
         port,
         allow_remote=allow_remote,
-        browser=not no_browser and (sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))),
+        browser=not no_browser
+        and (sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))),
         model=model,
         record=record,
         say=address,

@@ -16,7 +16,7 @@ from ... import __version__
 from .events import PageRuns, Streams
 from .guard import Denied, Guard
 from .record import FollowedRecord
-from .routes import router
+from .routes import REFUSED, add_routes
 from .work import Desk
 
 STATUSES = {
@@ -36,7 +36,13 @@ class Served:
     streams: Streams = field(default_factory=Streams)
 
 
-def make(hosts: list[str], token: str, model: str | None = None, record: FollowedRecord | None = None, desk: Desk | None = None) -> Served:
+def make(
+    hosts: list[str],
+    token: str,
+    model: str | None = None,
+    record: FollowedRecord | None = None,
+    desk: Desk | None = None,
+) -> Served:
     """The application.
 
     Args:
@@ -66,10 +72,15 @@ def make(hosts: list[str], token: str, model: str | None = None, record: Followe
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
+        responses=REFUSED,
         lifespan=lifespan,
     )
-    about = {"version": __version__, "model": model and model.rstrip("/\\").replace("\\", "/").rpartition("/")[2], "record": record and record.name}
-    inner.include_router(router(desk, runs, streams, record, about))
+    about = {
+        "version": __version__,
+        "model": model and model.rstrip("/\\").replace("\\", "/").rpartition("/")[2],
+        "record": record and record.name,
+    }
+    add_routes(inner, desk, runs, streams, record, about)
     inner.add_exception_handler(Denied, _denied)  # type: ignore[arg-type]
     inner.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     inner.add_exception_handler(HTTPException, _status)  # type: ignore[arg-type]

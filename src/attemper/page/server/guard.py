@@ -15,7 +15,6 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
-from urllib.parse import parse_qs
 
 from . import limits
 
@@ -94,7 +93,7 @@ class Guard:
             await send(message)
 
         try:
-            headers = _read(scope["headers"])
+            headers = _read(scope)
             self._check_origin(scope, headers)
             if scope["path"] == "/" and scope["query_string"]:
                 await self._enter(scope, headers, protected)
@@ -129,9 +128,8 @@ class Guard:
         """The token in the address becomes a cookie, and the address loses it."""
         if scope["method"] != "GET":
             raise Denied(405, "The page is read by GET.")
-        asked = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=4) if _short(scope) else {}
-        given = asked.get("token", [])
-        if len(given) != 1 or not self._is_token(given[0]):
+        name, _, given = scope["query_string"].decode("latin-1").partition("=")
+        if name != "token" or not self._is_token(given):
             raise Denied(403, f"The token in this address is not that of this run. {OPEN_IT}")
         cookie = f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"
         location = [(b"location", b"/"), (b"set-cookie", cookie.encode()), (b"content-length", b"0")]
@@ -149,15 +147,18 @@ class Guard:
         return secrets.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
 
 
-def _read(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, list[str]]:
+def _read(scope: Scope) -> dict[str, list[str]]:
+    size = (
+        len(scope["path"])
+        + len(scope["query_string"])
+        + sum(len(name) + len(value) for name, value in scope["headers"])
+    )
+    if size > limits.HEAD:
+        raise Denied(431, f"Address and headers may have {limits.HEAD // 1024} KB at most.")
     found: dict[str, list[str]] = {}
-    for name, value in headers:
+    for name, value in scope["headers"]:
         found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
     return found
-
-
-def _short(scope: Scope) -> bool:
-    return len(scope["query_string"]) <= 512
 
 
 def _check_request(scope: Scope, headers: dict[str, list[str]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Response
+from fastapi import FastAPI, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...scale import RULES
@@ -26,7 +26,9 @@ REFUSED: dict[int | str, dict[str, Any]] = {
 FLOATS: dict[int | str, dict[str, Any]] = {
     200: {"description": "float32, little endian", "content": {"application/octet-stream": {}}}
 }
-EVENTS: dict[int | str, dict[str, Any]] = {200: {"description": "server-sent events", "content": {"text/event-stream": {}}}}
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "server-sent events", "content": {"text/event-stream": {}}}
+}
 
 Rule = Literal["sqrt_dk", "none", "dk", "qk_norm", "learned", "softcap"]
 assert set(Rule.__args__) <= set(RULES)  # type: ignore[attr-defined]
@@ -70,22 +72,26 @@ class Begun(BaseModel):
 RunName = Annotated[str, Path(pattern="^[0-9a-f]{16}$")]
 
 
-def router(desk: Desk, runs: PageRuns, streams: Streams, record: FollowedRecord | None, about: dict[str, Any]) -> APIRouter:
+def add_routes(
+    app: FastAPI, desk: Desk, runs: PageRuns, streams: Streams, record: FollowedRecord | None, about: dict[str, Any]
+) -> None:
     """The routes, over what they use."""
-    routes = APIRouter(responses=REFUSED)
-    _pages(routes, about)
-    _models(routes, desk)
-    _trainings(routes, runs, streams, record)
-    return routes
+    _pages(app, about)
+    _models(app, desk)
+    _trainings(app, runs, streams, record)
 
 
-def _pages(routes: APIRouter, about: dict[str, Any]) -> None:
+def _pages(routes: FastAPI, about: dict[str, Any]) -> None:
     @routes.get("/", response_class=Response, responses={200: {"content": {"text/html": {}}}})
     async def page() -> Response:
         """The page."""
         return Response(files.page(), media_type=files.PAGE)
 
-    @routes.get("/modules/{name:path}", response_class=Response, responses={200: {"content": {"text/javascript": {}, "text/css": {}}}})
+    @routes.get(
+        "/modules/{name:path}",
+        response_class=Response,
+        responses={200: {"content": {"text/javascript": {}, "text/css": {}}}},
+    )
     async def module(name: Annotated[str, Path(max_length=200)]) -> Response:
         """A module or the style sheet, by its name in a table."""
         found = files.served().get(name)
@@ -104,7 +110,7 @@ def _pages(routes: APIRouter, about: dict[str, Any]) -> None:
         return Response(files.data(), media_type="application/json")
 
 
-def _models(routes: APIRouter, desk: Desk) -> None:
+def _models(routes: FastAPI, desk: Desk) -> None:
     @routes.post("/heads", response_class=Response, responses={200: {"content": {"application/json": {}}}})
     async def heads(asked: Sentence) -> Response:
         """Every head of the model on a sentence, as a document."""
@@ -121,7 +127,7 @@ def _models(routes: APIRouter, desk: Desk) -> None:
         return Response((await desk.ask("flow", **asked.model_dump())).content, media_type="application/json")
 
 
-def _trainings(routes: APIRouter, runs: PageRuns, streams: Streams, record: FollowedRecord | None) -> None:
+def _trainings(routes: FastAPI, runs: PageRuns, streams: Streams, record: FollowedRecord | None) -> None:
     @routes.post("/runs", status_code=201, responses={409: REFUSED[400]})
     async def begin(asked: RunSettings) -> Begun:
         """Begin a training run."""

@@ -64,6 +64,7 @@ def bind(host: str = LOOPBACK, port: int = 0, allow_remote: bool = False) -> Bou
     try:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind((str(place), port))
+        taken.listen(128)  # whoever comes before the server is ready waits, and is not refused
     except OSError as error:
         taken.close()
         raise InputError(

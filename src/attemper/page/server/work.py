@@ -12,7 +12,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, NamedTuple
 
 from . import limits
@@ -20,6 +20,7 @@ from .guard import Denied
 
 BEGUN, ENDED, FAILED = "begun", "ended", "failed"  # kinds of frames; a result is "json", "floats" or "event"
 RETRY = "Try again in a moment."
+ENDED_BEFORE = f"The computing process ended. {RETRY}"
 
 
 class Frame(NamedTuple):
@@ -43,15 +44,16 @@ class Desk:
     def __init__(self, model: str | None, command: list[str] | None = None) -> None:
         self._command = command or [sys.executable, "-m", "attemper.page.server.worker", *([model] if model else [])]
         self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._readers: set[asyncio.Task[None]] = set()
         self._jobs: dict[int, asyncio.Queue[Frame]] = {}
+        self._with: dict[int, asyncio.subprocess.Process] = {}  # by whom a job is done
         self._last = 0
         self._starting = asyncio.Lock()
 
     async def start(self) -> asyncio.subprocess.Process:
         """The worker, begun if it is not there."""
         async with self._starting:
-            if self._process is None or self._process.returncode is not None:
+            if self._process is None:
                 self._process = await asyncio.create_subprocess_exec(
                     *self._command,
                     stdin=subprocess.PIPE,
@@ -59,7 +61,9 @@ class Desk:
                     start_new_session=True,  # Ctrl-C is this process's to hear
                     limit=limits.BODY * 4,
                 )
-                self._reader = asyncio.create_task(self._read(self._process))
+                reader = asyncio.create_task(self._read(self._process))
+                self._readers.add(reader)
+                reader.add_done_callback(self._readers.discard)
             return self._process
 
     async def ask(self, what: str, **arguments: Any) -> Frame:
@@ -69,7 +73,7 @@ class Desk:
                 return frame
         raise Denied(500, "The computation ended without a result.")
 
-    async def stream(self, what: str, limited: bool = True, **arguments: Any) -> AsyncIterator[Frame]:
+    async def stream(self, what: str, limited: bool = True, **arguments: Any) -> AsyncGenerator[Frame, None]:
         """A computation and its results as they come. One that is not limited may take its time, and is cancelled instead."""
         if len(self._jobs) >= limits.WAITING:
             raise Denied(503, f"{len(self._jobs)} computations are waiting already; one is done at a time. {RETRY}")
@@ -79,8 +83,11 @@ class Desk:
         done = False
         try:
             process = await self.start()
+            self._with[job] = process
             await self._send(process, {"job": job, "do": what, **arguments})
-            await self._next(queue, limits.PATIENCE, f"This computation waited {limits.PATIENCE:.0f} s for its turn. {RETRY}")
+            await self._next(
+                queue, limits.PATIENCE, f"This computation waited {limits.PATIENCE:.0f} s for its turn. {RETRY}"
+            )
             while True:
                 frame = await self._result(queue, limited)
                 if frame.kind == ENDED:
@@ -89,8 +96,9 @@ class Desk:
                 yield frame
         finally:
             self._jobs.pop(job, None)
-            if not done and self._process is not None and self._process.returncode is None:
-                with contextlib.suppress(OSError):
+            self._with.pop(job, None)
+            if not done and self._process is not None:
+                with contextlib.suppress(Denied):
                     await self._send(self._process, {"cancel": job})
 
     async def _result(self, queue: asyncio.Queue[Frame], limited: bool) -> Frame:
@@ -116,8 +124,11 @@ class Desk:
 
     async def _send(self, process: asyncio.subprocess.Process, line: dict[str, Any]) -> None:
         assert process.stdin is not None
-        process.stdin.write(json.dumps(line).encode() + b"\n")
-        await process.stdin.drain()
+        try:
+            process.stdin.write(json.dumps(line).encode() + b"\n")
+            await process.stdin.drain()
+        except OSError:
+            raise Denied(503, ENDED_BEFORE) from None
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         """Hand out what the worker says, until it ends."""
@@ -130,23 +141,20 @@ class Desk:
                     self._jobs[head["job"]].put_nowait(Frame(head["kind"], content))
         except (asyncio.IncompleteReadError, ConnectionError, ValueError):
             pass  # it was ended
+        if self._process is process:
+            self._process = None
+        for queue in [self._jobs[job] for job, owner in self._with.items() if owner is process]:
+            queue.put_nowait(Frame(FAILED, json.dumps({"status": 503, "says": ENDED_BEFORE}).encode()))
         await process.wait()
-        gone = Frame(FAILED, json.dumps({"status": 503, "says": f"The computing process ended. {RETRY}"}).encode())
-        for queue in list(self._jobs.values()):
-            queue.put_nowait(gone)
 
     def kill(self) -> None:
-        """End the worker now, whatever it does."""
-        if self._process is not None and self._process.returncode is None:
+        """End the worker now, whatever it does; the next computation begins another."""
+        process, self._process = self._process, None
+        if process is not None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+                process.kill()
 
     async def close(self) -> None:
         """End the worker and wait until it is gone."""
         self.kill()
-        if self._process is not None:
-            await self._process.wait()
-        if self._reader is not None:
-            self._reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reader
+        await asyncio.gather(*self._readers, return_exceptions=True)
