@@ -53,10 +53,10 @@ export function controls(page) {
   const ticked = make("input", { type: "checkbox", onchange: () => page.set("bench", { aligned: ticked.checked }) });
   const again = make("button.plain", { type: "button", "data-control": "bench.seed", title: "Other random vectors",
     onclick: () => { page.set("bench", { seed: (page.state().seed + 1) % 1000 }); page.announce("Other random vectors."); } }, "Draw again");
-  const node = make("div.controls", {}, make("div.sliders", {}, d.node, n.node, heads.node),
-    make("div.switches", {}, make("div.rules", { "data-control": "bench.rule" }, rule.node),
-      make("div.row", {}, make("label.check", { "data-control": "bench.aligned" }, ticked, " aligned keys"), again)));
-  return { node, show(state) {
+  const sliders = make("div.sliders", {}, d.node, n.node, heads.node);
+  const switches = make("div.switches", {}, make("div.rules", { "data-control": "bench.rule" }, rule.node),
+    make("div.row", {}, make("label.check", { "data-control": "bench.aligned" }, ticked, " aligned keys"), again));
+  return { sliders, switches, show(state) {
     for (const one of [d, n, heads, rule]) one.show(state);
     heads.note.textContent = `d_model ${state.heads * state.d}`;
     ticked.checked = state.aligned;

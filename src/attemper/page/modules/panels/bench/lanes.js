@@ -15,7 +15,7 @@ const rounded = (number) => (number >= 100 ? number.toFixed(0) : number >= 10 ? 
 /** The histogram of all logits, in two lanes with one axis. */
 export function logitsChart(page) {
   const pen = draw(page.document), svg = picture(pen, { width: WIDE, height: HIGH, name: "Histogram of the logits, two lanes" });
-  const below = axisBelow(pen, { y: BASES[1], name: "logit", grid: 20 });
+  const below = axisBelow(pen, { y: BASES[1], name: "logit (heights: share of all scores, each lane to its own peak)", grid: 20 });
   const lanes = BASES.map((base, i) => {
     const kind = i ? "chosen" : "none";
     const lane = { base, bars: pen(`path.bars.${kind}`), curve: pen("path.curve"), bar: pen(`path.spread.${kind}`), limit: pen("path.limit"),
@@ -25,10 +25,10 @@ export function logitsChart(page) {
   });
   svg.append(below.node, ...lanes.map((lane) => lane.node));
   return { svg, update(state, found) {
-    const wide = 3.1 * Math.max(found.other.signs.std, found.chosen.signs.std, criticalSpread(state.n) / 2);
+    const wide = 3.1 * Math.max(...found.lanes.map((lane) => lane.signs.std), criticalSpread(state.n) / 2);
     const reach = REACHES.find((one) => one >= wide) ?? REACHES.at(-1), x = linear([-reach, reach], [LEFT, RIGHT]), bin = (2 * reach) / BINS;
     below.update(x, [-reach, -reach / 2, 0, reach / 2, reach]);
-    [found.other, found.chosen].forEach((lane, i) => {
+    found.lanes.forEach((lane, i) => {
       const { base, bars, curve, bar, limit, name, words } = lanes[i], shares = counted(lane.logits, -reach, reach, BINS);
       const theory = theorySpread(lane, state), density = (z) => (bin / (theory * Math.sqrt(2 * Math.PI))) * Math.exp(-0.5 * (z / theory) ** 2);
       // the bin's own share, which a curve narrower than a bin needs
@@ -70,8 +70,8 @@ export function weightsChart(page) {
   return { svg, update(state, found) {
     const count = Math.min(RANKS, state.n);
     below.update(linear([0.5, RANKS + 0.5], [34, RIGHT]), Array.from({ length: count }, (_, i) => i + 1));
-    [found.otherSorted, found.chosenSorted].forEach((sorted, i) => {
-      const { base, y, bars, even, name, words, rest } = lanes[i], lane = i ? found.chosen : found.other;
+    found.sorted.forEach((sorted, i) => {
+      const { base, y, bars, even, name, words, rest } = lanes[i], lane = found.lanes[i];
       change(bars, { d: barPath([...sorted.slice(0, count)], (j) => x(j) + 3, base, (share) => base - y(share), 3) });
       change(even, { d: `M34 ${y(1 / state.n)}H${RIGHT}` });
       name.textContent = lane.rule.formula;

@@ -16,8 +16,8 @@ export const queriesFor = ({ n, rule }) => {
   return rule === "additive" ? Math.max(4, most / 4) : most;
 };
 
-/** The rule of the other lane: none, or 1/√d_k where none is the chosen one. */
-export const otherRule = (rule) => (rule === "none" ? "sqrt_dk" : "none");
+/** The rule of the second lane: the chosen one, or 1/√d_k where none is chosen; the first lane has none. */
+export const secondRule = (rule) => (rule === "none" ? "sqrt_dk" : rule);
 
 const tables = new Map(); // by seed
 function tablesOf(seed) {
@@ -37,12 +37,12 @@ function aligned(q, k, { m, n, d }) {
   return found;
 }
 
-/** Both lanes of a state: `{given, chosen, other}`. */
+/** Both lanes of a state: `{given, bare, second}`. */
 export function computed(state) {
   const { d, n, heads, rule, seed } = state, m = queriesFor(state), drawn = tablesOf(seed);
   const q = drawn.query(m, d), g = drawn.gradient(m, n), plain = drawn.key(n, d);
   const k = state.aligned ? aligned(q, plain, { m, n, d }) : plain;
   const weight = Float64Array.from(drawn.weight(1, d).subarray(0, d), (one) => one / Math.sqrt(d));
   const given = subject({ q, k, g, weight, m, n, d, heads, stride: WIDEST });
-  return { given, chosen: lane(rule, given), other: lane(otherRule(rule), given) };
+  return { given, bare: lane("none", given), second: lane(secondRule(rule), given) };
 }

@@ -6,18 +6,18 @@ import { written } from "../../../report/data/numbers.js";
 export const QUESTIONS = [
   { asks: "A query and a key have 256 random numbers each, of variance 1. How far does q·k spread (std)?", choices: ["1", "16", "128", "256"], right: 1,
     state: { d: 256, rule: "none", n: 64, aligned: false },
-    answer: ({ chosen }) => `Measured: ${written(chosen.signs.std, 1)}. Variances add: 256 products of variance 1 make 256, and the spread is its root, 16.` },
+    answer: ({ bare }) => `Measured: ${written(bare.signs.std, 1)}. Variances add: 256 products of variance 1 make 256, and the spread is its root, 16.` },
   { asks: "What must q·k be divided by, so that the spread is 1 again?", choices: ["2", "√256 = 16", "256"], right: 1,
     state: { d: 256, rule: "sqrt_dk", n: 64, aligned: false },
-    answer: ({ chosen }) => `Divided by 16 it measures ${written(chosen.signs.std, 2)}. Divided by c, a variance falls by c²; so c is the root, at every d_k: drag it.` },
+    answer: ({ second }) => `Divided by 16 it measures ${written(second.signs.std, 2)}. Divided by c, a variance falls by c²; so c is the root, at every d_k: drag it.` },
   { asks: "And if one divides by d_k = 256 itself: how many of 64 keys share the weight?", choices: ["about 1", "about 40", "all 64"], right: 2,
     state: { d: 256, rule: "dk", n: 64, aligned: false },
-    answer: ({ chosen }) => `${written(chosen.signs.effective_keys, 1)} of 64: the spread is ${written(chosen.signs.std, 3)}, so softmax sees hardly any difference, `
+    answer: ({ second }) => `${written(second.signs.effective_keys, 1)} of 64: the spread is ${written(second.signs.std, 3)}, so softmax sees hardly any difference, `
       + "and the larger d_k is, the less. Too flat, where no divisor is too sharp." },
 ];
 
-/** A line with one question; `found()` is what the bench measured last. */
-export function prediction(page, found) {
+/** A line with one question. */
+export function prediction(page) {
   const { make } = page;
   let at = 0, answered = null;
   const asks = make("p.asks"), choices = make("div.row"), says = make("p.says", { role: "status" });

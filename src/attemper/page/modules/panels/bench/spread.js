@@ -14,7 +14,7 @@ const LINES = [
 ];
 /** Where the lines are named: beside them, and never across. */
 const PLACES = {
-  none: (x, y) => ({ x: x(420), y: y(Math.sqrt(420)) - 7 }),
+  none: (x, y) => ({ x: RIGHT - 4, y: y(13.4) + 16 }),
   sqrt_dk: (x, y) => ({ x: RIGHT - 4, y: y(1) - 8 }),
   dk: (x, y) => ({ x: RIGHT - 4, y: y(1 / Math.sqrt(130)) - 6 }),
 };
@@ -43,10 +43,10 @@ export function spreadChart(page) {
   };
   svg.addEventListener("pointerdown", (event) => { svg.setPointerCapture(event.pointerId); drag(event); });
   svg.addEventListener("pointermove", (event) => { if (event.buttons & 1) drag(event); });
-  return { svg, update(state, { raw, chosen: lane }) {
+  return { svg, update(state, { bare, second }) {
     const key = `${state.n} ${state.seed} ${state.aligned}`;
     if (key !== kept) { visited.clear(); trail.replaceChildren(); kept = key; }
-    const { d, n } = state, place = { none: raw, sqrt_dk: raw / Math.sqrt(d), dk: raw / d }, at = x(d), freeze = criticalSpread(n);
+    const { d, n } = state, raw = bare.signs.std, place = { none: raw, sqrt_dk: raw / Math.sqrt(d), dk: raw / d }, at = x(d), freeze = criticalSpread(n);
     if (!visited.has(d)) {
       visited.set(d, place);
       trail.append(...LINES.map(({ name }) => pen(`circle.dot.${name}`, { cx: at, cy: inside(place[name]), r: 2.4 })));
@@ -57,7 +57,7 @@ export function spreadChart(page) {
     change(zoneName, { y: TOP + 13 });
     change(cursor, { d: `M${at} ${TOP}V${BOTTOM}` });
     LINES.forEach(({ name }, i) => change(now[i], { cx: at, cy: inside(place[name]) }));
-    const mark = inside(lane.signs.std);
+    const mark = inside((state.rule === "none" ? bare : second).signs.std);
     change(chosen, { d: `M${at - 9} ${mark}a9 9 0 1 0 18 0a9 9 0 1 0 -18 0` });
   } };
 }

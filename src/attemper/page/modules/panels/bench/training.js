@@ -6,7 +6,7 @@ import { change, draw, picture } from "../../draw/svg.js";
 
 const WIDE = 352, HIGH = 224, LEFT = 40, RIGHT = 346, TOP = 28, BOTTOM = 186;
 const CHARTS = [
-  { key: "grad_q_median", title: "Median gradient at q", name: "times √d_k without the scale's own factor, log", log: true },
+  { key: "grad_q_median", title: "Median gradient at q", name: "length, the constant factor √d_k set aside (log)", log: true },
   { key: "effective_keys", title: "Keys that share the weight", name: "effective keys of 64.5, log", log: true },
   { key: "loss", title: "Training loss", name: "nats per character", log: false },
 ];
