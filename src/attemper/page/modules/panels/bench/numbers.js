@@ -70,8 +70,8 @@ export function verdict(state, { bare: plain, second: scaled }) {
   const std = scaled.signs.std,
     keys = written(scaled.signs.effective_keys, 1);
   const after = {
-    sqrt_dk: `Divided by √${d}, the spread is ${written(std, 2)} at every d_k, and ${keys} keys share the weight.`,
-    none: `Divided by √${d}, the spread is ${written(std, 2)} at every d_k, and ${keys} keys share the weight.`,
+    sqrt_dk: `Divided by √${d}, the spread is ${written(std, 2)}${aligned ? "" : " at every d_k"}, and ${keys} keys share the weight.`,
+    none: `Divided by √${d}, the spread is ${written(std, 2)}${aligned ? "" : " at every d_k"}, and ${keys} keys share the weight.`,
     dk: `Divided by ${d}, the spread is only ${written(std, 3)}: ${keys} of ${n} keys share the weight, as if q did not matter.`,
     sqrt_dmodel: `Divided by √(${state.heads} × ${d}), the spread is only ${written(std, 2)}: ${keys} of ${n} keys share the weight.`,
     after: `Dividing the weights afterwards leaves them as one-hot as before; they only add up to ${written(scaled.factor, 3)}.`,
@@ -80,6 +80,9 @@ export function verdict(state, { bare: plain, second: scaled }) {
     softcap: `Divided by √${d} and capped at 50, the spread is ${written(std, 2)}: the cap has nothing to do yet.`,
     additive: `The additive score spreads by ${written(std, 2)}, whatever d_k is.`,
   }[rule];
-  const own = aligned ? ` Own keys are aligned: they score about ${written(0.5 * d, 1)} before any division.` : "";
+  const factor = scaled.rule.scale({ d, heads: state.heads });
+  const own = aligned
+    ? ` Each query's own key is aligned with it and scores about ${written(0.5 * d, 1)}${factor === 1 ? "" : `, divided ${written(0.5 * d * factor, 1)}`}.`
+    : "";
   return [bare, after + own];
 }
