@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import claims, training
+from .runs import recorded_runs
 
 
 def _flow() -> Any:
@@ -22,12 +23,13 @@ def _heads() -> Any:
 
 # key → what makes its part; a part is plain data, as JSON has it
 PARTS: dict[str, Callable[[], Any]] = {
+    "bench": recorded_runs,
     "claims": claims.judged,
     "flow": _flow,
     "heads": _heads,
     "training": training.recorded,
 }
-STORED = ("claims", "training")
+STORED = ("bench", "claims", "training")
 """The parts that are read from files: a served page gets these at once, and asks for the others when it needs them."""
 
 
