@@ -2,5 +2,6 @@
 
 import { benchPanel } from "../panels/bench/panel.js";
 import { flowPanel } from "../panels/flow/panel.js";
+import { headsPanel } from "../panels/heads/panel.js";
 
-export const PANELS = [benchPanel, flowPanel];
+export const PANELS = [benchPanel, flowPanel, headsPanel];

@@ -1,18 +1,9 @@
 // The arithmetic of a flow: every matrix from X to Y, and for any cell the cells and the products that made it.
 
+import { softmaxRow } from "../../maths/softmax.js";
 import { product } from "./source.js";
 
 const TOP = 5; // products that are named, of many
-
-/** softmax of one row in place; -inf is a hidden key. */
-function softmaxRow(row) {
-  const peak = row.reduce((a, b) => Math.max(a, b), -Infinity);
-  if (peak === -Infinity) return row.fill(0);
-  let sum = 0;
-  for (let j = 0; j < row.length; j++) sum += row[j] = Math.exp(row[j] - peak);
-  for (let j = 0; j < row.length; j++) row[j] /= sum;
-  return row;
-}
 
 /** q·k of one head, n × n. */
 function scores(flow, h) {
@@ -41,8 +32,8 @@ export function computed(flow, skip) {
     const raw = scores(flow, h), logits = flow.plain || skip ? raw.map((one) => (skip ? one : one * flow.scale)) : Float64Array.from(flow.logits[h]);
     // a hidden key stays hidden, whatever the scale
     if (flow.logits) flow.logits[h].forEach((one, i) => { if (one === -Infinity) logits[i] = -Infinity; });
-    const P = Float64Array.from(logits);
-    for (let i = 0; i < n; i++) softmaxRow(P.subarray(i * n, (i + 1) * n));
+    const P = new Float64Array(n * n);
+    for (let i = 0; i < n; i++) if (softmaxRow(logits, P, i * n, n).peak === -Infinity) P.fill(0, i * n, (i + 1) * n); // sees no key
     const context = product(P, flow.V[Math.floor(h / flow.groups)], n, n, d_v);
     for (let i = 0; i < n; i++) concat.set(context.subarray(i * d_v, (i + 1) * d_v), i * wide + h * d_v);
     all.push(P);
