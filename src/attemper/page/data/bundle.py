@@ -6,9 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from . import embedded
+from .runs import recorded_runs
 
 # key → what makes its part; a part is plain data, as JSON has it
-PARTS: dict[str, Callable[[], Any]] = {"flow": embedded.flow, "heads": embedded.heads}
+PARTS: dict[str, Callable[[], Any]] = {
+    "bench": recorded_runs,
+    "flow": embedded.flow,
+    "heads": embedded.heads,
+}
 
 
 def bundle() -> dict[str, Any]:

@@ -13,9 +13,9 @@ export const BENCH_RULES = {
   none: { label: "no divisor", formula: "q·k", scale: () => 1 },
   dk: { label: "÷ d_k", formula: "q·k / d_k", scale: ({ d }) => 1 / d },
   sqrt_dmodel: { label: "÷ √d_model", formula: "q·k / √d_model", scale: ({ d, heads }) => 1 / Math.sqrt(d * heads) },
-  after: { label: "÷ √d_k after softmax", formula: "softmax(q·k) / √d_k", scale: () => 1, after: ({ d }) => 1 / Math.sqrt(d) },
-  fp16: { label: "no divisor, float16", formula: "float16(q·k)", scale: () => 1, half: true },
-  qk_norm: { label: "cosine (QK-norm)", formula: "√d_k cos(q, k)", scale: ({ d }) => Math.sqrt(d), cosine: true },
+  after: { label: "after softmax", formula: "softmax(q·k) / √d_k", scale: () => 1, after: ({ d }) => 1 / Math.sqrt(d) },
+  fp16: { label: "float16", formula: "float16(q·k)", scale: () => 1, half: true },
+  qk_norm: { label: "cosine", formula: "√d_k cos(q, k)", scale: ({ d }) => Math.sqrt(d), cosine: true },
   softcap: { label: "softcap", formula: "50 tanh(q·k / (50 √d_k))", scale: ({ d }) => 1 / Math.sqrt(d), cap: SOFTCAP },
   additive: { label: "additive", formula: "wᵀ tanh(q + k)", scale: () => 1, additive: true },
 };

@@ -1,6 +1,6 @@
 // The flow: a sentence from words to context as one picture, step by step; any cell shows the cells that made it.
 
-import { frozen, drawer } from "../../draw/frozen.js";
+import { draw, standalone } from "../../draw/svg.js";
 import { written } from "../../../report/data/numbers.js";
 import { arithmetic, stepWords, told } from "./card.js";
 import { controls } from "./controls.js";
@@ -69,7 +69,7 @@ function finder(page, changed) {
 }
 
 function mount(root, page) {
-  const make = page.make, draw = drawer(page.document), svg = draw("svg.flow-picture", { role: "group", "aria-label": "From words to context" });
+  const make = page.make, pen = draw(page.document), svg = pen("svg.flow-picture", { role: "group", "aria-label": "From words to context" });
   const frame = make("div.flow-frame", {}, svg), card = make("section.flow-card", { "aria-label": "This step" });
   const count = make("p.flow-count"), title = make("h2"), words = make("p.flow-words"), formula = make("p.flow-formula");
   const cell = make("div.flow-cell", { "aria-live": "polite" }), says = make("p.flow-note", { role: "status" });
@@ -96,7 +96,7 @@ function mount(root, page) {
     const parts = fresh || shown.skip !== now.skip ? computed(flow, now.skip) : shown.parts;
     const bare = fresh || shown.skip !== now.skip ? computed(flow, !now.skip) : shown.bare;
     const before = shown;
-    if (fresh) shown = { key, flow, drawn: picture(draw, svg, flow, parts, layout(flow, parts, width)) };
+    if (fresh) shown = { key, flow, drawn: picture(pen, svg, flow, parts, layout(flow, parts, width)) };
     Object.assign(shown, { parts, bare, skip: now.skip, steps: steps(flow, parts, bare.P, now.skip) });
     // the scores shrink before one's eyes
     if (page.motion && !fresh && before.step !== now.step && now.step === 6 && !now.skip) {
@@ -167,7 +167,7 @@ function mount(root, page) {
   return {
     update(state) { now = { ...state }; redraw(); },
     text: () => (shown ? flowText(shown, now, madeWords()) : ""),
-    figures: () => [{ name: "flow", svg: () => frozen(svg) }],
+    figures: () => [{ name: "flow", svg: () => standalone(svg) }],
     python: () => flowPython(shown.flow, now),
     json: () => (shown ? numbers(shown) : {}),
     unmount() {

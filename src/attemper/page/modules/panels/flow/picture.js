@@ -1,7 +1,7 @@
 // The flow as one picture: matrices of cells with their shapes and numbers, the links between them, and what is pointed at.
 
 import { written } from "../../../report/data/numbers.js";
-import { fitted } from "../../draw/frozen.js";
+import { fitted } from "../../draw/fitted.js";
 import { NAMES } from "./steps.js";
 import { ROWS } from "./layout.js";
 

@@ -2,7 +2,7 @@
 
 import { written } from "../../../report/data/numbers.js";
 import { arcPaths, arcRoom } from "../../draw/arcs.js";
-import { fitted } from "../../draw/frozen.js";
+import { fitted } from "../../draw/fitted.js";
 import { criticalSpread } from "../../maths/signs.js";
 import { ends, tempered } from "./temper.js";
 

@@ -1,7 +1,7 @@
 // Real heads, re-tempered: the map of a model's heads, any of them with a slider on its true scale, two side by side.
 
 import { written } from "../../../report/data/numbers.js";
-import { drawer, frozen } from "../../draw/frozen.js";
+import { draw, standalone } from "../../draw/svg.js";
 import { endsOf, headView } from "./headview.js";
 import { headMap } from "./map.js";
 import { placeOf, readText, signsOf } from "./read.js";
@@ -59,7 +59,7 @@ function tempering(make, set) {
 const rule = ({ rule: name, applied }) => ({ sqrt_dk: "1/√d_k", none: "no scale", dk: "1/d_k" })[name] ?? written(applied);
 
 function mount(root, page) {
-  const make = page.make, draw = drawer(page.document), set = (values) => page.set("heads", values);
+  const make = page.make, pen = draw(page.document), set = (values) => page.set("heads", values);
   let now = page.state("heads"), text = null, viewed = null, asked = 0, shown = null;
   const library = texts(page, () => redraw());
   const sentence = (words) => make("button.plain.sentence", { type: "button", onclick: () => set({ text: words, token: -1 }) }, words);
@@ -79,7 +79,7 @@ function mount(root, page) {
       asked ||= page.document.defaultView.requestAnimationFrame(() => { asked = 0; redraw(); });
     },
     lock: (place) => set({ head: place.join(".") }) };
-  const map = headMap(make, act), temper = tempering(make, set), views = [headView(make, draw, act), headView(make, draw, act)];
+  const map = headMap(make, act), temper = tempering(make, set), views = [headView(make, pen, act), headView(make, pen, act)];
   const pair = make("div.heads-pair", {}, views.map((view) => view.node));
   root.append(make("div.flow-controls", {}, make("div.row", { role: "group", "aria-label": "Sentence", "data-control": "heads.sentences" }, chips), page.source ? form : null),
     says, make("div.heads-work", {}, make("div.heads-left", {}, make("div.row.heads-choice", { "data-control": "heads.sign" }, make("h2", {}, "Every head"), sign), map.node),
@@ -130,8 +130,8 @@ function mount(root, page) {
   return {
     update(state) { now = { ...state }; redraw(); },
     text: () => (shown ? headsText(shown, views) : says.textContent),
-    figures: () => (shown ? [{ name: "map", svg: () => mapSvg(shown, root) }, ...shown.places.flatMap(([layer, head], i) => [{ name: `arcs-${layer}-${head}`, svg: () => frozen(views[i].svg) },
-      { name: `logits-${layer}-${head}`, svg: () => frozen(views[i].chart) }])] : []),
+    figures: () => (shown ? [{ name: "map", svg: () => mapSvg(shown, root) }, ...shown.places.flatMap(([layer, head], i) => [{ name: `arcs-${layer}-${head}`, svg: () => standalone(views[i].svg) },
+      { name: `logits-${layer}-${head}`, svg: () => standalone(views[i].chart) }])] : []),
     python: () => headsPython(shown),
     json: () => (shown ? { text: text.text, tokens: text.tokens, times: shown.times, heads: shown.places.map(([layer, head], i) => ({ layer, head, applied: text.layers[layer].applied,
       signs: shown.results[i]?.signs ?? null, true_signs: shown.results[i]?.before ?? null, weights: shown.results[i] ? [...shown.results[i].weights] : null })) } : {}),
