@@ -3,7 +3,8 @@
 import { rowSigns } from "../../maths/signs.js";
 import { softmaxRow } from "../../maths/softmax.js";
 
-const SATURATED = 0.99, SATURABLE = 8; // as in attemper.heads
+const SATURATED = 0.99,
+  SATURABLE = 8; // as in attemper.heads
 const MEANS = ["mean", "variance", "entropy", "p2", "top_weight", "effective_keys", "jacobian_trace"];
 
 /**
@@ -11,9 +12,17 @@ const MEANS = ["mean", "variance", "entropy", "p2", "top_weight", "effective_key
  * Signs are means over rows that see a key; `peak` is the largest logit. `{weights, signs}`
  */
 export function tempered(logits, queries, keys, times) {
-  const weights = new Float32Array(queries * keys), row = new Float64Array(keys), out = new Float64Array(keys), seen = new Int32Array(keys);
+  const weights = new Float32Array(queries * keys),
+    row = new Float64Array(keys),
+    out = new Float64Array(keys),
+    seen = new Int32Array(keys);
   const sums = Object.fromEntries(MEANS.map((name) => [name, 0]));
-  let rows = 0, peak = -Infinity, even = 0, evens = 0, saturable = 0, saturated = 0;
+  let rows = 0,
+    peak = -Infinity,
+    even = 0,
+    evens = 0,
+    saturable = 0,
+    saturated = 0;
   for (let i = 0; i < queries; i++) {
     let n = 0;
     for (let j = 0; j < keys; j++) {
@@ -28,8 +37,14 @@ export function tempered(logits, queries, keys, times) {
     for (const name of MEANS) sums[name] += one[name];
     rows++;
     peak = Math.max(peak, one.peak);
-    if (n > 1) { even += one.evenness; evens++; }
-    if (n >= SATURABLE) { saturable++; saturated += one.top_weight > SATURATED ? 1 : 0; }
+    if (n > 1) {
+      even += one.evenness;
+      evens++;
+    }
+    if (n >= SATURABLE) {
+      saturable++;
+      saturated += one.top_weight > SATURATED ? 1 : 0;
+    }
   }
   const signs = Object.fromEntries(MEANS.map((name) => [name, sums[name] / rows]));
   return { weights, signs: { ...signs, rows, peak, evenness: even / evens, saturated: saturated / saturable } };
@@ -37,7 +52,8 @@ export function tempered(logits, queries, keys, times) {
 
 /** The ends of the logits that are visible. */
 export function ends(logits) {
-  let low = Infinity, high = -Infinity;
+  let low = Infinity,
+    high = -Infinity;
   for (const one of logits) {
     if (one === -Infinity) continue;
     if (one < low) low = one;
