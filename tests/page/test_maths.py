@@ -1,5 +1,6 @@
 """The page's arithmetic in a real Chromium against the library's: every sign, gradient and rule, on the same inputs."""
 
+import base64
 import math
 
 import pytest
@@ -12,7 +13,7 @@ from attemper.page.draws import STREAMS
 from close import in_float64
 from judge import SIGNS, assert_within
 
-RULES = ["sqrt_dk", "none", "dk", "sqrt_dmodel", "after", "fp16", "qk_norm", "softcap", "additive"]
+RULES = ["sqrt_dk", "none", "dk", "sqrt_dmodel", "after", "fp16", "qk_norm", "cosine", "softcap", "additive"]
 DERIVED = ["top_weight", "effective_keys", "evenness", "jacobian_trace"]
 SHAPES = [
     (8, 16, 1),
@@ -43,15 +44,15 @@ def drawn(m: int, n: int, d: int) -> dict[str, torch.Tensor]:
 
 def by_library(rule: str, given: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Signs, weights and both gradients. The values are the unit vectors, so that dL/d(output) is dL/dp."""
-    q, k, g, weight = (given[name].to(dtype) for name in ("q", "k", "g", "weight"))
+    q, k, g, weight = (given[name].to(dtype, copy=True) for name in ("q", "k", "g", "weight"))
     d, n = q.shape[-1], len(k)
     q.requires_grad_()
     bias = torch.zeros(len(q), n, dtype=dtype, requires_grad=True)  # its gradient is that at the softmax's input
     unit, factor = torch.eye(n, dtype=dtype), 1.0
     if rule == "additive":
         output, vitals = attemper.additive_attention(q, k, unit, weight, mask=bias)
-    elif rule == "qk_norm":
-        scale = attemper.rule("qk_norm").scale(head_dim=d)
+    elif rule in ("qk_norm", "cosine"):
+        scale = attemper.rule("qk_norm").scale(head_dim=d) if rule == "qk_norm" else 1.0
         output, vitals = attemper.cosine_attention(q, k, unit, scale=scale, mask=bias)
     elif rule == "fp16":
         scores = q @ k.T
@@ -81,13 +82,15 @@ def by_library(rule: str, given: dict[str, torch.Tensor], dtype: torch.dtype) ->
 
 IN_PAGE = """([name, given]) => {
   const { m, n, d, heads } = given, stride = Math.max(n, d);
-  const wide = (rows) => {
-    const all = new Float32Array(rows.length * stride);
-    rows.forEach((row, i) => all.set(row, i * stride));
+  const floats = (text) => new Float32Array(Uint8Array.from(atob(text), (one) => one.charCodeAt(0)).buffer);
+  const wide = (text, rows) => {
+    const given = floats(text), width = given.length / rows, all = new Float32Array(rows * stride);
+    for (let i = 0; i < rows; i++) all.set(given.subarray(i * width, (i + 1) * width), i * stride);
     return all;
   };
-  const { subject, lane } = needed["page/maths/rules.js"], weight = Float32Array.from(given.weight);
-  const found = lane(name, subject({ q: wide(given.q), k: wide(given.k), g: wide(given.g), weight, m, n, d, heads, stride }));
+  const { subject, lane } = needed["page/maths/rules.js"], weight = floats(given.weight);
+  const vectors = { q: wide(given.q, m), k: wide(given.k, n), g: wide(given.g, m), weight };
+  const found = lane(name, subject({ ...vectors, m, n, d, heads, stride }));
   const signs = Object.fromEntries(Object.keys(found.rows[0]).map((sign) => [sign, found.rows.map((row) => row[sign])]));
   const { logits, query } = found.statistics;
   return { ...signs, weights: [...found.weights].map((one) => one * found.factor),
@@ -104,7 +107,8 @@ def test_the_page_computes_what_the_library_does(maths, rule, shape):
     if rule == "fp16":  # products that are exact, so that every way rounds the same number
         given = given | {name: (given[name] * 16).round() / 16 for name in ("q", "k")}
     exact, plain = (by_library(rule, given, dtype) for dtype in (torch.float64, torch.float32))
-    arguments = {name: tensor.tolist() for name, tensor in given.items()} | {"m": m, "n": n, "d": d, "heads": HEADS}
+    arrays = {name: base64.b64encode(tensor.numpy().tobytes()).decode() for name, tensor in given.items()}
+    arguments = arrays | {"m": m, "n": n, "d": d, "heads": HEADS}
     found = maths(IN_PAGE, [rule, arguments])
     # a logit is a float32 number: what rounding the largest one moves
     room = EPS * exact["peak"].abs().max().item()
@@ -168,7 +172,7 @@ def test_the_threshold_is_the_labs(maths):
 def test_every_rule_of_the_page_is_one_of_the_library_or_named_here(maths):
     names = maths("() => Object.keys(needed['page/maths/rules.js'].BENCH_RULES)")
     assert sorted(names) == sorted(RULES)
-    assert set(names) - set(attemper.RULES) == {"after", "fp16", "additive"}
+    assert set(names) - set(attemper.RULES) == {"after", "fp16", "additive", "cosine"}
     for name in set(names) & set(attemper.RULES):
         scale = attemper.rule(name).scale(head_dim=48, heads=HEADS)
         call = "(name) => needed['page/maths/rules.js'].BENCH_RULES[name].scale({ d: 48, heads: 8 })"

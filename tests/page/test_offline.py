@@ -65,9 +65,17 @@ def test_every_module_is_joined_and_says_what_it_is():
         assert len(lines) <= 400, name
         assert max(map(len, lines)) <= 160, name
     for name, module in joined.modules().items():
-        imported = [joined._resolved(name, target) for target in re.findall(r'from "([^"]+)"', module)]
         before = list(joined.modules())[: list(joined.modules()).index(name)]
-        assert set(imported) <= set(before), name
+        assert len(re.findall(r"^import [{*\"]", module, flags=re.MULTILINE)) == len(joined.IMPORT.findall(module)), (
+            name
+        )
+        for wanted, target in joined.IMPORT.findall(module):
+            source = joined._resolved(name, target)
+            assert source in before, name
+            names = {one.split(" as ")[0].strip() for one in wanted.split(",") if one.strip()}
+            assert names <= set(joined.EXPORT.findall(joined.modules()[source])), (
+                f"{name}: one export for each line of {source}"
+            )
 
 
 def test_a_file_that_is_there_is_kept(tmp_path):

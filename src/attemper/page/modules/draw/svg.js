@@ -2,8 +2,24 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 /** What a picture needs of the page's style when it leaves the page. */
-const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "stroke-linecap", "stroke-linejoin",
-  "opacity", "font-family", "font-size", "font-weight", "text-anchor", "dominant-baseline", "font-variant-numeric", "paint-order"];
+const KEPT = [
+  "fill",
+  "fill-opacity",
+  "stroke",
+  "stroke-width",
+  "stroke-dasharray",
+  "stroke-opacity",
+  "stroke-linecap",
+  "stroke-linejoin",
+  "opacity",
+  "font-family",
+  "font-size",
+  "font-weight",
+  "text-anchor",
+  "dominant-baseline",
+  "font-variant-numeric",
+  "paint-order",
+];
 
 /** An element of a picture: `draw(page)("path.bars", {d: "…"}, child, …)`. */
 export function draw(page) {
@@ -28,11 +44,14 @@ export function change(node, attributes) {
 
 /** The picture as text that stands alone: colours and fonts are written into it, and what is hidden is left out. */
 export function standalone(svg) {
-  const view = svg.ownerDocument.defaultView, copy = svg.cloneNode(true);
-  const ours = [svg, ...svg.querySelectorAll("*")], theirs = [copy, ...copy.querySelectorAll("*")];
+  const view = svg.ownerDocument.defaultView,
+    copy = svg.cloneNode(true);
+  const ours = [svg, ...svg.querySelectorAll("*")],
+    theirs = [copy, ...copy.querySelectorAll("*")];
   const gone = [];
   ours.forEach((node, i) => {
-    const style = view.getComputedStyle(node), target = theirs[i];
+    const style = view.getComputedStyle(node),
+      target = theirs[i];
     if (style.display === "none") gone.push(target);
     for (const name of KEPT) target.setAttribute(name, style.getPropertyValue(name));
     for (const name of ["class", "style", "role", "tabindex", "aria-label", "aria-hidden"]) target.removeAttribute(name);

@@ -4,7 +4,8 @@ const NOTHING = 1e-10; // of the largest entry of J dL/dp: what is smaller is lo
 
 /** J g of one row into `into`: p (g − Σ p g). Gives its length. `g` starts at `from`. */
 export function throughSoftmax(weights, at, n, g, from, into) {
-  let mean = 0, square = 0;
+  let mean = 0,
+    square = 0;
   for (let j = 0; j < n; j++) mean += weights[at + j] * g[from + j];
   for (let j = 0; j < n; j++) {
     into[j] = weights[at + j] * (g[from + j] - mean);
@@ -20,9 +21,15 @@ export function keysTimes(u, k, { n, d, stride }, into) {
   for (let j = 0; j < n; j++) most = Math.max(most, Math.abs(u[j]));
   const least = NOTHING * most;
   for (let j = 0; j < n; j += 4) {
-    const u0 = u[j], u1 = j + 1 < n ? u[j + 1] : 0, u2 = j + 2 < n ? u[j + 2] : 0, u3 = j + 3 < n ? u[j + 3] : 0;
+    const u0 = u[j],
+      u1 = j + 1 < n ? u[j + 1] : 0,
+      u2 = j + 2 < n ? u[j + 2] : 0,
+      u3 = j + 3 < n ? u[j + 3] : 0;
     if (Math.abs(u0) <= least && Math.abs(u1) <= least && Math.abs(u2) <= least && Math.abs(u3) <= least) continue;
-    const b = j * stride, c = j + 1 < n ? b + stride : b, e = j + 2 < n ? c + stride : b, f = j + 3 < n ? e + stride : b;
+    const b = j * stride,
+      c = j + 1 < n ? b + stride : b,
+      e = j + 2 < n ? c + stride : b,
+      f = j + 3 < n ? e + stride : b;
     for (let x = 0; x < d; x++) into[x] += u0 * k[b + x] + u1 * k[c + x] + u2 * k[e + x] + u3 * k[f + x];
   }
   return into;

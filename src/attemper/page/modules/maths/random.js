@@ -15,7 +15,9 @@ function mixed(number) {
 /** One row of the table: `columns` numbers into `into` from `at` on. */
 function fill(into, at, base, row, from, columns) {
   for (let column = from; column < columns; column++) {
-    const place = row * WIDEST + column, first = mixed((base ^ (2 * place)) >>> 0), second = mixed((base ^ (2 * place + 1)) >>> 0);
+    const place = row * WIDEST + column,
+      first = mixed((base ^ (2 * place)) >>> 0),
+      second = mixed((base ^ (2 * place + 1)) >>> 0);
     into[at + column] = Math.sqrt(-2 * Math.log((first + 0.5) / 4294967296)) * Math.cos((2 * Math.PI * second) / 4294967296);
   }
 }
@@ -23,7 +25,8 @@ function fill(into, at, base, row, from, columns) {
 /** A table that draws what is asked for and keeps it: `table(rows, columns)` gives a Float32Array of rows that are WIDEST apart. */
 export function normalTable(what, seed) {
   const base = mixed((mixed(seed >>> 0) ^ STREAMS[what]) >>> 0);
-  let kept = new Float32Array(0), widths = [];
+  let kept = new Float32Array(0),
+    widths = [];
   return (rows, columns) => {
     if (rows * WIDEST > kept.length) {
       const larger = new Float32Array(rows * WIDEST);

@@ -3,11 +3,18 @@
 /** q·k of every query with every key, into a Float32Array (m × n); sums are in double precision. */
 export function dotScores(q, k, { m, n, d, stride }, into = new Float32Array(m * n)) {
   for (let i = 0; i < m; i++) {
-    const a = i * stride, row = i * n;
+    const a = i * stride,
+      row = i * n;
     let j = 0;
     for (; j + 3 < n; j += 4) {
-      const b = j * stride, c = b + stride, e = c + stride, f = e + stride;
-      let s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+      const b = j * stride,
+        c = b + stride,
+        e = c + stride,
+        f = e + stride;
+      let s0 = 0,
+        s1 = 0,
+        s2 = 0,
+        s3 = 0;
       for (let x = 0; x < d; x++) {
         const one = q[a + x];
         s0 += one * k[b + x];

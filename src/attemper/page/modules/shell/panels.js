@@ -3,5 +3,6 @@
 import { benchPanel } from "../panels/bench/panel.js";
 import { flowPanel } from "../panels/flow/panel.js";
 import { headsPanel } from "../panels/heads/panel.js";
+import { scoresPanel } from "../panels/scores/panel.js";
 
-export const PANELS = [benchPanel, flowPanel, headsPanel];
+export const PANELS = [benchPanel, flowPanel, headsPanel, scoresPanel];

@@ -11,18 +11,37 @@ const THEMES = ["system", "light", "dark"];
 /** An address that lasts: that of the browser's window. */
 export function windowAddress(view) {
   return {
-    get hash() { return view.location.hash; },
-    get href() { return view.location.href; },
-    replace(hash) {
-      try { view.history.replaceState(null, "", `#${hash}`); } catch { /* a frame without an address of its own */ }
+    get hash() {
+      return view.location.hash;
     },
-    changed(listener) { view.addEventListener("hashchange", listener); },
+    get href() {
+      return view.location.href;
+    },
+    replace(hash) {
+      try {
+        view.history.replaceState(null, "", `#${hash}`);
+      } catch {
+        /* a frame without an address of its own */
+      }
+    },
+    changed(listener) {
+      view.addEventListener("hashchange", listener);
+    },
   };
 }
 
 /** An address that only this page knows: in a notebook. */
 export function ownAddress(hash = "") {
-  return { hash, get href() { return `#${this.hash}`; }, replace(next) { this.hash = next; }, changed() {} };
+  return {
+    hash,
+    get href() {
+      return `#${this.hash}`;
+    },
+    replace(next) {
+      this.hash = next;
+    },
+    changed() {},
+  };
 }
 
 /** The offline page: its data stand in it. */
@@ -43,35 +62,60 @@ function context(shared, panel, change) {
       change(id);
     },
     open: (id) => shared.choose(id),
-    get motion() { return !shared.view.matchMedia("(prefers-reduced-motion: reduce)").matches; },
-    data: shared.data, source: shared.source, announce: shared.announce, make: shared.make, document: shared.page,
+    get motion() {
+      return !shared.view.matchMedia("(prefers-reduced-motion: reduce)").matches;
+    },
+    data: shared.data,
+    source: shared.source,
+    announce: shared.announce,
+    make: shared.make,
+    document: shared.page,
   };
 }
 
 /** Light, dark, or what the system says. */
 function themeButton(shared, change) {
-  const button = shared.make("button.plain.theme", { type: "button", "data-control": "theme", onclick() {
-    shared.now.theme = THEMES[(THEMES.indexOf(shared.now.theme) + 1) % THEMES.length];
-    change();
-  } });
-  return { button, show() {
-    button.textContent = { system: "◐", light: "○", dark: "●" }[shared.now.theme];
-    const words = `Colours: ${shared.now.theme}. Press to change.`;
-    button.setAttribute("aria-label", words);
-    button.title = words;
-  } };
+  const button = shared.make("button.plain.theme", {
+    type: "button",
+    "data-control": "theme",
+    onclick() {
+      shared.now.theme = THEMES[(THEMES.indexOf(shared.now.theme) + 1) % THEMES.length];
+      change();
+    },
+  });
+  return {
+    button,
+    show() {
+      button.textContent = { system: "◐", light: "○", dark: "●" }[shared.now.theme];
+      const words = `Colours: ${shared.now.theme}. Press to change.`;
+      button.setAttribute("aria-label", words);
+      button.title = words;
+    },
+  };
 }
 
 /** The frame around the panels: header, one section for each panel, footer. */
 function frame(shared, { list, theme }) {
   const { make, panels } = shared;
-  const sections = new Map(panels.map((panel) => [panel.id, make("section.panel", {
-    role: "tabpanel", id: `panel-${panel.id}`, "aria-labelledby": `tab-${panel.id}`, hidden: true },
-  make("header.panel-head", {}, make("h1", {}, panel.title), make("p.lead", {}, panel.lead)), make(`div.panel-body.${panel.id}`))]));
+  const sections = new Map(
+    panels.map((panel) => [
+      panel.id,
+      make(
+        "section.panel",
+        {
+          role: "tabpanel",
+          id: `panel-${panel.id}`,
+          "aria-labelledby": `tab-${panel.id}`,
+          hidden: true,
+        },
+        make("header.panel-head", {}, make("h1", {}, panel.title), make("p.lead", {}, panel.lead)),
+        make(`div.panel-body.${panel.id}`),
+      ),
+    ]),
+  );
   const head = make("header.page-head", {}, make("span.brand", {}, "attemper"), list, theme);
   const foot = make("footer.page-foot");
-  shared.root.replaceChildren(head, make("main", {}, [...sections.values()]), foot,
-    shared.live);
+  shared.root.replaceChildren(head, make("main", {}, [...sections.values()]), foot, shared.live);
   return { sections, foot };
 }
 
@@ -80,17 +124,45 @@ function frame(shared, { list, theme }) {
  * the state is kept. Gives `{unmount}`.
  */
 export function start(root, data, { source = null, address = null, panels = PANELS } = {}) {
-  const page = root.ownerDocument, view = page.defaultView, make = maker(page);
-  const kept = address ?? windowAddress(view), live = make("div.unseen", { "aria-live": "polite" });
-  const shared = { root, page, view, make, data, source, panels, live, now: fromAddress(kept.hash, panels),
-    announce: (text) => { live.textContent = text; }, choose };
-  const mounted = new Map(), due = new Set();
+  const page = root.ownerDocument,
+    view = page.defaultView,
+    make = maker(page);
+  const kept = address ?? windowAddress(view),
+    live = make("div.unseen", { "aria-live": "polite" });
+  const shared = {
+    root,
+    page,
+    view,
+    make,
+    data,
+    source,
+    panels,
+    live,
+    now: fromAddress(kept.hash, panels),
+    announce: (text) => {
+      live.textContent = text;
+    },
+    choose,
+  };
+  const mounted = new Map(),
+    due = new Set();
   let asked = 0;
   root.classList.add("attemper-page");
-  const tabs = tabList(make, panels, choose), theme = themeButton(shared, () => changed());
+  const tabs = tabList(make, panels, choose),
+    theme = themeButton(shared, () => changed());
   const { sections, foot } = frame(shared, { list: tabs.list, theme: theme.button });
-  foot.append(make("p.dim", {}, "Everything here is computed in this page. Nothing is sent anywhere."),
-    hiding(make, root, () => shared.now.hide, (hide) => { shared.now.hide = hide; changed(); }));
+  foot.append(
+    make("p.dim", {}, "Everything here is computed in this page. Nothing is sent anywhere."),
+    hiding(
+      make,
+      root,
+      () => shared.now.hide,
+      (hide) => {
+        shared.now.hide = hide;
+        changed();
+      },
+    ),
+  );
 
   /** Write the address, and bring panels up to date once, at the next frame. */
   function changed(id = null) {
@@ -112,7 +184,8 @@ export function start(root, data, { source = null, address = null, panels = PANE
     view.scrollTo?.({ top: 0 });
   }
   function mount(panel) {
-    const section = sections.get(panel.id), body = section.querySelector(".panel-body");
+    const section = sections.get(panel.id),
+      body = section.querySelector(".panel-body");
     const made = panel.mount(body, context(shared, panel, changed)) ?? {};
     mounted.set(panel.id, made);
     section.append(tools(make, root, panel, made, { announce: shared.announce, link: () => kept.href }));
@@ -137,8 +210,12 @@ export function start(root, data, { source = null, address = null, panels = PANE
     changed();
   });
   show();
-  return { shared, mounted, unmount() {
-    for (const made of mounted.values()) made.unmount?.();
-    root.replaceChildren();
-  } };
+  return {
+    shared,
+    mounted,
+    unmount() {
+      for (const made of mounted.values()) made.unmount?.();
+      root.replaceChildren();
+    },
+  };
 }

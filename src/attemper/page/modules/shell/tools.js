@@ -4,10 +4,19 @@ import { copied, download, toPng } from "./export.js";
 
 /** A dialog that shows text that can be copied or saved. */
 function textDialog(make, host, page) {
-  const title = make("h2", { id: "text-dialog" }), body = make("pre", { tabindex: "0" }), said = make("span.dim", { role: "status" });
-  const copy = make("button.plain", { type: "button", async onclick() {
-    said.textContent = (await copied(page, body.textContent)) ? "Copied." : "Select the text and copy it.";
-  } }, "Copy");
+  const title = make("h2", { id: "text-dialog" }),
+    body = make("pre", { tabindex: "0" }),
+    said = make("span.dim", { role: "status" });
+  const copy = make(
+    "button.plain",
+    {
+      type: "button",
+      async onclick() {
+        said.textContent = (await copied(page, body.textContent)) ? "Copied." : "Select the text and copy it.";
+      },
+    },
+    "Copy",
+  );
   const close = make("button.plain", { type: "button", onclick: () => dialog.close() }, "Close");
   const dialog = make("dialog.words", { "aria-labelledby": "text-dialog" }, title, body, make("div.row", {}, copy, close, said));
   host.append(dialog);
@@ -22,31 +31,46 @@ function textDialog(make, host, page) {
 
 /** The row of tools under a panel; `mounted` is what its mount() gave, `link()` its address. */
 export function tools(make, host, panel, mounted, { announce, link }) {
-  const page = host.ownerDocument, showText = textDialog(make, host, page);
+  const page = host.ownerDocument,
+    showText = textDialog(make, host, page);
   const button = (words, action, says) => make("button.plain", { type: "button", title: says, onclick: action }, words);
   const ground = () => page.defaultView.getComputedStyle(host).getPropertyValue("--ground").trim() || "white";
   const figures = () => mounted.figures?.() ?? [];
   async function save(kind) {
     for (const figure of figures()) {
-      const name = `attemper-${panel.id}-${figure.name}.${kind}`, svg = figure.svg();
+      const name = `attemper-${panel.id}-${figure.name}.${kind}`,
+        svg = figure.svg();
       if (kind === "svg") download(page, name, svg, "image/svg+xml");
       else download(page, name, await toPng(page, svg, resolved(page, host, ground())));
     }
     announce(`${figures().length} pictures saved as ${kind.toUpperCase()}.`);
   }
-  return make("div.tools", { "data-control": "tools", role: "group", "aria-label": `Take ${panel.title} away` },
-    mounted.python && button("Copy as Python", () => showText("The same numbers, in Python", mounted.python()), "Code that prints this panel's numbers"),
+  return make(
+    "div.tools",
+    { "data-control": "tools", role: "group", "aria-label": `Take ${panel.title} away` },
+    mounted.python &&
+      button("Copy as Python", () => showText("The same numbers, in Python", mounted.python()), "Code that prints this panel's numbers"),
     mounted.text && button("In words", () => showText("This panel in words", mounted.text()), "The pictures as text"),
     mounted.figures && button("SVG", () => save("svg"), "Save the pictures as SVG"),
     mounted.figures && button("PNG", () => save("png"), "Save the pictures as PNG"),
-    mounted.json && button("JSON", () => {
-      download(page, `attemper-${panel.id}.json`, JSON.stringify(mounted.json(), null, 1), "application/json");
-      announce("Numbers saved as JSON.");
-    }, "Save the numbers as JSON"),
-    button("Copy link", async () => {
-      if (await copied(page, link())) announce("Link copied.");
-      else showText("A link to this state", link());
-    }, "A link to exactly this state"));
+    mounted.json &&
+      button(
+        "JSON",
+        () => {
+          download(page, `attemper-${panel.id}.json`, JSON.stringify(mounted.json(), null, 1), "application/json");
+          announce("Numbers saved as JSON.");
+        },
+        "Save the numbers as JSON",
+      ),
+    button(
+      "Copy link",
+      async () => {
+        if (await copied(page, link())) announce("Link copied.");
+        else showText("A link to this state", link());
+      },
+      "A link to exactly this state",
+    ),
+  );
 }
 
 /** A colour as the page computes it: `light-dark()` in a variable is a colour only once it is used. */
@@ -61,19 +85,41 @@ function resolved(page, host, colour) {
 
 /** For teachers: every control that can be hidden, as a box to tick; `choose(set)` gets the names that are hidden. */
 export function hiding(make, root, hidden, choose) {
-  const box = make("div.boxes"), summary = make("summary", {}, "For teachers: hide controls");
-  const details = make("details.hiding", { "data-control": "hiding" }, summary,
-    make("p.dim", {}, "Untick what students should not see. The address of this page keeps the choice; send them the link. "
-      + "To see everything again, remove hide=… from the address."), box);
+  const box = make("div.boxes"),
+    summary = make("summary", {}, "For teachers: hide controls");
+  const details = make(
+    "details.hiding",
+    { "data-control": "hiding" },
+    summary,
+    make(
+      "p.dim",
+      {},
+      "Untick what students should not see. The address of this page keeps the choice; send them the link. " +
+        "To see everything again, remove hide=… from the address.",
+    ),
+    box,
+  );
   details.addEventListener("toggle", () => {
     const names = [...new Set([...root.querySelectorAll("[data-control]")].map((node) => node.dataset.control))];
-    box.replaceChildren(...names.map((name) => make("label.check", {}, make("input", { type: "checkbox", checked: !hidden().has(name),
-      onchange(event) {
-        const next = new Set(hidden());
-        if (event.target.checked) next.delete(name);
-        else next.add(name);
-        choose(next);
-      } }), ` ${name}`)));
+    box.replaceChildren(
+      ...names.map((name) =>
+        make(
+          "label.check",
+          {},
+          make("input", {
+            type: "checkbox",
+            checked: !hidden().has(name),
+            onchange(event) {
+              const next = new Set(hidden());
+              if (event.target.checked) next.delete(name);
+              else next.add(name);
+              choose(next);
+            },
+          }),
+          ` ${name}`,
+        ),
+      ),
+    );
   });
   return details;
 }

@@ -30,7 +30,8 @@ function tablesOf(seed) {
 
 /** Keys of which the first are aligned, each with its own query. */
 function aligned(q, k, { m, n, d }) {
-  const found = k.slice(0, n * WIDEST), rest = Math.sqrt(1 - ALIGNED ** 2);
+  const found = k.slice(0, n * WIDEST),
+    rest = Math.sqrt(1 - ALIGNED ** 2);
   for (let i = 0; i < Math.min(m, n); i++) {
     for (let x = i * WIDEST; x < i * WIDEST + d; x++) found[x] = ALIGNED * q[x] + rest * k[x];
   }
@@ -39,8 +40,12 @@ function aligned(q, k, { m, n, d }) {
 
 /** Both lanes of a state: `{given, bare, second}`. */
 export function computed(state) {
-  const { d, n, heads, rule, seed } = state, m = queriesFor(state), drawn = tablesOf(seed);
-  const q = drawn.query(m, d), g = drawn.gradient(m, n), plain = drawn.key(n, d);
+  const { d, n, heads, rule, seed } = state,
+    m = queriesFor(state),
+    drawn = tablesOf(seed);
+  const q = drawn.query(m, d),
+    g = drawn.gradient(m, n),
+    plain = drawn.key(n, d);
   const k = state.aligned ? aligned(q, plain, { m, n, d }) : plain;
   const weight = Float64Array.from(drawn.weight(1, d).subarray(0, d), (one) => one / Math.sqrt(d));
   const given = subject({ q, k, g, weight, m, n, d, heads, stride: WIDEST });

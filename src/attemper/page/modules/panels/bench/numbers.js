@@ -27,29 +27,48 @@ export const ROWS = [
 ];
 
 export function numbersTable(page) {
-  const { make } = page, heads = [make("th.num.none", { scope: "col" }), make("th.num.chosen", { scope: "col" })];
+  const { make } = page,
+    heads = [make("th.num.none", { scope: "col" }), make("th.num.chosen", { scope: "col" })];
   const cells = ROWS.map(() => [make("td.num"), make("td.num")]);
-  const body = make("tbody", {}, ROWS.map(([name, what], i) => make("tr", {},
-    make("th", { scope: "row" }, name, what ? make("span.dim", {}, ` ${what}`) : ""), cells[i])));
-  const node = make("table.numbers", {}, make("caption.unseen", {}, "Signs and gradients under both rules"),
-    make("thead", {}, make("tr", {}, make("td", {}), heads)), body);
-  return { node, update(state, found) {
-    found.lanes.forEach((lane, i) => {
-      heads[i].textContent = lane.rule.label;
-      ROWS.forEach(([, , read], j) => { cells[j][i].textContent = tiny(read(lane)); });
-    });
-  } };
+  const body = make(
+    "tbody",
+    {},
+    ROWS.map(([name, what], i) =>
+      make("tr", {}, make("th", { scope: "row" }, name, what ? make("span.dim", {}, ` ${what}`) : ""), cells[i]),
+    ),
+  );
+  const node = make(
+    "table.numbers",
+    {},
+    make("caption.unseen", {}, "Signs and gradients under both rules"),
+    make("thead", {}, make("tr", {}, make("td", {}), heads)),
+    body,
+  );
+  return {
+    node,
+    update(state, found) {
+      found.lanes.forEach((lane, i) => {
+        heads[i].textContent = lane.rule.label;
+        ROWS.forEach(([, , read], j) => {
+          cells[j][i].textContent = tiny(read(lane));
+        });
+      });
+    },
+  };
 }
 
 const share = (number) => (number >= 0.995 ? "all" : `${number < 0.1 ? (100 * number).toFixed(1) : Math.round(100 * number)} %`);
 
 /** What is seen, in two sentences: first without the divisor, then with the chosen rule. */
 export function verdict(state, { bare: plain, second: scaled }) {
-  const { d, n, rule, aligned } = state, limit = criticalSpread(n);
-  const bare = `With d_k = ${d} the scores q·k spread by ${written(plain.signs.std, 1)} (√${d} = ${written(Math.sqrt(d), 1)}), `
-    + `${plain.signs.std > limit ? "above" : "below"} √(2 ln ${n}) = ${written(limit, 1)}: the top key gets ${share(plain.signs.top_weight)} of the weight; `
-    + `in effect ${written(plain.signs.effective_keys, 1)} of ${n} keys share it.`;
-  const std = scaled.signs.std, keys = written(scaled.signs.effective_keys, 1);
+  const { d, n, rule, aligned } = state,
+    limit = criticalSpread(n);
+  const bare =
+    `With d_k = ${d} the scores q·k spread by ${written(plain.signs.std, 1)} (√${d} = ${written(Math.sqrt(d), 1)}), ` +
+    `${plain.signs.std > limit ? "above" : "below"} √(2 ln ${n}) = ${written(limit, 1)}: the top key gets ${share(plain.signs.top_weight)} of the weight; ` +
+    `in effect ${written(plain.signs.effective_keys, 1)} of ${n} keys share it.`;
+  const std = scaled.signs.std,
+    keys = written(scaled.signs.effective_keys, 1);
   const after = {
     sqrt_dk: `Divided by √${d}, the spread is ${written(std, 2)} at every d_k, and ${keys} keys share the weight.`,
     none: `Divided by √${d}, the spread is ${written(std, 2)} at every d_k, and ${keys} keys share the weight.`,

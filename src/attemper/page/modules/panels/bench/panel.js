@@ -1,7 +1,7 @@
 // The why-bench: drag d_k and see what the scale does to attention on random vectors, where theory is exact.
 
 import { standalone } from "../../draw/svg.js";
-import { BENCH_RULES, sortedWeights } from "../../maths/rules.js";
+import { sortedWeights } from "../../maths/rules.js";
 import { criticalSpread } from "../../maths/signs.js";
 import { controls } from "./controls.js";
 import { gradientChart } from "./gradient.js";
@@ -16,32 +16,75 @@ import { trainingLane } from "./training.js";
 
 /** Everything that the pictures of a state show. */
 function measured(state) {
-  const found = computed(state), { given, bare, second } = found;
+  const found = computed(state),
+    { given, bare, second } = found;
   return { ...found, lanes: [bare, second], sorted: [bare, second].map((one) => sortedWeights(one, given)) };
 }
 
 function mount(root, page) {
   const { make } = page;
-  const bar = controls(page), spread = spreadChart(page), logits = logitsChart(page), weights = weightsChart(page), gradients = gradientChart(page);
-  const table = numbersTable(page), guess = prediction(page), training = trainingLane(page);
-  const bare = make("p.bare"), after = make("p.after"), story = make("div.story", { "aria-live": "off" });
-  const figure = (title, note, chart, kind = "") => make(`figure${kind}`, {}, make("figcaption", {}, make("h3", {}, title), make("p.dim", {}, note)), chart.svg);
-  root.append(guess.node, bar.sliders, bar.switches,
-    make("div.three.charts", {},
+  const bar = controls(page),
+    spread = spreadChart(page),
+    logits = logitsChart(page),
+    weights = weightsChart(page),
+    gradients = gradientChart(page);
+  const table = numbersTable(page),
+    guess = prediction(page),
+    training = trainingLane(page);
+  const bare = make("p.bare"),
+    after = make("p.after"),
+    story = make("div.story", { "aria-live": "off" });
+  const figure = (title, note, chart, kind = "") =>
+    make(`figure${kind}`, {}, make("figcaption", {}, make("h3", {}, title), make("p.dim", {}, note)), chart.svg);
+  root.append(
+    guess.node,
+    bar.sliders,
+    bar.switches,
+    make(
+      "div.three.charts",
+      {},
       figure("How far the scores spread", "Drag here too. Lines are theory, dots are measured.", spread),
       figure("All scores", "Line: N(0, d_k), scaled. Bar below: the spread.", logits),
-      figure("Who gets the weight", "Sorted weights, mean over queries. Dashed: 1/n.", weights)),
+      figure("Who gets the weight", "Sorted weights, mean over queries. Dashed: 1/n.", weights),
+    ),
     make("div.verdict", { role: "status" }, bare, after),
-    make("div.wide", {}, make("div", {}, story, figure("What reaches a query when it learns", "Each hill: the queries' gradients. Line: the median, the typical query. ◆: the RMS, which few queries make. Before any training.", gradients, ".gradients")),
-      make("div", {}, make("h3", {}, "The numbers"), table.node)),
-    ...(training ? [training.node] : []));
-  let state = page.state(), found = null;
-  const pictures = () => [["spread", spread.svg], ["logits", logits.svg], ["weights", weights.svg], ["gradients", gradients.svg],
-    ...(training ? training.charts.map(({ name, svg }) => [name, svg]) : [])];
+    make(
+      "div.wide",
+      {},
+      make(
+        "div",
+        {},
+        story,
+        figure(
+          "What reaches a query when it learns",
+          "Each hill: the queries' gradients. Line: the median, the typical query. ◆: the RMS, which few queries make. Before any training.",
+          gradients,
+          ".gradients",
+        ),
+      ),
+      make("div", {}, make("h3", {}, "The numbers"), table.node),
+    ),
+    ...(training ? [training.node] : []),
+  );
+  let state = page.state(),
+    found = null,
+    told = "",
+    trained = "";
+  const pictures = () => [
+    ["spread", spread.svg],
+    ["logits", logits.svg],
+    ["weights", weights.svg],
+    ["gradients", gradients.svg],
+    ...(training ? training.charts.map(({ name, svg }) => [name, svg]) : []),
+  ];
   function tell() {
     const about = STORIES[state.rule];
-    story.replaceChildren(make("h3", {}, about.name), make("p", {}, about.sees), make("p", {}, make("b", {}, "For real: "), about.real),
-      ...(state.aligned ? [make("p", {}, ALIGNED_STORY)] : []));
+    story.replaceChildren(
+      make("h3", {}, about.name),
+      make("p", {}, about.sees),
+      make("p", {}, make("b", {}, "For real: "), about.real),
+      ...(state.aligned ? [make("p", {}, ALIGNED_STORY)] : []),
+    );
   }
   return {
     update(next) {
@@ -51,30 +94,66 @@ function mount(root, page) {
       for (const part of [logits, weights, gradients, table, guess]) part.update(state, found);
       spread.update(state, found);
       [bare.textContent, after.textContent] = verdict(state, found);
-      tell();
-      training?.update(state);
+      const { rule, aligned, lr } = state;
+      if (told !== `${rule} ${aligned}`) tell();
+      if (trained !== lr) training?.update(state);
+      [told, trained] = [`${rule} ${aligned}`, lr];
     },
     text() {
-      const lines = ROWS.map(([name, what, read]) => `${name}${what ? ` (${what})` : ""}: `
-        + found.lanes.map((lane) => `${lane.rule.label} ${plainNumber(read(lane))}`).join(", "));
-      return [...verdict(state, found), "", ...lines, "", `${STORIES[state.rule].name}. ${STORIES[state.rule].sees}`, `For real: ${STORIES[state.rule].real}`,
-        ...(training ? ["", training.words()] : [])].join("\n");
+      const lines = ROWS.map(
+        ([name, what, read]) =>
+          `${name}${what ? ` (${what})` : ""}: ` + found.lanes.map((lane) => `${lane.rule.label} ${plainNumber(read(lane))}`).join(", "),
+      );
+      return [
+        ...verdict(state, found),
+        "",
+        ...lines,
+        "",
+        `${STORIES[state.rule].name}. ${STORIES[state.rule].sees}`,
+        `For real: ${STORIES[state.rule].real}`,
+        ...(training ? ["", training.words()] : []),
+      ].join("\n");
     },
     figures: () => pictures().map(([name, svg]) => ({ name, svg: () => standalone(svg) })),
-    python: () => benchPython(state, found.given.m, ALIGNED, found.lanes.map((lane) => lane.name)),
-    json: () => ({ state, queries: found.given.m, critical_spread: criticalSpread(state.n),
-      lanes: found.lanes.map((lane) => ({ rule: lane.name, formula: lane.rule.formula, ...lane.signs, weights_add_up_to: lane.factor,
-        top_weight: lane.signs.top_weight * lane.factor, gradients: lane.statistics, overflowing_rows: lane.overflowing })) }),
+    python: () =>
+      benchPython(
+        state,
+        found.given.m,
+        ALIGNED,
+        found.lanes.map((lane) => lane.name),
+      ),
+    json: () => ({
+      state,
+      queries: found.given.m,
+      critical_spread: criticalSpread(state.n),
+      lanes: found.lanes.map((lane) => ({
+        rule: lane.name,
+        formula: lane.rule.formula,
+        ...lane.signs,
+        weights_add_up_to: lane.factor,
+        top_weight: lane.signs.top_weight * lane.factor,
+        gradients: lane.statistics,
+        overflowing_rows: lane.overflowing,
+      })),
+    }),
   };
 }
 
 const plainNumber = (number) => (Number.isFinite(number) ? String(Number(number.toPrecision(4))) : "–");
 
 export const benchPanel = {
-  id: "bench", tab: "Why √d_k", title: "Why divide by √d_k?",
+  id: "bench",
+  tab: "Why √d_k",
+  title: "Why divide by √d_k?",
   lead: "The same random queries and keys in two lanes: without a divisor, and with the one you choose. Drag d_k.",
-  state: { d: { default: 64, least: 1, most: 1024, integer: true }, n: { default: 64, least: 2, most: 1024, integer: true },
-    heads: { default: 8, least: 1, most: 96, integer: true }, rule: { default: "sqrt_dk", choices: Object.keys(BENCH_RULES) },
-    aligned: { default: false }, seed: { default: 1, least: 0, most: 999, integer: true }, lr: { default: "0.0003", choices: ["0.0001", "0.0003", "0.001"] } },
+  state: {
+    d: { default: 64, least: 1, most: 1024, integer: true },
+    n: { default: 64, least: 2, most: 1024, integer: true },
+    heads: { default: 8, least: 1, most: 96, integer: true },
+    rule: { default: "sqrt_dk", choices: Object.keys(STORIES) },
+    aligned: { default: false },
+    seed: { default: 1, least: 0, most: 999, integer: true },
+    lr: { default: "0.0003", choices: ["0.0001", "0.0003", "0.001"] },
+  },
   mount,
 };

@@ -1,13 +1,14 @@
 // The bench as Python: code that draws the same vectors, and prints the same signs and gradients with the library.
 
 const CALL = {
-  additive: "attemper.additive_attention(q, k, unit, normal(\"weight\", 1, d, seed)[0] / d**0.5, mask=bias)",
+  additive: 'attemper.additive_attention(q, k, unit, normal("weight", 1, d, seed)[0] / d**0.5, mask=bias)',
   qk_norm: "attemper.cosine_attention(q, k, unit, scale=d**0.5, mask=bias)",
   softcap: "attemper.attention(q, k, unit, scale=d**-0.5, softcap=50.0, mask=bias)",
   none: "attemper.attention(q, k, unit, scale=1.0, mask=bias)",
   after: "attemper.attention(q, k, unit, scale=1.0, mask=bias)",
 };
-const byRule = (name) => CALL[name] ?? `attemper.attention(q, k, unit, scale=attemper.rule("${name}").scale(head_dim=d, heads=heads), mask=bias)`;
+const byRule = (name) =>
+  CALL[name] ?? `attemper.attention(q, k, unit, scale=attemper.rule("${name}").scale(head_dim=d, heads=heads), mask=bias)`;
 const HALF = `scores = q @ k.T
     rounded = scores + (scores.half().float() - scores).detach()
     attended = attemper.attention(torch.ones(queries, 1, 1), rounded[..., None], unit.expand(queries, n, n), scale=1.0, mask=bias[:, None])
@@ -22,8 +23,10 @@ function laneCode(name) {
 
 export function benchPython(state, queries, alignment, names) {
   const { d, n, heads, seed } = state;
-  const own = state.aligned ? `own = min(queries, n)                # each query's own key is partly the query
-k[:own] = ${alignment} * q[:own] + (1 - ${alignment}**2) ** 0.5 * k[:own]\n` : "";
+  const own = state.aligned
+    ? `own = min(queries, n)                # each query's own key is partly the query
+k[:own] = ${alignment} * q[:own] + (1 - ${alignment}**2) ** 0.5 * k[:own]\n`
+    : "";
   return `import torch
 
 import attemper

@@ -1,0 +1,19 @@
+"""axe-core for the tests of accessibility: from npm, in tests only; where it is not there, one line says so."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+HOME = Path(__file__).parents[2] / ".venv" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The text of axe-core, to be run in a page."""
+    path = Path(os.environ.get("ATTEMPER_AXE", HOME))
+    if not path.is_file():
+        pytest.skip(
+            "accessibility was not checked: axe-core is not here. Type make browser, or set ATTEMPER_AXE to axe.min.js"
+        )
+    return path.read_text(encoding="utf-8")
