@@ -1,6 +1,6 @@
 // The flow: a sentence from words to context as one picture, step by step; any cell shows the cells that made it.
 
-import { frozen, drawer } from "../../draw/frozen.js";
+import { draw, standalone } from "../../draw/svg.js";
 import { written } from "../../../report/data/numbers.js";
 import { arithmetic, stepWords, told } from "./card.js";
 import { controls } from "./controls.js";
@@ -11,8 +11,12 @@ import { lessonFlow, modelFlow, wordsOf } from "./source.js";
 import { steps } from "./steps.js";
 import { flowPython, flowText } from "./words.js";
 
-const LOVE = "Love Apple phones", COUNT = 9;
+const LOVE = "Love Apple phones",
+  COUNT = 9;
 const LONGEST = 300; // letters of a typed sentence
+const SERVE = "Type `attemper serve` to run a real model on your sentence.";
+const OTHER = `This file has the real model for its own sentences only, so these are random vectors. ${SERVE}`;
+const TYPED_HERE = `Your words have random vectors here, the same that attemper.explain gives them: they have no meaning. ${SERVE}`;
 const TYPED = new Set(["INPUT", "TEXTAREA", "SELECT"]);
 const PRESSED = "button, a, summary, [role=tab], dialog";
 
@@ -26,7 +30,9 @@ function cellOf(words, parts) {
 /** Finds the flow of a state: drawn here, inside the page, or asked from the server. */
 function finder(page, changed) {
   const ready = new Map();
-  let asking = null, failed = "", failedWords = "";
+  let asking = null,
+    failed = "",
+    failedWords = "";
   const embedded = page.data.flow?.texts ?? [];
   return {
     embedded,
@@ -34,7 +40,9 @@ function finder(page, changed) {
     find(state) {
       const text = wordsOf(state.text).length ? state.text : LOVE;
       if (state.way === "model") {
-        const inside = embedded.find((one) => one.text === text && (!page.source || (one.layer === state.layer && one.head === state.head)));
+        const inside = embedded.find(
+          (one) => one.text === text && (!page.source || (one.layer === state.layer && one.head === state.head)),
+        );
         const key = inside ? `inside ${inside.text}` : `${state.layer}.${state.head} ${text}`;
         if (inside && !ready.has(key)) ready.set(key, modelFlow(inside));
         if (ready.has(key)) return { flow: ready.get(key), says: "" };
@@ -42,10 +50,10 @@ function finder(page, changed) {
           ask(key, text, state);
           return null;
         }
-        const says = page.source ? failedWords : page.data.flow?.missing ?? "The model is not inside this file; it has other sentences only. These are random vectors, as attemper.explain draws them. `attemper serve` runs the model.";
+        const says = page.source ? failedWords : (page.data.flow?.missing ?? OTHER);
         return { flow: lesson(text, state.head), says };
       }
-      return { flow: lesson(text, state.head), says: "" };
+      return { flow: lesson(text, state.head), says: page.source || text === LOVE ? "" : TYPED_HERE };
     },
   };
   function lesson(text, head) {
@@ -58,28 +66,52 @@ function finder(page, changed) {
     asking?.stop.abort();
     const stop = new AbortController();
     asking = { key, stop };
-    page.source.json("/flow", { text, layer, head }, stop.signal).then((found) => ready.set(key, modelFlow(found)), (error) => {
-      if (stop.signal.aborted) return;
-      [failed, failedWords] = [key, `The server did not answer: ${error.message}`];
-    }).finally(() => {
-      if (asking?.key === key) asking = null;
-      if (!stop.signal.aborted) changed();
-    });
+    page.source
+      .json("/flow", { text, layer, head }, stop.signal)
+      .then(
+        (found) => ready.set(key, modelFlow(found)),
+        (error) => {
+          if (stop.signal.aborted) return;
+          [failed, failedWords] = [key, `The server did not answer: ${error.message}`];
+        },
+      )
+      .finally(() => {
+        if (asking?.key === key) asking = null;
+        if (!stop.signal.aborted) changed();
+      });
   }
 }
 
 function mount(root, page) {
-  const make = page.make, draw = drawer(page.document), svg = draw("svg.flow-picture", { role: "group", "aria-label": "From words to context" });
-  const frame = make("div.flow-frame", {}, svg), card = make("section.flow-card", { "aria-label": "This step" });
-  const count = make("p.flow-count"), title = make("h2"), words = make("p.flow-words"), formula = make("p.flow-formula");
-  const cell = make("div.flow-cell", { "aria-live": "polite" }), says = make("p.flow-note", { role: "status" });
+  const make = page.make,
+    pen = draw(page.document),
+    svg = pen("svg.flow-picture", { role: "group", "aria-label": "From words to context" });
+  const frame = make("div.flow-frame", {}, svg),
+    card = make("section.flow-card", { "aria-label": "This step" });
+  const count = make("p.flow-count"),
+    title = make("h2"),
+    words = make("p.flow-words"),
+    formula = make("p.flow-formula");
+  const cell = make("div.flow-cell", { "aria-live": "polite" }),
+    says = make("p.flow-note", { role: "status" });
   const dots = Array.from({ length: COUNT }, (_, i) => make("button.flow-dot", { type: "button", onclick: () => go(i + 1) }));
   const back = make("button.plain", { type: "button", onclick: () => go(now.step - 1) }, "Back");
   const next = make("button.plain.flow-next", { type: "button", onclick: () => go(now.step + 1) }, "Next", make("kbd", {}, "Space"));
-  let now = page.state("flow"), shown = null, hover = null, moved = false;
-  const find = finder(page, () => redraw()), set = (values) => page.set("flow", values);
+  let now = page.state("flow"),
+    shown = null,
+    hover = null,
+    moved = false;
+  const find = finder(page, () => redraw()),
+    set = (values) => page.set("flow", values);
   const bar = controls(make, page, { set, embedded: find.embedded, love: LOVE });
-  card.append(count, title, words, formula, make("div.row.flow-walk", {}, back, next, make("div.flow-dots", { role: "group", "aria-label": "Steps" }, dots)), cell);
+  card.append(
+    count,
+    title,
+    words,
+    formula,
+    make("div.row.flow-walk", {}, back, next, make("div.flow-dots", { role: "group", "aria-label": "Steps" }, dots)),
+    cell,
+  );
   root.append(bar.node, says, make("div.flow-work", {}, frame, card));
 
   function go(step) {
@@ -91,24 +123,42 @@ function mount(root, page) {
     const found = find.find(now);
     frame.classList.toggle("waiting", !found);
     if (!found) return bar.show(now, shown?.flow ?? null);
-    const { flow } = found, width = Math.max(280, Math.floor(frame.clientWidth || 760));
-    const key = `${flow.way} ${flow.text} ${flow.layer}.${flow.head} ${width}`, fresh = shown?.key !== key;
+    const { flow } = found,
+      width = Math.max(280, Math.floor(frame.clientWidth || 760));
+    const key = `${flow.way} ${flow.text} ${flow.layer}.${flow.head} ${width}`,
+      fresh = shown?.key !== key;
     const parts = fresh || shown.skip !== now.skip ? computed(flow, now.skip) : shown.parts;
     const bare = fresh || shown.skip !== now.skip ? computed(flow, !now.skip) : shown.bare;
     const before = shown;
-    if (fresh) shown = { key, flow, drawn: picture(draw, svg, flow, parts, layout(flow, parts, width)) };
+    if (fresh) hover = null; // its cell may not be there any more
+    if (fresh) shown = { key, flow, drawn: picture(pen, svg, flow, parts, layout(flow, parts, width)) };
     Object.assign(shown, { parts, bare, skip: now.skip, steps: steps(flow, parts, bare.P, now.skip) });
     // the scores shrink before one's eyes
     if (page.motion && !fresh && before.step !== now.step && now.step === 6 && !now.skip) {
       shown.drawn.before(parts);
       svg.getBoundingClientRect();
-      page.document.defaultView.requestAnimationFrame(() => page.document.defaultView.requestAnimationFrame(() => shown.drawn.show(parts, now.skip)));
+      page.document.defaultView.requestAnimationFrame(() =>
+        page.document.defaultView.requestAnimationFrame(() => shown.drawn.show(parts, now.skip)),
+      );
     } else shown.drawn.show(parts, now.skip);
     shown.step = now.step;
     say(found.says);
     bar.show(now, flow);
-    if (moved) shown.drawn.box(shown.steps[now.step - 1].parts.find((id) => shown.drawn.box(id)))?.scrollIntoView({ block: "nearest", behavior: page.motion ? "smooth" : "auto" });
+    if (moved) reveal(shown.steps[now.step - 1].parts);
     moved = false;
+  }
+  /** Scroll until the parts of a step are seen: below the page's head and, on a phone, above the card. */
+  function reveal(ids) {
+    const boxes = ids.map((id) => shown.drawn.box(id)?.getBoundingClientRect()).filter(Boolean),
+      view = page.document.defaultView;
+    if (!boxes.length) return;
+    const low = Math.min(...boxes.map((box) => box.top)),
+      high = Math.max(...boxes.map((box) => box.bottom)),
+      place = card.getBoundingClientRect();
+    const floor = place.left < svg.getBoundingClientRect().right ? view.innerHeight - card.offsetHeight - 12 : view.innerHeight - 16,
+      ceiling = 72;
+    const by = low < ceiling || high - low > floor - ceiling ? low - ceiling : Math.max(0, high - floor);
+    if (Math.abs(by) > 1) view.scrollBy({ top: by, behavior: page.motion ? "smooth" : "auto" });
   }
   function say(note) {
     const step = shown.steps[now.step - 1];
@@ -127,7 +177,8 @@ function mount(root, page) {
   }
   /** Show the cell that is locked, or the one under the pointer. */
   function point() {
-    const where = hover ?? cellOf(now.at, shown.parts), made = where && madeOf(shown.flow, shown.parts, where.id, where.row, where.column, now.skip);
+    const where = hover ?? cellOf(now.at, shown.parts),
+      made = where && madeOf(shown.flow, shown.parts, where.id, where.row, where.column, now.skip);
     shown.drawn.point(made);
     const hint = now.at ? "" : "Point at a cell to see what made it; click to keep it. Tab and the arrow keys do the same.";
     cell.replaceChildren(...(made ? arithmetic(make, shown.flow, made) : [make("p.dim", {}, hint)]));
@@ -140,7 +191,10 @@ function mount(root, page) {
     if (shown) point();
   };
   svg.addEventListener("pointermove", over);
-  svg.addEventListener("pointerleave", () => { hover = null; if (shown) point(); });
+  svg.addEventListener("pointerleave", () => {
+    hover = null;
+    if (shown) point();
+  });
   svg.addEventListener("click", (event) => {
     const found = shown?.drawn.cellAt(event);
     if (found) lock(found);
@@ -165,9 +219,12 @@ function mount(root, page) {
   const resized = new ResizeObserver(() => redraw());
   resized.observe(frame);
   return {
-    update(state) { now = { ...state }; redraw(); },
+    update(state) {
+      now = { ...state };
+      redraw();
+    },
     text: () => (shown ? flowText(shown, now, madeWords()) : ""),
-    figures: () => [{ name: "flow", svg: () => frozen(svg) }],
+    figures: () => [{ name: "flow", svg: () => standalone(svg) }],
     python: () => flowPython(shown.flow, now),
     json: () => (shown ? numbers(shown) : {}),
     unmount() {
@@ -183,17 +240,37 @@ function mount(root, page) {
 
 /** The numbers of a flow as JSON has them. */
 function numbers({ flow, parts, skip }) {
-  const rows = ({ rows, shown, data }) => Array.from({ length: rows }, (_, i) => [...data.slice(i * shown, (i + 1) * shown)].map((one) => (Number.isFinite(one) ? one : null)));
+  const rows = ({ rows, shown, data }) =>
+    Array.from({ length: rows }, (_, i) => [...data.slice(i * shown, (i + 1) * shown)].map((one) => (Number.isFinite(one) ? one : null)));
   const kept = Object.fromEntries(["Q", "K", "V", "S", "Z", "P", "C", "Y"].filter((id) => parts[id]).map((id) => [id, rows(parts[id])]));
-  return { text: flow.text, way: flow.way, model: flow.model, tokens: flow.tokens, layer: flow.layer, head: flow.head, heads: flow.heads, d_model: flow.d_model,
-    d_k: flow.d_k, scale: skip ? 1 : Number(written(flow.scale, 12)), ...kept };
+  return {
+    text: flow.text,
+    way: flow.way,
+    model: flow.model,
+    tokens: flow.tokens,
+    layer: flow.layer,
+    head: flow.head,
+    heads: flow.heads,
+    d_model: flow.d_model,
+    d_k: flow.d_k,
+    scale: skip ? 1 : Number(written(flow.scale, 12)),
+    ...kept,
+  };
 }
 
 export const flowPanel = {
-  id: "flow", tab: "The flow", title: "From words to context", lead: "Press Space to walk through it. Point at any number to see what made it.",
+  id: "flow",
+  tab: "The flow",
+  title: "From words to context",
+  lead: "Press Space to walk through it. Point at any number to see what made it.",
   state: {
-    text: { default: LOVE, longest: LONGEST }, way: { default: "lesson", choices: ["lesson", "model"] }, step: { default: 1, least: 1, most: COUNT, integer: true },
-    skip: { default: false }, layer: { default: 4, least: 0, most: 999, integer: true }, head: { default: 0, least: 0, most: 999, integer: true }, at: { default: "", longest: 24 },
+    text: { default: LOVE, longest: LONGEST },
+    way: { default: "lesson", choices: ["lesson", "model"] },
+    step: { default: 1, least: 1, most: COUNT, integer: true },
+    skip: { default: false },
+    layer: { default: 4, least: 0, most: 999, integer: true },
+    head: { default: 0, least: 0, most: 999, integer: true },
+    at: { default: "", longest: 24 },
   },
   mount,
 };
