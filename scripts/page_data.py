@@ -14,11 +14,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from full_size import unpack
+from full_size import DOCS, unpack
+from notes import LINE
 
 from attemper import __version__, _files
+from attemper.lab.claims import claims
+from attemper.lab.claims.judgement import NOT_RUN
+from attemper.lab.notes.page import TITLES
+from attemper.lab.notes.reading import ONE_LINE, TAKEAWAYS
 from attemper.lab.training.runs import runs
-from attemper.page.data import training
+from attemper.page.data import figures, training
 
 HERE = Path(training.__file__).parent
 SETTINGS = {
@@ -28,8 +33,8 @@ SETTINGS = {
 DIGITS = 3
 
 
-def rounded(value: float) -> float | None:
-    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+def rounded(value: float, digits: int = DIGITS) -> float | None:
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
 def of_steps(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -61,6 +66,40 @@ def recorded() -> dict[str, Any]:
     return experiments
 
 
+def judged() -> dict[str, Any]:
+    """The document of `attemper claims`, the claims about training as docs/why-sqrt-dk.md has them, and each claim's figure."""
+    found = claims.document(claims.run(note=lambda line: print(line, file=sys.stderr)))
+    trained = kept((DOCS / "why-sqrt-dk.md").read_text(encoding="utf-8"))
+    for one in found["claims"]:
+        if one["verdict"] == NOT_RUN:
+            one |= trained[one["id"]]
+        one["numbers"], one["context"] = ({k: rounded(v, 4) for k, v in one[part].items()} for part in ("numbers", "context"))
+        one["figure"] = figures.drawn(one)
+    machine = found["environment"]
+    made = {"attemper": machine["attemper"], "torch": machine["torch"], "cpu": machine["cpu"]["model"]}
+    takeaways = [{"says": says, "found": words, "claims": list(about)} for says, words, about in TAKEAWAYS]
+    return {"made": made, "one_line": ONE_LINE, "takeaways": takeaways, "notes": TITLES, "claims": found["claims"]}
+
+
+def kept(text: str) -> dict[str, dict[str, Any]]:
+    """The claims as the table of docs/why-sqrt-dk.md has them."""
+    found = {}
+    for claim, verdict, condition, numbers in LINE.findall(text):
+        deciding, _, beside = numbers.partition("; *")
+        found[claim] = {
+            "verdict": verdict,
+            "condition": condition.replace("\\|", "|"),
+            "numbers": _numbers(deciding),
+            "context": _numbers(beside.rstrip("*")),
+        }
+    return found
+
+
+def _numbers(words: str) -> dict[str, float]:
+    parts = (part.replace("\\|", "|").rpartition(" ") for part in words.split("; ") if part)
+    return {name: float(value.replace("∞", "inf").replace("−", "-").replace(",", "")) for name, _, value in parts}
+
+
 def write(name: str, document: dict[str, Any]) -> None:
     text = json.dumps(_files.finite(document), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     (HERE / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
@@ -71,9 +110,7 @@ def main(names: list[str]) -> None:
     if not names or "training" in names:
         write("training", recorded())
     if not names or "claims" in names:
-        from attemper.page.data import judged
-
-        write("claims", judged.document())
+        write("claims", judged())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 // The panels, in the order of their tabs.
 
 import { benchPanel } from "../panels/bench/panel.js";
+import { claimsPanel } from "../panels/claims/panel.js";
 import { flowPanel } from "../panels/flow/panel.js";
 import { headsPanel } from "../panels/heads/panel.js";
 import { scoresPanel } from "../panels/scores/panel.js";
 
-export const PANELS = [benchPanel, flowPanel, headsPanel, scoresPanel];
+export const PANELS = [benchPanel, flowPanel, headsPanel, scoresPanel, claimsPanel];
