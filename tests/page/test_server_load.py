@@ -170,7 +170,7 @@ def test_abandoned_streams_cost_nothing(number):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)])
 def test_a_signal_ends_it_in_time_also_during_a_run(number):
     """The command itself, with its real worker, while a run trains and a browser listens."""
     command = [sys.executable, "-m", "attemper", "serve", "--no-browser"]

@@ -25,6 +25,7 @@ def served() -> dict[str, tuple[str, bytes]]:
 def page() -> bytes:
     """The page: it fetches its modules, then its data."""
     parts = {
+        "meta": '<link rel="icon" href="data:,">',  # so that no browser asks for one
         "style": '<link rel="stylesheet" href="/modules/page/page.css">',
         "script": f'<script type="module" src="/modules/{escape(SERVED)}"></script>',
     }

@@ -5,5 +5,6 @@ import { claimsPanel } from "../panels/claims/panel.js";
 import { flowPanel } from "../panels/flow/panel.js";
 import { headsPanel } from "../panels/heads/panel.js";
 import { scoresPanel } from "../panels/scores/panel.js";
+import { trainingPanel } from "../panels/training/panel.js";
 
-export const PANELS = [benchPanel, flowPanel, headsPanel, scoresPanel, claimsPanel];
+export const PANELS = [benchPanel, flowPanel, headsPanel, scoresPanel, trainingPanel, claimsPanel];

@@ -11,6 +11,7 @@ export const laneOf = (name) => (/no scale/.test(name) ? "none" : /÷ √d(_k|$)
 
 /** Round numbers from one end to the other, about five of them. */
 export function ticks([low, high]) {
+  if (!(high > low)) return [low];
   const rough = (high - low) / 4, base = 10 ** Math.floor(Math.log10(rough));
   const step = base * [1, 2, 2.5, 5, 10].find((times) => times * base >= rough);
   const found = [];
