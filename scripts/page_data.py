@@ -73,7 +73,9 @@ def judged() -> dict[str, Any]:
     for one in found["claims"]:
         if one["verdict"] == NOT_RUN:
             one |= trained[one["id"]]
-        one["numbers"], one["context"] = ({k: rounded(v, 4) for k, v in one[part].items()} for part in ("numbers", "context"))
+        one["numbers"], one["context"] = (
+            {k: rounded(v, 4) for k, v in one[part].items()} for part in ("numbers", "context")
+        )
         one["figure"] = figures.drawn(one)
     machine = found["environment"]
     made = {"attemper": machine["attemper"], "torch": machine["torch"], "cpu": machine["cpu"]["model"]}

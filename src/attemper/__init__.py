@@ -3,6 +3,7 @@
 attention.py → operation/ → kernels/ → vitals.py, heads.py    one call; scale.py, scores/ and modules/ come before it
 watch/ → health/ → scan/ → report/                            a model, its record, its findings, one document
 testing.py                                                    assertions about a model's attention, for its own tests
+page/                                                         the page: drag the scale and see attention change
 explain/, lab/                                                attention step by step; claims about √d_k, measured
 bench/, env.py, demo.py, cli/                                 speed, this machine, the embedded model, the command
 """
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .heads import HeadSummary as HeadSummary
     from .modules import AdditiveAttention as AdditiveAttention
     from .modules import MultiHeadAttention as MultiHeadAttention
+    from .page import page as page
     from .scale import RULES as RULES
     from .scale import Rule as Rule
     from .scale import rule as rule
@@ -64,6 +66,7 @@ _HOMES = {
     "kernels": "kernels",
     "measure": "attention",
     "merge": "vitals",
+    "page": "page",
     "rule": "scale",
     "scan": "scan",
     "sdpa": "attention",

@@ -77,7 +77,7 @@ def test_every_route_denies(live, route):
         refused(ask(live, route, token=False, Cookie=f"attemper-{port}={given}"))
     refused(ask(live, route, token=False, Cookie=f"attemper-{port + 1}={live.token}; other={live.token}"))
     for method in ("OPTIONS", "HEAD", "PUT", "PATCH", "TRACE", "BREW"):
-        code, headers, content = live.ask(method, route[2])
+        code, headers, _ = live.ask(method, route[2])
         assert code == 405
         secured(headers)
 

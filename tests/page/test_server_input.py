@@ -17,13 +17,15 @@ WRONG = {
     ],
     "/heads/logits": [
         *({"text": "a"}, {"text": "a", "layer": -1, "head": 0}, {"text": "a", "layer": 10**9, "head": 0}),
-        *({"text": "a", "layer": 0.5, "head": 0}, {"text": "a", "layer": "0", "head": 0}, {"text": "a", "layer": True, "head": 0}),
+        *({"text": "a", "layer": 0.5, "head": 0}, {"text": "a", "layer": "0", "head": 0}),
+        *({"text": "a", "layer": True, "head": 0},),
         *({"text": "a", "layer": 0, "head": 10**400},),
     ],
     "/flow": [{"text": "a", "layer": 0, "head": 2**63}, {"text": "a", "layer": None, "head": 0}],
     "/runs": [
         *({"rules": []}, {"rules": ["none"] * 4}, {"rules": ["rm -rf"]}, {"rules": "none"}, {}),
-        *({"rules": ["none"], "d": 10**9}, {"rules": ["none"], "d": 1e9}, {"rules": ["none"], "d": 0}, {"rules": ["none"], "d": "64"}),
+        *({"rules": ["none"], "d": 10**9}, {"rules": ["none"], "d": 1e9}),
+        *({"rules": ["none"], "d": 0}, {"rules": ["none"], "d": "64"}),
         *({"rules": ["none"], "steps": 10**9}, {"rules": ["none"], "lr": 1e9}, {"rules": ["none"], "lr": -1}),
         *({"rules": ["none"], "seed": -1}, {"rules": ["none"], "device": "cuda"}),
     ],
@@ -124,7 +126,8 @@ TRAVERSAL = [
 TARGETS = ("etc/passwd", "__init__.py", "page/joined.py", "../../../pyproject.toml")
 PATHS = [
     *(f"/modules/{up * times}{target}" for up in TRAVERSAL for times in (1, 6) for target in TARGETS),
-    *("/modules//etc/passwd", "/modules/%2fetc%2fpasswd", "/modules/C:%5cWindows%5cwin.ini", "/modules/file:%2f%2f%2fetc%2fpasswd"),
+    *("/modules//etc/passwd", "/modules/%2fetc%2fpasswd", "/modules/C:%5cWindows%5cwin.ini"),
+    *("/modules/file:%2f%2f%2fetc%2fpasswd",),
     *("//etc/passwd", "/..%2f..%2fetc%2fpasswd", "/modules/page/page.css%00.js", "/modules/page/", "/modules/", "/modules"),
     *("/modules/page/PAGE.CSS", "/modules/pages/page.css", "/modules/page/page.css/", "/openapi.json", "/docs", "/redoc"),
     *("/runs/../data", "/runs/%2e%2e/events", "/runs/" + "a" * 4000 + "/events", "/runs/0123456789ABCDEF/events", "/static/"),
@@ -162,7 +165,8 @@ def test_heads_larger_than_their_limit(live):
 
 def test_a_request_that_smuggles_another(live):
     """Two lengths, or a length and chunks: h11 refuses them or reads one request alone."""
-    head = f"POST /heads HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: Bearer {live.token}\r\nContent-Type: application/json\r\n"
+    head = f"POST /heads HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: Bearer {live.token}\r\n"
+    head += "Content-Type: application/json\r\n"
     for lengths in (
         "Content-Length: 5\r\nContent-Length: 6\r\n",
         "Content-Length: 5\r\nTransfer-Encoding: chunked, chunked\r\n",

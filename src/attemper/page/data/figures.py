@@ -18,13 +18,13 @@ class ClaimFigure(NamedTuple):
 
 
 def _ratios(statistic: str) -> dict[str, str]:
+    without = "without the scale ÷ with it"
     return {
-        f"{statistic} at the softmax, before training": f"{statistic} gradient at the softmax's input before training, without "
-        "the scale ÷ with it (d_k = 128, 128 keys)",
-        f"{statistic} at q, before training": f"{statistic} gradient at q before training, without the scale ÷ with it (d_k = 128, "
-        "128 keys)",
-        f"{statistic} at q, trained, largest": f"{statistic} gradient at q after 800 training steps, without the scale ÷ with it, largest",
-        f"{statistic} at q, trained, smallest": f"{statistic} gradient at q after 800 training steps, without the scale ÷ with it, smallest",
+        f"{statistic} at the softmax, before training": f"{statistic} gradient at the softmax's input before training, {without} "
+        "(d_k = 128, 128 keys)",
+        f"{statistic} at q, before training": f"{statistic} gradient at q before training, {without} (d_k = 128, 128 keys)",
+        f"{statistic} at q, trained, largest": f"{statistic} gradient at q after 800 training steps, {without}, largest",
+        f"{statistic} at q, trained, smallest": f"{statistic} gradient at q after 800 training steps, {without}, smallest",
     }
 
 
@@ -72,7 +72,8 @@ FIGURES: dict[str, ClaimFigure] = {
     "C12": ClaimFigure("additive score", {"largest": "largest additive", "smallest": "smallest additive"}, (1, "1")),
     "C13": ClaimFigure(
         "variance of the scores at d = 256 ÷ that at d = 16",
-        {"additive, w of variance 1/d": "variance 1/d", "additive, w of variance 1": "variance 1:", "dot, no scale": "unscaled dot"},
+        {"additive, w of variance 1/d": "variance 1/d", "additive, w of variance 1": "variance 1:",
+         "dot, no scale": "unscaled dot"},
         (1, "does not grow"),
     ),
     "C14": ClaimFigure("heads of 72 with a top weight above 0.9", {"no scale": "0.9, without", "÷ √d_k": "0.9, with 1/√d_k"}),
@@ -84,7 +85,8 @@ FIGURES: dict[str, ClaimFigure] = {
     ),
     "C16": ClaimFigure(
         "effective keys",
-        {"of 1024, before training, no scale": "before training without", "of 1024, before training, ÷ √d_k": "before training with 1/√d_k",
+        {"of 1024, before training, no scale": "before training without",
+         "of 1024, before training, ÷ √d_k": "before training with 1/√d_k",
          "of 64.5, trained, no scale": "steps without", "of 64.5, trained, ÷ √d_k": "steps with 1/√d_k"},
         log=True,
     ),
@@ -102,11 +104,13 @@ FIGURES: dict[str, ClaimFigure] = {
     "C22": ClaimFigure(
         "share with a gradient under 1 % of the RMS",
         {"entries of W_q, no scale": "W_q's entries whose", "entries of W_k, no scale": "W_k's entries",
-         "entries of W_q, ÷ √d_k": "W_q's entries under", "queries, no scale": "queries whose gradient is under 1 % of the RMS, without"},
+         "entries of W_q, ÷ √d_k": "W_q's entries under",
+         "queries, no scale": "queries whose gradient is under 1 % of the RMS, without"},
     ),
     "C23": ClaimFigure("variance at d_k = 64 ÷ that at d_k = 1", {"a = 0.25": "a = 0.25", "a = 9": "a = 9"}, (64, "64")),
     "C24": ClaimFigure(
-        "share of pairs that the best head gets right", {"'it'": "best of them", "by chance": "by chance", "'he', 'she'": "of those"}
+        "share of pairs that the best head gets right",
+        {"'it'": "best of them", "by chance": "by chance", "'he', 'she'": "of those"}
     ),
     "C25": ClaimFigure("weight", {"of a word on itself": "on itself", "an even share, 1/n": "even share"}),
     "C26": ClaimFigure(
@@ -130,12 +134,16 @@ FIGURES: dict[str, ClaimFigure] = {
     ),
     "C30": ClaimFigure(
         "std of the logits after 1/√d_k",
-        {"fan-in": "fan-in", "nn.Linear": "torch.nn.Linear", "a trained head, least": "smallest std", "a trained head, most": "largest std"},
+        {"fan-in": "fan-in", "nn.Linear": "torch.nn.Linear", "a trained head, least": "smallest std",
+         "a trained head, most": "largest std"},
         (1, "1"),
     ),
-    "C31": ClaimFigure("share of 66 model families", {"d_k = 64": "d_k = 64", "d_k = 128": "d_k = 128", "d_k = 512": "d_k = 512"}),
+    "C31": ClaimFigure(
+        "share of 66 model families", {"d_k = 64": "d_k = 64", "d_k = 128": "d_k = 128", "d_k = 512": "d_k = 512"}
+    ),
     "C32": ClaimFigure(
-        "share of draws whose range in 5 dimensions is 3.7 times that in 2", {"9 scores": "draws of 9", "1000 scores": "draws of 1000"}
+        "share of draws whose range in 5 dimensions is 3.7 times that in 2",
+        {"9 scores": "draws of 9", "1000 scores": "draws of 1000"}
     ),
     "C33": ClaimFigure("tanh's for each pair of tokens", {"additive": ", additive", "dot product": ", dot product"}),
     "C34": ClaimFigure(

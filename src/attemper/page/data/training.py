@@ -10,7 +10,7 @@ from typing import Any
 
 SHOWN = ("loss", "accuracy", "held_out", "entropy", "peak", "grad_q_median", "grad_q_rms")
 """What a row of a run has for the panel; recall has accuracy, the language model has held_out."""
-TASK = {"batch": 32, "pairs": 32, "device": "cpu"}
+TASK: dict[str, int | str] = {"batch": 32, "pairs": 32, "device": "cpu"}
 
 
 @functools.cache
@@ -30,7 +30,7 @@ def training_rows(rules: Sequence[str], d: int, lr: float, steps: int, seed: int
     from ...lab.training import recall
 
     for place, rule in enumerate(rules):
-        cell = {**TASK, "d": d, "lr": lr, "steps": steps, "seed": seed}
+        cell: dict[str, int | float | str] = {**TASK, "d": d, "lr": lr, "steps": steps, "seed": seed}
         for row in recall.training(cell, rule):
             found = {"rule": rule, "step": row["step"], **{name: row[name] for name in SHOWN if name in row}}
             yield {**found, "done": (place + row["step"] / steps) / len(rules)}

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ... import __version__
+from . import files
 from .events import PageRuns, Streams
 from .guard import Denied, Guard
 from .record import FollowedRecord
@@ -58,6 +59,8 @@ def make(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await desk.start()  # it loads while the page opens
+        for ready in (files.page, files.served, files.data):
+            ready()
         try:
             yield
         finally:

@@ -127,7 +127,8 @@ class PageRun:
         sent = 0
         while True:
             async with self.changed:
-                await self.changed.wait_for(lambda: len(self.events) > sent or self.over)
+                while len(self.events) <= sent and not self.over:
+                    await self.changed.wait()
             for name, document in self.events[sent:]:
                 sent += 1
                 yield event(name, document, sent)

@@ -11,6 +11,7 @@ from ..data.bundle import STORED, bundle
 from ..joined import modules, style, template
 
 SERVED = "page/shell/served.js"
+ROOT, WAIT = '<div id="page">', "attemper opens the page …"
 SCRIPT, SHEET, PAGE = "text/javascript; charset=utf-8", "text/css; charset=utf-8", "text/html; charset=utf-8"
 
 
@@ -24,12 +25,15 @@ def served() -> dict[str, tuple[str, bytes]]:
 @cache
 def page() -> bytes:
     """The page: it fetches its modules, then its data."""
+    # without the list a browser would learn of a module only when it has read the one that imports it
+    early = "".join(f'<link rel="modulepreload" href="/modules/{escape(name)}">' for name in modules(SERVED))
     parts = {
-        "meta": '<link rel="icon" href="data:,">',  # so that no browser asks for one
+        "meta": f'<link rel="icon" href="data:,">{early}',  # the icon: so that no browser asks for one
         "style": '<link rel="stylesheet" href="/modules/page/page.css">',
         "script": f'<script type="module" src="/modules/{escape(SERVED)}"></script>',
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts.get(found[1], ""), template()).encode()
+    text = re.sub(r"\{\{(\w+)\}\}", lambda found: parts.get(found[1], ""), template())
+    return text.replace(ROOT, f"{ROOT}<p>{WAIT}</p>", 1).encode()
 
 
 @cache

@@ -134,7 +134,7 @@ def _unread(followed: FollowedRecord) -> bool:
 
 
 def summary(step: int, rows: Sequence[Plain]) -> Plain:
-    """One line of a step: means over its heads, the largest logit, the gradient at q. A sign that was not measured is left out."""
+    """One line of a step: means over its heads, the largest logit, the gradient at q. What was not measured is left out."""
     found: Plain = {"step": step}
     for name in MEANS:
         if values := _values(rows, name):

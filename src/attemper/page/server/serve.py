@@ -24,8 +24,8 @@ from .record import FollowedRecord
 
 LOOPBACK = "127.0.0.1"
 WARNING = (
-    "WARNING: the page is served on {host}, which other machines can reach. Whoever knows the address with its token can use this "
-    "machine to compute. The traffic is not encrypted: anyone on the network can read the token. Stop it with Ctrl-C when you "
+    "WARNING: the page is served on {host}, which other machines can reach. Whoever knows the address with its token can "
+    "use this machine to compute. The traffic is not encrypted: anyone on the network can read the token. Stop it with Ctrl-C when you "
     "are done."
 )
 
@@ -49,16 +49,18 @@ def bind(host: str = LOOPBACK, port: int = 0, allow_remote: bool = False) -> Bou
         place = ipaddress.ip_address(LOOPBACK if host == "localhost" else host)
     except ValueError:
         raise InputError(
-            f"serve: --host must be an address of this machine, as 127.0.0.1; got {host!r}. Leave --host out to serve this machine alone."
+            f"serve: --host must be an address of this machine, as 127.0.0.1; got {host!r}. Leave "
+            "--host out to serve this machine alone."
         ) from None
     if place.is_unspecified:
         raise InputError(
-            f"serve: --host {host} means every address, and then no request can be checked for its name. Name one address of this "
-            "machine."
+            f"serve: --host {host} means every address, and then no request can be checked for its name. Name one "
+            "address of this machine."
         )
     if not place.is_loopback and not allow_remote:
         raise InputError(
-            f"serve: {host} can be reached by other machines. Add --allow-remote if that is what you want; leave --host out otherwise."
+            f"serve: {host} can be reached by other machines. Add --allow-remote if that is what you want; "
+            "leave --host out otherwise."
         )
     taken = socket.socket(socket.AF_INET6 if place.version == 6 else socket.AF_INET)
     try:
