@@ -25,7 +25,7 @@ LINE = 1 << 20  # bytes of a line, at most
 MOST = 1000  # steps that are kept
 FINDINGS = 40
 MEANS = ("entropy", "effective_keys", "evenness", "top_weight", "grad_k_rms")
-Plain = dict[str, Any]
+JsonDict = dict[str, Any]
 
 
 class FollowedRecord:
@@ -39,9 +39,9 @@ class FollowedRecord:
         self._rest, self._number, self._offset = b"", 0, 0
         self._inode: tuple[int, int] | None = None
         self._stride = 1
-        self._open: dict[int, list[Plain]] = {}  # rows of steps that are not complete
-        self.steps: dict[int, Plain] = {}
-        self.last: list[Plain] = []
+        self._open: dict[int, list[JsonDict]] = {}  # rows of steps that are not complete
+        self.steps: dict[int, JsonDict] = {}
+        self.last: list[JsonDict] = []
         try:
             with path.open("rb") as file:
                 first = file.readline(LINE).decode(errors="replace")
@@ -91,7 +91,7 @@ class FollowedRecord:
             self.steps = {step: self.steps[step] for step in {*kept, max(self.steps)}}
         return complete
 
-    def document(self) -> Plain:
+    def document(self) -> JsonDict:
         """All steps, the last step's heads, and what is found in them."""
         from ...health import findings, verdict
 
@@ -133,9 +133,9 @@ def _unread(followed: FollowedRecord) -> bool:
         return False
 
 
-def summary(step: int, rows: Sequence[Plain]) -> Plain:
+def summary(step: int, rows: Sequence[JsonDict]) -> JsonDict:
     """One line of a step: means over its heads, the largest logit, the gradient at q. What was not measured is left out."""
-    found: Plain = {"step": step}
+    found: JsonDict = {"step": step}
     for name in MEANS:
         if values := _values(rows, name):
             found[name] = statistics.fmean(values)
@@ -150,10 +150,10 @@ def summary(step: int, rows: Sequence[Plain]) -> Plain:
     return found
 
 
-def _values(rows: Sequence[Plain], name: str) -> list[float]:
+def _values(rows: Sequence[JsonDict], name: str) -> list[float]:
     return [row[name] for row in rows if row.get(name) is not None and math.isfinite(row[name])]
 
 
-def _head(row: Plain) -> Plain:
+def _head(row: JsonDict) -> JsonDict:
     return {"layer": safe(row["layer"]), "kind": row["kind"], "head": row["head"], "peak": row.get("peak"),
             "entropy": row.get("entropy"), "top_weight": row.get("top_weight")}  # fmt: skip

@@ -30,8 +30,8 @@ EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"description": "server-sent events", "content": {"text/event-stream": {}}}
 }
 
-Rule = Literal["sqrt_dk", "none", "dk", "qk_norm", "learned", "softcap"]
-assert set(Rule.__args__) <= set(RULES)  # type: ignore[attr-defined]
+RunRule = Literal["sqrt_dk", "none", "dk", "qk_norm", "learned", "softcap"]
+assert set(RunRule.__args__) <= set(RULES)  # type: ignore[attr-defined]
 
 
 class Body(BaseModel):
@@ -56,7 +56,7 @@ class HeadOfSentence(Sentence):
 class RunSettings(Body):
     """A training run: the rules, one after the other, on the same data from the same beginning."""
 
-    rules: Annotated[list[Rule], Field(min_length=1, max_length=3)]
+    rules: Annotated[list[RunRule], Field(min_length=1, max_length=3)]
     d: Annotated[int, Field(ge=limits.HEAD_DIM[0], le=limits.HEAD_DIM[1])] = 64
     lr: Annotated[float, Field(ge=limits.RATES[0], le=limits.RATES[1], strict=False)] = 3e-3
     steps: Annotated[int, Field(ge=15, le=limits.STEPS)] = 150

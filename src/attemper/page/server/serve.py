@@ -24,9 +24,9 @@ from .record import FollowedRecord
 
 LOOPBACK = "127.0.0.1"
 WARNING = (
-    "WARNING: the page is served on {host}, which other machines can reach. Whoever knows the address with its token can "
-    "use this machine to compute. The traffic is not encrypted: anyone on the network can read the token. Stop it with Ctrl-C when you "
-    "are done."
+    "WARNING: the page is served on {host}, which other machines can reach. Whoever knows the address with its token can use "
+    "this machine to compute. The traffic is not encrypted: anyone on the network can read the token. Stop it with Ctrl-C when "
+    "you are done."
 )
 
 

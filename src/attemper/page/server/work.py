@@ -23,7 +23,7 @@ RETRY = "Try again in a moment."
 ENDED_BEFORE = f"The computing process ended. {RETRY}"
 
 
-class Frame(NamedTuple):
+class WorkerAnswer(NamedTuple):
     """One answer of the worker."""
 
     kind: str
@@ -45,7 +45,7 @@ class Desk:
         self._command = command or [sys.executable, "-m", "attemper.page.server.worker", *([model] if model else [])]
         self._process: asyncio.subprocess.Process | None = None
         self._readers: set[asyncio.Task[None]] = set()
-        self._jobs: dict[int, asyncio.Queue[Frame]] = {}
+        self._jobs: dict[int, asyncio.Queue[WorkerAnswer]] = {}
         self._with: dict[int, asyncio.subprocess.Process] = {}  # by whom a job is done
         self._last = 0
         self._starting = asyncio.Lock()
@@ -66,19 +66,19 @@ class Desk:
                 reader.add_done_callback(self._readers.discard)
             return self._process
 
-    async def ask(self, what: str, **arguments: Any) -> Frame:
+    async def ask(self, what: str, **arguments: Any) -> WorkerAnswer:
         """One computation and its result."""
         async with contextlib.aclosing(self.stream(what, **arguments)) as frames:
             async for frame in frames:
                 return frame
         raise Denied(500, "The computation ended without a result.")
 
-    async def stream(self, what: str, limited: bool = True, **arguments: Any) -> AsyncGenerator[Frame, None]:
+    async def stream(self, what: str, limited: bool = True, **arguments: Any) -> AsyncGenerator[WorkerAnswer, None]:
         """A computation and its results as they come. One that is not limited may take its time, and is cancelled instead."""
         if len(self._jobs) >= limits.WAITING:
             raise Denied(503, f"{len(self._jobs)} computations are waiting already; one is done at a time. {RETRY}")
         self._last += 1
-        job, queue = self._last, asyncio.Queue[Frame]()
+        job, queue = self._last, asyncio.Queue[WorkerAnswer]()
         self._jobs[job] = queue
         done = False
         try:
@@ -101,7 +101,7 @@ class Desk:
                 with contextlib.suppress(Denied):
                     await self._send(self._process, {"cancel": job})
 
-    async def _result(self, queue: asyncio.Queue[Frame], limited: bool) -> Frame:
+    async def _result(self, queue: asyncio.Queue[WorkerAnswer], limited: bool) -> WorkerAnswer:
         try:
             return await self._next(queue, limits.COMPUTING if limited else None, "")
         except TimeoutError:
@@ -109,7 +109,7 @@ class Desk:
             words = f"The computation took more than {limits.COMPUTING:.0f} s and was stopped. Use a shorter text."
             raise Denied(504, words) from None
 
-    async def _next(self, queue: asyncio.Queue[Frame], wait: float | None, late: str) -> Frame:
+    async def _next(self, queue: asyncio.Queue[WorkerAnswer], wait: float | None, late: str) -> WorkerAnswer:
         try:
             async with asyncio.timeout(wait):
                 frame = await queue.get()
@@ -138,13 +138,13 @@ class Desk:
                 head = json.loads(line)
                 content = await process.stdout.readexactly(head["bytes"])
                 if head["job"] in self._jobs:
-                    self._jobs[head["job"]].put_nowait(Frame(head["kind"], content))
+                    self._jobs[head["job"]].put_nowait(WorkerAnswer(head["kind"], content))
         except (asyncio.IncompleteReadError, ConnectionError, ValueError):
             pass  # it was ended
         if self._process is process:
             self._process = None
         for queue in [self._jobs[job] for job, owner in self._with.items() if owner is process]:
-            queue.put_nowait(Frame(FAILED, json.dumps({"status": 503, "says": ENDED_BEFORE}).encode()))
+            queue.put_nowait(WorkerAnswer(FAILED, json.dumps({"status": 503, "says": ENDED_BEFORE}).encode()))
         await process.wait()
 
     def kill(self) -> None:
