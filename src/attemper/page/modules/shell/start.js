@@ -152,7 +152,11 @@ export function start(root, data, { source = null, address = null, panels = PANE
     theme = themeButton(shared, () => changed());
   const { sections, foot } = frame(shared, { list: tabs.list, theme: theme.button });
   foot.append(
-    make("p.dim", {}, "Everything here is computed in this page. Nothing is sent anywhere."),
+    make(
+      "p.dim",
+      {},
+      "Nothing of this page is sent anywhere. Tab moves between controls; arrow keys move a slider, a tab or a choice; Esc closes.",
+    ),
     hiding(
       make,
       root,

@@ -6,12 +6,12 @@ import { change, draw, picture } from "../../draw/svg.js";
 import { criticalSpread } from "../../maths/signs.js";
 
 const WIDE = 352,
-  HIGH = 300,
+  HIGH = 282,
   LEFT = 14,
   RIGHT = 340,
   BINS = 85;
-const BASES = [126, 254],
-  TALL = 86; // of the two lanes
+const BASES = [116, 236],
+  TALL = 78; // of the two lanes
 const REACHES = [6, 12, 25, 50, 100, 150];
 
 const rounded = (number) =>

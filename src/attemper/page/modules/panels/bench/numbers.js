@@ -65,8 +65,8 @@ export function verdict(state, { bare: plain, second: scaled }) {
     limit = criticalSpread(n);
   const bare =
     `With d_k = ${d} the scores q·k spread by ${written(plain.signs.std, 1)} (√${d} = ${written(Math.sqrt(d), 1)}), ` +
-    `${plain.signs.std > limit ? "above" : "below"} √(2 ln ${n}) = ${written(limit, 1)}: the top key gets ${share(plain.signs.top_weight)} of the weight; ` +
-    `in effect ${written(plain.signs.effective_keys, 1)} of ${n} keys share it.`;
+    `${plain.signs.std > limit ? "above" : "below"} √(2 ln ${n}) = ${written(limit, 1)}: the top key gets ${share(plain.signs.top_weight)} of the weight, ` +
+    `and in effect ${written(plain.signs.effective_keys, 1)} of ${n} keys share it.`;
   const std = scaled.signs.std,
     keys = written(scaled.signs.effective_keys, 1);
   const after = {
