@@ -1,6 +1,7 @@
 // The numbers of both lanes as a table, and what they say in a sentence.
 
 import { written } from "../../../report/data/numbers.js";
+import { say } from "../../draw/words.js";
 import { criticalSpread } from "../../maths/signs.js";
 
 /** Four digits that count; whole numbers as they are. */
@@ -48,7 +49,7 @@ export function numbersTable(page) {
     node,
     update(state, found) {
       found.lanes.forEach((lane, i) => {
-        heads[i].textContent = lane.rule.label;
+        say(page, heads[i], lane.rule.label);
         ROWS.forEach(([, , read], j) => {
           cells[j][i].textContent = tiny(read(lane));
         });

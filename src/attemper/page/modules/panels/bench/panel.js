@@ -1,6 +1,7 @@
 // The why-bench: drag d_k and see what the scale does to attention on random vectors, where theory is exact.
 
 import { standalone } from "../../draw/svg.js";
+import { say } from "../../draw/words.js";
 import { sortedWeights } from "../../maths/rules.js";
 import { criticalSpread } from "../../maths/signs.js";
 import { controls } from "./controls.js";
@@ -96,7 +97,9 @@ function mount(root, page) {
       bar.show(state);
       for (const part of [logits, weights, gradients, table, guess]) part.update(state, found);
       spread.update(state, found);
-      [bare.textContent, after.textContent] = verdict(state, found);
+      const [first, then] = verdict(state, found);
+      say(page, bare, first);
+      say(page, after, then);
       // once a slider rests: a sentence for each of its steps would be noise
       clearTimeout(saying);
       if (told) saying = setTimeout(() => page.announce(`${bare.textContent} ${after.textContent}`), RESTS);
