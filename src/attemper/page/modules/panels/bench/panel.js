@@ -6,7 +6,7 @@ import { sortedWeights } from "../../maths/rules.js";
 import { criticalSpread } from "../../maths/signs.js";
 import { controls } from "./controls.js";
 import { gradientChart } from "./gradient.js";
-import { logitsChart, weightsChart } from "./lanes.js";
+import { RANKS, logitsChart, weightsChart } from "./lanes.js";
 import { ALIGNED, computed } from "./model.js";
 import { ROWS, numbersTable, verdict } from "./numbers.js";
 import { prediction } from "./predict.js";
@@ -21,7 +21,7 @@ const RESTS = 700; // milliseconds after which a slider is at rest
 function measured(state) {
   const found = computed(state),
     { given, bare, second } = found;
-  return { ...found, lanes: [bare, second], sorted: [bare, second].map((one) => sortedWeights(one, given)) };
+  return { ...found, lanes: [bare, second], sorted: [bare, second].map((one) => sortedWeights(one, given, Math.min(RANKS, state.n))) };
 }
 
 function mount(root, page) {
