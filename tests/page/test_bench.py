@@ -6,12 +6,15 @@ import json
 import re
 import statistics
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
 from close import in_float32
 from page.opened import DESK, PHONE, opened, settled
 
+SHOTS = Path(__file__).parents[2] / "build" / "page"
+"""Where the run keeps its pictures, to be looked at."""
 RULES = ["sqrt_dk", "none", "dk", "sqrt_dmodel", "after", "fp16", "qk_norm", "softcap", "additive"]
 
 
@@ -212,6 +215,7 @@ def test_the_steps_of_the_slider(browser, tmp_path):
 def test_axe_finds_nothing_serious(browser, tmp_path, axe, scheme, viewport):
     for panel in ("bench", "scores"):
         with opened(browser, tmp_path, f"#tab={panel}", color_scheme=scheme, viewport=viewport) as page:
+            page.screenshot(path=SHOTS / f"{panel}-{scheme}-{viewport['width']}.png", full_page=True)
             page.evaluate(axe)
             found = page.evaluate("async () => (await axe.run(document)).violations")
         serious = [
