@@ -1,5 +1,7 @@
 // SVG that is drawn once and then brought up to date, and a copy of it that stands alone in a file.
 
+import { lowered } from "./words.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 /** What a picture needs of the page's style when it leaves the page. */
 const KEPT = [
@@ -23,14 +25,21 @@ const KEPT = [
 
 /** An element of a picture: `draw(page)("path.bars", {d: "…"}, child, …)`. */
 export function draw(page) {
-  return (kind, attributes = {}, ...children) => {
+  const pen = (kind, attributes = {}, ...children) => {
     const [tag, ...classes] = kind.split(".");
     const node = page.createElementNS(SVG, tag);
     if (classes.length) node.setAttribute("class", classes.join(" "));
     change(node, attributes);
-    node.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+    const set = (child) => (tag === "text" && typeof child === "string" && child.includes("_") ? lowered(pen, child) : child);
+    node.append(
+      ...children
+        .flat(3)
+        .flatMap(set)
+        .filter((child) => child !== null && child !== undefined && child !== false),
+    );
     return node;
   };
+  return pen;
 }
 
 /** Set attributes; one that is null is removed. */

@@ -4,8 +4,8 @@ import { sheet } from "../draw/svg.js";
 import { copied, download, toPng } from "./export.js";
 
 /** A dialog that shows text that can be copied or saved. */
-function textDialog(make, host, page) {
-  const title = make("h2", { id: "text-dialog" }),
+function textDialog(make, host, page, id) {
+  const title = make("h2", { id }),
     body = make("pre", { tabindex: "0" }),
     said = make("span.dim", { role: "status" });
   const copy = make(
@@ -19,7 +19,7 @@ function textDialog(make, host, page) {
     "Copy",
   );
   const close = make("button.plain", { type: "button", onclick: () => dialog.close() }, "Close");
-  const dialog = make("dialog.words", { "aria-labelledby": "text-dialog" }, title, body, make("div.row", {}, copy, close, said));
+  const dialog = make("dialog.words", { "aria-labelledby": id }, title, body, make("div.row", {}, copy, close, said));
   host.append(dialog);
   return (name, text) => {
     title.textContent = name;
@@ -33,7 +33,7 @@ function textDialog(make, host, page) {
 /** The row of tools under a panel; `mounted` is what its mount() gave, `link()` its address. */
 export function tools(make, host, panel, mounted, { announce, link }) {
   const page = host.ownerDocument,
-    showText = textDialog(make, host, page);
+    showText = textDialog(make, host, page, `words-${panel.id}`);
   const button = (words, action, says) => make("button.plain", { type: "button", title: says, onclick: action }, words);
   async function save(kind) {
     const pictures = (mounted.figures?.() ?? []).map(({ name, svg }) => ({ name, svg: svg() }));

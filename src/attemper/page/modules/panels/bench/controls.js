@@ -1,5 +1,6 @@
 // The controls of the bench: three sliders, the rule, aligned keys, a sweep, another draw.
 
+import { say } from "../../draw/words.js";
 import { stepped } from "../../shell/keyboard.js";
 import { D_STEPS, HEAD_STEPS, N_STEPS } from "./model.js";
 import { STORIES } from "./stories.js";
@@ -86,7 +87,7 @@ function sweepButton(page, visitAll) {
   const { make } = page;
   let running = 0;
   const words = () => {
-    button.textContent = running ? "Stop" : "▶ Sweep d_k";
+    say(page, button, running ? "Stop" : "▶ Sweep d_k");
   };
   function stop() {
     clearTimeout(running);
@@ -148,7 +149,7 @@ export function controls(page, visitAll) {
     stop: sweep.stop,
     show(state) {
       for (const one of [d, n, heads, rule]) one.show(state);
-      heads.note.textContent = `d_model ${state.heads * state.d}`;
+      say(page, heads.note, `d_model ${state.heads * state.d}`);
       ticked.checked = state.aligned;
     },
   };

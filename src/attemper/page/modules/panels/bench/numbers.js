@@ -1,6 +1,7 @@
 // The numbers of both lanes as a table, and what they say in a sentence.
 
 import { written } from "../../../report/data/numbers.js";
+import { say } from "../../draw/words.js";
 import { criticalSpread } from "../../maths/signs.js";
 
 /** Four digits that count; whole numbers as they are. */
@@ -48,7 +49,7 @@ export function numbersTable(page) {
     node,
     update(state, found) {
       found.lanes.forEach((lane, i) => {
-        heads[i].textContent = lane.rule.label;
+        say(page, heads[i], lane.rule.label);
         ROWS.forEach(([, , read], j) => {
           cells[j][i].textContent = tiny(read(lane));
         });
@@ -65,8 +66,8 @@ export function verdict(state, { bare: plain, second: scaled }) {
     limit = criticalSpread(n);
   const bare =
     `With d_k = ${d} the scores q·k spread by ${written(plain.signs.std, 1)} (√${d} = ${written(Math.sqrt(d), 1)}), ` +
-    `${plain.signs.std > limit ? "above" : "below"} √(2 ln ${n}) = ${written(limit, 1)}: the top key gets ${share(plain.signs.top_weight)} of the weight; ` +
-    `in effect ${written(plain.signs.effective_keys, 1)} of ${n} keys share it.`;
+    `${plain.signs.std > limit ? "above" : "below"} √(2 ln ${n}) = ${written(limit, 1)}: the top key gets ${share(plain.signs.top_weight)} of the weight, ` +
+    `and in effect ${written(plain.signs.effective_keys, 1)} of ${n} keys share it.`;
   const std = scaled.signs.std,
     keys = written(scaled.signs.effective_keys, 1);
   const after = {
@@ -85,4 +86,21 @@ export function verdict(state, { bare: plain, second: scaled }) {
     ? ` Each query's own key is aligned with it and scores about ${written(0.5 * d, 1)}${factor === 1 ? "" : `, divided ${written(0.5 * d * factor, 1)}`}.`
     : "";
   return [bare, after + own];
+}
+
+const times = (a, b) => (b > 0 ? `${Number((a / b).toPrecision(2))}` : "–");
+
+/** What the gradients say: the typical query beside the mean square, in both units. */
+export function gradientWords({ bare, second }) {
+  const [one, other] = [bare, second].map((lane) => lane.statistics),
+    ratio = (unit, name) => times(one[unit][name], other[unit][name]);
+  const idle = bare.gradients.query.filter((length) => length < 0.01 * one.query.rms).length;
+  return (
+    `Without a divisor the median query's gradient is ${ratio("logits", "median")} times that under ${second.rule.formula} at the softmax's input, and ` +
+    `${ratio("query", "median")} times at q; the RMS is ${ratio("logits", "rms")} and ${ratio("query", "rms")} times. ` +
+    (idle > 0.05 * bare.rows.length
+      ? `${idle} of ${bare.rows.length} queries get less than a hundredth of the RMS at q without a divisor: not all gradients vanish; they become uneven. `
+      : "") +
+    "What training makes of that is shown below."
+  );
 }

@@ -7,11 +7,11 @@ import { criticalSpread } from "../../maths/signs.js";
 import { D_STEPS } from "./model.js";
 
 const WIDE = 352,
-  HIGH = 300,
+  HIGH = 282,
   LEFT = 34,
   RIGHT = 346,
   TOP = 28,
-  BOTTOM = 262;
+  BOTTOM = 244;
 const LINES = [
   { name: "none", law: (d) => Math.sqrt(d), words: "no divisor: √d_k" },
   { name: "sqrt_dk", law: () => 1, words: "÷ √d_k: 1" },
