@@ -224,6 +224,13 @@ def test_what_one_takes_away(browser, tmp_path, capsys):
         assert "var(" not in svg
 
 
+def test_the_model_s_code_runs(browser, tmp_path, capsys):
+    with opened(browser, tmp_path, f"#tab=flow&{DOG}") as page:
+        page.get_by_role("button", name="Copy as Python").first.click()
+        exec(page.locator("dialog[open] pre").text_content(), {})
+        assert "0.468" in capsys.readouterr().out  # of "it" on "ball"
+
+
 def test_served_a_typed_sentence_runs_the_model(browser):
     def flow(body):
         if "too long" in body["text"]:

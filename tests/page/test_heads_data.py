@@ -2,7 +2,6 @@
 
 import base64
 import json
-from functools import cache
 
 import numpy as np
 import pytest
@@ -14,16 +13,15 @@ from attemper.errors import InputError
 from attemper.page.data import embedded
 from attemper.page.data.flow import COLUMNS, read_flow
 from attemper.page.data.heads import packed, read_heads
-from attemper.scan.input.model import Loaded, load
+from attemper.scan.input.model import Loaded
 from close import in_float32
 
 pytest.importorskip("transformers")
 TEXT = "The dog chased the ball because it was fast."
 
 
-@cache
 def minilm() -> Loaded:
-    return load(None)
+    return embedded._model()
 
 
 def floats(part: dict[str, object]) -> Tensor:

@@ -3,10 +3,13 @@
 import { cut, visible } from "../../../report/data/text.js";
 import { LESSON } from "./source.js";
 
+/** What a server is asked for: its model may be another than the one inside the offline page. */
+const REAL = { text: "The dog chased the ball because it was fast.", layer: 4, head: 3 };
+
 /** The row of controls: `{node, show(state, flow)}`. */
 export function controls(make, page, { set, embedded, love }) {
-  const real = embedded[0] ?? null,
-    served = page.source !== null;
+  const served = Boolean(page.source),
+    real = embedded[0] ?? (served ? REAL : null);
   const sentence = (words, values) => make("button.plain.sentence", { type: "button", onclick: () => set({ at: "", ...values }) }, words);
   const first = sentence("Love Apple phones", { text: love, way: "lesson", head: 0 });
   const second = real && sentence(real.text, { text: real.text, way: "model", layer: real.layer, head: real.head });

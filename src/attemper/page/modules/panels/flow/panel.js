@@ -72,6 +72,7 @@ function finder(page, changed) {
         (found) => ready.set(key, modelFlow(found)),
         (error) => {
           if (stop.signal.aborted) return;
+          if (layer + head > 0 && error.message.includes("must be from 0 to")) page.set("flow", { layer: 0, head: 0 }); // a smaller model
           [failed, failedWords] = [key, `The server did not answer: ${error.message}`];
         },
       )
@@ -131,12 +132,15 @@ function mount(root, page) {
     const bare = fresh || shown.skip !== now.skip ? computed(flow, !now.skip) : shown.bare;
     const before = shown;
     if (fresh) hover = null; // its cell may not be there any more
-    if (fresh) shown = { key, flow, drawn: picture(pen, svg, flow, parts, layout(flow, parts, width)) };
+    if (fresh) shown = { key, flow, drawn: picture(pen, svg, flow, parts, layout(flow, parts, width, Boolean(page.source))) };
     Object.assign(shown, { parts, bare, skip: now.skip, steps: steps(flow, parts, bare.P, now.skip) });
     // the scores shrink before one's eyes
     if (page.motion && !fresh && before.step !== now.step && now.step === 6 && !now.skip) {
+      svg.classList.add("still");
       shown.drawn.before(parts);
       svg.getBoundingClientRect();
+      page.document.defaultView.getComputedStyle(svg.querySelector(".cell")).fillOpacity; // drawn before it moves
+      svg.classList.remove("still");
       page.document.defaultView.requestAnimationFrame(() =>
         page.document.defaultView.requestAnimationFrame(() => shown.drawn.show(parts, now.skip)),
       );
@@ -196,12 +200,20 @@ function mount(root, page) {
     if (shown) point();
   });
   svg.addEventListener("click", (event) => {
-    const found = shown?.drawn.cellAt(event);
-    if (found) lock(found);
+    const found = shown?.drawn.cellAt(event),
+      small = event.target.closest?.("[data-head]");
+    if (small) set({ head: Number(small.dataset.head) });
+    else if (found) lock(found);
   });
   const nameOf = (where) => `${where.id}.${where.row}.${where.column}`;
   const lock = (where) => set({ at: now.at === nameOf(where) ? "" : nameOf(where) });
   svg.addEventListener("keydown", (event) => {
+    const small = event.target.closest?.("[data-head]");
+    if (small && (event.key === "Enter" || event.key === " ")) {
+      event.preventDefault();
+      event.stopPropagation();
+      set({ head: Number(small.dataset.head) });
+    }
     const id = event.target.closest?.("[data-part]")?.dataset.part;
     if (!id || !event.key.startsWith("Arrow") || !shown) return;
     event.preventDefault();

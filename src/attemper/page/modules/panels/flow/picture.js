@@ -115,9 +115,10 @@ function matrix(draw, flow, parts, block) {
 function strip(draw, flow, parts, block) {
   const rows = Math.min(flow.n, ROWS),
     { across, each, most } = block,
+    chosen = flow.way === "lesson" || block.served,
     spots = [];
   const small = Array.from({ length: most }, (_, h) => {
-    const x = block.x + (h % across) * (each + 6),
+    const x = block.x + (h % across) * (block.width / across),
       y = block.y + Math.floor(h / across) * (each + 20),
       size = each / rows;
     const cells = Array.from({ length: rows * rows }, (_, i) => ({
@@ -132,8 +133,8 @@ function strip(draw, flow, parts, block) {
     }));
     spots.push({ h, cells });
     return draw(
-      `g${h === flow.head ? ".own" : ""}`,
-      {},
+      `g.small-head${h === flow.head ? ".own" : ""}`,
+      chosen ? { "data-head": h, tabindex: "0", role: "button", "aria-label": `head ${h}`, "aria-pressed": String(h === flow.head) } : {},
       draw("rect.ground", { x, y, width: each, height: each }),
       cells.map((cell) => cell.node),
       draw("rect.edge", { x: x - 1, y: y - 1, width: each + 2, height: each + 2, rx: 2 }),
@@ -251,7 +252,7 @@ export function picture(draw, svg, flow, parts, plan) {
       const within = links.filter((link) => ids.includes(link.from) && ids.includes(link.to));
       const live = within.length ? within : links.filter((link) => ids.includes(link.to));
       for (const link of links) link.node.classList.toggle("live", live.includes(link));
-      scale.classList.toggle("back", !ids.includes("Z") && !ids.includes("S"));
+      for (const node of [scale, middle]) node.classList.toggle("back", ![..."SZ", "tokens"].some((id) => ids.includes(id)));
       svg.classList.toggle("only-tokens", ids.includes("tokens"));
     },
     /** Outline a part that the text names; null: none. */

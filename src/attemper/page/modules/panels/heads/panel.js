@@ -9,6 +9,7 @@ import { audited } from "./audit.js";
 import { headsPython, headsText, mapPicture } from "./words.js";
 
 const FIRST = "The dog chased the ball because it was fast.",
+  SENTENCES = [FIRST, "Love Apple phones"],
   LONGEST = 2000,
   FAR = 5; // powers of two of the slider
 
@@ -28,7 +29,7 @@ function texts(page, changed) {
       });
   };
   return {
-    inside: [...ready.keys()],
+    inside: page.source ? SENTENCES : [...ready.keys()],
     find(words) {
       if (ready.has(words)) return { text: ready.get(words), says: "" };
       if (!page.source)
