@@ -208,7 +208,7 @@ def test_what_one_takes_away(browser, tmp_path, capsys):
 
 def long_document(tokens):
     """A document of a long text: every head's logits are asked for one by one."""
-    document = embedded.heads()["texts"][0]
+    document = inside()["heads"]["texts"][0]
     layers = [{**one, "queries": tokens, "keys": tokens} for one in document["layers"]]
     names = [f"w{i}" for i in range(tokens)]
     return {**document, "text": "long", "tokens": names, "special": [False] * tokens, "layers": layers, "logits": None}
@@ -255,14 +255,18 @@ def test_served_a_typed_sentence_and_the_step_of_a_long_head(browser):
         assert shown == f"{signs['effective_keys']:.1f}"
 
 
-@pytest.mark.parametrize(("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["light, desk", "dark, phone"])
-def test_axe_finds_nothing_serious(browser, tmp_path, axe, scheme, viewport):
-    for at in ("#tab=flow&flow.step=5&flow.at=S.1.2", "#tab=heads&heads.pin=0.2&heads.token=7"):
-        with opened(browser, tmp_path, at, color_scheme=scheme, viewport=viewport) as page:
-            page.evaluate(axe)
-            found = page.evaluate("async () => (await axe.run(document)).violations")
-        serious = [(one["id"], [node["html"][:160] for node in one["nodes"][:3]]) for one in found]
-        assert serious == []
+AXE = [
+    ("#tab=flow&flow.step=5&flow.at=S.1.2", "light", DESK),
+    ("#tab=heads&heads.pin=0.2&heads.token=7", "dark", PHONE),
+]
+
+
+@pytest.mark.parametrize(("at", "scheme", "viewport"), AXE, ids=["flow, light, desk", "heads, dark, phone"])
+def test_axe_finds_nothing(browser, tmp_path, axe, at, scheme, viewport):
+    with opened(browser, tmp_path, at, color_scheme=scheme, viewport=viewport) as page:
+        page.evaluate(axe)
+        found = page.evaluate("async () => (await axe.run(document)).violations")
+        assert [(one["id"], [node["html"][:160] for node in one["nodes"][:3]]) for one in found] == []
 
 
 def test_without_the_model_the_page_says_so(browser):

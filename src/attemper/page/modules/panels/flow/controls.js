@@ -1,6 +1,7 @@
 // The controls of the flow: two sentences, a typed one, which head, and the switch that leaves the division out.
 
 import { cut, visible } from "../../../report/data/text.js";
+import { ROWS } from "./layout.js";
 import { LESSON } from "./source.js";
 
 /** What a server is asked for: its model may be another than the one inside the offline page. */
@@ -64,10 +65,11 @@ export function controls(make, page, { set, embedded, love }) {
       head.hidden = fixed;
       options(layer, flow.layers, "layer", flow.layer);
       options(head, flow.heads, "head", flow.head);
-      about.textContent =
+      const from =
         flow.way === "lesson"
           ? `${cut(visible(flow.text), 40)}: ${LESSON.d_model} random numbers a word, ${LESSON.heads} heads of ${LESSON.d_k}, as attemper.explain draws.`
           : `${flow.model}, layer ${flow.layer}, head ${flow.head}: the numbers of the real model.`;
+      about.textContent = flow.n > ROWS ? `${from} The first ${ROWS} of ${flow.n} tokens are drawn, all are computed.` : from;
     },
   };
 }

@@ -182,6 +182,7 @@ export function headView(make, draw, act) {
     if (!state) return;
     const { weights, keys, names } = state,
       one = pointed ?? (shownTokens.includes(state.token) ? state.token : null);
+    const slim = Math.min(1, room.apart / 30); // many tokens, thin arcs
     const pairs = { out: [], in: [], all: [] },
       spots = new Map(shownTokens.map((token, at) => [token, at]));
     for (const query of shownTokens) {
@@ -197,7 +198,7 @@ export function headView(make, draw, act) {
         arcPaths(some, room).map(({ d, strength }) =>
           draw(`path.arc.${kind}`, {
             d,
-            "stroke-width": (0.75 + 6 * strength).toFixed(2),
+            "stroke-width": ((0.75 + 6 * strength) * slim).toFixed(2),
             "stroke-opacity": (0.12 + 0.8 * strength).toFixed(2),
           }),
         ),

@@ -1,6 +1,7 @@
 // Real heads, re-tempered: the map of a model's heads, any of them with a slider on its true scale, two side by side.
 
 import { written } from "../../../report/data/numbers.js";
+import { cut } from "../../../report/data/text.js";
 import { draw, standalone } from "../../draw/svg.js";
 import { endsOf, headView } from "./headview.js";
 import { headMap } from "./map.js";
@@ -45,7 +46,7 @@ function texts(page, changed) {
         () => page.source.json("/heads", { text: words }),
         (found) => ready.set(words, readText(found)),
       );
-      return { text: null, says: "The model reads …" };
+      return { text: null, says: "The model reads. The first time it is loaded, which takes some seconds." };
     },
     /** Make sure that the logits of a head are here, or ask for them. */
     need(text, [layer, head]) {
@@ -270,7 +271,7 @@ function mount(root, page) {
     const { model: about } = text.document;
     const whole = "Here the slider multiplies the whole logit: the model adds something to the scores, or caps them.";
     const plain = text.layers[current[0]].plain ? "" : ` ${whole}`;
-    model.textContent = `${about.name}, ${text.layers.length} layers of ${text.columns} heads; “${text.text}”.${plain}`;
+    model.textContent = `${about.name}, ${text.layers.length} layers of ${text.columns} heads; “${cut(text.text, 90)}”.${plain}`;
     shown = { text, places, times: now.times, sign: kind, signs, results: views.map((view) => view.results).filter(Boolean) };
   }
   const theme = () => {
