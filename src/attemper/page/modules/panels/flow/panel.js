@@ -220,7 +220,10 @@ function mount(root, page) {
     const here = cellOf(now.at, shown.parts);
     set({ at: nameOf(shown.drawn.moved(id, here?.id === id ? here : null, event.key)) });
   });
+  const home = root.closest(".attemper-page"),
+    alone = home?.parentElement === page.document.body; // in a notebook, keys outside the page are not its own
   const keydown = (event) => {
+    if (!home?.contains(event.target) && !(alone && event.target === page.document.body)) return;
     if (!root.offsetParent || event.ctrlKey || event.metaKey || event.altKey || TYPED.has(event.target.tagName)) return;
     if (event.key === "Escape" && now.at) set({ at: "" });
     if (event.key !== " " || event.target.closest?.(PRESSED)) return;

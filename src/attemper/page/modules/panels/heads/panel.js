@@ -282,7 +282,9 @@ function mount(root, page) {
   const resized = new ResizeObserver(() => text && redrawn());
   resized.observe(pair);
   const escape = (event) => {
-    if (event.key === "Escape" && root.offsetParent && now.token >= 0) set({ token: -1 });
+    const home = root.closest(".attemper-page"); // in a notebook, keys outside the page are not its own
+    const own = home?.contains(event.target) || (home?.parentElement === page.document.body && event.target === page.document.body);
+    if (event.key === "Escape" && own && root.offsetParent && now.token >= 0) set({ token: -1 });
   };
   page.document.addEventListener("keydown", escape);
   return {
