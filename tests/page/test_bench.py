@@ -220,3 +220,13 @@ def test_axe_finds_nothing_serious(browser, tmp_path, axe, scheme, viewport):
             if one["impact"] in ("serious", "critical")
         ]
         assert serious == []
+
+
+@pytest.mark.parametrize("motion", ["reduce", "no-preference"])
+def test_a_sweep_visits_every_d_k(browser, tmp_path, motion):
+    with opened(browser, tmp_path, "#bench.d=90&bench.n=8", reduced_motion=motion) as page:
+        page.get_by_role("button", name="Sweep d_k").click()
+        page.get_by_role("button", name="Sweep d_k").wait_for()  # at its end, the name is there again
+        settled(page)
+        assert page.locator(".trail circle").count() >= 3 * 30
+        assert "bench.d=90" in page.url

@@ -13,8 +13,8 @@ export function download(page, name, content, type) {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
-/** An SVG, as text, as a PNG of twice its size; `ground` is the colour behind it. */
-export async function toPng(page, svg, ground) {
+/** An SVG, as text, as a PNG of twice its size. */
+export async function toPng(page, svg) {
   const url = URL.createObjectURL(new Blob([svg], { type: "image/svg+xml" }));
   try {
     const image = new Image();
@@ -27,8 +27,6 @@ export async function toPng(page, svg, ground) {
     canvas.width = 2 * image.width;
     canvas.height = 2 * image.height;
     const pen = canvas.getContext("2d");
-    pen.fillStyle = ground;
-    pen.fillRect(0, 0, canvas.width, canvas.height);
     pen.drawImage(image, 0, 0, canvas.width, canvas.height);
     return await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
   } finally {

@@ -1,6 +1,8 @@
 // The page: tabs, one panel at a time, its tools; the state of all of them in the address.
 
 import { maker } from "../../report/views/dom.js";
+import { draw } from "../draw/svg.js";
+import { typesetting } from "../draw/words.js";
 import { PANELS } from "./panels.js";
 import { allowed, fromAddress, toAddress } from "./state.js";
 import { tabList } from "./tabs.js";
@@ -69,6 +71,7 @@ function context(shared, panel, change) {
     source: shared.source,
     announce: shared.announce,
     make: shared.make,
+    pen: draw(shared.page),
     document: shared.page,
   };
 }
@@ -126,7 +129,7 @@ function frame(shared, { list, theme }) {
 export function start(root, data, { source = null, address = null, panels = PANELS } = {}) {
   const page = root.ownerDocument,
     view = page.defaultView,
-    make = maker(page);
+    make = typesetting(maker(page));
   const kept = address ?? windowAddress(view),
     live = make("div.unseen", { "aria-live": "polite" });
   const shared = {
@@ -152,7 +155,11 @@ export function start(root, data, { source = null, address = null, panels = PANE
     theme = themeButton(shared, () => changed());
   const { sections, foot } = frame(shared, { list: tabs.list, theme: theme.button });
   foot.append(
-    make("p.dim", {}, "Everything here is computed in this page. Nothing is sent anywhere."),
+    make(
+      "p.dim",
+      {},
+      "Nothing of this page is sent anywhere. Tab moves between controls; arrow keys move a slider, a tab or a choice; Esc closes.",
+    ),
     hiding(
       make,
       root,

@@ -1,10 +1,11 @@
 // The tools of a panel: copy as Python, its pictures, its numbers, the picture in words, its link. And what a teacher may hide.
 
+import { sheet } from "../draw/svg.js";
 import { copied, download, toPng } from "./export.js";
 
 /** A dialog that shows text that can be copied or saved. */
-function textDialog(make, host, page) {
-  const title = make("h2", { id: "text-dialog" }),
+function textDialog(make, host, page, id) {
+  const title = make("h2", { id }),
     body = make("pre", { tabindex: "0" }),
     said = make("span.dim", { role: "status" });
   const copy = make(
@@ -18,7 +19,7 @@ function textDialog(make, host, page) {
     "Copy",
   );
   const close = make("button.plain", { type: "button", onclick: () => dialog.close() }, "Close");
-  const dialog = make("dialog.words", { "aria-labelledby": "text-dialog" }, title, body, make("div.row", {}, copy, close, said));
+  const dialog = make("dialog.words", { "aria-labelledby": id }, title, body, make("div.row", {}, copy, close, said));
   host.append(dialog);
   return (name, text) => {
     title.textContent = name;
@@ -32,18 +33,15 @@ function textDialog(make, host, page) {
 /** The row of tools under a panel; `mounted` is what its mount() gave, `link()` its address. */
 export function tools(make, host, panel, mounted, { announce, link }) {
   const page = host.ownerDocument,
-    showText = textDialog(make, host, page);
+    showText = textDialog(make, host, page, `words-${panel.id}`);
   const button = (words, action, says) => make("button.plain", { type: "button", title: says, onclick: action }, words);
-  const ground = () => page.defaultView.getComputedStyle(host).getPropertyValue("--ground").trim() || "white";
-  const figures = () => mounted.figures?.() ?? [];
   async function save(kind) {
-    for (const figure of figures()) {
-      const name = `attemper-${panel.id}-${figure.name}.${kind}`,
-        svg = figure.svg();
-      if (kind === "svg") download(page, name, svg, "image/svg+xml");
-      else download(page, name, await toPng(page, svg, resolved(page, host, ground())));
-    }
-    announce(`${figures().length} pictures saved as ${kind.toUpperCase()}.`);
+    const pictures = (mounted.figures?.() ?? []).map(({ name, svg }) => ({ name, svg: svg() }));
+    const whole = sheet(pictures, colourOf(page, host, "--ground"), colourOf(page, host, "--ink")),
+      name = `attemper-${panel.id}.${kind}`;
+    if (kind === "svg") download(page, name, whole, "image/svg+xml");
+    else download(page, name, await toPng(page, whole));
+    announce(`${panel.title}: saved as ${kind.toUpperCase()}.`);
   }
   return make(
     "div.tools",
@@ -73,10 +71,10 @@ export function tools(make, host, panel, mounted, { announce, link }) {
   );
 }
 
-/** A colour as the page computes it: `light-dark()` in a variable is a colour only once it is used. */
-function resolved(page, host, colour) {
+/** A variable's colour as the page computes it: `light-dark()` is a colour only where it is used. */
+function colourOf(page, host, variable) {
   const probe = page.createElement("i");
-  probe.style.color = colour;
+  probe.style.color = `var(${variable})`;
   host.append(probe);
   const found = page.defaultView.getComputedStyle(probe).color;
   probe.remove();

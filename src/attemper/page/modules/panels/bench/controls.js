@@ -1,5 +1,6 @@
-// The controls of the bench: three sliders, the rule, aligned keys, another draw.
+// The controls of the bench: three sliders, the rule, aligned keys, a sweep, another draw.
 
+import { say } from "../../draw/words.js";
 import { stepped } from "../../shell/keyboard.js";
 import { D_STEPS, HEAD_STEPS, N_STEPS } from "./model.js";
 import { STORIES } from "./stories.js";
@@ -8,7 +9,7 @@ const nearest = (steps, value) =>
   steps.reduce((best, step, i) => (Math.abs(Math.log(step / value)) < Math.abs(Math.log(steps[best] / value)) ? i : best), 0);
 
 /** A slider over the steps of a list; any number can be typed beside it. */
-function stepSlider(page, { key, label, says, steps, unit = "" }) {
+function stepSlider(page, { key, label, says, steps, unit = "", beside = null }) {
   const { make } = page,
     id = `bench-${key}`;
   const slider = make("input", {
@@ -40,7 +41,7 @@ function stepSlider(page, { key, label, says, steps, unit = "" }) {
     node: make(
       `div.control.${key}`,
       { "data-control": `bench.${key}` },
-      make("div.control-head", {}, make("label", { for: id }, label, make("span.dim", {}, says ? ` ${says}` : " ", note)), field),
+      make("div.control-head", {}, make("label", { for: id }, label, make("span.dim", {}, says ? ` ${says}` : " ", note)), beside, field),
       slider,
     ),
     show,
@@ -79,9 +80,44 @@ function ruleSwitch(page) {
   };
 }
 
-export function controls(page) {
+const PACE = 70; // milliseconds for each d_k
+
+/** A button that visits every d_k once, from 1 to 1024, and comes back. Without motion, `visitAll` leaves their dots at once. */
+function sweepButton(page, visitAll) {
   const { make } = page;
-  const d = stepSlider(page, { key: "d", label: "d_k", says: "numbers in a query", steps: D_STEPS });
+  let running = 0;
+  const words = () => {
+    say(page, button, running ? "Stop" : "▶ Sweep d_k");
+  };
+  function stop() {
+    clearTimeout(running);
+    running = 0;
+    words();
+  }
+  function visit(i, back) {
+    page.set("bench", { d: i < D_STEPS.length ? D_STEPS[i] : back });
+    if (i >= D_STEPS.length) return stop();
+    running = setTimeout(() => visit(i + 1, back), PACE);
+    return words();
+  }
+  const button = make("button.plain.sweep", {
+    type: "button",
+    "data-control": "bench.sweep",
+    title: "Visit every d_k from 1 to 1024",
+    onclick() {
+      if (running) return stop();
+      page.announce("Every d_k from 1 to 1024 was visited.");
+      return page.motion ? visit(0, page.state().d) : visitAll(D_STEPS);
+    },
+  });
+  words();
+  return { node: button, stop };
+}
+
+export function controls(page, visitAll) {
+  const { make } = page;
+  const sweep = sweepButton(page, visitAll);
+  const d = stepSlider(page, { key: "d", label: "d_k", says: "numbers in a query", steps: D_STEPS, beside: sweep.node });
   const n = stepSlider(page, { key: "n", label: "n", says: "keys", steps: N_STEPS });
   const heads = stepSlider(page, { key: "heads", label: "heads", says: "", steps: HEAD_STEPS });
   const rule = ruleSwitch(page);
@@ -106,12 +142,14 @@ export function controls(page) {
     make("div.rules", { "data-control": "bench.rule" }, rule.node),
     make("div.row", {}, make("label.check", { "data-control": "bench.aligned" }, ticked, " aligned keys"), again),
   );
+  sliders.addEventListener("input", sweep.stop);
   return {
     sliders,
     switches,
+    stop: sweep.stop,
     show(state) {
       for (const one of [d, n, heads, rule]) one.show(state);
-      heads.note.textContent = `d_model ${state.heads * state.d}`;
+      say(page, heads.note, `d_model ${state.heads * state.d}`);
       ticked.checked = state.aligned;
     },
   };

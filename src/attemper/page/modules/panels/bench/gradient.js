@@ -2,6 +2,7 @@
 
 import { asPower, axisBelow, held, logarithmic, path, powers } from "../../draw/axes.js";
 import { change, draw, picture } from "../../draw/svg.js";
+import { say } from "../../draw/words.js";
 
 const HIGH = 262,
   LEFT = 14,
@@ -72,7 +73,7 @@ export function gradientChart(page) {
           mean = x(statistics.rms);
         change(median, { d: `M${at} ${base - TALL}V${base}` });
         change(rms, { d: `M${mean} ${base - 12}l5 6l-5 6l-5 -6Z` });
-        name.textContent = lane.rule.formula;
+        say(page, name, lane.rule.formula);
       }
     },
   };

@@ -3,15 +3,16 @@
 import { axisBelow, linear, path } from "../../draw/axes.js";
 import { barPath, counted } from "../../draw/histogram.js";
 import { change, draw, picture } from "../../draw/svg.js";
+import { say } from "../../draw/words.js";
 import { criticalSpread } from "../../maths/signs.js";
 
 const WIDE = 352,
-  HIGH = 300,
+  HIGH = 282,
   LEFT = 14,
   RIGHT = 340,
   BINS = 85;
-const BASES = [126, 254],
-  TALL = 86; // of the two lanes
+const BASES = [116, 236],
+  TALL = 78; // of the two lanes
 const REACHES = [6, 12, 25, 50, 100, 150];
 
 const rounded = (number) =>
@@ -80,7 +81,7 @@ export function logitsChart(page) {
           end = Math.min(RIGHT, x(std));
         change(bar, { d: `M${x(0)} ${base + 5}H${Math.max(x(0) + 1, end)}` });
         change(limit, { d: `M${x(criticalSpread(state.n))} ${base - 6}v16` });
-        name.textContent = lane.rule.formula;
+        say(page, name, lane.rule.formula);
         words.textContent = `spread ${rounded(std)}`;
       });
     },
@@ -154,7 +155,7 @@ export function weightsChart(page) {
           ),
         });
         change(even, { d: `M34 ${y(1 / state.n)}H${RIGHT}` });
-        name.textContent = lane.rule.formula;
+        say(page, name, lane.rule.formula);
         words.textContent = `top key ${rounded(sorted[0])}`;
         const others = sorted.slice(count).reduce((sum, one) => sum + one, 0);
         rest.textContent = state.n > count ? `the other ${state.n - count} keys: ${rounded(others)} in all` : "";

@@ -1,6 +1,7 @@
 // The numbers of both lanes as a table, and what they say in a sentence.
 
 import { written } from "../../../report/data/numbers.js";
+import { say } from "../../draw/words.js";
 import { criticalSpread } from "../../maths/signs.js";
 
 /** Four digits that count; whole numbers as they are. */
@@ -48,7 +49,7 @@ export function numbersTable(page) {
     node,
     update(state, found) {
       found.lanes.forEach((lane, i) => {
-        heads[i].textContent = lane.rule.label;
+        say(page, heads[i], lane.rule.label);
         ROWS.forEach(([, , read], j) => {
           cells[j][i].textContent = tiny(read(lane));
         });
@@ -65,13 +66,13 @@ export function verdict(state, { bare: plain, second: scaled }) {
     limit = criticalSpread(n);
   const bare =
     `With d_k = ${d} the scores q·k spread by ${written(plain.signs.std, 1)} (√${d} = ${written(Math.sqrt(d), 1)}), ` +
-    `${plain.signs.std > limit ? "above" : "below"} √(2 ln ${n}) = ${written(limit, 1)}: the top key gets ${share(plain.signs.top_weight)} of the weight; ` +
-    `in effect ${written(plain.signs.effective_keys, 1)} of ${n} keys share it.`;
+    `${plain.signs.std > limit ? "above" : "below"} √(2 ln ${n}) = ${written(limit, 1)}: the top key gets ${share(plain.signs.top_weight)} of the weight, ` +
+    `and in effect ${written(plain.signs.effective_keys, 1)} of ${n} keys share it.`;
   const std = scaled.signs.std,
     keys = written(scaled.signs.effective_keys, 1);
   const after = {
-    sqrt_dk: `Divided by √${d}, the spread is ${written(std, 2)} at every d_k, and ${keys} keys share the weight.`,
-    none: `Divided by √${d}, the spread is ${written(std, 2)} at every d_k, and ${keys} keys share the weight.`,
+    sqrt_dk: `Divided by √${d}, the spread is ${written(std, 2)}${aligned ? "" : " at every d_k"}, and ${keys} keys share the weight.`,
+    none: `Divided by √${d}, the spread is ${written(std, 2)}${aligned ? "" : " at every d_k"}, and ${keys} keys share the weight.`,
     dk: `Divided by ${d}, the spread is only ${written(std, 3)}: ${keys} of ${n} keys share the weight, as if q did not matter.`,
     sqrt_dmodel: `Divided by √(${state.heads} × ${d}), the spread is only ${written(std, 2)}: ${keys} of ${n} keys share the weight.`,
     after: `Dividing the weights afterwards leaves them as one-hot as before; they only add up to ${written(scaled.factor, 3)}.`,
@@ -80,6 +81,9 @@ export function verdict(state, { bare: plain, second: scaled }) {
     softcap: `Divided by √${d} and capped at 50, the spread is ${written(std, 2)}: the cap has nothing to do yet.`,
     additive: `The additive score spreads by ${written(std, 2)}, whatever d_k is.`,
   }[rule];
-  const own = aligned ? ` Own keys are aligned: they score about ${written(0.5 * d, 1)} before any division.` : "";
+  const factor = scaled.rule.scale({ d, heads: state.heads });
+  const own = aligned
+    ? ` Each query's own key is aligned with it and scores about ${written(0.5 * d, 1)}${factor === 1 ? "" : `, divided ${written(0.5 * d * factor, 1)}`}.`
+    : "";
   return [bare, after + own];
 }

@@ -1,6 +1,7 @@
 // The why-bench: drag d_k and see what the scale does to attention on random vectors, where theory is exact.
 
 import { standalone } from "../../draw/svg.js";
+import { say } from "../../draw/words.js";
 import { sortedWeights } from "../../maths/rules.js";
 import { criticalSpread } from "../../maths/signs.js";
 import { controls } from "./controls.js";
@@ -14,6 +15,8 @@ import { spreadChart } from "./spread.js";
 import { ALIGNED_STORY, STORIES } from "./stories.js";
 import { trainingLane } from "./training.js";
 
+const RESTS = 700; // milliseconds after which a slider is at rest
+
 /** Everything that the pictures of a state show. */
 function measured(state) {
   const found = computed(state),
@@ -23,7 +26,7 @@ function measured(state) {
 
 function mount(root, page) {
   const { make } = page;
-  const bar = controls(page),
+  const bar = controls(page, (ds) => ds.forEach((d) => spread.visit(d, computed({ ...state, d }).bare.signs.std))),
     spread = spreadChart(page),
     logits = logitsChart(page),
     weights = weightsChart(page),
@@ -47,7 +50,7 @@ function mount(root, page) {
       figure("All scores", "Line: N(0, d_k), scaled. Bar below: the spread.", logits),
       figure("Who gets the weight", "Sorted weights, mean over queries. Dashed: 1/n.", weights),
     ),
-    make("div.verdict", { role: "status" }, bare, after),
+    make("div.verdict", {}, bare, after),
     make(
       "div.wide",
       {},
@@ -68,6 +71,7 @@ function mount(root, page) {
   );
   let state = page.state(),
     found = null,
+    saying = 0,
     told = "",
     trained = "";
   const pictures = () => [
@@ -93,7 +97,12 @@ function mount(root, page) {
       bar.show(state);
       for (const part of [logits, weights, gradients, table, guess]) part.update(state, found);
       spread.update(state, found);
-      [bare.textContent, after.textContent] = verdict(state, found);
+      const [first, then] = verdict(state, found);
+      say(page, bare, first);
+      say(page, after, then);
+      // once a slider rests: a sentence for each of its steps would be noise
+      clearTimeout(saying);
+      if (told) saying = setTimeout(() => page.announce(`${bare.textContent} ${after.textContent}`), RESTS);
       const { rule, aligned, lr } = state;
       if (told !== `${rule} ${aligned}`) tell();
       if (trained !== lr) training?.update(state);
@@ -122,6 +131,10 @@ function mount(root, page) {
         ALIGNED,
         found.lanes.map((lane) => lane.name),
       ),
+    unmount() {
+      bar.stop();
+      clearTimeout(saying);
+    },
     json: () => ({
       state,
       queries: found.given.m,

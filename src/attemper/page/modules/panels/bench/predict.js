@@ -1,5 +1,6 @@
 // Predict, then reveal: three questions before anything is dragged. An answer moves the bench to the state that decides it.
 
+import { say } from "../../draw/words.js";
 import { written } from "../../../report/data/numbers.js";
 
 /** `state` is where the answer can be seen; `answer(found)` tells it with the measured number. */
@@ -59,7 +60,7 @@ export function prediction(page) {
   );
   function show() {
     const { asks: words, choices: offered, right } = QUESTIONS[at];
-    asks.textContent = words;
+    say(page, asks, words);
     choices.replaceChildren(
       ...offered.map((words_, i) => {
         const mark = answered === null ? "" : i === right ? " ✓" : i === answered ? " ✗" : "";
@@ -84,7 +85,7 @@ export function prediction(page) {
     node,
     update(state, measured) {
       const wanted = Object.entries(QUESTIONS[at].state).every(([key, value]) => state[key] === value);
-      if (answered !== null && wanted) says.textContent = QUESTIONS[at].answer(measured);
+      if (answered !== null && wanted) say(page, says, QUESTIONS[at].answer(measured));
     },
   };
 }

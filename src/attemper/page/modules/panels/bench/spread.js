@@ -7,11 +7,11 @@ import { criticalSpread } from "../../maths/signs.js";
 import { D_STEPS } from "./model.js";
 
 const WIDE = 352,
-  HIGH = 300,
+  HIGH = 282,
   LEFT = 34,
   RIGHT = 346,
   TOP = 28,
-  BOTTOM = 262;
+  BOTTOM = 244;
 const LINES = [
   { name: "none", law: (d) => Math.sqrt(d), words: "no divisor: √d_k" },
   { name: "sqrt_dk", law: () => 1, words: "÷ √d_k: 1" },
@@ -46,7 +46,7 @@ export function spreadChart(page) {
     now = LINES.map(({ name }) => pen(`circle.now.${name}`, { r: 5 }));
   const chosen = pen("path.now-chosen");
   svg.append(zone, flat, limit, left.node, below.node, ...lines, zoneName, flatName, cursor, trail, ...names, ...now, chosen);
-  const visited = new Map();
+  const visited = new Set();
   let kept = "";
   const drag = (event) => {
     const box = svg.getBoundingClientRect(),
@@ -60,8 +60,18 @@ export function spreadChart(page) {
   svg.addEventListener("pointermove", (event) => {
     if (event.buttons & 1) drag(event);
   });
+  /** What a spread without a divisor is under each. */
+  const under = (d, raw) => ({ none: raw, sqrt_dk: raw / Math.sqrt(d), dk: raw / d });
+  /** Leave the dots of a d_k; a second visit leaves none. */
+  function visit(d, raw) {
+    if (visited.has(d)) return;
+    visited.add(d);
+    const places = under(d, raw);
+    trail.append(...LINES.map(({ name }) => pen(`circle.dot.${name}`, { cx: x(d), cy: inside(places[name]), r: 2.4 })));
+  }
   return {
     svg,
+    visit,
     update(state, { bare, second }) {
       const key = `${state.n} ${state.seed} ${state.aligned}`;
       if (key !== kept) {
@@ -70,14 +80,10 @@ export function spreadChart(page) {
         kept = key;
       }
       const { d, n } = state,
-        raw = bare.signs.std,
-        place = { none: raw, sqrt_dk: raw / Math.sqrt(d), dk: raw / d },
+        place = under(d, bare.signs.std),
         at = x(d),
         freeze = criticalSpread(n);
-      if (!visited.has(d)) {
-        visited.set(d, place);
-        trail.append(...LINES.map(({ name }) => pen(`circle.dot.${name}`, { cx: at, cy: inside(place[name]), r: 2.4 })));
-      }
+      visit(d, bare.signs.std);
       change(zone, { d: `M${LEFT} ${TOP}H${RIGHT}V${y(freeze)}H${LEFT}Z` });
       change(limit, { d: `M${LEFT} ${y(freeze)}H${RIGHT}` });
       zoneName.textContent = `above √(2 ln ${n}) = ${freeze.toFixed(1)}: a few keys take all`;

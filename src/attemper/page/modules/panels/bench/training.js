@@ -3,6 +3,7 @@
 import { written } from "../../../report/data/numbers.js";
 import { asPower, axisBelow, axisLeft, linear, logarithmic, path, powers } from "../../draw/axes.js";
 import { change, draw, picture } from "../../draw/svg.js";
+import { say } from "../../draw/words.js";
 
 const WIDE = 352,
   HIGH = 224,
@@ -108,10 +109,13 @@ export function trainingLane(page) {
       for (const chart of charts) chart.update(runs, lr);
       const [bare, scaled] = ["none", "sqrt_dk"].map((rule) => of(rule, "grad_q_median"));
       const ratio = (i) => written(bare.at(i).middle / scaled.at(i).middle).replace(/0+$/, "");
-      says.textContent =
+      say(
+        page,
+        says,
         `Before the first step the median query's gradient without the scale is ${ratio(0)} of that with it; after ${runs.steps} steps ` +
-        `${(bare.at(-1).middle / scaled.at(-1).middle).toPrecision(2)} of it. Each step moves unscaled logits √d_k = ${Math.sqrt(runs.d_k)} times as far, ` +
-        "the weights become still more one-hot, and the typical query stops learning. That is what the scale protects.";
+          `${(bare.at(-1).middle / scaled.at(-1).middle).toPrecision(2)} of it. Each step moves unscaled logits √d_k = ${Math.sqrt(runs.d_k)} times as far, ` +
+          "the weights become still more one-hot, and the typical query stops learning. That is what the scale protects.",
+      );
     },
   };
 }
