@@ -36,7 +36,7 @@ export function controls(make, page, { set, embedded, love }) {
     make("button.plain", { type: "submit" }, "Show"),
   );
   const box = make("input", { type: "checkbox", onchange: () => set({ skip: box.checked }) });
-  const skip = make("label.check", { "data-control": "flow.skip" }, box, "leave out the division by √d_k");
+  const skip = make("label.check", { "data-control": "flow.skip" }, box, make("span", {}, "leave out the division by √d_k"));
   const layer = make("select", { "aria-label": "Layer", onchange: () => set({ layer: Number(layer.value) }) });
   const head = make("select", { "aria-label": "Head", onchange: () => set({ head: Number(head.value) }) });
   const heads = make("span.row.head-choice", { "data-control": "flow.head" }, layer, head),

@@ -1,6 +1,7 @@
 // The flow: a sentence from words to context as one picture, step by step; any cell shows the cells that made it.
 
-import { draw, standalone } from "../../draw/svg.js";
+import { standalone } from "../../draw/svg.js";
+import { say as typeset } from "../../draw/words.js";
 import { written } from "../../../report/data/numbers.js";
 import { arithmetic, stepWords, told } from "./card.js";
 import { controls } from "./controls.js";
@@ -85,7 +86,7 @@ function finder(page, changed) {
 
 function mount(root, page) {
   const make = page.make,
-    pen = draw(page.document),
+    pen = page.pen,
     svg = pen("svg.flow-picture", { role: "group", "aria-label": "From words to context" });
   const frame = make("div.flow-frame", {}, svg),
     card = make("section.flow-card", { "aria-label": "This step" });
@@ -167,14 +168,14 @@ function mount(root, page) {
   function say(note) {
     const step = shown.steps[now.step - 1];
     count.textContent = `Step ${now.step} of ${COUNT}`;
-    title.textContent = step.title;
+    typeset(page, title, step.title);
     words.replaceChildren(...stepWords(make, step, (id) => shown.drawn.name(id)));
-    formula.textContent = step.formula;
+    typeset(page, formula, step.formula);
     dots.forEach((dot, i) => {
       dot.setAttribute("aria-label", `Step ${i + 1}: ${shown.steps[i].title}`);
       dot.setAttribute("aria-pressed", String(i + 1 === now.step));
     });
-    says.textContent = note;
+    typeset(page, says, note);
     says.hidden = !note;
     shown.drawn.step(step.parts);
     point();

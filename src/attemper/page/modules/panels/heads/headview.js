@@ -241,7 +241,6 @@ export function headView(make, draw, act) {
       `Logits: outline at the true scale, filled now${predicted ? ", dashed: this layer's q and k in random directions" : ""}. ` +
       `Their std is ${written(std, 2)}; ` +
       `on ${keys} random keys, one above √(2 ln ${keys}) = ${written(criticalSpread(keys), 2)} freezes on a few.`;
-    chart.setAttribute("aria-label", `Histogram of the logits, from ${written(low, 1)} to ${written(high, 1)}. ${caption.textContent}`);
   }
   function numbers(before, after, times) {
     const own = (signs) => ({ ...signs, std: Math.sqrt(signs.variance) }),
@@ -280,6 +279,8 @@ export function headView(make, draw, act) {
       const about = text.layers[layer],
         logits = text.logits(layer, head);
       title.textContent = `Layer ${about.label}, head ${head}`;
+      svg.setAttribute("aria-label", `${title.textContent}: who looks at whom`);
+      chart.setAttribute("aria-label", `${title.textContent}: histogram of its logits`);
       button.textContent = pinned ? "Unpin" : "Pin";
       button.setAttribute("aria-label", `${pinned ? "Unpin" : "Pin, to compare with another,"} layer ${about.label}, head ${head}`);
       button.onclick = () => act.pin([layer, head]);

@@ -2,7 +2,7 @@
 
 import { written } from "../../../report/data/numbers.js";
 import { cut } from "../../../report/data/text.js";
-import { draw, standalone } from "../../draw/svg.js";
+import { standalone } from "../../draw/svg.js";
 import { endsOf, headView } from "./headview.js";
 import { headMap } from "./map.js";
 import { placeOf, readText, signsOf } from "./read.js";
@@ -124,7 +124,7 @@ const rule = ({ rule: name, applied }) => ({ sqrt_dk: "1/√d_k", none: "no scal
 
 function mount(root, page) {
   const make = page.make,
-    pen = draw(page.document),
+    pen = page.pen,
     set = (values) => page.set("heads", values);
   let now = page.state("heads"),
     text = null,
