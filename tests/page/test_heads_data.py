@@ -134,6 +134,23 @@ def test_flow_finds_the_columns_of_a_joint_projection():
     assert torch.equal(floats(flow["W_O"]), model.out.weight.T)
 
 
+def test_a_decoder_has_tokens_of_its_own_and_cross_attention_has_no_flow():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"num_layers": 1, "num_heads": 2, "d_model": 16, "d_kv": 8, "d_ff": 16, "vocab_size": 60}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    loaded = Loaded(model, "T5", "object", tokenizer=Letters())
+    document = read_heads(loaded, "abcdef").document()
+    assert [(one["kind"], one["queries"], one["keys"]) for one in document["layers"]] == [
+        ("self", 6, 6),
+        ("self", 7, 7),
+        ("cross", 7, 6),
+    ]
+    assert document["layers"][0]["plain"] is False  # a bias by distance is added
+    assert read_flow(loaded, "abcdef", 1, 0)["tokens"] == [f"#{place}" for place in range(7)]
+    with pytest.raises(InputError, match="is cross-attention"):
+        read_flow(loaded, "abcdef", 2, 0)
+
+
 @pytest.mark.parametrize(("layer", "head"), [(6, 0), (0, 12), (-1, 0)])
 def test_a_head_that_is_not_there_is_refused(layer, head):
     with pytest.raises(InputError, match="must be from 0 to"):

@@ -192,6 +192,13 @@ function sharedScale(draw, parts, { S, Z }) {
   );
 }
 
+/** What is done to the scores: "÷ 8" where the scale is 1/√64. */
+function scaleWords({ scale, d_k }) {
+  const root = Math.sqrt(d_k);
+  if (Math.abs(scale * root - 1) < 1e-6) return `÷ ${written(root, Number.isInteger(root) ? 0 : 2)}`;
+  return Number.isFinite(scale) ? `× ${written(scale)}` : "×";
+}
+
 /** A picture in an SVG element: `show(parts)`, `step(ids)`, `point(made)`, `cellAt(event)`. */
 export function picture(draw, svg, flow, parts, plan) {
   const { blocks } = plan,
@@ -236,11 +243,7 @@ export function picture(draw, svg, flow, parts, plan) {
     show(now, skip) {
       for (const one of drawn.values()) fill(one, now);
       scale.replaceChildren(sharedScale(draw, now, blocks));
-      middle.textContent = skip
-        ? "× 1"
-        : flow.scale * Math.sqrt(flow.d_k) - 1 < 1e-6
-          ? `÷ ${written(Math.sqrt(flow.d_k), Number.isInteger(Math.sqrt(flow.d_k)) ? 0 : 2)}`
-          : `× ${written(flow.scale)}`;
+      middle.textContent = skip ? "× 1" : scaleWords(flow);
     },
     /** Z as it was before the scale: the next show() then lets it shrink. */
     before(now) {
