@@ -6,12 +6,15 @@ import json
 import re
 import statistics
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
 from close import in_float32
 from page.opened import DESK, PHONE, opened, settled
 
+SHOTS = Path(__file__).parents[2] / "build" / "page"
+"""Where the run keeps its pictures, to be looked at."""
 RULES = ["sqrt_dk", "none", "dk", "sqrt_dmodel", "after", "fp16", "qk_norm", "softcap", "additive"]
 
 
@@ -174,23 +177,22 @@ def test_nothing_is_wider_than_the_screen_at_the_ends_of_all_sliders(browser, tm
             assert not any("NaN" in path or "Infinity" in path for path in drawn), state
 
 
-STEPS = """([d, n, count]) => {
-  const slider = document.getElementById("bench-d"), most = Number(slider.max), found = [];
-  const field = document.querySelectorAll(".n .exact")[0];
+STEPS = """([count, passes]) => {
+  const slider = document.getElementById("bench-d"), most = Number(slider.max), wait = window.requestAnimationFrame;
+  const times = new Array(count).fill(Infinity);
   let due = null;
-  const wait = window.requestAnimationFrame;
   window.requestAnimationFrame = (draw) => { due = draw; return 1; };
-  for (let i = 0; i < count + 5; i++) {
-    slider.value = d === null ? Math.round((most * i) / (count + 4)) : i % 2 ? d : d - 1;
+  for (let i = -5; i < count * passes; i++) {
+    const step = (i + count) % count;
+    slider.value = Math.round((most * step) / (count - 1));
     const start = performance.now();
-    slider.dispatchEvent(new Event("input"));
-    due?.();
+    slider.dispatchEvent(new Event("input", { bubbles: true }));
+    due();
     document.body.getBoundingClientRect();
-    if (i >= 5) found.push(performance.now() - start);
-    due = null;
+    if (i >= 0) times[step] = Math.min(times[step], performance.now() - start);
   }
   window.requestAnimationFrame = wait;
-  return found;
+  return times;
 }"""
 
 
@@ -198,11 +200,12 @@ def test_the_steps_of_the_slider(browser, tmp_path):
     """Printed, not judged: a machine that does other work is slow. What hangs fails."""
     for n in (64, 1024):
         with opened(browser, tmp_path, f"#bench.n={n}") as page:
-            times = sorted(page.evaluate(STEPS, [None, n, 60]))
+            page.wait_for_timeout(150)
             paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? NaN")
-        p95 = times[int(0.95 * len(times))]
+            times = sorted(page.evaluate(STEPS, [60, 3]))
+        middle, p95 = statistics.median(times), times[int(0.95 * len(times))]
         print(
-            f"\nd_k from 1 to 1024, n = {n}: a step takes {statistics.median(times):.1f} ms (median), {p95:.1f} ms (p95)"
+            f"\nd_k from 1 to 1024, n = {n}, fastest of three passes: a step takes {middle:.1f} ms (median), {p95:.1f} ms (p95)"
         )
         print(f"first paint {paint:.0f} ms after the page was asked for")
         assert p95 < 2000
@@ -212,6 +215,7 @@ def test_the_steps_of_the_slider(browser, tmp_path):
 def test_axe_finds_nothing_serious(browser, tmp_path, axe, scheme, viewport):
     for panel in ("bench", "scores"):
         with opened(browser, tmp_path, f"#tab={panel}", color_scheme=scheme, viewport=viewport) as page:
+            page.screenshot(path=SHOTS / f"{panel}-{scheme}-{viewport['width']}.png", full_page=True)
             page.evaluate(axe)
             found = page.evaluate("async () => (await axe.run(document)).violations")
         serious = [

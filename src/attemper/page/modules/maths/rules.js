@@ -97,12 +97,22 @@ export function lane(name, given) {
   };
 }
 
-/** The mean over rows of the weights, from the largest to the smallest, times what a rule does after softmax. */
-export function sortedWeights({ weights, factor }, { m, n }) {
-  const sum = new Float64Array(n);
+/** The largest weights of a row, from the largest on, and the sum of all others: means over rows, times what a rule does after softmax. */
+export function sortedWeights({ weights, factor }, { m, n }, count) {
+  const top = new Float64Array(count),
+    row = new Float64Array(count);
+  let rest = 0;
   for (let i = 0; i < m; i++) {
-    const row = weights.slice(i * n, (i + 1) * n).sort();
-    for (let j = 0; j < n; j++) sum[j] += row[n - 1 - j];
+    row.fill(0);
+    for (let j = i * n; j < (i + 1) * n; j++) {
+      const weight = weights[j];
+      let at = count - 1;
+      rest += Math.min(weight, row[at]); // what is not among the largest, or no longer
+      if (weight <= row[at]) continue;
+      for (; at > 0 && row[at - 1] < weight; at--) row[at] = row[at - 1];
+      row[at] = weight;
+    }
+    for (let j = 0; j < count; j++) top[j] += row[j];
   }
-  return sum.map((total) => (factor * total) / m);
+  return { top: top.map((total) => (factor * total) / m), rest: (factor * rest) / m };
 }

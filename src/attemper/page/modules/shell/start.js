@@ -8,6 +8,7 @@ import { allowed, fromAddress, toAddress } from "./state.js";
 import { tabList } from "./tabs.js";
 import { hiding, tools } from "./tools.js";
 
+const SELDOM = 150; // milliseconds between two changes of the address
 const THEMES = ["system", "light", "dark"];
 
 /** An address that lasts: that of the browser's window. */
@@ -149,7 +150,9 @@ export function start(root, data, { source = null, address = null, panels = PANE
   };
   const mounted = new Map(),
     due = new Set();
-  let asked = 0;
+  let asked = 0,
+    late = 0,
+    written = -Infinity;
   root.classList.add("attemper-page");
   const tabs = tabList(make, panels, choose),
     theme = themeButton(shared, () => changed());
@@ -171,11 +174,24 @@ export function start(root, data, { source = null, address = null, panels = PANE
     ),
   );
 
-  /** Write the address, and bring panels up to date once, at the next frame. */
-  function changed(id = null) {
+  /** Write the address: at once, but while a slider moves only now and then, since browsers limit how often it may change. */
+  function keep() {
+    clearTimeout(late);
+    late = 0;
     kept.replace(toAddress(shared.now, panels));
+    written = view.performance.now();
+  }
+  for (const type of ["pointerup", "keyup", "change", "click"]) root.addEventListener(type, () => late && keep());
+  /** Keep the state, and bring panels up to date once, at the next frame. */
+  function changed(id = null) {
+    if (view.performance.now() - written > SELDOM) keep();
+    else late ||= setTimeout(keep, SELDOM);
     if (id) due.add(id);
     if (!asked) asked = view.requestAnimationFrame(frameDue);
+  }
+  function linked() {
+    if (late) keep();
+    return kept.href;
   }
   function frameDue() {
     asked = 0;
@@ -195,7 +211,7 @@ export function start(root, data, { source = null, address = null, panels = PANE
       body = section.querySelector(".panel-body");
     const made = panel.mount(body, context(shared, panel, changed)) ?? {};
     mounted.set(panel.id, made);
-    section.append(tools(make, root, panel, made, { announce: shared.announce, link: () => kept.href }));
+    section.append(tools(make, root, panel, made, { announce: shared.announce, link: linked }));
     made.update?.(shared.now.values[panel.id]);
   }
   function show() {
@@ -212,6 +228,7 @@ export function start(root, data, { source = null, address = null, panels = PANE
     for (const node of root.querySelectorAll("[data-control]")) node.classList.toggle("hidden-by-address", hide.has(node.dataset.control));
   }
   kept.changed(() => {
+    written = -Infinity; // what cannot be read leaves the address at once
     shared.now = Object.assign(shared.now, fromAddress(kept.hash, panels));
     for (const id of mounted.keys()) due.add(id);
     changed();
@@ -221,6 +238,7 @@ export function start(root, data, { source = null, address = null, panels = PANE
     shared,
     mounted,
     unmount() {
+      clearTimeout(late);
       for (const made of mounted.values()) made.unmount?.();
       root.replaceChildren();
     },

@@ -95,7 +95,7 @@ export function theorySpread(lane, { d, heads, aligned }) {
   return Math.sqrt(d) * lane.rule.scale({ d, heads });
 }
 
-const RANKS = 12;
+export const RANKS = 12;
 
 /** The weights of a row, sorted, as a mean over rows: the first ranks as bars, all others as one number. */
 export function weightsChart(page) {
@@ -142,12 +142,12 @@ export function weightsChart(page) {
         linear([0.5, RANKS + 0.5], [34, RIGHT]),
         Array.from({ length: count }, (_, i) => i + 1),
       );
-      found.sorted.forEach((sorted, i) => {
+      found.sorted.forEach(({ top, rest: others }, i) => {
         const { base, y, bars, even, name, words, rest } = lanes[i],
           lane = found.lanes[i];
         change(bars, {
           d: barPath(
-            [...sorted.slice(0, count)],
+            top,
             (j) => x(j) + 3,
             base,
             (share) => base - y(share),
@@ -156,8 +156,7 @@ export function weightsChart(page) {
         });
         change(even, { d: `M34 ${y(1 / state.n)}H${RIGHT}` });
         say(page, name, lane.rule.formula);
-        words.textContent = `top key ${rounded(sorted[0])}`;
-        const others = sorted.slice(count).reduce((sum, one) => sum + one, 0);
+        words.textContent = `top key ${rounded(top[0])}`;
         rest.textContent = state.n > count ? `the other ${state.n - count} keys: ${rounded(others)} in all` : "";
       });
     },

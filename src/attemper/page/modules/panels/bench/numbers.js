@@ -87,3 +87,20 @@ export function verdict(state, { bare: plain, second: scaled }) {
     : "";
   return [bare, after + own];
 }
+
+const times = (a, b) => (b > 0 ? `${Number((a / b).toPrecision(2))}` : "–");
+
+/** What the gradients say: the typical query beside the mean square, in both units. */
+export function gradientWords({ bare, second }) {
+  const [one, other] = [bare, second].map((lane) => lane.statistics),
+    ratio = (unit, name) => times(one[unit][name], other[unit][name]);
+  const idle = bare.gradients.query.filter((length) => length < 0.01 * one.query.rms).length;
+  return (
+    `Without a divisor the median query's gradient is ${ratio("logits", "median")} times that under ${second.rule.formula} at the softmax's input, and ` +
+    `${ratio("query", "median")} times at q; the RMS is ${ratio("logits", "rms")} and ${ratio("query", "rms")} times. ` +
+    (idle > 0.05 * bare.rows.length
+      ? `${idle} of ${bare.rows.length} queries get less than a hundredth of the RMS at q without a divisor: not all gradients vanish; they become uneven. `
+      : "") +
+    "What training makes of that is shown below."
+  );
+}

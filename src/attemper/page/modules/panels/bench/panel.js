@@ -6,9 +6,9 @@ import { sortedWeights } from "../../maths/rules.js";
 import { criticalSpread } from "../../maths/signs.js";
 import { controls } from "./controls.js";
 import { gradientChart } from "./gradient.js";
-import { logitsChart, weightsChart } from "./lanes.js";
+import { RANKS, logitsChart, weightsChart } from "./lanes.js";
 import { ALIGNED, computed } from "./model.js";
-import { ROWS, numbersTable, verdict } from "./numbers.js";
+import { ROWS, gradientWords, numbersTable, verdict } from "./numbers.js";
 import { prediction } from "./predict.js";
 import { benchPython } from "./python.js";
 import { spreadChart } from "./spread.js";
@@ -21,7 +21,7 @@ const RESTS = 700; // milliseconds after which a slider is at rest
 function measured(state) {
   const found = computed(state),
     { given, bare, second } = found;
-  return { ...found, lanes: [bare, second], sorted: [bare, second].map((one) => sortedWeights(one, given)) };
+  return { ...found, lanes: [bare, second], sorted: [bare, second].map((one) => sortedWeights(one, given, Math.min(RANKS, state.n))) };
 }
 
 function mount(root, page) {
@@ -36,6 +36,7 @@ function mount(root, page) {
     training = trainingLane(page);
   const bare = make("p.bare"),
     after = make("p.after"),
+    uneven = make("p.uneven"),
     story = make("div.story", { "aria-live": "off" });
   const figure = (title, note, chart, kind = "") =>
     make(`figure${kind}`, {}, make("figcaption", {}, make("h3", {}, title), make("p.dim", {}, note)), chart.svg);
@@ -64,6 +65,7 @@ function mount(root, page) {
           gradients,
           ".gradients",
         ),
+        uneven,
       ),
       make("div", {}, make("h3", {}, "The numbers"), table.node),
     ),
@@ -100,6 +102,7 @@ function mount(root, page) {
       const [first, then] = verdict(state, found);
       say(page, bare, first);
       say(page, after, then);
+      say(page, uneven, gradientWords(found));
       // once a slider rests: a sentence for each of its steps would be noise
       clearTimeout(saying);
       if (told) saying = setTimeout(() => page.announce(`${bare.textContent} ${after.textContent}`), RESTS);
@@ -115,6 +118,7 @@ function mount(root, page) {
       );
       return [
         ...verdict(state, found),
+        gradientWords(found),
         "",
         ...lines,
         "",

@@ -37,7 +37,7 @@ function slider(page, key, label, { least, most, step, unit = "" }) {
     ),
     show(state) {
       input.value = state[key];
-      shown.textContent = `${state[key]}${unit}`;
+      shown.textContent = `${state[key]}${unit}`.replace("-", "−");
       input.setAttribute("aria-valuetext", `${state[key]}${unit}`);
     },
   };

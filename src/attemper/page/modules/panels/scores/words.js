@@ -24,7 +24,7 @@ export function widthWords({ d }, { dot, scaled, cosine, additive }) {
   return [
     `At d = ${d} the dot product spreads by ${short(dot.signs.std)}: in effect ${short(dot.signs.effective_keys)} of ${KEYS} keys share the weight.`,
     `The cosine spreads by ${short(cosine.signs.std)}, about 1/√d: ${short(cosine.signs.effective_keys)} keys share it.`,
-    "A bare cosine cannot attend; it needs a factor in front.",
+    "A bare cosine can hardly attend; it needs a factor in front.",
     `The scaled dot product is that: √d times the cosine, where all lengths are √d. The two correlate by ${alike(cosine)}.`,
     `The additive score compares in another way (correlation ${alike(additive)}). It spreads by ${short(additive.signs.std)},`,
     "does not grow with d while w is drawn small, and takes a tanh for every number.",
