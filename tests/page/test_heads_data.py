@@ -2,7 +2,6 @@
 
 import base64
 import json
-from functools import cache
 
 import numpy as np
 import pytest
@@ -14,16 +13,15 @@ from attemper.errors import InputError
 from attemper.page.data import embedded
 from attemper.page.data.flow import COLUMNS, read_flow
 from attemper.page.data.heads import packed, read_heads
-from attemper.scan.input.model import Loaded, load
+from attemper.scan.input.model import Loaded
 from close import in_float32
 
 pytest.importorskip("transformers")
 TEXT = "The dog chased the ball because it was fast."
 
 
-@cache
 def minilm() -> Loaded:
-    return load(None)
+    return embedded._model()
 
 
 def floats(part: dict[str, object]) -> Tensor:
@@ -134,6 +132,23 @@ def test_flow_finds_the_columns_of_a_joint_projection():
     flow = read_flow(Loaded(model, "Causal", "object", tokenizer=Letters()), "abcdef", 0, 1)
     assert torch.equal(floats(flow["W_K"]), model.qkv.weight.T[:, 12:16])
     assert torch.equal(floats(flow["W_O"]), model.out.weight.T)
+
+
+def test_a_decoder_has_tokens_of_its_own_and_cross_attention_has_no_flow():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"num_layers": 1, "num_heads": 2, "d_model": 16, "d_kv": 8, "d_ff": 16, "vocab_size": 60}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    loaded = Loaded(model, "T5", "object", tokenizer=Letters())
+    document = read_heads(loaded, "abcdef").document()
+    assert [(one["kind"], one["queries"], one["keys"]) for one in document["layers"]] == [
+        ("self", 6, 6),
+        ("self", 7, 7),
+        ("cross", 7, 6),
+    ]
+    assert document["layers"][0]["plain"] is False  # a bias by distance is added
+    assert read_flow(loaded, "abcdef", 1, 0)["tokens"] == [f"#{place}" for place in range(7)]
+    with pytest.raises(InputError, match="is cross-attention"):
+        read_flow(loaded, "abcdef", 2, 0)
 
 
 @pytest.mark.parametrize(("layer", "head"), [(6, 0), (0, 12), (-1, 0)])

@@ -84,15 +84,22 @@ def read_flow(model: Loaded, text: str, layer: int, head: int) -> dict[str, Any]
         raise InputError(f"page: `layer` must be from 0 to {len(layers) - 1}; got {layer}.")
     if not 0 <= head < len(layers[layer].logits):
         raise InputError(f"page: `head` must be from 0 to {len(layers[layer].logits) - 1}; got {head}.")
+    if layers[layer].kind == "cross":
+        raise InputError(
+            f"page: the flow shows self-attention, and layer {layer} ({layers[layer].layer}) is cross-attention. "
+            "Choose another layer."
+        )
     if kept.vectors is None:
         raise InputError(f"page: the values of {layers[layer].layer} were not seen, so its flow cannot be drawn.")
     with evaluating(model.model), _recorded(model.model, kept.name) as calls:
         call(model.model, one.batch)
+    length = layers[layer].logits.shape[1]
+    known = one.tokens is not None and len(one.tokens) == length  # a decoder has other tokens
     return {
         "model": model.name,
         "text": text,
-        "tokens": one.tokens or [f"#{place}" for place in range(layers[layer].logits.shape[1])],
-        "special": one.special or [False] * layers[layer].logits.shape[1],
+        "tokens": one.tokens if known else [f"#{place}" for place in range(length)],
+        "special": one.special if known and one.special else [False] * length,
         "layer": layer,
         "layers": len(layers),
         "head": head,

@@ -44,7 +44,7 @@ class LayerLogits:
 
 
 @dataclass(frozen=True, eq=False)
-class Heads:
+class TextHeads:
     """A text in a model: the scan's document, and the logits of each layer in the order they ran."""
 
     scan: dict[str, Any]
@@ -115,7 +115,7 @@ class KeptLogits(Examiner):
             self.layers[name, kind] = LayerLogits(name, kind, *found)
 
 
-def read_heads(model: Loaded, text: str) -> Heads:
+def read_heads(model: Loaded, text: str) -> TextHeads:
     """Run a model on a text and keep what the page shows of every head.
 
     Args:
@@ -133,7 +133,7 @@ def read_heads(model: Loaded, text: str) -> Heads:
         raise InputError(
             f"page: no attention of {model.name} can be drawn: its columns are not the tokens in order. Name another model."
         )
-    return Heads(found.to_dict(), tuple(kept.layers.values()))
+    return TextHeads(found.to_dict(), tuple(kept.layers.values()))
 
 
 def packed(numbers: npt.NDArray[Any] | Sequence[float]) -> str:

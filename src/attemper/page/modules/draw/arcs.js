@@ -17,8 +17,8 @@ export function arcRoom(count, width) {
     width: Math.max(width, wide),
     above: reach + 8,
     words,
-    below: Math.min(reach, 84) + 10,
-    height: reach + 8 + words + Math.min(reach, 84) + 10,
+    below: Math.min(reach, 64) + 10,
+    height: reach + 8 + words + Math.min(reach, 64) + 10,
   };
 }
 

@@ -119,22 +119,23 @@ export const hue = (id) =>
 
 /** The words of a step; those that name a part can be pointed at. */
 export function stepWords(make, step, name) {
-  return spelled(step.words).map(([words, part]) =>
-    part
-      ? make(
-          `span.part-word.ink-${hue(part)}`,
-          {
-            "data-names": part,
-            tabindex: "0",
-            role: "note",
-            "aria-label": `${words} (${NAMES[part] ?? "tokens"})`,
-            onpointerenter: () => name(part),
-            onpointerleave: () => name(null),
-            onfocus: () => name(part),
-            onblur: () => name(null),
-          },
-          words,
-        )
-      : words,
+  return spelled(step.words).flatMap(
+    ([words, part]) =>
+      part
+        ? make(
+            `span.part-word.ink-${hue(part)}`,
+            {
+              "data-names": part,
+              tabindex: "0",
+              role: "note",
+              "aria-label": `${words} (${NAMES[part] ?? "tokens"})`,
+              onpointerenter: () => name(part),
+              onpointerleave: () => name(null),
+              onfocus: () => name(part),
+              onblur: () => name(null),
+            },
+            words,
+          )
+        : [...make("span", {}, words).childNodes], // with its subscripts
   );
 }

@@ -125,7 +125,7 @@ function strip(heads, room, narrow) {
  * All blocks with their places, `{x, y, width, height, …}`, the links between them, and the height of the picture. Parts that
  * a model does not show are left out.
  */
-export function layout(flow, parts, width) {
+export function layout(flow, parts, width, served = false) {
   const narrow = width < 620,
     plan = narrow ? NARROW : WIDE,
     few = flow.n <= 4,
@@ -140,7 +140,7 @@ export function layout(flow, parts, width) {
       .map(([id, place, taken = 1]) => {
         const room = taken * column - gap;
         const size =
-          id === "heads" ? { ...strip(flow.heads, room, narrow), top: 0 } : sized(id, parts[id], room, flow.n, few, column - gap);
+          id === "heads" ? { ...strip(flow.heads, room, narrow), top: 0, served } : sized(id, parts[id], room, flow.n, few, column - gap);
         const height = id === "heads" ? size.lines * (size.each + 20) : size.rows * size.tall;
         return {
           id,

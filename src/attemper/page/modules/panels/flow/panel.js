@@ -1,6 +1,7 @@
 // The flow: a sentence from words to context as one picture, step by step; any cell shows the cells that made it.
 
-import { draw, standalone } from "../../draw/svg.js";
+import { standalone } from "../../draw/svg.js";
+import { say as typeset } from "../../draw/words.js";
 import { written } from "../../../report/data/numbers.js";
 import { arithmetic, stepWords, told } from "./card.js";
 import { controls } from "./controls.js";
@@ -72,6 +73,7 @@ function finder(page, changed) {
         (found) => ready.set(key, modelFlow(found)),
         (error) => {
           if (stop.signal.aborted) return;
+          if (layer + head > 0 && error.message.includes("must be from 0 to")) page.set("flow", { layer: 0, head: 0 }); // a smaller model
           [failed, failedWords] = [key, `The server did not answer: ${error.message}`];
         },
       )
@@ -84,7 +86,7 @@ function finder(page, changed) {
 
 function mount(root, page) {
   const make = page.make,
-    pen = draw(page.document),
+    pen = page.pen,
     svg = pen("svg.flow-picture", { role: "group", "aria-label": "From words to context" });
   const frame = make("div.flow-frame", {}, svg),
     card = make("section.flow-card", { "aria-label": "This step" });
@@ -131,12 +133,15 @@ function mount(root, page) {
     const bare = fresh || shown.skip !== now.skip ? computed(flow, !now.skip) : shown.bare;
     const before = shown;
     if (fresh) hover = null; // its cell may not be there any more
-    if (fresh) shown = { key, flow, drawn: picture(pen, svg, flow, parts, layout(flow, parts, width)) };
+    if (fresh) shown = { key, flow, drawn: picture(pen, svg, flow, parts, layout(flow, parts, width, Boolean(page.source))) };
     Object.assign(shown, { parts, bare, skip: now.skip, steps: steps(flow, parts, bare.P, now.skip) });
     // the scores shrink before one's eyes
     if (page.motion && !fresh && before.step !== now.step && now.step === 6 && !now.skip) {
+      svg.classList.add("still");
       shown.drawn.before(parts);
       svg.getBoundingClientRect();
+      page.document.defaultView.getComputedStyle(svg.querySelector(".cell")).fillOpacity; // drawn before it moves
+      svg.classList.remove("still");
       page.document.defaultView.requestAnimationFrame(() =>
         page.document.defaultView.requestAnimationFrame(() => shown.drawn.show(parts, now.skip)),
       );
@@ -163,14 +168,14 @@ function mount(root, page) {
   function say(note) {
     const step = shown.steps[now.step - 1];
     count.textContent = `Step ${now.step} of ${COUNT}`;
-    title.textContent = step.title;
+    typeset(page, title, step.title);
     words.replaceChildren(...stepWords(make, step, (id) => shown.drawn.name(id)));
-    formula.textContent = step.formula;
+    typeset(page, formula, step.formula);
     dots.forEach((dot, i) => {
       dot.setAttribute("aria-label", `Step ${i + 1}: ${shown.steps[i].title}`);
       dot.setAttribute("aria-pressed", String(i + 1 === now.step));
     });
-    says.textContent = note;
+    typeset(page, says, note);
     says.hidden = !note;
     shown.drawn.step(step.parts);
     point();
@@ -196,19 +201,30 @@ function mount(root, page) {
     if (shown) point();
   });
   svg.addEventListener("click", (event) => {
-    const found = shown?.drawn.cellAt(event);
-    if (found) lock(found);
+    const found = shown?.drawn.cellAt(event),
+      small = event.target.closest?.("[data-head]");
+    if (small) set({ head: Number(small.dataset.head) });
+    else if (found) lock(found);
   });
   const nameOf = (where) => `${where.id}.${where.row}.${where.column}`;
   const lock = (where) => set({ at: now.at === nameOf(where) ? "" : nameOf(where) });
   svg.addEventListener("keydown", (event) => {
+    const small = event.target.closest?.("[data-head]");
+    if (small && (event.key === "Enter" || event.key === " ")) {
+      event.preventDefault();
+      event.stopPropagation();
+      set({ head: Number(small.dataset.head) });
+    }
     const id = event.target.closest?.("[data-part]")?.dataset.part;
     if (!id || !event.key.startsWith("Arrow") || !shown) return;
     event.preventDefault();
     const here = cellOf(now.at, shown.parts);
     set({ at: nameOf(shown.drawn.moved(id, here?.id === id ? here : null, event.key)) });
   });
+  const home = root.closest(".attemper-page"),
+    alone = home?.parentElement === page.document.body; // in a notebook, keys outside the page are not its own
   const keydown = (event) => {
+    if (!home?.contains(event.target) && !(alone && event.target === page.document.body)) return;
     if (!root.offsetParent || event.ctrlKey || event.metaKey || event.altKey || TYPED.has(event.target.tagName)) return;
     if (event.key === "Escape" && now.at) set({ at: "" });
     if (event.key !== " " || event.target.closest?.(PRESSED)) return;

@@ -115,9 +115,10 @@ function matrix(draw, flow, parts, block) {
 function strip(draw, flow, parts, block) {
   const rows = Math.min(flow.n, ROWS),
     { across, each, most } = block,
+    chosen = flow.way === "lesson" || block.served,
     spots = [];
   const small = Array.from({ length: most }, (_, h) => {
-    const x = block.x + (h % across) * (each + 6),
+    const x = block.x + (h % across) * (block.width / across),
       y = block.y + Math.floor(h / across) * (each + 20),
       size = each / rows;
     const cells = Array.from({ length: rows * rows }, (_, i) => ({
@@ -132,8 +133,8 @@ function strip(draw, flow, parts, block) {
     }));
     spots.push({ h, cells });
     return draw(
-      `g${h === flow.head ? ".own" : ""}`,
-      {},
+      `g.small-head${h === flow.head ? ".own" : ""}`,
+      chosen ? { "data-head": h, tabindex: "0", role: "button", "aria-label": `head ${h}`, "aria-pressed": String(h === flow.head) } : {},
       draw("rect.ground", { x, y, width: each, height: each }),
       cells.map((cell) => cell.node),
       draw("rect.edge", { x: x - 1, y: y - 1, width: each + 2, height: each + 2, rx: 2 }),
@@ -191,6 +192,13 @@ function sharedScale(draw, parts, { S, Z }) {
   );
 }
 
+/** What is done to the scores: "÷ 8" where the scale is 1/√64. */
+function scaleWords({ scale, d_k }) {
+  const root = Math.sqrt(d_k);
+  if (Math.abs(scale * root - 1) < 1e-6) return `÷ ${written(root, Number.isInteger(root) ? 0 : 2)}`;
+  return Number.isFinite(scale) ? `× ${written(scale)}` : "×";
+}
+
 /** A picture in an SVG element: `show(parts)`, `step(ids)`, `point(made)`, `cellAt(event)`. */
 export function picture(draw, svg, flow, parts, plan) {
   const { blocks } = plan,
@@ -235,11 +243,7 @@ export function picture(draw, svg, flow, parts, plan) {
     show(now, skip) {
       for (const one of drawn.values()) fill(one, now);
       scale.replaceChildren(sharedScale(draw, now, blocks));
-      middle.textContent = skip
-        ? "× 1"
-        : flow.scale * Math.sqrt(flow.d_k) - 1 < 1e-6
-          ? `÷ ${written(Math.sqrt(flow.d_k), Number.isInteger(Math.sqrt(flow.d_k)) ? 0 : 2)}`
-          : `× ${written(flow.scale)}`;
+      middle.textContent = skip ? "× 1" : scaleWords(flow);
     },
     /** Z as it was before the scale: the next show() then lets it shrink. */
     before(now) {
@@ -251,7 +255,7 @@ export function picture(draw, svg, flow, parts, plan) {
       const within = links.filter((link) => ids.includes(link.from) && ids.includes(link.to));
       const live = within.length ? within : links.filter((link) => ids.includes(link.to));
       for (const link of links) link.node.classList.toggle("live", live.includes(link));
-      scale.classList.toggle("back", !ids.includes("Z") && !ids.includes("S"));
+      for (const node of [scale, middle]) node.classList.toggle("back", ![..."SZ", "tokens"].some((id) => ids.includes(id)));
       svg.classList.toggle("only-tokens", ids.includes("tokens"));
     },
     /** Outline a part that the text names; null: none. */

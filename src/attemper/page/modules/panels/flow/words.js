@@ -47,15 +47,16 @@ export function flowPython(flow, state) {
     const rule = state.skip ? ', rule="none"' : "";
     return `import attemper\n\nexplanation = attemper.explain(${text}, heads=${flow.heads}${rule})\nprint(explanation)\n`;
   }
+  const model = flow.model.endsWith("(embedded)") ? "None" : JSON.stringify(flow.model); // None: the embedded MiniLM; else its folder
   return [
     "import torch",
     "from attemper.page.data.heads import read_heads",
     "from attemper.scan.input.model import load",
     "",
-    `heads = read_heads(load(None), ${text})          # None: the embedded MiniLM`,
+    `heads = read_heads(load(${model}), ${text})`,
     `logits = torch.from_numpy(heads.logits(${flow.layer}, ${flow.head}))`,
     state.skip ? `logits = logits / ${flow.scale}                    # as if q·k were not scaled` : "",
-    "print(logits.softmax(-1))",
+    "print(logits.softmax(-1).numpy().round(3))",
     "",
   ]
     .filter((line, i) => line || i === 3)

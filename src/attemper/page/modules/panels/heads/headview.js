@@ -23,14 +23,17 @@ const TOP = 4;
 function histogram(logits, times, [low, high], bins = BINS) {
   const counts = [new Float64Array(bins), new Float64Array(bins)],
     wide = (high - low) / bins;
-  let most = 1;
+  let most = 1,
+    count = 0;
   for (const one of logits) {
     if (one === -Infinity) continue;
-    [one, times * one].forEach((number, k) => {
-      most = Math.max(most, ++counts[k][Math.min(bins - 1, Math.max(0, Math.floor((number - low) / wide)))]);
-    });
+    count++;
+    for (let k = 0; k < 2; k++) {
+      const bin = Math.floor(((k ? times * one : one) - low) / wide);
+      most = Math.max(most, ++counts[k][Math.min(bins - 1, Math.max(0, bin))]);
+    }
   }
-  return { counts, most };
+  return { counts, most, count };
 }
 
 /** The outline of bars. */
@@ -41,6 +44,17 @@ function outline(counts, most, width, tall) {
     d += `V${(tall - (count / most) * (tall - 8)).toFixed(1)}h${each.toFixed(2)}`;
   });
   return `${d}V${tall}`;
+}
+
+/** A normal curve as high as the bars it would have. */
+function curve(mean, std, share, [low, high], width) {
+  const bin = (high - low) / BINS,
+    points = Array.from({ length: 121 }, (_, i) => {
+      const x = low + (i / 120) * (high - low),
+        density = (share * bin * Math.exp(-0.5 * ((x - mean) / std) ** 2)) / (std * Math.sqrt(2 * Math.PI));
+      return `${((i / 120) * width).toFixed(1)} ${(TALL - Math.min(1.05, density) * (TALL - 8)).toFixed(1)}`;
+    });
+  return `M${points.join("L")}`;
 }
 
 /** Round numbers between two ends. */
@@ -168,6 +182,7 @@ export function headView(make, draw, act) {
     if (!state) return;
     const { weights, keys, names } = state,
       one = pointed ?? (shownTokens.includes(state.token) ? state.token : null);
+    const slim = Math.min(1, room.apart / 30); // many tokens, thin arcs
     const pairs = { out: [], in: [], all: [] },
       spots = new Map(shownTokens.map((token, at) => [token, at]));
     for (const query of shownTokens) {
@@ -183,7 +198,7 @@ export function headView(make, draw, act) {
         arcPaths(some, room).map(({ d, strength }) =>
           draw(`path.arc.${kind}`, {
             d,
-            "stroke-width": (0.75 + 6 * strength).toFixed(2),
+            "stroke-width": ((0.75 + 6 * strength) * slim).toFixed(2),
             "stroke-opacity": (0.12 + 0.8 * strength).toFixed(2),
           }),
         ),
@@ -203,10 +218,10 @@ export function headView(make, draw, act) {
         ? "Arcs above the words look back, below ahead; dots look at themselves. Point at a word."
         : lookWords(names, weights, keys, one, state.hidden);
   }
-  function chartOf(logits, times, shared, keys) {
+  function chartOf(logits, times, shared, keys, predicted) {
     const width = 300,
       [low, high] = shared,
-      { counts, most } = histogram(logits, times, shared),
+      { counts, most, count } = histogram(logits, times, shared),
       at = (number) => ((number - low) / (high - low)) * width;
     chart.setAttribute("viewBox", `-6 0 ${width + 12} ${TALL + 34}`);
     const marks = ticks(low, high).map((tick) => [
@@ -216,15 +231,16 @@ export function headView(make, draw, act) {
     chart.replaceChildren(
       draw("path.now", { d: outline(counts[1], most, width, TALL) }),
       draw("path.true", { d: outline(counts[0], most, width, TALL) }),
+      predicted ? draw("path.theory", { d: curve(state.signs.mean, predicted * times, count / most, shared, width) }) : "",
       draw("path.axis", { d: `M0 ${TALL}H${width}` }),
       ...marks.flat(),
       draw("text", { x: width / 2, y: TALL + 31, "text-anchor": "middle" }, "logit"),
     );
     const std = Math.sqrt(state.signs.variance);
     caption.textContent =
-      `Logits: outline at the true scale, filled now. Their std is ${written(std, 2)}; ` +
+      `Logits: outline at the true scale, filled now${predicted ? ", dashed: this layer's q and k in random directions" : ""}. ` +
+      `Their std is ${written(std, 2)}; ` +
       `on ${keys} random keys, one above √(2 ln ${keys}) = ${written(criticalSpread(keys), 2)} freezes on a few.`;
-    chart.setAttribute("aria-label", `Histogram of the logits, from ${written(low, 1)} to ${written(high, 1)}. ${caption.textContent}`);
   }
   function numbers(before, after, times) {
     const own = (signs) => ({ ...signs, std: Math.sqrt(signs.variance) }),
@@ -263,6 +279,8 @@ export function headView(make, draw, act) {
       const about = text.layers[layer],
         logits = text.logits(layer, head);
       title.textContent = `Layer ${about.label}, head ${head}`;
+      svg.setAttribute("aria-label", `${title.textContent}: who looks at whom`);
+      chart.setAttribute("aria-label", `${title.textContent}: histogram of its logits`);
       button.textContent = pinned ? "Unpin" : "Pin";
       button.setAttribute("aria-label", `${pinned ? "Unpin" : "Pin, to compare with another,"} layer ${about.label}, head ${head}`);
       button.onclick = () => act.pin([layer, head]);
@@ -283,7 +301,7 @@ export function headView(make, draw, act) {
       }
       state = { key, weights: now.weights, signs: now.signs, keys: about.keys, names, token, hidden };
       paint();
-      chartOf(logits, times, shared ?? endsOf(logits, times), about.keys);
+      chartOf(logits, times, shared ?? endsOf(logits, times), about.keys, about.about?.scale.predicted_std);
       numbers(before.signs, now.signs, times);
       return { ...now, before: before.signs };
     },

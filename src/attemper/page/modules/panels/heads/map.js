@@ -4,6 +4,7 @@ import { place, scale, shading, value, written } from "../../../report/data/numb
 import { grid, roving } from "../../../report/views/dom.js";
 import { LIVE } from "./read.js";
 
+const HOW = "Point at a head to see it, press it to keep it, pin one (key P) to compare two.";
 const STEPS = 24; // of the legend's bar
 
 /** The scale of a sign for all heads, at the model's own scale and at another: one for both, so that a change is seen. */
@@ -17,7 +18,7 @@ export function headMap(make, act) {
   const box = make("div.heads-table"),
     legend = make("div.heads-legend"),
     pointed = make("p.heads-pointed");
-  const node = make("div.heads-map", {}, box, legend, pointed);
+  const node = make("div.heads-map", {}, box, legend, pointed, make("p.heads-how", {}, HOW));
   let built = null,
     cells = [],
     stop = null;

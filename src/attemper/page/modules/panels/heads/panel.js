@@ -1,7 +1,8 @@
 // Real heads, re-tempered: the map of a model's heads, any of them with a slider on its true scale, two side by side.
 
 import { written } from "../../../report/data/numbers.js";
-import { draw, standalone } from "../../draw/svg.js";
+import { cut } from "../../../report/data/text.js";
+import { standalone } from "../../draw/svg.js";
 import { endsOf, headView } from "./headview.js";
 import { headMap } from "./map.js";
 import { placeOf, readText, signsOf } from "./read.js";
@@ -9,6 +10,7 @@ import { audited } from "./audit.js";
 import { headsPython, headsText, mapPicture } from "./words.js";
 
 const FIRST = "The dog chased the ball because it was fast.",
+  SENTENCES = [FIRST, "Love Apple phones"],
   LONGEST = 2000,
   FAR = 5; // powers of two of the slider
 
@@ -28,7 +30,7 @@ function texts(page, changed) {
       });
   };
   return {
-    inside: [...ready.keys()],
+    inside: page.source ? SENTENCES : [...ready.keys()],
     find(words) {
       if (ready.has(words)) return { text: ready.get(words), says: "" };
       if (!page.source)
@@ -44,7 +46,7 @@ function texts(page, changed) {
         () => page.source.json("/heads", { text: words }),
         (found) => ready.set(words, readText(found)),
       );
-      return { text: null, says: "The model reads …" };
+      return { text: null, says: "The model reads. The first time it is loaded, which takes some seconds." };
     },
     /** Make sure that the logits of a head are here, or ask for them. */
     need(text, [layer, head]) {
@@ -122,7 +124,7 @@ const rule = ({ rule: name, applied }) => ({ sqrt_dk: "1/√d_k", none: "no scal
 
 function mount(root, page) {
   const make = page.make,
-    pen = draw(page.document),
+    pen = page.pen,
     set = (values) => page.set("heads", values);
   let now = page.state("heads"),
     text = null,
@@ -269,7 +271,7 @@ function mount(root, page) {
     const { model: about } = text.document;
     const whole = "Here the slider multiplies the whole logit: the model adds something to the scores, or caps them.";
     const plain = text.layers[current[0]].plain ? "" : ` ${whole}`;
-    model.textContent = `${about.name}, ${text.layers.length} layers of ${text.columns} heads; “${text.text}”.${plain}`;
+    model.textContent = `${about.name}, ${text.layers.length} layers of ${text.columns} heads; “${cut(text.text, 90)}”.${plain}`;
     shown = { text, places, times: now.times, sign: kind, signs, results: views.map((view) => view.results).filter(Boolean) };
   }
   const theme = () => {
@@ -280,7 +282,9 @@ function mount(root, page) {
   const resized = new ResizeObserver(() => text && redrawn());
   resized.observe(pair);
   const escape = (event) => {
-    if (event.key === "Escape" && root.offsetParent && now.token >= 0) set({ token: -1 });
+    const home = root.closest(".attemper-page"); // in a notebook, keys outside the page are not its own
+    const own = home?.contains(event.target) || (home?.parentElement === page.document.body && event.target === page.document.body);
+    if (event.key === "Escape" && own && root.offsetParent && now.token >= 0) set({ token: -1 });
   };
   page.document.addEventListener("keydown", escape);
   return {

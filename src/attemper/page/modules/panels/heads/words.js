@@ -74,7 +74,7 @@ export function mapPicture(pen, { text, sign, signs }, theme) {
   const [width, height] = [left + text.columns * size + 8, top + text.layers.length * size + 8];
   return pen(
     "svg",
-    { viewBox: `0 0 ${width} ${height}`, width, height },
+    { "aria-label": `${sign.label} of every head`, viewBox: `0 0 ${width} ${height}`, width, height },
     word(left, 16, `${sign.label}: layers down, heads across`, "start"),
     heads,
     names,
