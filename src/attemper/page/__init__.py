@@ -30,3 +30,8 @@ def page() -> Any:
     from .widget import widget
 
     return widget()
+
+
+# `attemper.page` is the function above, as with attention and watch; what one uses beside it is found there too
+for _name, _value in {"html": html, "normal": normal, "write": write}.items():
+    setattr(page, _name, _value)

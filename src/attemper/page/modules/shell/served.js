@@ -3,7 +3,8 @@
 import { maker } from "../../report/views/dom.js";
 import { start } from "./start.js";
 
-const FIRST_WAIT = 1000, LONGEST_WAIT = 15000; // milliseconds before a stream of events is opened again
+const FIRST_WAIT = 1000,
+  LONGEST_WAIT = 15000; // milliseconds before a stream of events is opened again
 
 /** What the server answers; a refusal becomes an Error with the server's sentence. */
 async function asked(path, body, signal, method = body === undefined ? "GET" : "POST") {
@@ -22,7 +23,10 @@ async function asked(path, body, signal, method = body === undefined ? "GET" : "
 
 /** Follow server-sent events. `onEvent({name, data})`; when the connection is lost it is opened again. Gives `stop()`. */
 function events(path, onEvent) {
-  let source = null, timer = 0, wait = FIRST_WAIT, stopped = false;
+  let source = null,
+    timer = 0,
+    wait = FIRST_WAIT,
+    stopped = false;
   const open = () => {
     source = new EventSource(path);
     for (const name of ["waiting", "row", "ended", "cancelled", "failed", "record"]) {
@@ -53,7 +57,9 @@ function events(path, onEvent) {
 export const served = {
   json: async (path, body, signal) => (await asked(path, body, signal)).json(),
   floats: async (path, body, signal) => new Float32Array(await (await asked(path, body, signal)).arrayBuffer()),
-  remove: async (path) => { await asked(path, undefined, undefined, "DELETE"); },
+  remove: async (path) => {
+    await asked(path, undefined, undefined, "DELETE");
+  },
   events,
 };
 

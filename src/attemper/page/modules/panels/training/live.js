@@ -5,15 +5,28 @@ export function pageRun(page, changed) {
   const run = { id: null, rows: [], rules: [], going: false, done: 0, says: "" };
   let stop = null;
   function take({ name, data }) {
-    if (name === "waiting") { run.rows = []; run.says = "Waiting for the server: it loads torch when it is first asked."; }
+    if (name === "waiting") {
+      run.rows = [];
+      run.says = "Waiting for the server: it loads torch when it is first asked.";
+    }
     if (name === "row") {
       run.rows.push(data);
       run.done = data.done;
       run.says = "";
     }
-    if (name === "ended") { run.going = false; run.done = 1; run.says = "The run has ended."; }
-    if (name === "cancelled") { run.going = false; run.says = "Cancelled."; }
-    if (name === "failed") { run.going = false; run.says = data.error; }
+    if (name === "ended") {
+      run.going = false;
+      run.done = 1;
+      run.says = "The run has ended.";
+    }
+    if (name === "cancelled") {
+      run.going = false;
+      run.says = "Cancelled.";
+    }
+    if (name === "failed") {
+      run.going = false;
+      run.says = data.error;
+    }
     if (name === "lost") run.says = "The connection was lost; trying again.";
     if (["ended", "cancelled", "failed"].includes(name)) page.announce(run.says);
     changed();
@@ -39,7 +52,9 @@ export function pageRun(page, changed) {
         changed();
       }
     },
-    end() { stop?.(); },
+    end() {
+      stop?.();
+    },
   });
 }
 
@@ -57,7 +72,10 @@ export function followedRecord(page, changed) {
         changed();
       });
     },
-    end() { stop?.(); stop = null; },
+    end() {
+      stop?.();
+      stop = null;
+    },
   });
 }
 
@@ -65,18 +83,43 @@ const SHAPES = { healthy: "◇", ok: "✓", note: "●", warn: "▲", act: "◆"
 
 /** The verdict and the findings of the last step of a record. */
 export function findingsList(page) {
-  const { make } = page, verdict = make("p.record-verdict", { role: "status" }), list = make("ul.findings"), more = make("p.dim");
+  const { make } = page,
+    verdict = make("p.record-verdict", { role: "status" }),
+    list = make("ul.findings"),
+    more = make("p.dim");
   const node = make("section.record-findings", {}, make("h2", {}, "Findings in the last step"), verdict, list, more);
-  return { node, update(record) {
-    node.hidden = !record;
-    if (!record) return;
-    const last = record.steps.at(-1)?.step;
-    verdict.replaceChildren(make(`span.level.${record.verdict.level}`, {}, `${SHAPES[record.verdict.level] ?? "●"} `), record.verdict.line);
-    list.replaceChildren(...record.findings.slice(0, 12).map((one) => make("li", {}, make(`span.level.${one.level}`, {}, `${SHAPES[one.level]} ${one.level} `),
-      make("strong", {}, `${one.title ?? one.name}`), make("span.dim", {}, ` ${one.layer}${one.head === null ? "" : `, head ${one.head}`}`),
-      make("p", {}, one.says, " ", make("span.dim", {}, one.todo)))));
-    const hidden = Math.max(0, record.findings.length - 12) + record.more;
-    more.textContent = [last === undefined ? "No step is complete yet." : `Step ${last}, ${record.heads.length} heads.`, hidden ? `${hidden} more findings.` : "",
-      record.damaged ? `${record.damaged} damaged lines were left out.` : ""].filter(Boolean).join(" ");
-  } };
+  return {
+    node,
+    update(record) {
+      node.hidden = !record;
+      if (!record) return;
+      const last = record.steps.at(-1)?.step;
+      verdict.replaceChildren(
+        make(`span.level.${record.verdict.level}`, {}, `${SHAPES[record.verdict.level] ?? "●"} `),
+        record.verdict.line,
+      );
+      list.replaceChildren(
+        ...record.findings
+          .slice(0, 12)
+          .map((one) =>
+            make(
+              "li",
+              {},
+              make(`span.level.${one.level}`, {}, `${SHAPES[one.level]} ${one.level} `),
+              make("strong", {}, `${one.title ?? one.name}`),
+              make("span.dim", {}, ` ${one.layer}${one.head === null ? "" : `, head ${one.head}`}`),
+              make("p", {}, one.says, " ", make("span.dim", {}, one.todo)),
+            ),
+          ),
+      );
+      const hidden = Math.max(0, record.findings.length - 12) + record.more;
+      more.textContent = [
+        last === undefined ? "No step is complete yet." : `Step ${last}, ${record.heads.length} heads.`,
+        hidden ? `${hidden} more findings.` : "",
+        record.damaged ? `${record.damaged} damaged lines were left out.` : "",
+      ]
+        .filter(Boolean)
+        .join(" ");
+    },
+  };
 }

@@ -6,9 +6,27 @@ export const laneOfRule = (rule) => LANES[rule] ?? "other";
 
 /** The recorded runs that can be chosen: a task, and what tells its runs apart. */
 export const TASKS = {
-  language: { from: "charlm", where: { init: "unit" }, d: 64, title: "Language model", says: "characters of Python source; q and k of variance 1 at the start" },
-  small: { from: "charlm", where: { init: "small" }, d: 64, title: "Language model, small start", says: "the same; projections drawn with std 0.02, as GPT-2 draws them" },
-  recall256: { from: "recall", where: { d: 256 }, d: 256, title: "Recall, d_k = 256", says: "look up one of 32 pairs just seen; one layer, one head" },
+  language: {
+    from: "charlm",
+    where: { init: "unit" },
+    d: 64,
+    title: "Language model",
+    says: "characters of Python source; q and k of variance 1 at the start",
+  },
+  small: {
+    from: "charlm",
+    where: { init: "small" },
+    d: 64,
+    title: "Language model, small start",
+    says: "the same; projections drawn with std 0.02, as GPT-2 draws them",
+  },
+  recall256: {
+    from: "recall",
+    where: { d: 256 },
+    d: 256,
+    title: "Recall, d_k = 256",
+    says: "look up one of 32 pairs just seen; one layer, one head",
+  },
   recall64: { from: "recall", where: { d: 64 }, d: 64, title: "Recall, d_k = 64", says: "the same, with shorter vectors" },
 };
 
@@ -19,7 +37,8 @@ const runsOf = (training, task) => (training?.[TASKS[task].from]?.runs ?? []).fi
 
 /** The learning rates at which both lanes of a task were run. */
 export function ratesOf(training, task) {
-  const found = runsOf(training, task), rates = (rule) => new Set(found.filter((run) => run.rule === rule).map((run) => run.lr));
+  const found = runsOf(training, task),
+    rates = (rule) => new Set(found.filter((run) => run.rule === rule).map((run) => run.lr));
   const bare = rates("none");
   return [...rates("sqrt_dk")].filter((lr) => bare.has(lr)).sort((a, b) => a - b);
 }
@@ -32,8 +51,10 @@ export function recordedSeries(training, task, lr) {
 
 /** Rows that come one by one, as series; each is its own median. */
 export function liveSeries(rows, rules) {
-  return rules.map((rule) => {
-    const mine = rows.filter((row) => row.rule === rule), columns = {};
+  const begun = rules.filter((rule) => rows.some((row) => row.rule === rule)).sort((a) => (a === "none" ? -1 : 1));
+  return begun.map((rule) => {
+    const mine = rows.filter((row) => row.rule === rule),
+      columns = {};
     for (const name of new Set(mine.flatMap(Object.keys))) columns[name] = mine.map((row) => row[name] ?? null);
     return { rule, lane: laneOfRule(rule), seeds: 1, steps: mine.map((row) => row.step), median: columns, least: columns, most: columns };
   });
@@ -43,7 +64,9 @@ export function liveSeries(rows, rules) {
 export function recordSeries(record) {
   const columns = {};
   for (const name of new Set(record.steps.flatMap(Object.keys))) columns[name] = record.steps.map((row) => row[name] ?? null);
-  return record.steps.length ? [{ rule: "yours", lane: "chosen", seeds: 1, steps: columns.step, median: columns, least: columns, most: columns }] : [];
+  return record.steps.length
+    ? [{ rule: "yours", lane: "chosen", seeds: 1, steps: columns.step, median: columns, least: columns, most: columns }]
+    : [];
 }
 
 /** The place of the last step that is not after `step`; −1 before the first. */
@@ -56,5 +79,5 @@ export function placeOf(series, step) {
 export const lastStep = (all) => Math.max(0, ...all.flatMap((series) => series.steps));
 export const valueAt = (series, key, step) => {
   const place = placeOf(series, step);
-  return place < 0 ? null : series.median[key]?.[place] ?? null;
+  return place < 0 ? null : (series.median[key]?.[place] ?? null);
 };
