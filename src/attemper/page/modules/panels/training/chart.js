@@ -49,7 +49,7 @@ export function runChart(page, about, scrub) {
     { make } = page;
   const svg = picture(pen, { width: WIDE, height: HIGH, name: `${about.title} over the training steps` });
   const below = axisBelow(pen, { y: BOTTOM, name: "training step" });
-  const left = axisLeft(pen, { x: LEFT, top: TOP, name: about.unit, right: RIGHT, written: about.log ? asPower : (tick) => String(tick) });
+  const left = axisLeft(pen, { x: LEFT, top: TOP - 5, name: about.unit, right: RIGHT, written: about.log ? asPower : (tick) => String(tick) });
   const lines = Object.fromEntries(
     LANES.map((lane) => [
       lane,
