@@ -20,7 +20,8 @@ const PLAIN = new Set(["option", "title", "pre", "textarea", "code"]); // text a
 export function typesetting(make) {
   const set = (child) => {
     if (typeof child !== "string" || !child.includes("_")) return child;
-    return pieces(child).map(([text, low]) => (low ? make("span.sub", {}, make("span.under", {}, "_"), text) : text));
+    const parts = pieces(child).map(([text, low]) => (low ? make("span.sub", {}, make("span.under", {}, "_"), text) : text));
+    return parts.length > 1 ? make("span.set", {}, parts) : child; // one element: in a flex box the pieces would drift apart
   };
   return (kind, attributes, ...children) =>
     make(kind, attributes, ...(PLAIN.has(kind.split(".")[0]) ? children : children.flat(3).map(set)));
