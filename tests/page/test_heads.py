@@ -3,6 +3,7 @@
 import re
 import statistics
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import attemper
 from attemper.page.data import embedded
 from attemper.page.data.heads import read_heads
 from close import in_float32, in_float64
-from page.opened import DESK, PHONE, opened, settled
+from page.opened import DESK, PHONE, address, opened, settled
 from page.stubbed import modules, served
 
 TIMES = (0.25, 1.0, 32**0.5)
@@ -27,6 +28,7 @@ SIGNS = (
     "jacobian_trace",
     "saturated",
 )
+SHOTS = Path(__file__).parents[2] / "build" / "page"  # where the run keeps its pictures, to be looked at
 STEP = 50  # milliseconds that a step of the slider may take
 
 
@@ -107,7 +109,7 @@ def test_hover_views_click_locks_and_two_compare(browser, tmp_path, viewport):
         page.mouse.move(2, 2)
         settled(page)
         assert titles.all_text_contents() == ["Layer 0, head 2", "Layer 5, head 1"]
-        assert "heads.pin=0.2" in page.url
+        assert address(page, "heads.pin=0.2")
         labels = [chart.locator("text").all_text_contents() for chart in page.locator(".head-logits:visible").all()]
         assert labels[0] == labels[1]  # on one axis
         assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")
@@ -131,10 +133,10 @@ def test_the_slider_re_tempers_the_head_and_the_map(browser, tmp_path):
         slider.focus()
         page.keyboard.press("Home")
         settled(page)
-        assert "heads.times=0.03125" in page.url
+        assert address(page, "heads.times=0.03125")
         page.get_by_role("button", name="true: 1/√d_k").click()
         settled(page)
-        assert "heads.times" not in page.url
+        assert address(page, "heads.times", there=False)
         assert cell(page, "4.3").text_content() == before
 
 
@@ -152,11 +154,11 @@ def test_arcs_tokens_and_special_ones(browser, tmp_path):
         page.locator('.token-spot[data-token="7"]').click()
         page.mouse.move(2, 2)
         settled(page)
-        assert "heads.token=7" in page.url
+        assert address(page, "heads.token=7")
         assert "of its weight is on hidden tokens" in page.locator(".head-said").first.text_content()
         page.keyboard.press("Escape")
         settled(page)
-        assert "heads.token" not in page.url
+        assert address(page, "heads.token", there=False)
 
 
 def test_the_keyboard_alone_suffices(browser, tmp_path):
@@ -165,13 +167,13 @@ def test_the_keyboard_alone_suffices(browser, tmp_path):
         for key in ("ArrowRight", "ArrowUp", "Enter", "p"):
             page.keyboard.press(key)
         settled(page)
-        assert "heads.head=3.4" in page.url
-        assert "heads.pin=3.4" in page.url
+        assert address(page, "heads.head=3.4")
+        assert address(page, "heads.pin=3.4")
         page.locator('.token-spot[data-token="0"]').first.focus()
         page.keyboard.press("ArrowRight")
         page.keyboard.press("Enter")
         settled(page)
-        assert "heads.token=1" in page.url
+        assert address(page, "heads.token=1")
 
 
 def test_audit_and_findings_stand_beside_the_head(browser, tmp_path):
@@ -267,6 +269,8 @@ AXE = [
 @pytest.mark.parametrize(("at", "scheme", "viewport"), AXE, ids=["flow, light, desk", "heads, dark, phone"])
 def test_axe_finds_nothing(browser, tmp_path, axe, at, scheme, viewport):
     with opened(browser, tmp_path, at, color_scheme=scheme, viewport=viewport) as page:
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=SHOTS / f"{at[5:10]}-{scheme}-{viewport['width']}.png".replace("&", ""), full_page=True)
         page.evaluate(axe)
         found = page.evaluate("async () => (await axe.run(document)).violations")
         assert [(one["id"], [node["html"][:160] for node in one["nodes"][:3]]) for one in found] == []

@@ -180,6 +180,11 @@ export function headView(make, draw, act) {
   /** The arcs of all tokens, or of the one that is pointed at. */
   function paint() {
     if (!state) return;
+    if (!shownTokens.length) {
+      arcs.replaceChildren();
+      said.textContent = "The queries of cross-attention are another sequence than its keys, so no arcs are drawn.";
+      return;
+    }
     const { weights, keys, names } = state,
       one = pointed ?? (shownTokens.includes(state.token) ? state.token : null);
     const slim = Math.min(1, room.apart / 30); // many tokens, thin arcs
@@ -288,7 +293,7 @@ export function headView(make, draw, act) {
       if (!logits) return null;
       const names = text.names(layer, "keys"),
         special = (i) => text.isSpecial(layer, i),
-        count = Math.min(about.queries, about.keys);
+        count = about.kind === "cross" ? 0 : Math.min(about.queries, about.keys); // a line of tokens is for those that look at one another
       const line = Array.from({ length: count }, (_, i) => i),
         hidden = new Set(hide ? line.filter(special) : []);
       const left = line.filter((i) => !hidden.has(i)),
