@@ -3,7 +3,6 @@
 BODY = 64 * 1024  # bytes of a request's body
 HEAD = 16 * 1024  # bytes of its first line and headers
 TEXT = 1000  # characters of a sentence
-TOKENS = 128  # and what the model may make of it
 LAYERS = HEADS = 1024  # no model has more
 
 ARRIVAL = 5.0  # seconds in which headers, and then a body, must arrive

@@ -34,7 +34,7 @@ class WorkerAnswer(NamedTuple):
 
 
 class Desk:
-    """Asks the worker. ``model`` and ``record`` are what the command line named.
+    """Asks the worker. ``model`` is what the command line named.
 
     Example:
         desk = Desk(None)

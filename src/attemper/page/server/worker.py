@@ -46,10 +46,6 @@ class Computing:
 
         return "json", json_text(read_flow(self._loaded(), text, layer, head)).encode()
 
-    def about(self) -> Result:
-        """The model's name."""
-        return "json", json_text({"model": self._loaded().name}).encode()
-
     def run(self, **settings: Any) -> Iterator[Result]:
         """A training run: an event for each row."""
         from ..data.training import training_rows
