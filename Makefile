@@ -40,8 +40,9 @@ triton: $(READY)  ## the Triton kernels without a GPU: compiled for Ampere and H
 snapshots: $(READY)  ## the sentences of errors, tests/*/sentences.json, from the source; read the difference
 	ATTEMPER_SNAPSHOTS=write OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(addsuffix test_errors.py,$(dir $(wildcard tests/*/sentences.json)))
 
-browser:  ## a Chromium for the tests of the report, where one can be had; never fails
+browser:  ## a Chromium for the tests of the report and the page, and axe-core, where they can be had; never fails
 	@scripts/browser.sh
+	@scripts/axe.sh
 
 check: $(READY)  ## lint, format and types
 	$(BIN)/ruff check .

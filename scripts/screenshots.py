@@ -1,4 +1,4 @@
-"""Makes docs/images/: the README's pictures of the terminal, and of the report where there is a browser to open it in."""
+"""Makes docs/images/: the README's pictures of the terminal, and of the report and the page where there is a browser for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -38,21 +39,35 @@ def offline(svg: str) -> str:
 
 def report(target: Path) -> str:
     """The report of `attemper scan --token it` on the embedded model, as a reader first sees it, as PNG; says what it did."""
+    return shot(target, lambda file: attemper.scan(token="it").write(file), "button.cell")
+
+
+def why(target: Path) -> str:
+    """The page's bench after a sweep of d_k."""
+    from attemper.page import offline
+
+    return shot(target, offline.write, ".trail circle", "#bench.d=181", press="Sweep d_k")
+
+
+def shot(target: Path, write: Callable[[Path], object], ready: str, at: str = "", press: str = "") -> str:
+    """A page as a reader first sees it, as PNG, once `ready` is there and `press` was pressed; says what it did."""
     browser = subprocess.run([BROWSER, "--path"], capture_output=True, text=True, check=False).stdout.strip()
     if not browser:
         return f"{target.name} is left as it was: there is no browser here. Type make browser."
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        page_file = Path(folder) / "report.html"
-        attemper.scan(token="it").write(page_file)
+        page_file = Path(folder) / "page.html"
+        write(page_file)
         sandbox = [] if os.geteuid() else ["--no-sandbox"]
         chromium = playwright.chromium.launch(
             executable_path=browser, args=["--disable-background-networking", *sandbox]
         )
-        page = chromium.new_page(viewport={"width": 1280, "height": 720})
-        page.goto(page_file.as_uri())
-        page.locator("button.cell").first.wait_for()
+        page = chromium.new_page(viewport={"width": 1280, "height": 720}, reduced_motion="reduce")
+        page.goto(page_file.as_uri() + at)
+        page.locator(ready).first.wait_for()
+        if press:
+            page.get_by_role("button", name=press).click()
         page.screenshot(path=target)
         chromium.close()
     return f"{target.name} written"
@@ -63,3 +78,4 @@ if __name__ == "__main__":
     (IMAGES / "explain.svg").write_text(explain(), encoding="utf-8")
     (IMAGES / "flow.svg").write_text(attemper.explain("Love Apple phones").flow() + "\n", encoding="utf-8")
     print(report(IMAGES / "report.png"))
+    print(why(IMAGES / "why.png"))

@@ -10,6 +10,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 
+from chromium import browser as browser
+from chromium import pytest_collection_modifyitems as pytest_collection_modifyitems
 from serving import DEVICE, SEED
 
 

@@ -5,6 +5,7 @@ watch/ → treat/                                               a model in train
 watch/ → health/ → scan/ → report/                            a model, its record, its findings, one document
 integrations/                                                 the same inside a trainer, its numbers in a logger
 testing.py                                                    assertions about a model's attention, for its own tests
+page/                                                         the page: drag the scale and see attention change
 explain/, lab/                                                attention step by step; claims about √d_k, measured
 bench/, env.py, demo.py, cli/                                 speed, this machine, the embedded model, the command
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .heads import HeadSummary as HeadSummary
     from .modules import AdditiveAttention as AdditiveAttention
     from .modules import MultiHeadAttention as MultiHeadAttention
+    from .page import page as page
     from .scale import RULES as RULES
     from .scale import Rule as Rule
     from .scale import rule as rule
@@ -83,6 +85,7 @@ _HOMES = {
     "kernels": "kernels",
     "measure": "attention",
     "merge": "vitals",
+    "page": "page",
     "projections": "treat",
     "qk_clip": "treat",
     "rule": "scale",

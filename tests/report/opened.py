@@ -35,6 +35,16 @@ def opened(browser: Any, document: dict[str, Any], folder: Path, *, at: str = ""
     """The page of a report; afterwards: no console message, no error, no request but the file, no violation."""
     path = folder / "report.html"
     path.write_text(report.html(document), encoding="utf-8", newline="\n")
+    with visited(browser, path.as_uri(), at=at, **options) as page:
+        yield page
+
+
+@contextlib.contextmanager
+def visited(browser: Any, address: str, *, at: str = "", within: str | None = None, **options: Any) -> Iterator[Any]:
+    """The page at an address; afterwards: no console message, no error, no violation, no request beyond `within`.
+
+    Without `within` the one request is the page's own. A blob is something that the page itself made.
+    """
     settings = {"viewport": {"width": 1280, "height": 720}, "reduced_motion": "reduce", **options}
     said: list[str] = []
     asked: list[str] = []
@@ -47,12 +57,13 @@ def opened(browser: Any, document: dict[str, Any], folder: Path, *, at: str = ""
     }
     for event, listener in listeners.items():
         page.on(event, listener)
-    page.goto(path.as_uri() + at)
+    page.goto(address + at)
     try:
         yield page
         assert page.evaluate("window.violations") == []
         assert said == []
-        assert {url.partition("#")[0] for url in asked} == {path.as_uri()}
+        places = {url.partition("#")[0] for url in asked if not url.startswith("blob:")}
+        assert places == {address} if within is None else all(place.startswith(within) for place in places), places
     finally:
         for event, listener in listeners.items():
             page.remove_listener(event, listener)

@@ -15,6 +15,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = [
     {"__main__"},
     {"cli"},
+    {"page"},
     {"lab", "testing"},
     {"integrations"},
     {"scan"},

@@ -82,6 +82,8 @@ OPTIONS = {
     "run": ["NAME", "--list", "--preset", "--jobs", "--results", "--json", "--output", "-o", "--force"],
     "claims": ["--train", "--results", "--json", "--output", "-o", "--force"],
     "cards": ["--json", "--output", "-o", "--force"],
+    "serve": ["--port", "--host", "--allow-remote", "--no-browser", "--model", "--record"],
+    "page": ["--output", "-o", "--force"],
 }
 
 

@@ -34,13 +34,25 @@ def fit(
     watched: Mapping[str, nn.Parameter],
     optimizer: str = "adam",
 ) -> list[Row]:
-    """Train, and give one row per logged step: loss, evaluation, the vital signs, gradients of `watched`.
+    """Train, and give one row per logged step; see :func:`fitted`."""
+    return list(fitted(model, lr, steps, loss_of, evaluate, watched, optimizer))
+
+
+def fitted(
+    model: nn.Module,
+    lr: float,
+    steps: int,
+    loss_of: Callable[[int], Tensor],
+    evaluate: Callable[[bool], dict[str, float]],
+    watched: Mapping[str, nn.Parameter],
+    optimizer: str = "adam",
+) -> Iterator[Row]:
+    """Train, and give one row per logged step as it comes: loss, evaluation, the vital signs, gradients of `watched`.
 
     ``evaluate`` gets whether this is the last step. A run whose loss is no longer a number has diverged, and ends there.
     """
     optim = optimizers(optimizer)(model.parameters(), lr)
     logged = sorted({round(step * steps / LOGGED) for step in range(LOGGED + 1)})
-    rows: list[Row] = []
     for step in range(steps + 1):
         block: AbstractContextManager[HeadRows] = measured_heads(model) if step in logged else nullcontext([])
         with block as heads:
@@ -49,11 +61,11 @@ def fit(
             loss.backward()
         if step in logged:
             signs, ended = {**over_heads(heads), **gradients(watched)}, evaluate(step == steps)
-            rows.append({"step": step, "loss": float(loss.detach()), **signs, **ended})
-            if not math.isfinite(rows[-1]["loss"]):
-                break
+            row = {"step": step, "loss": float(loss.detach()), **signs, **ended}
+            yield row
+            if not math.isfinite(row["loss"]):
+                return
         optim.step()
-    return rows
 
 
 def optimizers(name: str) -> Callable[[Any, float], torch.optim.Optimizer]:

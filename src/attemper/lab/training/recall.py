@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 from ..maths.stats import over_seeds
 from .layers import AttentionLayer
-from .loop import fit
+from .loop import fitted
 from .runs import at_best, at_edge, best_lr, diverged, fastest_lr, first_step, largest, runs, survived
 
 KEYS, VALUES = 256, 32
@@ -63,6 +63,11 @@ def measure(cell: Cell) -> list[Row]:
 
 def train(cell: Cell, score: str, fold: bool = False, optimizer: str = "adam") -> list[Row]:
     """One run; other experiments ask the same task other questions."""
+    return list(training(cell, score, fold, optimizer))
+
+
+def training(cell: Cell, score: str, fold: bool = False, optimizer: str = "adam") -> Iterator[Row]:
+    """One run, row by row as it trains."""
     d, batch, pairs = int(cell["d"]), int(cell["batch"]), int(cell["pairs"])
     model = Recall(d, score, generator(cell["device"], "recall", d, pairs, cell["seed"]), fold)
     data = generator(cell["device"], "recall data", pairs, cell["seed"])
@@ -83,7 +88,7 @@ def train(cell: Cell, score: str, fold: bool = False, optimizer: str = "adam") -
         }
 
     watched = {"w_q": model.w_q, "w_v": model.w_v}
-    return fit(model, float(cell["lr"]), int(cell["steps"]), loss_of, evaluate, watched, optimizer)
+    return fitted(model, float(cell["lr"]), int(cell["steps"]), loss_of, evaluate, watched, optimizer)
 
 
 def _sequences(count: int, pairs: int, stream: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:

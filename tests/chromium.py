@@ -1,4 +1,4 @@
-"""A real Chromium for the report's tests; where there is none they are skipped, and one line says so."""
+"""A real Chromium for the tests of the report and the page; where there is none they are skipped, and one line says so."""
 
 import importlib.util
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-FIND = Path(__file__).parents[2] / "scripts" / "browser.sh"
+FIND = Path(__file__).parents[1] / "scripts" / "browser.sh"
 # nothing that the browser does for itself: no updates, no sync, no reports
 QUIET = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps"),

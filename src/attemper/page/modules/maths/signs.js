@@ -1,0 +1,54 @@
+// The vital signs of rows of logits, as attemper.Vitals has them, and their means over rows.
+
+/** What one row's logits measure; `weights` are its softmax, in the same place. */
+export function rowSigns(logits, weights, at, n, { peak, lse }) {
+  let sum = 0,
+    p2 = 0,
+    away = 0;
+  for (let j = at; j < at + n; j++) {
+    sum += logits[j];
+    p2 += weights[j] * weights[j];
+    if (weights[j] > 0) away += weights[j] * (logits[j] - peak);
+  }
+  const mean = sum / n,
+    entropy = Math.max(0, lse - peak - away);
+  let square = 0;
+  for (let j = at; j < at + n; j++) square += (logits[j] - mean) ** 2;
+  return {
+    mean,
+    variance: square / n,
+    peak,
+    lse,
+    entropy,
+    p2,
+    top_weight: Math.exp(peak - lse),
+    effective_keys: Math.exp(entropy),
+    evenness: n > 1 ? entropy / Math.log(n) : NaN,
+    jacobian_trace: 1 - p2,
+  };
+}
+
+export const meanOf = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+/** The lower one of the two in the middle, as torch.median takes it. */
+export const medianOf = (values) => Float64Array.from(values).sort()[(values.length - 1) >> 1];
+export const rmsOf = (values) => Math.sqrt(values.reduce((sum, value) => sum + value * value, 0) / values.length);
+
+/** The means over rows, the largest peak, and the spread of the logits: the root of the mean variance. */
+export function overRows(rows) {
+  const mean = (sign) => meanOf(rows.map((row) => row[sign]));
+  return {
+    mean: mean("mean"),
+    variance: mean("variance"),
+    std: Math.sqrt(mean("variance")),
+    peak: Math.max(...rows.map((row) => row.peak)),
+    entropy: mean("entropy"),
+    p2: mean("p2"),
+    top_weight: mean("top_weight"),
+    effective_keys: mean("effective_keys"),
+    evenness: mean("evenness"),
+    jacobian_trace: mean("jacobian_trace"),
+  };
+}
+
+/** Logits of this spread freeze on a few keys, in the limit of many: Derrida's √(2 ln n). */
+export const criticalSpread = (n) => Math.sqrt(2 * Math.log(n));

@@ -1,0 +1,25 @@
+// What the scan says of a head and its layer: the scale that is applied, and the findings.
+
+import { SHAPES } from "../../../report/data/numbers.js";
+
+/** The audit of the layer, and the findings of the head, as nodes. */
+export function audited(make, text, [layer, head]) {
+  const { about, label } = text.layers[layer],
+    found = text.findings(layer, head),
+    { scale } = about;
+  const finding = (one) =>
+    make(
+      `li.finding.${one.level}`,
+      {},
+      make("b", {}, `${SHAPES[one.level] ?? "●"} ${one.title ?? one.name}. `),
+      one.says,
+      one.level === "healthy" || !one.todo ? null : make("span.dim", {}, ` ${one.todo}`),
+    );
+  return [
+    make("h3", {}, `Layer ${label}: the scale, audited`),
+    make("p", {}, scale.says),
+    scale.std_says ? make("p.dim", {}, scale.std_says) : null,
+    make("h3", {}, `Head ${head}: findings`),
+    found.length ? make("ul.heads-findings", {}, found.map(finding)) : make("p.dim", {}, "None: nothing about this head needs attention."),
+  ].filter(Boolean);
+}

@@ -1,0 +1,125 @@
+// A run that is started from the page, and a record that is followed: what the server's events make of them.
+
+/** A training run of the server: `begin(settings)`, `cancel()`; `changed()` is called at every event. */
+export function pageRun(page, changed) {
+  const run = { id: null, rows: [], rules: [], going: false, done: 0, says: "" };
+  let stop = null;
+  function take({ name, data }) {
+    if (name === "waiting") {
+      run.rows = [];
+      run.says = "Waiting for the server: it loads torch when it is first asked.";
+    }
+    if (name === "row") {
+      run.rows.push(data);
+      run.done = data.done;
+      run.says = "";
+    }
+    if (name === "ended") {
+      run.going = false;
+      run.done = 1;
+      run.says = "The run has ended.";
+    }
+    if (name === "cancelled") {
+      run.going = false;
+      run.says = "Cancelled.";
+    }
+    if (name === "failed") {
+      run.going = false;
+      run.says = data.error;
+    }
+    if (name === "lost") run.says = "The connection was lost; trying again.";
+    if (["ended", "cancelled", "failed"].includes(name)) page.announce(run.says);
+    changed();
+  }
+  return Object.assign(run, {
+    async begin(settings) {
+      stop?.();
+      Object.assign(run, { rows: [], rules: settings.rules, going: true, done: 0, says: "Asking the server." });
+      changed();
+      try {
+        run.id = (await page.source.json("/runs", settings)).id;
+        stop = page.source.events(`/runs/${run.id}/events`, take);
+      } catch (error) {
+        Object.assign(run, { going: false, says: error.message });
+        changed();
+      }
+    },
+    async cancel() {
+      try {
+        await page.source.remove(`/runs/${run.id}`);
+      } catch (error) {
+        run.says = error.message;
+        changed();
+      }
+    },
+    end() {
+      stop?.();
+    },
+  });
+}
+
+/** The record that the server follows: `open()` begins; `changed()` is called whenever a step is added. */
+export function followedRecord(page, changed) {
+  const followed = { record: null, says: "", live: false };
+  let stop = null;
+  return Object.assign(followed, {
+    open() {
+      if (stop || !page.source) return;
+      followed.says = "Reading the record.";
+      stop = page.source.events("/record/events", ({ name, data }) => {
+        if (name === "record") Object.assign(followed, { record: data, live: true, says: "" });
+        if (name === "lost") Object.assign(followed, { live: false, says: "The connection was lost; trying again." });
+        changed();
+      });
+    },
+    end() {
+      stop?.();
+      stop = null;
+    },
+  });
+}
+
+const SHAPES = { healthy: "◇", ok: "✓", note: "●", warn: "▲", act: "◆", critical: "■", diverging: "✕" };
+
+/** The verdict and the findings of the last step of a record. */
+export function findingsList(page) {
+  const { make } = page,
+    verdict = make("p.record-verdict", { role: "status" }),
+    list = make("ul.findings"),
+    more = make("p.dim");
+  const node = make("section.record-findings", {}, make("h2", {}, "Findings in the last step"), verdict, list, more);
+  return {
+    node,
+    update(record) {
+      node.hidden = !record;
+      if (!record) return;
+      const last = record.steps.at(-1)?.step;
+      verdict.replaceChildren(
+        make(`span.level.${record.verdict.level}`, {}, `${SHAPES[record.verdict.level] ?? "●"} `),
+        record.verdict.line,
+      );
+      list.replaceChildren(
+        ...record.findings
+          .slice(0, 12)
+          .map((one) =>
+            make(
+              "li",
+              {},
+              make(`span.level.${one.level}`, {}, `${SHAPES[one.level]} ${one.level} `),
+              make("strong", {}, `${one.title ?? one.name}`),
+              make("span.dim", {}, ` ${one.layer}${one.head === null ? "" : `, head ${one.head}`}`),
+              make("p", {}, one.says, " ", make("span.dim", {}, one.todo)),
+            ),
+          ),
+      );
+      const hidden = Math.max(0, record.findings.length - 12) + record.more;
+      more.textContent = [
+        last === undefined ? "No step is complete yet." : `Step ${last}, ${record.heads.length} heads.`,
+        hidden ? `${hidden} more findings.` : "",
+        record.damaged ? `${record.damaged} damaged lines were left out.` : "",
+      ]
+        .filter(Boolean)
+        .join(" ");
+    },
+  };
+}

@@ -1,0 +1,46 @@
+"""TimedProtocol: uvicorn's HTTP/1.1, for clients that send the head of a request in time.
+
+uvicorn closes idle connections, but waits without end for a head that has begun; a client that sends it byte by byte would hold
+a connection for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from . import limits
+
+
+class TimedProtocol(H11Protocol):
+    """Closes a connection whose next request has not arrived within ``limits.ARRIVAL`` seconds."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Begin to count when a head is awaited; more bytes of it do not begin again."""
+        awaited = self.cycle is None or self.cycle.response_complete
+        if not awaited and self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        elif awaited and self._deadline is None:
+            self._deadline = self.loop.call_later(limits.ARRIVAL, self._late)
+
+    def _late(self) -> None:
+        self._deadline = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()

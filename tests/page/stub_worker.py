@@ -1,0 +1,38 @@
+"""A worker without torch: it answers as the real one does, says what it was asked, and can be slow, dead or endless."""
+
+import json
+import sys
+import time
+
+from attemper.page.server import worker
+
+
+class Stub:
+    """`text` decides: "slow" takes a while, "endless" does not come back, "dies" ends the process, "fails" raises."""
+
+    def heads(self, text):
+        if text == "slow":
+            time.sleep(0.3)
+        elif text == "endless":
+            time.sleep(3600)
+        elif text == "dies":
+            sys.exit(1)
+        elif text == "fails":
+            raise RuntimeError("a secret: /etc/passwd")
+        return "json", json.dumps({"text": text}).encode()
+
+    def logits(self, text, layer, head):
+        return "floats", bytes(4)
+
+    def flow(self, text, layer, head):
+        return "json", b"{}"
+
+    def run(self, rules, d, lr, steps, seed):
+        for step in range(steps + 1):
+            time.sleep(0.01)
+            yield "event", json.dumps({"rule": rules[0], "step": step, "loss": 1.0, "done": step / steps}).encode()
+
+
+if __name__ == "__main__":
+    worker.Computing = lambda model: Stub()
+    worker.main([])

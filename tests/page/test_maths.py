@@ -1,0 +1,179 @@
+"""The page's arithmetic in a real Chromium against the library's: every sign, gradient and rule, on the same inputs."""
+
+import base64
+import math
+
+import pytest
+import torch
+
+import attemper
+from attemper.lab.maths import theory
+from attemper.page import joined, normal
+from attemper.page.draws import STREAMS
+from close import in_float64
+from judge import SIGNS, assert_within
+
+RULES = ["sqrt_dk", "none", "dk", "sqrt_dmodel", "after", "fp16", "qk_norm", "cosine", "softcap", "additive"]
+DERIVED = ["top_weight", "effective_keys", "evenness", "jacobian_trace"]
+SHAPES = [
+    (8, 16, 1),
+    (12, 64, 64),
+    (5, 37, 130),
+    (4, 200, 1024),
+]  # queries, keys, d_k: also those that no loop's step divides
+HEADS = 8
+EPS = torch.finfo(torch.float32).eps
+
+
+@pytest.fixture(scope="module")
+def maths(browser):
+    """Calls a function in a page that has nothing but the page's modules: `maths("(needed, given) => …", given)`."""
+    page = browser.new_page()
+    entries = ("page/maths/rules.js", "page/maths/random.js")
+    parts = {name: text for entry in entries for name, text in joined.modules(entry).items()}
+    code = "".join(joined._scoped(name, text) for name, text in parts.items())
+    page.add_script_tag(content=f"const needed = {{}};\n{code}")
+    yield lambda function, given=None: page.evaluate(function, given)
+    page.close()
+
+
+def drawn(m: int, n: int, d: int) -> dict[str, torch.Tensor]:
+    weight = normal("weight", 1, d)[0] / math.sqrt(d)
+    return {"q": normal("query", m, d), "k": normal("key", n, d), "g": normal("gradient", m, n), "weight": weight}
+
+
+def by_library(rule: str, given: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Signs, weights and both gradients. The values are the unit vectors, so that dL/d(output) is dL/dp."""
+    q, k, g, weight = (given[name].to(dtype, copy=True) for name in ("q", "k", "g", "weight"))
+    d, n = q.shape[-1], len(k)
+    q.requires_grad_()
+    bias = torch.zeros(len(q), n, dtype=dtype, requires_grad=True)  # its gradient is that at the softmax's input
+    unit, factor = torch.eye(n, dtype=dtype), 1.0
+    if rule == "additive":
+        output, vitals = attemper.additive_attention(q, k, unit, weight, mask=bias)
+    elif rule in ("qk_norm", "cosine"):
+        scale = attemper.rule("qk_norm").scale(head_dim=d) if rule == "qk_norm" else 1.0
+        output, vitals = attemper.cosine_attention(q, k, unit, scale=scale, mask=bias)
+    elif rule == "fp16":
+        scores = q @ k.T
+        rounded = scores + (scores.half().to(dtype) - scores).detach()  # the gradient passes the rounding as it is
+        # one query of one entry, 1, for each row: its keys are the logits
+        ones = torch.ones(len(q), 1, 1, dtype=dtype)
+        output, vitals = attemper.attention(
+            ones, rounded[..., None], unit.expand(len(q), n, n), scale=1.0, mask=bias[:, None]
+        )
+        output, vitals = output[:, 0], vitals.each(lambda sign: sign[:, 0])
+    else:
+        name = "none" if rule == "after" else rule
+        factor = d**-0.5 if rule == "after" else 1.0
+        scale = attemper.rule(name).scale(head_dim=d, heads=HEADS)
+        output, vitals = attemper.attention(q, k, unit, scale=scale, softcap=attemper.rule(name).softcap, mask=bias)
+    to_query, to_logits = torch.autograd.grad(factor * output, (q, bias), g)
+    found = {name: getattr(vitals, name).detach() for name in (*SIGNS, *DERIVED)}
+    gradients = {"logits": to_logits.norm(dim=-1), "query": to_query.norm(dim=-1)}
+    for unit_name, lengths in gradients.items():
+        found |= {
+            f"gradient at {unit_name}": lengths,
+            f"median at {unit_name}": lengths.median(),
+            f"rms at {unit_name}": lengths.square().mean().sqrt(),
+        }
+    return {**found, "weights": output.detach() * factor}
+
+
+IN_PAGE = """([name, given]) => {
+  const { m, n, d, heads } = given, stride = Math.max(n, d);
+  const floats = (text) => new Float32Array(Uint8Array.from(atob(text), (one) => one.charCodeAt(0)).buffer);
+  const wide = (text, rows) => {
+    const given = floats(text), width = given.length / rows, all = new Float32Array(rows * stride);
+    for (let i = 0; i < rows; i++) all.set(given.subarray(i * width, (i + 1) * width), i * stride);
+    return all;
+  };
+  const { subject, lane } = needed["page/maths/rules.js"], weight = floats(given.weight);
+  const vectors = { q: wide(given.q, m), k: wide(given.k, n), g: wide(given.g, m), weight };
+  const found = lane(name, subject({ ...vectors, m, n, d, heads, stride }));
+  const signs = Object.fromEntries(Object.keys(found.rows[0]).map((sign) => [sign, found.rows.map((row) => row[sign])]));
+  const { logits, query } = found.statistics;
+  return { ...signs, weights: [...found.weights].map((one) => one * found.factor),
+    "gradient at logits": [...found.gradients.logits], "gradient at query": [...found.gradients.query],
+    "median at logits": logits.median, "median at query": query.median, "rms at logits": logits.rms, "rms at query": query.rms };
+}"""
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_page_computes_what_the_library_does(maths, rule, shape):
+    m, n, d = shape
+    given = drawn(m, n, d)
+    if rule == "fp16":  # products that are exact, so that every way rounds the same number
+        given = given | {name: (given[name] * 16).round() / 16 for name in ("q", "k")}
+    exact, plain = (by_library(rule, given, dtype) for dtype in (torch.float64, torch.float32))
+    arrays = {name: base64.b64encode(tensor.numpy().tobytes()).decode() for name, tensor in given.items()}
+    arguments = arrays | {"m": m, "n": n, "d": d, "heads": HEADS}
+    found = maths(IN_PAGE, [rule, arguments])
+    # a logit is a float32 number: what rounding the largest one moves
+    room = EPS * exact["peak"].abs().max().item()
+    for name, truth in exact.items():
+        ours = torch.tensor(found[name], dtype=torch.float32).reshape(truth.shape)
+        size = max(1.0, truth[truth.isfinite()].abs().max().item())
+        assert_within(f"{rule} {shape} {name}", ours, truth, plain[name], room * size)
+
+
+def test_the_draws_are_the_same(maths):
+    for what in STREAMS:
+        for seed in (0, 7):
+            call = "([what, seed]) => [...needed['page/maths/random.js'].normalTable(what, seed)(3, 1024)]"
+            ours = torch.tensor(maths(call, [what, seed]), dtype=torch.float64).reshape(3, 1024)
+            theirs = normal(what, 3, 1024, seed).double()
+            # both compute in float64; the last bit of a logarithm or a cosine may turn the rounding to float32
+            assert ((ours - theirs).abs() <= EPS * theirs.abs()).all()
+            assert (ours != theirs).double().mean() < 0.001
+
+
+def test_a_table_that_grows_keeps_its_numbers(maths):
+    grown = """() => { const table = needed["page/maths/random.js"].normalTable("key", 3); table(2, 5); table(4, 3);
+      const all = table(4, 7); return Array.from({ length: 4 }, (_, i) => [...all.slice(1024 * i, 1024 * i + 7)]); }"""
+    whole = """() => { const all = needed["page/maths/random.js"].normalTable("key", 3)(4, 7);
+      return Array.from({ length: 4 }, (_, i) => [...all.slice(1024 * i, 1024 * i + 7)]); }"""
+    assert maths(grown) == maths(whole)
+
+
+def test_half_precision_rounds_as_torch_does(maths):
+    exact = [
+        0.0,
+        1.0,
+        2049.0,
+        2051.0,
+        65504.0,
+        65519.0,
+        65520.0,
+        1e9,
+        6e-8,
+        2.9e-8,
+        3e-5,
+        6.1e-5,
+        0.1,
+        -1 / 3,
+        1023.75,
+        4095.9,
+    ]
+    scattered = (normal("key", 4, 512) * torch.tensor([[1e-6], [1.0], [300.0], [3e4]])).flatten().double().tolist()
+    found = maths("(all) => all.map((one) => String(needed['page/maths/softmax.js'].half(one)))", exact + scattered)
+    expected = torch.tensor(exact + scattered, dtype=torch.float64).half().double()
+    assert torch.equal(
+        torch.tensor([float(one.replace("Infinity", "inf")) for one in found], dtype=torch.float64), expected
+    )
+
+
+def test_the_threshold_is_the_labs(maths):
+    for n in (2, 16, 1024):
+        assert maths("(n) => needed['page/maths/signs.js'].criticalSpread(n)", n) == in_float64(theory.critical_std(n))
+
+
+def test_every_rule_of_the_page_is_one_of_the_library_or_named_here(maths):
+    names = maths("() => Object.keys(needed['page/maths/rules.js'].BENCH_RULES)")
+    assert sorted(names) == sorted(RULES)
+    assert set(names) - set(attemper.RULES) == {"after", "fp16", "additive", "cosine"}
+    for name in set(names) & set(attemper.RULES):
+        scale = attemper.rule(name).scale(head_dim=48, heads=HEADS)
+        call = "(name) => needed['page/maths/rules.js'].BENCH_RULES[name].scale({ d: 48, heads: 8 })"
+        assert maths(call, name) == in_float64(scale)

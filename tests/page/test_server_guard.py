@@ -1,0 +1,206 @@
+"""The guard denies: every route of the app, taken from the app itself, under every request that must not pass."""
+
+import json
+import secrets
+import socket
+
+import pytest
+
+from attemper import errors
+from attemper.page.server import guard
+from attemper.page.server.app import make
+from attemper.page.server.serve import bind
+from page.served import serving
+
+PATHS = {"name": "page/page.css", "run": "0" * 16}
+BODIES = {"/heads": {"text": "a"}, "/heads/logits": {"text": "a", "layer": 0, "head": 0},
+          "/flow": {"text": "a", "layer": 0, "head": 0}, "/runs": {"rules": ["none"], "steps": 15}}  # fmt: skip
+ROUTES = [
+    (method, route.path_format, route.path_format.format(**PATHS))
+    for route in make(["127.0.0.1:1"], "t").inner.routes
+    for method in sorted(route.methods)
+]
+
+
+def ask(live, route, **headers):
+    method, template, path = route
+    return live.ask(method, path, BODIES.get(template), **headers)
+
+
+def secured(headers):
+    assert {name: headers.get(name) for name in guard.HEADERS} == guard.HEADERS
+    assert not any(name.startswith("access-control-") for name in headers)
+    assert "server" not in headers
+
+
+def refused(answer, status=403):
+    code, headers, content = answer
+    assert code == status, (code, content)
+    secured(headers)
+    assert set(json.loads(content)) == {"error"}
+    assert "set-cookie" not in headers
+
+
+def test_the_matrix_has_every_route():
+    assert {path for _, path, _ in ROUTES} == {
+        "/", "/modules/{name}", "/about", "/data", "/heads", "/heads/logits", "/flow", "/runs", "/runs/{run}/events",
+        "/runs/{run}", "/record/events",
+    }  # fmt: skip
+    assert all(type(route).__name__ == "APIRoute" for route in make(["127.0.0.1:1"], "t").inner.routes)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route[0]} {route[1]}")
+def test_every_route_denies(live, route):
+    port = live.port
+    wrong = [
+        *("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", f"localhost.evil.example:{port}"),
+        *(
+            f"127.0.0.1:{port}@evil.example",
+            f"localhost.:{port}",
+            "127.0.0.1",
+            "localhost",
+            f"127.0.0.1:{port + 1}",
+            "",
+        ),
+        *(f"[::1]:{port}", f"LOCALHOST:{port}", f"127.1:{port}", f"0.0.0.0:{port}", f"2130706433:{port}"),
+    ]
+    for host in wrong:
+        refused(ask(live, route, Host=host), 421)
+    for origin in ("https://evil.example", "null", f"http://127.0.0.1:{port + 1}", f"https://{live.host}", "",
+                   f"http://{live.host}.evil.example", f"http://evil.example:{port}", f"http://localhost:{port}"):  # fmt: skip
+        refused(ask(live, route, Origin=origin))
+    for site in ("cross-site", "same-site", "anything"):
+        refused(ask(live, route, Sec_Fetch_Site=site))
+    refused(ask(live, route, token=False))
+    for given in ("", "x", live.token[:-1], live.token + "x", live.token.swapcase(), secrets.token_urlsafe(32)):
+        refused(ask(live, route, Authorization=f"Bearer {given}"))
+        refused(ask(live, route, token=False, Cookie=f"attemper-{port}={given}"))
+    refused(ask(live, route, token=False, Cookie=f"attemper-{port + 1}={live.token}; other={live.token}"))
+    for method in ("OPTIONS", "HEAD", "PUT", "PATCH", "TRACE", "BREW"):
+        code, headers, _ = live.ask(method, route[2])
+        assert code == 405
+        secured(headers)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route[0]} {route[1]}")
+def test_every_route_answers_its_own_page(live, route):
+    """With the token, the right Host and Origin: whatever the answer is, it comes from the route and not from the guard."""
+    if route[1].endswith("events"):
+        expected = {404}  # no such run, no record
+    else:
+        expected = {200} if route[0] != "DELETE" else {404}
+        expected |= {201, 409} if route[1] == "/runs" else set()
+    for headers in ({"Origin": f"http://{live.host}"}, {"Sec_Fetch_Site": "same-origin"}, {}):
+        code, answered, _ = ask(live, route, **headers)
+        assert code in expected
+        secured(answered)
+    code, _, _ = ask(live, route, token=False, Cookie=f"a=b; attemper-{live.port}={live.token}")
+    assert code in expected
+
+
+def test_two_hosts_are_none(live):
+    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as client:
+        client.sendall(
+            f"GET / HTTP/1.1\r\nHost: {live.host}\r\nHost: evil.example\r\nAuthorization: Bearer {live.token}\r\n\r\n".encode()
+        )
+        assert b" 4" in client.recv(4096).split(b"\r\n")[0]
+
+
+def test_no_host_is_none(live):
+    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as client:
+        client.sendall(f"GET / HTTP/1.0\r\nAuthorization: Bearer {live.token}\r\n\r\n".encode())
+        assert client.recv(4096).split(b"\r\n")[0].split()[1] in (b"400", b"421")
+
+
+def test_the_token_becomes_a_cookie(live):
+    code, headers, content = live.ask("GET", f"/?token={live.token}", token=False, Sec_Fetch_Site="none")
+    assert (code, headers["location"], content) == (303, "/", b"")
+    cookie, *attributes = headers["set-cookie"].split("; ")
+    assert cookie == f"attemper-{live.port}={live.token}"
+    assert set(attributes) == {"Path=/", "HttpOnly", "SameSite=Strict"}
+    secured(headers)
+    code, headers, page = live.ask("GET", "/", token=False, Cookie=cookie)
+    assert code == 200
+    assert live.token.encode() not in page
+    assert live.token not in str(headers)
+
+
+def test_a_wrong_token_opens_nothing(live):
+    for query in ("token=x", f"token={live.token}x", f"token={live.token}&token={live.token}", f"TOKEN={live.token}",
+                  "next=//evil.example", f"a=1&b=2&c=3&d=4&e=5&token={live.token}", "token=" + "a" * 2000):  # fmt: skip
+        refused(live.ask("GET", f"/?{query}"), 403)
+    refused(live.ask("GET", f"/?token={live.token}", Sec_Fetch_Site="cross-site"))
+    refused(live.ask("GET", f"/?token={live.token}", Origin="https://evil.example"))
+    refused(live.ask("POST", f"/?token={live.token}", {}), 405)
+    refused(live.ask("GET", f"/data?token={live.token}"), 400)
+    refused(live.ask("GET", f"/data?token={live.token}", token=False))
+
+
+def test_every_run_has_its_own_token():
+    first, second = bind(), bind()
+    try:
+        assert first.token != second.token
+        assert len(first.token) >= 43
+    finally:
+        first.socket.close()
+        second.socket.close()
+
+
+def test_no_websocket(live):
+    code, headers, _ = live.ask(
+        "GET", "/data", Connection="Upgrade", Upgrade="websocket", Sec_WebSocket_Key="x", Sec_WebSocket_Version="13"
+    )
+    assert code != 101
+    secured(headers)
+    closed = []
+
+    async def asked():
+        return {"type": "websocket.connect"}
+
+    async def sent(message):
+        closed.append(message)
+
+    guarded = make(["127.0.0.1:1"], "t").guarded(
+        {"type": "websocket", "headers": [(b"host", b"127.0.0.1:1")], "path": "/"}, asked, sent
+    )
+    with pytest.raises(StopIteration):
+        guarded.send(None)
+    assert closed == [{"type": "websocket.close", "code": 1008}]
+
+
+def test_it_listens_on_loopback_alone(live):
+    assert live.bound.socket.getsockname()[0] == "127.0.0.1"
+    for host in ("0.0.0.0", "::"):
+        with pytest.raises(errors.InputError, match="every address"):
+            bind(host)
+        with pytest.raises(errors.InputError, match="every address"):
+            bind(host, allow_remote=True)
+    with pytest.raises(errors.InputError, match="Add --allow-remote"):
+        bind("192.0.2.1")
+    with pytest.raises(errors.InputError, match="an address of this machine"):
+        bind("evil.example")
+    with pytest.raises(errors.InputError, match="Choose another --port"):
+        bind(port=live.port)
+
+
+def test_a_failure_says_nothing_of_this_machine(live):
+    code, headers, content = live.ask("POST", "/heads", {"text": "fails"})
+    assert code == 500
+    secured(headers)
+    assert b"secret" not in content
+    assert b"/" not in content
+
+
+def test_a_failure_of_the_server_itself_is_secured_too(capfd):
+    with serving() as live:
+        live.server.served.inner.router.routes.clear()
+
+        async def broken(scope, receive, send):
+            raise RuntimeError("a secret: /etc/passwd")
+
+        live.server.served.guarded.app = broken
+        code, headers, content = live.ask("GET", "/data")
+        assert code == 500
+        secured(headers)
+        assert b"secret" not in content
+    assert "a secret" in capfd.readouterr().err  # for whoever runs it

@@ -1,0 +1,219 @@
+"""Many clients, slow ones, ones that leave, and a computation that does not end: answers go on, and memory stays where it was."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from attemper.page.server import limits
+from page.served import serving
+
+
+def resident():
+    """Bytes of memory that this process, in which the server runs, occupies."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def begin(live, steps=600):
+    code, _, content = live.ask("POST", "/runs", {"rules": ["none"], "steps": steps})
+    assert code == 201, content
+    return json.loads(content)["id"]
+
+
+def stream(live, path):
+    client = socket.create_connection(("127.0.0.1", live.port), timeout=10)
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: Bearer {live.token}\r\n\r\n".encode())
+    return client
+
+
+def read_events(client, until, most=10.0):
+    found, end = b"", time.monotonic() + most
+    while until not in found and time.monotonic() < end:
+        if not (part := client.recv(65536)):
+            break
+        found += part
+    return found
+
+
+def test_fifty_at_once(live):
+    def one(number):
+        return live.ask("POST", "/heads", {"text": f"text {number}"}, timeout=60)
+
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(one, range(50)))
+    codes = [code for code, _, _ in answers]
+    assert set(codes) <= {200, 503}
+    assert codes.count(200) >= limits.WAITING
+    for number, (code, headers, content) in enumerate(answers):
+        if code == 200:
+            assert json.loads(content) == {"text": f"text {number}"}
+        else:
+            assert "waiting" in json.loads(content)["error"]
+            assert headers["retry-after"]
+    with ThreadPoolExecutor(50) as pool:  # what is not heavy is answered to all
+        assert {code for code, _, _ in pool.map(lambda _: live.ask("GET", "/data"), range(50))} == {200}
+
+
+def test_a_computation_that_does_not_end_is_ended(live, monkeypatch):
+    monkeypatch.setattr(limits, "COMPUTING", 0.5)
+    began = time.monotonic()
+    code, _, content = live.ask("POST", "/heads", {"text": "endless"})
+    assert code == 504
+    assert "0 s and was stopped" in json.loads(content)["error"]
+    assert time.monotonic() - began < 5
+    assert live.ask("POST", "/heads", {"text": "next"}, timeout=20)[0] == 200
+
+
+def test_a_queue_says_so(live, monkeypatch):
+    monkeypatch.setattr(limits, "PATIENCE", 0.1)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(live.ask, "POST", "/heads", {"text": "slow"})
+        time.sleep(0.05)
+        code, _, content = live.ask("POST", "/heads", {"text": "after it"})
+        assert code == 503
+        assert "waited" in json.loads(content)["error"]
+        assert first.result()[0] == 200
+
+
+def test_a_worker_that_dies_is_begun_again(live):
+    code, _, content = live.ask("POST", "/heads", {"text": "dies"})
+    assert code == 503
+    assert "Try again" in json.loads(content)["error"]
+    assert live.ask("POST", "/heads", {"text": "next"}, timeout=20)[0] == 200
+
+
+def test_a_run_streams_is_cancelled_and_yields_to_others(live):
+    run = begin(live)
+    with contextlib.closing(stream(live, f"/runs/{run}/events")) as client:
+        assert b"event: row" in read_events(client, b"event: row")
+        assert live.ask("POST", "/heads", {"text": "meanwhile"})[0] == 200
+        code, _, content = live.ask("POST", "/runs", {"rules": ["none"]})
+        assert code == 409
+        assert "one trains at a time" in json.loads(content)["error"]
+        began = time.monotonic()
+        assert live.ask("DELETE", f"/runs/{run}")[0] == 204
+        assert time.monotonic() - began < 1
+        assert b"event: cancelled" in read_events(client, b"event: cancelled")
+    again = begin(live, steps=15)
+    with contextlib.closing(stream(live, f"/runs/{again}/events")) as client:
+        found = read_events(client, b"event: ended")
+    assert found.count(b"event: row") == 16
+    assert b"event: ended" in found
+    assert live.ask("DELETE", f"/runs/{again}")[0] == 204  # it is over, and stays
+
+
+def test_slow_clients_do_not_hold_the_server(monkeypatch):
+    monkeypatch.setattr(limits, "ARRIVAL", 1.0)
+    with serving() as live:
+        clients = [socket.create_connection(("127.0.0.1", live.port), timeout=10) for _ in range(100)]
+        stop = threading.Event()
+
+        def drip():
+            while not stop.wait(0.1):
+                for client in clients:
+                    with contextlib.suppress(OSError):
+                        client.sendall(b"G" if client is clients[0] else b"GET / HTTP/1.1\r\nX: ")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        assert live.ask("GET", "/data")[0] == 200
+        slow = stream(live, "/data")
+        slow.sendall(b"")
+        body = socket.create_connection(("127.0.0.1", live.port), timeout=10)
+        body.sendall(f"POST /heads HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: Bearer {live.token}\r\n"
+                     "Content-Type: application/json\r\nContent-Length: 20\r\n\r\n{".encode())  # fmt: skip
+        assert b" 408 " in body.recv(4096).split(b"\r\n")[0]
+        time.sleep(1.0)
+        stop.set()
+        dripping.join()
+        assert len(live.server.server_state.connections) < 10  # the others were closed
+        assert live.ask("GET", "/data")[0] == 200
+        for client in (*clients, slow, body):
+            client.close()
+
+
+def abandon(live, run, number):
+    before = 0
+    for turn in range(number):
+        client = stream(live, f"/runs/{run}/events")
+        client.recv(1024)
+        client.close()
+        if turn == number // 4:
+            before = resident()
+    return before
+
+
+@pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.exhaustive)])
+def test_abandoned_streams_cost_nothing(number):
+    with serving() as live:
+        run = begin(live)
+        before = abandon(live, run, number)
+        held = [stream(live, f"/runs/{run}/events") for _ in range(limits.STREAMS + 20)]
+        for client in held:
+            client.recv(1024)
+        assert len(live.server.served.streams) <= limits.STREAMS
+        for client in held:
+            client.close()
+        assert live.ask("GET", "/data")[0] == 200
+        time.sleep(0.3)
+        assert len(live.server.served.streams) == 0
+        assert resident() - before < 16 * 2**20
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)])
+def test_a_signal_ends_it_in_time_also_during_a_run(number):
+    """The command itself, with its real worker, while a run trains and a browser listens."""
+    command = [sys.executable, "-m", "attemper", "serve", "--no-browser"]
+
+    def as_in_a_terminal():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+
+    with contextlib.ExitStack() as stack:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=as_in_a_terminal)
+        stack.callback(process.communicate)
+        stack.callback(process.kill)
+        address = process.stdout.readline().decode().strip()
+        host, token = address.removeprefix("http://").split("/?token=")
+
+        class Live:
+            port = int(host.rpartition(":")[2])
+
+        from page.served import Running
+
+        live = Live()
+        live.host, live.token = host, token
+        code, _, content = Running.ask(live, "POST", "/runs", {"rules": ["none"], "steps": 600, "d": 256}, timeout=30)
+        assert code == 201
+        with contextlib.closing(stream(live, f"/runs/{json.loads(content)['id']}/events")) as client:
+            client.settimeout(60)
+            assert b"event: row" in read_events(client, b"event: row", 60)
+            workers = children(process.pid)
+            began = time.monotonic()
+            process.send_signal(number)
+            code = process.wait(10)
+            took = time.monotonic() - began
+        assert took < 2
+        assert code == (0 if number == signal.SIGINT else 143)
+        assert process.stderr.read().decode().endswith("Stopped.\n")
+        assert workers
+        time.sleep(0.1)
+        assert not any(Path(f"/proc/{worker}/stat").exists() for worker in workers)
+
+
+def children(parent):
+    found = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if place.read_text().rpartition(")")[2].split()[1] == str(parent):
+                found.append(place.parent.name)
+    return found

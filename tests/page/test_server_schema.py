@@ -1,0 +1,41 @@
+"""schemathesis reads the OpenAPI schema of the app, and asks what it allows and what it does not: no answer may be a failure."""
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the page's server was not tested: fastapi is not installed")
+schemathesis = pytest.importorskip("schemathesis", reason="the schema was not tried: schemathesis is not installed")
+
+from hypothesis import HealthCheck, settings  # noqa: E402
+from schemathesis import checks  # noqa: E402
+
+from attemper.page.server.app import make  # noqa: E402
+
+OPENAPI = make(["127.0.0.1:1"], "t").inner.openapi()
+schema = schemathesis.openapi.from_dict(OPENAPI).include(
+    path_regex="^/(?!.*events$)"
+)  # streams do not end by themselves
+
+
+@schema.parametrize()
+@settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+def test_what_the_schema_allows_and_what_not(live, case):
+    answer = case.call(base_url=f"http://{live.host}", headers={"Authorization": f"Bearer {live.token}"}, timeout=10)
+    case.validate_response(
+        answer, checks=[checks.not_a_server_error, checks.status_code_conformance, checks.content_type_conformance]
+    )
+    assert "content-security-policy" in answer.headers
+
+
+def test_the_schema_has_bounds():
+    bodies = OPENAPI["components"]["schemas"]
+    for name in ("Sentence", "HeadOfSentence", "RunSettings"):
+        assert bodies[name]["additionalProperties"] is False
+        for key, about in bodies[name]["properties"].items():
+            limits = {
+                "string": {"maxLength"},
+                "integer": {"minimum", "maximum"},
+                "number": {"minimum", "maximum"},
+                "array": {"maxItems"},
+            }
+            upper = limits[about["type"]] if "exclusiveMaximum" not in about else {"minimum", "exclusiveMaximum"}
+            assert upper <= set(about), (name, key)
