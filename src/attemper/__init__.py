@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .vitals import Vitals as Vitals
     from .vitals import merge as merge
     from .watch import Record as Record
+    from .watch import instrument as instrument
     from .watch import watch as watch
 
 __version__ = "0.1.0"
@@ -61,6 +62,7 @@ _HOMES = {
     "errors": "errors",
     "explain": "explain",
     "health": "health",
+    "instrument": "watch",
     "kernels": "kernels",
     "measure": "attention",
     "merge": "vitals",

@@ -114,7 +114,13 @@ def watch(
         check_path("watch", file, (".jsonl",))
         journal = Journal(file)
     inner = None if optimizer is None else with_hooks(optimizer)
-    return Watch(model, every, inner, gradients, journal, names, kernel, replace, start, passes, keep, full, examiners)
+    kind = Watch
+    if not (gradients or full or examiners):  # those need the ops, which a compiled graph hides
+        from .compiled.reading import watch_of
+
+        kind = watch_of(model, replace)
+    replace = replace and kind is Watch
+    return kind(model, every, inner, gradients, journal, names, kernel, replace, start, passes, keep, full, examiners)
 
 
 class Watch:
