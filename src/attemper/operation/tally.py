@@ -60,7 +60,7 @@ class CallDescription(NamedTuple):
     softcap: float | None
     dropout: float
     masked: bool
-    shape: tuple[int, ...] = ()  # (B, H, Lq)
+    shape: tuple[int, ...]  # (B, H, Lq)
 
 
 DESCRIPTIONS: list[CallDescription] = []
@@ -80,10 +80,11 @@ torch.library.define(
 def _tally(tally: Tensor, *args: Any) -> None:
     if _current_graph_task_id() != -1:
         return  # a checkpoint, computed again in a backward
+    _check(tally, args[0])
     signs, low, keep, grade = args[: len(SIGNS)], *args[len(SIGNS) : len(SIGNS) + 3]
     vitals = Vitals(**dict(zip(SIGNS, signs, strict=True)))._with_low(low)
     heads = vitals.lse.shape[1]
-    call = CallDescription(*args[len(SIGNS) + 3 :], shape=tuple(vitals.lse.shape))
+    call = CallDescription(*args[len(SIGNS) + 3 :], tuple(vitals.lse.shape))
     kind = call.kind or kind_by_lengths(call.shape[2], call.keys)
     number = _NUMBERS.setdefault(call, len(DESCRIPTIONS))
     if number == len(DESCRIPTIONS):
@@ -105,15 +106,19 @@ def _tally(tally: Tensor, *args: Any) -> None:
 
 @torch.library.register_fake("attemper::tally")
 def _fake_tally(tally: Tensor, *args: Any) -> None:
-    heads = args[0].shape[1]
+    _check(tally, args[0])
+
+
+def _check(tally: Tensor, sign: Tensor) -> None:
+    heads = sign.shape[1]
     if heads > tally.shape[2]:
         raise InputError(
             f"instrument(): a module was found to have {tally.shape[2]} heads, but attends with {heads}. Set its attribute "
             f"`num_heads` to {heads} before attemper.instrument(model)."
         )
-    if tally.device != args[0].device:
+    if tally.device != sign.device:
         raise InputError(
-            f"instrument(): the model was on {tally.device} then, and attends on {args[0].device} now. Call "
+            f"instrument(): the model was on {tally.device} then, and attends on {sign.device} now. Call "
             "attemper.instrument(model) again after model.to(…)."
         )
 
@@ -143,8 +148,10 @@ def attend_and_tally(
         output, vitals = _measured(problem, kernel)
     else:
         output, vitals = run(problem, SIGNS, kernel)
-    _add(problem, vitals, target)
-    return output, Vitals(**{name: getattr(vitals, name) for name in names})._with_low(vitals._lse_low)
+    low = vitals._lse_low
+    low = torch.zeros_like(vitals.lse) if low is None else low
+    _add(problem, vitals, low, target)
+    return output, Vitals(**{name: getattr(vitals, name) for name in names})._with_low(low)
 
 
 def _measured(problem: Problem, kernel: str) -> tuple[Tensor, Vitals]:
@@ -157,20 +164,18 @@ def _measured(problem: Problem, kernel: str) -> tuple[Tensor, Vitals]:
     return results.output, ops._vitals_of(results, SIGNS)
 
 
-def _add(problem: Problem, vitals: Vitals, target: TallyTarget) -> None:
+def _add(problem: Problem, vitals: Vitals, low: Tensor, target: TallyTarget) -> None:
     query, key, mask = problem.query, problem.key, problem.mask
     queries, keys = query.shape[2], key.shape[2]
     keep = None
     if mask is not None and target.kind != "cross" and queries == keys and mask.shape[-1] == keys:
         keep = kept_by_mask(mask.detach())
     signs = [getattr(vitals, name).detach() for name in SIGNS]
-    low = vitals._lse_low
-    low = torch.zeros_like(signs[SIGNS.index("lse")]) if low is None else low.detach()
     grade = (1 + target.training) * is_recording()
     torch.ops.attemper.tally(
         target.tally,
         *signs,
-        low,
+        low.detach(),
         keep,
         grade,
         target.route,

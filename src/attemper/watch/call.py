@@ -138,6 +138,14 @@ Summary = HeadSummary | UnfoldedRows | None
 """What is known of a call's heads: their sums, the rows that will be summed, or nothing."""
 
 
+FOLLOWS = (
+    "it follows torch's scaled_dot_product_attention, nn.MultiheadAttention and nn.TransformerEncoderLayer, the Hugging Face "
+    "attention interface, and attention written by hand as product, softmax, product. For other attention, call "
+    "attemper.measure(query, key) inside the model"
+)
+"""What a watch follows, for the error."""
+
+
 class NoAttentionCall(InputError):
     """A watched model was called, and no attention call was found in it."""
 

@@ -21,7 +21,7 @@ from .attach.dynamo import COMPILED, in_compiled, is_compiled
 from .attach.gradients import NO_GRADIENTS
 from .attach.names import named_modules
 from .attach.running import running
-from .call import AttentionCall, Examiner, NoAttentionCall, Summary
+from .call import FOLLOWS, AttentionCall, Examiner, NoAttentionCall, Summary
 from .options import check_model, check_options, with_hooks
 from .passes import LEFT_OUT, ONLY_OTHERS, UNFINISHED, Passes
 from .record.entry import Entry, StepAccumulator, to_host
@@ -31,12 +31,6 @@ from .record.record import Record
 from .record.store import check_path, to_path
 from .routes.handwritten.layout import all_heads
 from .routes.replace import Replacement, attend_with
-
-FOLLOWS = (
-    "it follows torch's scaled_dot_product_attention, nn.MultiheadAttention and nn.TransformerEncoderLayer, the Hugging Face "
-    "attention interface, and attention written by hand as product, softmax, product. For other attention, call "
-    "attemper.measure(query, key) inside the model"
-)
 
 KEPT = 100  # steps that are held in memory if a file has all
 
@@ -114,13 +108,11 @@ def watch(
         check_path("watch", file, (".jsonl",))
         journal = Journal(file)
     inner = None if optimizer is None else with_hooks(optimizer)
-    kind = Watch
-    if not (gradients or full or examiners):  # those need the ops, which a compiled graph hides
-        from .compiled.reading import watch_of
+    from .compiled.reading import class_of_watch  # it is a subclass of what is below
 
-        kind = watch_of(model, replace)
-    replace = replace and kind is Watch
-    return kind(model, every, inner, gradients, journal, names, kernel, replace, start, passes, keep, full, examiners)
+    made = class_of_watch(model, replace, by_ops=gradients or full or bool(examiners))
+    replace = replace and made is Watch
+    return made(model, every, inner, gradients, journal, names, kernel, replace, start, passes, keep, full, examiners)
 
 
 class Watch:

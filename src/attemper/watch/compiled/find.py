@@ -33,7 +33,7 @@ def way_of(module: nn.Module) -> str | None:
 
 
 @cache
-def _way_of_class(cls: type[nn.Module]) -> str | None:
+def _way_of_class(cls: Any) -> str | None:
     ways = set()
     for function in _functions(cls):
         for code in _codes(function.__code__):

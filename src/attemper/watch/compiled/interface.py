@@ -26,7 +26,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention on attemper's kernels, with its vitals added to the tally of the module, if it has one."""
     key, value, asked = read_arguments(module, query, key, value, attention_mask, dropout, scaling, options)
-    known = {"implementation": REPLACED, "declared": scaling, "window": options.get("sliding_window")}
+    known: dict[str, Any] = {"implementation": REPLACED, "declared": scaling, "window": options.get("sliding_window")}
     target = target_of(module, "replaced", **known)
     if target is None:
         output = attention(query, key, value, signs=(), **asked).output

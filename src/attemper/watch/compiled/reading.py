@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...heads import COLUMNS, HeadSummary
+from ...operation.listen import TALLY
 from ...operation.tally import CALLS, DESCRIPTIONS, GRADES, KINDS, NUMBER, PEAK, CallDescription, kind_by_lengths
 from ...vitals import Vitals
 from ..attach.dynamo import is_compiled
@@ -29,14 +30,19 @@ OPEN: weakref.WeakSet[TallyWatch] = weakref.WeakSet()
 """The watches that are open. A tally has one reader, who empties it."""
 
 
-def watch_of(model: nn.Module, replace: bool) -> type[Watch]:
-    """The class of a model's watch. With `replace`, a compiled model is instrumented, and stays so."""
-    has_tallies = bool(tallies(model))
-    if replace and not has_tallies and any(map(is_compiled, named_modules(model))):
-        if "interface" in map(way_of, named_modules(model)):
-            instrument(model)
-            has_tallies = True
-    return TallyWatch if has_tallies else Watch
+def class_of_watch(model: nn.Module, replace: bool, by_ops: bool) -> type[Watch]:
+    """The class of a model's watch. With `replace`, a compiled model is instrumented, and stays so.
+
+    `by_ops`: the watch needs the ops of the model, which a compiled graph hides.
+    """
+    if by_ops:
+        return Watch
+    modules = named_modules(model)
+    found = any(TALLY in module.__dict__ for module in modules)
+    if replace and not found and any(map(is_compiled, modules)) and "interface" in map(way_of, modules):
+        instrument(model)
+        found = True
+    return TallyWatch if found else Watch
 
 
 class TallyWatch(Watch):
@@ -50,10 +56,16 @@ class TallyWatch(Watch):
                 "watch(): another watch of this instrumented model is open, and a tally has one reader. Close that one first, "
                 "or use its record."
             )
-        self._is_read = True
+        self._empty()
         super().__enter__()
         OPEN.add(self)
         return self
+
+    def step(self) -> None:
+        """End the current step, and measure the next one if it is due."""
+        if self._open:
+            self._read()
+        super().step()
 
     def rows(self, keep: Tensor | None) -> None:
         raise InputError(
@@ -62,8 +74,8 @@ class TallyWatch(Watch):
         )
 
     def _attach(self) -> None:
-        self._measuring = True
         self._empty()
+        self._measuring = True
         if self._ranks is not None:
             self._ranks.attach()
 
@@ -93,9 +105,8 @@ class TallyWatch(Watch):
         self._is_read = False
 
     def _read(self) -> None:
-        """Take over what the calls of this step added, unless that was done."""
-        if self._is_read:
-            self._count_unmeasured()
+        """Take over what the calls of a measured step added, unless that was done."""
+        if not self._measuring or self._is_read:
             return
         self._is_read = True
         for name, tally in _on_host(self._tallies).items():
@@ -106,10 +117,10 @@ class TallyWatch(Watch):
             for kind, slots in zip(KINDS, tally, strict=True):
                 self._take(name, kind, [slots[grade] for grade in sorted(grades) if slots[grade, 0, CALLS]])
 
-    def _count_unmeasured(self) -> None:
-        """Whether the model ran at all, for a watch that measured no step."""
-        if not self._passes.begun and not self._measuring:
+    def _check_end(self, was_measuring: bool) -> None:
+        if not self._passes.begun:  # no step was measured: did the model run at all?
             self._passes.begun = max((int(t[..., 0, CALLS].sum()) for t in _on_host(self._tallies).values()), default=0)
+        super()._check_end(was_measuring)
 
     def _take(self, name: str, kind: str, slots: list[Tensor]) -> None:
         """Add the calls of a layer and kind to the step; of each grade that counts there is one slot."""

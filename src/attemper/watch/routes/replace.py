@@ -127,7 +127,7 @@ def attend_with(
         if measures:
             frames = tuple(running.frames)
             kind = kind_of(frames, query, key, (query.shape[2], key.shape[2]))
-            declared = {"declared": scaling, "window": options.get("sliding_window")}
+            declared: dict[str, Any] = {"declared": scaling, "window": options.get("sliding_window")}
             facts = Facts.of("replaced", kind, query, key, implementation=NAME, **asked, **declared)
             measured = {name: asked[name] for name in ("mask", "causal", "scale", "softcap")}
             call = AttentionCall(facts, frames, query, key, **measured)
