@@ -1,16 +1,19 @@
 """Random calls of every kernel against a second definition, written here from the formulas; it shares no code with the package.
 
     python scripts/fuzz_anew.py --cases 5000 --seed 0
+    python scripts/fuzz_anew.py --cases 2000 --device cuda --jobs 14
 
 `scripts/fuzz.py` compares with `kernels/reference.py`; a mistake there, or in the checks before it, would pass. Here attention is
 a loop over heads, bands are made entry by entry, and PyTorch differentiates. In float64 it is exact; in float32 it
 shows how much error is usual; for half precision torch's math backend does, where it knows the call. A value fails when its error
 exceeds FACTOR times the usual one (1.5 beside the math backend) plus what rounding every term of its sums explains (`terms`).
-Each case is drawn from its number: `--seed N --cases 1` runs one again.
+Each case is drawn from its number: `--seed N --cases 1` runs one again. On a GPU the choices that a kernel is compiled for are
+the same for ALIKE cases in a row, which differ in lengths, layouts, numbers and masks.
 """
 
 import argparse
 import math
+import multiprocessing
 import random
 import sys
 import time
@@ -22,11 +25,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import attemper
-from attemper.kernels.cpu import native
 
 FACTOR, MATH_FACTOR = 3.0, 1.5
 SIGNS = ("visible", "mean", "variance", "peak", "lse", "entropy", "p2")
 HIDES = -1e4
+ALIKE = 40
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, mask: Tensor | None, case: dict) -> dict[str, Tensor]:
@@ -99,16 +102,18 @@ def one_head(z: Tensor, v: Tensor, usable: Tensor, counted: Tensor) -> dict[str,
     }
 
 
-def draw(seed: int) -> dict:
-    rng = random.Random(f"anew {seed}")
+def draw(seed: int, device: str) -> dict:
     torch.manual_seed(seed)
-    dtype = rng.choice([torch.float64, torch.float32, torch.float32, torch.bfloat16, torch.bfloat16, torch.float16])
+    rng = random.Random(f"anew {seed}")
+    kind = random.Random(f"kind {seed if device == 'cpu' else seed // ALIKE}")  # what a kernel is compiled for
+    wide = [torch.float64] if device == "cpu" else []
+    dtype = kind.choice([*wide, torch.float32, torch.float32, torch.bfloat16, torch.bfloat16, torch.float16])
     rows, keys = rng.choice(
         [(5, 5), (33, 33), (1, 70), (8, 300), (9, 300), (70, 20), (130, 130), (3, 1100), (17, 600), (40, 1)]
     )
     rows, keys = max(1, rows - rng.randrange(4)), max(1, keys - rng.randrange(9))
     groups, repeat, batch = rng.choice([1, 2]), rng.choice([1, 1, 3]), rng.choice([1, 2])
-    dim, value_dim = rng.choice([1, 5, 16, 32, 60, 64, 128]), rng.choice([1, 7, 16, 32, 64, 96])
+    dim, value_dim = kind.choice([1, 5, 16, 32, 60, 64, 128]), kind.choice([1, 7, 16, 32, 64, 96])
     heads = groups * repeat
     common = rng.choice(
         [0.0, 0.0, 3.0]
@@ -121,27 +126,29 @@ def draw(seed: int) -> dict:
     v = torch.randn(batch, groups, keys, value_dim, dtype=torch.float64) + common * torch.randn(
         value_dim, dtype=torch.float64
     )
+    windowed, scaled, masked = kind.random() < 0.33, kind.random() < 0.35, kind.choice([None, None, "hides", "adds"])
     case = {
         "seed": seed,
+        "device": device,
         "tensors": [laid_out(rng, t.to(dtype)) for t in (q, k, v)],
-        "causal": rng.choice([False, False, True, "lower_right"]),
-        "window": rng.choice([None, None, rng.randint(1, keys + 2)]),
-        "softcap": rng.choice([None, None, None, 3.0, 30.0]),
+        "causal": kind.choice([False, False, True, "lower_right"]),
+        "window": rng.randint(1, keys + 2) if windowed else None,
+        "softcap": kind.choice([None, None, None, 3.0, 30.0]),
         "scale": None,
         "mask": None,
-        "kernel": rng.choice(["cpu", "cpu", "blockwise"]),
-        "variant": int(rng.random() * (native.VARIANTS.index(native.variant) + 1)),  # as many draws on every machine
+        "kernel": "triton" if device == "cuda" else rng.choice(["cpu", "cpu", "blockwise"]),
+        "variant": rng.random(),
         "threads": rng.choice([1, 2, 3]),
-        "losses": rng.sample(("output", "output", *SIGNS[1:]), rng.randint(1, 3)),
-        "signs": rng.choice(["all", "all", ("entropy", "peak"), ()]),
+        "losses": kind.sample(("output", "output", *SIGNS[1:]), kind.randint(1, 3)),
+        "signs": kind.choice(["all", "all", ("entropy", "peak"), ()]),
     }
-    if rng.random() < 0.35:
+    if scaled:
         shape = rng.choice([(), (heads,), (batch, heads, rows, 1)])
         case["scale"] = torch.rand(shape, dtype=torch.promote_types(dtype, torch.float32)) / math.sqrt(dim) + 0.05
-    if rng.random() < 0.5:
+    if masked:
         shape = [n if rng.random() < 0.6 else 1 for n in (batch, heads, rows, keys)]
         noise = torch.randn(shape, dtype=torch.float64)
-        if rng.random() < 0.5:
+        if masked == "hides":
             case["mask"] = noise > rng.choice([-1.0, 1.0])
         else:
             noise[torch.rand(shape) < 0.15] = rng.choice([-math.inf, -1e9 if dtype != torch.float16 else -6e4, -2e4])
@@ -164,6 +171,16 @@ def laid_out(rng: random.Random, tensor: Tensor) -> Tensor:
     return tensor
 
 
+def on_device(tensor: Tensor, device: str) -> Tensor:
+    """A copy with the same strides, in memory that holds NaN everywhere else."""
+    if device == "cpu":
+        return tensor
+    size = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    fill = False if tensor.dtype == torch.bool else math.nan
+    memory = torch.full((size,), fill, dtype=tensor.dtype, device=device)
+    return memory.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+
 def leaves_of(case: dict, dtype: torch.dtype | None) -> dict[str, Tensor]:
     """The tensors of a case that have gradients, as they are or in another dtype."""
     named = dict(zip("qkv", case["tensors"], strict=True)) | {"scale": case["scale"], "mask": case["mask"]}
@@ -181,13 +198,19 @@ def defined(case: dict, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str
 
 
 def measured(case: dict) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    device = case["device"]
     leaves = leaves_of(case, None)
-    native._VARIANT = case["variant"]
-    torch.set_num_threads(case["threads"])
+    if device == "cpu":
+        from attemper.kernels.cpu import native
+
+        # as many draws on every machine
+        native._VARIANT = int(case["variant"] * (native.VARIANTS.index(native.variant) + 1))
+        torch.set_num_threads(case["threads"])
+    else:
+        leaves = {name: on_device(leaf.detach(), device).requires_grad_() for name, leaf in leaves.items()}
     options = {name: case[name] for name in ("causal", "window", "softcap", "kernel", "signs")}
-    output, vitals = attemper.attention(
-        *(leaves[n] for n in "qkv"), mask=leaves.get("mask", case["mask"]), scale=leaves.get("scale"), **options
-    )
+    mask = None if case["mask"] is None else leaves.get("mask", on_device(case["mask"], device))
+    output, vitals = attemper.attention(*(leaves[n] for n in "qkv"), mask=mask, scale=leaves.get("scale"), **options)
     return leaves, {"output": output} | {name: getattr(vitals, name) for name in vitals.measured}
 
 
@@ -208,7 +231,7 @@ def by_math(case: dict) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
 
 def gradients(leaves: dict, results: dict, cotangents: dict[str, Tensor]) -> dict[str, Tensor | None]:
     loss = sum(
-        (torch.where(results[n].isfinite(), results[n], torch.zeros_like(results[n])) * g.to(results[n].dtype)).sum()
+        (torch.where(results[n].isfinite(), results[n], torch.zeros_like(results[n])) * g.to(results[n])).sum()
         for n, g in cotangents.items()
     )
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True))
@@ -268,8 +291,8 @@ def error(actual: Tensor, exact: Tensor) -> float:
     return (actual.double() - exact)[good].abs().max().item() if good.any() else 0.0
 
 
-def check(seed: int, worst: dict[str, tuple[float, int]]) -> list[str]:
-    case = draw(seed)
+def check(seed: int, worst: dict[str, tuple[float, int]], device: str) -> list[str]:
+    case = draw(seed, device)
     dtype = case["tensors"][0].dtype
     exact_leaves, exact = defined(case, torch.float64)
     plain_leaves, plain = defined(case, torch.float32)
@@ -303,12 +326,12 @@ def check(seed: int, worst: dict[str, tuple[float, int]]) -> list[str]:
     )
     for name, value in found.items():
         if name == "visible":
-            if not torch.equal(value, exact[name]):
+            if not torch.equal(value.cpu(), exact[name]):
                 failures.append("visible")
             continue
         backend = math_run[1]["output"].detach() if math_run and name == "output" else None
         sizes = {"output": value_size * (1 + logits), "variance": logits**2, "entropy": 1 + logits, "p2": 1 + logits}
-        hold(name, value.detach(), exact[name].detach(), plain[name].detach(), backend, sizes.get(name, logits))
+        hold(name, value.detach().cpu(), exact[name].detach(), plain[name].detach(), backend, sizes.get(name, logits))
 
     losses = [name for name in dict.fromkeys(case["losses"]) if name in found and found[name].requires_grad]
     if not losses:
@@ -323,29 +346,62 @@ def check(seed: int, worst: dict[str, tuple[float, int]]) -> list[str]:
     mass = terms(case, exact, cotangents)
     for name, grad in gradients(leaves, found, cotangents).items():
         if grad is not None and truth[name] is not None:
-            hold(f"d{name}", grad, truth[name], usual[name], backend.get(name), mass[name])
+            hold(f"d{name}", grad.cpu(), truth[name], usual[name], backend.get(name), mass[name])
     return failures
+
+
+def run(first: int, cases: int, device: str) -> tuple[int, Counter[str], dict[str, tuple[float, int]]]:
+    """How many cases failed, at what, and what came nearest to its budget."""
+    failed, worst, kinds = 0, {}, Counter()
+    for seed in range(first, first + cases):
+        for failure in (failures := check(seed, worst, device)):
+            print(f"case {seed}: {failure}", flush=True)
+            kinds[failure.split(":")[0]] += 1
+        failed += bool(failures)
+    return failed, kinds, worst
+
+
+def run_part(part: tuple[int, int, str]) -> tuple[int, Counter[str], dict[str, tuple[float, int]]]:
+    return run(*part)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=5_000)
     parser.add_argument("--seed", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     asked = parser.parse_args()
-    native._POISON = 1
-    started, failed = time.monotonic(), 0
+    if asked.device == "cpu":
+        from attemper.kernels.cpu import native
+
+        native._POISON = 1
+    started = time.monotonic()
+    parts = [(seed, min(ALIKE, asked.seed + asked.cases - seed), asked.device) for seed in
+             range(asked.seed, asked.seed + asked.cases, ALIKE)]  # fmt: skip
+    if asked.jobs > 1:
+        torch.set_num_threads(1)
+        with multiprocessing.get_context("spawn").Pool(asked.jobs) as pool:
+            done = []
+            for part in pool.imap_unordered(run_part, parts):
+                done.append(part)
+                print(
+                    f"{len(done)} of {len(parts)} parts, {time.monotonic() - started:.0f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    else:
+        done = [run(*part) for part in parts]
     worst: dict[str, tuple[float, int]] = {}
-    kinds: Counter[str] = Counter()
-    for seed in range(asked.seed, asked.seed + asked.cases):
-        for failure in (failures := check(seed, worst)):
-            print(f"case {seed}: {failure}", flush=True)
-            kinds[failure.split(":")[0]] += 1
-        failed += bool(failures)
+    for _, _, nearest in done:
+        for kind, found in nearest.items():
+            worst[kind] = max(worst.get(kind, (0.0, 0)), found)
     print("nearest to its budget (error / budget, case):")
     for kind, (ratio, seed) in sorted(worst.items(), key=lambda item: -item[1][0])[:12]:
         print(f"  {ratio:5.2f}  {kind} (case {seed})")
+    failed, kinds = sum(part[0] for part in done), sum((part[1] for part in done), Counter())
     print(
-        f"{asked.cases} cases, {failed} failed {dict(kinds) or ''}, {time.monotonic() - started:.0f} s, up to {native.variant}"
+        f"{asked.cases} cases, {failed} failed {dict(kinds) or ''}, {time.monotonic() - started:.0f} s, {asked.device}"
     )
     sys.exit(bool(failed))
 

@@ -11,7 +11,9 @@ from torch import nn
 
 import attemper
 import zoo
+from attemper.heads import HeadSummary
 from attemper.watch.record import entry as entries
+from attemper.watch.record import transfer
 from watched import Block, Checkpointed, bits, compare, same, same_record, stack, steps
 
 pytestmark = [
@@ -303,16 +305,36 @@ def test_no_number_is_read_while_a_light_pass_runs(monkeypatch, kinds):
     assert len(watch.record.steps) == 2
 
 
-def test_the_numbers_of_a_step_come_in_one_transfer(monkeypatch):
+@pytest.mark.parametrize("gradients", [False, True])
+def test_the_numbers_of_a_step_come_in_one_transfer(gradients, monkeypatch):
     model, x = stack(), torch.randn(1, 5, 16)
-    with attemper.watch(model, gradients=True) as expected:
+    with attemper.watch(model, gradients=gradients) as expected:
         model(x).sum().backward()
     transfers = []
-    cpu = torch.Tensor.cpu
     monkeypatch.setattr(entries.Entry, "on_host", lambda entry: False)  # as if they were on a device
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: transfers.append(len(tensor)) or cpu(tensor))
-    with attemper.watch(model, gradients=True) as watch:
+    monkeypatch.setattr(transfer, "to_cpu", lambda tensor: transfers.append(len(tensor)) or tensor.clone())
+    with attemper.watch(model, gradients=gradients) as watch:
         model(x).sum().backward()
-    assert transfers == []
+        assert transfers == []
     same_record(watch.record, expected.record)
     assert len(transfers) == 1
+
+
+def test_parts_of_one_memory_are_copied_with_it(monkeypatch):
+    """As the GPU's fold writes them: the sums and peaks of all layers in one block."""
+    block = torch.randn(6, 5, dtype=torch.float64)
+    parts = [block[:2], block[2:]]
+    made = [
+        entries.Entry(
+            1, str(n), "self", (0,), HeadSummary(("rows", "p2", "lse", "mean", "peak"), part[:, :4], part[:, 4])
+        )
+        for n, part in enumerate(parts)
+    ]
+    monkeypatch.setattr(entries.Entry, "on_host", lambda entry: False)
+    copied = []
+    monkeypatch.setattr(transfer, "to_cpu", lambda tensor: copied.append(tensor.clone()) or copied[-1])
+    moved = transfer.to_host(made)
+    assert [one.numel() for one in copied] == [block.numel()]
+    for entry, part in zip(moved, parts, strict=True):
+        assert torch.equal(entry.summary.sums, part[:, :4])
+        assert torch.equal(entry.summary.peaks, part[:, 4])

@@ -1,6 +1,7 @@
 """cuda: forward, backward, signs alone and decode on a GPU, compared with torch's SDPA by each backend it has.
 
-Every round runs each candidate several times between two CUDA events, in an order that rotates. Work is 16,384 tokens of
+Every round runs each candidate several times between two CUDA events, in an order that rotates; the GPU is kept busy before
+the first, so that all calls wait in its queue and their Python is not timed. Work is 16,384 tokens of
 width 2,048 in bfloat16. TFLOP/s count the operations that no method avoids, so that signs alone are given as a share of
 SDPA's time.
 """
@@ -30,7 +31,11 @@ QUICK_GRID = ((64, 1024, True), (128, 4096, False))
 DECODE = ((1, 32, 32, 32768, 128), (8, 32, 8, 8192, 128), (64, 16, 16, 2048, 64))
 """Batch, heads, key/value heads, keys, head dim; one query each."""
 EAGER_MOST = 4096
+FLEX_LENGTH = 4096
+"""The one length at which flex attention is compared: it is compiled anew for each case."""
 INNER = 4
+BUSY = 8192
+"""A product of two such matrices takes about 1.5 ms: longer than the Python of INNER calls."""
 
 Call = Callable[[], object]
 
@@ -45,7 +50,9 @@ def rows(*, quick: bool, rounds: int, note: Callable[[str], None]) -> list[Bench
         for direction, candidates in (("forward", forward), ("backward", backward)):
             note(f"{direction}: d {head_dim}, n {length}, {'causal' if causal else 'full'}")
             calls, flops = candidates(head_dim, length, causal)
-            found += [{"direction": direction, **case, **row} for row in _rows(calls, rounds, flops)]
+            measured = _rows(calls, rounds, flops)
+            note("  " + ", ".join(f"{row['candidate']} {row['ms']} ms" for row in measured))  # a kill loses nothing
+            found += [{"direction": direction, **case, **row} for row in measured]
             del calls
             torch.cuda.empty_cache()
     for sizes in DECODE[:1] if quick else DECODE:
@@ -78,7 +85,20 @@ def forward(head_dim: int, length: int, causal: bool) -> tuple[dict[str, Call], 
     }
     if length <= EAGER_MOST:
         calls["eager_statistics"] = lambda: eager.with_statistics(query, key, value, causal=causal)
+    if length == FLEX_LENGTH and not causal:
+        calls |= _flex(query, key, value)
     return {name: _without_gradients(call) for name, call in calls.items()}, _flops(length, causal)
+
+
+def _flex(query: Tensor, key: Tensor, value: Tensor) -> dict[str, Call]:
+    """torch's flex attention, compiled: bare, and with the largest logit of each row, the one sign it can give beside lse."""
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return {
+        "flex": lambda: compiled(query, key, value),
+        "flex_max": lambda: compiled(query, key, value, return_aux=AuxRequest(lse=True, max_scores=True)),  # type: ignore[arg-type]
+    }
 
 
 def backward(head_dim: int, length: int, causal: bool) -> tuple[dict[str, Call], float]:
@@ -151,16 +171,19 @@ def _interleave(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
         try:
             call()
             working[name] = call
-        except (RuntimeError, torch.cuda.OutOfMemoryError):
+        except Exception:  # torch.compile raises errors of many types
             if name == next(iter(calls)):
                 raise
     torch.cuda.synchronize()
+    busy = torch.zeros(BUSY, BUSY, dtype=torch.bfloat16, device="cuda")
     names = list(working)
     found: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
         start = turn % len(names)
         for name in names[start:] + names[:start]:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            for _ in range(2):
+                busy @ busy
             begin.record()
             for _ in range(INNER):
                 working[name]()

@@ -80,7 +80,9 @@ Download = Annotated[
 Dtype = Annotated[
     str | None, typer.Option(metavar="DTYPE", help="float16, bfloat16, float32 or float64.", show_default="as stored")
 ]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, …")]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, …; auto: a GPU if there is one.")
+]
 Schema = Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of --json and exit.")]
 
 
@@ -103,7 +105,7 @@ def scan(
     fail_on: FailOn = None,
     allow_download: Download = False,
     dtype: Dtype = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     schema: Schema = False,
 ) -> None:
     """Find the scale that each layer of a model applies, and whether its attention is healthy."""

@@ -49,7 +49,7 @@ class ScanOptions:
     fail_on: str | None = None
     allow_download: bool = False
     dtype: str | None = None
-    device: str = "cpu"
+    device: str = "auto"
 
 
 def answer(asked: ScanOptions, progress: Callable[[str], object] = lambda words: None) -> Scan:

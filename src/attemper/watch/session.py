@@ -24,11 +24,12 @@ from .attach.running import running
 from .call import FOLLOWS, AttentionCall, Examiner, NoAttentionCall, Summary
 from .options import check_model, check_options, with_hooks
 from .passes import LEFT_OUT, ONLY_OTHERS, UNFINISHED, Passes
-from .record.entry import Entry, StepAccumulator, to_host
+from .record.entry import Entry, StepAccumulator
 from .record.jsonl import Journal
 from .record.ranks import Ranks, are_many
 from .record.record import Record
 from .record.store import check_path, to_path
+from .record.transfer import to_host
 from .routes.handwritten.layout import all_heads
 from .routes.replace import Replacement, attend_with
 

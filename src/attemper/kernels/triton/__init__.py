@@ -21,7 +21,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from ..contract import (
@@ -42,6 +41,7 @@ from . import launch as _launch
 from . import row_terms as _rows
 from . import summary as summary  # the watch folds rows by it
 from .arguments import (
+    cdiv,
     compiled_for,
     decode_block,
     described,
@@ -53,6 +53,7 @@ from .arguments import (
     is_small,
     keeps_weights,
     keys_block,
+    next_power_of_2,
     numbers,
     padded,
     readable,
@@ -123,8 +124,7 @@ def _launch_forward(problem: Problem, results: Results, sign_bits: int) -> None:
         return
     splits = splits_of(problem)
     if splits > 1:
-        for launch in decode_launches(problem, results, sign_bits, splits):
-            launch.run()
+        _launch_decode(problem, results, sign_bits, splits)
         return
     _launch.run_and_plan(plan_key, N_FORWARD, forward_launch(problem, results, sign_bits))
 
@@ -148,8 +148,22 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: b
         tiles = descriptors(key, key if value is None else value, rows=block["BN"])
     constants = _forward_constants(problem, sign_bits) | {"FAST": fast, "TMA": tiles is not None}
     args = (*inputs(problem), *(tiles or (key, key)), *results, *steps(problem), *numbers(problem))
-    grid = (triton.cdiv(rows, block["BM"]), batch * heads)
+    grid = (cdiv(rows, block["BM"]), batch * heads)
     return Launch(_forward.forward_kernel, grid, args, constants | _tile_of(block), _options_of(block))
+
+
+def _launch_decode(problem: Problem, results: Results, sign_bits: int, splits: int) -> None:
+    """With plans that do not depend on the number of keys, which grows from call to call."""
+    query, value = problem.query, problem.value
+    strides = tuple([(step % 16, step == 1) for step in steps(problem)])
+    key = (
+        *(query.device.index, query.dtype, query.shape[1:], problem.key.shape[1], sign_bits, strides, problem[7:]),
+        *(None if tensor is None else (tensor.dtype, tensor.data_ptr() % 16) for tensor in problem[:5]),
+        None if value is None else value.shape[3],
+    )
+    split, join = decode_launches(problem, results, sign_bits, splits)
+    _launch.run_as((key, "split"), split)
+    _launch.run_as((key, "join", join.constants["SPLITS"]), join)
 
 
 def decode_launches(problem: Problem, results: Results, sign_bits: int, splits: int) -> list[Launch]:
@@ -157,21 +171,19 @@ def decode_launches(problem: Problem, results: Results, sign_bits: int, splits: 
     n_rows, keys, groups = results.lse.numel(), key.shape[2], key.shape[1]
     sign_bits = _written(sign_bits, results)
     block = decode_block(padded(query.shape[3]), query.dtype, query.shape[1] // groups * query.shape[2])
-    chunk = triton.cdiv(triton.cdiv(keys, splits), block["BN"]) * block["BN"]
-    splits = triton.cdiv(keys, chunk)
-    parts = query.new_empty((_decode.N_PARTS, splits, n_rows), dtype=torch.float32)
-    sums = parts if value is None else query.new_empty((splits, n_rows, value.shape[3]), dtype=torch.float32)
-    constants = _forward_constants(problem, sign_bits)
+    chunk = cdiv(cdiv(keys, splits), block["BN"]) * block["BN"]
+    splits = cdiv(keys, chunk)
+    device = query.device
+    parts = torch.empty((_decode.N_PARTS, splits, n_rows), dtype=torch.float32, device=device)
+    sums = parts
+    if value is not None:
+        sums = torch.empty((splits, n_rows, value.shape[3]), dtype=torch.float32, device=device)
+    constants = _forward_constants(problem, sign_bits) | _tile_of(block)
     args = (*inputs(problem), parts, sums, *steps(problem), *numbers(problem), chunk, n_rows)
-    grid = (splits, query.shape[0] * groups)
-    split = Launch(_decode.decode_kernel, grid, args, constants | _tile_of(block), _options_of(block))
-    join = {name: constants[name] for name in ("EV", "BEV", "VALUES", "BITS")} | {
-        "SPLITS": triton.next_power_of_2(splits)
-    }
-    return [
-        split,
-        Launch(_decode.join_kernel, (n_rows, 1), (parts, sums, *results, n_rows, splits), join, {"num_warps": 4}),
-    ]
+    split = Launch(_decode.decode_kernel, (splits, query.shape[0] * groups), args, constants, _options_of(block))
+    joined = {name: constants[name] for name in ("EV", "BEV", "VALUES", "BITS")} | {"SPLITS": next_power_of_2(splits)}
+    args = (parts, sums, *results, n_rows, splits)
+    return [split, Launch(_decode.join_kernel, (n_rows, 1), args, joined, {"num_warps": 4})]
 
 
 def _written(sign_bits: int, results: Results) -> int:
@@ -255,7 +267,7 @@ class _BackwardLaunches(NamedTuple):
         asks["EVEN"] = problem.softcap is None and (query.dtype != torch.float32 or dgain is not None)
         dmask_steps = (0, 0, 0, 0) if dmask is None else repeating(dmask)
         block = rows_block(widest(problem), query.dtype, is_hopper(query.device))
-        grid = (triton.cdiv(query.shape[2], block["BM"]), query.shape[0] * query.shape[1])
+        grid = (cdiv(query.shape[2], block["BM"]), query.shape[0] * query.shape[1])
         args = (*tensors, *self._steps(), *dmask_steps, *numbers(problem))
         return Launch(_backward.rows_kernel, grid, args, self._constants() | asks | _tile_of(block), _options_of(block))
 
@@ -264,7 +276,7 @@ class _BackwardLaunches(NamedTuple):
         problem, key = self.problem, self.problem.key
         asks = {"DK": grads[0] is not None, "DV": grads[1] is not None}
         block = keys_block(widest(problem), key.dtype, is_hopper(key.device))
-        grid = (triton.cdiv(key.shape[2], block["BN"]), key.shape[0] * key.shape[1])
+        grid = (cdiv(key.shape[2], block["BN"]), key.shape[0] * key.shape[1])
         args = (*tensors, *self._steps(), *numbers(problem))
         return Launch(_backward.keys_kernel, grid, args, self._constants() | asks | _tile_of(block), _options_of(block))
 
@@ -300,7 +312,7 @@ def row_terms(saved: Results, upstream: Upstream, arrived: int, plan_key: tuple[
         constants = {"EV": value_dim, "BEV": padded(value_dim), "BM": 32}
         constants |= {"ARRIVED": arrived, "WHOLE": saved.output_low.numel() > 0}
         args = (*tensors, *g.stride()[:3], lse.shape[1], lse.shape[2], lse.numel())
-        return Launch(_rows.row_terms_kernel, (triton.cdiv(lse.numel(), 32), 1), args, constants, {"num_warps": 4})
+        return Launch(_rows.row_terms_kernel, (cdiv(lse.numel(), 32), 1), args, constants, {"num_warps": 4})
 
     _launch.run(plan_key and (*plan_key, "terms"), tensors, launch)
     return terms

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -88,9 +87,18 @@ def compiled_for(problem: Problem) -> dict[str, Any]:
     }
 
 
+def cdiv(a: int, b: int) -> int:
+    """Triton's own, which also serves inside of kernels, takes 10 µs."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
 def padded(dim: int) -> int:
     """A head dim as tiles have it."""
-    return max(16, triton.next_power_of_2(dim))
+    return max(16, next_power_of_2(dim))
 
 
 def widest(problem: Problem) -> int:

@@ -73,7 +73,7 @@ def load(
     *,
     task: str | None = None,
     dtype: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     allow_download: bool = False,
     progress: Callable[[str], object] = lambda words: None,
 ) -> Loaded:
@@ -81,13 +81,13 @@ def load(
 
     ``model`` is a folder or a hub id, which is downloaded only if ``allow_download``; None: the embedded MiniLM. ``task``, a key
     of ``TASKS``, is the head to load; None: the class the checkpoint was saved as. ``dtype`` is one of ``DTYPES``; None: as
-    stored.
+    stored. ``device`` is torch's name of one; "auto": a CUDA device if there is one.
     """
     if task is not None and task not in TASKS:
         raise InputError(f"scan: unknown --task {task!r}. {nearest(task, TASKS)}")
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"scan: unknown --dtype {dtype!r}. {nearest(dtype, DTYPES)}")
-    _check_device(device)
+    device = _device(device)
     progress("loading transformers")
     transformers()
     progress("reading the model" if model is None else f"reading {model}")
@@ -304,10 +304,13 @@ def _digest(place: Path) -> str | None:
     return digest.hexdigest()
 
 
-def _check_device(device: str) -> None:
+def _device(device: str) -> str:
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
         raise InputError(
             f"scan: --device {device!r} cannot be used here; `attemper env` lists the devices. Type --device cpu."
         ) from None
+    return device

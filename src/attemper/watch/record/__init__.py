@@ -4,6 +4,7 @@ Data passes the files in this order:
 
     entry     sums the calls of a step per layer, and holds them as entries, in a buffer or as rows
     ranks     joins the entries of a step over the ranks of a process group
+    transfer  copies entries from their devices to host memory
     record    the table that the user gets: filters, merges and converts entries
     jsonl     appends the rows of a step to a JSONL file, and parses its lines
     store     writes and reads whole files, JSONL or Parquet

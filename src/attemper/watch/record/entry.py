@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -87,25 +87,6 @@ class Entry:
             {**keys, "head": head, **{name: column[place] for name, column in columns.items()}}
             for place, head in enumerate(self.heads)
         ]
-
-
-def to_host(entries: Sequence[Entry]) -> list[Entry]:
-    """The same entries in host memory: one transfer from each device, for which it is waited once."""
-    found = {place: entry for place, entry in enumerate(entries) if entry.on_host()}
-    away: dict[torch.device, list[int]] = {}
-    for place, entry in enumerate(entries):
-        if place not in found:
-            away.setdefault(entry.summary.sums.device, []).append(place)
-    for places in away.values():
-        parts = [part for place in places for part in entries[place].parts()]
-        numbers = torch.cat([part.detach().reshape(-1).double() for part in parts]).cpu()
-        moved = iter(numbers.split([part.numel() for part in parts]))
-        for place in places:
-            entry = entries[place]
-            sums, peaks, *rest = (next(moved).view(part.shape) for part in entry.parts())
-            summary = HeadSummary(entry.summary.columns, sums, peaks)
-            found[place] = replace(entry, summary=summary, gradients=rest[0] if rest else None)
-    return [found[place] for place in range(len(entries))]
 
 
 def from_rows(rows: Sequence[RecordRow]) -> Entry:

@@ -11,7 +11,8 @@ from typing import Any
 from ... import _files
 from ...errors import InputError
 from ..call import Facts
-from .entry import KEYS, Entry, EntryBuffer, Slot, to_host
+from .entry import KEYS, Entry, EntryBuffer, Slot
+from .transfer import Transfer
 
 
 class Record:
@@ -40,7 +41,7 @@ class Record:
         notes: Iterable[str] = (),
     ) -> None:
         self._buffer = EntryBuffer()
-        self._waiting = list(entries)  # their device may still compute; it is waited for when they are read
+        self._waiting = Transfer(entries)  # their device may still compute; it is waited for when they are read
         self.facts = dict(facts or {})
         self.notes = list(notes)
 
@@ -50,21 +51,21 @@ class Record:
         return [self._buffer.get(slot) for slot in self._slots]
 
     def _settle(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for entry in to_host(waiting):
+        waiting, self._waiting = self._waiting, Transfer()
+        for entry in waiting.finish():
             self._buffer.put(entry)
 
     def _add(self, entries: Iterable[Entry], facts: dict[tuple[str, str], Facts]) -> None:
         """Add a step. The one before it goes to the buffer: its device has finished it by now."""
         self._settle()
-        self._waiting = list(entries)
+        self._waiting = Transfer(entries)
         self.facts |= facts
-        if all(entry.on_host() for entry in self._waiting):
+        if self._waiting.is_done:
             self._settle()
 
     def _forget(self, keep: int) -> bool:
         """Keep the last steps only; whether there were more. A step that waits for its device counts, and is kept."""
-        return self._buffer.drop(keep - bool(self._waiting))
+        return self._buffer.drop(keep - bool(self._waiting.entries))
 
     @property
     def _slots(self) -> list[Slot]:

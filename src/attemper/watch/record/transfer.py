@@ -1,0 +1,93 @@
+"""Transfer: the numbers of entries copied to host memory, while their device computes what was asked of it after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...heads import HeadSummary
+from .entry import Entry
+
+SPARSE = 4
+"""Memory that is so many times as large as what is read of it is not copied whole."""
+
+
+class Transfer:
+    """Copies that were begun when it was made, one from each device.
+
+    ``finish`` waits for them, and for nothing that the device does later.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.entries = list(entries)
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for entry in self.entries:
+            if not entry.on_host():
+                parts = [part.detach() for part in entry.parts()]
+                by_device.setdefault(parts[0].device, []).extend(parts)
+        self.copies: dict[int, Tensor] = {}  # by the address of the memory, or the part, that was copied
+        for parts in by_device.values():
+            flat = {_place(part, parts): _flat(part, parts) for part in parts}
+            whole = torch.cat(list(flat.values())) if len(flat) > 1 else next(iter(flat.values()))
+            copies = to_cpu(whole).split([len(one) for one in flat.values()])
+            self.copies |= dict(zip(flat, copies, strict=True))
+        self.events = [_event(device) for device in by_device if device.type == "cuda"]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is waited for."""
+        return not self.events
+
+    def finish(self) -> list[Entry]:
+        """The entries in host memory."""
+        for event in self.events:
+            event.synchronize()
+        return [entry if entry.on_host() else self._moved(entry) for entry in self.entries]
+
+    def _moved(self, entry: Entry) -> Entry:
+        sums, peaks, *rest = map(self._copy, entry.parts())
+        summary = HeadSummary(entry.summary.columns, sums, peaks)
+        return replace(entry, summary=summary, gradients=rest[0] if rest else None)
+
+    def _copy(self, part: Tensor) -> Tensor:
+        own, shared = part.data_ptr(), part.untyped_storage().data_ptr()
+        if own in self.copies and self.copies[own].numel() == part.numel():
+            return self.copies[own].view(part.shape)
+        copy = self.copies[shared]
+        return copy.as_strided(part.shape, part.stride(), copy.storage_offset() + part.storage_offset())
+
+
+def _place(part: Tensor, parts: Sequence[Tensor]) -> int:
+    return part.untyped_storage().data_ptr() if _is_shared(part, parts) else part.data_ptr()
+
+
+def _flat(part: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """All of the memory that a part shares with others, or the part alone."""
+    if not _is_shared(part, parts):
+        return part.reshape(-1).double()
+    return part.as_strided((part.untyped_storage().nbytes() // part.element_size(),), (1,), 0)
+
+
+def _is_shared(part: Tensor, parts: Sequence[Tensor]) -> bool:
+    """Whether a part lies in memory that is copied whole: kernels/triton/summary.py writes a step into one."""
+    memory = part.untyped_storage()
+    return part.dtype == torch.float64 and part.nbytes < memory.nbytes() <= SPARSE * sum(one.nbytes for one in parts)
+
+
+def to_cpu(tensor: Tensor) -> Tensor:
+    """A copy that a CUDA device makes when it comes to it."""
+    return tensor.to("cpu", non_blocking=tensor.is_cuda)
+
+
+def _event(device: torch.device) -> torch.cuda.Event:
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def to_host(entries: Sequence[Entry]) -> list[Entry]:
+    """The same entries in host memory, waited for."""
+    return Transfer(entries).finish()
