@@ -60,7 +60,7 @@ class CallDescription(NamedTuple):
     softcap: float | None
     dropout: float
     masked: bool
-    shape: tuple[int, ...]  # (B, H, Lq)
+    shape: tuple[int, ...] = ()  # (B, H, Lq)
 
 
 DESCRIPTIONS: list[CallDescription] = []
@@ -84,7 +84,7 @@ def _tally(tally: Tensor, *args: Any) -> None:
     signs, low, keep, grade = args[: len(SIGNS)], *args[len(SIGNS) : len(SIGNS) + 3]
     vitals = Vitals(**dict(zip(SIGNS, signs, strict=True)))._with_low(low)
     heads = vitals.lse.shape[1]
-    call = CallDescription(*args[len(SIGNS) + 3 :], tuple(vitals.lse.shape))
+    call = CallDescription(*args[len(SIGNS) + 3 :])._replace(shape=tuple(vitals.lse.shape))
     kind = call.kind or kind_by_lengths(call.shape[2], call.keys)
     number = _NUMBERS.setdefault(call, len(DESCRIPTIONS))
     if number == len(DESCRIPTIONS):

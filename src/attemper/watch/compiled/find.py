@@ -29,7 +29,8 @@ def way_of(module: nn.Module) -> str | None:
         return "module"
     if isinstance(module, nn.MultiheadAttention):
         return "torch"
-    return _way_of_class(type(module))
+    cls: Any = type(module)
+    return _way_of_class(cls)
 
 
 @cache

@@ -16,8 +16,10 @@ from ...vitals import Vitals
 from ..attach.dynamo import is_compiled
 from ..attach.names import named_modules
 from ..call import Facts
-from ..passes import LEFT_OUT
+from ..passes import LEFT_OUT, ONLY_OTHERS
 from ..record.entry import LayerSums
+from ..record.record import Record
+from ..record.transfer import event_on, to_cpu
 from ..routes.attemper import band
 from ..session import Watch
 from .find import way_of
@@ -56,16 +58,18 @@ class TallyWatch(Watch):
                 "watch(): another watch of this instrumented model is open, and a tally has one reader. Close that one first, "
                 "or use its record."
             )
+        self._pending: tuple[int, TallyCopies] | None = None  # a step that ended, and what is being copied of it
+        self._is_taken = False  # whether the step that the end of the block ends was taken over
         self._empty()
         super().__enter__()
         OPEN.add(self)
         return self
 
-    def step(self) -> None:
-        """End the current step, and measure the next one if it is due."""
-        if self._open:
-            self._read()
-        super().step()
+    @property
+    def record(self) -> Record:
+        """What was measured up to the last step that ended; with ``keep``, the last steps of it, and a note."""
+        self._finish()
+        return super().record
 
     def rows(self, keep: Tensor | None) -> None:
         raise InputError(
@@ -88,28 +92,49 @@ class TallyWatch(Watch):
         OPEN.discard(self)
         super()._close()
 
-    def _drop_unfinished(self, ended_well: bool) -> None:
-        self._read()
-        super()._drop_unfinished(ended_well)
-
     def _close_step(self, join: bool) -> None:
-        self._read()
-        super()._close_step(join)
+        """Begin to copy a step. It is taken over when the next one ends, so that nothing waits for the device."""
+        if self._is_taken:
+            super()._close_step(join)
+            return
+        self._finish()
+        self._pending = self._step, TallyCopies(self._tallies)
         self._empty()
+        many = self._ranks is not None and self._ranks.group is not None
+        if self._journal is not None or many:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Take over the step that is being copied, if there is one."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        now = self._step
+        self._step, copies = pending
+        try:
+            self._take_over(copies.finish())
+            if self._passes.left_out and not self._sums.layers:
+                self._warn(ONLY_OTHERS)
+            super()._close_step(join=True)
+        finally:
+            self._step = now
+
+    def _drop_unfinished(self, ended_well: bool) -> None:
+        self._finish()
+        if self._measuring:
+            self._take_over(TallyCopies(self._tallies).finish())
+            self._is_taken = True
+        super()._drop_unfinished(ended_well)
 
     def _empty(self) -> None:
         """Begin from zero. Other steps may have added their calls meanwhile."""
         with torch.no_grad():
             for tally in self._tallies.values():
                 tally.zero_()
-        self._is_read = False
 
-    def _read(self) -> None:
-        """Take over what the calls of a measured step added, unless that was done."""
-        if not self._measuring or self._is_read:
-            return
-        self._is_read = True
-        for name, tally in _on_host(self._tallies).items():
+    def _take_over(self, found: dict[str, Tensor]) -> None:
+        """Add up what the calls of a step added to the tallies."""
+        for name, tally in found.items():
             calls = [int(tally[:, grade, 0, CALLS].sum()) for grade in range(GRADES)]
             grades = self._passes.take_grades(name, calls)
             if sum(calls) > sum(calls[grade] for grade in grades):
@@ -119,7 +144,8 @@ class TallyWatch(Watch):
 
     def _check_end(self, was_measuring: bool) -> None:
         if not self._passes.begun:  # no step was measured: did the model run at all?
-            self._passes.begun = max((int(t[..., 0, CALLS].sum()) for t in _on_host(self._tallies).values()), default=0)
+            counts = [int(tally[..., 0, CALLS].sum()) for tally in TallyCopies(self._tallies).finish().values()]
+            self._passes.begun = max(counts, default=0)
         super()._check_end(was_measuring)
 
     def _take(self, name: str, kind: str, slots: list[Tensor]) -> None:
@@ -139,17 +165,28 @@ class TallyWatch(Watch):
             self._sums.layers[place] = LayerSums(facts, _with_signs(summary, self.signs))
 
 
-def _on_host(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in host memory: one transfer from each device."""
-    by_device: dict[torch.device, list[str]] = {}
-    for name, tally in found.items():
-        by_device.setdefault(tally.device, []).append(name)
-    copied: dict[str, Tensor] = {}
-    for names in by_device.values():
-        numbers = torch.cat([found[name].detach().reshape(-1) for name in names]).cpu()
-        parts = numbers.split([found[name].numel() for name in names])
-        copied |= {name: part.view(found[name].shape) for name, part in zip(names, parts, strict=True)}
-    return {name: copied[name] for name in found}
+class TallyCopies:
+    """Copies of tallies in host memory, begun when it was made, one from each device; ``finish`` waits for them alone."""
+
+    def __init__(self, found: dict[str, Tensor]) -> None:
+        self.shapes = {name: tally.shape for name, tally in found.items()}
+        by_device: dict[torch.device, list[str]] = {}
+        for name, tally in found.items():
+            by_device.setdefault(tally.device, []).append(name)
+        self.numbers = [
+            (names, to_cpu(torch.cat([found[name].detach().reshape(-1) for name in names])))
+            for names in by_device.values()
+        ]
+        self.events = [event_on(device) for device in by_device if device.type == "cuda"]
+
+    def finish(self) -> dict[str, Tensor]:
+        for event in self.events:
+            event.synchronize()
+        copied: dict[str, Tensor] = {}
+        for names, numbers in self.numbers:
+            parts = numbers.split([self.shapes[name].numel() for name in names])
+            copied |= {name: part.view(self.shapes[name]) for name, part in zip(names, parts, strict=True)}
+        return {name: copied[name] for name in self.shapes}
 
 
 def _with_signs(summary: HeadSummary, signs: tuple[str, ...]) -> HeadSummary:
