@@ -153,6 +153,19 @@ def test_models_built_on_attemper(rule, strict):
         assert torch.equal(parameter.grad, 2 * gradient)
 
 
+def test_what_was_compiled_before_is_compiled_again():
+    model, x = Encoder().eval(), torch.randn(1, 4, 16)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        expected = compiled(x)
+        instruments = attemper.instrument(model)
+        with attemper.watch(compiled) as watch:
+            assert torch.equal(compiled(x), expected)
+        assert len(watch.record.to_dicts()) == 6
+        instruments.remove()
+        assert torch.equal(compiled(x), expected)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_by_inductor(family, strict):

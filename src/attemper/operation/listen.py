@@ -59,10 +59,10 @@ tallying, traced_tallying = Tallying(), TracedTallying()
 
 def target_of(module: Any, route: str, kind: str = "", **known: Any) -> TallyTarget | None:
     """The target of a module, if it has a tally; `kind` is used unless the module's name shows it."""
-    tally = module.__dict__.get(TALLY)
+    tally = getattr(module, TALLY, None)  # of __dict__ Dynamo would not notice that a tally is added later
     if tally is None:
         return None
-    return TallyTarget(tally, module.training, route, module.__dict__.get(KIND) or kind, **known)
+    return TallyTarget(tally, module.training, route, getattr(module, KIND, "") or kind, **known)
 
 
 def current_target() -> TallyTarget | None:

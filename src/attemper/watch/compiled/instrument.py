@@ -151,7 +151,7 @@ def _begin(module: nn.Module, arguments: tuple[Any, ...]) -> None:
 
 
 def _end(module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
-    if module.__dict__.get(TALLY) is not None:
+    if getattr(module, TALLY, None) is not None:
         end_target()
 
 
