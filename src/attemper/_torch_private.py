@@ -90,6 +90,13 @@ def mark_static(tensor: object) -> None:
     tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
 
 
+def dynamo_counters() -> Any:
+    """What Dynamo counts: graphs, graph breaks, and what Inductor skipped (2.0)."""
+    from torch._dynamo.utils import counters  # imports all of Dynamo
+
+    return counters
+
+
 def default_store() -> Any:
     """Where the ranks of a process group meet without a collective that could hang (2.0)."""
     from torch.distributed.distributed_c10d import _get_default_store  # a torch without distributed does not have it

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .._timing import interleave
+from .._torch_private import dynamo_counters
 from ..watch import instrument, watch
 from . import BenchRow
 from .watch import cost_rows
@@ -65,8 +65,8 @@ def rows(
     ids = torch.randint(0, 1000, (case["batch"], case["length"]), device=case["device"])
     for mode in modes:
         here = {**case, "mode": mode, "masks": masks}
-        torch._dynamo.reset()
-        importlib.import_module("torch._dynamo.utils").counters.clear()
+        torch.compiler.reset()
+        dynamo_counters().clear()
         for measured in _of_mode(build, ids, here, rounds, budget, note, unmeasured):
             for row in measured:
                 note(json.dumps(row))
@@ -164,9 +164,7 @@ class CompiledSubject:
 
     def counts(self, case: dict[str, Any]) -> BenchRow:
         """Graph breaks, and graphs compiled while watching goes on and off; whether every watched step had all rows."""
-        from torch._dynamo.utils import counters
-
-        step = self.steps["compiled_instrumented"]
+        step, counters = self.steps["compiled_instrumented"], dynamo_counters()
         step()
         before, seen = counters["stats"]["unique_graphs"], set()
         for _ in range(TURNS):
