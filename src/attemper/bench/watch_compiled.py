@@ -31,7 +31,7 @@ CANDIDATES = {
 """Who is measured: the name in JSON and the name in tables. ``compiled`` is the plain model on torch's SDPA."""
 MODES = ("default", "reduce-overhead")
 MASKS = ("causal", "transformers")
-STEPS, TURNS = 4, 10
+STEPS, TURNS = 8, 10
 """Steps of one timed call; how often watching goes on and off in the count of compilations, five steps each."""
 
 Note = Callable[[str], None]
@@ -122,18 +122,17 @@ class CompiledSubject:
             self.steps["compiled_unmeasured"] = self._step(self.kernels_only, mode)
         self.steps["compiled_instrumented"] = self._step(self.ours, mode)
 
-    def _step(self, model: nn.Module, mode: str) -> Callable[[], object]:
+    def _step(self, model: nn.Module, mode: str) -> Callable[[], None]:
         compiled = torch.compile(loss_of, mode=None if mode == "default" else mode)
 
-        def step() -> object:
+        def step() -> None:  # nothing is returned: the next replay of a CUDA graph would overwrite it
             torch.compiler.cudagraph_mark_step_begin()
-            if not self.training:
+            if self.training:
+                model.zero_grad(set_to_none=True)
+                compiled(model, self.ids).backward()
+            else:
                 with torch.no_grad():
-                    return compiled(model, self.ids)
-            model.zero_grad(set_to_none=True)
-            loss = compiled(model, self.ids)
-            loss.backward()
-            return loss.detach()
+                    compiled(model, self.ids)
 
         return step
 
@@ -144,7 +143,7 @@ class CompiledSubject:
             note(f"watch: {case['model']}, {CANDIDATES[name]}, mode {case['mode']}: compiling")
             try:
                 step()
-                calls[name] = lambda one=step: [one() for _ in range(STEPS)][-1]  # type: ignore[misc]
+                calls[name] = lambda one=step: [one() for _ in range(STEPS)]  # type: ignore[misc]
             except Exception as error:
                 failed.append(_failed(case, name, error))
         if "compiled_instrumented" in calls:
@@ -154,13 +153,12 @@ class CompiledSubject:
         times = interleave(calls, rounds=rounds, warmup=3, budget=budget, device=case["device"])
         return failed + cost_rows(times, {**case, "padded": False}, STEPS, "compiled")
 
-    def _watched(self) -> object:
+    def _watched(self) -> None:
         step = self.steps["compiled_instrumented"]
         with watch(self.ours) as watching:
             for _ in range(STEPS):
-                output = step()
+                step()
                 watching.step()
-        return output
 
     def counts(self, case: dict[str, Any]) -> BenchRow:
         """Graph breaks, and graphs compiled while watching goes on and off; whether every watched step had all rows."""

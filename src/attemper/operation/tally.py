@@ -26,7 +26,6 @@ from ..kernels.contract import (
     Results,
     Upstream,
     empty_results,
-    for_gradients,
     is_recording,
 )
 from ..vitals import SIGNS, Vitals
@@ -156,7 +155,7 @@ def attend_and_tally(
 
 def _measured(problem: Problem, kernel: str) -> tuple[Tensor, Vitals]:
     """Output and all signs in a traced graph, of which the output alone has a gradient."""
-    sign_bits = for_gradients(bits_of(SIGNS), *problem[:6]) & ~ARGMAX_BIT
+    sign_bits = ops._with_gradients(problem, bits_of(SIGNS)) & ~ARGMAX_BIT
     key, value = problem.key, problem.value
     # Dynamo refuses one tensor in two places
     problem = problem._replace(key=key.view_as(key), value=None if value is None else value.view_as(value))
