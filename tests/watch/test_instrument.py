@@ -167,6 +167,7 @@ def test_what_was_compiled_before_is_compiled_again():
 
 
 @pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:.*_prims_common.check:FutureWarning")  # Inductor's own
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_by_inductor(family, strict):
     model, inputs = tiny(family), batch()
