@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md"] + [f"docs/{name}.md" for name in ("attention", "audit", "notes", "scan", "vitals", "watch")]
+PAGES = ["README.md"] + [
+    f"docs/{name}.md" for name in ("attention", "audit", "notes", "scan", "treat", "vitals", "watch")
+]
 WITH_OUTPUT = re.compile(r"^```(python|sh)\n((?:(?!^```).)*?)^```\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -18,7 +18,7 @@ from datetime import date
 from pathlib import Path
 
 import torch
-from full_size import FULL, TIMED, TIMINGS, kept
+from full_size import FULL, STUDIED, TIMED, TIMINGS, kept
 
 from attemper import __version__
 from attemper.lab import NAMES, experiment, stored
@@ -219,7 +219,8 @@ def training(results: Path, names: list[str]) -> None:
         found = experiment("charlm")
         evidence["memorise"] = sweep(found, found.settings(preset="memorise"), results=results).rows
     parts = [INTRO.rstrip(), *(f"## {sections[name].rstrip()}" for name in SUMMARIES)]
-    page.write_text("\n\n".join(parts) + "\n\n" + kept(page, FULL), encoding="utf-8")
+    beside = [part for part in (kept(page, FULL), kept(page, STUDIED)) if part]
+    page.write_text("\n\n".join(parts) + "\n\n" + "\n".join(beside), encoding="utf-8")
     home, settings = claims.EVIDENCE["divisors"]  # C10 is judged before training and after it
     write_claims(
         claims.judge({**evidence, "divisors": experiment(home).run(**settings)} if "recall" in evidence else evidence)

@@ -21,6 +21,7 @@ from attemper.lab import experiment, stored
 from attemper.lab.claims import claims
 from attemper.lab.engine import output
 from attemper.lab.engine.experiment import Experiment, Row, Rows, key
+from attemper.lab.studies import STUDIES
 from attemper.lab.training import charlm
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -29,6 +30,7 @@ STORED = Path(stored.__file__).with_name("charlm.json")
 TIMED = ("additive_cost", "parallel")
 FULL = ("<!-- full size -->", "<!-- /full size -->")
 TIMINGS = ("<!-- timings -->", "<!-- /timings -->")
+STUDIED = ("<!-- studies -->", "<!-- /studies -->")
 
 
 def pack(folder: Path) -> None:
@@ -36,15 +38,20 @@ def pack(folder: Path) -> None:
     DATA.mkdir(exist_ok=True)
     for path in sorted(folder.glob("*.json*")):
         name = path.name.split(".")[0]
-        rows = json.loads(path.read_text())["rows"] if path.suffix == ".json" else _stored(path)
-        columns = _files.columns(rows)
-        always = [one for one in columns if one in rows[0] and all(row.get(one) == rows[0][one] for row in rows)]
-        fixed = {one: _short(rows[0][one]) for one in always}
-        moving = [one for one in columns if one not in fixed]
-        table = [[_short(row.get(one)) for one in moving] for row in rows]
-        text = json.dumps({"fixed": fixed, "columns": moving}, ensure_ascii=False)[:-1]
-        lines = ",\n".join(json.dumps(line, separators=(",", ":")) for line in table)
-        (DATA / f"{name}.json").write_text(f'{text}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+        if name not in STUDIES:  # those are packed by scripts/stacked.py
+            write(name, json.loads(path.read_text())["rows"] if path.suffix == ".json" else _stored(path))
+
+
+def write(name: str, rows: Rows) -> None:
+    """docs/data/NAME.json."""
+    columns = _files.columns(rows)
+    always = [one for one in columns if one in rows[0] and all(row.get(one) == rows[0][one] for row in rows)]
+    fixed = {one: _short(rows[0][one]) for one in always}
+    moving = [one for one in columns if one not in fixed]
+    table = [[_short(row.get(one)) for one in moving] for row in rows]
+    text = json.dumps({"fixed": fixed, "columns": moving}, ensure_ascii=False)[:-1]
+    lines = ",\n".join(json.dumps(line, separators=(",", ":")) for line in table)
+    (DATA / f"{name}.json").write_text(f'{text}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 def _stored(path: Path) -> Rows:
@@ -64,6 +71,8 @@ def _stored(path: Path) -> Rows:
 
 
 def _short(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_short(one) for one in value]
     if not isinstance(value, float):
         return value
     return float(f"{value:.4g}") if math.isfinite(value) else None

@@ -29,7 +29,7 @@ import attemper
 FACTOR, MATH_FACTOR = 3.0, 1.5
 SIGNS = ("visible", "mean", "variance", "peak", "lse", "entropy", "p2")
 HIDES = -1e4
-ALIKE = 40
+ALIKE = 200
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, mask: Tensor | None, case: dict) -> dict[str, Tensor]:

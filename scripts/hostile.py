@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+import attemper
 from attemper import cli
 from attemper.bench import cpu, memory, run, watch
 from attemper.lab.claims import claims
@@ -39,6 +40,7 @@ PRECIOUS = "precious"
 RUN = ["run", "two_keys", "--d", "4,16", "--samples", "1000"]
 COMMANDS: dict[str, list[str]] = {
     "scan": ["scan", "MODEL", "--text", "the dog sat"],
+    "report": ["report", "RECORD"],
     "explain": ["explain", "a b"],
     "claims": ["claims"],
     "cards": ["cards"],
@@ -49,13 +51,21 @@ COMMANDS: dict[str, list[str]] = {
     "bench watch": ["bench", "watch", "--quick", "--rounds", "1"],
     "env": ["env"],
 }
-FILES = {"scan": "o.html", "explain": "o.svg", "claims": "o.html", "cards": "o.tsv", "run": "o.json"}
+FILES = {
+    "scan": "o.html",
+    "report": "o.html",
+    "explain": "o.svg",
+    "claims": "o.html",
+    "cards": "o.tsv",
+    "run": "o.json",
+}
 FILES |= {name: "o.json" for name in COMMANDS if name.startswith("bench")}
 TWINS = ("bench memory", "bench cpu", "bench watch")
 STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 # what runs at a moment, by command: the signal comes when it is called
 LOADING = {
     "scan": "attemper.scan.command:load",
+    "report": "attemper.watch.record.store:read",
     "explain": "attemper.explain:check",
     "claims": "attemper.lab.claims.claims:gather",
     "cards": "attemper.lab.claims.claims:gather",
@@ -64,6 +74,7 @@ LOADING = {
 } | {name: "attemper.bench.run:settings" for name in COMMANDS if name.startswith("bench")}
 MEASURING = {
     "scan": "attemper.scan.run:call",
+    "report": "attemper.report.run:document",
     "explain": "attemper.explain:compute",
     "claims": "attemper.lab.claims.claims:judge",
     "cards": "attemper.lab.claims.cards:write",
@@ -95,10 +106,15 @@ EVIDENCE: dict[str, Any] = {
 EVIDENCE["gradient_long"] = EVIDENCE["gradient"]
 
 
+def filled(words: list[str], model: Path) -> list[str]:
+    """The words of a command, with the folder of the model and the record beside it."""
+    return [{"MODEL": str(model), "RECORD": str(model.with_name("run.jsonl"))}.get(word, word) for word in words]
+
+
 def cases(model: Path, quick: bool) -> list[Case]:
     found: list[Case] = []
     for command, typed in COMMANDS.items():
-        words = [str(model) if word == "MODEL" else word for word in typed]
+        words = filled(typed, model)
         found += [*_streams(command, words), *_signals(command, words)]
         found += _outputs(command, words) if command in FILES else []
     found += [*_inputs(model), *_helps(), *_numbers(model), *_workers(), _stuck()]
@@ -215,6 +231,11 @@ def _inputs(model: Path) -> list[Case]:
         "baseline a folder": ([*embedded, "--baseline", "."], lambda: None),
         "baseline a loop": ([*embedded, "--baseline", "loop"], lambda: os.symlink("loop", "loop")),
         "baseline a pipe": ([*embedded, "--baseline", "pipe"], silent(lambda: os.mkfifo("pipe"))),
+        "record a folder": (["report", "."], lambda: None),
+        "record a loop": (["report", "loop"], lambda: os.symlink("loop", "loop")),
+        "record a pipe": (["report", "pipe"], lambda: os.mkfifo("pipe")),
+        "record no record": (["report", "words"], lambda: Path("words").write_text("words\n")),
+        "record locked": (["report", "locked"], lambda: (Path("locked").touch(0), os.chmod(".", 0o777), as_nobody())),
         "results a file": (kept, lambda: Path("kept").touch()),
         "results a loop": (kept, lambda: os.symlink("kept", "kept")),
         "results locked": (kept, lambda: (os.mkdir("kept"), os.chmod("kept", 0), as_nobody())),
@@ -329,7 +350,7 @@ def warm(model: Path, place: Path, quick: bool) -> None:
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         for words in [*typed, ["run", "--jobs", "nan"]]:
             with contextlib.suppress(SystemExit):
-                cli.main([str(model) if word == "MODEL" else word for word in words])
+                cli.main(filled(words, model))
     gc.freeze()
 
 
@@ -359,6 +380,9 @@ def main() -> None:
     found = []
     try:
         model = save(place / "tiny-bert", "bert")
+        with attemper.watch(layer := torch.nn.MultiheadAttention(8, 2)) as watching:
+            layer(*(torch.zeros(3, 8),) * 3)
+        watching.record.write(place / "run.jsonl")
         little()
         evidence = claims.gather(False, lambda line: None)
         claims.gather = lambda train, note, results=None: evidence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -32,7 +33,15 @@ def render() -> str:
     sections += [function_section(name, thing) for name, thing in public.items() if inspect.isfunction(thing)]
     sections += [class_section(name, thing) for name, thing in public.items() if inspect.isclass(thing)]
     return "\n".join(
-        [*sections, rules_section(), health_section(), kernels_section(), testing_section(), errors_section()]
+        [
+            *sections,
+            rules_section(),
+            health_section(),
+            integrations_section(),
+            kernels_section(),
+            testing_section(),
+            errors_section(),
+        ]
     )
 
 
@@ -96,6 +105,23 @@ def health_section() -> str:
     for name in ("check", "findings", "verdict"):
         parts.append("#" + function_section(f"health.{name}", getattr(health, name)))
     parts.append("#" + class_section("Finding", health.Finding).replace("## Finding", "## health.Finding"))
+    return "\n".join(parts)
+
+
+def integrations_section() -> str:
+    """The functions, and the callbacks as their source has them: their trainers need not be installed."""
+    home = attemper.integrations
+    summary = inspect.cleandoc(home.__doc__ or "").split("\n\n")
+    parts = [f"## integrations\n\n{summary[0].removeprefix('integrations: ').capitalize()}\n\n{summary[-1]}\n"]
+    for file in ("huggingface", "lightning"):
+        source = Path(home.__file__ or "").with_name(f"{file}.py").read_text(encoding="utf-8")
+        cls = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+        parts.append(
+            f"### integrations.{cls.name}\n\n{prose(type(cls.name, (), {'__doc__': ast.get_docstring(cls)}))}\n"
+        )
+    for name in ("alerts", "monitor", "picture", "summary", "target"):
+        parts.append("#" + function_section(f"integrations.{name}", getattr(home, name)))
+    parts.append("#" + class_section("Monitor", home.Monitor).replace("## Monitor", "## integrations.Monitor"))
     return "\n".join(parts)
 
 

@@ -1,7 +1,9 @@
 """attemper: scaled dot-product attention that measures itself while it runs.
 
 attention.py → operation/ → kernels/ → vitals.py, heads.py    one call; scale.py, scores/ and modules/ come before it
+watch/ → treat/                                               a model in training, and what helps it
 watch/ → health/ → scan/ → report/                            a model, its record, its findings, one document
+integrations/                                                 the same inside a trainer, its numbers in a logger
 testing.py                                                    assertions about a model's attention, for its own tests
 explain/, lab/                                                attention step by step; claims about √d_k, measured
 bench/, env.py, demo.py, cli/                                 speed, this machine, the embedded model, the command
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors as errors
     from . import health as health
+    from . import integrations as integrations
     from . import kernels as kernels
     from . import testing as testing
     from .attention import attention as attention
@@ -35,6 +38,15 @@ if TYPE_CHECKING:
     from .scan import scan as scan
     from .scores import additive_attention as additive_attention
     from .scores import cosine_attention as cosine_attention
+    from .treat import Clip as Clip
+    from .treat import Projections as Projections
+    from .treat import add_qk_norm as add_qk_norm
+    from .treat import add_temperature as add_temperature
+    from .treat import entropy_floor as entropy_floor
+    from .treat import floor as floor
+    from .treat import projections as projections
+    from .treat import qk_clip as qk_clip
+    from .treat import scale_rates as scale_rates
     from .vitals import Attended as Attended
     from .vitals import Vitals as Vitals
     from .vitals import merge as merge
@@ -48,25 +60,35 @@ __version__ = "0.1.0"
 _HOMES = {
     "AdditiveAttention": "modules",
     "Attended": "vitals",
+    "Clip": "treat",
     "Explanation": "explain",
     "HeadSummary": "heads",
     "MultiHeadAttention": "modules",
+    "Projections": "treat",
     "RULES": "scale",
     "Record": "watch",
     "Rule": "scale",
     "Scan": "scan",
     "Vitals": "vitals",
+    "add_qk_norm": "treat",
+    "add_temperature": "treat",
     "additive_attention": "scores",
     "attention": "attention",
     "cosine_attention": "scores",
+    "entropy_floor": "treat",
     "errors": "errors",
     "explain": "explain",
+    "floor": "treat",
     "health": "health",
     "instrument": "watch",
+    "integrations": "integrations",
     "kernels": "kernels",
     "measure": "attention",
     "merge": "vitals",
+    "projections": "treat",
+    "qk_clip": "treat",
     "rule": "scale",
+    "scale_rates": "treat",
     "scan": "scan",
     "sdpa": "attention",
     "testing": "testing",
@@ -74,7 +96,7 @@ _HOMES = {
     "weights": "attention",
 }
 
-_MODULES = {"errors", "health", "kernels", "testing"}
+_MODULES = {"errors", "health", "integrations", "kernels", "testing"}
 
 __all__ = sorted(_HOMES)
 

@@ -14,7 +14,7 @@ NEEDED = ["src", "setup.py", "pyproject.toml", "README.md", "LICENSE"]
 
 TRY = """
 import json, pathlib, torch, attemper
-from attemper import env, report
+from attemper import demo, env, report
 q = torch.randn(1, 2, 9, 8)
 output = attemper.attention(q, q, q).output
 expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
@@ -24,6 +24,7 @@ print(json.dumps({
     "taken": [v.kernel for v in attemper.kernels.why(q, q, q) if v.taken],
     "from": str(pathlib.Path(attemper.__file__).parent.parent),
     "report": report.html({"schema": "attemper.scan/1"}).count("</script>"),
+    "trained": demo.trained_folder("demo:scaled").name,
     "sources": [p.name for p in pathlib.Path(attemper.__file__).parent.rglob("*.[ch]")],
 }))
 """
@@ -56,6 +57,7 @@ def install(folder: Path, compiler: str | None) -> dict:
     found = json.loads(ran.stdout)
     assert found["from"] == str(target)
     assert found["right"]
+    assert found["trained"] == "scaled"
     assert found["report"] == 2  # the page, its style and its scripts came along
     return found
 

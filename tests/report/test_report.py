@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from attemper import errors, report
+from attemper.report import run
 from attemper.scan.show.output import write
 from report.documents import asked, finding, lane, made
 
@@ -111,15 +112,20 @@ def test_it_names_no_place_outside():
     )
 
 
+def all_scripts() -> str:
+    """The modules of both pages, joined."""
+    return report.script() + "".join(report._module(name) for name in run.RUN_SCRIPTS)
+
+
 def test_no_markup_is_made_from_text():
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|srcdoc|setHTML",
-        report.script(),
+        all_scripts(),
     )
 
 
 def test_the_modules_can_be_joined():
-    joined = report.script()
+    joined = all_scripts()
     assert not re.search(r"^\s*import\b", joined, flags=re.MULTILINE)
     names = re.findall(r"^(?:export )?(?:const|let|function|class) (\w+)", joined, flags=re.MULTILINE)
     assert len(names) > 50
@@ -127,14 +133,15 @@ def test_the_modules_can_be_joined():
 
 
 def test_every_module_is_there_and_imports_what_stands_before_it():
-    folder = Path(report.__file__).parent
-    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.js")} == {*report.SCRIPTS, "start.js"}
-    for place, name in enumerate(report.SCRIPTS):
+    folder, scripts = Path(report.__file__).parent, (*report.SCRIPTS, *run.RUN_SCRIPTS)
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*.js")}
+    assert there == {*scripts, "start.js", "run_start.js"}
+    for place, name in enumerate(scripts):
         text = folder.joinpath(name).read_text(encoding="utf-8")
         assert text.startswith("// "), "open the file by saying what it is"
         assert len(text.splitlines()) <= 400
         imported = [(folder / name).parent / target for target in re.findall(r'from "([^"]+)"', text)]
-        assert {path.resolve().relative_to(folder).as_posix() for path in imported} <= set(report.SCRIPTS[:place])
+        assert {path.resolve().relative_to(folder).as_posix() for path in imported} <= set(scripts[:place])
 
 
 def test_size():

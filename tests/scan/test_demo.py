@@ -1,14 +1,22 @@
 """The embedded model: found without running its package, checked before it is read, refused with the line that helps."""
 
 import importlib.util
+import json
+import math
 import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 import transformers
 
+import attemper
 from attemper import demo
 from attemper.errors import InputError, MissingExtra
+from attemper.scan.input.model import load
+from attemper.scan.input.text import FolderTokenizer
+
+VOCABULARY = 256
 
 
 def test_it_is_the_real_model(minilm):
@@ -65,3 +73,70 @@ def test_the_bar_of_transformers_is_as_before(shown):
         assert logging.is_progress_bar_enabled() == shown
     finally:
         switch[before]()
+
+
+# the two models of our own
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Each model's scan of the text it comes with."""
+    return {name: attemper.scan(f"demo:{name}", deep=True) for name in demo.TRAINED}
+
+
+def test_they_are_small_and_differ_in_one_setting():
+    folders = {name: demo.trained_folder(f"demo:{name}") for name in demo.TRAINED}
+    assert sum((folder / "model.safetensors").stat().st_size for folder in folders.values()) <= 3_000_000
+    one, other = (json.loads((folder / "config.json").read_text()) for folder in folders.values())
+    assert {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)} == {"scale_attn_weights"}
+    assert one["scale_attn_weights"]
+    assert (one["n_layer"], one["n_head"], one["n_embd"]) == (2, 4, 256)
+
+
+def test_they_know_the_language_they_were_trained_on():
+    losses = {}
+    for name in demo.TRAINED:
+        loaded = load(f"demo:{name}")
+        tokens = torch.tensor([list(demo.CODE.encode())])
+        with torch.no_grad():
+            losses[name] = float(loaded.model(tokens, labels=tokens).loss)
+    assert losses["scaled"] < losses["unscaled"] < math.log(VOCABULARY)  # better than every byte being equally likely
+
+
+def test_a_byte_is_a_token():
+    folder = FolderTokenizer(load("demo:scaled"))
+    assert folder.encode("x = 'é'\n").batch["input_ids"].tolist() == [list("x = 'é'\n".encode())]
+
+
+def test_the_scan_tells_them_apart(trained):
+    healthy, bare = trained["scaled"], trained["unscaled"]
+    assert healthy.findings == []
+    assert {layer["scale"]["rule"] for layer in healthy.layers} == {"sqrt_dk"}
+    assert {layer["scale"]["rule"] for layer in bare.layers} == {"none"}
+    assert {finding["name"] for finding in bare.findings} >= {"peak", "collapsed"}
+    for found in trained.values():
+        assert found.to_dict()["model"]["sha256"] in demo.TRAINED.values()
+        assert found.to_dict()["model"]["source"] == "demo"
+
+
+def test_the_deep_checks_pass_on_both(trained):
+    """A real decoder: causal, cached, with positions."""
+    for found in trained.values():
+        outcomes = {check["name"]: check["state"] for check in found.to_dict()["checks"]}
+        assert "failed" not in outcomes.values()
+        assert outcomes["future"] == outcomes["cache"] == "passed"
+
+
+def test_an_unknown_one_is_named():
+    with pytest.raises(InputError, match=r"unknown model 'demo:scale'. Did you mean 'demo:scaled'\?"):
+        demo.trained_folder("demo:scale")
+
+
+@pytest.mark.parametrize("content", [b"other", None])
+def test_damaged_weights_of_ours_are_refused(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(demo, "__file__", str(tmp_path / "demo.py"))
+    if content is not None:
+        (tmp_path / "trained" / "scaled").mkdir(parents=True)
+        (tmp_path / "trained" / "scaled" / "model.safetensors").write_bytes(content)
+    with pytest.raises(InputError, match=r"pip install --force-reinstall attemper\."):
+        demo.trained_folder("demo:scaled")

@@ -47,6 +47,7 @@ OPTIONS = {
         "--device",
         "--schema",
     ],
+    "report": ["FILE", "--json", "--output", "-o", "--force"],
     "env": ["--json"],
     "bench": [
         "PART",

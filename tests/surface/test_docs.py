@@ -31,6 +31,7 @@ MODULES = ["attemper"] + [
     for found in pkgutil.walk_packages(attemper.__path__, "attemper.", onerror=lambda name: None)
     if not found.name.endswith("__main__")
     and "kernels.triton" not in found.name  # which needs a package that is not here
+    and found.name not in ("attemper.integrations.huggingface", "attemper.integrations.lightning")  # as these may
 ]
 EXAMPLES = {
     "vitals.py": "Without the scale the logits spread 8.0 times as wide",
@@ -40,7 +41,9 @@ EXAMPLES = {
     "swap_rule.py": "The first rule is what the model had: only rounding moved.",
     "watch_training.py": "|dq| per head",
     "scan_fault.py": "√d_model instead of √d_k: q·k is multiplied",
+    "train_gpt.py": "to a loss 0.05 above its twin's: []",
 }
+LONG = {"train_gpt.py": 120}  # lines; such an example has a quick form
 
 
 def fences(text: str) -> list[tuple[str, str]]:
@@ -249,11 +252,12 @@ def test_sdpa_has_torch_own_signature():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_run(name, monkeypatch, capsys):
+def test_examples_run(name, monkeypatch, capsys, tmp_path):
     path = REPO / "examples" / name
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 40
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONG.get(name, 40)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "argv", [str(path)])
+    monkeypatch.setattr(sys, "argv", [str(path), *(["--quick"] if name in LONG else [])])
+    monkeypatch.chdir(tmp_path)
     runpy.run_path(str(path), run_name="__main__")  # warnings are errors here, as everywhere in the tests
     printed = capsys.readouterr().out
     assert EXAMPLES[name] in printed

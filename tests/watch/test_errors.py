@@ -6,7 +6,7 @@ from torch import nn
 
 import attemper
 from attemper.errors import InputError
-from attemper.watch.session import FOLLOWS
+from attemper.watch.endings import FOLLOWS
 from snapshots import Sentences, assert_told
 
 KEPT = Sentences("watch")

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import attemper
-from attemper.watch.attach.gradients import GradientHooks
-from attemper.watch.session import NO_GRADIENTS
+from attemper.watch.attach.gradients import NO_GRADIENTS, GradientHooks
 from close import in_float64
 from watched import Block
 

@@ -8,9 +8,9 @@ import torch
 import attemper
 from attemper.errors import InputError
 from attemper.watch.attach import attachment as attach
+from attemper.watch.attach.gradients import NO_GRADIENTS
 from attemper.watch.passes import LEFT_OUT, ONLY_OTHERS, UNFINISHED
-from attemper.watch.session import NO_GRADIENTS
-from watched import Block, stack
+from watched import Block, stack, state
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 X = torch.randn(2, 5, 16)
@@ -224,3 +224,89 @@ def test_memory_stays_flat(tmp_path):
             watch.step()
     assert watch.record.steps == list(range(120, 130))
     assert len(watch.record._buffer.blocks) <= 2
+
+
+def test_a_paused_watch_is_detached_and_its_step_goes_on():
+    model = stack()
+    optimizer = sgd(model)
+    before = state()
+    with attemper.watch(model, passes="all", gradients=True) as watch:
+        for _ in range(2):
+            model(X).sum().backward()  # the first micro-batch
+            watch.pause()
+            watch.pause()
+            assert state() == before
+            evaluate(model)
+            watch.resume()
+            watch.resume()
+            model(X).sum().backward()  # the second
+            optimizer.step()
+            watch.step()
+        watch.pause()
+        model(X)
+        watch.step()  # a step that was paused as a whole has no rows
+    assert watch.record.steps == [0, 1]
+    assert {row["rows"] for row in watch.record.to_dicts()} == {20}
+    assert {row["grad_q_count"] for row in watch.record.to_dicts()} == {2 * 2 * 5 * 8}
+    with watch:  # a watch that is opened again is not paused
+        model(X)
+    assert watch.record.steps == [0, 1, 3]
+
+
+def test_a_watch_may_be_paused_before_it_opens_and_between_its_steps():
+    model = stack()
+    watch = attemper.watch(model, every=2)
+    watch.pause()
+    with watch:
+        for step in range(4):
+            watch.resume()
+            model(X).sum().backward()
+            watch.pause()
+            watch.step()
+            assert watch.record.steps == list(range(0, step + 1, 2))
+
+
+def test_steps_have_the_trainer_s_numbers():
+    model = stack()
+    with attemper.watch(model, every=2, start=4) as watch:
+        for number in (4, 5, 6, 10, 11, 12):  # a resumed trainer jumps
+            model(X).sum().backward()
+            watch.step(number)
+    # 10 came where 7 was expected, which was not due
+    assert watch.record.steps == [4, 6, 12]
+    with attemper.watch(model) as watch:
+        model(X)
+        for number in (-1, 1.0, True, "3"):
+            with pytest.raises(InputError, match=r"^watch\.step\(\): the step must be a whole number from 0 on; got"):
+                watch.step(number)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_what_was_logged_is_kept_beside_the_rows(tmp_path, suffix):
+    model, path = Block(), tmp_path / "run.jsonl"
+    with attemper.watch(model, path=path, every=2) as watch:
+        for step in range(5):
+            model(X).sum().backward()
+            watch.log({"loss": torch.tensor(1.5 + step, requires_grad=True)})
+            watch.log({"lr": 0.1}, step=step)
+            watch.step()
+        watch.log({"eval": float("nan"), "most": float("inf")}, 4)
+    expected = {step: {"loss": 1.5 + step, "lr": 0.1} for step in range(5)}
+    last = {**expected.pop(4), "eval": float("nan"), "most": float("inf")}
+    assert repr(watch.record.logged.pop(4)) == repr(last)
+    assert watch.record.logged == expected
+    read = attemper.Record.read(path)
+    assert {step: read.logged[step] for step in range(4)} == expected
+    assert read.logged[4]["most"] == float("inf")
+    assert read.filter(steps=2).logged == {2: expected[2]}
+    assert read.merge(read).logged.keys() == read.logged.keys()
+    again = tmp_path / f"again{suffix}"
+    read.write(again)
+    assert repr(attemper.Record.read(again).logged) == repr(read.logged)
+    with attemper.watch(model) as watch:
+        model(X)
+        for numbers, words in (([1], "must be a dict"), ({"loss": X}, "'loss' must be one number; got Tensor")):
+            with pytest.raises(InputError, match=words):
+                watch.log(numbers)
+        with pytest.raises(InputError, match=r"^watch\.log\(\): the step must be"):
+            watch.log({}, -1)

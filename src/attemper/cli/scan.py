@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 Model = Annotated[
     str | None,
     typer.Argument(
-        help="A model folder with .safetensors, or an id of the Hugging Face hub; if left out, the embedded MiniLM.",
+        help="A model folder with .safetensors, an id of the Hugging Face hub, demo:scaled or demo:unscaled; if left out, the "
+        "embedded MiniLM.",
         metavar="MODEL",
     ),
 ]

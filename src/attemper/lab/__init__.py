@@ -7,6 +7,8 @@ In the order in which rows pass its folders:
     details/     experiments on details of common explanations
     real_model/  experiments on the heads of the embedded model
     training/    experiments that train small models
+    stacked/     many training runs as one model, on a GPU
+    studies/     questions that take hundreds of such runs
     stored/      rows of such experiments that were measured on a GPU
     maths/       closed forms, exact means, intervals
     figures/     what the figures share; each experiment draws its own

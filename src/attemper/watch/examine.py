@@ -16,6 +16,12 @@
     running             the modules in their forward, in this thread
     weights_of_rows, chunks, logits_of_keys, logits_of_offset   parts of a call's matrix, never the whole of it
     is_in               whether a module is another one or inside it, by their names
+    Replacement, attend_with, REPLACED    attention of a Hugging Face model by attemper's kernels
+    named_modules       the modules of a model by name, without wrappers
+    without_modes       run code that no watch and no other dispatch mode sees
+    Entry               one layer of a record in one step
+    check_path, to_path     the path of a file for a record, checked
+    are_many, Ranks     whether there are several ranks, and the group over which a watch joins them
 """
 
 from __future__ import annotations
@@ -26,6 +32,8 @@ from torch import nn
 
 from .attach.alter import Alteration as Alteration
 from .attach.alter import altered as altered
+from .attach.modes import without_modes as without_modes
+from .attach.names import named_modules as named_modules
 from .attach.running import OpPlace as OpPlace
 from .attach.running import running as running
 from .attach.running import traits as traits
@@ -34,6 +42,14 @@ from .call import Examiner as Examiner
 from .call import Facts as Facts
 from .call import NoAttentionCall as NoAttentionCall
 from .passes import is_in as is_in
+from .record.entry import Entry as Entry
+from .record.ranks import Ranks as Ranks
+from .record.ranks import are_many as are_many
+from .record.store import check_path as check_path
+from .record.store import to_path as to_path
+from .routes.replace import REPLACED as REPLACED
+from .routes.replace import Replacement as Replacement
+from .routes.replace import attend_with as attend_with
 from .session import Watch, watch
 from .trace.cuts import Cut as Cut
 from .trace.hiding import TwoValues as TwoValues

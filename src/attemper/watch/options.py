@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import InputError
@@ -51,6 +51,28 @@ def check_options(
             f"watch(): `start` must be the number of a step, a whole number from 0 on; got {start!r}. "
             "Leave it out to begin at 0."
         )
+
+
+def check_step(number: object, where: str = "watch.step") -> None:
+    if not _is_whole(number, 0):
+        raise InputError(
+            f"{where}(): the step must be a whole number from 0 on; got {number!r}. Leave it out to count by one."
+        )
+
+
+def check_numbers(numbers: object) -> dict[str, float]:
+    """What watch.log() was given, as plain floats."""
+    if not isinstance(numbers, Mapping):
+        raise InputError(f"watch.log(): `numbers` must be a dict of names and numbers; got {type(numbers).__name__}.")
+    found = {}
+    for name, number in numbers.items():
+        try:
+            found[str(name)] = float(number.detach() if isinstance(number, Tensor) else number)
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError(
+                f"watch.log(): {str(name)!r} must be one number; got {type(number).__name__}. Leave it out, or take its mean."
+            ) from None
+    return found
 
 
 def _is_whole(value: object, least: int) -> bool:

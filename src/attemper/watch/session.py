@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,13 +18,13 @@ from ..operation.checks import Signs, check_signs
 from ..vitals import Vitals
 from .attach.attachment import attachment
 from .attach.dynamo import COMPILED, in_compiled, is_compiled
-from .attach.gradients import NO_GRADIENTS
 from .attach.names import named_modules
 from .attach.running import running
-from .call import FOLLOWS, AttentionCall, Examiner, NoAttentionCall, Summary
-from .options import check_model, check_options, with_hooks
-from .passes import LEFT_OUT, ONLY_OTHERS, UNFINISHED, Passes
-from .record.entry import Entry, StepAccumulator
+from .call import AttentionCall, Examiner, Summary
+from .endings import check_calls, check_end, drop_unfinished, note_gradients
+from .options import check_model, check_numbers, check_options, check_step, with_hooks
+from .passes import LEFT_OUT, ONLY_OTHERS, Passes
+from .record.entry import StepAccumulator
 from .record.jsonl import Journal
 from .record.ranks import Ranks, are_many
 from .record.record import Record
@@ -87,8 +87,9 @@ def watch(
             for extensions such as ``scan``.
 
     Returns:
-        a context manager. ``record`` holds the steps that have ended, ``step()`` ends one, ``rows(keep)`` takes a boolean
-        ``(B, L)`` that marks the real queries if no mask shows them.
+        a context manager. ``record`` holds the steps that have ended, ``step()`` ends one, ``pause()`` and ``resume()`` leave
+        passes out, ``log(numbers)`` keeps a loss beside the rows, ``rows(keep)`` takes a boolean ``(B, L)`` that marks the real
+        queries if no mask shows them.
 
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
@@ -142,25 +143,21 @@ class Watch:
         self.given_rows: Tensor | None = None
         self.full, self.examiners = full, examiners
         self.caller = "watch"  # the function that the user called, for errors
-        self._sums = StepAccumulator(gradients)
-        self._record = Record()
-        self._journal = journal
-        self._keep = keep
-        others = (
-            f"attemper.Record.read({str(journal.path)!r}) has all steps" if journal else "keep= sets how many are kept"
-        )
+        self._sums, self._record = StepAccumulator(gradients), Record()
+        self._journal, self._keep = journal, keep
+        others = "keep= sets how many are kept"
+        others = f"attemper.Record.read({str(journal.path)!r}) has all steps" if journal else others
         self._tail = f"only the last {keep or KEPT} steps are in memory; {others}."
         self._ranks: Ranks | None = None  # while the watch is open
         self._split = False  # whether a layer ran a part of its heads
         self._without_gradients: set[str] = set()  # layers whose missing gradients were noted
         self._step, self._steps_ended, self._passes = start, 0, Passes(passes)
-        self._open, self._measuring = False, False
-        self._depth = 0
-        self._unmeasured = 0  # calls that were found and not measured
+        self._open, self._measuring, self._paused = False, False, False  # measuring: this step is one to measure
+        self._depth, self._unmeasured = 0, 0  # unmeasured: calls that were found and not measured
         self._optimizer_hook: Any = None
         self._replacement = None
         if replace:
-            attend = attend_with(lambda: self._measuring, signs, lambda call: attachment.begin(call)(call.frames))
+            attend = attend_with(self._connected, signs, lambda call: attachment.begin(call)(call.frames))
             self._replacement = Replacement(model, attend)
 
     @property
@@ -185,12 +182,19 @@ class Watch:
             raise InputError(f"watch.rows(): `keep` must be a boolean tensor (B, L), True for a real token; got {got}.")
         self.given_rows = keep
 
-    def step(self) -> None:
-        """End the current step, and measure the next one if it is due."""
+    def step(self, number: int | None = None) -> None:
+        """End the current step, and measure the next one if it is due.
+
+        Args:
+            number: the step that ends, as the trainer counts it; the next one is ``number + 1``. None: one after the last.
+        """
         if not self._open:
             raise InputError(
                 "watch.step(): the watch is not open. Call it inside `with attemper.watch(model) as watch:`."
             )
+        if number is not None:
+            check_step(number)
+            self._step = number
         attachment.forget_ended()
         if self._measuring:
             if self._passes.left_out and not self._sums.layers:
@@ -203,6 +207,31 @@ class Watch:
             self._attach()
         elif self._measuring and not due:
             self._detach()
+
+    def pause(self) -> None:
+        """Detach from the model until ``resume()``: passes in between are not measured. The step goes on after it."""
+        if self._open and self._connected():
+            self._disconnect()
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on after ``pause()``."""
+        was_paused, self._paused = self._paused, False
+        if self._open and self._measuring and was_paused:
+            self._connect()
+
+    def log(self, numbers: Mapping[str, float], step: int | None = None) -> None:
+        """Keep numbers of the training, such as its loss, in ``record.logged``; the file has them from the next rows on.
+
+        Args:
+            numbers: plain numbers by their names; NaN and infinity are kept.
+            step: the step that they belong to; None is the current one.
+        """
+        found, at = check_numbers(numbers), self._step if step is None else step
+        check_step(at, "watch.log")
+        self._record.logged.setdefault(at, {}).update(found)
+        if self._journal is not None and (self._ranks is None or self._ranks.first):
+            self._journal.log(at, found)
 
     def __enter__(self) -> Watch:
         if self._open:
@@ -232,7 +261,7 @@ class Watch:
     ) -> None:
         was_measuring, ended_well = self._measuring, error_type is None
         try:
-            self._drop_unfinished(ended_well)
+            drop_unfinished(self, ended_well)
             # if this rank fails, others may not get here; if it does not, they wait for it, whether it has rows or not
             join = ended_well and self._ranks is not None and self._ranks.group is not None
             if was_measuring and (self._sums.layers or join):
@@ -241,15 +270,7 @@ class Watch:
         finally:
             self._close()
         if ended_well:
-            self._check_end(was_measuring)
-
-    def _drop_unfinished(self, ended_well: bool) -> None:
-        """Forget evaluation after the last step. Training passes before an error are kept: they may show what went wrong."""
-        unfinished = self._passes.unfinished(ended_well and self.optimizer is not None and self._steps_ended > 0)
-        if unfinished:
-            self._note(UNFINISHED)
-        for name in unfinished:
-            self._sums.drop(name)
+            check_end(self, was_measuring)
 
     def _close(self) -> None:
         self._open = False
@@ -263,7 +284,7 @@ class Watch:
             self._optimizer_hook = None
         if self._replacement is not None:
             self._replacement.uninstall()
-        self.modules, self.names = (), {}
+        self.modules, self.names, self._paused = (), {}, False
         if self._journal is not None:
             self._journal.close()
 
@@ -271,12 +292,23 @@ class Watch:
         self._measuring = True
         if any(map(is_compiled, self.modules)):
             self._warn(COMPILED)
+        if not self._paused:
+            self._connect()
+
+    def _detach(self) -> None:
+        self._measuring = False
+        if not self._paused:
+            self._disconnect()
+
+    def _connected(self) -> bool:
+        return self._measuring and not self._paused
+
+    def _connect(self) -> None:
         attachment.add(self)
         if self._ranks is not None:
             self._ranks.attach()
 
-    def _detach(self) -> None:
-        self._measuring = False
+    def _disconnect(self) -> None:
         attachment.remove(self)
         if self._ranks is not None:
             self._ranks.detach()
@@ -352,9 +384,9 @@ class Watch:
         if join and self._ranks is not None:
             whole = self._ranks.join(self._step, entries, self._split, self._warn)
         if whole is not None or alone:
-            self._check_calls()  # if other ranks have calls, an error on this one would end them too
+            check_calls(self)  # if other ranks have calls, an error on this one would end them too
         entries = entries if whole is None else whole
-        self._note_gradients(entries)
+        note_gradients(self, entries)
         writes = self._journal is not None and self._ranks is not None and self._ranks.first
         entries = to_host(entries) if writes else entries
         self._record._add(entries, facts)
@@ -366,34 +398,3 @@ class Watch:
         keep = KEPT if self._keep is None and in_file else self._keep
         if keep is not None and self._record._forget(keep):
             self._note(self._tail)
-
-    def _note_gradients(self, entries: list[Entry]) -> None:
-        for layer, failure in self._sums.failures.items():
-            self._warn(f"{self._title(layer)}: gradients could not be measured: {failure}.")
-        layers = [self._title(entry.layer) for entry in entries if entry.gradients is None]
-        if layers and self.wants_gradients:
-            named = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
-            named = "any layer" if len(layers) == len(entries) else named
-            if named not in self._without_gradients:  # noted for the first such step only
-                self._without_gradients.add(named)
-                self._note(NO_GRADIENTS.format(step=entries[0].step, layers=named))
-
-    def _check_calls(self) -> None:
-        if self._passes.counted and not self._sums.calls and not self._unmeasured:
-            raise NoAttentionCall(f"{self.caller}(): found no attention call in {self._title('')}; {FOLLOWS}.")
-
-    def _check_end(self, was_measuring: bool) -> None:
-        """Raise or warn if the block measured nothing, or not what was asked for."""
-        if was_measuring:
-            self._check_calls()
-        if not self._passes.begun:
-            raise InputError(
-                f"watch(): {type(self.model).__name__} was not called inside the block. Call model(…), which runs its hooks, "
-                "and not model.forward(…)."
-            )
-        if self.every > 1 and not self._steps_ended and self._passes.counted > 1:
-            warnings.warn(
-                f"watch(): every={self.every}, but no step ended, so all {self._passes.counted} passes count as one. "
-                "Call watch.step() after each step, or give watch() the optimizer.",
-                stacklevel=3,
-            )

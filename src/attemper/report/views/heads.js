@@ -89,7 +89,7 @@ export function fromHash(scan, hash, otherwise) {
 }
 
 /** The choice between the reader's theme, light and dark. */
-function themes(make, root, redraw) {
+export function themes(make, root, redraw) {
   const set = (name) => {
     root.dataset.theme = name;
     for (const one of group.children) one.setAttribute("aria-pressed", String(one.textContent === name));

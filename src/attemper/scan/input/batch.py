@@ -69,7 +69,7 @@ def make(
     _check_wanted(model, main, both, texts, images, sounds)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if main == "text" and not both:
-        found = [_text(loaded, text, truncate) for text in texts or (SENTENCE,)]
+        found = [_text(loaded, text, truncate) for text in texts or (loaded.sample,)]
     elif main == "audio":
         found = [_sound(loaded, sound, texts, truncate) for sound in sounds or (None,)]
     else:

@@ -51,6 +51,7 @@ class Loaded:
     sha256: str | None = None
     notes: list[str] = field(default_factory=list)
     drawn: list[str] = field(default_factory=list)  # weights of embeddings and attention that are not in the files
+    sample: str = demo.SENTENCE  # the text that is scanned where none is given
 
     def about(self) -> AboutModel:
         """The document's ``model``."""
@@ -79,9 +80,10 @@ def load(
 ) -> Loaded:
     """A model in evaluation mode, loaded from safetensors, by code of transformers only.
 
-    ``model`` is a folder or a hub id, which is downloaded only if ``allow_download``; None: the embedded MiniLM. ``task``, a key
-    of ``TASKS``, is the head to load; None: the class the checkpoint was saved as. ``dtype`` is one of ``DTYPES``; None: as
-    stored. ``device`` is torch's name of one; "auto": a CUDA device if there is one.
+    ``model`` is a folder, ``demo:scaled`` or ``demo:unscaled``, or a hub id, which is downloaded only if ``allow_download``;
+    None: the embedded MiniLM. ``task``, a key of ``TASKS``, is the head to load; None: the class the checkpoint was saved as.
+    ``dtype`` is one of ``DTYPES``; None: as stored. ``device`` is torch's name of one; "auto": a CUDA
+    device if there is one.
     """
     if task is not None and task not in TASKS:
         raise InputError(f"scan: unknown --task {task!r}. {nearest(task, TASKS)}")
@@ -91,15 +93,20 @@ def load(
     progress("loading transformers")
     transformers()
     progress("reading the model" if model is None else f"reading {model}")
+    digest, sample = None, demo.SENTENCE
     if model is None:
-        place, source, shown = demo.embedded_folder(), "demo", demo.NAME
+        place, source, shown, digest = demo.embedded_folder(), "demo", demo.NAME, demo.SHA256
+    elif str(model).startswith(demo.PREFIX):
+        place, source, shown = demo.trained_folder(str(model)), "demo", str(model)
+        digest, sample = demo.TRAINED[shown.removeprefix(demo.PREFIX)], demo.CODE
     else:
         place, source = _place(model, allow_download)
         shown = str(model) if source == "hub" else place.resolve().name
     module, notes, drawn = _read(place, shown, task, dtype)
-    digest = demo.SHA256 if source == "demo" else _digest(place)
+    digest = digest or _digest(place)
     task = task or _task_of(type(module).__name__)
-    return Loaded(module.to(device).eval(), shown, source, place, task=task, sha256=digest, notes=notes, drawn=drawn)
+    module = module.to(device).eval()
+    return Loaded(module, shown, source, place, task=task, sha256=digest, notes=notes, drawn=drawn, sample=sample)
 
 
 def transformers() -> Any:

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from ...attention import attention, attention_into
 from ...operation.listen import target_of
-from ..routes.replace import NAME as REPLACED
-from ..routes.replace import read_arguments
+from ..routes.replace import REPLACED, read_arguments
 
 NAME = "attemper_instrumented"
 

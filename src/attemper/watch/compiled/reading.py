@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ class TallyWatch(Watch):
                 "or use its record."
             )
         self._pending: tuple[int, TallyCopies] | None = None  # a step that ended, and what is being copied of it
+        self._kept: list[Tensor] | None = None  # the tallies as a pause found them
         self._is_taken = False  # whether the step that the end of the block ends was taken over
         self._empty()
         super().__enter__()
@@ -78,15 +80,49 @@ class TallyWatch(Watch):
         )
 
     def _attach(self) -> None:
-        self._empty()
-        self._measuring = True
+        self._measuring, self._kept = True, None
+        if not self._paused:
+            self._connect()
+
+    def _detach(self) -> None:
+        self._measuring, self._kept = False, None
+        if self._ranks is not None:
+            self._ranks.detach()
+
+    def _connect(self) -> None:
+        """Begin from zero, or go on from where a pause began."""
+        if self._kept is None:
+            self._empty()
+        else:
+            with torch.no_grad():
+                for tally, kept in zip(self._tallies.values(), self._kept, strict=True):
+                    tally.copy_(kept)
+            self._kept = None
         if self._ranks is not None:
             self._ranks.attach()
 
-    def _detach(self) -> None:
-        self._measuring = False
+    def _disconnect(self) -> None:
+        self._kept = [tally.clone() for tally in self._tallies.values()]
         if self._ranks is not None:
             self._ranks.detach()
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._paused:
+                self.resume()
+            self._finish()
+            found = TallyCopies(self._tallies).finish()
+            if self._measuring:
+                self._take_over(found)
+                self._is_taken = True
+            elif not self._passes.begun:  # no step was measured: did the model run at all?
+                self._passes.begun = max((int(tally[..., 0, CALLS].sum()) for tally in found.values()), default=0)
+        except BaseException:
+            self._close()
+            raise
+        super().__exit__(error_type, error, trace)
 
     def _close(self) -> None:
         OPEN.discard(self)
@@ -119,13 +155,6 @@ class TallyWatch(Watch):
         finally:
             self._step = now
 
-    def _drop_unfinished(self, ended_well: bool) -> None:
-        self._finish()
-        if self._measuring:
-            self._take_over(TallyCopies(self._tallies).finish())
-            self._is_taken = True
-        super()._drop_unfinished(ended_well)
-
     def _empty(self) -> None:
         """Begin from zero. Other steps may have added their calls meanwhile."""
         with torch.no_grad():
@@ -141,12 +170,6 @@ class TallyWatch(Watch):
                 self._note(LEFT_OUT)
             for kind, slots in zip(KINDS, tally, strict=True):
                 self._take(name, kind, [slots[grade] for grade in sorted(grades) if slots[grade, 0, CALLS]])
-
-    def _check_end(self, was_measuring: bool) -> None:
-        if not self._passes.begun:  # no step was measured: did the model run at all?
-            counts = [int(tally[..., 0, CALLS].sum()) for tally in TallyCopies(self._tallies).finish().values()]
-            self._passes.begun = max(counts, default=0)
-        super()._check_end(was_measuring)
 
     def _take(self, name: str, kind: str, slots: list[Tensor]) -> None:
         """Add the calls of a layer and kind to the step; of each grade that counts there is one slot."""

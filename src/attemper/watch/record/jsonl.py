@@ -1,9 +1,10 @@
 """JSONL: the file of a record, one JSON object per line: how lines are written, appended while a watch runs, and read.
 
 A file opens with ``{"schema": "attemper.record", "version": 1}``, and so does what each later run appends to it. The other lines
-are rows, the ``facts`` of a layer, or a ``note``. Each row holds the number of rows of its step, so that a step that a kill cut
-short is recognised. A step is appended under a lock, whole or not at all: a write that fails is undone. If a kill cut a line
-short, the next append removes that line first. Rows that cannot be written are buffered and tried again.
+are rows, the ``facts`` of a layer, what was ``logged`` in a step, or a ``note``. Each row holds the number of rows of its step,
+so that a step that a kill cut short is recognised. A step is appended under a lock, whole or not at all: a write that fails is
+undone. If a kill cut a line short, the next append removes that line first. Rows that cannot be written are buffered and tried
+again.
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ def facts_line(place: tuple[str, str], facts: Facts) -> dict[str, Any]:
     return {"layer": place[0], "kind": place[1], "facts": facts.to_dict()}
 
 
+def logged_line(step: int, numbers: dict[str, float]) -> dict[str, Any]:
+    return {"step": step, "logged": {name: _plain(number) for name, number in numbers.items()}}
+
+
 def check_header(where: str, path: Path, line: str) -> None:
     """Raise unless the first line of a file is that of a record."""
     try:
@@ -125,6 +130,10 @@ class Journal:
         self.waiting += [dump(line).encode() for line in lines]
         self.waiting += [dump(row).encode() for row in row_lines(entries)]
         self._flush()
+
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        """Append what was logged in a step, with the next rows or at the end."""
+        self.waiting.append(dump(logged_line(step, numbers)).encode())
 
     def close(self) -> None:
         """Try once more to write the buffered rows."""
@@ -191,6 +200,7 @@ class ParsedLines:
         self.lines: Counter[WrittenStep] = Counter()  # of each step, damaged ones too
         self.loose = 0  # damaged lines before the first row of a step
         self.facts: dict[tuple[str, str], Facts] = {}
+        self.logged: dict[int, dict[str, float]] = {}
         self.notes: dict[str, None] = {}
         self.bad: list[int] = []
         self.run = 0
@@ -215,6 +225,9 @@ class ParsedLines:
             self.run, self.loose = self.run + 1, 0
         elif "facts" in found:
             self.facts.update([_read_facts(found)])
+        elif "logged" in found:
+            numbers = {_text(name): _number(value) for name, value in dict(found["logged"]).items()}
+            self.logged.setdefault(_whole(found, "step"), {}).update(numbers)
         elif "note" in found:
             self.notes[_text(found["note"])] = None
         else:

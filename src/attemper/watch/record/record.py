@@ -21,7 +21,8 @@ class Record:
     A row has ``step``, ``layer`` (as the model names it), ``kind`` (self or cross), ``head``, and one number per sign: the mean
     over the rows counted (``rows`` of them), except ``peak``, which is the largest. With gradients also ``grad_q_rms``,
     ``grad_q_median``, ``grad_k_rms``, ``grad_k_median``. ``facts`` holds the scale, head dim, heads, lengths and route of the
-    calls, per layer and kind. ``notes`` lists what was not measured, and why, and whether only the last steps are in memory.
+    calls, per layer and kind. ``logged`` holds what ``watch.log()`` was given, such as the loss, by step. ``notes`` lists what
+    was not measured, and why, and whether only the last steps are in memory.
 
     Example:
         >>> model = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
@@ -39,11 +40,13 @@ class Record:
         entries: Iterable[Entry] = (),
         facts: dict[tuple[str, str], Facts] | None = None,
         notes: Iterable[str] = (),
+        logged: dict[int, dict[str, float]] | None = None,
     ) -> None:
         self._buffer = EntryBuffer()
         self._waiting = Transfer(entries)  # their device may still compute; it is waited for when they are read
         self.facts = dict(facts or {})
         self.notes = list(notes)
+        self.logged = {step: dict(numbers) for step, numbers in (logged or {}).items()}
 
     @property
     def entries(self) -> list[Entry]:
@@ -65,7 +68,18 @@ class Record:
 
     def _forget(self, keep: int) -> bool:
         """Keep the last steps only; whether there were more. A step that waits for its device counts, and is kept."""
-        return self._buffer.drop(keep - bool(self._waiting.entries))
+        dropped = self._buffer.drop(keep - bool(self._waiting.entries))
+        if dropped and self._buffer.slots:
+            first = self._buffer.slots[0].step
+            self.logged = {step: numbers for step, numbers in self.logged.items() if step >= first}
+        return dropped
+
+    def _at(self, step: int) -> list[Entry]:
+        """The entries of one step, without reading the others."""
+        slots, begins = self._slots, self._buffer.begins
+        if begins and slots[begins[-1]].step == step and (len(begins) == 1 or slots[begins[-1] - 1].step < step):
+            slots = slots[begins[-1] :]  # the last one, as in every step of a training
+        return [self._buffer.get(slot) for slot in slots if slot.step == step]
 
     @property
     def _slots(self) -> list[Slot]:
@@ -108,17 +122,19 @@ class Record:
             heads: one head or several.
             kind: ``"self"`` or ``"cross"``.
         """
-        chosen = self.entries
+        slots, logged = self._slots, self.logged
         if steps is not None:
             wanted = _numbers("steps", steps)
-            chosen = [entry for entry in chosen if entry.step in wanted]
+            slots = [slot for slot in slots if slot.step in wanted]
+            logged = {step: numbers for step, numbers in logged.items() if step in wanted}
         if layers is not None:
             fits = layers if callable(layers) else self._named(layers)
-            chosen = [entry for entry in chosen if fits(entry.layer)]
+            slots = [slot for slot in slots if fits(slot.layer)]
         if kind is not None:
             if kind not in ("self", "cross"):
                 raise InputError(f"Record.filter(): `kind` must be 'self' or 'cross'; got {kind!r}.")
-            chosen = [entry for entry in chosen if entry.kind == kind]
+            slots = [slot for slot in slots if slot.kind == kind]
+        chosen = [self._buffer.get(slot) for slot in slots]
         if heads is not None:
             numbers = _numbers("heads", heads)
             highest = max((max(slot.heads) for slot in self._slots), default=-1)
@@ -128,7 +144,8 @@ class Record:
                 )
             chosen = [part for entry in chosen if (part := entry.take(numbers)) is not None]
         named = {(entry.layer, entry.kind) for entry in chosen}
-        return Record(chosen, {place: facts for place, facts in self.facts.items() if place in named}, self.notes)
+        facts = {place: facts for place, facts in self.facts.items() if place in named}
+        return Record(chosen, facts, self.notes, logged)
 
     def _named(self, layers: str | Iterable[str]) -> Callable[[str], bool]:
         """A function that is True for a layer that matches one of these names; each must match some layer."""
@@ -152,7 +169,11 @@ class Record:
             found[entry.place] = entry if present is None else present.join(entry)
         facts = {place: facts for record in (self, *others) for place, facts in record.facts.items()}
         notes = dict.fromkeys(note for record in (self, *others) for note in record.notes)
-        return Record(sorted(found.values(), key=lambda entry: entry.step), facts, notes)
+        logged: dict[int, dict[str, float]] = {}
+        for record in (self, *others):
+            for step, numbers in record.logged.items():
+                logged.setdefault(step, {}).update(numbers)
+        return Record(sorted(found.values(), key=lambda entry: entry.step), facts, notes, logged)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """One dict per step, layer and head."""

@@ -12,7 +12,17 @@ from typing import Any
 from ... import _files
 from ...errors import InputError
 from .entry import KEYS
-from .jsonl import HEADER, SCHEMA, ParsedLines, WrittenStep, check_header, dump, facts_line, row_lines
+from .jsonl import (
+    HEADER,
+    SCHEMA,
+    ParsedLines,
+    WrittenStep,
+    check_header,
+    dump,
+    facts_line,
+    logged_line,
+    row_lines,
+)
 from .record import Record
 
 SUFFIXES = (".jsonl", ".parquet")
@@ -43,6 +53,7 @@ def write(record: Record, path: Path) -> None:
     else:
         facts = (facts_line(*item) for item in record.facts.items())
         lines = [HEADER, *facts, *({"note": note} for note in record.notes), *row_lines(record.entries)]
+        lines += [logged_line(*item) for item in record.logged.items()]
         content = "".join(map(dump, lines)).encode()
     _files.save(path, content, _unwritable)
 
@@ -103,7 +114,7 @@ def _to_record(path: Path, held: ParsedLines, left_out: list[str]) -> Record:
     entries, dropped = held.entries()
     if dropped:
         notes.append(f"{path.name}: {dropped} rows were written again later, by a resumed run or by two runs at once.")
-    return Record(entries, held.facts, [*notes, *held.notes])
+    return Record(entries, held.facts, [*notes, *held.notes], held.logged)
 
 
 def to_arrow(record: Record, what: str) -> Any:
@@ -115,7 +126,12 @@ def to_arrow(record: Record, what: str) -> Any:
         pyarrow.array([row.get(name) for row in rows], types.get(name, pyarrow.float64()), from_pandas=False)
         for name in names
     ]
-    held = {**HEADER, "facts": [facts_line(*item) for item in record.facts.items()], "notes": record.notes}
+    held = {
+        **HEADER,
+        "facts": [facts_line(*item) for item in record.facts.items()],
+        "logged": [logged_line(*item) for item in record.logged.items()],
+        "notes": record.notes,
+    }
     return pyarrow.table(columns, names=names).replace_schema_metadata({SCHEMA: json.dumps(held)})
 
 
@@ -132,7 +148,11 @@ def _read_parquet(path: Path) -> Record:
     metadata = (table.schema.metadata or {}).get(SCHEMA.encode(), b"").decode(errors="replace")
     check_header("Record.read", path, metadata)
     found, held = json.loads(metadata), ParsedLines()
-    for line in (*found.get("facts", ()), *({"note": note} for note in found.get("notes", ()))):
+    for line in (
+        *found.get("facts", ()),
+        *found.get("logged", ()),
+        *({"note": note} for note in found.get("notes", ())),
+    ):
         held.take(0, line)
     for number, row in enumerate(table.to_pylist(), 1):
         held.take(number, {name: value for name, value in row.items() if value is not None})

@@ -30,7 +30,8 @@ class Transfer:
                 by_device.setdefault(parts[0].device, []).extend(parts)
         self.copies: dict[int, Tensor] = {}  # by the address of the memory, or the part, that was copied
         for parts in by_device.values():
-            flat = {_place(part, parts): _flat(part, parts) for part in parts}
+            most = SPARSE * sum(part.nbytes for part in parts)
+            flat = dict(_flat(part, most) for part in parts)
             whole = torch.cat(list(flat.values())) if len(flat) > 1 else next(iter(flat.values()))
             copies = to_cpu(whole).split([len(one) for one in flat.values()])
             self.copies |= dict(zip(flat, copies, strict=True))
@@ -60,21 +61,15 @@ class Transfer:
         return copy.as_strided(part.shape, part.stride(), copy.storage_offset() + part.storage_offset())
 
 
-def _place(part: Tensor, parts: Sequence[Tensor]) -> int:
-    return part.untyped_storage().data_ptr() if _is_shared(part, parts) else part.data_ptr()
+def _flat(part: Tensor, most: int) -> tuple[int, Tensor]:
+    """All of the memory that a part shares with others, up to so many bytes, or the part alone; and its address.
 
-
-def _flat(part: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """All of the memory that a part shares with others, or the part alone."""
-    if not _is_shared(part, parts):
-        return part.reshape(-1).double()
-    return part.as_strided((part.untyped_storage().nbytes() // part.element_size(),), (1,), 0)
-
-
-def _is_shared(part: Tensor, parts: Sequence[Tensor]) -> bool:
-    """Whether a part lies in memory that is copied whole: kernels/triton/summary.py writes a step into one."""
+    A whole step lies in one memory where kernels/triton/summary.py has written it.
+    """
     memory = part.untyped_storage()
-    return part.dtype == torch.float64 and part.nbytes < memory.nbytes() <= SPARSE * sum(one.nbytes for one in parts)
+    if part.dtype == torch.float64 and part.nbytes < memory.nbytes() <= most:
+        return memory.data_ptr(), part.as_strided((memory.nbytes() // part.element_size(),), (1,), 0)
+    return part.data_ptr(), part.reshape(-1).double()
 
 
 def to_cpu(tensor: Tensor) -> Tensor:

@@ -42,8 +42,9 @@ def read(
     call = AttentionCall(
         facts, frames, query, key, mask=problem.mask, causal=causal, window=window, softcap=problem.softcap
     )
-    call.scale = problem.scale
+    call.scale, call.value = problem.scale, problem.value
     if problem.gain is not None:
+        call.gain = problem.gain
         call.scale = (problem.scale * problem.gain.detach()).unsqueeze(-1)
         call.facts = replace(facts, scale=None)  # many numbers; reading them would wait for their device
     return call

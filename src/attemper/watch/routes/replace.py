@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ...attention import attention
 from ...errors import InputError
 from ...operation.listen import listening
+from ...vitals import Vitals
 from ..attach.attachment import attachment
 from ..attach.modes import without_modes
 from ..attach.running import running
@@ -22,17 +23,17 @@ from ..call import AttentionCall, Facts
 from .kind import kind_of
 from .transformers import is_causal, refusal, with_bias
 
-NAME = "attemper"
+REPLACED, CALLER = "attemper", "watch(): replace=True"
 
 
 class Replacement:
-    """Switches a model to attemper's kernels and back."""
+    """Switches a model to attemper's kernels and back. ``caller`` begins the sentences of its errors."""
 
-    def __init__(self, model: nn.Module, attend: Callable[..., Any]) -> None:
+    def __init__(self, model: nn.Module, attend: Callable[..., Any], caller: str = CALLER) -> None:
         library = sys.modules.get("transformers.modeling_utils")
         if library is None or not isinstance(model, library.PreTrainedModel):
             raise InputError(
-                "watch(): replace=True needs a Hugging Face model that uses the attention interface; "
+                f"{caller} needs a Hugging Face model that uses the attention interface; "
                 f"got {type(model).__name__}. Leave it out: the model's own attention is then measured."
             )
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -41,20 +42,20 @@ class Replacement:
         self.tables = (AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping)
         self.entries = (attend, sdpa_mask)
         self.configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
-        self.model = model
+        self.model, self.caller = model, caller
 
     def install(self) -> None:
         self.before = [(config, config._attn_implementation_internal) for config in self.configs.values()]
-        self.replaced = [table.get(NAME) for table in self.tables]
+        self.replaced = [table.get(REPLACED) for table in self.tables]
         for table, entry in zip(self.tables, self.entries, strict=True):
-            table[NAME] = entry
+            table[REPLACED] = entry
         used = [config for config, implementation in self.before if implementation is not None]
-        self.model.set_attn_implementation(NAME)
-        stayed = [config for config in used if config._attn_implementation != NAME]
+        self.model.set_attn_implementation(REPLACED)
+        stayed = [config for config in used if config._attn_implementation != REPLACED]
         if stayed:
             self.uninstall()
             raise InputError(
-                f"watch(): replace=True: {type(self.model).__name__} kept attn_implementation="
+                f"{self.caller}: {type(self.model).__name__} kept attn_implementation="
                 f"{stayed[0]._attn_implementation!r}; it does not take its attention from the interface. Leave replace out."
             )
 
@@ -63,7 +64,7 @@ class Replacement:
         for config, implementation in self.before:
             config._attn_implementation_internal = implementation
         for table, entry, left in zip(self.tables, self.replaced, (unwatched, self.entries[1]), strict=True):
-            table[NAME] = left if entry is None else entry
+            table[REPLACED] = left if entry is None else entry
 
 
 @contextmanager
@@ -86,12 +87,13 @@ def read_arguments(
     dropout: float,
     scaling: float | None,
     options: dict[str, Any],
+    caller: str = CALLER,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Keys, values and the options of ``attention()``, from what transformers gives to an attention function."""
     reason = refusal(attention_mask, options)
     if reason is not None:
         raise InputError(
-            f"watch(): replace=True cannot compute {type(module).__name__} with {reason}. Leave replace out: "
+            f"{caller} cannot compute {type(module).__name__} with {reason}. Leave replace out: "
             "the model's own attention is then measured."
         )
     causal = attention_mask is None and is_causal(module, query, options)
@@ -104,9 +106,16 @@ def read_arguments(
 
 
 def attend_with(
-    watching: Callable[[], bool], signs: tuple[str, ...], report: Callable[[AttentionCall], None]
+    watching: Callable[[], bool],
+    signs: tuple[str, ...],
+    report: Callable[[AttentionCall], None],
+    alter: Callable[[Tensor, Vitals], Tensor] | None = None,
+    caller: str = CALLER,
 ) -> Callable[..., Any]:
-    """The function that transformers calls in place of its own: attention on attemper's kernels, vitals on watched steps."""
+    """The function that transformers calls in place of its own: attention on attemper's kernels, vitals on watched steps.
+
+    ``alter`` is given the output and the vitals of every call, and returns the output.
+    """
 
     def attend(
         module: nn.Module,
@@ -118,17 +127,19 @@ def attend_with(
         scaling: float | None = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        key, value, asked = read_arguments(module, query, key, value, attention_mask, dropout, scaling, options)
+        key, value, asked = read_arguments(module, query, key, value, attention_mask, dropout, scaling, options, caller)
         measures = watching() and running.current is not None
         if measures:
-            attachment.interface.expect(module, NAME)
+            attachment.interface.expect(module, REPLACED)
         with without_listener_and_modes() if measures else nullcontext():
-            output, vitals = attention(query, key, value, signs=signs if measures else (), **asked)
+            output, vitals = attention(query, key, value, signs=signs if measures or alter is not None else (), **asked)
+        if alter is not None:
+            output = alter(output, vitals)
         if measures:
             frames = tuple(running.frames)
             kind = kind_of(frames, query, key, (query.shape[2], key.shape[2]))
             declared: dict[str, Any] = {"declared": scaling, "window": options.get("sliding_window")}
-            facts = Facts.of("replaced", kind, query, key, implementation=NAME, **asked, **declared)
+            facts = Facts.of("replaced", kind, query, key, implementation=REPLACED, **asked, **declared)
             measured = {name: asked[name] for name in ("mask", "causal", "scale", "softcap")}
             call = AttentionCall(facts, frames, query, key, **measured)
             call.vitals = vitals

@@ -1,0 +1,178 @@
+"""Runs a study of lab/studies, and makes what docs/ shows of it.
+
+`python scripts/stacked.py run NAME --results FOLDER --seconds 250 --device cuda`
+                        measures what is missing in FOLDER/NAME.jsonl; the same command continues it. --preset tiny tries it out
+`python scripts/stacked.py check --device cuda`
+                        half a minute: recorded steps equal steps that are not, in float64; and how long each preset would take
+`python scripts/stacked.py show NAME --results FOLDER`
+                        the finding and the table of the rows in FOLDER
+`python scripts/stacked.py pack FOLDER`
+                        rows of FOLDER into docs/data/, the figures docs/figures/full-NAME.svg, and the end of docs/training.md
+
+Training needs torch alone; figures need `attemper[lab]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+
+import torch
+
+from attemper.lab.engine.experiment import Row
+from attemper.lab.stacked import recall
+from attemper.lab.stacked.language import Dimensions, LanguageStack
+from attemper.lab.stacked.repeated import Repeated
+from attemper.lab.stacked.study import Deadline, Study, free, work
+from attemper.lab.studies import STUDIES, collapse, study
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The rows of a results file."""
+    lines = path.read_text(encoding="utf-8").splitlines()[1:]
+    return [row for line in lines for row in json.loads(line)["rows"]]
+
+
+def show(found: Study, rows: list[Row]) -> None:
+    table = found.summary(rows)
+    print(found.finding(rows))
+    if table:
+        print(*table[0], sep="\t")
+        for row in table:
+            print(*(f"{value:.4g}" if isinstance(value, float) else value for value in row.values()), sep="\t")
+
+
+def pack(folder: Path) -> None:
+    """Rows into docs/data/, then the pages."""
+    import full_size
+
+    for path in sorted(folder.glob("*.jsonl")):
+        if path.stem in STUDIES:
+            full_size.write(path.stem, rows_of(path))
+    pages()
+
+
+def pages() -> None:
+    """The figures, and the end of docs/training.md, from docs/data/."""
+    import full_size
+
+    from attemper.lab.engine import output
+    from figures import table
+
+    lines = ["", "# Studies", "", INTRO, ""]
+    for name in STUDIES:
+        if not (full_size.DATA / f"{name}.json").exists():
+            continue
+        found, rows = study(name), full_size.unpack(name)
+        said = found.finding(rows)
+        figure = full_size.DOCS / "figures" / f"full-{name}.svg"
+        figure.write_bytes(output.render(found.draw(rows, said).to_json(), ".svg"))
+        fixed = [one for one in ("parameters", "tokens", "steps", "text", "torch", "python") if one in rows[0]]
+        facts = ", ".join(f"{one} {rows[0][one]}" for one in fixed if len({row.get(one) for row in rows}) == 1)
+        lines += [f"### {name}", "", f"{found.question} {said}.", "", f"![{name}](figures/{figure.name})", ""]
+        lines += [f"{len(rows)} rows; {facts}.", ""]
+        for part in (found.summary(rows), collapse.fits(rows) if name == "collapse" else []):
+            lines += [table(readable(part)), ""] if part else []
+        print(f"{figure.name}: {said}")
+    full_size.insert(full_size.DOCS / "training.md", full_size.STUDIED, lines)
+
+
+def readable(rows: list[Row]) -> list[Row]:
+    """Without columns that hold no number; what is infinite was never reached."""
+    empty = {name for name in rows[0] if all(isinstance(row[name], float) and math.isnan(row[name]) for row in rows)}
+    return [
+        {name: "never" if value == math.inf else value for name, value in row.items() if name not in empty}
+        for row in rows
+    ]
+
+
+INTRO = (
+    "Hundreds of training runs, stacked on one H200: `python scripts/stacked.py run NAME --device cuda --results FOLDER`, then\n"
+    "`python scripts/stacked.py pack FOLDER`, which writes this part. [lab.md](lab.md) says what each study is."
+)
+
+
+SMALL = Dimensions(width=16, head_dim=8, layers=2, length=32, batch=4, steps=24, warm_up=4)
+TREATED = [
+    {"rule": rule, "lr": 0.01, "seed": seed, "treatment": treatment, "start": 3}
+    for seed, (rule, treatment) in enumerate(
+        (("none", ""), ("sqrt_dk", "clip1"), ("qk_norm", ""), ("sqrt_dk", "floor"), ("sqrt_dk", "quack"))
+    )
+]
+ASKED = [
+    {"d": 16, "pairs": pairs, "rule": rule, "lr": 0.01, "seed": 0} for pairs in (4, 9) for rule in ("none", "sqrt_dk")
+]
+
+
+def check(device: str) -> None:
+    """Whether recording changes a step, and what the presets cost on this machine."""
+    for name, made, steps in (
+        ("recall", lambda: recall.RecallStack(16, ASKED, 8, device, torch.float64), 24),
+        ("language", lambda: LanguageStack(SMALL, TREATED, device, torch.float64, torch.float64, every=5), 24),
+    ):
+        found = []
+        for recorded in (True, False):
+            stack = made()
+            for one in vars(stack).values():
+                if isinstance(one, Repeated) and not recorded:
+                    one.warm_up = steps
+            for _ in range(steps):
+                stack.train()
+            found.append(stack.parameters.flat.clone())
+        apart = float((found[0] - found[1]).abs().max())
+        print(f"{name}: recorded and not recorded are {apart:.1e} apart after {steps} steps", flush=True)
+    for name in STUDIES[1:]:
+        timed(study(name), "full" if name == "ablation" else "short", device)
+
+
+def timed(found: Study, preset: str, device: str, steps: int = 12) -> None:
+    """A few steps of a preset's first stack, and what all of its runs would take at that speed."""
+    settings = found.presets[preset]
+    cells, given = found.plan([], settings), {**settings, "steps": steps, "warm_up": 4, "every": 10}
+    began = time.perf_counter()
+    measured = [rows for _, rows in found.train(cells, [], given, device, Deadline(60))]
+    free(device)
+    first = time.perf_counter() - began
+    given = {**given, "steps": 3 * steps}
+    began = time.perf_counter()
+    measured += [rows for _, rows in found.train(cells, [], given, device, Deadline(60))]
+    free(device)
+    each = (time.perf_counter() - began - first) / (2 * steps)
+    share = found.total(settings) / sum(found.weight(cell, settings) for cell in cells)
+    print(
+        f"{found.name} {preset}: {len(cells)} runs, {1 / each:.1f} steps/s, a stack {each * settings['steps']:.0f} s, "
+        f"everything about {each * settings['steps'] * share:.0f} s ({len(measured)} runs tried)",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("run", "show"):
+        one = commands.add_parser(name)
+        one.add_argument("name", choices=STUDIES)
+        one.add_argument("--results", type=Path, default=Path("attemper-results"))
+        if name == "run":
+            one.add_argument("--preset", default="full")
+            one.add_argument("--device", default="cpu")
+            one.add_argument("--seconds", type=float, default=600.0)
+    commands.add_parser("check").add_argument("--device", default="cpu")
+    commands.add_parser("pack").add_argument("folder", type=Path)
+    asked = parser.parse_args()
+    if asked.command in ("pack", "check"):
+        pack(asked.folder) if asked.command == "pack" else check(asked.device)
+        return
+    found = study(asked.name)
+    if asked.command == "run":
+        if asked.preset not in found.presets:
+            parser.error(f"unknown --preset {asked.preset!r}. Known: {', '.join(found.presets)}.")
+        work(found, asked.preset, asked.results, asked.device, asked.seconds)
+    show(found, rows_of(asked.results / f"{asked.name}.jsonl"))
+
+
+if __name__ == "__main__":
+    main()

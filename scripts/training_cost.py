@@ -1,0 +1,121 @@
+"""What a monitor costs a training: its share of the example's step at every=10, and the memory of 10,000 steps with keep=.
+
+    OMP_NUM_THREADS=1 python scripts/training_cost.py            both, a few minutes; exits 1 if a bound is missed
+    OMP_NUM_THREADS=1 python scripts/training_cost.py --quick    fewer steps, no bound
+
+Steps with and without the monitor alternate, in CPU time of this process, so that what else the machine does counts for all. The
+monitor does what a callback does: it measures, judges, logs to a function and writes its file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from attemper.integrations import monitor
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from watched import Block, resident
+
+ROOT = Path(__file__).parents[1]
+SHARE, GROWTH = 0.03, 1 << 20  # of a step; bytes between the 2,000th and the 10,000th step
+EVERY = 10
+
+
+def example() -> tuple[torch.nn.Module, Callable[[], None]]:
+    """The model of examples/train_gpt.py, and its step."""
+    spec = importlib.util.spec_from_file_location("train_gpt", ROOT / "examples" / "train_gpt.py")
+    assert spec is not None
+    assert spec.loader is not None
+    gpt = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gpt)
+    torch.manual_seed(0)
+    model = gpt.GPT()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step() -> None:
+        text = torch.randint(256, (gpt.BATCH, gpt.LENGTH + 1))
+        loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return model, step
+
+
+def cost(rounds: int) -> float:
+    """How much longer a step takes with a monitor, as a share.
+
+    Medians over three kinds of step, which alternate: without a monitor, with one between two measured steps, and measured.
+    """
+    model, step = example()
+    plain: list[float] = []
+    between: list[float] = []
+    measured: list[float] = []
+
+    def timed(into: list[float], end: Callable[[], None] = lambda: None) -> None:
+        begin = time.process_time()
+        step()
+        end()
+        into.append(time.process_time() - begin)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.jsonl"
+        with monitor(model, every=EVERY, log=lambda metrics, at: None, path=path) as watching:
+            for _ in range(EVERY):  # the first pass is followed in full, once in a training
+                step()
+                watching.step()
+            for _ in range(rounds):
+                timed(measured, watching.step)
+                for _ in range(EVERY - 1):
+                    timed(between, watching.step)
+                watching.pause()
+                for _ in range(EVERY):
+                    timed(plain)
+                watching.resume()
+    usual, beside, full = (statistics.median(found) for found in (plain, between, measured))
+    share = ((EVERY - 1) * beside + full) / (EVERY * usual) - 1
+    print(
+        f"a monitor at every={EVERY} adds {100 * share:.2f} % to the example's step: {1e3 * usual:.2f} ms without it, "
+        f"{1e3 * beside:.2f} ms between measured steps, {1e3 * full:.2f} ms measured (medians of CPU time, {rounds} rounds)"
+    )
+    return share
+
+
+def growth(steps: int) -> int:
+    """Bytes that the process holds more at the end than after a fifth of the steps."""
+    model, x, seen = Block(64, 16), torch.randn(1, 4, 64), {}
+    with monitor(model, every=1, keep=100, log=lambda metrics, at: None) as watching:
+        for number in range(1, steps + 1):
+            model(x).sum().backward()
+            model.zero_grad()
+            watching.step(loss=1.0)
+            if number in (steps // 5, steps):
+                seen[number] = resident()
+    grown = seen[steps] - seen[steps // 5]
+    print(f"between step {steps // 5} and {steps} with keep=100, memory grew by {grown / 1024:.0f} KiB")
+    return grown
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    logging.getLogger("attemper").setLevel(logging.CRITICAL)
+    share, grown = cost(4 if quick else 40), growth(500 if quick else 10_000)
+    return int(not quick and (share > SHARE or grown > GROWTH))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

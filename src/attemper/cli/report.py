@@ -1,0 +1,43 @@
+"""attemper report: what a watch recorded of a training: one screen of text, or a page with every head over time."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .._display import escaped_json
+from .._files import check, json_bytes, save
+from .app import AsJson, Force, finish, note
+from .progress import progress
+
+RecordFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A .jsonl or .parquet file of watch(path=…) or of a callback.")
+]
+PageFile = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Write the page (.html), or the document that it shows (.json).")
+]
+
+
+def report(file: RecordFile, as_json: AsJson = False, output: PageFile = None, force: Force = False) -> None:
+    """Show what a watch recorded of a training: the loss, every head over time, and findings."""
+    check(output, (".html", ".json"), force)
+    with progress() as note_progress:
+        note_progress("loading torch")
+        from ..report import run
+        from ..report.run_text import text
+        from ..watch import Record
+
+        note_progress(f"reading {file.name}")
+        found = run.document(Record.read(file), file.name)
+
+    def write() -> None:
+        if output is not None:
+            html = output.suffix.lower() == ".html"
+            save(output, run.html(found).encode() if html else json_bytes(found))
+            note(f"{output} written" + ("; open it in a browser" if html else ""))
+
+    shown = escaped_json(found) if as_json else text(found, shutil.get_terminal_size().columns)
+    finish(lambda: print(shown), write)

@@ -1,0 +1,28 @@
+"""Questions that take hundreds of training runs, stacked on a GPU; `python scripts/stacked.py` runs one and draws its rows.
+
+In the order in which to read them:
+
+    collapse.py     does the slow-down without a scale depend on √d_k/√(2 ln n) alone?
+    ablation.py     what does the scale change in a language model of 30 M parameters?
+    sensitivity.py  how much does the loss depend on the learning rate, under each rule and treatment?
+    warning.py      which sign says first that a run will fail, and how many steps before?
+    rescue.py       does a treatment that comes after the warning still save a run?
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from ...errors import InputError, nearest
+from ..stacked.study import Study
+
+STUDIES = ("collapse", "ablation", "sensitivity", "warning", "rescue")
+"""The studies, in the order in which to read them."""
+
+
+def study(name: str) -> Study:
+    """The study of that name."""
+    if name not in STUDIES:
+        raise InputError(f"stacked: unknown study {name!r}. {nearest(name, STUDIES)}")
+    found: Study = importlib.import_module(f".{name}", __name__).STUDY
+    return found

@@ -1,0 +1,213 @@
+"""ablation: what does the scale change in a language model of 30 million parameters, with warm-up and clipped gradients?
+
+No scale, 1/√d_k, 1/d_k and QK-norm, head dims 64 and 128, six learning rates and more where the best is at an edge; then two
+more seeds at the best rates. Bytes of the standard library's sources. Rates are chosen on validation text, losses are those
+of the test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..engine.experiment import Cell, Row, Rows, pick
+from ..maths.stats import over_seeds
+from ..stacked.fit import about, fit
+from ..stacked.study import Deadline, Settings, Study, missing
+from ..training.runs import PARTS, at_best, at_edge, best_lr, cost, last_loss, runs
+from .collapse import rate
+
+TOGETHER = (("sqrt_dk", "none", "dk"), ("qk_norm",))
+RULES = tuple(rule for rules in TOGETHER for rule in rules)
+WINDOWS = 64  # of validation and test text each
+LOGGED = 16  # rows per run
+EXTENDED = 2
+
+
+def plan(rows: Rows, settings: Settings) -> list[Cell]:
+    """First every head dim and rule at every rate with one seed, the middle rates first; then other seeds at the best rates."""
+    first, *others = settings["seeds"]
+    groups = list(itertools.product(settings["head_dim"], RULES))
+    order = sorted(settings["powers"], key=lambda one: abs(one - settings["middle"]))
+    every: list[Cell] = [
+        {"head_dim": head_dim, "rule": rule, "lr": rate(power), "seed": first}
+        for head_dim in settings["head_dim"]
+        for rules in TOGETHER
+        for power in order
+        for rule in rules
+    ]
+    left = missing(rows, every)
+    if left:
+        return _stack(left, settings["stack"])
+    beyond: list[Cell] = []
+    best: list[Cell] = []
+    for head_dim, rule in groups:
+        some = pick(rows, head_dim=head_dim, rule=rule, seed=first)
+        powers = _powers(some, settings["powers"])
+        beyond += [{"head_dim": head_dim, "rule": rule, "lr": rate(power), "seed": first} for power in powers]
+        lr = best_lr(some, "held_out", False)
+        best += [{"head_dim": head_dim, "rule": rule, "lr": lr, "seed": seed} for seed in others]
+    return _stack(missing(rows, beyond) or missing(rows, best), settings["stack"])
+
+
+def _stack(cells: Sequence[Cell], most: int) -> list[Cell]:
+    """The first of these cells, as many as fit: of one head dim, and all with norms or all without, which cost time."""
+    if not cells:
+        return []
+    together = next(rules for rules in TOGETHER if cells[0]["rule"] in rules)
+    fitting = [cell for cell in cells if cell["head_dim"] == cells[0]["head_dim"] and cell["rule"] in together]
+    return fitting[:most]
+
+
+def _powers(rows: Rows, powers: Sequence[int]) -> list[int]:
+    """The rates of a group, and one more on the side where the best is at the edge, as long as that is so."""
+    found = list(powers)
+    for _ in range(EXTENDED):
+        some = [row for row in rows if row["lr"] in {rate(power) for power in found}]
+        if len({row["lr"] for row in some}) < len(found):
+            return found
+        best = best_lr(some, "held_out", False)
+        if best == rate(found[0]):
+            found = [found[0] - 1, *found]
+        elif best == rate(found[-1]):
+            found = [*found, found[-1] + 1]
+        else:
+            break
+    return found
+
+
+def train(
+    cells: Sequence[Cell], rows: Rows, settings: Settings, device: str, deadline: Deadline
+) -> Iterator[tuple[Cell, list[Row]]]:
+    """Train a stack to its end, or give nothing."""
+    stack = fit(cells, settings["width"], int(cells[0]["head_dim"]), settings, device, deadline)
+    if stack is None:
+        return
+    validation = stack.held_out("validation", settings["windows"])
+    test = stack.held_out("test", settings["windows"], PARTS)
+    losses, norms, every = stack.losses.tolist(), stack.norms.tolist(), settings["every"]
+    for run, cell in enumerate(cells):
+        signs = stack.probe.series(run)
+        logged = sorted({round(place * (len(signs["peak"]) - 1) / (LOGGED - 1)) for place in range(LOGGED)})
+        logs: list[Row] = [
+            {
+                "step": place * every,
+                "loss": losses[run][place * every],
+                "grad_norm": norms[run][place * every],
+                "validation": math.nan,
+                "held_out": math.nan,
+                **{sign: values[place] for sign, values in signs.items()},
+            }
+            for place in logged
+        ]
+        ended = {f"held_out_{number}": value for number, value in enumerate(test[run], start=1)}
+        ended |= {"validation": validation[run][0], "held_out": sum(test[run]) / len(test[run])}
+        logs.append({"step": stack.size.steps, "loss": losses[run][-1], "grad_norm": norms[run][-1], **ended})
+        yield cell, [{**about(stack.size), **row} for row in logs]
+
+
+def weight(cell: Cell, settings: Settings) -> float:
+    return 1.0
+
+
+def total(settings: Settings) -> float:
+    """Without the rates that are added at edges."""
+    groups = len(settings["head_dim"]) * len(RULES)
+    return float(groups * (len(settings["powers"]) + len(settings["seeds"]) - 1))
+
+
+def summary(rows: Rows) -> list[Row]:
+    """Per head dim and rule, at its best rate: held-out loss over seeds, what it costs beside 1/√d_k, and the largest logit."""
+    found = []
+    for head_dim in sorted({row["head_dim"] for row in rows}):
+        part = pick(rows, head_dim=head_dim)
+        scaled = at_best(pick(part, rule="sqrt_dk"), "rule", "held_out", False)
+        for rule in RULES:
+            tried = pick(part, rule=rule)
+            if not tried or not scaled:
+                continue
+            lr = best_lr(tried, "held_out", False)
+            chosen = pick(tried, lr=lr)
+            of_seed = list(runs(chosen, "seed").values())
+            found.append(
+                {
+                    "head_dim": head_dim,
+                    "rule": rule,
+                    "lr": lr,
+                    "at_edge": at_edge(tried, lr),
+                    "seeds": len(of_seed),
+                    **over_seeds("held_out", [last_loss(run) for run in of_seed]),
+                    **cost(scaled, chosen).row(),
+                    "peak": max(
+                        (row["peak"] for row in chosen if math.isfinite(row.get("peak", math.nan))), default=math.nan
+                    ),
+                }
+            )
+    return found
+
+
+def finding(rows: Rows) -> str:
+    size = f"{rows[0]['parameters'] / 1e6:.0f} M parameters, {rows[0]['tokens'] / 1e6:.1f} M bytes"
+    parts = []
+    for head_dim in sorted({row["head_dim"] for row in rows}):
+        of_rule = {row["rule"]: row for row in summary(pick(rows, head_dim=head_dim))}
+        if {"none", "sqrt_dk"} <= set(of_rule):
+            parts.append(f"{of_rule['none']['cost']:+.3f} nats at d_k = {head_dim}")
+    if not parts:
+        return f"Not every rule was trained yet ({size})"
+    return f"Leaving the scale out costs {' and '.join(parts)}, each at its best learning rate ({size})"
+
+
+def draw(rows: Rows, finding: str) -> Any:
+    """Held-out loss against the learning rate for each rule, by head dim."""
+    import altair as alt
+
+    from ..figures import marks, panels, theme
+
+    ended = [row for row in rows if math.isfinite(row["held_out"])]
+    dims = sorted({row["head_dim"] for row in ended})
+    width = (theme.WIDTH - panels.GAP * (len(dims) - 1)) // max(1, len(dims))
+    found: list[Any] = []
+    for head_dim in dims:
+        shown = []
+        for (rule, lr), part in runs(pick(ended, head_dim=head_dim), "rule", "lr").items():
+            shown.append({"rule": rule, "lr": lr, **over_seeds("held_out", [row["held_out"] for row in part])})
+        shown = theme.labelled(sorted(shown, key=lambda row: row["lr"]))
+        x = theme.powers("lr", "learning rate", [row["lr"] for row in shown], ".0e")
+        chart = marks.curve(
+            shown, x, "held_out", "" if found else "held-out loss, nats per byte", theme.by_rule(shown), zero=False
+        )
+        found.append(chart.properties(width=width, height=260, title=panels.heading(f"d_k = {head_dim}")))
+    note = (
+        f"{rows[0]['parameters'] / 1e6:.0f} M parameters, bytes of the standard library's sources ({rows[0]['text']}), "
+        f"{rows[0]['tokens'] / 1e6:.1f} M of them seen; warm-up, gradients clipped at 1, bfloat16 products. "
+        "Median and range of the seeds."
+    )
+    return theme.finish(alt.hconcat(*found, spacing=18).resolve_scale(y="shared"), finding, note)
+
+
+_SHARED = {"head_dim": (64, 128), "seeds": (0, 1, 2), "powers": (-9, -8, -7, -6, -5, -4), "middle": -6.6}
+FULL = {**_SHARED, "width": 512, "layers": 10, "length": 256, "batch": 64, "steps": 400, "warm_up": 60, "every": 10,
+        "stack": 9, "windows": WINDOWS, "compute": "bfloat16"}  # fmt: skip
+
+STUDY = Study(
+    "ablation",
+    "What does the scale change in a language model of 30 million parameters?",
+    presets={
+        "full": FULL,
+        "short": {**FULL, "steps": 250, "warm_up": 40},
+        "tiny": {
+            "head_dim": (4,), "seeds": (0, 1), "powers": (-6, -5), "middle": -5, "width": 8, "layers": 1, "length": 16,
+            "batch": 2, "steps": 6, "warm_up": 2, "every": 2, "stack": 16, "windows": 8, "compute": "float32",
+        },
+    },
+    plan=plan,
+    train=train,
+    weight=weight,
+    total=total,
+    finding=finding,
+    summary=summary,
+    draw=draw,
+)  # fmt: skip

@@ -1,0 +1,188 @@
+"""rescue: does a treatment that comes after the warning still save a run, and how late may it come?
+
+Runs that fail, with a twin each (QK-norm, the same weights, text and rate). The warning is the first probe whose largest
+logit is above 50. Each run is then repeated with a treatment that begins at the warning, or some steps later. A run is
+rescued where its held-out loss ends within 0.05 nats of its twin's.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..engine.experiment import Cell, Row, Rows, pick
+from ..stacked.fit import about, fit
+from ..stacked.study import Deadline, Settings, Study, missing
+from ..training.runs import NOTHING
+
+WARNS = 50.0
+TREATMENTS = {"clip100": "clip 100", "clip30": "clip 30", "floor": "entropy floor", "third": "lr / 3"}
+FAILING = (("sqrt_dk", (2e-2, 1e-1)), ("none", (3e-3, 3e-2)))
+"""Rules, and the range of rates in which the pilot saw runs with them fail."""
+
+
+def made(number: int, twin: bool) -> dict[str, Any]:
+    """The rule, rate and seed of a run."""
+    rule, (low, high) = FAILING[number % 2]
+    place = (number // 2 * 0.6180339887498949) % 1.0
+    return {
+        "rule": "qk_norm" if twin else rule,
+        "lr": float(f"{low * (high / low) ** place:.3g}"),
+        "seed": 5000 + number,
+    }
+
+
+def plan(rows: Rows, settings: Settings) -> list[Cell]:
+    """First the runs as they are and their twins; then the treated ones, the shortest delay first."""
+    first: list[Cell] = [
+        {"number": number, "treatment": treatment, "delay": 0, "start": 0}
+        for number in range(settings["runs"])
+        for treatment in ("", "twin")
+    ]
+    left = missing(rows, first)
+    if left:
+        return left[: settings["stack"]]
+    warned = {row["number"]: row["warned"] for row in pick(rows, treatment="") if _is_number(row["warned"])}
+    treated: list[Cell] = [
+        {"number": number, "treatment": treatment, "delay": delay, "start": int(step) + delay}
+        for delay in settings["delays"]
+        for number, step in warned.items()
+        for treatment in TREATMENTS
+        if int(step) + delay < settings["steps"] - settings["steps"] // 5
+    ]
+    return missing(rows, treated)[: settings["stack"]]
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def train(
+    cells: Sequence[Cell], rows: Rows, settings: Settings, device: str, deadline: Deadline
+) -> Iterator[tuple[Cell, list[Row]]]:
+    runs = []
+    for cell in cells:
+        twin = cell["treatment"] == "twin"
+        its = made(int(cell["number"]), twin)
+        runs.append({**its, "treatment": "" if twin else cell["treatment"], "start": cell["start"]})
+    stack = fit(runs, settings["width"], settings["head_dim"], settings, device, deadline)
+    if stack is None:
+        return
+    held = stack.held_out("test", settings["windows"])
+    for run, (cell, its) in enumerate(zip(cells, runs, strict=True)):
+        peaks = stack.probe.series(run)["peak"]
+        warned = next((place * settings["every"] for place, peak in enumerate(peaks) if peak > WARNS), math.inf)
+        row = {"held_out": held[run][0], "warned": warned, "peak": max(peaks), "peak_end": peaks[-1]}
+        yield cell, [{**about(stack.size), "rule": its["rule"], "lr": its["lr"], "seed": its["seed"], **row}]
+
+
+def failing(rows: Rows) -> dict[int, Mapping[str, Any]]:
+    """Number → the untreated run, where it warned and ended above its twin; with its twin's loss."""
+    twins = {row["number"]: row["held_out"] for row in pick(rows, treatment="twin")}
+    return {
+        row["number"]: {**row, "twin": twins[row["number"]]}
+        for row in pick(rows, treatment="")
+        if _is_number(row["warned"]) and row["number"] in twins and not _near(row["held_out"], twins[row["number"]])
+    }
+
+
+def _near(loss: float, twin: float) -> bool:
+    return loss <= twin + NOTHING  # False for NaN
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson 1927)."""
+    z = 1.959964
+    middle, half = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return (middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)
+
+
+def summary(rows: Rows) -> list[Row]:
+    """Per treatment and delay: the share of failing runs that were rescued, and by how much their gap to the twin shrank."""
+    bad, found = failing(rows), []
+    for treatment in TREATMENTS:
+        for delay in sorted({row["delay"] for row in pick(rows, treatment=treatment)}):
+            some = [row for row in pick(rows, treatment=treatment, delay=delay) if row["number"] in bad]
+            if not some:
+                continue
+            share = statistics.fmean(_near(row["held_out"], bad[row["number"]]["twin"]) for row in some)
+            low, high = wilson(share, len(some))
+            gaps = [(bad[row["number"]]["held_out"] - bad[row["number"]]["twin"], row["held_out"]) for row in some]
+            after = [now - bad[row["number"]]["twin"] for (_, now), row in zip(gaps, some, strict=True)]
+            found.append(
+                {
+                    "treatment": treatment,
+                    "delay": delay,
+                    "runs": len(some),
+                    "rescued": share,
+                    "rescued_low": low,
+                    "rescued_high": high,
+                    "gap untreated": statistics.median(gap for gap, _ in gaps),
+                    "gap": statistics.median(after),
+                }
+            )
+    return found
+
+
+def finding(rows: Rows) -> str:
+    found = summary(rows)
+    if not found:
+        return f"{len(failing(rows))} runs fail; none of them was treated yet"
+    first = min(row["delay"] for row in found)
+    now = [row for row in found if row["delay"] == first]
+    said = ", ".join(f"{TREATMENTS[row['treatment']]} {row['rescued']:.0%}" for row in now)
+    when = "at the warning" if not first else f"{first} steps after the warning"
+    return f"Rescued when treated {when}: {said} of {now[0]['runs']} failing runs"
+
+
+def draw(rows: Rows, finding: str) -> Any:
+    """The share rescued, and the gap to the twin that is left, against the delay of the treatment."""
+    import altair as alt
+
+    from ..figures import marks, theme
+
+    shown = [{**row, "name": TREATMENTS[row["treatment"]]} for row in summary(rows)]
+    colour = theme.series("name", "treatment", list(TREATMENTS.values()))
+    x = alt.X("delay:Q", title="steps from the warning to the treatment")
+    left = marks.curve(shown, x, "rescued", "share of failing runs rescued", colour, most=1.0)
+    right = marks.curve(shown, x, "gap", "nats above the twin", colour)
+    bare = statistics.median(row["gap untreated"] for row in shown) if shown else 0.0
+    right = marks.labelled_line(bare, "untreated") + right
+    note = (
+        f"{len(failing(rows))} runs that end above their twin; the warning is a logit above {WARNS:g}. Rescued: within {NOTHING} "
+        "nats of the twin (QK-norm, same weights, text and rate). 95 % intervals; gaps are medians."
+    )
+    return theme.finish(theme.side_by_side(left, right, theme.WIDTH // 2 - 40, 260), finding, note)
+
+
+def weight(cell: Cell, settings: Settings) -> float:
+    return 1.0
+
+
+def total(settings: Settings) -> float:
+    """If every run warns, early enough for every delay."""
+    return float(settings["runs"] * (2 + len(settings["delays"]) * len(TREATMENTS)))
+
+
+FULL = {"width": 256, "head_dim": 64, "runs": 40, "delays": (0, 50, 100, 200), "layers": 6, "length": 256, "batch": 64,
+        "steps": 1000, "warm_up": 100, "every": 5, "stack": 24, "windows": 64, "compute": "bfloat16"}  # fmt: skip
+
+STUDY = Study(
+    "rescue",
+    "Does a treatment that comes after the warning still save a run?",
+    presets={
+        "full": FULL,
+        "short": {**FULL, "width": 128, "runs": 16, "length": 128, "batch": 16, "steps": 500, "warm_up": 50, "stack": 64},
+        "tiny": {**FULL, "width": 8, "head_dim": 4, "runs": 2, "delays": (0, 2), "layers": 1, "length": 16, "batch": 2,
+                 "steps": 10, "warm_up": 2, "every": 2, "windows": 2, "compute": "float32"},
+    },
+    plan=plan,
+    train=train,
+    weight=weight,
+    total=total,
+    finding=finding,
+    summary=summary,
+    draw=draw,
+)  # fmt: skip

@@ -1,0 +1,314 @@
+"""qk_clip(): scale the projections of heads whose logits exploded, so that their largest logit is tau again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError, nearest
+from ..watch import Record
+from .finder import found_before
+from .finder import projections as find
+from .peaks import NOT_FINITE, LayerPeaks, agree, check_record, group_of, peaks_of
+from .table import BY_LAYER, LayerProjections, Projections, parameters_of
+from .write import Copies, check_whole, reshard, scale_rows, unscalable, unwrapped
+
+SHARED = ("query", "group")
+BIASED = "{layer}: numbers are added to its scores, which a clip does not scale: clip again after the next watched step"
+SINK = "its largest logit is its sink, which is no q·k"
+
+
+class ClippedHead(NamedTuple):
+    """What became of one head."""
+
+    layer: str
+    kind: str
+    head: int
+    before: float  # its largest logit, before a softcap
+    factor: float  # what its scores are multiplied by
+    how: str  # "per head", or "by layer": one gain serves all heads
+    parameters: tuple[str, ...]
+
+
+class LeftAlone(NamedTuple):
+    """A head above tau that was not clipped, and why; the head is None if that holds for the layer."""
+
+    layer: str
+    head: int | None
+    reason: str
+
+
+@dataclass
+class Clip(Sequence[ClippedHead]):
+    """What :func:`qk_clip` did: the heads that it clipped. Its length is 0 if no head was above tau."""
+
+    step: int
+    tau: float
+    largest: tuple[float, str, int]  # the largest logit of the step, its layer and head
+    heads: list[ClippedHead] = field(default_factory=list)
+    skipped: list[LeftAlone] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.heads[place]
+
+    def __iter__(self) -> Iterator[ClippedHead]:
+        return iter(self.heads)
+
+    def __str__(self) -> str:
+        peak, layer, head = self.largest
+        where = f"the largest logit is {peak:.4g}, {layer or 'the model'} head {head}"
+        where = "no head shows its largest logit" if peak == -math.inf else where
+        if not self.heads and not self.skipped:
+            return f"qk_clip(): step {self.step}: no head is above {self.tau:g}; {where}."
+        layers = len({one.layer for one in self.heads})
+        counts = f"{_count(len(self.heads), 'head')} of {_count(layers, 'layer')} clipped to {self.tau:g}"
+        least = min((one.factor for one in self.heads), default=1.0)
+        first = f"qk_clip(): step {self.step}: {counts}; {where}; the smallest factor is {least:.3g}."
+        rest = [f"{one.layer}{'' if one.head is None else f' head {one.head}'}: {one.reason}" for one in self.skipped]
+        shown = [*rest, *self.notes]
+        more = f" And {len(shown) - 2} more." if len(shown) > 2 else ""
+        return first + (f"\nLeft alone, or to be noted: {'. '.join(shown[:2])}.{more}" if shown else "")
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def qk_clip(
+    model: nn.Module,
+    record: Record,
+    tau: float = 100.0,
+    *,
+    alpha: float = 0.5,
+    step: int | None = None,
+    shared: str = "query",
+    projections: Projections | None = None,
+    optimizer: Any = None,
+    group: Any = None,
+) -> Clip:
+    """Scale q and k of every head whose largest logit S is above ``tau`` by γ = tau / S, exactly, in the weights.
+
+    Call it after the optimizer's step, with the record of a watch. The rows of W_q that make a head are multiplied by γ^alpha
+    and those of W_k by γ^(1 − alpha), with their biases. Keys that other heads or layers use are left alone, and q takes all
+    of γ. Behind a norm, its gain is scaled: per head, or for the layer by its smallest γ if all heads share one gain. Other
+    heads keep their bits. With several ranks, the largest logit over all of them counts: call it on every rank.
+
+    S is what the record measured: before this update, and on watched steps only. A head whose S is inf or NaN is left alone.
+
+    Args:
+        model: the model that was watched, with or without its wrapper.
+        record: ``watch.record``.
+        tau: the largest logit that is allowed, above 0.
+        alpha: the share of the factor that q takes, from 0 to 1.
+        step: the step of the record to read; the last one when left out.
+        shared: where key heads serve several query heads: ``"query"`` leaves keys alone, exact for every head; ``"group"``
+            scales q and k of the whole group by the smallest γ in it, as Megatron does.
+        projections: what :func:`projections` found; when left out, what it last found for this model. A Hugging Face model that
+            it never saw is run once on its ``dummy_inputs``.
+        optimizer: if it holds copies of the weights (float32 masters of half weights, ScheduleFree's z), they are scaled too.
+        group: the process group of the ranks that hold the same heads. When left out: that of DistributedDataParallel or of
+            sharded parameters, else all ranks.
+
+    Returns:
+        a :class:`Clip`: the clipped heads, ``skipped`` with reasons, and ``notes``; ``print()`` shows two lines.
+
+    Example:
+        >>> model = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
+        >>> x = torch.randn(1, 5, 16)
+        >>> found = attemper.projections(model, x)
+        >>> with attemper.watch(model) as watch:
+        ...     output = model(x)
+        >>> len(attemper.qk_clip(model, watch.record, tau=100.0))
+        0
+    """
+    _check(model, tau, alpha, shared, projections)
+    step = check_record(record, step)
+    layers = peaks_of(record, step)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        layers = agree(layers, group_of(model, group), step, tau, alpha, shared)
+    clip = Clip(step, float(tau), _largest(layers))
+    for layer in layers:
+        reasons = set(layer.reasons.values())
+        if len(reasons) == 1 and len(layer.reasons) == len(layer.heads):
+            clip.skipped.append(LeftAlone(layer.layer, None, reasons.pop()))
+        else:
+            clip.skipped += [LeftAlone(layer.layer, head, reason) for head, reason in layer.reasons.items()]
+    above = [layer for layer in layers if not bool((layer.scores <= tau).all())]
+    if not above:
+        return clip
+    _apply(clip, model, above, alpha, shared, _known(model, projections, record), unwrapped("qk_clip", optimizer))
+    return clip
+
+
+def _check(model: object, tau: object, alpha: object, shared: object, projections: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"qk_clip(): `model` must be a torch.nn.Module; got {type(model).__name__}. Pass the model.")
+    if isinstance(tau, bool) or not isinstance(tau, (int, float)) or not 0 < tau < math.inf:
+        raise InputError(f"qk_clip(): `tau` must be a number above 0; got {tau!r}. 100 is usual, 30 for small models.")
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
+        raise InputError(f"qk_clip(): `alpha` must be a number from 0 to 1; got {alpha!r}. 0.5 divides γ equally.")
+    if shared not in SHARED:
+        raise InputError(f"qk_clip(): unknown `shared` {shared!r}. {nearest(shared, SHARED)}")
+    if projections is not None and not isinstance(projections, Projections):
+        raise InputError(
+            f"qk_clip(): `projections` must be what attemper.projections(model, batch) returned; got "
+            f"{type(projections).__name__}."
+        )
+
+
+def _largest(layers: list[LayerPeaks]) -> tuple[float, str, int]:
+    found = (-math.inf, "", 0)
+    for layer in layers:
+        for head, score in zip(layer.heads, layer.scores.tolist(), strict=True):
+            if score > found[0] or math.isnan(score):
+                found = (score, layer.layer, head)
+    return found
+
+
+def _known(model: nn.Module, given: Projections | None, record: Record) -> Projections:
+    known = given if given is not None else found_before(model)
+    if known is not None:
+        return known
+    inner = getattr(model, "module", model)
+    sample = getattr(inner, "dummy_inputs", None)
+    advice = (
+        "qk_clip(): which parameters make q and k is not known yet. Call attemper.projections(model, batch) once, with what you "
+        "call the model with."
+    )
+    if sample is None:
+        raise InputError(advice)
+    device = next((parameter.device for parameter in inner.parameters()), torch.device("cpu"))
+    try:
+        return find(model, {name: value.to(device) for name, value in sample.items()})
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        raise InputError(f"{advice} The model's own dummy_inputs do not run: {error}") from error
+
+
+def _apply(
+    clip: Clip,
+    model: nn.Module,
+    layers: list[LayerPeaks],
+    alpha: float,
+    shared: str,
+    known: Projections,
+    optimizers: list[Any],
+) -> None:
+    reshard(model)
+    parameters = parameters_of(model)
+    check_whole("qk_clip", model, parameters)
+    factors: dict[tuple[int, int, float], tuple[Tensor, Tensor]] = {}  # parameter, dimension, offset
+    for layer in layers:
+        found = known.get((layer.layer, layer.kind))
+        if found is None or max(layer.heads) >= found.heads:
+            raise InputError(_another(layer, known))
+        missing = [part.parameter for part in found.parts if part.parameter not in parameters]
+        if missing:
+            raise InputError(
+                f"qk_clip(): the model has no parameter {missing[0]} any more, which its projections name. Call "
+                "attemper.projections(model, batch) again."
+            )
+        gamma = _gamma(clip, layer, found, parameters)
+        if gamma is None:
+            continue
+        for name, dim, offset, factor in _factors(found, gamma, alpha, shared):
+            parameter = parameters[name]
+            if factor.numel() != (parameter.shape[dim] if parameter.dim() else 1):
+                raise InputError(
+                    f"qk_clip(): {name} has {parameter.shape[dim]} rows now, and had {factor.numel()} when its projections were "
+                    "found. Call attemper.projections(model, batch) again."
+                )
+            place = (id(parameter), dim, offset)
+            before = factors.get(place)
+            # a parameter that two layers share is scaled once, by the smaller factor
+            factors[place] = (parameter, factor if before is None else torch.minimum(before[1], factor))
+    # what may raise an error comes before the first change
+    every = list(model.parameters())
+    copies = {id(parameter): Copies.of(parameter, optimizers, every) for parameter, _ in factors.values()}
+    for (place_of, dim, offset), (_, factor) in factors.items():
+        if bool((factor != 1).any()):
+            scale_rows(copies[place_of], dim, factor, offset)
+
+
+def _another(layer: LayerPeaks, known: Projections) -> str:
+    found = known.get((layer.layer, layer.kind))
+    if found is not None:
+        return (
+            f"qk_clip(): the record has {max(layer.heads) + 1} heads in {layer.layer!r}, and the model's projections have "
+            f"{found.heads}. Pass the record of this model."
+        )
+    names = [name for name, _ in known]
+    return (
+        f"qk_clip(): the record has the layer {layer.layer!r} ({layer.kind}), which is none of the model's projections. "
+        f"{nearest(layer.layer, names[:6])} Pass the record of this model, or call attemper.projections(model, batch) with a "
+        "batch that runs this layer."
+    )
+
+
+def _gamma(clip: Clip, layer: LayerPeaks, found: LayerProjections, parameters: dict[str, Tensor]) -> Tensor | None:
+    """The factor of each head of a layer; None if nothing in it is to be scaled. Notes what is left alone."""
+    scores = torch.full((found.heads,), -math.inf, dtype=torch.float64, device="cpu")
+    scores[list(layer.heads)] = layer.scores
+    for head in (scores.isnan() | (scores == math.inf)).nonzero().flatten().tolist():
+        clip.skipped.append(LeftAlone(layer.layer, head, NOT_FINITE.format(peak=float(scores[head]))))
+        scores[head] = -math.inf
+    if found.sinks is not None and found.sinks in parameters:
+        sink = _whole(parameters[found.sinks]).reshape(-1).double().cpu()
+        for head in ((scores > clip.tau) & (scores <= sink * (1 + 1e-2))).nonzero().flatten().tolist():
+            clip.skipped.append(LeftAlone(layer.layer, head, SINK))
+            scores[head] = -math.inf
+    if not bool((scores > clip.tau).any()):
+        return None
+    reasons: list[str | None] = [found.why] if found.how is None else []
+    reasons += [unscalable(part.parameter, parameters[part.parameter]) for part in found.parts]
+    known = [reason for reason in reasons if reason is not None]
+    if known:
+        clip.skipped.append(LeftAlone(layer.layer, None, known[0]))
+        return None
+    # a tensor over a tensor: a number over a tensor is its reciprocal, times the number
+    gamma = torch.full_like(scores, clip.tau) / scores.clamp(min=clip.tau)
+    if found.how == BY_LAYER:
+        gamma = gamma.min().expand(found.heads)
+    if found.biased:
+        clip.notes.append(BIASED.format(layer=layer.layer))
+    names = tuple(part.parameter for part in found.parts)
+    assert found.how is not None
+    for head in (gamma < 1).nonzero().flatten().tolist():
+        one = ClippedHead(layer.layer, layer.kind, head, float(scores[head]), float(gamma[head]), found.how, names)
+        clip.heads.append(one)
+    return gamma
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    gather = getattr(parameter, "full_tensor", None)
+    return (parameter if gather is None else gather()).detach()
+
+
+def _factors(
+    found: LayerProjections, gamma: Tensor, alpha: float, shared: str
+) -> Iterator[tuple[str, int, float, Tensor]]:
+    """The factor of each row of each parameter: the name, dimension, offset and factors."""
+    grouped = found.key_heads != found.heads
+    by_key = gamma.view(found.key_heads, -1).amin(-1)
+    if grouped and shared == "group" and found.splits:
+        gamma = by_key.repeat_interleave(found.heads // found.key_heads)
+    elif grouped:
+        by_key = torch.ones_like(by_key)
+    splits = found.splits and (not grouped or shared == "group")
+    for part in found.parts:
+        mine = part.owner >= 0
+        row = part.owner.clamp(min=0)
+        if part.side == "k":
+            factor = by_key[row] ** (1 - alpha) if splits else torch.ones_like(row, dtype=torch.float64)
+        else:
+            each = gamma[row]
+            factor = torch.where(part.whole, each, each**alpha) if splits else each
+        yield part.parameter, part.dim, part.offset, torch.where(mine, factor, torch.ones_like(factor))

@@ -1,0 +1,131 @@
+"""Derivatives: which rows of which parameters a head is made of, and whether scaling them scales the head.
+
+Two questions, each answered by autograd on a tensor ``(B, H, L, E)``, the q or k of one attention call:
+
+- :func:`owners`: which head does a row of a parameter serve? A cotangent that is zero for some heads gives a gradient of
+  exactly zero to the rows that serve other heads, in any dtype. So the bits of a head's number are read with two backward
+  passes each.
+- :class:`Directional`: by how much does the tensor change if rows are scaled? The derivative of a head along the rows' own
+  values is the head itself if and only if the head has degree 1 in them (Euler's theorem), channel by channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+NOBODY, SEVERAL = -1, -2
+"""In place of a head's number: the row is not used; more than one head uses it."""
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""How far a degree may be from 1, relative to the head: several times the rounding of a projection, below any other degree."""
+HALF = 0.05
+
+Used = tuple[Tensor, ...]
+"""For each dimension of a parameter, which of its rows along that dimension are used."""
+
+
+def tolerance(tensor: Tensor) -> float:
+    return TOLERANCE.get(tensor.dtype, HALF)
+
+
+def used(output: Tensor, parameters: Sequence[Tensor], where: Tensor | None = None) -> list[Used | None]:
+    """Which rows of each parameter ``output`` depends on, where ``where`` is True; None for a parameter that it does not."""
+    generator = torch.Generator("cpu").manual_seed(1)  # the run's own generator is not touched
+    found: list[Used | None] = [None] * len(parameters)
+    for _ in range(3 if output.element_size() < 4 else 1):  # in half precision a sum may be exactly 0 by chance
+        cotangent = torch.rand(output.shape, generator=generator, dtype=torch.float32, device="cpu") + 0.5
+        cotangent = cotangent.to(output.device, output.dtype)
+        if where is not None:
+            cotangent = cotangent * where
+        gradients = torch.autograd.grad(output, parameters, cotangent, retain_graph=True, allow_unused=True)
+        found = [_either(one, None if new is None else _rows(new)) for one, new in zip(found, gradients, strict=True)]
+    return found
+
+
+def _either(one: Used | None, other: Used | None) -> Used | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return tuple(first | second for first, second in zip(one, other, strict=True))
+
+
+def _rows(gradient: Tensor) -> Used | None:
+    found = gradient != 0
+    if not bool(found.any()):
+        return None
+    if found.dim() == 0:
+        return (found.reshape(1),)
+    every = range(found.dim())
+    return tuple(found.amax([d for d in every if d != dim]) if found.dim() > 1 else found for dim in every)
+
+
+def owners(output: Tensor, parameters: Sequence[Tensor]) -> list[Used | None]:
+    """For each parameter and dimension, the head that each row serves, or NOBODY or SEVERAL."""
+    heads = output.shape[1]
+    numbers = torch.arange(heads, device=output.device).view(1, heads, 1, 1)
+    found: list[list[Tensor] | None] = [None] * len(parameters)
+    for bit in range(max(1, (heads - 1).bit_length())):
+        ones = (numbers >> bit) & 1
+        sides = [used(output, parameters, ones == side) if heads > side else None for side in (0, 1)]
+        for place in range(len(parameters)):
+            zero, one = (None if side is None else side[place] for side in sides)
+            if zero is None and one is None:
+                continue
+            found[place] = _with_bit(found[place], zero, one, bit)
+    return [None if part is None else tuple(part) for part in found]
+
+
+def _with_bit(before: list[Tensor] | None, zero: Used | None, one: Used | None, bit: int) -> list[Tensor]:
+    """The owners with one more bit of their numbers."""
+    shown = zero or one
+    assert shown is not None
+    both = []
+    for dim, rows in enumerate(shown):
+        none = torch.zeros_like(rows)
+        low, high = none if zero is None else zero[dim], none if one is None else one[dim]
+        owner = torch.full_like(rows, NOBODY, dtype=torch.int64)
+        if before is not None:
+            owner = before[dim]
+        known = owner.clamp(min=0) + (high.long() << bit)
+        owner = torch.where((owner != SEVERAL) & (low | high), known, owner)
+        both.append(owner.masked_fill(low & high, SEVERAL))
+    return both
+
+
+class Directional:
+    """Derivatives of a tensor along directions in its parameters, by differentiating its vector-Jacobian product again."""
+
+    def __init__(self, output: Tensor, parameters: Sequence[Tensor]) -> None:
+        self.like = torch.zeros_like(output).requires_grad_()
+        self.products = torch.autograd.grad(
+            output, parameters, self.like, create_graph=True, retain_graph=True, allow_unused=True
+        )
+
+    def __call__(self, place: int, direction: Tensor) -> Tensor:
+        """The derivative along ``direction`` in the parameter at this place."""
+        return self.together({place: direction})
+
+    def together(self, directions: Mapping[int, Tensor]) -> Tensor:
+        """The derivative along directions in several parameters at once, by their places."""
+        products = {place: self.products[place] for place in directions}
+        known = {place: one for place, one in products.items() if one is not None and one.requires_grad}
+        if not known:
+            return torch.zeros_like(self.like)
+        along = [directions[place] for place in known]
+        (found,) = torch.autograd.grad(list(known.values()), self.like, along, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(self.like) if found is None else found
+
+
+def share(part: Tensor, whole: Tensor) -> Tensor:
+    """The size of a part relative to the whole, for each head ``(H,)``."""
+    size = whole.double().square().sum((0, 2, 3))
+    return (part.double().square().sum((0, 2, 3)) / size.masked_fill(size == 0, 1.0)).sqrt()
+
+
+def share_by_channel(part: Tensor, whole: Tensor) -> Tensor:
+    """The same for each head and channel ``(H, E)``. A channel is held against the head, if it is nearly 0 itself."""
+    size = whole.double().square().sum((0, 2))
+    floor = size.mean(-1, keepdim=True) * (1e-12 if whole.element_size() >= 4 else 1e-2)
+    return (part.double().square().sum((0, 2)) / size.clamp(min=floor.clamp(min=1e-300))).sqrt()

@@ -1,0 +1,243 @@
+"""entropy_floor(): a loss for rows of attention that look at too few keys. floor(): its gradient, whatever the loss."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from ..attention import attention
+from ..errors import InputError
+from ..heads import SATURABLE_KEYS
+from ..vitals import Vitals
+from ..watch.examine import REPLACED, Replacement, attend_with
+
+SIGNS = ("visible", "entropy")
+UNUSED = (
+    "floor(): no attention call of {model} went through torch's scaled_dot_product_attention, so that no gradient was added. For "
+    "attention of your own, compute it with attemper.attention() and add attemper.entropy_floor(vitals) to the loss."
+)
+
+
+def entropy_floor(vitals: Vitals | Iterable[Vitals], floor: float = 0.1) -> Tensor:
+    """A loss that is 0 while attention is even enough: the mean of ``relu(floor - evenness)²`` over rows.
+
+    Evenness is the entropy of a row as a share of its maximum, from 0 (one key has all weight) to 1. Rows that see fewer than 8
+    keys do not count. Add it to the loss, times a weight of 0.1 or so.
+
+    Args:
+        vitals: what :func:`attention` measured, with ``visible`` and ``entropy``; or several of them, whose rows count alike.
+        floor: the evenness below which a row costs something, between 0 and 1.
+
+    Example:
+        >>> q = torch.randn(1, 2, 16, 8, requires_grad=True)
+        >>> vitals = attemper.attention(q, 30 * q, q).vitals
+        >>> bool(attemper.entropy_floor(vitals, floor=0.5) > 0)
+        True
+    """
+    _check_floor("entropy_floor", floor)
+    several = [vitals] if isinstance(vitals, Vitals) else list(vitals) if isinstance(vitals, Iterable) else None
+    if not several or not all(isinstance(one, Vitals) for one in several):
+        raise InputError(
+            "entropy_floor(): `vitals` must be the vitals of a call, or several of them; got "
+            f"{'none' if several == [] else type(vitals).__name__}. Pass attemper.attention(…).vitals."
+        )
+    sums, counts = zip(*(_below(one, floor) for one in several), strict=True)
+    return torch.stack(sums).sum() / torch.stack(counts).sum().clamp(min=1)
+
+
+def _below(vitals: Vitals, floor: float) -> tuple[Tensor, Tensor]:
+    """The sum over rows, and how many rows there are. Without a graph if no row is below, where the host can tell."""
+    counted = vitals.visible >= SATURABLE_KEYS
+    entropy = vitals.entropy
+    if entropy.device.type == "cpu" and not bool((counted & (vitals.evenness.detach() < floor)).any()):
+        entropy = entropy.detach()
+    most = vitals.visible.clamp(min=2).to(entropy.dtype).log()
+    short = (floor - entropy / most).clamp(min=0).masked_fill(~counted, 0.0)
+    return short.square().sum(), counted.sum().to(entropy.dtype)
+
+
+def _check_floor(caller: str, floor: object) -> None:
+    if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0 < floor < 1:
+        raise InputError(f"{caller}(): `floor` must be a number between 0 and 1; got {floor!r}. 0.1 is a low floor.")
+
+
+class AddedGradient(torch.autograd.Function):
+    """The output unchanged; in the backward, the term gets the gradient that a summand of the loss would get."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, term: Tensor, floor: EntropyFloor) -> Tensor:
+        ctx.floor, ctx.like = floor, term.detach()
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        return gradients[0], torch.ones_like(ctx.like) * ctx.floor.loss_gradient, None
+
+
+class EntropyFloor:
+    """A floor under the entropy of a model's attention; made by :func:`floor`, used in a ``with`` statement."""
+
+    def __init__(self, model: nn.Module, floor: float, weight: float, scale: float | None) -> None:
+        self.model, self.floor, self.weight, self.scale = model, floor, weight, scale
+        self.calls = 0  # to which a gradient was added
+        self._trained = False  # whether a pass with gradients ran
+        self._seen: Tensor | float = 1.0  # the gradient of the model's own loss in the current backward
+        self._handles: list[RemovableHandle] = []
+        self._replacement: Replacement | None = None
+        self._mode: TorchFunctionMode | None = None
+        library = sys.modules.get("transformers.modeling_utils")
+        self._hugging_face = library is not None and isinstance(model, library.PreTrainedModel)
+        if self._hugging_face:
+            if any(
+                getattr(getattr(part, "config", None), "_attn_implementation", None) == REPLACED
+                for part in model.modules()
+            ):
+                raise InputError(
+                    "floor(): a watch with replace=True, or another floor, computes this model's attention already. Close it "
+                    "first, or watch without replace."
+                )
+            attend = attend_with(lambda: False, SIGNS, lambda call: None, self.add, "floor()")
+            self._replacement = Replacement(model, attend, "floor()")
+
+    @property
+    def loss_gradient(self) -> Tensor | float:
+        """What the gradient of a summand of the loss is: ``scale``, or the gradient that the model's own loss got."""
+        return self._seen if self.scale is None else self.scale
+
+    def add(self, output: Tensor, vitals: Vitals) -> Tensor:
+        """The output, with the floor's gradient attached."""
+        if not output.requires_grad or not torch.is_grad_enabled():
+            return output
+        self.calls += 1
+        term = entropy_floor(vitals, self.floor)
+        return AddedGradient.apply(output, self.weight * term, self) if term.requires_grad else output
+
+    def __enter__(self) -> EntropyFloor:
+        if self._handles:
+            raise InputError("floor(): this floor is open already. Make another with attemper.floor(model).")
+        if self._replacement is not None:
+            self._replacement.install()
+        else:
+            self._handles.append(self.model.register_forward_pre_hook(self._begin))
+        self._handles.append(self.model.register_forward_hook(self._end, always_call=True))
+        self.calls, self._trained = 0, False
+        return self
+
+    def __exit__(self, error_type: object, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._leave()
+        if self._replacement is not None:
+            self._replacement.uninstall()
+        if error_type is None and self._trained and not self.calls:
+            warnings.warn(UNUSED.format(model=type(self.model).__name__), stacklevel=2)
+
+    def _begin(self, module: nn.Module, arguments: object) -> None:
+        self._leave()
+        self._mode = FloorMode(self)
+        self._mode.__enter__()
+
+    def _end(self, module: nn.Module, arguments: object, output: Any) -> None:
+        self._leave()
+        if not torch.is_grad_enabled():
+            return
+        self._trained = True
+        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        if isinstance(loss, Tensor) and loss.requires_grad and not loss.dim():
+            # the trainer divides this loss by its accumulation steps and multiplies it by its loss scale
+            loss.register_hook(self._see)
+        else:
+            self._seen = 1.0
+
+    def _see(self, gradient: Tensor) -> None:
+        self._seen = gradient.detach()
+
+    def _leave(self) -> None:
+        if self._mode is not None:
+            self._mode.__exit__(None, None, None)
+            self._mode = None
+
+
+class FloorMode(TorchFunctionMode):
+    """Computes torch's scaled_dot_product_attention with attemper's kernels, while a model with a floor runs."""
+
+    def __init__(self, floor: EntropyFloor) -> None:
+        super().__init__()
+        self.floor = floor
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is multi_head_attention_forward:
+            return self.within(func, args, kwargs or {})
+        if func is not scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        return self.attend(*args, **(kwargs or {}))
+
+    def within(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run nn.MultiheadAttention's function, which arrives as a whole, with attention replaced inside it."""
+        before = functional.scaled_dot_product_attention
+        functional.scaled_dot_product_attention = self.attend
+        try:
+            return func(*args, **kwargs)
+        finally:
+            functional.scaled_dot_product_attention = before
+
+    def attend(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Attention as torch's function takes it, with the floor's gradient attached."""
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+        given: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None}
+        given |= dict(zip(names, args, strict=False)) | kwargs
+        options: dict[str, Any] = {"mask": given["attn_mask"], "causal": given["is_causal"], "scale": given["scale"]}
+        output, vitals = attention(
+            given["query"], given["key"], given["value"], **options, dropout=given["dropout_p"], signs=SIGNS
+        )
+        return self.floor.add(output, vitals)
+
+
+def floor(model: nn.Module, floor: float = 0.1, weight: float = 0.1, *, scale: float | None = None) -> EntropyFloor:
+    """Keep a model's attention from collapsing while it trains, whatever trains it: no loss is touched.
+
+    Inside ``with attemper.floor(model):`` attemper's kernels compute the attention of a Hugging Face model, or of a model that
+    calls torch's ``scaled_dot_product_attention``. Outputs are equal up to rounding. In the backward every call adds the
+    gradient of ``weight * entropy_floor(vitals, floor)``, as if the sum of these over all calls had been added to the loss.
+
+    If the model returns a loss (``output.loss``), the added gradient is multiplied by the gradient that this loss gets:
+    division by accumulation steps and a loss scale are then accounted for. Otherwise pass them as ``scale``.
+
+    Args:
+        model: the model that is trained, without the wrapper of a trainer.
+        floor: the evenness below which a row of attention costs something, between 0 and 1.
+        weight: of the term in the loss, above 0.
+        scale: what the loss of a micro-batch is multiplied by: 1 / accumulation steps, times a loss scale. None: as the
+            model's own loss shows it, or 1. It can be set between steps: ``floored.scale = …``.
+
+    Returns:
+        a context manager; ``calls`` counts the attention calls that got a gradient.
+
+    Example:
+        >>> model = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
+        >>> with attemper.floor(model, floor=0.9) as floored:
+        ...     model(torch.randn(2, 12, 16)).sum().backward()
+        >>> floored.calls
+        1
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"floor(): `model` must be a torch.nn.Module; got {type(model).__name__}. Pass the model.")
+    _check_floor("floor", floor)
+    for name, value in (("weight", weight), ("scale", 1.0 if scale is None else scale)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise InputError(
+                f"floor(): `{name}` must be a number above 0; got {value!r}. Leave it out for its default."
+            )
+    return EntropyFloor(model, float(floor), float(weight), scale)

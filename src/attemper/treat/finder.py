@@ -1,0 +1,312 @@
+"""Finder: looks at the attention calls of a pass while their graphs exist, and finds the projections of each layer."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.hooks import RemovableHandle
+
+from ..errors import InputError
+from ..vitals import Vitals
+from ..watch.examine import AttentionCall, Examiner, examine, named_modules, running, without_modes
+from .again import Build, build_of, found_again
+from .derivatives import Directional, share, tolerance, used
+from .find import Candidate, Made, find_layer
+from .table import LayerProjections, Projections
+
+SERVES_OTHERS = "its keys serve {layer} too"
+HIDDEN = -1e4  # an added number as low as this hides a key
+DEPTH = 3  # how many modules around a call are searched
+
+_found: weakref.WeakKeyDictionary[nn.Module, Projections] = weakref.WeakKeyDictionary()
+
+
+def found_before(model: nn.Module) -> Projections | None:
+    """The projections that were last found for a model, or for the model inside it."""
+    for module in (model, *_inside(model)):
+        known = _found.get(module)
+        if known is not None:
+            return known
+    return None
+
+
+def _inside(model: nn.Module) -> list[nn.Module]:
+    """The models that wrappers hold."""
+    return [module for module, name in named_modules(model).items() if name == "" and module is not model]
+
+
+class Finder(Examiner):
+    """An examiner of a watch that finds projections in the first pass it sees: ``watch(model, examiners=[finder])``.
+
+    ``from attemper.treat import Finder``. Use it in a ``with`` statement. It needs a pass with gradients, in training or
+    evaluation mode, and changes nothing in it. When the pass ends, ``projections`` holds what was found, and ``qk_clip`` uses
+    that for this model.
+    """
+
+    def __init__(self, model: nn.Module, cut: bool = False) -> None:
+        self.model, self.cut = model, cut  # cut: detach what attention returns, so that no layer depends on another
+        self._attended: set[int] = set()  # modules that ran attention, by their ids
+        self.projections: Projections | None = None
+        self._names = {id(module): name for module, name in named_modules(model).items()}
+        self._top = {id(module) for module in (model, *_inside(model))}
+        self._layers: dict[tuple[str, str], LayerProjections] = {}
+        self._keys: dict[tuple[str, str], list[Tensor]] = {}  # the parameters of each layer's k
+        self._builds: dict[Build, LayerProjections] = {}  # one layer of each kind that was searched
+        self._waiting: list[tuple[str, AttentionCall, dict[str, Any]]] = []
+        self._handle: RemovableHandle | None = None
+
+    def __enter__(self) -> Finder:
+        self._handle = register_module_forward_hook(self._left)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle, self._waiting, self._keys = None, [], {}
+
+    def finish(self) -> None:
+        """End the pass by hand: a trainer that calls parts of a model never ends one of the model itself."""
+        self._left(self.model, (), None)
+
+    def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Any:
+        if self.projections is not None:
+            return None
+        return {"biased": _is_biased(call), "sinks": _sinks(call, self._names)}
+
+    def keep(self, name: str, call: AttentionCall, found: Any) -> None:
+        if found is not None and (name, call.facts.kind) not in self._layers:
+            call = AttentionCall(**call.__dict__)  # the values are forgotten when the call is counted
+            self._waiting.append((name, call, found))
+
+    def _left(self, module: nn.Module, arguments: object, output: object) -> Any:
+        """A module has ended. Here autograd records, and sharded parameters are still whole."""
+        waiting, self._waiting = self._waiting, []
+        for name, call, seen in waiting if torch.is_grad_enabled() else ():  # evaluation is not searched
+            place = (name, call.facts.kind)
+            if place not in self._layers and self.projections is None:
+                with _unwatched(call.query.device.type):
+                    self._layers[place] = self._find(name, call, seen)
+                    self._attended.add(id(call.frames[-1].module))
+        if id(module) in self._top and self._layers:
+            self.projections = Projections(self._layers)
+            for one in (self.model, *_inside(self.model)):
+                _found[one] = self.projections
+            self._keys = {}
+        return _detached(output) if self.cut and id(module) in self._attended else None
+
+    def _find(self, name: str, call: AttentionCall, seen: Mapping[str, Any]) -> LayerProjections:
+        around = [
+            (type(frame.module).__name__, self._candidates(frame.module)) for frame in reversed(call.frames[-DEPTH:])
+        ]
+        try:
+            inner = around[0][1]()
+            build = build_of(call, name, inner)
+            known = self._builds.get(build)
+            again = None if known is None else found_again(name, call, inner, known)
+            found = find_layer(name, call, around) if again is None else again
+            if found.how is not None and all(part.parameter.startswith(f"{name}.") for part in found.parts):
+                self._builds[build] = found
+            self._note_keys(found, call, inner)
+        except (RuntimeError, NotImplementedError) as error:  # an op without a second derivative, or out of memory
+            line = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
+            why = f"autograd stopped: {line}. Name the parameters with attemper.Projections.named()"
+            return LayerProjections(name, call.facts.kind, call.facts.heads, call.facts.kv_heads, why=why)
+        fields = {**found.__dict__, **seen}
+        return LayerProjections(**fields)
+
+    def _candidates(self, around: nn.Module) -> Callable[[], list[Candidate]]:
+        """The parameters inside a module that are whole and have gradients, in order."""
+
+        def listed() -> list[Candidate]:
+            found: dict[int, Candidate] = {}
+            top = self._names.get(id(around), "")
+            for module in around.modules():
+                name = self._names.get(id(module))
+                for word, tensor in module._parameters.items():
+                    if name is None or tensor is None or type(tensor.data) is not Tensor:
+                        continue  # a shard belongs to a module that does not run now
+                    if tensor.requires_grad and tensor.is_floating_point() and tensor.numel():
+                        full = f"{name}.{word}" if name else word
+                        inside = full.removeprefix(f"{top}.") if top else full
+                        group = inside.partition(".")[0] if "." in inside else ""
+                        found.setdefault(id(tensor), Candidate(full, tensor, group))
+            return list(found.values())
+
+        return listed
+
+    def _note_keys(self, found: LayerProjections, call: AttentionCall, candidates: list[Candidate]) -> None:
+        """Note the parameters of this layer's k. If none of its own makes k, an earlier layer's does, and is left alone."""
+        place = (found.layer, found.kind)
+        tensors = {one.name: one.tensor for one in candidates}
+        mine = [tensors[part.parameter] for part in found.parts if part.side == "k" and part.parameter in tensors]
+        if mine:
+            self._keys[place] = mine
+            return
+        made = Made.of(call)
+        if made is None or not made.key.requires_grad or any(used(made.key, list(tensors.values()))):
+            return
+        for other, parameters in list(self._keys.items()):
+            if _makes(made.key, parameters):
+                self._layers[other] = _without_keys(self._layers[other], SERVES_OTHERS.format(layer=found.layer))
+                del self._keys[other]
+
+
+@contextmanager
+def _unwatched(device: str) -> Iterator[None]:
+    """Run with autograd alone. A checkpoint may run modules again in a derivative, which no watch is to count.
+
+    A checkpoint also counts the tensors that autograd saves in it, and must not count those of a derivative.
+    """
+    current, running.current = running.current, None
+    own = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    try:
+        with without_modes(), torch.enable_grad(), torch.autocast(device, enabled=False), own:
+            yield
+    finally:
+        running.current = current
+
+
+def _makes(key: Tensor, parameters: list[Tensor]) -> bool:
+    """Whether these parameters of another layer make a key. FSDP has freed them by now: then they may."""
+    if any(tensor.untyped_storage().size() == 0 for tensor in parameters):
+        return True
+    along = Directional(key, parameters)
+    total = along.together({place: tensor.detach() for place, tensor in enumerate(parameters)})
+    return bool((share(total - key, key) <= tolerance(key)).all())
+
+
+def _detached(output: object) -> object:
+    """What an attention module returned, without its graph. A later layer may use the same parameters."""
+    if isinstance(output, Tensor):
+        return output.detach()
+    if type(output) in (tuple, list):
+        assert isinstance(output, (tuple, list))
+        return type(output)(one.detach() if isinstance(one, Tensor) else one for one in output)
+    return None
+
+
+def _without_keys(layer: LayerProjections, why: str) -> LayerProjections:
+    parts = tuple(
+        type(part)(**{**part.__dict__, "whole": torch.ones_like(part.whole)})
+        for part in layer.parts
+        if part.side != "k"
+    )
+    return LayerProjections(**{**layer.__dict__, "parts": parts, "why": why})
+
+
+def _is_biased(call: AttentionCall) -> bool:
+    """Whether something is added to the scores of visible keys."""
+    if call.logits is None:
+        mask = call.mask
+        if mask is None or mask.dtype == torch.bool:
+            return False
+        return mask.requires_grad or bool(((mask != 0) & (mask > HIDDEN)).any())  # a bias may still be 0
+    made = Made.of(call)
+    if made is None or call.softcap is not None or call.facts.softcap is not None or not call.in_order:
+        return False
+    before, after = call.sink_columns
+    logits = call.logits[..., before : call.logits.shape[-1] - after].double()
+    key = made.key.repeat_interleave(made.query.shape[1] // made.key.shape[1], 1).double()
+    scores = made.query.double() @ key.mT
+    if scores.shape != logits.shape:
+        return False
+    seen = (logits > HIDDEN) & logits.isfinite()
+    scores, logits = scores[seen], logits[seen]
+    slope = (scores * logits).sum() / scores.square().sum().clamp(min=1e-300)
+    return bool((logits - slope * scores).norm() > 10 * tolerance(call.query) * logits.norm())
+
+
+def _sinks(call: AttentionCall, names: Mapping[int, str]) -> str | None:
+    """The parameter whose entries are the logits of a column of their own."""
+    if call.logits is None or not any(call.sink_columns):
+        return None
+    column = call.logits[0, :, 0, 0 if call.sink_columns[0] else -1]
+    for frame in reversed(call.frames[-DEPTH:]):
+        for word, tensor in frame.module._parameters.items():
+            if tensor is None or type(tensor.data) is not Tensor or tensor.numel() != column.numel():
+                continue
+            if torch.equal(tensor.detach().reshape(-1).to(column.dtype), column):
+                name = names.get(id(frame.module), "")
+                return f"{name}.{word}" if name else word
+    return None
+
+
+def projections(model: nn.Module, batch: Any) -> Projections:
+    """Find which rows of which parameters make the q and k of each head of a model.
+
+    The model runs once on ``batch``, in evaluation mode, with gradients. For every attention call autograd shows which rows a
+    head depends on, and whether scaling them scales its q or k exactly: the derivative along the rows' own values is then the
+    head itself (Euler's theorem). No list of architectures is used: fused and interleaved projections, grouped keys, biases,
+    norms with gains, and latent attention are found alike. Nothing is changed, and no ``.grad`` is written.
+
+    Args:
+        model: any module that ``watch`` follows. FSDP2 models too: call it on every rank.
+        batch: what the model is called with: a tensor, a tuple of arguments, or a dict of named arguments. One sequence of a
+            few tokens is enough.
+
+    Returns:
+        a :class:`Projections`: a mapping by layer that can be printed. It is also remembered for this model, so that
+        :func:`qk_clip` finds it.
+
+    Example:
+        >>> model = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
+        >>> print(attemper.projections(model, torch.randn(1, 5, 16))["self_attn", "self"].of_head(1)[0])
+        HeadPart(parameter='self_attn.in_proj_weight', dim=0, rows=(8, 9, 10, 11, 12, 13, 14, 15), side='q')
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"projections(): `model` must be a torch.nn.Module; got {type(model).__name__}. Pass the model that you call."
+        )
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module  # a pass without a backward would disturb its reductions
+    finder = Finder(model, cut=True)
+    with evaluating(model), torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"watch\(\): ")  # no record is kept; what matters is in its notes
+        watching = examine(model, [finder], caller="projections")
+        with finder, watching:
+            call(model, batch, "projections")
+    if finder.projections is None:
+        raise InputError(
+            "projections(): the model ran, but none of its attention calls could be measured. "
+            f"The watch says: {' '.join(watching.record.notes) or 'nothing'} Name the parameters with "
+            "attemper.Projections.named()."
+        )
+    return finder.projections
+
+
+def call(model: nn.Module, batch: Any, caller: str) -> Any:
+    """The model called with a batch: a tensor, a tuple of arguments, or named ones."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, Tensor):
+        return model(batch)
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return model(*batch)
+    raise InputError(
+        f"{caller}(): `batch` must be a tensor, a tuple of arguments or a dict of named arguments; got "
+        f"{type(batch).__name__}. Pass what you call the model with."
+    )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Run in evaluation mode, with every parameter differentiable, and put both back."""
+    training = [module for module in model.modules() if module.training]
+    frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point() and type(p.data) is Tensor]
+    model.eval()
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        for module in training:
+            module.training = True

@@ -1,0 +1,159 @@
+"""Peaks: the largest score of each head in one step of a record, before a softcap, equal on all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
+
+from ..errors import InputError
+from ..watch import Record
+from .table import parameters_of
+
+CAP_REACHED = 0.99
+CAPPED = (
+    "its logits have reached their softcap of {cap:g}, so that the scores before it are not known; lower the learning rate, or "
+    "add QK-norm with attemper.add_qk_norm()"
+)
+SHIFTED = (
+    "the largest logit of every head is exactly 0: the model subtracts the largest of each row before its softmax, as gpt-oss "
+    "does, so that the record does not show how large the scores are"
+)
+NOT_FINITE = (
+    "its largest logit is {peak}: the scores overflowed, which no factor undoes; go back to an earlier checkpoint"
+)
+DIFFERENT = (
+    "qk_clip(): ranks were called with different arguments: another step, tau, alpha, shared, or other layers. Nothing was "
+    "changed on any rank. Pass the same on every rank, and `group` if ranks hold different layers or heads."
+)
+
+
+@dataclass(frozen=True)
+class LayerPeaks:
+    """One layer: the largest score of each of its heads, and heads that have none, with the reason."""
+
+    layer: str
+    kind: str
+    heads: tuple[int, ...]
+    scores: Tensor  # (H,), float64, on the host
+    reasons: dict[int, str]
+
+
+def check_record(record: object, step: object) -> int:
+    """The step that is meant: the last one if none is given."""
+    if not isinstance(record, Record):
+        raise InputError(
+            f"qk_clip(): `record` must be the record of a watch; got {type(record).__name__}. Pass watch.record."
+        )
+    slots = record._slots
+    if not slots:
+        raise InputError(
+            "qk_clip(): the record holds no step. End one first: call watch.step() after the optimizer's step, or give "
+            "watch() the optimizer."
+        )
+    if step is None:
+        return slots[-1].step
+    if isinstance(step, bool) or not isinstance(step, int):
+        raise InputError(
+            f"qk_clip(): `step` must be the number of a step; got {step!r}. Leave it out for the last one."
+        )
+    return step
+
+
+def peaks_of(record: Record, step: int) -> list[LayerPeaks]:
+    """The largest scores of a step, from its peaks."""
+    entries = record._at(step)
+    if not entries:
+        steps = record.steps
+        held = f"{len(steps)} steps, {steps[0]} … {steps[-1]}" if len(steps) > 1 else f"step {steps[0]} alone"
+        raise InputError(f"qk_clip(): the record has no step {step}; it has {held}. Leave `step` out for the last one.")
+    found = []
+    for entry in entries:
+        if "peak" not in entry.summary.columns:
+            raise InputError(
+                f"qk_clip(): the record holds no `peak`, only {', '.join(entry.summary.signs)}. Watch with signs='all', or "
+                "add 'peak' to signs=."
+            )
+        scores, reasons = entry.summary.peaks.double().clone(), {}
+        facts = record.facts.get((entry.layer, entry.kind))
+        if facts is not None and facts.softcap is not None:
+            cap = float(facts.softcap)
+            full = scores >= CAP_REACHED * cap
+            for place in full.nonzero().flatten().tolist():
+                reasons[entry.heads[place]] = CAPPED.format(cap=cap)
+            scores = (cap * (scores / cap).atanh()).masked_fill(full, -math.inf)
+        if bool((scores == 0).all()):
+            reasons = dict.fromkeys(entry.heads, SHIFTED)
+        found.append(LayerPeaks(entry.layer, entry.kind, entry.heads, scores, reasons))
+    return found
+
+
+def group_of(model: nn.Module, group: object) -> list[ProcessGroup]:
+    """The groups of ranks that hold the same heads: that of DistributedDataParallel, of sharded parameters, or all ranks."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return []
+    if group is not None:
+        if not isinstance(group, ProcessGroup):
+            raise InputError(
+                f"qk_clip(): `group` must be a process group; got {type(group).__name__}. Leave it out for all ranks that "
+                "hold the model."
+            )
+        return [group]
+    wrapped = [part for part in model.modules() if isinstance(part, nn.parallel.DistributedDataParallel)]
+    if wrapped:
+        return [wrapped[0].process_group]
+    for parameter in parameters_of(model).values():
+        mesh = getattr(parameter, "device_mesh", None)
+        if mesh is not None:
+            return [mesh.get_group(dim) for dim in range(mesh.ndim)]
+    world = distributed.group.WORLD
+    return [] if world is None else [world]
+
+
+def agree(layers: list[LayerPeaks], groups: list[ProcessGroup], *arguments: object) -> list[LayerPeaks]:
+    """The largest scores over all ranks. Ranks that were called differently get an error, all of them."""
+    groups = [group for group in groups if group.size() > 1]
+    if not groups:
+        return layers
+    words = repr([(layer.layer, layer.kind, layer.heads) for layer in layers]) + repr(arguments)
+    digest = int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big")
+    device = _device(groups[0])
+    ends = torch.tensor([digest, -digest], dtype=torch.int64, device=device)
+    # reasons travel as infinities: a head that one rank cannot read is read by none
+    scores = torch.cat([layer.scores for layer in layers])
+    missing = torch.cat(
+        [torch.tensor([head in layer.reasons for head in layer.heads], device="cpu") for layer in layers]
+    )
+    largest = scores.masked_fill(scores.isnan(), math.inf).to(device)
+    flags = missing.to(device, torch.int64)
+    for group in groups:
+        distributed.all_reduce(ends, distributed.ReduceOp.MAX, group)
+    if int(ends[0]) != -int(ends[1]):
+        raise InputError(DIFFERENT)
+    for group in groups:
+        distributed.all_reduce(largest, distributed.ReduceOp.MAX, group)
+        distributed.all_reduce(flags, distributed.ReduceOp.MAX, group)
+    return _divided(layers, largest.cpu(), flags.cpu().bool())
+
+
+def _divided(layers: list[LayerPeaks], scores: Tensor, missing: Tensor) -> list[LayerPeaks]:
+    found, start = [], 0
+    for layer in layers:
+        end = start + len(layer.heads)
+        reasons = dict(layer.reasons)
+        for place in missing[start:end].nonzero().flatten().tolist():
+            reasons.setdefault(layer.heads[place], "another rank cannot tell its scores: its softcap is reached there")
+        part = scores[start:end].masked_fill(missing[start:end], -math.inf)
+        found.append(LayerPeaks(layer.layer, layer.kind, layer.heads, part, reasons))
+        start = end
+    return found
+
+
+def _device(group: ProcessGroup) -> torch.device:
+    """The device of a group's reductions: a GPU for NCCL, the host for gloo."""
+    backend = distributed.get_backend(group)
+    return torch.device("cpu" if "gloo" in backend or "mpi" in backend else "cuda")

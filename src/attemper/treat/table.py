@@ -1,0 +1,206 @@
+"""Projections: which rows of which parameters make the q and k of each head, as a table that can be printed and read."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..watch.examine import named_modules
+from .derivatives import NOBODY
+
+PER_HEAD, BY_LAYER = "per head", "by layer"
+
+
+class HeadPart(NamedTuple):
+    """What one head has of a parameter."""
+
+    parameter: str
+    dim: int
+    rows: tuple[int, ...]
+    side: str  # "q", "k" or "gain"
+
+
+@dataclass(frozen=True)
+class ProjectionPart:
+    """The rows of one parameter that make q or k of a layer's heads."""
+
+    parameter: str  # its name in the model, without the wrappers of torch.compile and distributed training
+    dim: int  # the dimension whose rows belong to heads
+    side: str  # "q"; "k"; "gain": it multiplies the scores of a head
+    owner: Tensor  # (rows,): the query head of q and gain, the key head of k; -1: none of them
+    whole: Tensor  # (rows,): q rows that meet keys which other heads or layers use: they take the whole factor
+    offset: float = 0.0  # 1.0 for a gain that is applied as 1 + w
+
+
+@dataclass(frozen=True)
+class LayerProjections:
+    """One layer's attention: what its q and k are made of, or why that is not known."""
+
+    layer: str
+    kind: str
+    heads: int
+    key_heads: int
+    parts: tuple[ProjectionPart, ...] = ()
+    how: str | None = None  # "per head", "by layer": one gain serves all heads; None: nothing can be scaled
+    why: str | None = None  # why nothing can be scaled, or only the layer
+    biased: bool = False  # whether numbers that are no q·k are added to its logits (T5, ALiBi)
+    sinks: str | None = None  # the parameter whose entries are logits of their own, one per head (gpt-oss)
+
+    @property
+    def splits(self) -> bool:
+        """Whether keys take a part of the factor."""
+        return any(part.side == "k" for part in self.parts)
+
+    def of_head(self, head: int) -> list[HeadPart]:
+        """The rows of one query head; of k, those of its key head."""
+        found = []
+        for part in self.parts:
+            owner = head * self.key_heads // self.heads if part.side == "k" else head
+            rows = (part.owner == (0 if self.how == BY_LAYER else owner)).nonzero().flatten().tolist()
+            if rows:
+                found.append(HeadPart(part.parameter, part.dim, tuple(rows), part.side))
+        return found
+
+    def __str__(self) -> str:
+        if self.how is None:
+            return f"nothing: {self.why}"
+        sides = []
+        for side in ("q", "k", "gain"):
+            names = [_shown(part, self.layer) for part in self.parts if part.side == side]
+            if names:
+                sides.append(f"{side} from {' and '.join(names)}")
+        notes = [] if self.why is None else [self.why]
+        if self.how == PER_HEAD and not self.splits:
+            notes.append("keys are left alone: q takes the whole factor")
+        elif self.how == PER_HEAD and any(bool(part.whole.any()) for part in self.parts):
+            notes.append("some channels of k are shared: q takes the whole factor there")
+        notes += ["its logits have a bias" for _ in range(self.biased)]
+        return f"{self.how}: {', '.join(sides)}{''.join(f'; {note}' for note in notes)}"
+
+
+def _shown(part: ProjectionPart, layer: str) -> str:
+    name = part.parameter.removeprefix(f"{layer}.") if layer else part.parameter
+    first = (part.owner == part.owner[part.owner != NOBODY].min()).nonzero().flatten().tolist()
+    word = "rows" if part.dim == 0 else "columns" if part.dim == 1 else f"dimension {part.dim}"
+    return f"{'1 + ' if part.offset else ''}{name} ({word} {_ranges(first)}, …)"
+
+
+def _ranges(rows: list[int]) -> str:
+    """0, 1, 2, 8, 9 → 0–2, 8–9; the first three of them."""
+    found: list[list[int]] = []
+    for row in rows:
+        if found and row == found[-1][1] + 1:
+            found[-1][1] = row
+        else:
+            found.append([row, row])
+    shown = [str(low) if low == high else f"{low}–{high}" for low, high in found[:3]]
+    return ", ".join(shown) + (" and others" if len(found) > 3 else "")
+
+
+class Projections(Mapping[tuple[str, str], LayerProjections]):
+    """What makes the q and k of each layer's heads: a mapping from (layer, kind) to :class:`LayerProjections`.
+
+    Made by :func:`attemper.projections`, or by :meth:`named` where that finds nothing. ``print(projections)`` shows a line per
+    layer; ``projections["layers.0.self_attn", "self"].of_head(3)`` has the rows of a head.
+    """
+
+    def __init__(self, layers: Mapping[tuple[str, str], LayerProjections]) -> None:
+        self._layers = dict(layers)
+
+    def __getitem__(self, place: tuple[str, str]) -> LayerProjections:
+        return self._layers[place]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __str__(self) -> str:
+        lines = []
+        for layer in self._layers.values():
+            heads = f"{layer.heads} heads" + (f", {layer.key_heads} for keys" if layer.key_heads != layer.heads else "")
+            cross = " (cross)" if layer.kind == "cross" else ""
+            lines.append(f"{layer.layer or 'the model'}{cross}: {heads}; {layer}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        found = sum(layer.how is not None for layer in self._layers.values())
+        return f"Projections(layers: {len(self)}, found: {found})"
+
+    @classmethod
+    def named(
+        cls,
+        model: nn.Module,
+        *,
+        heads: int,
+        q: str,
+        k: str | None = None,
+        key_heads: int | None = None,
+        dim: int = 0,
+        kind: str = "self",
+    ) -> Projections:
+        """Projections by the names of parameters, for attention that :func:`attemper.projections` cannot differentiate.
+
+        The rows of each parameter are divided equally among the heads, in order. The layer is the module around the projection:
+        ``layers.0.attn`` for ``layers.0.attn.q_proj.weight``. Nothing is checked by a derivative.
+
+        Args:
+            model: the model.
+            heads: how many query heads.
+            q: the parameters that make q, with ``*`` and ``?`` as in file names: ``"*.q_proj.*"`` for weights and biases.
+            k: those that make k; None leaves keys alone, and q takes the whole factor.
+            key_heads: how many key heads; as many as ``heads`` when left out.
+            dim: the dimension whose rows belong to heads: 0 for ``nn.Linear``, 1 for GPT-2's Conv1D.
+            kind: ``"self"`` or ``"cross"``.
+
+        Example:
+            >>> model = torch.nn.Sequential()
+            >>> model.q_proj, model.k_proj = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+            >>> print(attemper.Projections.named(model, heads=2, q="q_proj.weight"))
+            the model: 2 heads; per head: q from q_proj.weight (rows 0–3, …); keys are left alone: q takes the whole factor
+        """
+        key_heads = heads if key_heads is None else key_heads
+        parameters = parameters_of(model)
+        layers: dict[str, list[ProjectionPart]] = {}
+        for side, pattern, count in (("q", q, heads), ("k", k, key_heads)):
+            names = [] if pattern is None else fnmatch.filter(parameters, pattern)
+            if pattern is not None and not names:
+                raise InputError(
+                    f"Projections.named(): `{side}` matches no parameter; got {pattern!r}. "
+                    "Names are those of model.named_parameters()."
+                )
+            for name in names:
+                along = min(dim, parameters[name].dim() - 1)
+                rows = parameters[name].shape[along]
+                if not count or rows % count:
+                    raise InputError(
+                        f"Projections.named(): {name} has {rows} rows along dimension {along}, which {count} heads do not "
+                        "divide. Pass the number of its heads, or dim=."
+                    )
+                owner = torch.arange(rows, device="cpu") // (rows // count)
+                whole = torch.full((rows,), k is None, device="cpu")
+                layer = name.rpartition(".")[0].rpartition(".")[0]
+                layers.setdefault(layer, []).append(ProjectionPart(name, along, side, owner, whole))
+        return cls(
+            {
+                (layer, kind): LayerProjections(layer, kind, heads, key_heads, tuple(parts), PER_HEAD)
+                for layer, parts in layers.items()
+            }
+        )
+
+
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters by name, without the names of wrappers; a shared one has its first name."""
+    return {
+        f"{name}.{word}" if name else word: parameter
+        for module, name in named_modules(model).items()
+        for word, parameter in module._parameters.items()
+        if parameter is not None
+    }

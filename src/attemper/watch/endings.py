@@ -1,0 +1,66 @@
+"""Endings: what is checked, and said, when a step or the block of a watch ends."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from ..errors import InputError
+from .attach.gradients import NO_GRADIENTS
+from .call import NoAttentionCall
+from .passes import UNFINISHED
+from .record.entry import Entry
+
+if TYPE_CHECKING:
+    from .session import Watch
+
+FOLLOWS = (
+    "it follows torch's scaled_dot_product_attention, nn.MultiheadAttention and nn.TransformerEncoderLayer, the Hugging Face "
+    "attention interface, and attention written by hand as product, softmax, product. For other attention, call "
+    "attemper.measure(query, key) inside the model"
+)
+
+
+def drop_unfinished(watch: Watch, ended_well: bool) -> None:
+    """Forget evaluation after the last step. Training passes before an error are kept: they may show what went wrong."""
+    unfinished = watch._passes.unfinished(ended_well and watch.optimizer is not None and watch._steps_ended > 0)
+    if unfinished:
+        watch._note(UNFINISHED)
+    for name in unfinished:
+        watch._sums.drop(name)
+
+
+def note_gradients(watch: Watch, entries: list[Entry]) -> None:
+    """Note the layers of a step whose gradients were not measured, the first time."""
+    for layer, failure in watch._sums.failures.items():
+        watch._warn(f"{watch._title(layer)}: gradients could not be measured: {failure}.")
+    layers = [watch._title(entry.layer) for entry in entries if entry.gradients is None]
+    if layers and watch.wants_gradients:
+        named = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
+        named = "any layer" if len(layers) == len(entries) else named
+        if named not in watch._without_gradients:
+            watch._without_gradients.add(named)
+            watch._note(NO_GRADIENTS.format(step=entries[0].step, layers=named))
+
+
+def check_calls(watch: Watch) -> None:
+    """Raise if passes counted, and no attention call was found in them."""
+    if watch._passes.counted and not watch._sums.calls and not watch._unmeasured:
+        raise NoAttentionCall(f"{watch.caller}(): found no attention call in {watch._title('')}; {FOLLOWS}.")
+
+
+def check_end(watch: Watch, was_measuring: bool) -> None:
+    """Raise or warn if the block measured nothing, or not what was asked for."""
+    if was_measuring:
+        check_calls(watch)
+    if not watch._passes.begun:
+        raise InputError(
+            f"watch(): {type(watch.model).__name__} was not called inside the block. Call model(…), which runs its hooks, "
+            "and not model.forward(…)."
+        )
+    if watch.every > 1 and not watch._steps_ended and watch._passes.counted > 1:
+        warnings.warn(
+            f"watch(): every={watch.every}, but no step ended, so all {watch._passes.counted} passes count as one. "
+            "Call watch.step() after each step, or give watch() the optimizer.",
+            stacklevel=4,
+        )

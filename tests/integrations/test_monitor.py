@@ -1,0 +1,244 @@
+"""monitor(): what is logged and when, alerts once, stopping, clipping, bad input; and memory that stays flat."""
+
+import logging
+import math
+import re
+
+import pytest
+import torch
+
+import attemper
+from attemper.errors import InputError
+from attemper.integrations import alerts, monitor, picture, summary
+from integrations.trained import Tiny, batches, optimizer_of, plain
+from watched import Block, stack
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(1))
+EIGHT = [
+    *("effective_keys", "evenness_p05", "heads_over_50", "level"),
+    *("logit_std", "peak", "peak_p90", "saturated"),
+]
+
+
+def watched(factor=1.0, **options):
+    """A record of one step whose logits grow with the factor."""
+    torch.manual_seed(0)
+    model = stack()
+    with torch.no_grad():
+        model[0].packed.weight.mul_(factor)
+    with attemper.watch(model, **options) as watch:
+        model(X).sum().backward()
+    return watch.record
+
+
+def test_eight_numbers_of_a_step_and_three_of_each_layer():
+    record = watched()
+    rows, found = record.to_dicts(), summary(record)
+    assert sorted(found) == [f"attemper/{name}" for name in EIGHT]
+    assert all(type(number) is float for number in found.values())
+    peaks = sorted(row["peak"] for row in rows)
+    assert found["attemper/peak"] == peaks[-1]
+    assert peaks[-2] <= found["attemper/peak_p90"] <= peaks[-1]
+    assert found["attemper/logit_std"] == max(row["variance"] for row in rows) ** 0.5
+    evenness = sorted(row["evenness"] for row in rows)
+    assert evenness[0] <= found["attemper/evenness_p05"] <= evenness[1]
+    keys = sorted(row["effective_keys"] for row in rows)
+    assert keys[1] <= found["attemper/effective_keys"] <= keys[2]
+    assert found["attemper/saturated"] == found["attemper/heads_over_50"] == 0.0
+    per_layer = summary(record, layers=True)
+    assert sorted(set(per_layer) - set(found)) == sorted(
+        f"attemper/{sign}/{layer}" for sign in ("evenness", "logit_std", "peak") for layer in "01"
+    )
+    assert per_layer["attemper/evenness/1"] == min(row["evenness"] for row in rows if row["layer"] == "1")
+    assert "attemper/grad_q_rms" in summary(watched(gradients=True))
+
+
+def test_what_was_not_measured_or_is_not_finite_is_left_out():
+    assert sorted(summary(watched(signs="peak"))) == [
+        f"attemper/{name}" for name in ("heads_over_50", "level", "peak", "peak_p90")
+    ]
+    model = stack()
+    with attemper.watch(model) as watch:
+        model(X * math.nan)
+    found = summary(watch.record)
+    assert found["attemper/level"] == 5.0
+    assert all(map(math.isfinite, found.values()))
+
+
+def test_names_fit_every_logger():
+    model = torch.nn.ModuleDict({"a b": torch.nn.ModuleDict({"ü:1": Block()})})
+    with attemper.watch(model) as watch:
+        model["a b"]["ü:1"](X)
+    assert "attemper/peak/a_b.__1" in summary(watch.record, layers=True)
+
+
+def test_alerts_are_told_once_and_again_when_the_level_rises():
+    told = {}
+    (first,) = alerts(watched(8), told=told)
+    assert (first.level, first.severity) == ("warn", "warning")
+    assert re.fullmatch(r"attemper warn: large logits( in 2 heads)?, step 0", first.title)
+    assert re.match(r"Step 0, 0 head \d.*\. The largest logit is \d\d\.", first.text)
+    assert alerts(watched(8), told=told) == []
+    risen, *_ = alerts(watched(20), told=told)
+    assert (risen.level, risen.severity) == ("act", "error")
+    assert alerts(watched(20), told=told) == []
+    assert alerts(watched(8), told=told) == []  # it fell, and is not told again
+
+
+def test_many_heads_are_one_alert_with_a_short_title():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(Block(64, 32) for _ in range(3)))
+    for block in model:
+        torch.nn.init.normal_(block.packed.weight, std=20.0)
+    with attemper.watch(model) as watch:
+        model(torch.randn(1, 9, 64))
+    found = alerts(watch.record)
+    assert sum(len(alert.findings) for alert in found) > 90
+    assert len(found) <= 4
+    assert all(len(alert.title) < 64 and "more." in alert.text for alert in found)
+
+
+def test_the_picture_has_a_cell_for_each_head_on_one_scale():
+    small, large = picture(watched(1)), picture(watched(30))
+    assert small.shape == large.shape == (2 * 14 + 2, 2 * 14 + 2, 3)
+    assert small.dtype.name == "uint8"
+    cells = [image[8, 8].astype(int).sum() for image in (small, large)]
+    assert cells[1] < cells[0]  # darker is more
+    assert (small[8, 8] != 255).any()
+    assert (small[0, 0] == 255).all()
+    with pytest.raises(
+        InputError, match=r"picture\(\): `sign` must be one with a fixed scale; got 'peek'. Did you mean"
+    ):
+        picture(watched(), sign="peek")
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_numbers_are_logged_for_the_steps_that_were_measured(every):
+    seen, losses = {}, {}
+    model = Tiny().train()
+    optimizer = optimizer_of(model)
+    with monitor(model, every=every, log=lambda metrics, step: seen.update({step: metrics}), start=4) as watching:
+        for step, batch in enumerate(batches(), 4):
+            loss = model(**batch)["loss"]
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watching.step(loss=loss)
+            losses[step] = loss.item()
+    expected = [step for step in range(4, 16) if step % every == 0]
+    assert list(seen) == watching.record.steps == expected
+    assert watching.record.logged == {step: {"loss": losses[step]} for step in expected}
+    assert seen[expected[-1]] == summary(watching.record)
+
+
+def test_a_model_that_begins_flat_is_no_alert(caplog):
+    model = stack()
+    with torch.no_grad():
+        for block in model:
+            block.packed.weight.mul_(0.01)
+    with caplog.at_level(logging.WARNING, "attemper"), monitor(model, every=1) as watching:
+        model(X).sum().backward()
+        watching.step()
+    assert [one.level for one in attemper.health.check(watching.record)][:1] == ["warn"]
+    assert caplog.records == []
+
+
+def test_alerts_go_to_the_logger_and_to_python_s_own(caplog, tmp_path):
+    path = tmp_path / "log.jsonl"
+    model = stack()
+    with torch.no_grad():
+        model[0].packed.weight.mul_(20)
+    with monitor(model, every=1, log=path, stop_on="act") as watching:
+        for _ in range(2):
+            model(X).sum().backward()
+            assert watching.should_stop == bool(watching.record.steps)
+            watching.step()
+    lines = path.read_text().splitlines()
+    assert sum('"attemper/peak"' in line for line in lines) == 2
+    assert sum('"alert"' in line for line in lines) >= 1
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("attemper act: large logits" in line for line in said) == 1
+    assert sum("the training should stop" in line for line in said) == 1
+    assert watching.reason.startswith("The largest logit is")
+
+
+def test_a_clip_that_finds_nothing_changes_nothing():
+    free, record = plain(every=1)
+    clipped, other = plain(every=1, clip=1e6)
+    assert repr(record.to_dicts()) == repr(other.to_dicts())
+    assert all(map(torch.equal, free.state_dict().values(), clipped.state_dict().values()))
+
+
+def test_clipped_heads_come_down():
+    seen = {}
+    _, record = plain(every=1, clip=2.0, log=lambda metrics, step: seen.update({step: metrics}))
+    assert sum(metrics["attemper/clipped"] for metrics in seen.values()) > 3
+    last = max(row["peak"] for row in record.filter(steps=record.steps[-1]).to_dicts())
+    free = max(row["peak"] for row in plain(every=1)[1].filter(steps=record.steps[-1]).to_dicts())
+    assert last < free
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": 0}, "`every` must be a whole number, at least 1; got 0"),
+        ({"every": True}, "`every` must be a whole number"),
+        ({"keep": 0}, "`keep` must be a whole number, at least 1; got 0. Leave it out for 100"),
+        ({"pictures": -1}, "`pictures` must be a whole number, at least 0; got -1. Use 0 for none"),
+        ({"layers": 1}, "`layers` must be True or False; got 1"),
+        ({"clip": 0}, "`clip` must be a logit above 0, such as 100; got 0. Leave it out for no clip"),
+        ({"clip": math.nan}, "`clip` must be a logit above 0"),
+        ({"clip": True}, "`clip` must be a logit above 0"),
+        ({"clip": math.inf}, "`clip` must be a logit above 0"),
+        ({"stop_on": "critcal"}, "`stop_on` must be a level of a finding; got 'critcal'. Did you mean 'critical'?"),
+        ({"path": "run.txt"}, "`path` must end in .jsonl; got 'run.txt'"),
+        ({"log": "run.csv"}, "`path` must end in .jsonl; got 'run.csv'"),
+        ({"log": 3}, "`log` must be a function (metrics, step), a run of W&B"),
+        ({"log": dict}, "`log` must be a function (metrics, step)"),
+        ({"start": -1}, "`start` must be the number of a step"),
+    ],
+)
+def test_bad_input_gets_a_sentence_before_the_training(options, words):
+    with pytest.raises(InputError) as error:
+        monitor(stack(), **options)
+    assert words in str(error.value)
+
+
+def test_two_monitors_of_one_model_are_an_error():
+    model = stack()
+    with monitor(model, every=1) as watching:
+        with pytest.raises(InputError, match="this model has a monitor already"):
+            monitor(model).__enter__()
+        model(X)
+        watching.step()
+    with monitor(model, every=1) as watching:  # and one after the other is fine
+        model(X)
+        watching.step()
+
+
+def test_ranks_that_could_stop_at_different_steps_are_refused(monkeypatch):
+    monkeypatch.setattr("attemper.integrations.monitoring.are_many", lambda: True)
+    with pytest.raises(InputError, match=r"^monitor\(\): `stop_on` needs the rows of all ranks"):
+        monitor(stack(), stop_on="act").__enter__()
+
+
+def test_a_record_without_that_step_is_named():
+    for ask in (summary, alerts, picture):
+        with pytest.raises(InputError, match=r"the record has no step 7; it has the steps 0 to 0"):
+            ask(watched(), 7)
+        with pytest.raises(InputError, match="it has no steps"):
+            ask(attemper.Record())
+
+
+def test_memory_stays_flat_over_many_steps():
+    """scripts/training_cost.py does 10,000; here the record, what was logged and what was told have their bounds."""
+    model, x = Block(64, 32), torch.randn(1, 2, 64)
+    with monitor(model, every=1, keep=5, log=lambda metrics, step: None) as watching:
+        for _ in range(120):
+            model(x).sum().backward()
+            watching.step(loss=torch.tensor(1.0))
+    assert watching.record.steps == list(range(115, 120))
+    assert sorted(watching.record.logged) == list(range(115, 120))
+    assert len(watching.record._buffer.blocks) <= 2
+    assert len(watching.record.notes) == 1

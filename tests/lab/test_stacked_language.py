@@ -1,0 +1,203 @@
+"""The stacked language model: equal to a plain one, run by run, with its treatments; and what its probe measures."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import attemper
+from attemper.lab.stacked import language, treatments
+from attemper.lab.stacked.language import Dimensions, LanguageStack
+from attemper.lab.stacked.probe import SIGNS
+from attemper.lab.stacked.text import sources, starts
+from close import assert_float64, in_float64
+
+SIZE = Dimensions(width=8, head_dim=4, layers=2, length=12, batch=3, steps=6, warm_up=2, probed=2)
+CELLS = [
+    {"rule": "none", "lr": 0.03, "seed": 0},
+    {"rule": "sqrt_dk", "lr": 0.01, "seed": 1},
+    {"rule": "qk_norm", "lr": 0.1, "seed": 0},
+]
+
+
+def stacked(cells, size=SIZE, steps=None, every=2):
+    stack = LanguageStack(size, cells, "cpu", torch.float64, torch.float64, every)
+    for _ in range(size.steps if steps is None else steps):
+        stack.train()
+    return stack
+
+
+class Plain(nn.Module):
+    """One run, written as such models are."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.rule = cell["rule"]
+        for name, value in language.initial(SIZE, cell["seed"], "cpu", torch.float64).items():
+            setattr(self, name, nn.Parameter(value))
+
+    def forward(self, tokens):
+        x = self.token[tokens[:, :-1]]
+        for layer in range(SIZE.layers):
+            weights = {name: getattr(self, f"{name}{layer}") for name in ("qkv", "out", "up", "down", "gain")}
+            q, k, v = (
+                part.unflatten(-1, (SIZE.heads, -1)).transpose(1, 2)
+                for part in (F.layer_norm(x, (SIZE.width,)) @ weights["qkv"]).chunk(3, -1)
+            )
+            q, k = self.rotated(q), self.rotated(k)
+            if self.rule == "qk_norm":
+                q = F.rms_norm(q, q.shape[-1:], eps=language.EPSILON) * weights["gain"][:, None, None]
+                k = F.rms_norm(k, k.shape[-1:], eps=language.EPSILON)
+            scale = 1.0 if self.rule == "none" else SIZE.head_dim**-0.5
+            logits = q @ k.mT * scale
+            logits = logits.masked_fill(torch.ones(logits.shape[-2:]).triu(1).bool(), -math.inf)
+            x = x + (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ weights["out"]
+            x = x + F.gelu(F.layer_norm(x, (SIZE.width,)) @ weights["up"]) @ weights["down"]
+        logits = F.layer_norm(x, (SIZE.width,)) @ self.read
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        return loss + language.Z_LOSS * logits.logsumexp(-1).square().mean()
+
+    @staticmethod
+    def rotated(x):
+        half = SIZE.head_dim // 2
+        angle = torch.arange(x.shape[-2])[:, None] * 10_000.0 ** (-2.0 * torch.arange(half).double() / SIZE.head_dim)
+        even, odd = x[..., ::2], x[..., 1::2]
+        turned = even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()
+        return torch.stack(turned, -1).flatten(-2)
+
+
+def alone(cell):
+    """One run by torch's AdamW, whose decay is the rate times a factor: here the factor is made to give the stack's."""
+    model = Plain(cell)
+    gains = [p for name, p in model.named_parameters() if name.startswith("gain")]
+    others = [p for name, p in model.named_parameters() if not name.startswith("gain")]
+    optimizer = torch.optim.AdamW(
+        [{"params": others}, {"params": gains, "weight_decay": 0.0}], 1.0, betas=language.BETAS
+    )
+    drawn = starts("train", (SIZE.steps, SIZE.batch), SIZE.length, SIZE.length, SIZE.batch, cell["seed"])
+    losses = []
+    for step in range(SIZE.steps):
+        tokens = sources()[0].long()[drawn[step][:, None] + torch.arange(SIZE.length + 1)]
+        loss = model(tokens)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 1.0)
+        part = (step + 1) / 2 if step < 2 else 0.5 * (1 + math.cos(math.pi * (step - 2) / 4))
+        rate = max(cell["lr"] * part, 1e-5)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.param_groups[0]["weight_decay"] = SIZE.decay * part / rate
+        optimizer.step()
+        losses.append(loss.detach())
+    return model, torch.stack(losses)
+
+
+@pytest.mark.parametrize("cells", [CELLS, CELLS[:2]], ids=["with norms", "without"])
+def test_a_stack_of_language_models_is_its_runs(cells):
+    stack = stacked(cells)
+    for run, cell in enumerate(cells):
+        model, losses = alone(cell)
+        assert_float64(stack.losses[run], losses, cell["rule"])
+        for name, expected in model.named_parameters():
+            if name.startswith("gain") and cell["rule"] != "qk_norm":
+                continue
+            assert_float64(stack.parameters.views[name][run].detach(), expected.detach(), f"{cell['rule']} {name}")
+
+
+TREATED = [
+    {"rule": "none", "lr": 0.1, "seed": 0, "treatment": treatment, "start": start, "fault": "temperature"}
+    for treatment, start in (("", 0), ("clip30", 2), ("floor", 0), ("quack", 0), ("third", 3))
+] + [
+    {"rule": "sqrt_dk", "lr": 0.1, "seed": 1, "fault": fault, "fault_step": 3} for fault in ("temperature", "rate")
+]  # fmt: skip
+
+
+def test_a_treatment_changes_its_own_run_only():
+    together = stacked(TREATED)
+    for run, cell in enumerate(TREATED):
+        assert_float64(together.parameters.flat[run], stacked([cell]).parameters.flat[0], str(cell))
+    for run in range(1, 5):
+        assert not torch.equal(together.parameters.flat[run], together.parameters.flat[0]), TREATED[run]["treatment"]
+
+
+def test_the_clip_brings_the_largest_logit_to_its_limit():
+    cells = [{"rule": "none", "lr": 0.0, "seed": 0, "treatment": name} for name in ("", "clip1")]
+    size = Dimensions(width=8, head_dim=4, layers=1, length=12, batch=2, steps=2, warm_up=1, decay=0.0, probed=2)
+    stack = LanguageStack(size, cells, "cpu", torch.float64, torch.float64, every=1)
+    stack.starts[:, 1] = stack.starts[:, 0]  # the same text twice
+    stack.train()
+    stack.train()
+    first, second = stack.probe.found[:, SIGNS.index("peak"), 0]
+    assert torch.equal(first[0], first[1])
+    assert (first[0] > 1.0).any()
+    expected = torch.where(first[1] > 1.0, torch.ones_like(first[1]), first[1])
+    assert_float64(second[1], expected)
+    assert_float64(second[0], first[0])
+
+
+def test_a_logit_that_is_no_number_clips_nothing():
+    stack = LanguageStack(SIZE, CELLS[:2], "cpu", torch.float64, torch.float64)
+    before = stack.parameters.flat.clone()
+    peaks = torch.tensor([math.nan, -3.0], dtype=torch.float64).expand(SIZE.layers, 2, 2)
+    treatments.clip(stack.parameters, SIZE, peaks, torch.tensor([1.0, math.inf], dtype=torch.float64))
+    assert torch.equal(stack.parameters.flat, before)
+    treatments.clip(stack.parameters, SIZE, peaks * 0 + math.inf, torch.tensor([1.0, math.inf], dtype=torch.float64))
+    assert stack.parameters.flat.isfinite().all()
+
+
+def test_the_probe_measures_what_attemper_measures(monkeypatch):
+    stack = LanguageStack(SIZE, CELLS, "cpu", torch.float64, torch.float64, every=1)
+    seen = []
+    take = stack.probe.take
+    monkeypatch.setattr(stack.probe, "take", lambda layer, q, k: (seen.append((layer, q, k)), take(layer, q, k)))
+    stack.train()
+    for layer, query, key in seen:
+        for run in range(len(CELLS)):
+            vitals = attemper.measure(query[run], key[run], causal=True, scale=1.0, kernel="reference")
+            far = vitals.each(lambda sign: sign[..., 7:])
+            values = {
+                "peak": vitals.peak.amax((0, 2)),
+                "logit_std": far.variance.mean((0, 2)).sqrt(),
+                "evenness": far.evenness.mean((0, 2)),
+                "p2": far.p2.mean((0, 2)),
+                "top_weight": far.top_weight.mean((0, 2)),
+                "saturated": (far.top_weight > 0.99).double().mean((0, 2)),
+            }
+            for sign, expected in values.items():
+                assert_float64(stack.probe.found[0, SIGNS.index(sign), layer, run], expected, sign)
+
+
+def test_the_spectrum_is_that_of_the_product():
+    torch.manual_seed(0)
+    stack = LanguageStack(SIZE, CELLS, "cpu", torch.float64, torch.float64, every=1)
+    spread = torch.tensor([1.0, 0.1, 0.01, 0.001], dtype=torch.float64)  # so far apart that twelve rounds are enough
+    query, key = (torch.linalg.qr(torch.randn(3, 2, 8, 4).double())[0] * spread for _ in range(2))
+    key[..., 1:] += query[..., :3] * 0.01
+    stack.probe.weights([(query, key)])
+    values = torch.linalg.svdvals(query @ key.mT).square()
+    found = stack.probe.found[0, :, 0]
+    assert_float64(found[SIGNS.index("spectral_norm")], values[..., 0].sqrt())
+    assert_float64(found[SIGNS.index("concentration")], values[..., 0] / values.sum(-1))
+
+
+def test_the_products_are_the_weights_of_a_head():
+    stack = LanguageStack(SIZE, CELLS, "cpu", torch.float64, torch.float64)
+    query, key = stack._products()[1]
+    assert torch.equal(query[2, 1], stack.parameters.views["qkv1"][2, :, 4:8])
+    assert torch.equal(key[2, 1], stack.parameters.views["qkv1"][2, :, 12:16])
+
+
+def test_held_out_loss_is_without_what_training_adds():
+    stack = stacked(CELLS, steps=0)
+    found = stack.held_out("test", 4, pieces=2)
+    assert len(found) == len(CELLS)
+    drawn = starts("test", (4,), SIZE.length, SIZE.length)
+    tokens = sources()[0].long()[drawn[:2, None] + torch.arange(SIZE.length + 1)]
+    model = Plain(CELLS[1])
+    z_loss, language.Z_LOSS = language.Z_LOSS, 0.0
+    try:
+        assert found[1][0] == in_float64(float(model(tokens).detach()))
+    finally:
+        language.Z_LOSS = z_loss

@@ -1,0 +1,243 @@
+"""After a clip the largest logit of a head is min(S, tau), whatever the architecture; other heads and weights keep their bits."""
+
+import pytest
+import torch
+from torch import nn
+
+import attemper
+from close import in_float32, in_float64
+from treat.architectures import BIASED, BY_LAYER, OTHER, PER_HEAD
+from treat.clipping import first, made, middle, twin, watched
+
+# computed in float32 inside the model, whatever its dtype
+FLOAT32 = {"gpt_neo", "codegen", "gptj", "cohere", "cohere, norm", "gemma3", "gemma3n", "persimmon"}
+
+
+def exact(name, tau):
+    return in_float32(tau, 16, 2 * abs(tau)) if name in FLOAT32 else in_float64(tau)
+
+
+def clipped(build):
+    model, inputs = made(build)
+    attemper.projections(model, inputs)
+    before = {name: parameter.clone() for name, parameter in model.state_dict().items()}
+    record = watched(model, inputs)
+    place, peaks = first(record)
+    tau = middle(peaks)
+    clip = attemper.qk_clip(model, record, tau)
+    after = first(watched(model, inputs))[1]
+    return model, place, peaks, tau, clip, after, before
+
+
+# built like another one in the list: only with the full grids
+ALIKE = {
+    "mistral",
+    "mixtral",
+    "gpt_bigcode",
+    "stablelm",
+    "starcoder2",
+    "opt",
+    "roberta",
+    "olmo",
+    "cohere",
+    "attemper, grouped",
+}
+EACH = [pytest.param(name, marks=pytest.mark.exhaustive) if name in ALIKE else name for name in PER_HEAD]
+
+
+def test_enough_architectures_are_tested():
+    assert len(PER_HEAD) + len(BY_LAYER) + len(BIASED) + len(OTHER) - len(ALIKE) > 40
+    assert set(PER_HEAD) >= ALIKE
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_each_head_by_itself(name):
+    model, place, peaks, tau, clip, after, before = clipped(PER_HEAD[name])
+    above = peaks > tau
+    assert above.any()
+    assert after[above].tolist() == [exact(name, tau)] * int(above.sum())
+    assert torch.equal(after[~above], peaks[~above])  # to the bit
+    here = [one for one in clip if (one.layer, one.kind) == place]
+    assert [one.head for one in here] == above.nonzero().flatten().tolist()
+    assert [one.factor for one in here] == [tau / one.before for one in here]
+    assert [one.before for one in here] == peaks[above].tolist()
+    assert not clip.skipped
+    assert attemper.treat.found_before(model)[place].how == "per head"
+    touched = {one.parameter for found in clip for one in _rows(model, found)}
+    for parameter, now in model.state_dict().items():
+        if parameter not in touched:
+            assert torch.equal(now, before[parameter]), parameter
+
+
+def _rows(model, one):
+    return attemper.treat.found_before(model)[one.layer, one.kind].of_head(one.head)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gpt_neox", "deepseek_v3", "olmo2", "odd"])
+def test_rows_of_other_heads_keep_their_bits(name):
+    model, place, _peaks, _tau, clip, _, before = clipped(PER_HEAD[name])
+    layer = attemper.treat.found_before(model)[place]
+    changed = {one.head for one in clip if (one.layer, one.kind) == place}
+    kept = set(range(layer.heads)) - changed
+    assert changed
+    assert kept
+    now = model.state_dict()
+    for head in range(layer.heads):
+        for part in layer.of_head(head):
+            if part.side == "k" and layer.key_heads != layer.heads:
+                continue
+            rows = torch.tensor(part.rows)
+            old, new = (state[part.parameter].index_select(part.dim, rows) for state in (before, now))
+            assert torch.equal(old, new) == (head in kept), (head, part)
+    used = {part.parameter for head in changed for part in layer.of_head(head)}
+    for parameter in used:  # rows that belong to no head of q or k: those of v
+        mine = torch.zeros(before[parameter].shape, dtype=torch.bool)
+        for head in range(layer.heads):
+            for part in layer.of_head(head):
+                if part.parameter == parameter:
+                    mine.index_fill_(part.dim, torch.tensor(part.rows), True)
+        assert torch.equal(before[parameter][~mine], now[parameter][~mine])
+
+
+@pytest.mark.parametrize("name", BY_LAYER)
+def test_one_gain_for_all_heads(name):
+    model, place, peaks, tau, clip, after, _ = clipped(BY_LAYER[name])
+    gamma = tau / float(peaks.max())
+    expected = [exact(name, gamma * float(peak)) for peak in peaks]
+    assert after.tolist() == expected
+    assert {one.how for one in clip if one.layer == place[0]} == {"by layer"}
+    assert [one.head for one in clip if one.layer == place[0]] == list(range(len(peaks)))
+    assert "one gain serves all heads" in str(attemper.treat.found_before(model))
+
+
+def test_a_gain_of_1_plus_w():
+    model, _, peaks, tau, _, _, before = clipped(BY_LAYER["gemma3"])
+    name = "layers.0.self_attn.q_norm.weight"
+    gamma = tau / float(peaks.max())
+    assert model.state_dict()[name].tolist() == [in_float64(x) for x in (gamma * (1 + before[name]) - 1).tolist()]
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_a_bias_is_not_scaled(name):
+    """S' = γ(S − b) + b is within b of tau; clips after later steps come nearer."""
+    model, inputs = made(BIASED[name])
+    place = first(watched(model, inputs))[0]
+    assert attemper.projections(model, inputs)[place].biased
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in {
+                part.parameter for part in attemper.projections(model, inputs)[place].parts if part.side == "q"
+            }:
+                parameter.mul_(20)  # scores that are larger than the bias
+    tau = middle(first(watched(model, inputs))[1])
+    far = []
+    for _ in range(4):
+        clip = attemper.qk_clip(model, watched(model, inputs), tau)
+        far.append(float((first(watched(model, inputs))[1] - tau).clamp(min=0).max()))
+        assert not clip.heads or any("numbers are added" in note for note in clip.notes)
+    assert far[-1] <= far[0] / 4 or far[-1] == 0
+
+
+def test_a_softcap_is_undone():
+    model, inputs = made(OTHER["gemma2"])
+    attemper.projections(model, inputs)
+    record, cap = watched(model, inputs), 50.0
+    peaks = first(record)[1]
+    scores = cap * (peaks / cap).atanh()
+    tau = middle(scores)
+    assert attemper.qk_clip(model, record, tau)
+    after = first(watched(model, inputs))[1]
+    expected = cap * (scores.clamp(max=tau) / cap).tanh()
+    assert after.tolist() == [in_float32(float(one), 16, 2 * tau) for one in expected]
+
+
+def test_a_softcap_that_is_reached_hides_the_scores():
+    model, inputs = made(OTHER["gemma2"])
+    attemper.projections(model, inputs)
+    with torch.no_grad():
+        model.layers[0].self_attn.q_proj.weight.mul_(1e3)
+    before = model.layers[0].self_attn.q_proj.weight.clone()
+    clip = attemper.qk_clip(model, watched(model, inputs), 100.0)
+    assert len(clip) == 0
+    assert [(one.head, "softcap of 50" in one.reason) for one in clip.skipped] == [(None, True)]
+    assert torch.equal(before, model.layers[0].self_attn.q_proj.weight)
+
+
+class WithSinks(nn.Module):
+    """A logit of its own beside those of the keys, one per head."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.sinks = nn.Linear(16, 48), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        sinks = self.sinks.view(1, 4, 1, 1).expand(len(x), 4, x.shape[1], 1)
+        weights = torch.cat([q @ k.mT / 2, sinks], -1).softmax(-1)
+        return (weights[..., :-1] @ v).transpose(1, 2).flatten(2)
+
+
+def test_a_sink_is_left_alone():
+    model, inputs = made(lambda: (WithSinks(), {"x": torch.randn(2, 9, 16)}))
+    found = attemper.projections(model, inputs)
+    place, peaks = first(watched(model, inputs))
+    assert found[place].sinks == "sinks"
+    assert not found[place].biased
+    with torch.no_grad():
+        model.sinks[1] = 3 * peaks.max()
+    before, tau = model.qkv.weight.clone(), 2 * float(peaks.max())
+    clip = attemper.qk_clip(model, watched(model, inputs), tau)
+    assert [(one.head, one.reason) for one in clip.skipped] == [(1, "its largest logit is its sink, which is no q·k")]
+    assert torch.equal(before, model.qkv.weight)
+    with torch.no_grad():
+        model.qkv.weight[4:8] *= 1e3  # now q·k is larger
+    clip = attemper.qk_clip(model, watched(model, inputs), tau)
+    assert [one.head for one in clip] == [1]
+    assert not clip.skipped
+
+
+def test_rows_that_the_model_shifts_hide_the_scores():
+    """gpt-oss subtracts the largest logit of each row: the record has peaks of 0, and the clip says so."""
+    model, inputs = made(OTHER["gpt_oss"], dtype=torch.float32)
+    clip = attemper.qk_clip(model, watched(model, inputs), 0.1)
+    assert len(clip) == 0
+    assert "so that the record does not show how large the scores are" in str(clip)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gpt_neox", "deepseek_v3", "olmo2", "bert", "falcon, new"])
+def test_half_weights_are_rounded_once(name):
+    """Measured by a twin that computes in float64 with the weights as they are stored: within 1 % of tau."""
+    model, inputs = made(PER_HEAD[name], dtype=torch.bfloat16)
+    wide = {n: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for n, v in inputs.items()}
+    found = attemper.projections(model, inputs)
+    record = watched(twin(model), wide)
+    place, peaks = first(record)
+    tau = middle(peaks)
+    before = {n: p.clone() for n, p in model.state_dict().items()}
+    assert attemper.qk_clip(model, record, tau)
+    after = first(watched(twin(model), wide))[1]
+    assert float((after - peaks.clamp(max=tau)).abs().max()) <= 0.01 * tau
+    assert torch.equal(after[peaks <= tau], peaks[peaks <= tau])
+    layer = found[place]
+    gamma = tau / peaks.clamp(min=tau)
+    part = layer.parts[0]
+    power = torch.where(part.whole, 1.0, 0.5) if layer.splits and layer.heads == layer.key_heads else torch.ones(1)
+    factor = torch.where(part.owner >= 0, gamma[part.owner.clamp(min=0)] ** power, 1.0).float()
+    shape = [-1 if dim == part.dim else 1 for dim in range(before[part.parameter].dim())]
+    once = (before[part.parameter].float() * factor.view(shape)).bfloat16()
+    if part.side == "q" and not any(other.parameter == part.parameter for other in layer.parts[1:]):
+        assert torch.equal(model.state_dict()[part.parameter], once)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "deepseek_v3", "olmo2", "nn.MultiheadAttention"])
+def test_in_float32(name):
+    """The weights are float32, and so is what the model computes: within 1e-5 of tau."""
+    model, inputs = made(PER_HEAD[name], dtype=torch.float32)
+    attemper.projections(model, inputs)
+    record = watched(model, inputs)
+    peaks = first(record)[1]
+    tau = middle(peaks)
+    assert attemper.qk_clip(model, record, tau)
+    after = first(watched(model, inputs))[1]
+    assert float((after - peaks.clamp(max=tau)).abs().max()) <= 1e-5 * tau
+    assert torch.equal(after[peaks <= tau], peaks[peaks <= tau])
