@@ -216,6 +216,12 @@ def test_calls_of_a_step_add_up_and_evaluation_does_not_count():
     row = every.record.to_dicts()[0]
     assert row["rows"] == 2 * (LENGTH + REAL)
     assert not {"peak", "lse"} & set(row)
+    with attemper.watch(model) as paused:
+        model(**first)
+        paused.pause()
+        model(**second)
+        paused.resume()
+    assert paused.record.to_dicts()[0]["rows"] == LENGTH + REAL
     with attemper.watch(model, every=100, start=1) as nothing:
         model(**first)
     assert len(nothing.record) == 0
