@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .vitals import Vitals as Vitals
     from .vitals import merge as merge
     from .watch import Record as Record
+    from .watch import instrument as instrument
     from .watch import watch as watch
 
 __version__ = "0.1.0"
@@ -81,6 +82,7 @@ _HOMES = {
     "explain": "explain",
     "floor": "treat",
     "health": "health",
+    "instrument": "watch",
     "integrations": "integrations",
     "kernels": "kernels",
     "measure": "attention",

@@ -82,6 +82,21 @@ def mark_constant(function: object) -> None:
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def mark_static(tensor: object) -> None:
+    """Tell a compiled graph that a tensor stays where it is, so that CUDA graphs may write into it.
+
+    ``torch._dynamo.mark_static_address`` does this (2.1), but imports all of Dynamo.
+    """
+    tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
+
+
+def dynamo_counters() -> Any:
+    """What Dynamo counts: graphs, graph breaks, and what Inductor skipped (2.0)."""
+    from torch._dynamo.utils import counters  # imports all of Dynamo
+
+    return counters
+
+
 def default_store() -> Any:
     """Where the ranks of a process group meet without a collective that could hang (2.0)."""
     from torch.distributed.distributed_c10d import _get_default_store  # a torch without distributed does not have it

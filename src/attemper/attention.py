@@ -7,6 +7,7 @@ A logit is the score after scale, softcap and bias, before softmax.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from . import kernels
 from .kernels.contract import Problem
 from .operation.checks import NO_VALUE, Signs, broadcast_like_torch, check_signs, prepare
 from .operation.direct import attend, attend_unchecked, plain_vitals
+from .operation.listen import TallyTarget
 from .operation.ops import attend_without_autograd_and_modes, matrix
 from .operation.plain import is_plain_call
 from .vitals import SIGNS, Attended, Vitals
@@ -184,6 +186,21 @@ def measure_without_autograd_and_modes(
             return plain_vitals(signs, found[1:])
     options = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap}
     return _run("measure", query, key, None, signs, kernel, options, attend_without_autograd_and_modes).vitals
+
+
+def attention_into(
+    target: TallyTarget,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    signs: Signs = (),
+    kernel: str = "auto",
+    **options: Any,
+) -> Attended:
+    """:func:`attention` with its vitals added to a tally, whether or not signs are asked for; options as there."""
+    run = partial(attend, target=target)
+    return _run("attention", query, key, value, signs, kernel, {**options, "no_value": NO_VALUE}, run)
 
 
 def _run(

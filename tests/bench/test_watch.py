@@ -8,7 +8,7 @@ import torch
 
 import attemper
 from attemper import cli
-from attemper.bench import run, watch
+from attemper.bench import run, watch, watch_compiled, watch_cuda
 from attemper.errors import MissingExtra
 from judge import assert_as_exact
 
@@ -69,3 +69,26 @@ def test_without_transformers_the_pip_line_is_given(monkeypatch):
     with pytest.raises(MissingExtra, match=r"^bench: watch needs transformers.* Type pip install 'attemper\[hf\]'\.$"):
         watch.Subject(1, 8, padded=False)
     assert attemper.watch is not None
+
+
+def test_compiled_candidates_are_timed_counted_and_compared(monkeypatch):
+    """What the GPU runs, here small and without Inductor: no graph breaks, none is compiled again, and errors are rows."""
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, mode: compiled(function, backend="eager"))
+    small = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 1000}
+    case = {"model": "small", "training": True, "batch": 1, "length": 8, "device": "cpu"}
+    said = []
+
+    def measured(build):
+        options = {"rounds": 1, "budget": 1.0, "note": said.append, "modes": ("default",), "unmeasured": True}
+        return watch_compiled.rows(build, case, **options)
+
+    rows = measured(lambda: watch_cuda.make("gpt2", small))
+    assert [row["candidate"] for row in rows] == [*watch_compiled.CANDIDATES, "counts", "compared"]
+    assert not any("failed" in row for row in rows)
+    counts, compared = rows[-2:]
+    assert (counts["graph_breaks"], counts["recompilations"], counts["rows_are_complete"]) == (0, 0, True)
+    assert (compared["heads"], compared["largest_error_of_entropy"]) == (2, 0.0)
+    assert [json.loads(line) for line in said if line.startswith("{")] == rows
+    (failed,) = measured(lambda: 1 / 0)
+    assert failed["failed"].startswith("ZeroDivisionError")

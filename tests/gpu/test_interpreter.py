@@ -68,3 +68,22 @@ def test_rows_of_many_calls_are_folded_at_once():
             (expected.sums / expected.sums.abs().clamp(min=1.0)).float(),
             2,
         )
+
+
+def test_calls_are_added_to_a_tally():
+    summary = kernels.load("triton").summary
+    for batch, heads, rows in ((2, 3, 40), (1, 2, 1100)):
+        slot, expected = torch.zeros(heads + 1, len(COLUMNS) + 3, dtype=torch.float64), None
+        for number in (5, 7):
+            vitals = attemper.measure(*(torch.randn(batch, heads, rows, 8) * 2 for _ in range(2)), causal=True)
+            keep = torch.rand(batch, 1, rows) > 0.3 if batch > 1 else None
+            summary.add_to(slot[:heads], vitals, keep, number, SATURABLE_KEYS, SATURATED_WEIGHT)
+            alone = vitals.by_head(keep)
+            expected = alone if expected is None else expected.merge(alone)
+        sums, (peaks, calls, numbers) = slot[:heads, : len(COLUMNS)], slot[:heads, len(COLUMNS) :].unbind(-1)
+        assert torch.equal(peaks, expected.peaks)
+        assert calls.tolist() == [2.0] * heads
+        assert numbers.tolist() == [7.0] * heads
+        assert not slot[heads].any()
+        size = expected.sums.abs().clamp(min=1.0)
+        assert_reordered((sums / size).float(), (expected.sums / size).float(), 2)

@@ -11,6 +11,7 @@ Data passes the files in this order:
     cuda          the part `cuda`: forward, backward, signs alone and decode on a GPU
     watch         the part `watch`: what watching a small encoder costs on a CPU
     watch_cuda    the same on a GPU, with models of the size that people train
+    watch_compiled    the same for compiled models: cost, graph breaks, recompilations
     render        tables for the terminal
 
 The interleaved timer is `attemper._timing`, which the lab uses too.

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .._display import print_table
-from . import watch
+from . import watch, watch_compiled
 from .candidates import CANDIDATES, DIRECTIONS
 from .cpu import geometric_mean
 
@@ -186,6 +186,9 @@ def _memory(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+WATCHED = {**watch.CANDIDATES, **watch_compiled.CANDIDATES}
+
+
 def _watch(rows: list[dict[str, Any]]) -> Iterator[Table]:
     def case(row: dict[str, Any]) -> tuple[Any, ...]:
         return (
@@ -194,17 +197,21 @@ def _watch(rows: list[dict[str, Any]]) -> Iterator[Table]:
             row["length"],
             row["padded"],
             row.get("training", False),
+            row.get("mode"),
         )
 
-    for (model, batch, length, padded, training), group in groupby(rows, case):
+    timed = [row for row in rows if "ms" in row]
+    for (model, batch, length, padded, training, mode), group in groupby(timed, case):
         cells = list(group)
         names = ("ms", "quartiles", "cost")
-        more = f"{', padded' if padded else ''}{', training step' if training else ''}"
+        more = (
+            f"{', padded' if padded else ''}{', training step' if training else ''}{f', mode {mode}' if mode else ''}"
+        )
         table = _table(f"{model}, {batch} × {length} tokens{more}", names)
         for row in cells:
             spread = f"{_number(row['ms']['low'])}–{_number(row['ms']['high'])}"
-            cost = "–" if row["candidate"] == "unwatched" else _ratio(row["cost"], wide=True)
-            table.add_row(watch.CANDIDATES[row["candidate"]], _number(row["ms"]["median"]), spread, cost)
+            cost = "–" if row["candidate"] in ("unwatched", "compiled") else _ratio(row["cost"], wide=True)
+            table.add_row(WATCHED[row["candidate"]], _number(row["ms"]["median"]), spread, cost)
         table.caption = f"{cells[0]['rounds']} rounds on {cells[0]['device']}"
         yield table
 

@@ -100,12 +100,12 @@ def rows(
     return found
 
 
-def cost_rows(times: Times, case: dict[str, Any], steps: int = 1) -> list[BenchRow]:
-    """One row for each candidate that was timed, each time for so many steps; cost is the time over the unwatched."""
+def cost_rows(times: Times, case: dict[str, Any], steps: int = 1, than: str = "unwatched") -> list[BenchRow]:
+    """One row for each candidate that was timed, each time for so many steps; cost is the time over that of `than`."""
     found = []
     for name in times.seconds:
         milliseconds = {part: 1e3 * value / steps for part, value in times.spread(name).to_dict(digits=7).items()}
-        cost = times.speed("unwatched", name).to_dict()
+        cost = times.speed(than, name).to_dict()
         found.append({"candidate": name, **case, "rounds": times.rounds, "ms": milliseconds, "cost": cost})
     return found
 

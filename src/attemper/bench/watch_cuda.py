@@ -11,7 +11,7 @@ from torch import nn
 from .._timing import interleave
 from ..errors import MissingExtra
 from ..watch import watch
-from . import BenchRow
+from . import BenchRow, watch_compiled
 from .watch import NEVER, cost_rows
 
 STEPS = 4
@@ -39,7 +39,7 @@ def rows(*, quick: bool, rounds: int, budget: float, device: str, note: Callable
     """Time every candidate on every model, forward and training step; cost is the time over the unwatched."""
     found = []
     for name, (family, config, batch, tokens) in list(SUBJECTS.items())[: 1 if quick else None]:
-        model = _model(family, config).to(device, torch.bfloat16)
+        model = make(family, config).to(device, torch.bfloat16)
         ids = torch.randint(0, model.config.vocab_size, (batch, tokens), device=device)
         for training in (False, True):
             note(f"watch: {name}, {batch} × {tokens} tokens, {'training step' if training else 'forward'}, on {device}")
@@ -56,10 +56,22 @@ def rows(*, quick: bool, rounds: int, budget: float, device: str, note: Callable
             found += cost_rows(times, case, STEPS)
         del model
         torch.cuda.empty_cache()
+        if name == "GPT-2-medium":
+            case = {"model": name, "training": True, "batch": batch, "length": tokens, "device": device}
+            found += watch_compiled.rows(
+                lambda family=family, config=config: make(family, config).to(device, torch.bfloat16),  # type: ignore[misc]
+                case,
+                rounds=rounds,
+                budget=budget,
+                note=note,
+                modes=watch_compiled.MODES[: 1 if quick else None],
+            )
+            torch.cuda.empty_cache()
     return found
 
 
-def _model(family: str, config: dict[str, Any]) -> Any:
+def make(family: str, config: dict[str, Any]) -> Any:
+    """A causal language model of Hugging Face, with random weights and without dropout."""
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:

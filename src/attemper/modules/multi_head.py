@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from .. import kernels
-from ..attention import attention, weights
+from ..attention import attention, attention_into, weights
 from ..errors import InputError
 from ..operation.checks import Signs, check_dropout
+from ..operation.listen import TallyTarget, begin_target, end_target, target_of
 from ..scale import Rule
 from ..scale import rule as rule_named
 from ..scores.cosine import cosine_attention, direction
@@ -250,10 +251,12 @@ class MultiHeadAttention(KeepsVitals):
         wanted, matrix = self._wanted(signs), None
         if need_weights and signs is None:
             matrix = self._weights(q, k, **options).to(q.dtype)  # (B, heads, Lq, Lk)
-        if matrix is not None and not wanted and not self._drops:
+        # where the query is the key too, the module's name need not show that this is self-attention
+        target = target_of(self, "attemper", "self" if query is key else "cross")
+        if matrix is not None and not wanted and not self._drops and target is None:
             heads, vitals = matrix @ v.repeat_interleave(self.num_heads // self.kv_heads, 1), Vitals()
         else:
-            heads, vitals = self._attend(q, k, v, signs=wanted, **options)
+            heads, vitals = self._attend(q, k, v, target, signs=wanted, **options)
         if not batched:
             vitals = vitals.each(lambda sign: sign[0])
         self._keep(vitals)
@@ -297,11 +300,21 @@ class MultiHeadAttention(KeepsVitals):
         )
         return found
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Attended:
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, target: TallyTarget | None, **options: Any
+    ) -> Attended:
         options |= {"dropout": self.dropout if self._drops else 0.0, "kernel": self.kernel}
-        if self.rule.unit:
+        if target is None:
+            if self.rule.unit:
+                return cosine_attention(query, key, value, **options)
+            return attention(query, key, value, softcap=self.rule.softcap, **options)
+        if not self.rule.unit:
+            return attention_into(target, query, key, value, softcap=self.rule.softcap, **options)
+        begin_target(target)
+        try:
             return cosine_attention(query, key, value, **options)
-        return attention(query, key, value, softcap=self.rule.softcap, **options)
+        finally:
+            end_target()
 
     def _weights(self, query: Tensor, key: Tensor, **options: Any) -> Tensor:
         if self.rule.unit:

@@ -17,9 +17,10 @@ from .._torch_private import at_rest
 from ..kernels.contract import FLOATS, N_TENSORS, NeedsGrad, Problem, Results, Upstream, for_gradients
 from ..vitals import SIGNS, Vitals
 from . import ops
-from .listen import listening
+from .listen import TallyTarget, current_target, listening
 from .ops import differentiate
 from .plain import all_plain, is_plain, plain_problem
+from .tally import attend_and_tally
 
 _bits_of = cache(ops.bits_of)
 assert Results._fields[-len(SIGNS) :] == SIGNS
@@ -27,12 +28,20 @@ NATIVE = ("cpu", "triton")
 """Kernels that can be called without an op: they have `bare_forward` and `bare_backward`."""
 
 
-def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
-    """Run a checked problem on a kernel; output (B, H, Lq, Ev), empty without values, and the signs named, (B, H, Lq) each."""
-    if torch.compiler.is_compiling() or listening.listener is None:
-        return _attend(problem, names, kernel)
-    attended = _attend(problem, names, kernel)
-    listening.listener(problem)
+def attend(
+    problem: Problem, names: tuple[str, ...], kernel: str, target: TallyTarget | None = None
+) -> tuple[Tensor, Vitals]:
+    """Run a checked problem on a kernel; output (B, H, Lq, Ev), empty without values, and the signs named, (B, H, Lq) each.
+
+    The vitals are added to `target`, or to that of the module which runs; not those of additive scores, or without values.
+    """
+    target = current_target() if target is None else target
+    if target is None or problem.value is None or problem.weight is not None:
+        attended = _attend(problem, names, kernel)
+    else:
+        attended = attend_and_tally(_attend, problem, names, kernel, target)
+    if not torch.compiler.is_compiling() and listening.listener is not None:
+        listening.listener(problem)
     return attended
 
 

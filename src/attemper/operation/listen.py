@@ -1,11 +1,21 @@
-"""Listen: the listener that gets every attention call of this thread: a watch, in a pass without a dispatch mode."""
+"""Listen: who gets the attention calls of this thread.
+
+A listener, which is a watch in a pass without a dispatch mode; and a target, to which a module with a tally adds its calls.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from ..kernels.contract import Problem
+
+TALLY, KIND = "attemper_tally", "attemper_kind"
+"""Attributes of a module that has a tally: the tensor, and self- or cross-attention, if its name shows that."""
 
 
 class Listening(threading.local):
@@ -15,3 +25,59 @@ class Listening(threading.local):
 
 
 listening = Listening()
+
+
+class TallyTarget(NamedTuple):
+    """Where the calls of a module are added, and what is known of them before they run."""
+
+    tally: Tensor
+    training: bool
+    route: str
+    kind: str  # "self", "cross", or "" where only the lengths can tell
+    implementation: str = ""
+    declared: float | None = None
+    window: int | None = None
+
+
+class Tallying(threading.local):
+    """The targets of the modules that run in this thread; the last one gets its calls."""
+
+    targets: tuple[TallyTarget, ...] = ()
+
+
+class TracedTallying:
+    """The same while a graph is traced: Dynamo follows no attribute of a thread."""
+
+    targets: tuple[TallyTarget, ...] = ()
+
+    def __init__(self) -> None:
+        self.targets = ()
+
+
+tallying, traced_tallying = Tallying(), TracedTallying()
+
+
+def target_of(module: Any, route: str, kind: str = "", **known: Any) -> TallyTarget | None:
+    """The target of a module, if it has a tally; `kind` is used unless the module's name shows it."""
+    tally = getattr(module, TALLY, None)  # of __dict__ Dynamo would not notice that a tally is added later
+    if tally is None:
+        return None
+    return TallyTarget(tally, module.training, route, getattr(module, KIND, "") or kind, **known)
+
+
+def current_target() -> TallyTarget | None:
+    targets = traced_tallying.targets if torch.compiler.is_compiling() else tallying.targets
+    return targets[-1] if targets else None
+
+
+def begin_target(target: TallyTarget) -> None:
+    """The calls that follow are added to this target, until `end_target`."""
+    traced_tallying.targets = (*traced_tallying.targets, target)
+    if not torch.compiler.is_compiling():
+        tallying.targets = (*tallying.targets, target)
+
+
+def end_target() -> None:
+    traced_tallying.targets = traced_tallying.targets[:-1]
+    if not torch.compiler.is_compiling():
+        tallying.targets = tallying.targets[:-1]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._torch_private import _dispatch_keys, at_rest
 from ..kernels.contract import FLOATS, LARGEST, Problem
-from .listen import listening
+from .listen import listening, tallying
 
 _TYPES = frozenset({Tensor, torch.nn.Parameter})
 _LARGEST_INT = torch.iinfo(torch.int64).max
@@ -55,12 +55,12 @@ def is_plain_call(
 ) -> bool:
     """Whether this is a plain call without dropout whose numbers are surely valid; shapes and dtypes are not looked at.
 
-    Where a watch listens to calls, one with values is not: it is announced by `attend`.
+    Where a watch listens to calls, or a tally gets them, one with values is not: it is announced by `attend`.
     """
     return (
         not torch.compiler.is_compiling()
         and at_rest()
-        and (listening.listener is None or value is None)
+        and ((listening.listener is None and not tallying.targets) or value is None)
         and is_plain(query)
         and is_plain(key)
         and query.device == key.device

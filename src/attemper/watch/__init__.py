@@ -10,12 +10,15 @@ Data passes the files in this order:
     call        one attention call, as all routes give it
     trace/      what q and k were multiplied by, for examiners
     record/     what was measured, in memory and in files
+    compiled/   instrument(), and the watch of a model that runs compiled
     endings     what is checked when a step or the block ends
     examine     the interface for a scan and the lab: examiners and what-if
     weights     the logits and weights of chosen rows and keys of a call, for examiners
 """
 
 from .call import Facts as Facts
+from .compiled.instrument import Instruments as Instruments
+from .compiled.instrument import instrument as instrument
 from .record.record import Record as Record
 from .session import Watch as Watch
 from .session import watch as watch

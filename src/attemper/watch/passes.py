@@ -51,17 +51,32 @@ class Passes:
         again = _current_graph_task_id() != -1  # a checkpoint, computed again in a backward
         worse: list[str] = []
         if not self.all_count and not again:
-            grade = (1 + module.training) * is_recording()
-            others = {other: found for other, found in self.grades.items() if _are_nested(name, other)}
-            if any(grade < found for found in others.values()) or (not grade and self._highest(name)):
-                self.left_out = True
+            compared = self._compare(name, (1 + module.training) * is_recording())
+            if compared is None:
                 return None
-            worse = [other for other, found in others.items() if found < grade]
-            for other in worse:
-                del self.grades[other]
-            self.grades[name] = grade
-            self.highest[name] = max(grade, self.highest.get(name, 0))
+            worse = compared
         self.counted += 1
+        return worse
+
+    def take_grades(self, name: str, calls: list[int]) -> list[int]:
+        """The grades of a layer's calls in this step that count, from how many calls it had of each grade."""
+        ran = [grade for grade, count in enumerate(calls) if count]
+        self.begun = max(self.begun, sum(calls))
+        found = ran if self.all_count else [grade for grade in reversed(ran) if self._compare(name, grade) is not None]
+        self.counted = max(self.counted, sum(calls[grade] for grade in found))
+        return found
+
+    def _compare(self, name: str, grade: int) -> list[str] | None:
+        """None if a pass of this grade does not count; otherwise the modules whose earlier passes do not."""
+        others = {other: found for other, found in self.grades.items() if _are_nested(name, other)}
+        if any(grade < found for found in others.values()) or (not grade and self._highest(name)):
+            self.left_out = True
+            return None
+        worse = [other for other, found in others.items() if found < grade]
+        for other in worse:
+            del self.grades[other]
+        self.grades[name] = grade
+        self.highest[name] = max(grade, self.highest.get(name, 0))
         return worse
 
     def unfinished(self, after_optimizer: bool) -> list[str]:

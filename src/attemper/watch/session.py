@@ -110,7 +110,11 @@ def watch(
         check_path("watch", file, (".jsonl",))
         journal = Journal(file)
     inner = None if optimizer is None else with_hooks(optimizer)
-    return Watch(model, every, inner, gradients, journal, names, kernel, replace, start, passes, keep, full, examiners)
+    from .compiled.reading import class_of_watch  # it is a subclass of what is below
+
+    made = class_of_watch(model, replace, by_ops=gradients or full or bool(examiners))
+    replace = replace and made is Watch
+    return made(model, every, inner, gradients, journal, names, kernel, replace, start, passes, keep, full, examiners)
 
 
 class Watch:
@@ -139,21 +143,17 @@ class Watch:
         self.given_rows: Tensor | None = None
         self.full, self.examiners = full, examiners
         self.caller = "watch"  # the function that the user called, for errors
-        self._sums = StepAccumulator(gradients)
-        self._record = Record()
-        self._journal = journal
-        self._keep = keep
-        others = (
-            f"attemper.Record.read({str(journal.path)!r}) has all steps" if journal else "keep= sets how many are kept"
-        )
+        self._sums, self._record = StepAccumulator(gradients), Record()
+        self._journal, self._keep = journal, keep
+        others = "keep= sets how many are kept"
+        others = f"attemper.Record.read({str(journal.path)!r}) has all steps" if journal else others
         self._tail = f"only the last {keep or KEPT} steps are in memory; {others}."
         self._ranks: Ranks | None = None  # while the watch is open
         self._split = False  # whether a layer ran a part of its heads
         self._without_gradients: set[str] = set()  # layers whose missing gradients were noted
         self._step, self._steps_ended, self._passes = start, 0, Passes(passes)
         self._open, self._measuring, self._paused = False, False, False  # measuring: this step is one to measure
-        self._depth = 0
-        self._unmeasured = 0  # calls that were found and not measured
+        self._depth, self._unmeasured = 0, 0  # unmeasured: calls that were found and not measured
         self._optimizer_hook: Any = None
         self._replacement = None
         if replace:

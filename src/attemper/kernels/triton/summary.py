@@ -1,4 +1,4 @@
-"""by_head for many calls at once: the rows of every call of a step, summed by head in one launch; heads.py has the definition.
+"""Rows summed by head: of every call of a step in one launch, or of one call into a tally; heads.py has the definition.
 
 No program waits for another and nothing is read back: one program for each head of each call, sums in float64.
 """
@@ -6,6 +6,7 @@ No program waits for another and nothing is read back: one program for each head
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 import triton
@@ -19,6 +20,8 @@ from ..contract import are_as_written
 N_SUMS = len(COLUMNS)
 ROWS = 256
 """Rows of one step of a program."""
+ROWS_ALONE, WARPS_ALONE = 1024, 16
+"""The same for one call: few programs, each of which should be quick."""
 FIELDS = 16
 """Numbers of a call in the table: addresses of seven signs and lse_low, address and strides of `keep`, sizes, first head."""
 
@@ -71,6 +74,25 @@ def by_head(
     return parts
 
 
+def add_to(
+    slot: Tensor, vitals: Vitals, keep: Tensor | None, number: int, saturable_keys: int, saturated_weight: float
+) -> None:
+    """Add a call to the slot of a tally, (H, columns + 3): sums, peak, how many calls there are, and this call's number.
+
+    All numbers are arguments of the launch, so a CUDA graph can hold it.
+    """
+    batch, heads, rows = vitals.lse.shape
+    low = vitals._lse_low
+    assert low is not None
+    kept = vitals.visible if keep is None else keep.expand(batch, heads, rows).view(torch.int8)
+    strides = (0, 0, 0) if keep is None else kept.stride()
+    numbers = (slot.stride(0), *strides, batch, heads, rows, number, int(keep is not None))
+    constants = {"SATURABLE": saturable_keys, "SATURATED": saturated_weight, "N_SUMS": N_SUMS, "ROWS": ROWS_ALONE}
+    signs = [getattr(vitals, name) for name in SIGNS]
+    with torch.cuda.device(slot.device) if slot.is_cuda else nullcontext():
+        add_kernel[(heads,)](slot, *signs, low, kept, *numbers, **constants, num_warps=WARPS_ALONE)
+
+
 @triton.jit(do_not_specialize=["calls"])
 def by_head_kernel(
     p_table, p_found, calls, SATURABLE: tl.constexpr, SATURATED: tl.constexpr,
@@ -93,6 +115,44 @@ def by_head_kernel(
     batch, heads, rows = tl.load(p_call + 12), tl.load(p_call + 13), tl.load(p_call + 14)
     i_head = i_out - tl.load(p_call + 15)
 
+    sums, peak = fold_rows(
+        p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, p_low, p_keep, low, keep, step_b, step_h, step_r,
+        batch, heads, rows, i_head, SATURABLE, SATURATED, ROWS,
+    )  # fmt: skip
+    p_out = p_found + i_out.to(tl.int64) * (N_SUMS + 1)
+    for i in tl.static_range(N_SUMS):
+        tl.store(p_out + i, sums[i])
+    tl.store(p_out + N_SUMS, peak)
+
+
+@triton.jit(do_not_specialize=["width", "step_b", "step_h", "step_r", "batch", "heads", "rows", "number", "keep"])
+def add_kernel(
+    p_slot, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, p_low, p_keep,
+    width, step_b, step_h, step_r, batch, heads, rows, number, keep,
+    SATURABLE: tl.constexpr, SATURATED: tl.constexpr, N_SUMS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    i_head = tl.program_id(0)
+    sums, peak = fold_rows(
+        p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, p_low, p_keep, 1, keep, step_b, step_h, step_r,
+        batch, heads, rows, i_head, SATURABLE, SATURATED, ROWS,
+    )  # fmt: skip
+    p_out = p_slot + i_head * width
+    calls = tl.load(p_out + N_SUMS + 1)
+    before = tl.load(p_out + N_SUMS)
+    for i in tl.static_range(N_SUMS):
+        tl.store(p_out + i, tl.load(p_out + i) + sums[i])
+    larger = tl.where((before != before) | (peak != peak), float("nan"), tl.maximum(before, peak))
+    tl.store(p_out + N_SUMS, tl.where(calls == 0.0, peak, larger))
+    tl.store(p_out + N_SUMS + 1, calls + 1.0)
+    tl.store(p_out + N_SUMS + 2, number.to(tl.float64))
+
+
+@triton.jit
+def fold_rows(
+    p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, p_low, p_keep, low, keep, step_b, step_h, step_r,
+    batch, heads, rows, i_head, SATURABLE: tl.constexpr, SATURATED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The sums of one head, in the order of ``heads.COLUMNS``, and its peak; ``low`` and ``keep`` are 0 where there is none."""
     b_rows = tl.zeros([ROWS], tl.float64)
     b_visible, b_mean, b_variance, b_lse, b_entropy, b_p2, b_top = (
         b_rows,
@@ -144,32 +204,22 @@ def by_head_kernel(
         b_saturated += (m_saturable & (top > SATURATED)).to(tl.float64)
         # NaN of a row is the head's, as amax has it
         b_peaks = tl.where(m & (peak != peak), peak, tl.maximum(b_peaks, peak, propagate_nan=tl.PropagateNan.ALL))
-
-    p_out = p_found + i_out.to(tl.int64) * (N_SUMS + 1)
-    store_sums(
-        p_out, b_rows, b_visible, b_mean, b_variance, b_lse, b_entropy, b_p2, b_top, b_keys, b_choices, b_even, b_trace,
-        b_saturable, b_saturated,
-    )  # fmt: skip
     bad = tl.sum((b_peaks != b_peaks).to(tl.int32), 0) > 0
-    tl.store(p_out + N_SUMS, tl.where(bad, float("nan"), tl.max(b_peaks, 0)).to(tl.float64))
-
-
-@triton.jit
-def store_sums(
-    p_out, rows, visible, mean, variance, lse, entropy, p2, top, keys, choices, even, trace, saturable, saturated
-):
-    """In the order of ``heads.COLUMNS``."""
-    tl.store(p_out, tl.sum(rows, 0))
-    tl.store(p_out + 1, tl.sum(visible, 0))
-    tl.store(p_out + 2, tl.sum(mean, 0))
-    tl.store(p_out + 3, tl.sum(variance, 0))
-    tl.store(p_out + 4, tl.sum(lse, 0))
-    tl.store(p_out + 5, tl.sum(entropy, 0))
-    tl.store(p_out + 6, tl.sum(p2, 0))
-    tl.store(p_out + 7, tl.sum(top, 0))
-    tl.store(p_out + 8, tl.sum(keys, 0))
-    tl.store(p_out + 9, tl.sum(choices, 0))
-    tl.store(p_out + 10, tl.sum(even, 0))
-    tl.store(p_out + 11, tl.sum(trace, 0))
-    tl.store(p_out + 12, tl.sum(saturable, 0))
-    tl.store(p_out + 13, tl.sum(saturated, 0))
+    peak = tl.where(bad, float("nan"), tl.max(b_peaks, 0)).to(tl.float64)
+    sums = (
+        tl.sum(b_rows, 0),
+        tl.sum(b_visible, 0),
+        tl.sum(b_mean, 0),
+        tl.sum(b_variance, 0),
+        tl.sum(b_lse, 0),
+        tl.sum(b_entropy, 0),
+        tl.sum(b_p2, 0),
+        tl.sum(b_top, 0),
+        tl.sum(b_keys, 0),
+        tl.sum(b_choices, 0),
+        tl.sum(b_even, 0),
+        tl.sum(b_trace, 0),
+        tl.sum(b_saturable, 0),
+        tl.sum(b_saturated, 0),
+    )
+    return sums, peak

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ... import kernels
 from ...attention import measure_without_autograd_and_modes
-from ...heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary
+from ...heads import HeadSummary
+from ...operation.tally import folded
 from ...vitals import Vitals
 from ..call import AttentionCall, Summary, UnfoldedRows
 
@@ -60,10 +61,7 @@ def by_head(vitals: Vitals, rows: Tensor | None) -> HeadSummary | UnfoldedRows:
         later = kernels.triton_is_missing() is None and kernels.load("triton").summary.serves(vitals)
         # the mask may be the user's, who may write into it before the step ends
         return UnfoldedRows(vitals, None if rows is None else rows.clone()) if later else vitals.by_head(rows)
-    if kernels.cpu_is_missing() is None and (native := kernels.load("cpu").summary).serves(vitals):
-        sums, peaks = native.by_head(vitals, rows, SATURABLE_KEYS, SATURATED_WEIGHT)
-        return HeadSummary((*COLUMNS, "peak"), sums, peaks)
-    return vitals.by_head(rows)
+    return folded(vitals, rows)
 
 
 def _given(rows: Tensor | None, call: AttentionCall) -> Tensor | None:

@@ -35,7 +35,7 @@ class Transfer:
             whole = torch.cat(list(flat.values())) if len(flat) > 1 else next(iter(flat.values()))
             copies = to_cpu(whole).split([len(one) for one in flat.values()])
             self.copies |= dict(zip(flat, copies, strict=True))
-        self.events = [_event(device) for device in by_device if device.type == "cuda"]
+        self.events = [event_on(device) for device in by_device if device.type == "cuda"]
 
     @property
     def is_done(self) -> bool:
@@ -77,7 +77,7 @@ def to_cpu(tensor: Tensor) -> Tensor:
     return tensor.to("cpu", non_blocking=tensor.is_cuda)
 
 
-def _event(device: torch.device) -> torch.cuda.Event:
+def event_on(device: torch.device) -> torch.cuda.Event:
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     return event

@@ -66,7 +66,7 @@ class LearnedSequences(Sequences):
 
 
 @lru_cache(4096)
-def _kind_by_name(name: str, cls: str) -> str | None:
+def kind_by_name(name: str, cls: str) -> str | None:
     """What the names of a module and of its class show."""
     # BERT and models like it call the inner module of any attention "self", which shows nothing
     parts = [part for part in name.split(".") if part != "self"]
@@ -80,7 +80,7 @@ def shown_kind(frame: Frame, query: Tensor, key: Tensor) -> str | None:
     """Self- or cross-attention, if the module's arguments, its name or the storage of q and k show it."""
     if frame.kind is not None:
         return frame.kind
-    named = _kind_by_name(frame.name, type(frame.module).__name__)
+    named = kind_by_name(frame.name, type(frame.module).__name__)
     if named == "cross" or getattr(frame.module, "is_cross_attention", False):
         return "cross"
     if named == "self":

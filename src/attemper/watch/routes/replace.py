@@ -78,6 +78,33 @@ def without_listener_and_modes() -> Iterator[None]:
         listening.listener = listener
 
 
+def read_arguments(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    options: dict[str, Any],
+    caller: str = CALLER,
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Keys, values and the options of ``attention()``, from what transformers gives to an attention function."""
+    reason = refusal(attention_mask, options)
+    if reason is not None:
+        raise InputError(
+            f"{caller} cannot compute {type(module).__name__} with {reason}. Leave replace out: "
+            "the model's own attention is then measured."
+        )
+    causal = attention_mask is None and is_causal(module, query, options)
+    if attention_mask is None and causal and key.shape[2] > query.shape[2]:
+        # a static cache that is being filled: the keys after the queries are not computed yet
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    mask = with_bias(attention_mask, options.get("position_bias"))
+    asked = {"mask": mask, "causal": causal, "scale": scaling, "softcap": options.get("softcap"), "dropout": dropout}
+    return key, value, asked
+
+
 def attend_with(
     watching: Callable[[], bool],
     signs: tuple[str, ...],
@@ -100,42 +127,21 @@ def attend_with(
         scaling: float | None = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        reason = refusal(attention_mask, options)
-        if reason is not None:
-            raise InputError(
-                f"{caller} cannot compute {type(module).__name__} with {reason}. Leave replace out: "
-                "the model's own attention is then measured."
-            )
-        causal = attention_mask is None and is_causal(module, query, options)
-        if attention_mask is None and causal and key.shape[2] > query.shape[2]:
-            # a static cache that is being filled: the keys after the queries are not computed yet
-            key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-        mask = with_bias(attention_mask, options.get("position_bias"))
-        softcap = options.get("softcap")
+        key, value, asked = read_arguments(module, query, key, value, attention_mask, dropout, scaling, options, caller)
         measures = watching() and running.current is not None
         if measures:
             attachment.interface.expect(module, REPLACED)
         with without_listener_and_modes() if measures else nullcontext():
-            output, vitals = attention(
-                query,
-                key,
-                value,
-                mask=mask,
-                causal=causal,
-                scale=scaling,
-                softcap=softcap,
-                dropout=dropout,
-                signs=signs if measures or alter is not None else (),
-            )
+            output, vitals = attention(query, key, value, signs=signs if measures or alter is not None else (), **asked)
         if alter is not None:
             output = alter(output, vitals)
         if measures:
             frames = tuple(running.frames)
             kind = kind_of(frames, query, key, (query.shape[2], key.shape[2]))
-            common: dict[str, Any] = {"scale": scaling, "causal": causal, "mask": mask, "dropout": dropout}
-            common |= {"declared": scaling, "softcap": softcap, "window": options.get("sliding_window")}
-            facts = Facts.of("replaced", kind, query, key, implementation=REPLACED, **common)
-            call = AttentionCall(facts, frames, query, key, mask=mask, causal=causal, scale=scaling, softcap=softcap)
+            declared: dict[str, Any] = {"declared": scaling, "window": options.get("sliding_window")}
+            facts = Facts.of("replaced", kind, query, key, implementation=REPLACED, **asked, **declared)
+            measured = {name: asked[name] for name in ("mask", "causal", "scale", "softcap")}
+            call = AttentionCall(facts, frames, query, key, **measured)
             call.vitals = vitals
             report(call)
         return output.transpose(1, 2).contiguous(), None

@@ -1,0 +1,242 @@
+"""TallyWatch: the watch of an instrumented model. It attaches nothing, and reads the tallies of a step in one transfer."""
+
+from __future__ import annotations
+
+import weakref
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import InputError
+from ...heads import COLUMNS, HeadSummary
+from ...operation.listen import TALLY
+from ...operation.tally import CALLS, DESCRIPTIONS, GRADES, KINDS, NUMBER, PEAK, CallDescription, kind_by_lengths
+from ...vitals import Vitals
+from ..attach.dynamo import is_compiled
+from ..attach.names import named_modules
+from ..call import Facts
+from ..passes import LEFT_OUT, ONLY_OTHERS
+from ..record.entry import LayerSums
+from ..record.record import Record
+from ..record.transfer import event_on, to_cpu
+from ..routes.attemper import band
+from ..session import Watch
+from .find import way_of
+from .instrument import instrument, tallies
+
+CROSS_PADDING = (
+    "padded queries of cross-attention are counted: a compiled graph does not show which sequence they belong to."
+)
+OPEN: weakref.WeakSet[TallyWatch] = weakref.WeakSet()
+"""The watches that are open. A tally has one reader, who empties it."""
+
+
+def class_of_watch(model: nn.Module, replace: bool, by_ops: bool) -> type[Watch]:
+    """The class of a model's watch. With `replace`, a compiled model is instrumented, and stays so.
+
+    `by_ops`: the watch needs the ops of the model, which a compiled graph hides.
+    """
+    if by_ops:
+        return Watch
+    modules = named_modules(model)
+    found = any(TALLY in module.__dict__ for module in modules)
+    if replace and not found and any(map(is_compiled, modules)) and "interface" in map(way_of, modules):
+        instrument(model)
+        found = True
+    return TallyWatch if found else Watch
+
+
+class TallyWatch(Watch):
+    """A watch of a model that has tallies: steps, passes and the record are as in any other."""
+
+    def __enter__(self) -> Watch:
+        self._tallies = tallies(self.model)
+        mine = {id(tally) for tally in self._tallies.values()}
+        if any(id(tally) in mine for other in OPEN for tally in other._tallies.values()):
+            raise InputError(
+                "watch(): another watch of this instrumented model is open, and a tally has one reader. Close that one first, "
+                "or use its record."
+            )
+        self._pending: tuple[int, TallyCopies] | None = None  # a step that ended, and what is being copied of it
+        self._kept: list[Tensor] | None = None  # the tallies as a pause found them
+        self._is_taken = False  # whether the step that the end of the block ends was taken over
+        self._empty()
+        super().__enter__()
+        OPEN.add(self)
+        return self
+
+    @property
+    def record(self) -> Record:
+        """What was measured up to the last step that ended; with ``keep``, the last steps of it, and a note."""
+        self._finish()
+        return super().record
+
+    def rows(self, keep: Tensor | None) -> None:
+        raise InputError(
+            "watch.rows(): an instrumented model adds its rows up inside the graph, where only its masks show padding. Pass the "
+            "model an attention mask, or take the instruments off with attemper.instrument(model).remove()."
+        )
+
+    def _attach(self) -> None:
+        self._measuring, self._kept = True, None
+        if not self._paused:
+            self._connect()
+
+    def _detach(self) -> None:
+        self._measuring, self._kept = False, None
+        if self._ranks is not None:
+            self._ranks.detach()
+
+    def _connect(self) -> None:
+        """Begin from zero, or go on from where a pause began."""
+        if self._kept is None:
+            self._empty()
+        else:
+            with torch.no_grad():
+                for tally, kept in zip(self._tallies.values(), self._kept, strict=True):
+                    tally.copy_(kept)
+            self._kept = None
+        if self._ranks is not None:
+            self._ranks.attach()
+
+    def _disconnect(self) -> None:
+        self._kept = [tally.clone() for tally in self._tallies.values()]
+        if self._ranks is not None:
+            self._ranks.detach()
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._paused:
+                self.resume()
+            self._finish()
+            found = TallyCopies(self._tallies).finish()
+            if self._measuring:
+                self._take_over(found)
+                self._is_taken = True
+            elif not self._passes.begun:  # no step was measured: did the model run at all?
+                self._passes.begun = max((int(tally[..., 0, CALLS].sum()) for tally in found.values()), default=0)
+        except BaseException:
+            self._close()
+            raise
+        super().__exit__(error_type, error, trace)
+
+    def _close(self) -> None:
+        OPEN.discard(self)
+        super()._close()
+
+    def _close_step(self, join: bool) -> None:
+        """Begin to copy a step. It is taken over when the next one ends, so that nothing waits for the device."""
+        if self._is_taken:
+            super()._close_step(join)
+            return
+        self._finish()
+        self._pending = self._step, TallyCopies(self._tallies)
+        self._empty()
+        many = self._ranks is not None and self._ranks.group is not None
+        if self._journal is not None or many:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Take over the step that is being copied, if there is one."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        now = self._step
+        self._step, copies = pending
+        try:
+            self._take_over(copies.finish())
+            if self._passes.left_out and not self._sums.layers:
+                self._warn(ONLY_OTHERS)
+            super()._close_step(join=True)
+        finally:
+            self._step = now
+
+    def _empty(self) -> None:
+        """Begin from zero. Other steps may have added their calls meanwhile."""
+        with torch.no_grad():
+            for tally in self._tallies.values():
+                tally.zero_()
+
+    def _take_over(self, found: dict[str, Tensor]) -> None:
+        """Add up what the calls of a step added to the tallies."""
+        for name, tally in found.items():
+            calls = [int(tally[:, grade, 0, CALLS].sum()) for grade in range(GRADES)]
+            grades = self._passes.take_grades(name, calls)
+            if sum(calls) > sum(calls[grade] for grade in grades):
+                self._note(LEFT_OUT)
+            for kind, slots in zip(KINDS, tally, strict=True):
+                self._take(name, kind, [slots[grade] for grade in sorted(grades) if slots[grade, 0, CALLS]])
+
+    def _take(self, name: str, kind: str, slots: list[Tensor]) -> None:
+        """Add the calls of a layer and kind to the step; of each grade that counts there is one slot."""
+        summary = None
+        for slot in slots:
+            call = DESCRIPTIONS[int(slot[0, NUMBER])]
+            own = slot[: call.shape[1]]
+            part = HeadSummary((*COLUMNS, "peak"), own[:, : len(COLUMNS)], own[:, PEAK])
+            summary = part if summary is None else summary.merge(part)
+            facts = facts_of(call)
+            if kind == "cross" and facts.queries > 1:
+                self._note(CROSS_PADDING)
+            self._sums.calls += int(slot[0, CALLS])
+        if summary is not None:
+            place = (name, kind, facts.heads)
+            self._sums.layers[place] = LayerSums(facts, _with_signs(summary, self.signs))
+
+
+class TallyCopies:
+    """Copies of tallies in host memory, begun when it was made, one from each device; ``finish`` waits for them alone."""
+
+    def __init__(self, found: dict[str, Tensor]) -> None:
+        self.shapes = {name: tally.shape for name, tally in found.items()}
+        by_device: dict[torch.device, list[str]] = {}
+        for name, tally in found.items():
+            by_device.setdefault(tally.device, []).append(name)
+        self.numbers = [
+            (names, to_cpu(torch.cat([found[name].detach().reshape(-1) for name in names])))
+            for names in by_device.values()
+        ]
+        self.events = [event_on(device) for device in by_device if device.type == "cuda"]
+
+    def finish(self) -> dict[str, Tensor]:
+        for event in self.events:
+            event.synchronize()
+        copied: dict[str, Tensor] = {}
+        for names, numbers in self.numbers:
+            parts = numbers.split([self.shapes[name].numel() for name in names])
+            copied |= {name: part.view(self.shapes[name]) for name, part in zip(names, parts, strict=True)}
+        return {name: copied[name] for name in self.shapes}
+
+
+def _with_signs(summary: HeadSummary, signs: tuple[str, ...]) -> HeadSummary:
+    """Only what a watch with these signs has."""
+    row = torch.zeros((1, 1, 1), device="cpu")
+    columns = Vitals(**dict.fromkeys(signs, row)).by_head().columns
+    places = [COLUMNS.index(name) for name in columns if name != "peak"]
+    peaks = summary.peaks if "peak" in columns else torch.full_like(summary.peaks, float("-inf"))
+    return HeadSummary(columns, summary.sums[:, places], peaks)
+
+
+def facts_of(call: CallDescription) -> Facts:
+    """The facts that a watch keeps of a call."""
+    batch, heads, queries = call.shape
+    causal, window = band(call.left, call.right)
+    given: dict[str, Any] = {
+        name: getattr(call, name)
+        for name in ("route", "dtype", "kv_heads", "head_dim", "keys", "scale", "masked", "dropout", "softcap")
+    }
+    return Facts(
+        **given,
+        kind=call.kind or kind_by_lengths(queries, call.keys),
+        batch=batch,
+        heads=heads,
+        queries=queries,
+        causal=causal is not False,
+        window=window if call.route == "attemper" else call.window,
+        declared=call.declared,
+        implementation=call.implementation or None,
+    )
