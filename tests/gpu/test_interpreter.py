@@ -87,3 +87,31 @@ def test_calls_are_added_to_a_tally():
         assert not slot[heads].any()
         size = expected.sums.abs().clamp(min=1.0)
         assert_reordered((sums / size).float(), (expected.sums / size).float(), 2)
+
+
+def test_lengths_are_compiled_once():
+    """Each kernel is compiled for its features and head dims, and not for each length."""
+    from attemper.kernels.triton import launch
+
+    def call(rows, keys):
+        query, key, value = (torch.randn(1, 2, n, 16, requires_grad=True) for n in (rows, keys, keys))
+        attended = attemper.attention(query, key, value, causal=True, kernel="triton")
+        (attended.output.sum() + attended.vitals.entropy.sum()).backward()
+
+    call(40, 50)
+    compiled = len(launch.COMPILED)
+    for rows, keys in ((41, 53), (64, 64), (65, 66), (33, 90)):
+        call(rows, keys)
+    assert len(launch.COMPILED) == compiled
+
+
+def test_tiles_of_other_sizes_give_the_same(monkeypatch):
+    """What tuning may choose is right too."""
+    from attemper.kernels.triton import launch
+
+    tensors = {name: torch.randn(1, 2, 70, 16) for name in ("query", "key", "value")}
+    for number in range(1, 4):
+        monkeypatch.setattr(
+            kernels.load("triton"), "tuned", lambda block, make, at=number: make(launch.others(block)[at])
+        )
+        judge(tensors, {"causal": True}, "triton")

@@ -64,7 +64,7 @@ from .arguments import (
     widest,
     with_unit_stride,
 )
-from .launch import Launch, facts
+from .launch import Block, Launch, facts, tuned
 
 
 def forward(problem: Problem, sign_bits: int) -> Results:
@@ -143,13 +143,16 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: b
         sign_bits &= ~ARGMAX_BIT  # see _argmax
     hopper = is_hopper(query.device) if hopper is None else hopper
     block = forward_block(widest(problem), query.dtype, value is not None, fast, sign_bits > 0, hopper)
-    tiles = None
-    if fast and hopper:
-        tiles = descriptors(key, key if value is None else value, rows=block["BN"])
-    constants = _forward_constants(problem, sign_bits) | {"FAST": fast, "TMA": tiles is not None}
-    args = (*inputs(problem), *(tiles or (key, key)), *results, *steps(problem), *numbers(problem))
-    grid = (cdiv(rows, block["BM"]), batch * heads)
-    return Launch(_forward.forward_kernel, grid, args, constants | _tile_of(block), _options_of(block))
+    constants = _forward_constants(problem, sign_bits) | {"FAST": fast}
+
+    def make(block: Block) -> Launch:
+        tiles = descriptors(key, key if value is None else value, rows=block["BN"]) if fast and hopper else None
+        args = (*inputs(problem), *(tiles or (key, key)), *results, *steps(problem), *numbers(problem))
+        grid = (cdiv(rows, block["BM"]), batch * heads)
+        how = constants | {"TMA": tiles is not None} | _tile_of(block)
+        return Launch(_forward.forward_kernel, grid, args, how, _options_of(block))
+
+    return tuned(block, make)
 
 
 def _launch_decode(problem: Problem, results: Results, sign_bits: int, splits: int) -> None:
@@ -266,19 +269,28 @@ class _BackwardLaunches(NamedTuple):
         asks["SHARED"] = dmask is not None and dmask.shape != full
         asks["EVEN"] = problem.softcap is None and (query.dtype != torch.float32 or dgain is not None)
         dmask_steps = (0, 0, 0, 0) if dmask is None else repeating(dmask)
-        block = rows_block(widest(problem), query.dtype, is_hopper(query.device))
-        grid = (cdiv(query.shape[2], block["BM"]), query.shape[0] * query.shape[1])
         args = (*tensors, *self._steps(), *dmask_steps, *numbers(problem))
-        return Launch(_backward.rows_kernel, grid, args, self._constants() | asks | _tile_of(block), _options_of(block))
+
+        def make(block: Block) -> Launch:
+            grid = (cdiv(query.shape[2], block["BM"]), query.shape[0] * query.shape[1])
+            how = self._constants() | asks | _tile_of(block)
+            return Launch(_backward.rows_kernel, grid, args, how, _options_of(block))
+
+        block = rows_block(widest(problem), query.dtype, is_hopper(query.device))
+        return make(block) if asks["SHARED"] else tuned(block, make)  # running it twice would add twice
 
     def over_rows(self, tensors: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> Launch:
         """dk and dv."""
         problem, key = self.problem, self.problem.key
         asks = {"DK": grads[0] is not None, "DV": grads[1] is not None}
-        block = keys_block(widest(problem), key.dtype, is_hopper(key.device))
-        grid = (cdiv(key.shape[2], block["BN"]), key.shape[0] * key.shape[1])
         args = (*tensors, *self._steps(), *numbers(problem))
-        return Launch(_backward.keys_kernel, grid, args, self._constants() | asks | _tile_of(block), _options_of(block))
+
+        def make(block: Block) -> Launch:
+            grid = (cdiv(key.shape[2], block["BN"]), key.shape[0] * key.shape[1])
+            how = self._constants() | asks | _tile_of(block)
+            return Launch(_backward.keys_kernel, grid, args, how, _options_of(block))
+
+        return tuned(keys_block(widest(problem), key.dtype, is_hopper(key.device)), make)
 
     def _steps(self) -> tuple[int, ...]:
         return (*steps(self.problem), *((0, 0, 0) if self.g_output is None else self.g_output.stride()[:3]))

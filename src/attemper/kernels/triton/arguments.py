@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..contract import OUTPUT_LOW_BIT, Problem
-from .launch import ALIGNED
+from .launch import ALIGNED, Block
 
 FAR_APART = 1 << 23
 """Rows with a larger stride are copied: within a tile, kernels count in 32 bits."""
@@ -162,8 +162,6 @@ def _copies(tensor: Tensor) -> bool:
 
 
 # The size of tiles: what was fastest on an H200, by head dim, dtype and direction; before Hopper, what fits without spilling.
-
-Block = dict[str, int]
 
 
 def forward_block(dim: int, dtype: torch.dtype, values: bool, fast: bool, signs: bool, hopper: bool) -> Block:

@@ -1,12 +1,17 @@
 """Launches: a kernel is started with what Triton compiled for an equal launch before.
 
 Triton's own way to a compiled kernel looks at every argument, which takes longer than a small kernel runs. A plan is found by
-the shapes of a call, and only the tensors are new.
+the shapes of a call, and only the tensors are new. With ATTEMPER_TUNE=1 the tiles of a kernel are chosen by time.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import os
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +32,9 @@ class Launch(NamedTuple):
     def key(self) -> tuple[Any, ...]:
         """All that Triton compiles it for."""
         how = (*self.constants.values(), *self.options.values())
-        return (torch.cuda.current_device() if ON_GPU else -1, self.kernel, *how, *map(_specialised, self.args))
+        changing = _changing(self.kernel)
+        args = [_specialised(arg, place in changing) for place, arg in enumerate(self.args)]
+        return (torch.cuda.current_device() if ON_GPU else -1, self.kernel, *how, *args)
 
     def run(self) -> Any:
         """Launch, and return what was compiled for it; None in Triton's interpreter."""
@@ -105,6 +112,79 @@ def _start(compiled: Any, grid: tuple[int, int], args: tuple[Any, ...]) -> None:
     compiled.run(*grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args)
 
 
+Block = dict[str, int]
+"""BM rows and BN keys of a tile, and options of the compiler."""
+CHOSEN: dict[str, Block] = {}
+"""The fastest block of each kernel that was tuned, by all that it is compiled for; kept in a file."""
+REPEATS = 5
+
+
+def tuned(block: Block, make: Callable[[Block], Launch]) -> Launch:
+    """The launch with this block; if ATTEMPER_TUNE is 1, with the fastest of a few others too. Running it has no side effects."""
+    launch = make(block)
+    if os.environ.get("ATTEMPER_TUNE") != "1" or not ON_GPU:
+        return launch
+    sizes = [1 << (size - 1).bit_length() for size in launch.grid]
+    untiled = {name: value for name, value in launch.constants.items() if name not in ("BM", "BN")}
+    key = repr((torch.cuda.get_device_name(), launch.kernel.fn.__name__, sorted(untiled.items()), sizes))
+    if not CHOSEN:
+        CHOSEN.update(_read_chosen())
+    if key not in CHOSEN:
+        CHOSEN[key] = min(others(block), key=lambda other: _milliseconds(make, other))
+        _write_chosen()
+    return make(CHOSEN[key])
+
+
+def others(block: Block) -> list[Block]:
+    """A block, with twice the rows and warps, half and twice the keys, and one stage more."""
+    plain = {name: size for name, size in block.items() if name != "maxnreg"}
+    return [
+        block,
+        {**plain, "BM": 2 * block["BM"], "num_warps": 2 * block["num_warps"]},
+        {**plain, "BN": max(32, block["BN"] // 2)},
+        {**plain, "BN": 2 * block["BN"]},
+        {**plain, "num_stages": block["num_stages"] + 1},
+    ]
+
+
+def _milliseconds(make: Callable[[Block], Launch], block: Block) -> float:
+    try:
+        launch = make(block)
+        launch.run()
+        torch.cuda.synchronize()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(REPEATS):
+            launch.run()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
+    except Exception:  # a tile that does not fit this card
+        return math.inf
+
+
+def _chosen_file() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attemper" / "tiles.json"
+
+
+def _read_chosen() -> dict[str, Block]:
+    try:
+        return dict(json.loads(_chosen_file().read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def _write_chosen() -> None:
+    path = _chosen_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(CHOSEN, indent=1), encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        pass  # tuned again the next time
+
+
 def facts(tensor: Tensor | None) -> Any:
     """All of a tensor that a launch depends on."""
     if tensor is None:
@@ -116,10 +196,20 @@ ALIGNED = 16
 """Triton compiles for addresses and strides that are multiples of so many bytes; whole tiles are copied only from such."""
 
 
-def _specialised(arg: Any) -> Any:
-    """What Triton makes of an argument: its dtype, and whether it is 1 or a multiple of 16."""
+def _specialised(arg: Any, changes: bool) -> Any:
+    """What Triton makes of an argument: its dtype, and whether it is 1 or a multiple of 16; of one that changes, its width."""
     if type(arg) is int:
-        return arg == 1, arg % 16 == 0, -(2**31) <= arg < 2**31
+        small = -(2**31) <= arg < 2**31
+        return small if changes else (arg == 1, arg % 16 == 0, small)
     if isinstance(arg, Tensor):
         return arg.dtype, arg.data_ptr() % ALIGNED == 0
     return type(arg) if isinstance(arg, float) else (arg.base.dtype, *arg.block_shape)
+
+
+@cache
+def _changing(kernel: Any) -> frozenset[int]:
+    """The places of numbers that change from call to call, for whose values a kernel is not compiled."""
+    names = getattr(kernel, "do_not_specialize", None) or kernel.kwargs.get(
+        "do_not_specialize", ()
+    )  # in the interpreter
+    return frozenset(kernel.arg_names.index(name) for name in names)
