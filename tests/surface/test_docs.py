@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import logging
 import pkgutil
 import re
 import runpy
@@ -259,7 +260,10 @@ def test_examples_run(name, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "argv", [str(path), *(["--quick"] if name in LONG else [])])
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(path), run_name="__main__")  # warnings are errors here, as everywhere in the tests
+    try:
+        runpy.run_path(str(path), run_name="__main__")  # warnings are errors here, as everywhere in the tests
+    finally:
+        logging.getLogger("attemper").setLevel(logging.NOTSET)  # an example may have silenced it
     printed = capsys.readouterr().out
     assert EXAMPLES[name] in printed
     assert max(map(len, printed.splitlines())) <= 80
