@@ -117,6 +117,12 @@ export function runControls(page, limits, run, set) {
       else run.begin({ rules: ["sqrt_dk", "none"], d, lr, steps, seed });
     },
   });
+  const about = make(
+    "p.dim.says",
+    {},
+    "Recall: the model is shown 32 pairs, and must look one of them up. One layer with one head is trained twice from the same start, " +
+      "with 1/√d_k and without a scale. It takes some seconds.",
+  );
   const bar = make("progress", { max: 1, value: 0, "aria-label": "how far the training is" }),
     says = make("p.dim.says", { role: "status" });
   const node = make(
@@ -133,6 +139,7 @@ export function runControls(page, limits, run, set) {
       ),
     ),
     rate.node,
+    about,
     make("div.row.going", {}, button, bar, says),
   );
   return {
@@ -144,6 +151,7 @@ export function runControls(page, limits, run, set) {
       button.disabled = !page.source;
       bar.value = run.done;
       bar.hidden = !run.going && !run.rows.length;
+      about.hidden = Boolean(run.rows.length);
       says.textContent = page.source
         ? run.says
         : "This file has no server behind it. `attemper serve` opens the page with one, and trains on your machine.";
