@@ -66,7 +66,7 @@ export const ALIGNED_STORY =
 const WORDS = [
   ["query q, key k", "each token asks with a query and is found by its key; both are lists of d_k numbers, here random ones"],
   ["score q·k", "multiply q and k number by number and add up: how well they match; with its divisor it is called a logit"],
-  ["softmax", "makes a row of logits, one for each key, into weights: eˡᵒᵍⁱᵗ, divided by their sum, so that they add up to 1"],
+  ["softmax", "makes a row of logits, one for each key, into weights: e to each logit, divided by the sum of all, so that they add up to 1"],
   ["spread", "the standard deviation (std) of the logits of one query; its square is the variance"],
   ["√(2 ln n)", "softmax over n random keys: at a smaller spread many of them share the weight, at a larger one a few have nearly all of it"],
   ["effective keys", "e to the entropy: how many keys would share the weight, if they shared it evenly"],

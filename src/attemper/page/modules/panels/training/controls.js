@@ -159,6 +159,15 @@ export function runControls(page, limits, run, set) {
   };
 }
 
+/** What a record does not hold, and how it gets there. */
+function missing(steps) {
+  const without = (key) => steps.length > 0 && !steps.some((step) => key in step);
+  return (
+    (without("loss") ? 'It holds no loss: watch.log({"loss": …}) adds it. ' : "") +
+    (without("grad_q_median") ? "It holds no gradients: watch(gradients=True) adds them. " : "")
+  );
+}
+
 /** What a record needs. */
 export function recordControls(page, followed) {
   const { make } = page,
@@ -167,7 +176,8 @@ export function recordControls(page, followed) {
       "pre",
       {},
       'with attemper.watch(model, every=10, gradients=True, path="run.jsonl") as watch:\n' +
-        "    …                      # your training loop, with watch.step()\n\nattemper serve --record run.jsonl",
+        '    …                                  # your training loop, with these two lines in it:\n    watch.log({"loss": loss.item()})\n    watch.step()\n\n' +
+        "attemper serve --record run.jsonl",
     );
   const lights = make("span.light", { "aria-hidden": "true" }, "●");
   const node = make("div.controls", {}, make("div.row", {}, lights, says), how);
@@ -181,7 +191,7 @@ export function recordControls(page, followed) {
       if (!page.source || !named) says.textContent = "Watch your own training: write a record, and open it here while it grows.";
       else
         says.textContent = followed.record
-          ? `Following ${followed.record.name}: ${followed.record.steps.length} steps. ${followed.says}`
+          ? `Following ${followed.record.name}: ${followed.record.steps.length} steps. ${missing(followed.record.steps)}${followed.says}`
           : followed.says;
     },
   };

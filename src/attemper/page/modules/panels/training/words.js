@@ -53,7 +53,7 @@ export function trainingPython(state) {
     return [
       "import attemper",
       "",
-      'record = attemper.Record.read("run.jsonl")',
+      `record = attemper.Record.read(${JSON.stringify(state.record)})`,
       "print(record)",
       "for finding in attemper.health.check(record):",
       "    print(finding.level, finding.says)",
