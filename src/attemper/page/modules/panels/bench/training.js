@@ -113,7 +113,7 @@ export function trainingLane(page) {
         page,
         says,
         `Before the first step the median gradient without the scale is ${ratio(0)} times that with it; after ${runs.steps} steps ` +
-          `${ratio(-1)} times. The missing division makes every gradient at q √d_k = ${root} times larger, which Adam divides out, so it is set aside here; ` +
+          `${ratio(-1)} times. The missing division makes every gradient at q √d_k = ${root} times larger, which Adam divides out: it is set aside here; ` +
           `with it the two numbers are ${ratio(0, root)} and ${ratio(-1, root)}. Each step moves unscaled logits ${root} times as far, ` +
           "the weights become still more one-hot, and the typical query stops learning. That is what the scale protects.",
       );

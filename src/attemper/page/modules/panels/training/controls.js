@@ -174,9 +174,10 @@ export function recordControls(page, followed) {
     says = make("p.says", { role: "status" }),
     how = make(
       "pre",
-      {},
+      { tabindex: "0", role: "region", "aria-label": "How to write a record" }, // narrow screens scroll it
       'with attemper.watch(model, every=10, gradients=True, path="run.jsonl") as watch:\n' +
-        '    …                                  # your training loop, with these two lines in it:\n    watch.log({"loss": loss.item()})\n    watch.step()\n\n' +
+        "    …                                  # your training loop, with these two lines in it:\n" +
+        '    watch.log({"loss": loss.item()})\n    watch.step()\n\n' +
         "attemper serve --record run.jsonl",
     );
   const lights = make("span.light", { "aria-hidden": "true" }, "●");
