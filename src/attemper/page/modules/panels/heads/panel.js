@@ -230,7 +230,11 @@ function mount(root, page) {
     root.classList.toggle("waiting", !found.text);
     work.hidden = !found.text && !text;
     if (!found.text) return;
-    if (text !== found.text) sign.replaceChildren(...found.text.signs.map((one) => make("option", { value: one.key }, one.label)));
+    if (text !== found.text) {
+      sign.replaceChildren(...found.text.signs.map((one) => make("option", { value: one.key }, one.label)));
+      // a link's sentence stands in the field; what somebody types there is left alone
+      if (page.document.activeElement !== field) field.value = library.inside.includes(found.text.text) ? "" : found.text.text;
+    }
     text = found.text;
     redrawn();
   }
