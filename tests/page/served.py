@@ -52,7 +52,7 @@ class Running:
             found = {name.lower(): value for name, value in answer.getheaders()}
             try:
                 return answer.status, found, answer.read()
-            except ConnectionResetError:  # closed with our body unread
+            except (ConnectionResetError, http.client.IncompleteRead):  # closed with our body unread
                 return answer.status, found, b""
 
 

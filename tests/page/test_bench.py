@@ -236,3 +236,50 @@ def test_a_sweep_visits_every_d_k(browser, tmp_path, motion):
         settled(page)
         assert page.locator(".trail circle").count() >= 3 * 30
         assert "bench.d=90" in page.url
+
+
+def test_the_sentences_are_true_of_what_is_drawn(browser, tmp_path):
+    with opened(browser, tmp_path, "#bench.d=64") as page:
+        after, uneven = page.locator(".bench .after"), page.locator(".bench .uneven")
+        assert "near 1 as at every d_k" in after.text_content()
+        assert "not all gradients vanish" in uneven.text_content()
+        at_first, at_last = page.evaluate(
+            """() => {
+              const data = JSON.parse(document.getElementById("data").textContent).bench;
+              const middle = (rule, i) => data.runs.filter((run) => run.lr === 0.0003 && run.rule === rule)
+                .map((run) => run.grad_q_median.at(i)).sort((a, b) => a - b)[1];
+              return [0, -1].map((i) => middle("none", i) / middle("sqrt_dk", i));
+            }"""
+        )
+        words = page.locator(".bench .trained .seen").text_content()
+        for ratio in (at_first / 8, at_last / 8, at_first, at_last):  # d_k is 64: both units
+            assert f"{float(f'{ratio:.2g}'):g}" in words
+        page.evaluate("location.hash = 'bench.d=256&bench.aligned=true'")
+        uneven.get_by_text("nearly every gradient vanishes").wait_for()
+        assert "not all gradients vanish" not in uneven.text_content()
+
+
+def test_the_words_are_explained_by_the_keyboard_too(browser, tmp_path):
+    with opened(browser, tmp_path) as page:
+        assert not page.get_by_text("how well they match").is_visible()
+        page.locator(".glossary summary").focus()
+        page.keyboard.press("Enter")
+        page.get_by_text("how well they match").wait_for()
+
+
+def test_on_a_phone_the_chosen_tab_is_in_sight(browser, tmp_path):
+    with opened(browser, tmp_path, "#tab=claims", viewport=PHONE) as page:
+        settled(page)
+        chosen, strip = (page.locator(at).bounding_box() for at in ("[role=tab][aria-selected=true]", ".tabs"))
+        assert strip["x"] <= chosen["x"]
+        assert chosen["x"] + chosen["width"] <= strip["x"] + strip["width"]
+
+
+def test_a_sheet_is_as_wide_as_its_pictures_and_none_is_saved_without_any(browser, tmp_path):
+    with opened(browser, tmp_path, "#tab=claims") as page:
+        width = float(ElementTree.fromstring(saved(page, "claims", "SVG")).get("width"))
+        inner = page.locator("#panel-claims figure svg, #panel-claims svg").first.get_attribute("viewBox").split()[2]
+        assert width == float(inner) + 2 * 24
+        page.evaluate("location.hash = 'tab=training&training.source=run'")
+        page.locator("#panel-training .tools").get_by_role("button", name="SVG", exact=True).click()
+        page.get_by_role("heading", name="There is no picture yet").wait_for()

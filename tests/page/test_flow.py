@@ -262,4 +262,4 @@ def test_served_a_typed_sentence_runs_the_model(browser):
         assert page.evaluate("asked.at(-1)") == ["/flow", {"text": "A cat sleeps", "layer": 2, "head": 5}]
         page.get_by_placeholder("Type a sentence").fill("too long")
         page.keyboard.press("Enter")
-        page.get_by_text("The server did not answer: the text is too long").wait_for()
+        page.get_by_text("The model has not read this sentence. the text is too long").wait_for()

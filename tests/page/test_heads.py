@@ -234,6 +234,12 @@ def test_served_a_typed_sentence_and_the_step_of_a_long_head(browser):
         field.fill("A cat sleeps")
         page.keyboard.press("Enter")
         page.locator(".token-spot", has_text="sleeps").wait_for()
+        page.locator("#panel-heads").get_by_role("button", name="Love Apple phones").click()
+        page.locator(".token-spot", has_text="phones").wait_for()
+        assert field.input_value() == ""
+        page.evaluate("location.hash = 'tab=heads&heads.text=A+cat+sleeps'")
+        page.locator(".token-spot", has_text="sleeps").wait_for()
+        assert field.input_value() == "A cat sleeps"
         field.fill("long")
         page.keyboard.press("Enter")
         page.locator(".token-spot").nth(127).wait_for()

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from attemper import errors
 from attemper.page.server import limits
 
 QUICK = 1.0  # seconds
@@ -175,3 +176,23 @@ def test_a_request_that_smuggles_another(live):
             client.sendall(f"{head}{lengths}\r\n0\r\n\r\nGET /data HTTP/1.1\r\n\r\n".encode())
             assert client.recv(65536).split(b"\r\n")[0].split()[1] in (b"400", b"501", b"422")
     alive(live)
+
+
+@pytest.mark.parametrize("named", ["absent", "a file", "empty", ""])
+def test_a_model_that_cannot_be_read_is_refused_before_anything_is_served(tmp_path, named):
+    serve = pytest.importorskip("attemper.page.server.serve", reason="fastapi is not installed").serve
+    (tmp_path / "a file").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(errors.InputError, match=r"serve: .*--model.*save_pretrained"):
+        serve(browser=False, model=str(tmp_path / named) if named else " ")
+
+
+@pytest.mark.parametrize("named", ["gpt2", "openai-community/gpt2"])
+def test_a_name_of_the_hub_is_left_to_the_worker(named):
+    pytest.importorskip("attemper.page.server.serve", reason="fastapi is not installed").check_model(named)
+
+
+def test_a_text_that_is_too_long_is_refused_in_words(live):
+    status, _, content = live.ask("POST", "/heads", {"text": "x" * (limits.TEXT + 1)})
+    assert status == 422
+    assert json.loads(content)["error"] == f"text is longer than {limits.TEXT} characters. Send less."

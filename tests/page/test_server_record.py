@@ -49,6 +49,27 @@ def test_it_says_what_the_record_says(path):
     assert document["name"] == "run.jsonl"
 
 
+@pytest.mark.parametrize("name", followed.LOSSES)
+def test_the_loss_that_was_logged_is_on_its_step(tmp_path, name):
+    path, model = tmp_path / "run.jsonl", torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    with watch(model, path=str(path), every=2) as watching:
+        for step in range(5):
+            model(torch.randn(1, 9, 16))
+            watching.log({name: 5.0 - step, "lr": 0.1})
+            watching.step()
+    found = FollowedRecord(path)
+    while found.read():
+        pass
+    assert [(step["step"], step.get("loss")) for step in found.document()["steps"]] == [(0, 5.0), (2, 3.0), (4, 1.0)]
+    assert not [step for step in found._parsed.logged if step < 4]  # what has been taken is not kept
+
+
+def test_a_loss_that_is_no_number_is_left_out(path):
+    with path.open("a") as file:
+        file.write('{"step": 2, "logged": {"loss": NaN}}\n')
+    assert "loss" not in read(path)["steps"][-1]
+
+
 def test_a_step_counts_when_it_is_whole(path):
     *lines, last = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines))

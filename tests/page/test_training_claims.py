@@ -100,13 +100,13 @@ def test_claims_are_filtered_opened_and_taken_away(browser, tmp_path):
     ("viewport", "scheme"), [(DESK, "light"), (PHONE, "light"), (DESK, "dark")], ids=["1280", "390", "dark"]
 )
 def test_both_fit_and_axe_finds_nothing_serious(browser, tmp_path, axe, viewport, scheme):
-    for panel in ("training", "claims"):
+    for panel in ("training", "training&training.source=record", "claims"):
         with opened(
             browser, tmp_path, f"#tab={panel}", viewport=viewport, color_scheme=scheme, bypass_csp=True
         ) as page:
             assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
             SHOTS.mkdir(parents=True, exist_ok=True)
-            page.screenshot(path=SHOTS / f"{panel}-{viewport['width']}-{scheme}.png", full_page=True)
+            page.screenshot(path=SHOTS / f"{panel.replace('&', '-')}-{viewport['width']}-{scheme}.png", full_page=True)
             page.evaluate(axe)
             found = page.evaluate(
                 "async () => (await axe.run()).violations.filter((one) => ['serious', 'critical'].includes(one.impact))"

@@ -109,4 +109,6 @@ def _broken_rule(error: dict[str, Any]) -> str:
     if error["type"] == "json_invalid":
         return "The body is not JSON that can be read."
     name = ".".join(str(part) for part in error["loc"][1:] if str(part).isidentifier() or isinstance(part, int))
+    if error["type"] == "string_too_long":
+        return f"{name[:80] or 'the body'} is longer than {error['ctx']['max_length']} characters. Send less."
     return f"{name[:80] or 'the body'}: {error['msg']}"

@@ -24,6 +24,7 @@ CHUNK = 1 << 20  # bytes that are read at a time
 LINE = 1 << 20  # bytes of a line, at most
 MOST = 1000  # steps that are kept
 FINDINGS = 40
+LOSSES = ("loss", "train_loss", "train/loss")  # names under which loops and trainers log it
 MEANS = ("entropy", "effective_keys", "evenness", "top_weight", "grad_k_rms")
 JsonDict = dict[str, Any]
 
@@ -81,6 +82,7 @@ class FollowedRecord:
                 self.last = self._open.pop(written.step)
                 self.steps[written.step] = summary(written.step, self.last)
                 complete = True
+        self._logged()
         self._parsed.rows.clear()
         self._parsed.lines.clear()
         while len(self._open) > 4:  # cut short by a kill
@@ -90,6 +92,15 @@ class FollowedRecord:
             kept = sorted(self.steps)[::2]
             self.steps = {step: self.steps[step] for step in {*kept, max(self.steps)}}
         return complete
+
+    def _logged(self) -> None:
+        """Add the loss that was logged to its step. A watch writes it before the rows."""
+        newest = max(self.steps, default=-1)
+        for step in [step for step in self._parsed.logged if step <= newest]:
+            numbers = self._parsed.logged.pop(step)
+            loss = next((numbers[name] for name in LOSSES if name in numbers), None)
+            if step in self.steps and loss is not None and math.isfinite(loss):
+                self.steps[step]["loss"] = loss
 
     def document(self) -> JsonDict:
         """All steps, the last step's heads, and what is found in them."""

@@ -112,6 +112,23 @@ class StoppableServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def check_model(model: str) -> None:
+    """Refuse a path without a model before anything is served. A name of the hub is looked up when the model is first needed."""
+    path = Path(model).expanduser()
+    hint = "Give a folder that save_pretrained() wrote, or leave --model out for the embedded MiniLM."
+    try:
+        there, is_folder = path.exists(), path.is_dir()
+        holds = is_folder and any(path.glob("*.safetensors"))
+    except (OSError, ValueError):  # a name too long, or with a NUL
+        there = is_folder = holds = False
+    if is_folder and not holds:
+        raise InputError(f"serve: --model {model!r} has no .safetensors file, so there are no weights to read. {hint}")
+    if there and not is_folder:
+        raise InputError(f"serve: --model {model!r} is a file, not a folder. {hint}")
+    if not there and (not model.strip() or path.is_absolute() or model.startswith(".") or model.count("/") > 1):
+        raise InputError(f"serve: there is no folder {model!r} for --model. {hint}")
+
+
 def server(bound: Bound, model: str | None = None, record: Path | None = None) -> StoppableServer:
     """A server for an address, not yet running."""
     served = make(bound.hosts, bound.token, model, None if record is None else FollowedRecord(record))
@@ -154,6 +171,8 @@ def serve(
         record: a file of ``watch(path=…)`` to follow.
         say: gets the address, note: gets the rest.
     """
+    if model is not None:
+        check_model(model)
     bound = bind(host, port, allow_remote)
     with contextlib.closing(bound.socket):
         running = server(bound, model, record)

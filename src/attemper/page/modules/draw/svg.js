@@ -78,7 +78,7 @@ export function picture(pen, { width, height, name }) {
 
 const ROOM = 24; // around and between the pictures of a sheet
 const TITLE = 26; // above each
-const SHEET = 1120; // its width, unless one picture is wider
+const SHEET = 1120; // the most that a row of it is wide, unless one picture is wider
 
 /** Pictures, `{name, svg}` with the text of each, on one sheet, titled: from left to right, a new row where one would not fit. */
 export function sheet(pictures, ground, ink) {
@@ -92,15 +92,17 @@ export function sheet(pictures, ground, ink) {
   let x = ROOM,
     y = ROOM,
     row = 0,
+    right = 0,
     parts = "";
   for (const { svg, title, wide, high } of sized) {
     if (x > ROOM && x + wide > most + ROOM) [x, y, row] = [ROOM, y + row + ROOM, 0];
     parts += `<text x="${x}" y="${y + 14}" fill="${ink}" font-family="sans-serif" font-size="14" font-weight="600">${title}</text>`;
     parts += `<g transform="translate(${x} ${y + TITLE})">${svg}</g>`;
     x += wide + ROOM;
+    right = Math.max(right, x);
     row = Math.max(row, high + TITLE);
   }
-  const [wide, high] = [most + 2 * ROOM, y + row + ROOM];
+  const [wide, high] = [right, y + row + ROOM];
   return `<svg xmlns="${SVG}" viewBox="0 0 ${wide} ${high}" width="${wide}" height="${high}"><rect width="100%" height="100%" fill="${ground}"/>${parts}</svg>`;
 }
 

@@ -1,6 +1,6 @@
-// d_k with a small, low k: text that is read, copied and searched as `d_k`, and looks as in a book.
+// d_k with a small, low k, and ‖J‖_F with such an F: text that is read, copied and searched as `d_k`, and looks as in a book.
 
-const LOW = /([dW])_(k|model|Q|K|V)(?!\w)/g;
+const LOW = /([dW‖])_(k|model|Q|K|V|F)(?!\w)/g;
 
 /** A text in pieces: [[text, false], [subscript, true], …]. */
 export function pieces(text) {

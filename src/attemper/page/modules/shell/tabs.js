@@ -18,6 +18,7 @@ export function tabList(make, panels, choose) {
       panel.tab ?? panel.title,
     ),
   );
+  let shown = null;
   const list = make("div.tabs", { role: "tablist", "aria-label": "Parts of this page", "data-control": "tabs" }, tabs);
   list.addEventListener("keydown", (event) => {
     const there = tabs.filter((tab) => !tab.hidden),
@@ -35,7 +36,11 @@ export function tabList(make, panels, choose) {
         const chosen = panels[i].id === id;
         tab.setAttribute("aria-selected", String(chosen));
         tab.setAttribute("tabindex", chosen ? "0" : "-1");
+        // where not all tabs fit, the chosen one is brought into sight; the page itself does not move
+        if (chosen && id !== shown && list.scrollWidth > list.clientWidth)
+          list.scrollLeft = tab.offsetLeft - list.offsetLeft - (list.clientWidth - tab.offsetWidth) / 2;
       });
+      shown = id;
     },
   };
 }

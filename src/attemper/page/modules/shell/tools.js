@@ -37,11 +37,12 @@ export function tools(make, host, panel, mounted, { announce, link }) {
   const button = (words, action, says) => make("button.plain", { type: "button", title: says, onclick: action }, words);
   async function save(kind) {
     const pictures = (mounted.figures?.() ?? []).map(({ name, svg }) => ({ name, svg: svg() }));
+    if (!pictures.length) return showText("There is no picture yet", "This panel has nothing to draw so far. Start it, then save its pictures.");
     const whole = sheet(pictures, colourOf(page, host, "--ground"), colourOf(page, host, "--ink")),
       name = `attemper-${panel.id}.${kind}`;
     if (kind === "svg") download(page, name, whole, "image/svg+xml");
     else download(page, name, await toPng(page, whole));
-    announce(`${panel.title}: saved as ${kind.toUpperCase()}.`);
+    return announce(`${panel.title}: saved as ${kind.toUpperCase()}.`);
   }
   return make(
     "div.tools",

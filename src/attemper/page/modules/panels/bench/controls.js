@@ -140,7 +140,17 @@ export function controls(page, visitAll) {
     "div.switches",
     {},
     make("div.rules", { "data-control": "bench.rule" }, rule.node),
-    make("div.row", {}, make("label.check", { "data-control": "bench.aligned" }, ticked, " aligned keys"), again),
+    make(
+      "div.row",
+      {},
+      make(
+        "label.check",
+        { "data-control": "bench.aligned", title: "Give every query one key that is half itself, as after training" },
+        ticked,
+        " aligned keys",
+      ),
+      again,
+    ),
   );
   sliders.addEventListener("input", sweep.stop);
   return {
@@ -149,7 +159,7 @@ export function controls(page, visitAll) {
     stop: sweep.stop,
     show(state) {
       for (const one of [d, n, heads, rule]) one.show(state);
-      say(page, heads.note, `d_model ${state.heads * state.d}`);
+      say(page, heads.note, `d_model = ${state.heads * state.d}`);
       ticked.checked = state.aligned;
     },
   };

@@ -38,7 +38,13 @@ export function gradientChart(page) {
   const pen = draw(page.document),
     svg = picture(pen, { width: WIDE, height: HIGH, name: "Gradient of each query, at the softmax's input and at q" });
   const x = held(logarithmic(ENDS, range)),
-    below = axisBelow(pen, { y: 222, name: "length of the gradient (log)", written: asPower, grid: 22 });
+    least = WIDE > 400 ? "≤ " : "", // what is smaller is drawn at the end
+    below = axisBelow(pen, {
+      y: 222,
+      name: "length of the gradient (log)",
+      written: (value) => (value > ENDS[0] ? asPower(value) : least + asPower(value)),
+      grid: 22,
+    });
   below.update(logarithmic(ENDS, range), powers(ENDS));
   const strips = STRIPS.map(([unit, which, base]) => {
     const kind = which ? "chosen" : "none";

@@ -70,9 +70,12 @@ export function verdict(state, { bare: plain, second: scaled }) {
     `and in effect ${written(plain.signs.effective_keys, 1)} of ${n} keys share it.`;
   const std = scaled.signs.std,
     keys = written(scaled.signs.effective_keys, 1);
+  const divided =
+    `Divided by √${d}, the spread is ${written(std, 2)}${aligned ? "" : ", near 1 as at every d_k"}: ` +
+    `the top key gets ${share(scaled.signs.top_weight)} of the weight, and ${keys} of ${n} keys share it.`;
   const after = {
-    sqrt_dk: `Divided by √${d}, the spread is ${written(std, 2)}${aligned ? "" : " at every d_k"}, and ${keys} keys share the weight.`,
-    none: `Divided by √${d}, the spread is ${written(std, 2)}${aligned ? "" : " at every d_k"}, and ${keys} keys share the weight.`,
+    sqrt_dk: divided,
+    none: divided,
     dk: `Divided by ${d}, the spread is only ${written(std, 3)}: ${keys} of ${n} keys share the weight, as if q did not matter.`,
     sqrt_dmodel: `Divided by √(${state.heads} × ${d}), the spread is only ${written(std, 2)}: ${keys} of ${n} keys share the weight.`,
     after: `Dividing the weights afterwards leaves them as one-hot as before; they only add up to ${written(scaled.factor, 3)}.`,
@@ -98,9 +101,11 @@ export function gradientWords({ bare, second }) {
   return (
     `Without a divisor the median query's gradient is ${ratio("logits", "median")} times that under ${second.rule.formula} at the softmax's input, and ` +
     `${ratio("query", "median")} times at q; the RMS is ${ratio("logits", "rms")} and ${ratio("query", "rms")} times. ` +
-    (idle > 0.05 * bare.rows.length
-      ? `${idle} of ${bare.rows.length} queries get less than a hundredth of the RMS at q without a divisor: not all gradients vanish; they become uneven. `
-      : "") +
+    (one.query.rms < 0.01 * other.query.rms
+      ? "Here nearly every row is one-hot, and nearly every gradient vanishes without a divisor. "
+      : idle > 0.05 * bare.rows.length
+        ? `${idle} of ${bare.rows.length} queries get less than a hundredth of the RMS at q without a divisor: not all gradients vanish; they become uneven. `
+        : "") +
     "What training makes of that is shown below."
   );
 }

@@ -12,7 +12,7 @@ import { ROWS, gradientWords, numbersTable, verdict } from "./numbers.js";
 import { prediction } from "./predict.js";
 import { benchPython } from "./python.js";
 import { spreadChart } from "./spread.js";
-import { ALIGNED_STORY, STORIES } from "./stories.js";
+import { ALIGNED_STORY, STORIES, glossary } from "./stories.js";
 import { trainingLane } from "./training.js";
 
 const RESTS = 700; // milliseconds after which a slider is at rest
@@ -41,6 +41,7 @@ function mount(root, page) {
   const figure = (title, note, chart, kind = "") =>
     make(`figure${kind}`, {}, make("figcaption", {}, make("h3", {}, title), make("p.dim", {}, note)), chart.svg);
   root.append(
+    glossary(page),
     guess.node,
     bar.sliders,
     bar.switches,
@@ -48,7 +49,7 @@ function mount(root, page) {
       "div.three.charts",
       {},
       figure("How far the scores spread", "Drag here too. Lines are theory, dots are measured.", spread),
-      figure("All scores", "Line: N(0, d_k), scaled. Bar below: the spread.", logits),
+      figure("All scores", "Curve: theory. Bar below: the spread. Mark: √(2 ln n).", logits),
       figure("Who gets the weight", "Sorted weights, mean over queries. Dashed: 1/n.", weights),
     ),
     make("div.verdict", {}, bare, after),

@@ -17,11 +17,12 @@ const LINES = [
   { name: "sqrt_dk", law: () => 1, words: "÷ √d_k: 1" },
   { name: "dk", law: (d) => 1 / Math.sqrt(d), words: "÷ d_k: 1/√d_k" },
 ];
-/** Where the lines are named: beside them, and never across. */
+const TURN = 238; // where the dots come so far right that the names make room
+/** Where the names of the lines end: beside them and never across, at the right or, where the dots are there, in the middle. */
 const PLACES = {
-  none: (x, y) => ({ x: RIGHT - 4, y: y(13.4) + 16 }),
-  sqrt_dk: (x, y) => ({ x: RIGHT - 4, y: y(1) - 8 }),
-  dk: (x, y) => ({ x: RIGHT - 4, y: y(1 / Math.sqrt(130)) - 6 }),
+  none: [(y) => [RIGHT - 4, y(13.4) + 16], (y) => [218, y(7.75) - 10]],
+  sqrt_dk: [(y) => [RIGHT - 4, y(1) - 8], (y) => [218, y(1) - 8]],
+  dk: [(y) => [RIGHT - 4, y(1 / Math.sqrt(130)) - 6], (y) => [218, y(1 / 7.75) + 15]],
 };
 
 export function spreadChart(page) {
@@ -40,7 +41,7 @@ export function spreadChart(page) {
   const flatName = pen("text.zone-name", { x: LEFT + 8, y: BOTTOM - 8 }, "all keys look alike");
   const limit = pen("path.limit");
   const lines = LINES.map(({ name, law }) => pen(`path.law.${name}`, { d: path(D_STEPS.map((d) => [x(d), inside(law(d))])) }));
-  const names = LINES.map(({ name, words }) => pen(`text.law-name.${name}`, { "text-anchor": "end", ...PLACES[name](x, y) }, words));
+  const names = LINES.map(({ name, words }) => pen(`text.law-name.${name}`, { "text-anchor": "end" }, words));
   const trail = pen("g.trail"),
     cursor = pen("path.cursor"),
     now = LINES.map(({ name }) => pen(`circle.now.${name}`, { r: 5 }));
@@ -89,7 +90,11 @@ export function spreadChart(page) {
       zoneName.textContent = `above √(2 ln ${n}) = ${freeze.toFixed(1)}: a few keys take all`;
       change(zoneName, { y: TOP + 13 });
       change(cursor, { d: `M${at} ${TOP}V${BOTTOM}` });
-      LINES.forEach(({ name }, i) => change(now[i], { cx: at, cy: inside(place[name]) }));
+      LINES.forEach(({ name }, i) => {
+        const [right, low] = PLACES[name][at > TURN ? 1 : 0](y);
+        change(names[i], { x: right, y: low });
+        change(now[i], { cx: at, cy: inside(place[name]) });
+      });
       const mark = inside((state.rule === "none" ? bare : second).signs.std);
       change(chosen, { d: `M${at - 9} ${mark}a9 9 0 1 0 18 0a9 9 0 1 0 -18 0` });
     },

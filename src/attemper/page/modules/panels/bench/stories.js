@@ -1,4 +1,4 @@
-// The rules as switches: what each does to attention, and where it happened for real.
+// The texts of the bench: the rules as switches, what each does to attention and where it happened for real; the formula and the words.
 
 /** Name → what one sees, and where it happened. */
 export const STORIES = {
@@ -62,3 +62,27 @@ export const STORIES = {
 export const ALIGNED_STORY =
   "Aligned keys: each query has one key that is half itself, as after training. Its score grows like d_k, " +
   "not like √d_k. Compare ÷ √d_k with ÷ d_k.";
+
+const WORDS = [
+  ["query q, key k", "each token asks with a query and is found by its key; both are lists of d_k numbers, here random ones"],
+  ["score q·k", "multiply q and k number by number and add up: how well they match; with its divisor it is called a logit"],
+  ["softmax", "makes a row of logits, one for each key, into weights: e to each logit, divided by the sum of all, so that they add up to 1"],
+  ["spread", "the standard deviation (std) of the logits of one query; its square is the variance"],
+  ["√(2 ln n)", "softmax over n random keys: at a smaller spread many of them share the weight, at a larger one a few have nearly all of it"],
+  ["effective keys", "e to the entropy: how many keys would share the weight, if they shared it evenly"],
+  ["gradient", "how much the loss L would change: at the softmax's input if a logit moved (J is the softmax's derivative), at q if the query did"],
+  ["median, RMS", "the typical query's gradient; and the root of the mean square, which a few large gradients make"],
+];
+
+/** The formula, and the words behind a button that opens them. */
+export function glossary(page) {
+  const { make } = page;
+  const formula = make("span.formula", {}, "Attention(Q, K, V) = softmax(", make("b", {}, "Q Kᵀ / √d_k"), ") V");
+  const terms = WORDS.flatMap(([word, says]) => [make("dt", {}, word), make("dd", {}, says)]);
+  return make(
+    "details.glossary",
+    { "data-control": "bench.words" },
+    make("summary", {}, formula, make("span.dim", {}, "What the words mean")),
+    make("dl", {}, terms),
+  );
+}

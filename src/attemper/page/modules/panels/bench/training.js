@@ -1,6 +1,5 @@
 // What happens while it trains: recorded runs of a small language model, with 1/√d_k and without a scale.
 
-import { written } from "../../../report/data/numbers.js";
 import { asPower, axisBelow, axisLeft, linear, logarithmic, path, powers } from "../../draw/axes.js";
 import { change, draw, picture } from "../../draw/svg.js";
 import { say } from "../../draw/words.js";
@@ -12,7 +11,7 @@ const WIDE = 352,
   TOP = 28,
   BOTTOM = 186;
 const CHARTS = [
-  { key: "grad_q_median", title: "Median gradient at q", name: "length, the constant factor √d_k set aside (log)", log: true },
+  { key: "grad_q_median", title: "Median gradient at q", name: "size of an entry, the factor √d_k set aside (log)", log: true },
   { key: "effective_keys", title: "Keys that share the weight", name: "effective keys of 64.5, log", log: true },
   { key: "loss", title: "Training loss", name: "nats per character", log: false },
 ];
@@ -62,7 +61,7 @@ function runsChart(page, { key, name, log, title }) {
         change(band, {
           d: `${path([...points.map((one) => [x(one.step), y(one.most)]), ...[...points].reverse().map((one) => [x(one.step), y(one.least)])])}Z`,
         });
-        change(label, { y: finals[i] + (finals[i] >= finals[1 - i] ? 15 : -7) });
+        change(label, { y: finals[i] + (finals[i] >= finals[1 - i] ? 12.5 : -7) });
       });
     },
   };
@@ -108,12 +107,14 @@ export function trainingLane(page) {
       select.value = String(lr);
       for (const chart of charts) chart.update(runs, lr);
       const [bare, scaled] = ["none", "sqrt_dk"].map((rule) => of(rule, "grad_q_median"));
-      const ratio = (i) => written(bare.at(i).middle / scaled.at(i).middle).replace(/0+$/, "");
+      const root = Math.sqrt(runs.d_k),
+        ratio = (i, factor = 1) => Number(((factor * bare.at(i).middle) / scaled.at(i).middle).toPrecision(2));
       say(
         page,
         says,
-        `Before the first step the median query's gradient without the scale is ${ratio(0)} of that with it; after ${runs.steps} steps ` +
-          `${(bare.at(-1).middle / scaled.at(-1).middle).toPrecision(2)} of it. Each step moves unscaled logits √d_k = ${Math.sqrt(runs.d_k)} times as far, ` +
+        `Before the first step the median gradient without the scale is ${ratio(0)} times that with it; after ${runs.steps} steps ` +
+          `${ratio(-1)} times. The missing division makes every gradient at q √d_k = ${root} times larger, which Adam divides out: it is set aside here; ` +
+          `with it the two numbers are ${ratio(0, root)} and ${ratio(-1, root)}. Each step moves unscaled logits ${root} times as far, ` +
           "the weights become still more one-hot, and the typical query stops learning. That is what the scale protects.",
       );
     },

@@ -74,7 +74,7 @@ function finder(page, changed) {
         (error) => {
           if (stop.signal.aborted) return;
           if (layer + head > 0 && error.message.includes("must be from 0 to")) page.set("flow", { layer: 0, head: 0 }); // a smaller model
-          [failed, failedWords] = [key, `The server did not answer: ${error.message}`];
+          [failed, failedWords] = [key, `The model has not read this sentence. ${error.message}`];
         },
       )
       .finally(() => {
@@ -278,7 +278,7 @@ export const flowPanel = {
   id: "flow",
   tab: "The flow",
   title: "From words to context",
-  lead: "Press Space to walk through it. Point at any number to see what made it.",
+  lead: "Press Next to walk through it. Point at any number to see what made it.",
   state: {
     text: { default: LOVE, longest: LONGEST },
     way: { default: "lesson", choices: ["lesson", "model"] },

@@ -245,7 +245,7 @@ export function headView(make, draw, act) {
     caption.textContent =
       `Logits: outline at the true scale, filled now${predicted ? ", dashed: this layer's q and k in random directions" : ""}. ` +
       `Their std is ${written(std, 2)}; ` +
-      `on ${keys} random keys, one above √(2 ln ${keys}) = ${written(criticalSpread(keys), 2)} freezes on a few.`;
+      `above √(2 ln ${keys}) = ${written(criticalSpread(keys), 2)} a few of ${keys} random keys would have nearly all the weight.`;
   }
   function numbers(before, after, times) {
     const own = (signs) => ({ ...signs, std: Math.sqrt(signs.variance) }),

@@ -82,7 +82,7 @@ export function headMap(make, act) {
         if (number !== null)
           for (const [name, colour] of Object.entries(shading(place(range, number)))) cell.style.setProperty(name, colour);
         cell.classList.toggle("unknown", number === null);
-        cell.textContent = tall ? "" : written(number, sign.digits);
+        cell.textContent = tall ? "" : written(number, number >= 99.95 ? 0 : sign.digits); // a cell is narrow
         cell.setAttribute("aria-label", `layer ${text.layers[layer].label}, head ${head}: ${sign.label} ${written(number, sign.digits)}`);
         cell.setAttribute("aria-pressed", String(key === chosen));
         cell.classList.toggle("pinned", key === pinned);

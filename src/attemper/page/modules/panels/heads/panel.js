@@ -11,7 +11,7 @@ import { headsPython, headsText, mapPicture } from "./words.js";
 
 const FIRST = "The dog chased the ball because it was fast.",
   SENTENCES = [FIRST, "Love Apple phones"],
-  LONGEST = 2000,
+  LONGEST = 1000, // characters, as the server takes them
   FAR = 5; // powers of two of the slider
 
 /** Texts of the page and of the server: `find(words)` gives one, null while it is on its way, or an error. */
@@ -19,6 +19,7 @@ function texts(page, changed) {
   const ready = new Map((page.data.heads?.texts ?? []).map((one) => [one.text, readText(one)]));
   const asking = new Map(),
     failed = new Map();
+  let last = FIRST; // the text that was found last
   const ask = (key, promise, keep) => {
     if (asking.has(key)) return;
     asking.set(key, true);
@@ -32,7 +33,10 @@ function texts(page, changed) {
   return {
     inside: page.source ? SENTENCES : [...ready.keys()],
     find(words) {
-      if (ready.has(words)) return { text: ready.get(words), says: "" };
+      if (ready.has(words)) {
+        last = words;
+        return { text: ready.get(words), says: "" };
+      }
       if (!page.source)
         return {
           text: ready.get(FIRST) ?? null,
@@ -40,7 +44,11 @@ function texts(page, changed) {
             page.data.heads?.missing ??
             "This file holds the model's heads for two sentences only. Type `attemper serve` to run the model on yours.",
         };
-      if (failed.has(words)) return { text: ready.get(FIRST) ?? null, says: `The model did not read this: ${failed.get(words)}` };
+      if (failed.has(words)) {
+        const instead = ready.get(last) ?? ready.get(FIRST) ?? null;
+        const below = instead ? ` Below is “${cut(instead.text, 60)}”.` : "";
+        return { text: instead, says: `The model has not read this sentence. ${failed.get(words)}${below}` };
+      }
       ask(
         words,
         () => page.source.json("/heads", { text: words }),
@@ -181,6 +189,25 @@ function mount(root, page) {
     {},
     views.map((view) => view.node),
   );
+  const work = make(
+    "div.heads-work",
+    {},
+    make(
+      "div.heads-left",
+      {},
+      make("div.row.heads-choice", { "data-control": "heads.sign" }, make("h2", {}, "Every head"), sign),
+      map.node,
+    ),
+    make(
+      "div.heads-right",
+      {},
+      temper.node,
+      make("label.check.heads-hide", { "data-control": "heads.hide" }, box, "hide special tokens"),
+      pair,
+      model,
+    ),
+    audit,
+  );
   root.append(
     make(
       "div.flow-controls",
@@ -189,25 +216,7 @@ function mount(root, page) {
       page.source ? form : null,
     ),
     says,
-    make(
-      "div.heads-work",
-      {},
-      make(
-        "div.heads-left",
-        {},
-        make("div.row.heads-choice", { "data-control": "heads.sign" }, make("h2", {}, "Every head"), sign),
-        map.node,
-      ),
-      make(
-        "div.heads-right",
-        {},
-        temper.node,
-        make("label.check.heads-hide", { "data-control": "heads.hide" }, box, "hide special tokens"),
-        pair,
-        model,
-      ),
-      audit,
-    ),
+    work,
   );
 
   function pin(place) {
@@ -219,8 +228,13 @@ function mount(root, page) {
     says.textContent = found.says;
     says.hidden = !found.says;
     root.classList.toggle("waiting", !found.text);
+    work.hidden = !found.text && !text;
     if (!found.text) return;
-    if (text !== found.text) sign.replaceChildren(...found.text.signs.map((one) => make("option", { value: one.key }, one.label)));
+    if (text !== found.text) {
+      sign.replaceChildren(...found.text.signs.map((one) => make("option", { value: one.key }, one.label)));
+      // a link's sentence stands in the field; what somebody types there is left alone
+      if (page.document.activeElement !== field) field.value = library.inside.includes(found.text.text) ? "" : found.text.text;
+    }
     text = found.text;
     redrawn();
   }

@@ -85,7 +85,7 @@ export function planeBars(page) {
     return { name, y, bar, number, node: pen("g", {}, pen("text", { x: 10, y }, `${label}, ${formula}`), bar, number) };
   });
   svg.append(
-    pen("path.grid", { d: [-4, 4].map((tick) => `M${x(tick)} 6V${BAR_HIGH - 10}`).join("") }),
+    pen("path.grid", { d: [-4, 4].map((tick) => rows.map(({ y }) => `M${x(tick)} ${y + 5}v16`).join("")).join("") }),
     pen("path.axis", { d: `M${x(0)} 6V${BAR_HIGH - 10}` }),
     ...rows.map((row) => row.node),
     ...[-8, -4, 0, 4, 8].map((tick) => pen("text", { x: x(tick), y: BAR_HIGH, "text-anchor": "middle" }, String(tick).replace("-", "−"))),

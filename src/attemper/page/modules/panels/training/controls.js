@@ -117,6 +117,12 @@ export function runControls(page, limits, run, set) {
       else run.begin({ rules: ["sqrt_dk", "none"], d, lr, steps, seed });
     },
   });
+  const about = make(
+    "p.dim.says",
+    {},
+    "Recall: the model is shown 32 pairs, and must look one of them up. One layer with one head is trained twice from the same start, " +
+      "with 1/√d_k and without a scale. It takes some seconds.",
+  );
   const bar = make("progress", { max: 1, value: 0, "aria-label": "how far the training is" }),
     says = make("p.dim.says", { role: "status" });
   const node = make(
@@ -133,6 +139,7 @@ export function runControls(page, limits, run, set) {
       ),
     ),
     rate.node,
+    about,
     make("div.row.going", {}, button, bar, says),
   );
   return {
@@ -144,11 +151,21 @@ export function runControls(page, limits, run, set) {
       button.disabled = !page.source;
       bar.value = run.done;
       bar.hidden = !run.going && !run.rows.length;
+      about.hidden = Boolean(run.rows.length);
       says.textContent = page.source
         ? run.says
         : "This file has no server behind it. `attemper serve` opens the page with one, and trains on your machine.";
     },
   };
+}
+
+/** What a record does not hold, and how it gets there. */
+function missing(steps) {
+  const without = (key) => steps.length > 0 && !steps.some((step) => key in step);
+  return (
+    (without("loss") ? 'It holds no loss: watch.log({"loss": …}) adds it. ' : "") +
+    (without("grad_q_median") ? "It holds no gradients: watch(gradients=True) adds them. " : "")
+  );
 }
 
 /** What a record needs. */
@@ -157,9 +174,11 @@ export function recordControls(page, followed) {
     says = make("p.says", { role: "status" }),
     how = make(
       "pre",
-      {},
+      { tabindex: "0", role: "region", "aria-label": "How to write a record" }, // narrow screens scroll it
       'with attemper.watch(model, every=10, gradients=True, path="run.jsonl") as watch:\n' +
-        "    …                      # your training loop, with watch.step()\n\nattemper serve --record run.jsonl",
+        "    …                                  # your training loop, with these two lines in it:\n" +
+        '    watch.log({"loss": loss.item()})\n    watch.step()\n\n' +
+        "attemper serve --record run.jsonl",
     );
   const lights = make("span.light", { "aria-hidden": "true" }, "●");
   const node = make("div.controls", {}, make("div.row", {}, lights, says), how);
@@ -173,7 +192,7 @@ export function recordControls(page, followed) {
       if (!page.source || !named) says.textContent = "Watch your own training: write a record, and open it here while it grows.";
       else
         says.textContent = followed.record
-          ? `Following ${followed.record.name}: ${followed.record.steps.length} steps. ${followed.says}`
+          ? `Following ${followed.record.name}: ${followed.record.steps.length} steps. ${missing(followed.record.steps)}${followed.says}`
           : followed.says;
     },
   };

@@ -1,5 +1,7 @@
 // A run that is started from the page, and a record that is followed: what the server's events make of them.
 
+const LOST = "The server does not answer. Is `attemper serve` still running? Trying again.";
+
 /** A training run of the server: `begin(settings)`, `cancel()`; `changed()` is called at every event. */
 export function pageRun(page, changed) {
   const run = { id: null, rows: [], rules: [], going: false, done: 0, says: "" };
@@ -27,7 +29,7 @@ export function pageRun(page, changed) {
       run.going = false;
       run.says = data.error;
     }
-    if (name === "lost") run.says = "The connection was lost; trying again.";
+    if (name === "lost") run.says = LOST;
     if (["ended", "cancelled", "failed"].includes(name)) page.announce(run.says);
     changed();
   }
@@ -68,7 +70,7 @@ export function followedRecord(page, changed) {
       followed.says = "Reading the record.";
       stop = page.source.events("/record/events", ({ name, data }) => {
         if (name === "record") Object.assign(followed, { record: data, live: true, says: "" });
-        if (name === "lost") Object.assign(followed, { live: false, says: "The connection was lost; trying again." });
+        if (name === "lost") Object.assign(followed, { live: false, says: LOST });
         changed();
       });
     },

@@ -19,7 +19,7 @@ export const trainingPanel = {
   id: "training",
   tab: "Training",
   title: "What happens while it trains",
-  lead: "The same model from the same start, with the scale and without. Drag the step, and watch which gradients survive.",
+  lead: "The same model from the same start, with the scale and without; or a run of your own. Drag the step, and watch which gradients survive.",
   state: {
     source: { default: "recorded", choices: ["recorded", "run", "record"] },
     task: { default: "language", choices: Object.keys(TASKS) },
@@ -105,7 +105,7 @@ export const trainingPanel = {
           .filter((chart) => !chart.node.hidden)
           .map((chart) => ({ name: chart.title.toLowerCase().replaceAll(" ", "-"), svg: () => standalone(chart.svg) })),
       json: () => ({ source: state().source, step: step(), runs: series() }),
-      python: () => trainingPython({ ...state(), lr: rate() }),
+      python: () => trainingPython({ ...state(), lr: rate(), record: followed.record?.name ?? "run.jsonl" }),
       unmount() {
         scrub.halt();
         run.end();

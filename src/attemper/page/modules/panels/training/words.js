@@ -29,10 +29,13 @@ export function ratioSentence(all, step, d) {
     rms = ratio("grad_q_rms");
   if (!(median > 0) || !(rms > 0) || !Number.isFinite(median + rms)) return "";
   const times = (value) => (value >= 0.095 ? `${written(value, value < 10 ? 1 : 0)} times` : `1/${written(1 / value, 0)} of`);
+  const [low, high] = [scaled, bare].map((series) => valueAt(series, "loss", step));
+  const learned =
+    low < 0.2 * high ? ` With the scale the loss is down to ${written(low, 2)}: little is left to learn, and its gradients become small for that reason.` : "";
   return (
     `At step ${step} the typical (median) entry of the gradient at q is, without the scale, ${times(median)} what it is with it; ` +
     `the RMS, which a few large ones make, ${times(rms)}.` +
-    ` The missing division alone makes both √${d} = ${written(Math.sqrt(d), 0)} times larger.`
+    ` The missing division alone makes both √${d} = ${written(Math.sqrt(d), 0)} times larger.${learned}`
   );
 }
 
@@ -50,7 +53,7 @@ export function trainingPython(state) {
     return [
       "import attemper",
       "",
-      'record = attemper.Record.read("run.jsonl")',
+      `record = attemper.Record.read(${JSON.stringify(state.record)})`,
       "print(record)",
       "for finding in attemper.health.check(record):",
       "    print(finding.level, finding.says)",
