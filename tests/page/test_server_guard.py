@@ -2,6 +2,7 @@
 
 import dataclasses
 import http.client
+import io
 import json
 import secrets
 import socket
@@ -13,6 +14,7 @@ from attemper import errors
 from attemper.page.server import guard, limits, serve
 from attemper.page.server.app import make
 from attemper.page.server.serve import Bound, bind
+from attemper.page.server.worker import Computing, Worker
 from page.served import serving
 
 PATHS = {"name": "page/page.css", "run": "0" * 16}
@@ -250,10 +252,11 @@ def test_a_model_that_is_not_there_is_told_in_the_terminal_and_its_folder_to_nob
         serve.serve(model=str(tmp_path / "missing"), browser=False)
     folder = tmp_path / "it's <here>"
     folder.mkdir()
-    with serving(stub=False, model=str(folder)) as live:
-        code, _, content = live.ask("POST", "/heads", {"text": "a"}, timeout=60)
-    words = json.loads(content)["error"]
-    assert code == 422
+    answers = io.BytesIO()
+    Worker(Computing(str(folder)), answers)._do(1, "heads", {"text": "a"})
+    head, content = answers.getvalue().splitlines()
+    words = json.loads(content)["says"]
+    assert json.loads(head)["kind"] == "failed"
     assert "it's <here>" in words
     assert tmp_path.name not in words
     assert str(tmp_path.parent) not in words
