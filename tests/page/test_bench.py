@@ -169,11 +169,14 @@ def test_what_is_taken_away(browser, tmp_path):
 @pytest.mark.parametrize("viewport", [pytest.param(DESK, marks=pytest.mark.exhaustive), PHONE], ids=["desk", "phone"])
 def test_nothing_is_wider_than_the_screen_at_the_ends_of_all_sliders(browser, tmp_path, viewport):
     ends = ["bench.d=1&bench.n=2&bench.heads=1", "bench.d=1024&bench.n=1024&bench.heads=96&bench.aligned=true"]
-    for state in [
-        *(f"{end}&bench.rule={rule}" for end in ends for rule in ("sqrt_dk", "additive", "qk_norm")),
-        "tab=scores&scores.length=0",
-    ]:
-        with opened(browser, tmp_path, f"#{state}", viewport=viewport) as page:
+    states = [f"{end}&bench.rule={rule}" for end in ends for rule in ("sqrt_dk", "additive", "qk_norm")]
+    with opened(browser, tmp_path, f"#{states[0]}", viewport=viewport) as page:
+        for state in [*states, "tab=scores&scores.length=0"]:
+            shown = page.locator("section.panel:not([hidden])")
+            before = shown.inner_html()
+            page.evaluate("(state) => { location.hash = state; }", state)
+            settled(page)
+            assert (shown.inner_html() != before) is (state != states[0]), state
             assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
             drawn = page.locator("section.panel:not([hidden]) path").evaluate_all(
                 "(all) => all.map((one) => one.getAttribute('d') ?? '')"
