@@ -56,8 +56,10 @@ def rows(record):
     return repr(record.to_dicts())
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize(
+    ("evaluates", "accumulate"),
+    [(False, 1), (True, 3), *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in [(False, 3), (True, 1)])],
+)
 def test_rows_signs_and_weights_are_those_of_a_plain_loop(accumulate, evaluates, tmp_path):
     path, other = tmp_path / "run.jsonl", tmp_path / "plain.jsonl"
     expected, record = plain(accumulate, every=1, gradients=True, path=other)

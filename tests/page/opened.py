@@ -11,6 +11,8 @@ from typing import Any
 from attemper.page import offline
 from report.opened import visited
 
+GROUP = "page"
+"""Tests that open the page run in one process of pytest-xdist: one browser, and the page is made once, with its model's data."""
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1280, "height": 720}
 

@@ -10,6 +10,9 @@ from attemper.page.server import worker
 class Stub:
     """`text` decides: "slow" takes a while, "endless" does not come back, "dies" ends the process, "fails" raises."""
 
+    def load(self):
+        pass
+
     def heads(self, text):
         if text == "slow":
             time.sleep(0.3)

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from close import in_float32
-from page.opened import DESK, PHONE, opened, settled
+from page.opened import DESK, GROUP, PHONE, opened, settled
+
+pytestmark = pytest.mark.xdist_group(GROUP)
 
 SHOTS = Path(__file__).parents[2] / "build" / "page"
 """Where the run keeps its pictures, to be looked at."""
@@ -153,10 +155,10 @@ def test_what_is_taken_away(browser, tmp_path):
             assert not any(
                 "var(" in value or "light-dark" in value for node in svg.iter() for value in node.attrib.values()
             )
-            page.wait_for_timeout(100)
-            png = saved(page, panel, "PNG")
-            assert png.startswith(b"\x89PNG")
-            assert len(png) > 5000
+            if panel == "scores":  # a larger picture takes longer, and is made in the same way
+                png = saved(page, panel, "PNG")
+                assert png.startswith(b"\x89PNG")
+                assert len(png) > 5000
             page.locator(f"#panel-{panel} .tools").get_by_role("button", name="In words").click()
             words = page.locator("dialog[open] pre").text_content()
             assert "effective keys" in words
@@ -164,14 +166,17 @@ def test_what_is_taken_away(browser, tmp_path):
             assert "undefined" not in page.locator(f"#panel-{panel}").text_content()
 
 
-@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("viewport", [pytest.param(DESK, marks=pytest.mark.exhaustive), PHONE], ids=["desk", "phone"])
 def test_nothing_is_wider_than_the_screen_at_the_ends_of_all_sliders(browser, tmp_path, viewport):
     ends = ["bench.d=1&bench.n=2&bench.heads=1", "bench.d=1024&bench.n=1024&bench.heads=96&bench.aligned=true"]
-    for state in [
-        *(f"{end}&bench.rule={rule}" for end in ends for rule in ("sqrt_dk", "additive", "qk_norm")),
-        "tab=scores&scores.length=0",
-    ]:
-        with opened(browser, tmp_path, f"#{state}", viewport=viewport) as page:
+    states = [f"{end}&bench.rule={rule}" for end in ends for rule in ("sqrt_dk", "additive", "qk_norm")]
+    with opened(browser, tmp_path, f"#{states[0]}", viewport=viewport) as page:
+        for state in [*states, "tab=scores&scores.length=0"]:
+            shown = page.locator("section.panel:not([hidden])")
+            before = shown.inner_html()
+            page.evaluate("(state) => { location.hash = state; }", state)
+            settled(page)
+            assert (shown.inner_html() != before) is (state != states[0]), state
             assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
             drawn = page.locator("section.panel:not([hidden]) path").evaluate_all(
                 "(all) => all.map((one) => one.getAttribute('d') ?? '')"
@@ -202,12 +207,12 @@ def test_the_steps_of_the_slider(browser, tmp_path):
     """Printed, not judged: a machine that does other work is slow. What hangs fails."""
     for n in (64, 1024):
         with opened(browser, tmp_path, f"#bench.n={n}") as page:
-            page.wait_for_timeout(150)
+            settled(page)
             paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? NaN")
-            times = sorted(page.evaluate(STEPS, [60, 3]))
+            times = sorted(page.evaluate(STEPS, [24, 2]))
         middle, p95 = statistics.median(times), times[int(0.95 * len(times))]
         print(
-            f"\nd_k from 1 to 1024, n = {n}, fastest of three passes: a step takes {middle:.1f} ms (median), {p95:.1f} ms (p95)"
+            f"\nd_k from 1 to 1024, n = {n}, fastest of two passes: a step takes {middle:.1f} ms (median), {p95:.1f} ms (p95)"
         )
         print(f"first paint {paint:.0f} ms after the page was asked for")
         assert p95 < 2000
@@ -228,7 +233,7 @@ def test_axe_finds_nothing_serious(browser, tmp_path, axe, scheme, viewport):
         assert serious == []
 
 
-@pytest.mark.parametrize("motion", ["reduce", "no-preference"])
+@pytest.mark.parametrize("motion", ["reduce", pytest.param("no-preference", marks=pytest.mark.exhaustive)])
 def test_a_sweep_visits_every_d_k(browser, tmp_path, motion):
     with opened(browser, tmp_path, "#bench.d=90&bench.n=8", reduced_motion=motion) as page:
         page.get_by_role("button", name="Sweep d_k").click()

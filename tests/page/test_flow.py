@@ -13,8 +13,10 @@ from attemper.explain.settings import check
 from attemper.page.data import embedded
 from attemper.page.data.flow import read_flow
 from close import in_float32, in_float64, printed
-from page.opened import DESK, PHONE, address, opened, settled
+from page.opened import DESK, GROUP, PHONE, address, opened, settled
 from page.stubbed import modules, served
+
+pytestmark = pytest.mark.xdist_group(GROUP)
 
 DOG = "flow.text=The+dog+chased+the+ball+because+it+was+fast.&flow.way=model"
 

@@ -12,6 +12,9 @@ from attemper.page import joined, normal
 from attemper.page.draws import STREAMS
 from close import in_float64
 from judge import SIGNS, assert_within
+from page.opened import GROUP
+
+pytestmark = pytest.mark.xdist_group(GROUP)
 
 RULES = ["sqrt_dk", "none", "dk", "sqrt_dmodel", "after", "fp16", "qk_norm", "cosine", "softcap", "additive"]
 DERIVED = ["top_weight", "effective_keys", "evenness", "jacobian_trace"]
@@ -22,6 +25,8 @@ SHAPES = [
     (4, 200, 1024),
 ]  # queries, keys, d_k: also those that no loop's step divides
 HEADS = 8
+SHOWN = 9
+"""Weights that the page draws one by one."""
 EPS = torch.finfo(torch.float32).eps
 
 
@@ -77,7 +82,12 @@ def by_library(rule: str, given: dict[str, torch.Tensor], dtype: torch.dtype) ->
             f"median at {unit_name}": lengths.median(),
             f"rms at {unit_name}": lengths.square().mean().sqrt(),
         }
-    return {**found, "weights": output.detach() * factor}
+    weights = output.detach() * factor
+    over_rows = {f"{name} over rows": found[name].mean() for name in (*SIGNS, *DERIVED) if name not in ("peak", "lse")}
+    over_rows |= {"peak over rows": found["peak"].max(), "std over rows": found["variance"].mean().sqrt()}
+    largest = weights.sort(descending=True).values.mean(0)
+    over_rows |= {"largest weights": largest[:SHOWN], "all other weights": largest[SHOWN:].sum()}
+    return {**found, **over_rows, "weights": weights}
 
 
 IN_PAGE = """([name, given]) => {
@@ -88,12 +98,14 @@ IN_PAGE = """([name, given]) => {
     for (let i = 0; i < rows; i++) all.set(given.subarray(i * width, (i + 1) * width), i * stride);
     return all;
   };
-  const { subject, lane } = needed["page/maths/rules.js"], weight = floats(given.weight);
+  const { subject, lane, sortedWeights } = needed["page/maths/rules.js"], weight = floats(given.weight);
   const vectors = { q: wide(given.q, m), k: wide(given.k, n), g: wide(given.g, m), weight };
   const found = lane(name, subject({ ...vectors, m, n, d, heads, stride }));
   const signs = Object.fromEntries(Object.keys(found.rows[0]).map((sign) => [sign, found.rows.map((row) => row[sign])]));
-  const { logits, query } = found.statistics;
-  return { ...signs, weights: [...found.weights].map((one) => one * found.factor),
+  const { logits, query } = found.statistics, sorted = sortedWeights(found, { m, n }, given.shown);
+  const over = Object.fromEntries(Object.entries(found.signs).map(([sign, value]) => [`${sign} over rows`, value]));
+  return { ...signs, ...over, "largest weights": [...sorted.top], "all other weights": sorted.rest,
+    weights: [...found.weights].map((one) => one * found.factor),
     "gradient at logits": [...found.gradients.logits], "gradient at query": [...found.gradients.query],
     "median at logits": logits.median, "median at query": query.median, "rms at logits": logits.rms, "rms at query": query.rms };
 }"""
@@ -108,7 +120,7 @@ def test_the_page_computes_what_the_library_does(maths, rule, shape):
         given = given | {name: (given[name] * 16).round() / 16 for name in ("q", "k")}
     exact, plain = (by_library(rule, given, dtype) for dtype in (torch.float64, torch.float32))
     arrays = {name: base64.b64encode(tensor.numpy().tobytes()).decode() for name, tensor in given.items()}
-    arguments = arrays | {"m": m, "n": n, "d": d, "heads": HEADS}
+    arguments = arrays | {"m": m, "n": n, "d": d, "heads": HEADS, "shown": SHOWN}
     found = maths(IN_PAGE, [rule, arguments])
     # a logit is a float32 number: what rounding the largest one moves
     room = EPS * exact["peak"].abs().max().item()

@@ -9,8 +9,10 @@ import pytest
 
 from attemper import errors
 from attemper.page import joined, offline
-from page.opened import opened, settled, text
+from page.opened import GROUP, opened, settled, text
 from report.test_report import Elements
+
+pytestmark = pytest.mark.xdist_group(GROUP)
 
 WITHOUT_DATA = 400_000  # bytes of the page before any model's data
 

@@ -1,13 +1,20 @@
 """The served page in a real Chromium: it opens, keeps to its server, trains, follows a record, and shows hostile text as text."""
 
 import contextlib
+import http.server
 import json
+import threading
 import time
 
 import pytest
 
 from attemper import watch as attemper_watch
+from attemper.page.server import guard
+from page.opened import GROUP, settled
 from page.served import serving
+from page.test_bench import SHOTS
+
+pytestmark = pytest.mark.xdist_group(GROUP)
 
 CANARY = "<img src=x onerror=\"window.canary='html'\"></script><script>window.canary='script'</script>"
 CANARY += "\u2028\u202e'\"`${window.canary=1}"
@@ -55,7 +62,7 @@ def test_it_opens_at_once_and_the_address_loses_its_token(browser, live):
         assert live.token not in page.content()
         assert live.token not in page.evaluate("document.cookie")
         paints = []
-        for _ in range(3):  # the best of three: this machine may be busy
+        while len(paints) < 3 and min(paints, default=1000) >= 1000:  # the best of three: this machine may be busy
             page.reload()
             page.wait_for_selector("[role=tablist]")
             paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
@@ -66,14 +73,16 @@ def test_it_opens_at_once_and_the_address_loses_its_token(browser, live):
         assert min(paints) < 1000
 
 
-@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["1280", "390"])
-def test_every_panel_opens_without_a_word(browser, real, viewport, tmp_path):
-    with visiting(browser, real, viewport=viewport) as page:
-        for tab in page.locator("[role=tab]").all():
-            tab.click()
-            page.wait_for_timeout(150)
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1"), tab.text_content()
-            page.screenshot(path=tmp_path / f"{tab.get_attribute('id')}.png")
+def test_every_panel_opens_without_a_word(browser, real):
+    with visiting(browser, real) as page:
+        for viewport in (DESK, PHONE):
+            page.set_viewport_size(viewport)
+            for tab in page.locator("[role=tab]").all():
+                tab.click()
+                settled(page)
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1"), tab.text_content()
+                if viewport is DESK:
+                    page.screenshot(path=SHOTS / f"served-{tab.get_attribute('id')}.png")
 
 
 def test_a_run_is_trained_shown_and_cancelled(browser, live):
@@ -86,20 +95,65 @@ def test_a_run_is_trained_shown_and_cancelled(browser, live):
         assert page.get_by_role("button", name="Train again").is_visible()
 
 
-def test_another_site_cannot_use_it(browser, live):
-    """A page of another origin, with the browser's own rules: no answer can be read, and none is given."""
+def test_another_site_cannot_use_it(browser, live, monkeypatch):
+    """A page of another port of this machine, to whose requests the browser adds our cookie: no answer is given."""
     context = browser.new_context()
-    page = context.new_page()
-    page.goto(live.bound.address)  # the cookie is there
-    other = context.new_page()
-    other.goto("about:blank")
-    for path in ("/data", "/about"):
-        answer = other.evaluate(
-            "url => fetch(url, {credentials: 'include'}).then((got) => got.status, () => 'refused')",
-            f"http://{live.host}{path}",
-        )
-        assert answer == "refused"
+    assert context.request.get(live.bound.address).status == 200  # the cookie is there
+    assert [one["name"] for one in context.cookies()] == [f"attemper-{live.port}"]
+    page, refused, passed = context.new_page(), [], []
+    answer, guarded = guard.answer, live.server.served.guarded
+
+    async def counted(send, status, says):
+        refused.append(status)
+        await answer(send, status, says)
+
+    async def inner(scope, receive, send):
+        if scope["path"] != "/favicon.ico":  # what the browser itself asks for beside a refusal that it shows
+            passed.append(scope["path"])
+
+    monkeypatch.setattr(guard, "answer", counted)
+    monkeypatch.setattr(guarded, "app", inner)
+    with another_port() as other:
+        page.goto(other)
+        assert set(page.evaluate(TRIES, f"http://{live.host}")) <= {"refused", "opaque"}
+        page.set_content(f'<form method="post" action="http://{live.host}/runs" enctype="text/plain"></form>')
+        with page.expect_navigation():
+            page.evaluate("document.forms[0].submit()")
+        page.goto(other)
+        page.evaluate("url => { location = url; }", f"http://{live.host}/")
+        page.wait_for_url(f"http://{live.host}/")
+    assert passed == []
+    assert refused == [403] * 8  # six tries, a form, and a link
     context.close()
+
+
+TRIES = """async (host) => {
+  const json = { method: "POST", body: "{}", headers: { "Content-Type": "application/json" } };
+  const plain = { method: "POST", body: '{"rules": ["none"]}', mode: "no-cors" };
+  const asked = [["/data", {}], ["/about", { mode: "no-cors" }], ["/runs", json], ["/runs", plain], ["/record/events", {}],
+                 ["/runs/0000000000000000", { method: "DELETE" }]];
+  const found = asked.map(([path, how]) => fetch(host + path, { credentials: "include", ...how }));
+  return (await Promise.allSettled(found)).map((one) => (one.status === "rejected" ? "refused" : one.value.type));
+}"""
+
+
+@contextlib.contextmanager
+def another_port():
+    """An empty page of another server on this machine."""
+
+    class Empty(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+
+        def log_message(self, *given):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Empty) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{other.server_port}/"
+        other.shutdown()
 
 
 def record_line(step, layer, peak, entropy=1.0):
@@ -116,7 +170,7 @@ def record_line(step, layer, peak, entropy=1.0):
 
 
 def test_a_record_is_followed_with_its_findings(browser, tmp_path):
-    """Rows that a real watch wrote, then more while the page is open; hostile names stay text."""
+    """Rows that a real watch wrote, then more while the page is open; hostile names, also of the model, stay text."""
     import torch
 
     path = tmp_path / "<img src=x onerror=window.canary=2>.jsonl"
@@ -127,7 +181,12 @@ def test_a_record_is_followed_with_its_findings(browser, tmp_path):
             watch.step()
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"note": CANARY}) + "\n")
-    with serving(record=path) as live, visiting(browser, live, "#tab=training&training.source=record") as page:
+    secret = f"/secret/folder/{CANARY.replace('/', '_')}"
+    with (
+        serving(record=path, model=secret) as live,
+        visiting(browser, live, "#tab=training&training.source=record") as page,
+    ):
+        assert "secret" not in live.ask("GET", "/about")[2].decode()  # of the model its name alone
         page.get_by_text("Following").wait_for()
         page.get_by_text("3 steps").wait_for()
         row = json.loads(path.read_text().splitlines()[-2])
@@ -149,21 +208,13 @@ def test_text_from_the_page_and_the_model_stays_text(browser, real):
     ) as page:
         for tab in page.locator("[role=tab]").all():
             tab.click()
-            page.wait_for_timeout(100)
+            settled(page)
         for box in page.locator("input[type=text], textarea").all():
             if box.is_visible():
                 box.fill(CANARY)
                 box.press("Enter")
-        page.wait_for_timeout(200)
+        settled(page)
         assert page.locator("img").count() == 0
-
-
-def test_a_model_with_a_hostile_name_is_a_name(browser):
-    with serving(model=f"/secret/folder/{CANARY.replace('/', '_')}") as live:
-        about = json.loads(live.ask("GET", "/about")[2])
-        assert "secret" not in json.dumps(about)
-        with visiting(browser, live) as page:
-            page.wait_for_timeout(100)
 
 
 def test_the_page_says_when_its_server_is_gone(browser):

@@ -1,15 +1,20 @@
 """The guard denies: every route of the app, taken from the app itself, under every request that must not pass."""
 
+import dataclasses
+import http.client
+import io
 import json
 import secrets
 import socket
+from unittest import mock
 
 import pytest
 
 from attemper import errors
-from attemper.page.server import guard
+from attemper.page.server import guard, limits, serve
 from attemper.page.server.app import make
-from attemper.page.server.serve import bind
+from attemper.page.server.serve import Bound, bind
+from attemper.page.server.worker import Computing, Worker
 from page.served import serving
 
 PATHS = {"name": "page/page.css", "run": "0" * 16}
@@ -98,12 +103,35 @@ def test_every_route_answers_its_own_page(live, route):
     assert code in expected
 
 
-def test_two_hosts_are_none(live):
+def sent(live, request):
+    """Status, headers and content of what comes back for bytes as they are."""
     with socket.create_connection(("127.0.0.1", live.port), timeout=5) as client:
-        client.sendall(
-            f"GET / HTTP/1.1\r\nHost: {live.host}\r\nHost: evil.example\r\nAuthorization: Bearer {live.token}\r\n\r\n".encode()
-        )
-        assert b" 4" in client.recv(4096).split(b"\r\n")[0]
+        client.sendall(request)
+        with http.client.HTTPResponse(client) as answer:
+            answer.begin()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+
+def test_what_is_no_http_is_refused_like_everything_else(live):
+    """uvicorn refuses it before the guard sees it; the headers are the guard's all the same."""
+    token = f"Authorization: Bearer {live.token}\r\n"
+    for request in (
+        f"GET / HTTP/1.1\r\nHost: {live.host}\r\nHost: evil.example\r\n{token}\r\n",
+        f"GET / HTTP/1.1\r\nHost: {live.host}\r\nX: a\0b\r\n{token}\r\n",
+        f"GET / HTTP/1.1\r\nHost : {live.host}\r\n{token}\r\n",
+        f"GET /\xff HTTP/1.1\r\nHost: {live.host}\r\n{token}\r\n",
+        f"POST / HTTP/1.1\r\nHost: {live.host}\r\n{token}Transfer-Encoding: identity\r\n\r\n",
+        "GET /data\r\n\r\n",
+        "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    ):
+        refused(sent(live, request.encode("latin-1")), 400)
+
+
+def test_more_connections_than_there_may_be_are_refused_like_everything_else(live, monkeypatch):
+    monkeypatch.setattr(limits, "CONNECTIONS", 0)
+    refused(sent(live, b""), 503)
+    monkeypatch.undo()
+    assert live.ask("GET", "/data")[0] == 200
 
 
 def test_no_host_is_none(live):
@@ -123,6 +151,31 @@ def test_the_token_becomes_a_cookie(live):
     assert code == 200
     assert live.token.encode() not in page
     assert live.token not in str(headers)
+
+
+def test_a_ticket_opens_once(live):
+    """What a browser's command line holds is worth nothing when the page is open."""
+    ticket = live.server.served.guarded.ticket()
+    assert ticket != live.token
+    refused(live.ask("GET", "/data", token=False, Authorization=f"Bearer {ticket}"))
+    code, headers, _ = live.ask("GET", f"/?token={ticket}", token=False, Sec_Fetch_Site="none")
+    assert (code, headers["location"]) == (303, "/")
+    assert headers["set-cookie"].startswith(f"attemper-{live.port}={live.token};")
+    refused(live.ask("GET", f"/?token={ticket}", token=False), 403)
+
+
+def test_the_browser_is_given_a_ticket_and_a_warning_is_for_others_alone(monkeypatch):
+    """`serve()` as the command calls it, without serving."""
+    opened, said, noted = [], [], []
+    monkeypatch.setattr(serve.StoppableServer, "run", lambda self, sockets: None)
+    monkeypatch.setattr(serve.threading, "Timer", lambda wait, action, given: opened.append(given[0]) or mock.Mock())
+    serve.serve("localhost", allow_remote=True, say=said.append, note=noted.append)
+    assert opened[0].partition("=")[0] == said[0].partition("=")[0]
+    assert opened != said
+    assert not any("WARNING" in words for words in noted)
+    monkeypatch.setattr(serve, "Bound", lambda *given: dataclasses.replace(Bound(*given), local=False))
+    serve.serve(browser=False, say=said.append, note=noted.append)
+    assert any("WARNING" in words for words in noted)
 
 
 def test_a_wrong_token_opens_nothing(live):
@@ -170,7 +223,7 @@ def test_no_websocket(live):
 
 def test_it_listens_on_loopback_alone(live):
     assert live.bound.socket.getsockname()[0] == "127.0.0.1"
-    for host in ("0.0.0.0", "::"):
+    for host in ("0.0.0.0", "::", "::ffff:0.0.0.0"):
         with pytest.raises(errors.InputError, match="every address"):
             bind(host)
         with pytest.raises(errors.InputError, match="every address"):
@@ -181,6 +234,9 @@ def test_it_listens_on_loopback_alone(live):
         bind("evil.example")
     with pytest.raises(errors.InputError, match="Choose another --port"):
         bind(port=live.port)
+    mapped = bind("::ffff:127.0.0.1")
+    mapped.socket.close()
+    assert mapped.hosts[0].startswith("127.0.0.1:")
 
 
 def test_a_failure_says_nothing_of_this_machine(live):
@@ -189,6 +245,21 @@ def test_a_failure_says_nothing_of_this_machine(live):
     secured(headers)
     assert b"secret" not in content
     assert b"/" not in content
+
+
+def test_a_model_that_is_not_there_is_told_in_the_terminal_and_its_folder_to_nobody(tmp_path):
+    with pytest.raises(errors.InputError, match="there is no folder"):
+        serve.serve(model=str(tmp_path / "missing"), browser=False)
+    folder = tmp_path / "it's <here>"
+    folder.mkdir()
+    answers = io.BytesIO()
+    Worker(Computing(str(folder)), answers)._do(1, "heads", {"text": "a"})
+    head, content = answers.getvalue().splitlines()
+    words = json.loads(content)["says"]
+    assert json.loads(head)["kind"] == "failed"
+    assert "it's <here>" in words
+    assert tmp_path.name not in words
+    assert str(tmp_path.parent) not in words
 
 
 def test_a_failure_of_the_server_itself_is_secured_too(capfd):

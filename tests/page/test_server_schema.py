@@ -16,9 +16,23 @@ schema = schemathesis.openapi.from_dict(OPENAPI).include(
 )  # streams do not end by themselves
 
 
+HOW = {"deadline": None, "derandomize": True, "database": None, "suppress_health_check": list(HealthCheck)}
+
+
 @schema.parametrize()
-@settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, **HOW)
 def test_what_the_schema_allows_and_what_not(live, case):
+    judged(live, case)
+
+
+@pytest.mark.exhaustive
+@schema.parametrize()
+@settings(max_examples=100, **HOW)
+def test_more_of_what_the_schema_allows_and_what_not(live, case):
+    judged(live, case)
+
+
+def judged(live, case):
     answer = case.call(base_url=f"http://{live.host}", headers={"Authorization": f"Bearer {live.token}"}, timeout=10)
     case.validate_response(
         answer, checks=[checks.not_a_server_error, checks.status_code_conformance, checks.content_type_conformance]

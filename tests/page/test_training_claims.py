@@ -8,8 +8,10 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from attemper.page.data import claims, training
-from page.opened import DESK, PHONE, opened, settled
+from page.opened import DESK, GROUP, PHONE, opened, settled
 from page.test_bench import SHOTS, copied, saved
+
+pytestmark = pytest.mark.xdist_group(GROUP)
 
 
 def printed(code):

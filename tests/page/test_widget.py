@@ -9,6 +9,9 @@ import pytest
 from attemper import errors
 from attemper.page import widget
 from attemper.page.data.bundle import STORED, bundle
+from page.opened import GROUP
+
+pytestmark = pytest.mark.xdist_group(GROUP)
 
 HOSTED = """async ([code, data, count]) => {
   const module = await import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));

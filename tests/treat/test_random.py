@@ -76,7 +76,9 @@ def record_of(found, sizes):
     return attemper.Record(entries)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.exhaustive), torch.bfloat16], ids=str
+)
 def test_ten_thousand_heads(dtype):
     torch.manual_seed(3)
     rng = random.Random(int(dtype.itemsize))

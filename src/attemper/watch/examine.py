@@ -43,6 +43,8 @@ from .call import Facts as Facts
 from .call import NoAttentionCall as NoAttentionCall
 from .passes import is_in as is_in
 from .record.entry import Entry as Entry
+from .record.jsonl import ParsedLines as ParsedLines
+from .record.jsonl import check_header as check_header
 from .record.ranks import Ranks as Ranks
 from .record.ranks import are_many as are_many
 from .record.store import check_path as check_path

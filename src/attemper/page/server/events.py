@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import json
 import secrets
+import sys
+import traceback
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -17,6 +19,7 @@ from . import limits
 from .guard import Denied, Receive, Scope, Send
 from .work import Desk
 
+FAILURE = "The server failed while it read this. Its terminal shows why; reload the page to go on."
 BEAT = 15.0  # seconds after which a stream without news shows that it is alive
 EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8")]
 
@@ -78,9 +81,13 @@ class EventStream:
         news: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=64)
 
         async def gather() -> None:
-            async with contextlib.aclosing(self._events()) as events:  # type: ignore[type-var]
-                async for one in events:
-                    await news.put(one)
+            try:
+                async with contextlib.aclosing(self._events()) as events:  # type: ignore[type-var]
+                    async for one in events:
+                        await news.put(one)
+            except Exception:  # a reader that is told nothing would wait for ever
+                traceback.print_exc(file=sys.stderr)
+                await news.put(event("failed", {"error": FAILURE}))
             await news.put(None)
 
         gathering = asyncio.create_task(gather())

@@ -70,6 +70,13 @@ class Guard:
 
     def __init__(self, app: App, hosts: Iterable[str], token: str, cookie: str) -> None:
         self.app, self.hosts, self.token, self.cookie = app, frozenset(hosts), token, cookie
+        self._tickets: set[str] = set()
+
+    def ticket(self) -> str:
+        """What opens the page once in place of the token: a browser's command line can be read by the users of this machine."""
+        found = secrets.token_urlsafe(32)
+        self._tickets.add(found)
+        return found
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -129,8 +136,9 @@ class Guard:
         if scope["method"] != "GET":
             raise Denied(405, "The page is read by GET.")
         name, _, given = scope["query_string"].decode("latin-1").partition("=")
-        if name != "token" or not self._is_token(given):
+        if name != "token" or not (self._is_token(given) or given in self._tickets):
             raise Denied(403, f"The token in this address is not that of this run. {OPEN_IT}")
+        self._tickets.discard(given)
         cookie = f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"
         location = [(b"location", b"/"), (b"set-cookie", cookie.encode()), (b"content-length", b"0")]
         await send({"type": "http.response.start", "status": 303, "headers": location})
@@ -219,9 +227,15 @@ def _secured(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]
     return kept + [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
-async def answer(send: Send, status: int, says: str) -> None:
-    """A refusal, as JSON."""
+def refusal(says: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """A refusal as JSON: its headers, and its content."""
     content = json.dumps({"error": says}, ensure_ascii=False).encode()
     kind = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*kind, (b"connection", b"close")]})
+    return _secured([*kind, (b"connection", b"close")]), content
+
+
+async def answer(send: Send, status: int, says: str) -> None:
+    """Send a refusal."""
+    headers, content = refusal(says)
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})

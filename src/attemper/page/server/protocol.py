@@ -1,16 +1,18 @@
 """TimedProtocol: uvicorn's HTTP/1.1, for clients that send the head of a request in time.
 
 uvicorn closes idle connections, but waits without end for a head that has begun; a client that sends it byte by byte would hold
-a connection for ever.
+a connection for ever. What uvicorn refuses before the guard sees it is refused as the guard does, with its headers.
 """
 
 from __future__ import annotations
 
 import asyncio
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from . import limits
+from .guard import refusal
 
 
 class TimedProtocol(H11Protocol):
@@ -20,11 +22,26 @@ class TimedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._watch()
+        if len(self.connections) > limits.CONNECTIONS:
+            self._refuse(503, "Too many connections are open. Try again in a moment.")
+        else:
+            self._watch()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "This is not HTTP/1.1 as the server reads it.")
+
+    def _refuse(self, status: int, says: str) -> None:
+        headers, content = refusal(says)
+        try:
+            for part in (h11.Response(status_code=status, headers=headers), h11.Data(data=content), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(part) or b"")
+        except h11.LocalProtocolError:
+            pass  # an answer is under way
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:

@@ -1,18 +1,21 @@
 """FollowedRecord: the file of a watch, read while it grows: a line per step for the charts, and the findings of the last step.
 
 Lines are read as `attemper.watch` reads them. A step counts when all of its rows are there. A run that was started again replaces
-what it writes again; of a long run every second step is left out, again and again, so that there are never more than MOST.
+what it writes again; of a long run every second step is left out, again and again, so that there are never more than MOST. A file
+that is replaced, also in place, is read from its beginning; one that is gone is waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import os
+import stat
 import statistics
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..._display import safe
 from ..._files import finite
@@ -23,7 +26,9 @@ LOOK = 0.5  # seconds between two looks at the file
 CHUNK = 1 << 20  # bytes that are read at a time
 LINE = 1 << 20  # bytes of a line, at most
 MOST = 1000  # steps that are kept
-FINDINGS = 40
+FINDINGS = NOTES = 40
+TAIL = 4096  # bytes before the place that was read to, by which the file is known again
+LARGEST = 1e150  # whose square is a float; no dtype of a model reaches it
 LOSSES = ("loss", "train_loss", "train/loss")  # names under which loops and trainers log it
 MEANS = ("entropy", "effective_keys", "evenness", "top_weight", "grad_k_rms")
 JsonDict = dict[str, Any]
@@ -33,45 +38,60 @@ class FollowedRecord:
     """Reads ``path`` from its beginning, then what is appended."""
 
     def __init__(self, path: Path) -> None:
-        from ...watch.record.jsonl import ParsedLines, check_header
-
         self.path, self.name = path, safe(path.name)
+        self.more = False  # whether the last look left something unread
+        self._begin()
+
+    def _begin(self) -> None:
+        from ...watch.record.jsonl import ParsedLines
+
         self._parsed = ParsedLines()
-        self._rest, self._number, self._offset = b"", 0, 0
-        self._inode: tuple[int, int] | None = None
-        self._stride = 1
+        self._rest, self._number, self._offset, self._tail = b"", 0, 0, b""
+        self._damaged, self._inode = 0, (0, 0)
         self._open: dict[int, list[JsonDict]] = {}  # rows of steps that are not complete
         self.steps: dict[int, JsonDict] = {}
         self.last: list[JsonDict] = []
+
+    def check(self) -> None:
+        """Raise unless the file can be read and is a record, or is empty."""
+        from ...watch.record.jsonl import check_header
+
         try:
-            with path.open("rb") as file:
+            with _opened(self.path) as file:
                 first = file.readline(LINE).decode(errors="replace")
         except OSError as error:
             raise InputError(
-                f"serve: cannot read --record {str(path)!r}: {error.strerror}. Name a file that watch(path=…) writes."
+                f"serve: cannot read --record {str(self.path)!r}: {error.strerror}. Name a file that watch(path=…) writes."
             ) from None
         if first:
-            check_header("serve", path, first)
+            check_header("serve", self.path, first)
 
     def read(self) -> bool:
-        """Read what is new; whether a step became complete."""
+        """Read what is new, CHUNK bytes at most; whether there is something new to show."""
+        self.more = anew = False
         try:
-            status = os.stat(self.path)
-            if self._inode not in (None, (status.st_dev, status.st_ino)) or status.st_size < self._offset:
-                self.__init__(self.path)  # type: ignore[misc]  # another file, or shorter: from its beginning
-            self._inode = (status.st_dev, status.st_ino)
-            with self.path.open("rb") as file:
-                file.seek(self._offset)
+            with _opened(self.path) as file:
+                file.seek(self._offset - len(self._tail))
+                status = os.fstat(file.fileno())
+                inode = (status.st_dev, status.st_ino)
+                # another file, or shorter, or written again
+                anew = self._offset > 0 and (file.read(len(self._tail)) != self._tail or inode != self._inode)
+                if anew:
+                    self._begin()
+                    file.seek(0)
+                self._inode = inode
                 content = file.read(CHUNK)
-        except (OSError, InputError):
+        except OSError:
             return False
+        self.more = len(content) == CHUNK
         self._offset += len(content)
+        self._tail = (self._tail + content[-TAIL:])[-TAIL:]
         *lines, self._rest = (self._rest + content).split(b"\n")
         self._rest = self._rest[:LINE]
         for line in lines:
             self._number += 1
             self._parsed.take(self._number, line.decode(errors="replace"))
-        return self._sort()
+        return self._sort() or anew
 
     def _sort(self) -> bool:
         complete = False
@@ -83,12 +103,12 @@ class FollowedRecord:
                 self.steps[written.step] = summary(written.step, self.last)
                 complete = True
         self._logged()
-        self._parsed.rows.clear()
-        self._parsed.lines.clear()
+        self._damaged += len(self._parsed.bad)
+        for done in (self._parsed.rows, self._parsed.lines, self._parsed.bad):
+            done.clear()
         while len(self._open) > 4:  # cut short by a kill
             self._open.pop(next(iter(self._open)))
         while len(self.steps) > MOST:
-            self._stride *= 2
             kept = sorted(self.steps)[::2]
             self.steps = {step: self.steps[step] for step in {*kept, max(self.steps)}}
         return complete
@@ -101,6 +121,8 @@ class FollowedRecord:
             loss = next((numbers[name] for name in LOSSES if name in numbers), None)
             if step in self.steps and loss is not None and math.isfinite(loss):
                 self.steps[step]["loss"] = loss
+        for step in list(self._parsed.logged)[:-MOST]:  # whose rows never came
+            del self._parsed.logged[step]
 
     def document(self) -> JsonDict:
         """All steps, the last step's heads, and what is found in them."""
@@ -118,8 +140,8 @@ class FollowedRecord:
                     "verdict": {"level": level, "line": line},
                     "findings": [one.to_dict() for one in found[:FINDINGS]],
                     "more": max(0, len(found) - FINDINGS),
-                    "notes": list(self._parsed.notes),
-                    "damaged": len(self._parsed.bad),
+                    "notes": list(self._parsed.notes)[:NOTES],
+                    "damaged": self._damaged,
                 }
             )
         )
@@ -130,18 +152,21 @@ class FollowedRecord:
         yield event("record", own.document())
         while True:
             news = await asyncio.to_thread(own.read)
-            while await asyncio.to_thread(_unread, own):
+            while own.more:
                 news = await asyncio.to_thread(own.read) or news
             if news:
-                yield event("record", own.document())
+                yield event("record", await asyncio.to_thread(own.document))
             await asyncio.sleep(LOOK)
 
 
-def _unread(followed: FollowedRecord) -> bool:
-    try:
-        return os.stat(followed.path).st_size > followed._offset
-    except OSError:
-        return False
+def _opened(path: Path) -> BinaryIO:
+    """A file, open for reading. Whatever else has this name is refused: a pipe would be waited for, a device has no end."""
+    # without O_NONBLOCK, a pipe that nobody writes to holds open() for ever
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "it is not a file")
+    return os.fdopen(number, "rb")
 
 
 def summary(step: int, rows: Sequence[JsonDict]) -> JsonDict:
@@ -150,7 +175,7 @@ def summary(step: int, rows: Sequence[JsonDict]) -> JsonDict:
     for name in MEANS:
         if values := _values(rows, name):
             found[name] = statistics.fmean(values)
-    if values := _values(rows, "variance"):
+    if values := [value for value in _values(rows, "variance") if value >= 0]:
         found["logit_std"] = math.sqrt(statistics.fmean(values))
     if values := _values(rows, "peak"):
         found["peak"] = max(values)
@@ -162,7 +187,7 @@ def summary(step: int, rows: Sequence[JsonDict]) -> JsonDict:
 
 
 def _values(rows: Sequence[JsonDict], name: str) -> list[float]:
-    return [row[name] for row in rows if row.get(name) is not None and math.isfinite(row[name])]
+    return [row[name] for row in rows if row.get(name) is not None and abs(row[name]) < LARGEST]
 
 
 def _head(row: JsonDict) -> JsonDict:

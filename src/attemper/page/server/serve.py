@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import secrets
 import signal
 import socket
@@ -32,11 +33,15 @@ WARNING = (
 
 @dataclass(frozen=True)
 class Bound:
-    """An address that is taken: its socket, the names under which the server answers, and where the page is."""
+    """An address that is taken: its socket, the names under which the server answers, and where the page is.
+
+    ``local``: only this machine reaches it.
+    """
 
     socket: socket.socket
     hosts: list[str]
     token: str
+    local: bool
 
     @property
     def address(self) -> str:
@@ -52,6 +57,8 @@ def bind(host: str = LOOPBACK, port: int = 0, allow_remote: bool = False) -> Bou
             f"serve: --host must be an address of this machine, as 127.0.0.1; got {host!r}. Leave "
             "--host out to serve this machine alone."
         ) from None
+    if isinstance(place, ipaddress.IPv6Address) and place.ipv4_mapped:
+        place = place.ipv4_mapped  # ::ffff:0.0.0.0 is every address, too
     if place.is_unspecified:
         raise InputError(
             f"serve: --host {host} means every address, and then no request can be checked for its name. Name one "
@@ -64,18 +71,20 @@ def bind(host: str = LOOPBACK, port: int = 0, allow_remote: bool = False) -> Bou
         )
     taken = socket.socket(socket.AF_INET6 if place.version == 6 else socket.AF_INET)
     try:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if os.name == "posix":  # elsewhere it would let another process take the port as well
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind((str(place), port))
         taken.listen(128)  # whoever comes before the server is ready waits, and is not refused
     except OSError as error:
         taken.close()
         raise InputError(
-            f"serve: cannot use port {port} of {host}: {error.strerror}. Choose another --port, or 0 for a free one."
+            f"serve: cannot use port {port} of {host}: {error.strerror}. Choose another --port, or 0 for a free one, "
+            "and a --host that is an address of this machine."
         ) from None
     found = taken.getsockname()[1]
     names = [f"[{place}]" if place.version == 6 else str(place), *(["localhost"] if place.is_loopback else [])]
     hosts = [name for one in names for name in ([f"{one}:{found}", one] if found == 80 else [f"{one}:{found}"])]
-    return Bound(taken, hosts, secrets.token_urlsafe(32))
+    return Bound(taken, hosts, secrets.token_urlsafe(32), place.is_loopback)
 
 
 class StoppableServer(uvicorn.Server):
@@ -131,7 +140,10 @@ def check_model(model: str) -> None:
 
 def server(bound: Bound, model: str | None = None, record: Path | None = None) -> StoppableServer:
     """A server for an address, not yet running."""
-    served = make(bound.hosts, bound.token, model, None if record is None else FollowedRecord(record))
+    followed = None if record is None else FollowedRecord(record)
+    if followed is not None:
+        followed.check()
+    served = make(bound.hosts, bound.token, model, followed)
     config = uvicorn.Config(
         served.guarded,
         http=TimedProtocol,
@@ -143,7 +155,6 @@ def server(bound: Bound, model: str | None = None, record: Path | None = None) -
         proxy_headers=False,
         timeout_keep_alive=int(limits.IDLE),
         timeout_graceful_shutdown=int(limits.SHUTDOWN),
-        limit_concurrency=limits.CONNECTIONS,
         h11_max_incomplete_event_size=limits.HEAD,
     )
     return StoppableServer(config, served)
@@ -176,12 +187,13 @@ def serve(
     bound = bind(host, port, allow_remote)
     with contextlib.closing(bound.socket):
         running = server(bound, model, record)
-        if allow_remote and host != LOOPBACK:
+        if not bound.local:
             note(WARNING.format(host=host))
         say(bound.address)
         note("Ctrl-C stops it.")
         if browser:
-            threading.Timer(0.3, _open, (bound.address,)).start()
+            once = f"http://{bound.hosts[0]}/?token={running.served.guarded.ticket()}"
+            threading.Timer(0.3, _open, (once,)).start()
         running.run(sockets=[bound.socket])
     return running.number
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import sys
 import threading
 import traceback
@@ -32,6 +33,13 @@ class Computing:
         self._model: Any = None
         self._heads: OrderedDict[str, Any] = OrderedDict()
 
+    def load(self) -> None:
+        """Load the model, where it is not here yet."""
+        if self._model is None:
+            from ...scan.input.model import load
+
+            self._model = load(self._name)
+
     def heads(self, text: str) -> Result:
         """The document of a text's heads."""
         return "json", json_text(self._read(text).document()).encode()
@@ -44,7 +52,7 @@ class Computing:
         """Every step of one head on a text."""
         from ..data.flow import read_flow
 
-        return "json", json_text(read_flow(self._loaded(), text, layer, head)).encode()
+        return "json", json_text(read_flow(self._model, text, layer, head)).encode()
 
     def run(self, **settings: Any) -> Iterator[Result]:
         """A training run: an event for each row."""
@@ -57,17 +65,20 @@ class Computing:
         from ..data.heads import read_heads
 
         if text not in self._heads:
-            self._heads[text] = read_heads(self._loaded(), text)
+            self._heads[text] = read_heads(self._model, text)
             while len(self._heads) > KEPT:
                 self._heads.popitem(last=False)
         return self._heads[text]
 
-    def _loaded(self) -> Any:
-        if self._model is None:
-            from ...scan.input.model import load
 
-            self._model = load(self._name)
-        return self._model
+QUOTED_PATH = re.compile(
+    r"""(?P<quote>['"])(?:(?!(?P=quote)).)*[/\\](?P<name>(?:(?!(?P=quote))[^/\\])+)[/\\]?(?P=quote)"""
+)
+
+
+def without_folders(says: str) -> str:
+    """A sentence in which quoted paths are names alone: a browser learns nothing of the disk."""
+    return QUOTED_PATH.sub(r"\g<quote>\g<name>\g<quote>", says)
 
 
 class Worker:
@@ -102,12 +113,18 @@ class Worker:
                 self._do(asked.pop("job"), asked.pop("do"), asked)
 
     def _do(self, job: int, what: str, arguments: dict[str, Any]) -> None:
-        self._answer(job, "begun", b"")
         if what == "run":
+            self._answer(job, "begun", b"")
             self._runs[job] = self._computing.run(**arguments)
-        else:
-            compute: Callable[..., Result] = getattr(self._computing, what)
-            self._attempt(job, lambda: self._answer(job, *compute(**arguments)), last=True)
+            return
+        compute: Callable[..., Result] = getattr(self._computing, what)
+
+        def whole() -> None:
+            self._computing.load()  # its time is not the computation's
+            self._answer(job, "begun", b"")
+            self._answer(job, *compute(**arguments))
+
+        self._attempt(job, whole, last=True)
 
     def _advance(self) -> None:
         """The next row of the run that began first."""
@@ -131,7 +148,7 @@ class Worker:
                 self._answer(job, "ended", b"")
             return
         except AttemperError as error:
-            status, says = 501 if isinstance(error, MissingExtra) else 422, str(error)
+            status, says = 501 if isinstance(error, MissingExtra) else 422, without_folders(str(error))
         except Exception as error:
             if out_of_memory(error):
                 status, says = 507, "There is not enough memory for this. Use a shorter text."

@@ -14,6 +14,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -279,9 +280,20 @@ def _follows(before: RecordRow, row: RecordRow) -> bool:
 def _read_facts(found: dict[str, Any]) -> tuple[tuple[str, str], Facts]:
     """The facts of a line; a ValueError or a TypeError if it holds none."""
     facts = Facts(**found["facts"])
-    if not all(value is None or isinstance(value, (bool, int, float, str)) for value in facts.to_dict().values()):
+    if not all(_fits(getattr(facts, field.name), str(field.type)) for field in fields(Facts)):
         raise ValueError
     return (_text(found.get("layer")), _text(found.get("kind"))), facts
+
+
+KINDS: dict[str, Any] = {"str": str, "int": int, "bool": bool, "float": (int, float), "None": type(None)}
+
+
+def _fits(value: object, annotation: str) -> bool:
+    """Whether a value is what the annotation of a field says."""
+    kinds = annotation.split(" | ")
+    if isinstance(value, bool):
+        return "bool" in kinds
+    return any(isinstance(value, KINDS[kind]) for kind in kinds)
 
 
 def _read_row(found: dict[str, Any]) -> RecordRow:

@@ -70,6 +70,7 @@ export function followedRecord(page, changed) {
       followed.says = "Reading the record.";
       stop = page.source.events("/record/events", ({ name, data }) => {
         if (name === "record") Object.assign(followed, { record: data, live: true, says: "" });
+        if (name === "failed") Object.assign(followed, { live: false, says: data.error });
         if (name === "lost") Object.assign(followed, { live: false, says: LOST });
         changed();
       });
