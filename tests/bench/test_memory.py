@@ -17,6 +17,9 @@ MIB = memory.MIB
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the high-water mark can only be reset on Linux")
 
 
+pytestmark = pytest.mark.xdist_group("memory")  # in one process: what is probed is probed once
+
+
 def case(length: int, direction: str = "forward", kernel: str = "auto") -> Case:
     return Case((1, 1, length, 64), True, direction, kernel=kernel)
 

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -259,6 +260,12 @@ FLIPS = {
         for a in (0.25, 9.0)
     },
 }
+
+
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="there is one process")
+def test_a_group_stays_in_one_process(request):
+    """xdist does it by this name; where a release of pytest or xdist breaks that, the tests take a quarter longer."""
+    assert request.node.nodeid.endswith(f"@{GROUP}")
 
 
 def test_all_twenty_three_have_a_verdict(judged):

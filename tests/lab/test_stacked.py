@@ -115,7 +115,13 @@ def test_adam_is_torchs_with_clipping_and_decay():
             assert_float64(stack.views[name][run].detach(), parameter.detach(), name)
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.exhaustive) if name in ("ablation", "sensitivity") else name
+        for name in STUDIES
+    ],
+)
 def test_a_study_is_measured_whole(name, tmp_path):
     found = study(name)
     rows = work(found, "tiny", tmp_path, "cpu", 60)

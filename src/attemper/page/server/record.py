@@ -43,7 +43,7 @@ class FollowedRecord:
         self._begin()
 
     def _begin(self) -> None:
-        from ...watch.record.jsonl import ParsedLines
+        from ...watch.examine import ParsedLines
 
         self._parsed = ParsedLines()
         self._rest, self._number, self._offset, self._tail = b"", 0, 0, b""
@@ -54,7 +54,7 @@ class FollowedRecord:
 
     def check(self) -> None:
         """Raise unless the file can be read and is a record, or is empty."""
-        from ...watch.record.jsonl import check_header
+        from ...watch.examine import check_header
 
         try:
             with _opened(self.path) as file:
