@@ -8,14 +8,17 @@ from attemper.page.server import worker
 
 
 class Stub:
-    """`text` decides: "slow" takes a while, "endless" does not come back, "dies" ends the process, "fails" raises."""
+    """`text` decides.
+
+    "slow" takes a while ("slow 2" two seconds), "endless" does not come back, "dies" ends the process, "fails" raises.
+    """
 
     def load(self):
         pass
 
     def heads(self, text):
-        if text == "slow":
-            time.sleep(0.3)
+        if text.startswith("slow"):
+            time.sleep(float(text[4:] or 0.3))
         elif text == "endless":
             time.sleep(3600)
         elif text == "dies":
