@@ -21,6 +21,9 @@ from .operation.ops import attend_without_autograd_and_modes, matrix
 from .operation.plain import is_plain_call
 from .vitals import SIGNS, Attended, Vitals
 
+ProblemRunner = Callable[[Problem, tuple[str, ...], str], tuple[Tensor, Vitals]]
+"""Runs a checked problem for some signs on a kernel."""
+
 
 def attention(
     query: Tensor,
@@ -99,13 +102,8 @@ def measure(
         >>> attemper.measure(k[:1], k).effective_keys      # five equal keys
         tensor([5.])
     """
-    if is_plain_call(query, key, None, causal, scale, window, softcap, 0.0):
-        signs = names = check_signs("measure", signs)
-        found = attend_unchecked(query, key, None, mask, causal, scale, window, softcap, names, kernel)
-        if found is not None:
-            return plain_vitals(names, found[1:])
-    options = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap}
-    return _run("measure", query, key, None, signs, kernel, options).vitals
+    names = check_signs("measure", signs)
+    return _measure(query, key, mask, causal, scale, window, softcap, names, kernel, attend)
 
 
 def weights(
@@ -180,12 +178,28 @@ def measure_without_autograd_and_modes(
     softcap: float | None = None,
 ) -> Vitals:
     """:func:`measure` for a watch, which has checked `signs`, and has switched autograd and every mode off."""
+    run = attend_without_autograd_and_modes
+    return _measure(query, key, mask, causal, scale, window, softcap, signs, kernel, run)
+
+
+def _measure(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    causal: bool | str,
+    scale: float | Tensor | None,
+    window: int | None,
+    softcap: float | None,
+    names: tuple[str, ...],
+    kernel: str,
+    run: ProblemRunner,
+) -> Vitals:
     if is_plain_call(query, key, None, causal, scale, window, softcap, 0.0):
-        found = attend_unchecked(query, key, None, mask, causal, scale, window, softcap, signs, kernel)
+        found = attend_unchecked(query, key, None, mask, causal, scale, window, softcap, names, kernel)
         if found is not None:
-            return plain_vitals(signs, found[1:])
+            return plain_vitals(names, found[1:])
     options = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap}
-    return _run("measure", query, key, None, signs, kernel, options, attend_without_autograd_and_modes).vitals
+    return _run("measure", query, key, None, names, kernel, options, run).vitals
 
 
 def attention_into(
@@ -211,7 +225,7 @@ def _run(
     signs: Signs,
     kernel: str,
     options: dict[str, Any],
-    run: Callable[[Problem, tuple[str, ...], str], tuple[Tensor, Vitals]] = attend,
+    run: ProblemRunner = attend,
 ) -> Attended:
     """Check, choose a kernel, run it, and return results in the caller's shape."""
     problem, request, names, shape = prepare(where, query, key, value, signs=signs, **options)

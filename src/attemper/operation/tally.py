@@ -198,14 +198,7 @@ def _add(problem: Problem, vitals: Vitals, low: Tensor, target: TallyTarget) -> 
 class _MeasuredAttention(torch.autograd.Function):
     """`ops._Attention` of which only the output is differentiated: a graph sends zeros as the gradients of signs otherwise."""
 
-    # Dynamo counts the parameters of this signature, so they are spelled out
-    @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        query, key, value, mask, gain, weight, seed, scale, left, right, softcap, dropout, sign_bits, kernel
-    ) -> Any:
-        return torch.ops.attemper.forward(
-            query, key, value, mask, gain, weight, seed, scale, left, right, softcap, dropout, sign_bits, kernel
-        )
+    forward = staticmethod(ops._Attention.forward)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

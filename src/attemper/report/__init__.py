@@ -43,13 +43,17 @@ def html(document: Mapping[str, Any]) -> str:
     and its content security policy would not let it; text from the model or its tokenizer is only ever shown as text.
     """
     _check(document)
-    style, code = _text("report.css"), script() + _module("start.js")
-    model = document.get("model") or {}
+    name = (document.get("model") or {}).get("name") or "a model"
+    return _page(f"attemper scan: {name}", script() + _module("start.js"), style(), document)
+
+
+def _page(title: str, code: str, css: str, document: Mapping[str, Any]) -> str:
+    """A document as a page that asks for nothing outside itself."""
     parts = {
-        "policy": policy(code, style),
-        "title": _shown(f"attemper scan: {model.get('name') or 'a model'}"),
+        "policy": policy(code, css),
+        "title": _shown(title),
         "verdict": _shown((document.get("verdict") or {}).get("line", "")),
-        "style": style,
+        "style": css,
         "script": code,
         "document": encoded(document),
     }

@@ -7,7 +7,6 @@ it. Long runs are joined into columns: the largest peak of the steps in a column
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from .. import __version__, health
 from ..errors import InputError
 from ..health import LEVELS
 from ..watch import Record
-from . import _module, _shown, _text, encoded, policy, script
+from . import _module, _page, _text, script, style
 
 RUN_SCHEMA = "attemper.run/1"
 RUN_SCRIPTS = ("runs/series.js", "runs/curve.js", "runs/board.js", "runs/run.js")
@@ -79,16 +78,7 @@ def html(run: Mapping[str, Any]) -> str:
     if run.get("schema") != RUN_SCHEMA:
         raise InputError(f"report: the document must have the schema {RUN_SCHEMA!r}; got {run.get('schema')!r}.")
     code = script() + "".join(_module(name) for name in RUN_SCRIPTS) + _module("run_start.js")
-    style = _text("report.css") + _text("run.css")
-    parts = {
-        "policy": policy(code, style),
-        "title": _shown(f"attemper report: {run.get('name') or 'a training'}"),
-        "verdict": _shown((run.get("verdict") or {}).get("line", "")),
-        "style": style,
-        "script": code,
-        "document": encoded(run),
-    }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _text("page.html"))
+    return _page(f"attemper report: {run.get('name') or 'a training'}", code, style() + _text("run.css"), run)
 
 
 def _ordered(places: Mapping[RowPlace, None]) -> list[RowPlace]:

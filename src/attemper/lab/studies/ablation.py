@@ -17,7 +17,7 @@ from ..maths.stats import over_seeds
 from ..stacked.fit import about, fit
 from ..stacked.study import Deadline, Settings, Study, missing
 from ..training.runs import PARTS, at_best, at_edge, best_lr, cost, last_loss, runs
-from .collapse import rate
+from .collapse import rate, widened
 
 TOGETHER = (("sqrt_dk", "none", "dk"), ("qk_norm",))
 RULES = tuple(rule for rules in TOGETHER for rule in rules)
@@ -68,13 +68,10 @@ def _powers(rows: Rows, powers: Sequence[int]) -> list[int]:
         some = [row for row in rows if row["lr"] in {rate(power) for power in found}]
         if len({row["lr"] for row in some}) < len(found):
             return found
-        best = best_lr(some, "held_out", False)
-        if best == rate(found[0]):
-            found = [found[0] - 1, *found]
-        elif best == rate(found[-1]):
-            found = [*found, found[-1] + 1]
-        else:
+        wider = widened(found, best_lr(some, "held_out", False))
+        if wider == found:
             break
+        found = wider
     return found
 
 

@@ -31,6 +31,13 @@ def rate(power: int) -> float:
     return float(f"{10 ** (power / 2):.2g}")
 
 
+def widened(powers: list[int], best: float) -> list[int]:
+    """With one more power on the side where the best rate is at the edge; as they are where it is inside."""
+    if best == rate(powers[0]):
+        return [powers[0] - 1, *powers]
+    return [*powers, powers[-1] + 1] if best == rate(powers[-1]) else powers
+
+
 def first_rates(d: int, rule: str) -> list[int]:
     """Six half decades around what a pilot found: a wider layer needs smaller steps."""
     middle = round(2 * math.log10(0.03 * (16 / d) ** 0.75))
@@ -65,12 +72,10 @@ def _rates(rows: Rows, d: int, rule: str, seeds: Sequence[int]) -> list[int]:
         best = fastest(some)
         if statistics.median(row["accuracy"] for row in pick(some, lr=best)) < SOME:
             return powers  # no rate learns anything in the steps there are
-        if best == rate(powers[0]):
-            powers = [powers[0] - 1, *powers]
-        elif best == rate(powers[-1]):
-            powers = [*powers, powers[-1] + 1]
-        else:
+        wider = widened(powers, best)
+        if wider == powers:
             break
+        powers = wider
     return powers
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ...errors import InputError
 from ..engine.experiment import Cell, Row, generator
 from .layers import AttentionLayer
-from .loop import fit
+from .loop import fitted
 from .runs import PARTS
 
 VOCABULARY = 128
@@ -128,7 +128,7 @@ def train(cell: Cell, score: str, kappa: float = 1.0) -> list[Row]:
 
     first = model.blocks[0]
     assert isinstance(first, TransformerBlock)
-    rows = fit(model, float(cell["lr"]), int(cell["steps"]), loss_of, evaluate, {"qkv": first.qkv})
+    rows = fitted(model, float(cell["lr"]), int(cell["steps"]), loss_of, evaluate, {"qkv": first.qkv})
     return [{**row, "bigram": bigram(length), "text_sha256": name} for row in rows]
 
 

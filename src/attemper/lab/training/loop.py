@@ -25,19 +25,6 @@ COLUMNS = ("entropy", "effective_keys", "logit_std", "top_weight", "peak", "grad
 HeadRows = list[dict[str, Any]]  # one per layer and head, as Record.to_dicts() gives them
 
 
-def fit(
-    model: nn.Module,
-    lr: float,
-    steps: int,
-    loss_of: Callable[[int], Tensor],
-    evaluate: Callable[[bool], dict[str, float]],
-    watched: Mapping[str, nn.Parameter],
-    optimizer: str = "adam",
-) -> list[Row]:
-    """Train, and give one row per logged step; see :func:`fitted`."""
-    return list(fitted(model, lr, steps, loss_of, evaluate, watched, optimizer))
-
-
 def fitted(
     model: nn.Module,
     lr: float,
