@@ -1,5 +1,6 @@
 """The Triton kernels without a GPU, by Triton's interpreter: `make triton`. It multiplies bfloat16 wrongly: left out."""
 
+import importlib
 import importlib.util
 import os
 
@@ -115,3 +116,39 @@ def test_tiles_of_other_sizes_give_the_same(monkeypatch):
             kernels.load("triton"), "tuned", lambda block, make, at=number: make(launch.others(block)[at])
         )
         judge(tensors, {"causal": True}, "triton")
+
+
+@pytest.mark.parametrize("keys", [40, 520])
+def test_vectors_lie_as_those_of_the_inputs(keys):
+    """What a projection leaves, (B, L, H, E) seen as (B, H, L, E), comes back so: what follows a call copies nothing."""
+
+    def run(tensors):
+        query, key, value = (tensor.detach().requires_grad_() for tensor in tensors)
+        attended = attemper.attention(query, key, value, causal="lower_right", kernel="triton")
+        (attended.output * weight).sum().backward()
+        return [attended.output, query.grad, key.grad, value.grad, attended.vitals.entropy]
+
+    rows, weight = 2, torch.randn(2, 4, 2, 16)
+    tensors = [torch.randn(2, n, heads, 16).transpose(1, 2) for n, heads in ((rows, 4), (keys, 2), (keys, 2))]
+    by_token, by_head = run(tensors), run([tensor.contiguous() for tensor in tensors])
+    for one, other in zip(by_token, by_head, strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(by_token[:4], by_head[:4], strict=True):
+        assert one.transpose(1, 2).is_contiguous()
+        assert other.is_contiguous()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_first_keys_may_be_unlike_the_others(monkeypatch, causal):
+    """As in a model, where early tokens have attended to few others. The careful pass would double the time of a call."""
+    forward = importlib.import_module("attemper.kernels.triton.forward")
+    careful, online = [], forward.online
+    monkeypatch.setattr(forward, "online", lambda *args, **how: careful.append(1) or online(*args, **how))
+    query, key, value = (torch.randn(1, 1, 200, 16) for _ in range(3))
+    query[..., 0] = 2.0
+    key[:, :, :16, 0] += 8.0
+    attemper.attention(query, key, value, causal=causal, kernel="triton")
+    assert not careful
+    key[:, :, 150] = 100 * query[:, :, 160]
+    attemper.attention(query, key, value, causal=causal, kernel="triton")
+    assert careful

@@ -189,10 +189,35 @@ def _listed(dtypes: tuple[torch.dtype, ...]) -> str:
     return ", ".join(map(_short, dtypes))
 
 
-def empty_results(problem: Problem, sign_bits: int) -> Results:
-    """Memory, not yet written, for what was asked for, and empty tensors for the rest, which an op has to return."""
+def is_by_token(tensor: Tensor) -> bool:
+    """Whether the heads of a token lie side by side in memory, (B, L, H, E), as a projection leaves them."""
+    _, between_heads, between_rows, step = tensor.stride()
+    return bool(step == 1 and between_heads < between_rows < FAR_APART)
+
+
+FAR_APART = 1 << 23
+"""Rows with a larger stride are copied by kernels that count in 32 bits within a tile."""
+
+
+def empty_vectors(like: Tensor, dim: int | None = None) -> Tensor:
+    """Memory for as many vectors, by token or by head, as they lie in `like`: so what follows a call need not copy them."""
+    batch, heads, rows, own = like.shape
+    dim = own if dim is None else dim
+    if is_by_token(like):
+        return like.new_empty((batch, rows, heads, dim)).transpose(1, 2)
+    return like.new_empty((batch, heads, rows, dim))
+
+
+def empty_results(problem: Problem, sign_bits: int, as_query: bool = False) -> Results:
+    """Memory, not yet written, for what was asked for, and empty tensors for the rest, which an op has to return.
+
+    The output is by head; with `as_query`, by token if the query is.
+    """
     query, value = problem.query, problem.value
-    output = None if value is None else query.new_empty((*query.shape[:3], value.shape[-1]))
+    output = None
+    if value is not None:
+        dim = value.shape[-1]
+        output = empty_vectors(query, dim) if as_query else query.new_empty((*query.shape[:3], dim))
     lse = query.new_empty(query.shape[:3], dtype=measuring_dtype(query.dtype))
     results = _results(output, lse, sign_bits, saved=True)
     dtypes = _DTYPES | {"output": query.dtype}
@@ -200,12 +225,14 @@ def empty_results(problem: Problem, sign_bits: int) -> Results:
     return results._replace(**{name: query.new_empty(0, dtype=dtype) for name, dtype in absent.items()})
 
 
-def bare_results(query: Tensor, value_dim: int | None, sign_bits: int, saved: bool) -> Results:
+def bare_results(query: Tensor, value_dim: int | None, sign_bits: int, saved: bool, as_query: bool = False) -> Results:
     """`empty_results` for a caller that is no op: None for the rest, and no ``lse_low`` unless lse or a backward needs it."""
     batch, heads, rows, dim = query.shape
     output = None
     # a tensor like another is the fastest to make, and a small call is little more than these
-    if value_dim == dim:
+    if as_query and value_dim is not None and is_by_token(query):
+        output = empty_vectors(query, value_dim)
+    elif value_dim == dim:
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
     elif value_dim is not None:
         output = query.new_empty((batch, heads, rows, value_dim))

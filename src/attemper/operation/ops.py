@@ -29,6 +29,7 @@ from ..kernels.contract import (
     Results,
     Upstream,
     empty_results,
+    empty_vectors,
     for_gradients,
     is_recording,
     measuring_dtype,
@@ -80,17 +81,19 @@ def _backward(*args: Any) -> Gradients:
 
 @torch.library.register_fake("attemper::forward")
 def _fake_forward(*args: Any) -> Results:
-    return empty_results(Problem(*args[:N_PROBLEM]), args[N_PROBLEM])
+    sign_bits, kernel = args[N_PROBLEM:]
+    return empty_results(Problem(*args[:N_PROBLEM]), sign_bits, as_query=kernel == "triton")
 
 
 @torch.library.register_fake("attemper::backward")
 def _fake_backward(*args: Any) -> Gradients:
-    problem, _, _, needs_grad, _ = _split_backward(args)
+    problem, _, _, needs_grad, kernel = _split_backward(args)
+    vectors = problem[:3] if kernel == "triton" else ()
 
     def like(needed: bool, tensor: Tensor | None) -> Tensor:
         if not needed or tensor is None:
             return problem.query.new_empty(0)
-        return tensor.new_empty(tensor.shape)
+        return empty_vectors(tensor) if any(tensor is one for one in vectors) else tensor.new_empty(tensor.shape)
 
     return Gradients(*(like(*pair) for pair in zip(needs_grad, problem.tensors, strict=False)))
 

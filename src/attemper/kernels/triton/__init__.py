@@ -33,6 +33,8 @@ from ..contract import (
     Upstream,
     bare_results,
     empty_results,
+    empty_vectors,
+    is_by_token,
 )
 from . import backward as _backward
 from . import decode as _decode
@@ -69,7 +71,7 @@ from .launch import Block, Launch, facts, tuned
 
 def forward(problem: Problem, sign_bits: int) -> Results:
     problem = readable(problem)
-    results = empty_results(problem, sign_bits)
+    results = empty_results(problem, sign_bits, as_query=True)
     if results.lse.numel():
         _on_its_device(problem.query, _launch_forward, problem, results, sign_bits)
     return results
@@ -79,7 +81,7 @@ def bare_forward(problem: Problem, sign_bits: int, saved: bool = False) -> Resul
     """`forward` for a caller that is no op: None for what was not asked for."""
     problem = readable(problem)
     query, value = problem.query, problem.value
-    results = bare_results(query, None if value is None else value.shape[3], sign_bits, saved=True)
+    results = bare_results(query, None if value is None else value.shape[3], sign_bits, saved=True, as_query=True)
     if results.lse.numel():
         _on_its_device(query, _launch_forward, problem, _complete(results, query), sign_bits)
     return results
@@ -143,7 +145,7 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: b
         sign_bits &= ~ARGMAX_BIT  # see _argmax
     hopper = is_hopper(query.device) if hopper is None else hopper
     block = forward_block(widest(problem), query.dtype, value is not None, fast, sign_bits > 0, hopper)
-    constants = _forward_constants(problem, sign_bits) | {"FAST": fast}
+    constants = _forward_constants(problem, sign_bits) | {"FAST": fast, "BY_TOKEN": is_by_token(query)}
 
     def make(block: Block) -> Launch:
         tiles = descriptors(key, key if value is None else value, rows=block["BN"]) if fast and hopper else None
@@ -161,6 +163,7 @@ def _launch_decode(problem: Problem, results: Results, sign_bits: int, splits: i
     strides = tuple([(step % 16, step == 1) for step in steps(problem)])
     key = (
         *(query.device.index, query.dtype, query.shape[1:], problem.key.shape[1], sign_bits, strides, problem[7:]),
+        is_by_token(query),
         *(None if tensor is None else (tensor.dtype, tensor.data_ptr() % 16) for tensor in problem[:5]),
         None if value is None else value.shape[3],
     )
@@ -185,7 +188,8 @@ def decode_launches(problem: Problem, results: Results, sign_bits: int, splits: 
     args = (*inputs(problem), parts, sums, *steps(problem), *numbers(problem), chunk, n_rows)
     split = Launch(_decode.decode_kernel, (splits, query.shape[0] * groups), args, constants, _options_of(block))
     joined = {name: constants[name] for name in ("EV", "BEV", "VALUES", "BITS")} | {"SPLITS": next_power_of_2(splits)}
-    args = (parts, sums, *results, n_rows, splits)
+    joined["BY_TOKEN"] = is_by_token(query)
+    args = (parts, sums, *results, *query.shape[1:3], n_rows, splits)
     return [split, Launch(_decode.join_kernel, (n_rows, 1), args, joined, {"num_warps": 4})]
 
 
@@ -215,14 +219,17 @@ def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs
     asked, problem = problem.mask, readable(problem)
     query, key, value, mask = problem[:4]
     empty = not query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
-    make = torch.zeros if empty else torch.empty
 
     def like(tensor: Tensor | None, needed: bool) -> Tensor | None:
-        return None if tensor is None or not needed else make(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        if tensor is None or not needed:
+            return None
+        if tensor is query or tensor is key or tensor is value:
+            return empty_vectors(tensor)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
     found = Gradients(*[like(*pair) for pair in zip(problem[:6], needs_grad, strict=True)])  # type: ignore[arg-type]
     if empty:
-        return found
+        return Gradients(*[grad if grad is None else grad.zero_() for grad in found])
     g_output = None if value is None or upstream.output is None else with_unit_stride(upstream.output)
     if g_output is None and found.value is not None:
         found.value.zero_()
@@ -267,6 +274,7 @@ class _BackwardLaunches(NamedTuple):
         asks = {"DQ": dq is not None, "DGAIN": dgain is not None, "DMASK": dmask is not None}
         full = (*query.shape[:3], problem.key.shape[2])
         asks["SHARED"] = dmask is not None and dmask.shape != full
+        asks["BY_TOKEN"] = is_by_token(query)
         asks["EVEN"] = problem.softcap is None and (query.dtype != torch.float32 or dgain is not None)
         dmask_steps = (0, 0, 0, 0) if dmask is None else repeating(dmask)
         args = (*tensors, *self._steps(), *dmask_steps, *numbers(problem))
@@ -282,7 +290,8 @@ class _BackwardLaunches(NamedTuple):
     def over_rows(self, tensors: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> Launch:
         """dk and dv."""
         problem, key = self.problem, self.problem.key
-        asks = {"DK": grads[0] is not None, "DV": grads[1] is not None}
+        asks = {"DK": grads[0] is not None, "DV": grads[1] is not None, "KEYS_BY_TOKEN": is_by_token(key)}
+        asks["VALUES_BY_TOKEN"] = problem.value is not None and is_by_token(problem.value)
         args = (*tensors, *self._steps(), *numbers(problem))
 
         def make(block: Block) -> Launch:
@@ -316,17 +325,19 @@ def row_terms(saved: Results, upstream: Upstream, arrived: int, plan_key: tuple[
     terms = torch.empty((_rows.N_TERMS, *lse.shape), dtype=lse.dtype, device=lse.device)
     g = lse if upstream.output is None else upstream.output
     arriving = [lse if grad is None else grad.contiguous() for grad in upstream[1:]]
-    whole = saved.output, saved.output_low, saved.lse_low, saved.visible, saved.mean, lse, saved.entropy, saved.p2
+    output = saved.output
+    by_token = output.dim() == 4 and is_by_token(output)
+    whole = output, saved.output_low, saved.lse_low, saved.visible, saved.mean, lse, saved.entropy, saved.p2
     tensors = (terms, *whole, g, *arriving)
 
     def launch() -> Launch:
-        value_dim = saved.output.shape[-1] if saved.output.dim() == 4 else 1
+        value_dim = output.shape[-1] if output.dim() == 4 else 1
         constants = {"EV": value_dim, "BEV": padded(value_dim), "BM": 32}
-        constants |= {"ARRIVED": arrived, "WHOLE": saved.output_low.numel() > 0}
+        constants |= {"ARRIVED": arrived, "WHOLE": saved.output_low.numel() > 0, "BY_TOKEN": by_token}
         args = (*tensors, *g.stride()[:3], lse.shape[1], lse.shape[2], lse.numel())
         return Launch(_rows.row_terms_kernel, (cdiv(lse.numel(), 32), 1), args, constants, {"num_warps": 4})
 
-    _launch.run(plan_key and (*plan_key, "terms"), tensors, launch)
+    _launch.run(plan_key and (*plan_key, by_token, "terms"), tensors, launch)
     return terms
 
 

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..contract import OUTPUT_LOW_BIT, Problem
+from ..contract import FAR_APART, OUTPUT_LOW_BIT, Problem
 from .launch import ALIGNED, Block
 
-FAR_APART = 1 << 23
-"""Rows with a larger stride are copied: within a tile, kernels count in 32 bits."""
 SMALL_CALL = 128 * 128
 """Rows times keys, up to which a call takes the time of its launch."""
 FEW_ROWS = 8

@@ -29,6 +29,7 @@ from .row_terms import (
     SLOPE,
     TOTAL,
 )
+from .store import vector_index
 from .tile import LN2, LOG2E, NO_MASK, NUMBERS, dot_added, kept, key_tiles, load_rows, masked, row_tiles, tanh
 
 WEIGHT_LIFT: tl.constexpr = tl.constexpr(1024.0)  # times a weight of float16: small ones keep their digits
@@ -239,7 +240,7 @@ def rows_kernel(
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr,
-    EVEN: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr, LEAN: tl.constexpr,
+    EVEN: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr, LEAN: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """dq, d(gain) and d(mask) of a tile of rows of one head."""
     i_m = tl.program_id(0)
@@ -304,9 +305,8 @@ def rows_kernel(
             b_raw = b_raw / lift  # a power of 2
         if EVEN and b_q.dtype != tl.float32:
             b_raw += (b_total - tl.max(b_sum, 1) / lift)[:, None] * b_shared[None, :]
-        tl.store(
-            p_dq + o_row[:, None] * E + o_e[None, :], (b_raw * b_scale[:, None]).to(p_dq.dtype.element_ty), mask=m_q
-        )
+        o_out = vector_index(i_b, i_h, o_m, heads, rows, BY_TOKEN)[:, None] * E + o_e[None, :]
+        tl.store(p_dq + o_out, (b_raw * b_scale[:, None]).to(p_dq.dtype.element_ty), mask=m_q)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -318,6 +318,7 @@ def keys_kernel(
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     ARRIVED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr, LEAN: tl.constexpr,
+    KEYS_BY_TOKEN: tl.constexpr, VALUES_BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys of one key/value head: over the rows of every query head that shares it."""
     i_n = tl.program_id(0) * BN
@@ -372,9 +373,10 @@ def keys_kernel(
             b_dk *= scale
     if DV and LIFT:
         b_dv = b_dv / WEIGHT_LIFT
-    o_out = i_pair * keys + o_n64
     if DK:
+        o_out = vector_index(i_b, i_g, o_n64, groups, keys, KEYS_BY_TOKEN)
         tl.store(p_dk + o_out[:, None] * E + o_e[None, :], b_dk.to(p_dk.dtype.element_ty), mask=m_k)
     if DV:
         m_v = m_n[:, None] & (o_v[None, :] < EV)
+        o_out = vector_index(i_b, i_g, o_n64, groups, keys, VALUES_BY_TOKEN)
         tl.store(p_dv + o_out[:, None] * EV + o_v[None, :], b_dv.to(p_dv.dtype.element_ty), mask=m_v)

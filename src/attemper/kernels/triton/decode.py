@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .online import online
-from .store import entropy_of, moments, store_output, store_signs
+from .store import entropy_of, moments, store_output, store_signs, vector_index
 from .tile import ADDED, LOG2E, NUMBERS, with_positive_scale
 
 N_PARTS = 12
@@ -79,11 +79,12 @@ def decode_kernel(
         tl.store(p_sums + o_part[:, None] * EV + o_v[None, :], b_out, mask=m_m[:, None] & (o_v[None, :] < EV))
 
 
-@triton.jit(do_not_specialize=["n_rows", "splits"])
+@triton.jit(do_not_specialize=["heads", "rows", "n_rows", "splits"])
 def join_kernel(
     p_parts, p_sums,
-    p_output, p_low, p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, n_rows, splits,
-    EV: tl.constexpr, BEV: tl.constexpr, SPLITS: tl.constexpr, VALUES: tl.constexpr, BITS: tl.constexpr,
+    p_output, p_low, p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2,
+    heads, rows, n_rows, splits,
+    EV: tl.constexpr, BEV: tl.constexpr, SPLITS: tl.constexpr, VALUES: tl.constexpr, BITS: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """One row from its parts."""
     i_row = tl.program_id(0).to(tl.int64)
@@ -137,4 +138,5 @@ def join_kernel(
         m_v = m_s[:, None] & (o_v[None, :] < EV)
         b_v = tl.load(p_sums + o_part[:, None] * EV + o_v[None, :], mask=m_v, other=0.0)
         b_out = tl.sum(tl.where(b_c[:, None] == 0.0, 0.0, b_v * b_c[:, None]), 0)
-        store_output(o_row, m_row, b_out[None, :], one + rounded, p_output, p_low, EV, BEV, BITS)
+        o_out = vector_index(o_row // rows // heads, o_row // rows % heads, o_row % rows, heads, rows, BY_TOKEN)
+        store_output(o_out, m_row, b_out[None, :], one + rounded, p_output, p_low, EV, BEV, BITS)

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from .frozen import frozen
 from .online import online
-from .store import entropy_of, moments, store_output, store_signs
+from .store import entropy_of, moments, store_output, store_signs, vector_index
 from .tile import ADDED, NUMBERS, key_tiles, load_rows, with_positive_scale
 
 
@@ -21,6 +21,7 @@ def forward_kernel(
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     VALUES: tl.constexpr, EXACT: tl.constexpr, FAST: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     i_m = tl.program_id(0)
     if RIGHT:
@@ -44,6 +45,7 @@ def forward_kernel(
     p_mask += i_b * step_mb + i_h * step_mh
 
     o_row = i_head * rows + o_m
+    o_out = vector_index(i_b, i_h, o_m, heads, rows, BY_TOKEN)
     w_holds, e_holds, m_holds = False, False, False
     if FAST:
         (
@@ -59,7 +61,7 @@ def forward_kernel(
             p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS,
         )  # fmt: skip
         if VALUES:
-            store_output(o_row, m_m, b_out, b_rounded, p_output, p_low, EV, BEV, BITS)
+            store_output(o_out, m_m, b_out, b_rounded, p_output, p_low, EV, BEV, BITS)
     # What holds is not written again: its bits do not depend on which other signs were asked for. What does not is
     # overwritten, and nothing of the fast pass stays in registers for that.
     if not (w_holds & e_holds & m_holds):
@@ -78,4 +80,4 @@ def forward_kernel(
         )  # fmt: skip
         if VALUES:
             c_over = c_rounded * (1.0 - dropout) if DROP else c_rounded
-            store_output(o_row, m_weights, c_out, c_over, p_output, p_low, EV, BEV, BITS)
+            store_output(o_out, m_weights, c_out, c_over, p_output, p_low, EV, BEV, BITS)

@@ -1,4 +1,4 @@
-"""The fast pass over the keys: one reference for the whole row, the mean of its first logits, instead of a running maximum.
+"""The fast pass over the keys: one reference for the whole row, the mean of a few logits, instead of a running maximum.
 
 Softmax is the same whatever the reference is, as long as no exp overflows. With a fixed one there is no maximum to wait
 for, nothing to rescale and nothing to share between threads inside the loop, and t = z - reference serves the weights,
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from .tile import ENTROPY, LN2, LN2_LOW, LOG2E, MEAN, P2, PEAK, VARIANCE, dot_added, load_rows
 
-FIRST: tl.constexpr = tl.constexpr(16)  # the keys that give the reference
+SAMPLE: tl.constexpr = tl.constexpr(16)  # the keys that give the reference
 LANES: tl.constexpr = tl.constexpr(8)
 SHUT: tl.constexpr = tl.constexpr(-1000.0)  # 2 to this is 0, and 0 times it is 0, as 0 times -inf is not
 NARROW: tl.constexpr = tl.constexpr(32768.0)  # what Σe may reach so that no weight overflows float16
@@ -30,12 +30,16 @@ def lanes(x, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def reference(b_q, b_unit, p_key, step_kn, o_m, keys, right, E: tl.constexpr, BE: tl.constexpr, RIGHT: tl.constexpr):
-    """The mean of a row's first logits without their largest, which may be a sink; and that one, -inf where it sees none.
+def reference(
+    b_q, b_unit, p_key, step_kn, o_m, i_row, keys, right, E: tl.constexpr, BE: tl.constexpr, RIGHT: tl.constexpr
+):  # fmt: skip
+    """The mean of some logits of a row without their largest, which may be a sink; and that one, -inf where it sees none.
 
-    Both times log2(e).
+    Both times log2(e). The keys are spread evenly over those that the first row of the tile sees: in a model the first keys
+    are unlike the others.
     """
-    o_n, o_e = tl.arange(0, FIRST), tl.arange(0, BE)
+    seen = tl.minimum(i_row + right + 1, keys) if RIGHT else keys
+    o_n, o_e = tl.arange(0, SAMPLE) * tl.maximum(seen // SAMPLE, 1), tl.arange(0, BE)
     m_k = (o_n[None, :] < keys) & (o_e[:, None] < E)
     b_k = tl.load(p_key + o_n[None, :].to(tl.int64) * step_kn + o_e[:, None], mask=m_k, other=0.0)
     b_z = tl.dot(b_q, b_k, input_precision="ieee") * b_unit[:, None]
@@ -109,11 +113,11 @@ def frozen(
 ):  # fmt: skip
     """Whether weights, entropy, and moments hold, for all rows of the tile; and what `online` returns, but the arg-max."""
     b_unit = b_base * LOG2E
-    b_ref, b_first_top = reference(b_q, b_unit, p_key, step_kn, o_m, keys, right, E, BE, RIGHT)
+    b_ref, b_sample_top = reference(b_q, b_unit, p_key, step_kn, o_m, i_row, keys, right, E, BE, RIGHT)
     b_count = (tl.maximum(tl.minimum(o_m + right + 1, keys), 0) if RIGHT else tl.zeros_like(o_m) + keys).to(tl.float32)
     m_empty = b_count == 0
-    m_good = m_empty | (b_first_top > float("-inf"))
-    b_down = tl.where(m_empty, 1.0, tl.math.exp2(b_ref - b_first_top))
+    m_good = m_empty | (b_sample_top > float("-inf"))
+    b_down = tl.where(m_empty, 1.0, tl.math.exp2(b_ref - b_sample_top))
     b_l = tl.zeros([BM, LANES], tl.float32)
     b_a, b_s, b_first, b_second = b_l, b_l, b_l, b_l
     b_rise = tl.zeros([BM, LANES], tl.int32)
@@ -143,7 +147,9 @@ def frozen(
     b_some = tl.maximum(b_count, 1.0)
     b_shift = tl.div_rn(tl.sum(b_first, 1), b_some)
     b_squares = tl.sum(b_second, 1) - b_shift * b_shift * b_some
-    m_near = m_empty | (b_shift * b_shift * b_some <= FAR * b_squares)  # false for inf and NaN
+    m_single = (b_count == 1.0) & (tl.abs(b_shift) < float("inf"))  # the reference is the logit, but for rounding
+    b_squares = tl.where(m_single, 0.0, b_squares)
+    m_near = m_empty | m_single | (b_shift * b_shift * b_some <= FAR * b_squares)  # false for inf and NaN
     b_top = b_ref * LN2
     b_top_low = tl.fma(b_ref, LN2, -b_top) + b_ref * LN2_LOW
     b_rise = tl.max(b_rise, 1).to(tl.float32, bitcast=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .store import vector_index
+
 G_OUTPUT: tl.constexpr = tl.constexpr(1)  # which gradients arrived
 G_LSE: tl.constexpr = tl.constexpr(2)
 G_ENTROPY: tl.constexpr = tl.constexpr(4)
@@ -47,6 +49,7 @@ def row_terms_kernel(
     p_g, p_g_mean, p_g_variance, p_g_peak, p_g_lse, p_g_entropy, p_g_p2,
     step_ob, step_oh, step_om, heads, rows, n_rows,
     EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, ARRIVED: tl.constexpr, WHOLE: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     o_row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     m = o_row < n_rows
@@ -65,7 +68,7 @@ def row_terms_kernel(
         i_head, i_row = o_row // rows, o_row % rows
         o_g = i_head // heads * step_ob + i_head % heads * step_oh + i_row * step_om
         b_g = tl.load(p_g + o_g[:, None] + o_v[None, :], mask=m_v, other=0.0).to(tl.float32)
-        o_out = o_row[:, None] * EV + o_v[None, :]
+        o_out = vector_index(i_head // heads, i_head % heads, i_row, heads, rows, BY_TOKEN)[:, None] * EV + o_v[None, :]
         b_out = tl.load(p_output + o_out, mask=m_v, other=0.0)
         if WHOLE:
             b_out = unrounded(b_out, tl.load(p_low + o_out, mask=m_v, other=0))

@@ -70,7 +70,16 @@ def store_signs(
 
 
 @triton.jit
+def vector_index(i_b, i_h, o_m, heads, rows, BY_TOKEN: tl.constexpr):
+    """Which vector of a tensor is that of a row: by head, (B, H, L, E), or by token, (B, L, H, E)."""
+    if BY_TOKEN:
+        return (i_b * rows + o_m) * heads + i_h
+    return (i_b * heads + i_h) * rows + o_m
+
+
+@triton.jit
 def store_output(o_row, m_row, b_out, b_over, p_output, p_low, EV: tl.constexpr, BEV: tl.constexpr, BITS: tl.constexpr):
+    """`o_row` is the `vector_index` of each row."""
     o_v = tl.arange(0, BEV)
     m_out = m_row[:, None] & (o_v[None, :] < EV)
     o_out = o_row[:, None] * EV + o_v[None, :]
