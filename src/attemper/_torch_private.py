@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import _foreach_zero_ as _foreach_zero_  # 2.0; many tensors in one launch
+
 # Whether something traces, transforms or records a call: `at_rest` below. The public questions cost several times as much, or
 # there is none.
 from torch._C import (

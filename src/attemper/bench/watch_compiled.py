@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .._timing import interleave
 from .._torch_private import dynamo_counters
-from ..watch import instrument, watch
+from ..watch import Watch, instrument, watch
 from . import BenchRow
 from .watch import cost_rows
 
@@ -146,19 +146,27 @@ class CompiledSubject:
                 calls[name] = lambda one=step: [one() for _ in range(STEPS)]  # type: ignore[misc]
             except Exception as error:
                 failed.append(_failed(case, name, error))
-        if "compiled_instrumented" in calls:
-            calls["compiled_watched"] = self._watched
         if "compiled" not in calls:
             return failed
-        times = interleave(calls, rounds=rounds, warmup=3, budget=budget, device=case["device"])
+        # open from call to call, as in a training
+        with watch(self.ours, keep=STEPS) if "compiled_instrumented" in calls else nullcontext() as watching:
+            if watching is not None:
+                watching.pause()
+                calls["compiled_watched"] = self._watched(watching)
+            times = interleave(calls, rounds=rounds, warmup=3, budget=budget, device=case["device"])
         return failed + cost_rows(times, {**case, "padded": False}, STEPS, "compiled")
 
-    def _watched(self) -> None:
+    def _watched(self, watching: Watch) -> Callable[[], None]:
         step = self.steps["compiled_instrumented"]
-        with watch(self.ours) as watching:
+
+        def run() -> None:
+            watching.resume()
             for _ in range(STEPS):
                 step()
                 watching.step()
+            watching.pause()
+
+        return run
 
     def counts(self, case: dict[str, Any]) -> BenchRow:
         """Graph breaks, and graphs compiled while watching goes on and off; whether every watched step had all rows."""

@@ -10,11 +10,12 @@ from torch import nn
 
 from .._timing import interleave
 from ..errors import MissingExtra
-from ..watch import watch
+from ..watch import Watch, watch
 from . import BenchRow, watch_compiled
 from .watch import NEVER, cost_rows
 
-STEPS = 4
+STEPS = 8
+"""Steps of one timed call."""
 SUBJECTS: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "GPT-2-medium": ("gpt2", {"n_layer": 24, "n_head": 16, "n_embd": 1024, "n_positions": 1024}, 8, 1024),
     "Llama, 1B shape": (
@@ -83,7 +84,7 @@ def make(family: str, config: dict[str, Any]) -> Any:
 
 
 def _calls(model: nn.Module, ids: torch.Tensor, training: bool) -> dict[str, Callable[[], object]]:
-    """STEPS steps of each candidate under one watch, as in a training."""
+    """STEPS steps of each candidate. Its watch stays open from call to call, as in a training, and is paused in between."""
 
     def step() -> object:
         if not training:
@@ -95,27 +96,29 @@ def _calls(model: nn.Module, ids: torch.Tensor, training: bool) -> dict[str, Cal
         return loss
 
     def under(**options: Any) -> Callable[[], object]:
+        watching = open_watch(model, **options)
+
         def run() -> object:
-            with watch(model, **options) as watching:
-                for _ in range(STEPS):
-                    output = step()
-                    watching.step()
+            watching.resume()
+            for _ in range(STEPS):
+                output = step()
+                watching.step()
+            watching.pause()
             return output
 
         return run
 
-    resting = watch(model, every=NEVER, start=1)
-    resting.__enter__()
-
-    def off_cycle() -> object:
-        for _ in range(STEPS):
-            output = step()
-            resting.step()
-        return output
-
     return {
         "unwatched": lambda: [step() for _ in range(STEPS)][-1],
-        "off_cycle": off_cycle,
+        "off_cycle": under(every=NEVER, start=1),
         "watched": under(),
         "replaced": under(replace=True),
     }
+
+
+def open_watch(model: nn.Module, **options: Any) -> Watch:
+    """A paused watch that keeps its last steps; nobody closes it."""
+    watching = watch(model, keep=STEPS, **options)
+    watching.__enter__()
+    watching.pause()
+    return watching

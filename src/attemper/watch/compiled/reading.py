@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._torch_private import _foreach_zero_
 from ...errors import InputError
 from ...heads import COLUMNS, HeadSummary
 from ...operation.listen import TALLY
@@ -158,18 +159,18 @@ class TallyWatch(Watch):
     def _empty(self) -> None:
         """Begin from zero. Other steps may have added their calls meanwhile."""
         with torch.no_grad():
-            for tally in self._tallies.values():
-                tally.zero_()
+            _foreach_zero_(list(self._tallies.values()))
 
     def _take_over(self, found: dict[str, Tensor]) -> None:
         """Add up what the calls of a step added to the tallies."""
         for name, tally in found.items():
-            calls = [int(tally[:, grade, 0, CALLS].sum()) for grade in range(GRADES)]
+            counts = tally[:, :, 0, CALLS].tolist()  # by kind and grade
+            calls = [int(sum(count[grade] for count in counts)) for grade in range(GRADES)]
             grades = self._passes.take_grades(name, calls)
             if sum(calls) > sum(calls[grade] for grade in grades):
                 self._note(LEFT_OUT)
-            for kind, slots in zip(KINDS, tally, strict=True):
-                self._take(name, kind, [slots[grade] for grade in sorted(grades) if slots[grade, 0, CALLS]])
+            for kind, slots, count in zip(KINDS, tally, counts, strict=True):
+                self._take(name, kind, [slots[grade] for grade in sorted(grades) if count[grade]])
 
     def _take(self, name: str, kind: str, slots: list[Tensor]) -> None:
         """Add the calls of a layer and kind to the step; of each grade that counts there is one slot."""
