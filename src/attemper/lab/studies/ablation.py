@@ -134,7 +134,7 @@ def summary(rows: Rows) -> list[Row]:
         tried = {rule: some for rule in RULES if (some := pick(part, rule=rule))}
         best = {rule: chosen_rate(some) for rule, some in tried.items()}
         chosen = {rule: pick(some, lr=best[rule]) for rule, some in tried.items()}
-        scaled = chosen.get("sqrt_dk")
+        scaled = chosen.get("sqrt_dk", [])
         for rule in chosen if scaled else ():
             of_seed = list(runs(chosen[rule], "seed").values())
             found.append(
