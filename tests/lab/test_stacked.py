@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from attemper.errors import InputError
 from attemper.lab.stacked import recall
 from attemper.lab.stacked.adam import StackedAdam
 from attemper.lab.stacked.parameters import StackedParameters
 from attemper.lab.stacked.repeated import Repeated
 from attemper.lab.stacked.study import Deadline, missing, work
+from attemper.lab.stacked.text import sources
 from attemper.lab.studies import STUDIES, collapse, study
 from attemper.lab.training.recall import Recall
 from attemper.scale import rule
@@ -143,6 +145,15 @@ def test_a_study_continues_what_is_there(tmp_path):
         (row["number"], row["treatment"], row["delay"]) for row in whole
     }
     assert (tmp_path / "part" / "rescue.jsonl").read_text().startswith("".join(lines[:3]))
+
+
+def test_a_study_does_not_mix_two_texts(tmp_path):
+    found = study("rescue")
+    work(found, "tiny", tmp_path, "cpu", 60)
+    path = tmp_path / "rescue.jsonl"
+    path.write_text(path.read_text().replace(sources()[1], "1 bytes, sha256 0"))
+    with pytest.raises(InputError, match="trained on a text of 1 bytes"):
+        work(found, "tiny", tmp_path, "cpu", 60)
 
 
 def test_a_study_stops_when_its_time_is_over(tmp_path, capsys):

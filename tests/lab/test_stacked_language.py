@@ -1,5 +1,6 @@
 """The stacked language model: equal to a plain one, run by run, with its treatments; and what its probe measures."""
 
+import itertools
 import math
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import attemper
-from attemper.lab.stacked import language, treatments
+from attemper.lab.stacked import language, text, treatments
 from attemper.lab.stacked.language import Dimensions, LanguageStack
 from attemper.lab.stacked.probe import SIGNS
 from attemper.lab.stacked.text import sources, starts
@@ -193,7 +194,7 @@ def test_held_out_loss_is_without_what_training_adds():
     stack = stacked(CELLS, steps=0)
     found = stack.held_out("test", 4, pieces=2)
     assert len(found) == len(CELLS)
-    drawn = starts("test", (4,), SIZE.length, SIZE.length)
+    drawn = starts("test", (4,), SIZE.length, SIZE.length).sort().values
     tokens = sources()[0].long()[drawn[:2, None] + torch.arange(SIZE.length + 1)]
     model = Plain(CELLS[1])
     z_loss, language.Z_LOSS = language.Z_LOSS, 0.0
@@ -201,3 +202,33 @@ def test_held_out_loss_is_without_what_training_adds():
         assert found[1][0] == in_float64(float(model(tokens).detach()))
     finally:
         language.Z_LOSS = z_loss
+
+
+def test_no_file_is_in_two_parts():
+    bounds = [text.ends(part) for part in ("train", "validation", "test")]
+    assert [low for low, _ in bounds] == [0, *(high for _, high in bounds[:-1])]
+    assert bounds[-1][1] == len(sources()[0])
+    whole = [0, *itertools.accumulate(map(len, text._files()))]
+    assert {high for _, high in bounds} <= set(whole)  # each part ends where a file ends
+    assert len(set(text._files())) == len(text._files())
+    for part, (low, high) in zip(text.SHARES, bounds, strict=True):
+        drawn = starts(part, (2000,), 30, "here")
+        assert drawn.min() >= low
+        assert drawn.max() + 31 <= high
+
+
+def test_the_gradient_per_query_is_that_of_a_plain_run():
+    stack = stacked(CELLS[:2], steps=1)
+    for run, cell in enumerate(CELLS[:2]):
+        model, kept = Plain(cell), []
+        rotated = model.rotated
+        model.rotated = lambda x, kept=kept, rotated=rotated: (kept.append(rotated(x)), kept[-1])[1]
+        drawn = starts("train", (SIZE.steps, SIZE.batch), SIZE.length, SIZE.length, SIZE.batch, cell["seed"])
+        loss = model(sources()[0].long()[drawn[0][:, None] + torch.arange(SIZE.length + 1)])
+        scale = 1.0 if cell["rule"] == "none" else SIZE.head_dim**-0.5
+        found = torch.autograd.grad(loss, kept[::2])  # of the queries, which come before the keys
+        norms = torch.cat([(one[: SIZE.probed] / scale).norm(dim=-1).flatten() for one in found])
+        norms = norms.mul(SIZE.batch * SIZE.length).sort().values
+        assert_float64(stack.gradient[run, 0, 0], norms[len(norms) // 2], cell["rule"])
+        assert_float64(stack.gradient[run, 0, 1], norms.square().mean().sqrt(), cell["rule"])
+        assert stack.gradient[run, 1:].isnan().all()

@@ -175,6 +175,23 @@ def test_the_ablation_goes_beyond_an_edge_and_repeats_the_best():
     rows += [ablated(cell["rule"], cell["lr"], 1, 1.1) for cell in normed]
     assert ablation.plan(rows, settings) == []
     assert all(not row["at_edge"] for row in ablation.summary(rows))
+    table = {row["rule"]: row for row in ablation.summary(rows)}
+    assert {row["seeds"] for row in table.values()} == {2}
+
+
+def test_the_ablation_chooses_a_rate_by_the_seed_that_all_rates_have():
+    """A bad second seed at the chosen rate must be reported, not avoided by going to a rate with one seed."""
+    lrs = [ablation.rate(power) for power in (-7, -6, -5)]
+    rows = [
+        ablated(rule, lr, 0, loss) for rule in ablation.RULES for lr, loss in zip(lrs, (2.0, 1.0, 1.2), strict=True)
+    ]
+    rows += [ablated(rule, lrs[1], seed, 1.5) for rule in ablation.RULES for seed in (1, 2)]
+    for row in ablation.summary(rows):
+        assert row["lr"] == lrs[1]
+        assert row["seeds"] == 3
+        assert row["held_out"] == 1.5
+        assert row["cost"] == 0.0
+    assert ablation.finding(rows).startswith("Leaving the scale out costs +0.000 nats (+0.000 to +0.000) at d_k = 64")
 
 
 def test_every_sign_has_a_name():

@@ -88,7 +88,8 @@ class LanguageStack:
     Runs of a seed begin with the same weights and see the same windows. ``compute`` is the dtype of products; weights, norms,
     rotations, losses and Adam's state are in ``dtype``. ``losses``, ``norms``, ``moved`` and ``sizes`` are (runs, steps): the
     loss in nats per byte, the norm of the gradient before it is clipped at 1, that of the update, and, where signs are taken,
-    that of all weights.
+    that of all weights. ``gradient``, (runs, steps, 2), is taken there too: over the queries of all layers and heads, the median
+    and the root mean square of |∂loss/∂(scale · q)|, the loss being that of one byte. It has no explicit factor of the scale.
     """
 
     def __init__(
@@ -156,6 +157,8 @@ class LanguageStack:
         self.losses, self.norms, self.moved, self.sizes = (
             flat.new_full((runs, size.steps), math.nan) for _ in range(4)
         )
+        self.gradient = flat.new_full((runs, size.steps, 2), math.nan)
+        self.queries: list[Tensor] = []  # of the forward pass in which signs are taken, by layer
         count = -(-size.steps // self.every)
         self.probe = Probe(runs, size, count, flat)
         self.floored = self.tables.runs_with("floor")
@@ -178,8 +181,10 @@ class LanguageStack:
         total = losses.sum()
         if penalties is not None:
             total = total + (self.tables.floor.index_select(1, now)[:, 0] * penalties).sum()
-        names = list(self.parameters.views)
-        found = torch.autograd.grad(total, [self.parameters.views[name] for name in names], materialize_grads=True)
+        views = list(self.parameters.views.values())
+        found = torch.autograd.grad(total, [*views, *self.queries], materialize_grads=True)
+        found, at_query = found[: len(views)], found[len(views) :]
+        self.queries = []  # nothing of a step is kept for the next
         self.losses.index_copy_(1, now, losses.detach()[:, None])
         self.adam.update(self.parameters.gathered(found), self._adjust if self.tables.any_quack else None)
         self.norms.index_copy_(1, now, self.adam.norm[:, None])
@@ -188,8 +193,17 @@ class LanguageStack:
             self.probe.weights(self._products())
             self.sizes.index_copy_(1, now, torch.linalg.vector_norm(self.parameters.flat, dim=1)[:, None])
             self.probe.count += 1
+            self.gradient.index_copy_(1, now, self._per_query(at_query)[:, None])
         if peaks is not None:
             clip(self.parameters, self.size, peaks, self.tables.tau.index_select(1, now)[:, 0])
+
+    def _per_query(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Gradients (runs, B, H, T, E) of the mean loss, by layer → (runs, 2): the median and the root mean square of their norms
+        over the queries of a few sequences, as if each byte's loss counted whole."""
+        dtype, many = self.parameters.flat.dtype, self.size.batch * self.size.length
+        norms = [torch.linalg.vector_norm(one[:, : self.size.probed].to(dtype), dim=-1).flatten(1) for one in gradients]
+        each = torch.cat(norms, 1).mul(many).sort(1).values
+        return torch.stack([each[:, each.shape[1] // 2], each.square().mean(1).sqrt()], 1)
 
     def _adjust(self, change: Tensor) -> None:
         for layer in range(self.size.layers):
@@ -222,6 +236,7 @@ class LanguageStack:
         x = times((tokens[:, :, :-1, None] == self.letters).flatten(1, 2), "token").to(dtype)
         scaled = self.turns * scale.view(-1, 1, 1, 1, 1)
         penalties, peaks = [], []
+        self.queries = []
         for layer in range(self.size.layers):
             split = times(F.layer_norm(x, x.shape[-1:]), f"qkv{layer}").view(
                 runs, batch, length, 3, self.size.heads, self.size.head_dim
@@ -231,6 +246,7 @@ class LanguageStack:
             key = self._turned(key, self.turns, None)
             some = slice(0, self.size.probed)
             if measured:
+                self.queries.append(query)
                 self.probe.take(layer, query[:, some].detach(), key[:, some].detach())
             if floor and self.floored is not None:
                 penalties.append(self._penalty(query[:, some], key[:, some]))
@@ -273,8 +289,9 @@ class LanguageStack:
 
     @torch.no_grad()
     def held_out(self, part: str, windows: int, pieces: int = 1) -> list[list[float]]:
-        """Each run's cross-entropy on windows of a part of the text, by piece."""
-        first = starts(part, (windows,), self.size.length, self.size.length).to(self.device)
+        """Each run's cross-entropy on windows of a part of the text, by piece: neighbours in the text are in one piece, so that
+        pieces differ as files do."""
+        first = starts(part, (windows,), self.size.length, self.size.length).sort().values.to(self.device)
         tokens = self.text[first[:, None] + self.offsets].long()
         last = self.tables.scale[:, -1:]
         found = [

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import out_of_memory
+from ...errors import InputError, out_of_memory
 from ..engine.experiment import Cell, Row, Rows, key, origin
 from ..engine.store import Store
+from .text import sources
 
 Settings = Mapping[str, Any]  # of a preset
 SAID = 10.0  # seconds between two lines of progress
@@ -78,6 +79,7 @@ def work(study: Study, preset: str, results: Path, device: str, seconds: float) 
     settings, deadline = study.presets[preset], Deadline(seconds)
     with Store(results, study.name, f"{preset} {study.version}") as store:
         found = dict(store.rows)
+        _same_text(found, store.path)
         deadline.say(f"{study.name} {preset}: {len(found)} runs are already measured", always=True)
         done, wanted, most = 0.0, True, sys.maxsize
         left = study.total(settings) - sum(study.weight(rows[0], settings) for rows in found.values())
@@ -113,6 +115,16 @@ def work(study: Study, preset: str, results: Path, device: str, seconds: float) 
         ended = "the time is over; the same command continues" if wanted else "everything is measured"
         deadline.say(f"{study.name}: {len(found)} runs, {ended}", always=True)
     return _all(found)
+
+
+def _same_text(found: Mapping[str, list[Row]], path: Path) -> None:
+    """Raise where rows are of another text than this Python's sources: losses of two texts are not comparable."""
+    texts = {str(row["text"]) for row in _all(found) if "text" in row}
+    if texts and texts != {sources()[1]}:
+        raise InputError(
+            f"stacked: the runs in {str(path)!r} were trained on a text of {' and '.join(sorted(texts))}; this Python's sources "
+            f"are {sources()[1]}. Continue with the Python that began, or choose another --results."
+        )
 
 
 def _all(found: Mapping[str, list[Row]]) -> list[Row]:

@@ -1,6 +1,7 @@
 """text: the sources of the standard library as bytes, and windows of them.
 
-All modules but tests, in an order that depends on their names alone, so that what is held out is like what is trained on.
+All modules but tests and generated tables, in an order that depends on their names alone, so that what is held out is like
+what is trained on. A file is in one part only: the parts end where files end, and a file that is there twice is taken once.
 Rows name the text by its length and hash: another Python has another text.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import sysconfig
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from ..engine.experiment import generator
 
 VOCABULARY = 256
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+TABLES = {"encodings", "pydoc_data"}  # generated, and much alike: one codec would tell what the next one says
 SHARES = {"train": (0.0, 0.9), "validation": (0.9, 0.95), "test": (0.95, 1.0)}
 LEAST = 1_000_000  # bytes
 
@@ -26,20 +29,30 @@ LEAST = 1_000_000  # bytes
 @functools.cache
 def sources() -> tuple[Tensor, str]:
     """The text, uint8, and what names it: its length and hash."""
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    found = [path for path in folder.rglob("*.py") if not LEFT_OUT & set(path.relative_to(folder).parts)]
-    found.sort(key=lambda path: hashlib.sha256(path.relative_to(folder).as_posix().encode()).digest())
-    content = b"\n".join(path.read_bytes() for path in found)
+    content = b"".join(_files())
     if len(content) < LEAST:
         raise InputError("stacked: this Python has no source files of its standard library. Use one that has.")
     name = f"{len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()[:16]}"
     return torch.frombuffer(bytearray(content), dtype=torch.uint8), name
 
 
+@functools.cache
+def _files() -> tuple[bytes, ...]:
+    """What every file holds, with a line end after it, in the order of the text."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    found = [
+        path for path in folder.rglob("*.py") if not (LEFT_OUT | TABLES) & set(path.relative_to(folder).parts[:-1])
+    ]
+    found.sort(key=lambda path: hashlib.sha256(path.relative_to(folder).as_posix().encode()).digest())
+    return tuple(dict.fromkeys(path.read_bytes() + b"\n" for path in found))
+
+
+@functools.cache
 def ends(part: str) -> tuple[int, int]:
-    """Where a part of the text begins and ends."""
-    size = len(sources()[0])
-    return int(SHARES[part][0] * size), int(SHARES[part][1] * size)
+    """Where a part of the text begins and ends: at the first end of a file after its share of the bytes."""
+    places = [0, *itertools.accumulate(map(len, _files()))]
+    low, high = (next(place for place in places if place >= share * places[-1]) for share in SHARES[part])
+    return low, high
 
 
 def starts(part: str, shape: tuple[int, ...], length: int, *names: object) -> Tensor:

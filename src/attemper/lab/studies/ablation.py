@@ -1,14 +1,15 @@
 """ablation: what does the scale change in a language model of 30 million parameters, with warm-up and clipped gradients?
 
 No scale, 1/√d_k, 1/d_k and QK-norm, head dims 64 and 128, six learning rates and more where the best is at an edge; then two
-more seeds at the best rates. Bytes of the standard library's sources. Rates are chosen on validation text, losses are those
-of the test.
+more seeds at the best rates. Bytes of the standard library's sources. Rates are chosen on validation text, with the first seed,
+which every rate has; losses are those of the test. Both are files that training never sees.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,14 +17,15 @@ from ..engine.experiment import Cell, Row, Rows, pick
 from ..maths.stats import over_seeds
 from ..stacked.fit import about, fit
 from ..stacked.study import Deadline, Settings, Study, missing
-from ..training.runs import PARTS, at_best, at_edge, best_lr, cost, last_loss, runs
+from ..training.runs import PARTS, at_edge, best_lr, cost, diverged, largest, last_loss, runs
 from .collapse import rate, widened
 
 TOGETHER = (("sqrt_dk", "none", "dk"), ("qk_norm",))
 RULES = tuple(rule for rules in TOGETHER for rule in rules)
-WINDOWS = 64  # of validation and test text each
+WINDOWS = 512  # of validation and test text each: 64 left ±0.05 nats open by the choice of the text alone
 LOGGED = 16  # rows per run
-EXTENDED = 2
+GRADIENTS = ("grad_q_median", "grad_q_rms")  # of LanguageStack.gradient
+EXTENDED = 4  # rates that may be added beyond the first ones, on either side
 
 
 def plan(rows: Rows, settings: Settings) -> list[Cell]:
@@ -47,7 +49,7 @@ def plan(rows: Rows, settings: Settings) -> list[Cell]:
         some = pick(rows, head_dim=head_dim, rule=rule, seed=first)
         powers = _powers(some, settings["powers"])
         beyond += [{"head_dim": head_dim, "rule": rule, "lr": rate(power), "seed": first} for power in powers]
-        lr = best_lr(some, "held_out", False)
+        lr = chosen_rate(some)
         best += [{"head_dim": head_dim, "rule": rule, "lr": lr, "seed": seed} for seed in others]
     return _stack(missing(rows, beyond) or missing(rows, best), settings["stack"])
 
@@ -61,6 +63,12 @@ def _stack(cells: Sequence[Cell], most: int) -> list[Cell]:
     return fitting[:most]
 
 
+def chosen_rate(rows: Rows) -> float:
+    """The best rate on the validation text with the first seed alone: rates with more seeds are compared by no other measure."""
+    first = min(row["seed"] for row in rows)
+    return best_lr(pick(rows, seed=first), "held_out", False)
+
+
 def _powers(rows: Rows, powers: Sequence[int]) -> list[int]:
     """The rates of a group, and one more on the side where the best is at the edge, as long as that is so."""
     found = list(powers)
@@ -68,7 +76,7 @@ def _powers(rows: Rows, powers: Sequence[int]) -> list[int]:
         some = [row for row in rows if row["lr"] in {rate(power) for power in found}]
         if len({row["lr"] for row in some}) < len(found):
             return found
-        wider = widened(found, best_lr(some, "held_out", False))
+        wider = widened(found, chosen_rate(some))
         if wider == found:
             break
         found = wider
@@ -82,9 +90,10 @@ def train(
     stack = fit(cells, settings["width"], int(cells[0]["head_dim"]), settings, device, deadline)
     if stack is None:
         return
-    validation = stack.held_out("validation", settings["windows"])
+    validation = stack.held_out("validation", settings["windows"], PARTS)
     test = stack.held_out("test", settings["windows"], PARTS)
     losses, norms, every = stack.losses.tolist(), stack.norms.tolist(), settings["every"]
+    gradient = stack.gradient.tolist()
     for run, cell in enumerate(cells):
         signs = stack.probe.series(run)
         logged = sorted({round(place * (len(signs["peak"]) - 1) / (LOGGED - 1)) for place in range(LOGGED)})
@@ -93,6 +102,7 @@ def train(
                 "step": place * every,
                 "loss": losses[run][place * every],
                 "grad_norm": norms[run][place * every],
+                **dict(zip(GRADIENTS, gradient[run][place * every], strict=True)),
                 "validation": math.nan,
                 "held_out": math.nan,
                 **{sign: values[place] for sign, values in signs.items()},
@@ -100,7 +110,7 @@ def train(
             for place in logged
         ]
         ended = {f"held_out_{number}": value for number, value in enumerate(test[run], start=1)}
-        ended |= {"validation": validation[run][0], "held_out": sum(test[run]) / len(test[run])}
+        ended |= {part: statistics.fmean(some[run]) for part, some in (("validation", validation), ("held_out", test))}
         logs.append({"step": stack.size.steps, "loss": losses[run][-1], "grad_norm": norms[run][-1], **ended})
         yield cell, [{**about(stack.size), **row} for row in logs]
 
@@ -116,45 +126,57 @@ def total(settings: Settings) -> float:
 
 
 def summary(rows: Rows) -> list[Row]:
-    """Per head dim and rule, at its best rate: held-out loss over seeds, what it costs beside 1/√d_k, and the largest logit."""
+    """Per head dim and rule, at its best rate: held-out loss over seeds, what it costs beside 1/√d_k, the largest logit, and the
+    median query's gradient beside that with 1/√d_k, when training begins and when it ends."""
     found = []
     for head_dim in sorted({row["head_dim"] for row in rows}):
         part = pick(rows, head_dim=head_dim)
-        scaled = at_best(pick(part, rule="sqrt_dk"), "rule", "held_out", False)
-        for rule in RULES:
-            tried = pick(part, rule=rule)
-            if not tried or not scaled:
-                continue
-            lr = best_lr(tried, "held_out", False)
-            chosen = pick(tried, lr=lr)
-            of_seed = list(runs(chosen, "seed").values())
+        tried = {rule: some for rule in RULES if (some := pick(part, rule=rule))}
+        best = {rule: chosen_rate(some) for rule, some in tried.items()}
+        chosen = {rule: pick(some, lr=best[rule]) for rule, some in tried.items()}
+        scaled = chosen.get("sqrt_dk", [])
+        for rule in chosen if scaled else ():
+            of_seed = list(runs(chosen[rule], "seed").values())
             found.append(
                 {
                     "head_dim": head_dim,
                     "rule": rule,
-                    "lr": lr,
-                    "at_edge": at_edge(tried, lr),
+                    "lr": best[rule],
+                    "at_edge": at_edge(pick(tried[rule], seed=of_seed[0][0]["seed"]), best[rule]),
                     "seeds": len(of_seed),
+                    "diverged": sum(map(diverged, of_seed)),
                     **over_seeds("held_out", [last_loss(run) for run in of_seed]),
-                    **cost(scaled, chosen).row(),
-                    "peak": max(
-                        (row["peak"] for row in chosen if math.isfinite(row.get("peak", math.nan))), default=math.nan
-                    ),
+                    **cost(scaled, chosen[rule]).row(),
+                    "peak": largest([row for row in chosen[rule] if "peak" in row], "peak"),
+                    **{
+                        f"gradient, {when}": _gradient(chosen[rule], place) / _gradient(scaled, place)
+                        for when, place in (("first", 0), ("last", -1))
+                    },
                 }
             )
     return found
 
 
+def _gradient(rows: Rows, place: int) -> float:
+    """The median query's gradient at the first or the last logged step, the median over seeds; NaN where rows have none."""
+    column = GRADIENTS[0]
+    logged = [
+        [row[column] for row in run if math.isfinite(row.get(column, math.nan))] for run in runs(rows, "seed").values()
+    ]
+    return statistics.median(some[place] for some in logged) if all(logged) else math.nan
+
+
 def finding(rows: Rows) -> str:
     size = f"{rows[0]['parameters'] / 1e6:.0f} M parameters, {rows[0]['tokens'] / 1e6:.1f} M bytes"
     parts = []
-    for head_dim in sorted({row["head_dim"] for row in rows}):
-        of_rule = {row["rule"]: row for row in summary(pick(rows, head_dim=head_dim))}
-        if {"none", "sqrt_dk"} <= set(of_rule):
-            parts.append(f"{of_rule['none']['cost']:+.3f} nats at d_k = {head_dim}")
+    for row in summary(rows):
+        if row["rule"] == "none":
+            interval = f" ({row['cost_low']:+.3f} to {row['cost_high']:+.3f})" if row["seeds"] > 1 else ""
+            lost = f", {row['diverged']} of {row['seeds']} runs diverged" if row["diverged"] else ""
+            parts.append(f"{row['cost']:+.3f} nats{interval} at d_k = {row['head_dim']}{lost}")
     if not parts:
         return f"Not every rule was trained yet ({size})"
-    return f"Leaving the scale out costs {' and '.join(parts)}, each at its best learning rate ({size})"
+    return f"Leaving the scale out costs {' and '.join(parts)}, each rule at its best learning rate ({size})"
 
 
 def draw(rows: Rows, finding: str) -> Any:
@@ -164,6 +186,8 @@ def draw(rows: Rows, finding: str) -> Any:
     from ..figures import marks, panels, theme
 
     ended = [row for row in rows if math.isfinite(row["held_out"])]
+    ends = runs(rows, "head_dim", "rule", "lr", "seed").values()
+    lost = sum(map(diverged, ends))
     dims = sorted({row["head_dim"] for row in ended})
     width = (theme.WIDTH - panels.GAP * (len(dims) - 1)) // max(1, len(dims))
     found: list[Any] = []
@@ -180,7 +204,7 @@ def draw(rows: Rows, finding: str) -> Any:
     note = (
         f"{rows[0]['parameters'] / 1e6:.0f} M parameters, bytes of the standard library's sources ({rows[0]['text']}), "
         f"{rows[0]['tokens'] / 1e6:.1f} M of them seen; warm-up, gradients clipped at 1, bfloat16 products. "
-        "Median and range of the seeds."
+        "Median and range of the seeds." + (f" {lost} of {len(ends)} runs diverged and are not drawn." if lost else "")
     )
     return theme.finish(alt.hconcat(*found, spacing=18).resolve_scale(y="shared"), finding, note)
 
@@ -207,4 +231,5 @@ STUDY = Study(
     finding=finding,
     summary=summary,
     draw=draw,
+    version=2,
 )  # fmt: skip

@@ -185,4 +185,5 @@ STUDY = Study(
     finding=finding,
     summary=summary,
     draw=draw,
+    version=2,
 )  # fmt: skip
