@@ -3,7 +3,8 @@
 `python scripts/stacked.py run NAME --results FOLDER --seconds 250 --device cuda`
                         measures what is missing in FOLDER/NAME.jsonl; the same command continues it. --preset tiny tries it out
 `python scripts/stacked.py check --device cuda`
-                        half a minute: recorded steps equal steps that are not, in float64; and how long each preset would take
+                        half a minute: recorded steps equal steps that are not, in float64; and how long `--preset short`
+                        would take, or `tiny` on a CPU
 `python scripts/stacked.py show NAME --results FOLDER`
                         the finding and the table of the rows in FOLDER
 `python scripts/stacked.py pack FOLDER`
@@ -51,7 +52,7 @@ def pack(folder: Path) -> None:
 
     for path in sorted(folder.glob("*.jsonl")):
         if path.stem in STUDIES:
-            full_size.write(path.stem, rows_of(path))
+            full_size.write(path.stem, study(path.stem).packed(rows_of(path)))
     pages()
 
 
@@ -101,7 +102,7 @@ TREATED = [
     for seed, (rule, treatment) in enumerate(
         (("none", ""), ("sqrt_dk", "clip1"), ("qk_norm", ""), ("sqrt_dk", "floor"), ("sqrt_dk", "quack"))
     )
-]
+] + [{"rule": "sqrt_dk", "lr": 0.01, "seed": 0, "fault": "bfloat16", "fault_step": 5}]
 ASKED = [
     {"d": 16, "pairs": pairs, "rule": rule, "lr": 0.01, "seed": 0} for pairs in (4, 9) for rule in ("none", "sqrt_dk")
 ]
@@ -125,7 +126,7 @@ def check(device: str) -> None:
         apart = float((found[0] - found[1]).abs().max())
         print(f"{name}: recorded and not recorded are {apart:.1e} apart after {steps} steps", flush=True)
     for name in STUDIES[1:]:
-        timed(study(name), "full" if name == "ablation" else "short", device)
+        timed(study(name), "short" if device.startswith("cuda") else "tiny", device)
 
 
 def timed(found: Study, preset: str, device: str, steps: int = 12) -> None:

@@ -174,7 +174,9 @@ STUDY = Study(
     "Does a treatment that comes after the warning still save a run?",
     presets={
         "full": FULL,
-        "short": {**FULL, "width": 128, "runs": 16, "length": 128, "batch": 16, "steps": 500, "warm_up": 50, "stack": 64},
+        "short": {**FULL, "width": 128, "runs": 20, "length": 128, "batch": 16, "steps": 500, "warm_up": 50, "stack": 60},
+        "small": {**FULL, "width": 32, "head_dim": 16, "runs": 6, "delays": (0, 20, 50), "layers": 2, "length": 64,
+                  "batch": 8, "steps": 200, "warm_up": 20, "windows": 16, "compute": "float32"},
         "tiny": {**FULL, "width": 8, "head_dim": 4, "runs": 2, "delays": (0, 2), "layers": 1, "length": 16, "batch": 2,
                  "steps": 10, "warm_up": 2, "every": 2, "windows": 2, "compute": "float32"},
     },

@@ -174,7 +174,9 @@ STUDY = Study(
     "How much does the loss depend on the learning rate, under each rule and treatment?",
     presets={
         "full": FULL,
-        "short": {**FULL, "width": (128, 256), "length": 128, "batch": 32, "steps": 400, "warm_up": 40, "stack": 28},
+        "short": {**FULL, "length": 128, "batch": 16, "steps": 300, "warm_up": 30, "stack": 56},
+        "small": {**FULL, "width": (32, 64), "lr": RATES[1::2], "seeds": (0,), "layers": 2, "length": 64, "batch": 8,
+                  "steps": 100, "warm_up": 10, "windows": 16, "compute": "float32"},
         "tiny": {**FULL, "width": (8,), "lr": (1e-2, 1e-1), "seeds": (0,), "layers": 1, "length": 16, "batch": 2,
                  "steps": 4, "warm_up": 2, "every": 2, "windows": 2, "compute": "float32"},
     },
