@@ -107,7 +107,7 @@ def test_swapped_labels_and_signs_are_said():
     assert found(rows, "peak")["auc"] == 0.0
     assert found(rows, "grad_norm")["auc"] == 1.0
     assert " tells failing runs worse than gradient norm: AUC 0.50 against 1.00" in alarm.finding(rows)
-    assert alarm.finding(runs()).startswith("largest logit tells failing runs better than ")
+    assert alarm.finding(runs()).startswith("Largest logit tells failing runs better than ")
     same = runs()
     for row in same:
         row["grad_norm"] = row.get("peak")
@@ -203,7 +203,15 @@ def test_a_rescue_is_judged_by_the_twin():
     assert table["clip30", 0]["runs"] == 4
     assert table["clip30", 100]["rescued"] == 0.0
     assert table["third", 0]["gap"] == in_float64(0.1, 2.0)
-    assert rescue.finding(rows) == "Rescued when treated at the warning: clip 30 100%, lr / 3 0% of 4 failing runs"
+    assert rescue.finding(rows) == (
+        "Clip 30 at the warning rescues 100% of 4 failing runs (51% to 100%); 100 steps after the warning 0%"
+    )
+    worse = [{**row, "held_out": row["held_out"] + 1} if row["treatment"] in rescue.TREATMENTS else row for row in rows]
+    assert rescue.finding(worse) == "No treatment rescues one of 4 failing runs; clip 30 leaves 1.02 nats to the twin"
+    lost = [{**row, "held_out": math.nan} if row["treatment"] == "third" else row for row in rows]
+    table = {(row["treatment"], row["delay"]): row for row in rescue.summary(lost)}
+    assert table["third", 0]["rescued"] == 0.0
+    assert table["third", 0]["gap"] == in_float64(rescue.START - 2.0, 3)
     low, high = rescue.wilson(0.5, 10)
     assert low == in_float64(1 - high)
 
@@ -224,8 +232,18 @@ def test_sensitivity_is_the_mean_above_the_best():
     table = {row["arm"]: row for row in sensitivity.summary(rows)}
     assert table["1/√d_k"]["sensitivity"] == in_float64((1.0 + 0.0 + sensitivity.START - 1.0) / 3, 3)
     assert table["QK-norm"]["sensitivity"] == in_float64((0.5 + 0.0 + 0.1) / 3, 3)
-    assert sensitivity.finding(rows).startswith("Sensitivity to the learning rate at width 8, nats: QK-norm")
+    assert sensitivity.finding(rows) == (
+        "With QK-norm the loss depends less on the learning rate than with 1/√d_k: 0.20 nats against 1.85 at width 8 (one seed)"
+    )
     assert table["1/√d_k"]["largest good lr"] == 1e-2
+    again = [{**row, "seed": 1, "held_out": row["held_out"] + 0.01} for row in rows]
+    assert sensitivity.finding(rows + again).endswith("than with 1/√d_k: 0.20 nats against 1.85 at width 8")
+    found = next(row for row in sensitivity.summary(rows + again) if row["arm"] == "QK-norm")
+    assert found["sensitivity_low"] <= found["sensitivity"] <= found["sensitivity_high"] < 0.22
+    swapped = [{**row, "arm": {"sqrt_dk": "qk_norm"}.get(row["arm"], "sqrt_dk")} for row in rows + again]
+    assert sensitivity.finding(swapped).startswith("With no arm the loss depends clearly less")
+    partial = [*rows, again[0]]  # the second seed has one rate of one arm
+    assert all(math.isnan(row["above 1/√d_k_low"]) for row in sensitivity.summary(partial))
 
 
 def ablated(rule, lr, seed, loss):

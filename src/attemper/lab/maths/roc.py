@@ -45,10 +45,10 @@ def areas(both: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Inter
         wins = _wins(bad, good)
         drawn = ((left @ wins) * right).sum(1) / (failed * healthy)
         values.append((float(wins.mean()), drawn))
-        found.append(_interval(float(wins.mean()), drawn))
+        found.append(interval(float(wins.mean()), drawn))
     if len(both) == 2:
         (one, first), (other, second) = values
-        found.append(_interval(one - other, first - second))
+        found.append(interval(one - other, first - second))
     return found
 
 
@@ -66,7 +66,10 @@ def _drawn(count: int, seed: int) -> Tensor:
     return found.scatter_add_(1, places, torch.ones_like(places).double())
 
 
-def _interval(value: float, drawn: Tensor) -> Interval:
+def interval(value: float, drawn: Tensor) -> Interval:
+    """A number with what 95 % of its draws lie between; nothing where there are no draws."""
+    if not len(drawn):
+        return Interval(value, math.nan, math.nan)
     order = drawn.sort().values
     return Interval(value, float(order[round(OUTSIDE * (DRAWS - 1))]), float(order[round((1 - OUTSIDE) * (DRAWS - 1))]))
 
@@ -84,25 +87,25 @@ def threshold(healthy: Sequence[float], share: float) -> Interval:
     if not healthy:
         return Interval(math.inf, math.inf, math.inf)
     allowed = min(math.floor(share * len(healthy)), len(healthy) - 1)
-    drawn = _again(healthy, 2).sort(1, descending=True).values[:, allowed]
-    return _interval(sorted(healthy, reverse=True)[allowed], drawn)
+    drawn = again(healthy, 2).sort(1, descending=True).values[:, allowed]
+    return interval(sorted(healthy, reverse=True)[allowed], drawn)
 
 
 def median(values: Sequence[float]) -> Interval:
     """The median of runs; no interval for fewer than two."""
     if len(values) < 2:
         return Interval(values[0] if values else math.nan, math.nan, math.nan)
-    return _interval(statistics.median(values), _again(values, 3).quantile(0.5, dim=1))
+    return interval(statistics.median(values), again(values, 3).quantile(0.5, dim=1))
 
 
 def mean(values: Sequence[float]) -> Interval:
     """The mean of runs; no interval for fewer than two."""
     if len(values) < 2:
         return Interval(values[0] if values else math.nan, math.nan, math.nan)
-    return _interval(statistics.fmean(values), _again(values, 4).mean(1))
+    return interval(statistics.fmean(values), again(values, 4).mean(1))
 
 
-def _again(values: Sequence[float], seed: int) -> Tensor:
+def again(values: Sequence[float], seed: int) -> Tensor:
     """(draws, values): the values of runs that are drawn again."""
     given = torch.tensor(list(values), dtype=torch.float64, device="cpu")
     stream = torch.Generator("cpu").manual_seed(seed)

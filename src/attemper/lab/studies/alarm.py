@@ -27,10 +27,10 @@ ALL = (*OURS, *RIVALS)
 FALLS = (*FALLING, *(f"{sign}_mean" for sign in FALLING if sign in ATTENTION))
 FALSE_ALARMS = 0.1  # the share of healthy runs that may raise an alarm
 NAMES = {
-    "peak": "largest logit", "logit_mean": "mean logit, size", "logit_std": "std of logits", "lse": "log-sum-exp",
+    "peak": "largest logit", "logit_mean": "size of the mean logit", "logit_std": "std of logits", "lse": "log-sum-exp",
     "entropy": "entropy", "evenness": "evenness", "effective_keys": "effective keys", "p2": "Σ p²",
-    "top_weight": "top weight", "saturated": "saturated rows", "spectral_norm": "‖W_q W_kᵀ‖₂",
-    "concentration": "σ₁² / Σ σ²", "increment_entropy": "Δ₂ entropy", "alignment": "spectral alignment",
+    "top_weight": "top weight", "saturated": "saturated rows", "spectral_norm": "spectral norm",
+    "concentration": "spectral concentration", "increment_entropy": "Δ2 entropy", "alignment": "spectral alignment",
     "loss_rise": "rise of the loss", "loss_z": "loss, z", "grad_norm": "gradient norm", "grad_norm_z": "gradient norm, z",
     "update_ratio": "update / weights",
 }  # fmt: skip
@@ -84,11 +84,13 @@ def event(losses: Sequence[float], twin: Sequence[float], after: int) -> float:
 
 
 def worst(values: Sequence[float | None], sign: str, every: int, start: int) -> list[list[float]]:
-    """[step, value] wherever a sign is worse than ever since ``start``: all that thresholds and leads depend on."""
+    """[step, value] wherever a sign is worse than ever since ``start``, in three digits: all that thresholds and leads depend
+    on."""
     found: list[list[float]] = []
     for place, value in enumerate(values):
         if value is None or math.isnan(value) or place * every < start:
             continue
+        value = float(f"{value:.3g}")
         if not found or (value < found[-1][1] if sign in FALLS else value > found[-1][1]):
             found.append([place * every, value])
     return found
@@ -196,11 +198,11 @@ def finding(rows: Rows) -> str:
         return f"{len(failed(found))} of {len(found)} runs failed: too few of a kind to tell signs apart"
     ours, rival, (one, other, apart) = both
     than = "better than" if apart.low > 0 else "worse than" if apart.high < 0 else "no better than"
-    table = {row["sign"]: row for row in summary(rows)}
+    leads = {row["sign"]: row["lead"] for row in summary(rows)}
+    name = named(ours)[0].upper() + named(ours)[1:]
     return (
-        f"{named(ours)} tells failing runs {than} {named(rival)}: AUC {one.value:.2f} against {other.value:.2f} (difference "
-        f"{apart.low:+.2f} to {apart.high:+.2f}); it warns {table[ours]['warned']:.0%} of them, {table[ours]['lead']:.0f} steps "
-        f"ahead, the rival {table[rival]['warned']:.0%}, {table[rival]['lead']:.0f}"
+        f"{name} tells failing runs {than} {named(rival)}: AUC {one.value:.2f} against {other.value:.2f} (difference "
+        f"{apart.low:+.2f} to {apart.high:+.2f}), median leads of {leads[ours]:.0f} and {leads[rival]:.0f} steps"
     )
 
 

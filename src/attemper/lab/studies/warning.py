@@ -96,13 +96,20 @@ def draw(rows: Rows, finding: str) -> Any:
     table = [_labelled(row) for row in alarm.summary(rows)]
     found = alarm.pairs(rows)
     bad, good = alarm.failed(found), alarm.healthy(found)
-    order = list(dict.fromkeys(row["name"] for row in table))
-    best = [row for kind in (False, True) for row in [one for one in table if (one["kind"] == "rival") == kind][:SHOWN]]
+    best = [
+        row for kind in (False, True) for row in [one for one in table if (one["kind"] == KINDS[2]) == kind][:SHOWN]
+    ]
     curves: list[Row] = []
     for row in best:
         both = ([alarm.statistic(run, row["sign"]) for run in some] for some in (bad, good))
         curves += [
-            {"name": row["full"], "false": false, "true": true, "order": place}
+            {
+                "name": row["full"],
+                "rival": row["kind"] == KINDS[2],
+                "false": false,
+                "true": true,
+                "order": place,
+            }
             for place, (false, true) in enumerate(roc.curve(*both))
         ]
     share = alt.Scale(domain=[0, 1])
@@ -112,27 +119,17 @@ def draw(rows: Rows, finding: str) -> Any:
         .encode(
             x=alt.X("false:Q", title="healthy runs with an alarm, share", scale=share),
             y=alt.Y("true:Q", title="failing runs warned, share", scale=share),
-            color=theme.series("name", "three best of ours, three best rivals", [row["full"] for row in best]),
+            color=theme.series("name", "best signs", [row["full"] for row in best]),
+            strokeDash=alt.StrokeDash(
+                "rival:N", legend=None, scale=alt.Scale(domain=[False, True], range=[[1, 0], [5, 3]])
+            ),
             order="order:Q",
         )
-        .properties(width=300, height=300)
+        .properties(width=300, height=260)
     )
-    kind = alt.Color(
-        "kind:N", title="sign", sort=list(KINDS), scale=alt.Scale(domain=list(KINDS), range=theme.SERIES[:3])
+    both = alt.hconcat(
+        _intervals(table, "auc", "area under the ROC", 1.0), _intervals(table, "lead", "lead, steps"), spacing=12
     )
-    y = alt.Y("name:N", title="", sort=order)
-    panels: list[Any] = []
-    for column, title, scale in (
-        ("auc", "area under the ROC", alt.Scale(domain=[0, 1])),
-        ("lead", "lead, steps", alt.Scale()),
-    ):
-        base = alt.Chart(theme.data(table))
-        shown = y if not panels else alt.Y("name:N", title="", sort=order, axis=alt.Axis(labels=False, ticks=False))
-        bars = base.mark_rule(strokeWidth=2, clip=True).encode(
-            y=shown, x=alt.X(f"{column}_low:Q", title=title, scale=scale), x2=f"{column}_high:Q", color=kind
-        )
-        dots = base.mark_point(filled=True, size=60, opacity=1).encode(y=shown, x=f"{column}:Q", color=kind)
-        panels.append((bars + dots).properties(width=230, height=17 * max(1, len(order))))
     steps, every = (found[0][name] if found else 0 for name in ("steps", "every"))
     note = (
         f"{len(bad)} failing and {len(good)} healthy runs of {steps} steps, {len(found) - len(bad) - len(good)} that left their "
@@ -140,15 +137,36 @@ def draw(rows: Rows, finding: str) -> Any:
         f"that {alarm.FALSE_ALARMS:.0%} of the healthy runs of one half exceed, for the failing runs of the other half; 0 where "
         "no warning came. Medians; 95 % of a bootstrap over runs."
     )
-    both = alt.hconcat(*panels, spacing=12)
     return theme.finish(alt.vconcat(ours, both, spacing=18).resolve_scale(color="independent"), finding, note)
+
+
+def _intervals(table: Rows, column: str, title: str, most: float | None = None) -> Any:
+    """A column of the table with its intervals: a line per sign, the kinds of a sign one above the other."""
+    import altair as alt
+
+    from ..figures import theme
+
+    order = list(dict.fromkeys(row["name"] for row in table))
+    shown = [{**row, "shift": KINDS.index(row["kind"]) % 2} for row in table]
+    shift = alt.YOffset("shift:Q", scale=alt.Scale(domain=[0, 1], range=[6, 13]))
+    kind = alt.Color(
+        "kind:N", title="sign", sort=list(KINDS), scale=alt.Scale(domain=list(KINDS), range=theme.SERIES[:3])
+    )
+    axis = alt.Axis() if most is not None else alt.Axis(labels=False, ticks=False)
+    y = alt.Y("name:N", title="", sort=order, axis=axis)
+    x = alt.X(f"{column}_low:Q", title=title, scale=alt.Scale() if most is None else alt.Scale(domain=[0, most]))
+    base = alt.Chart(theme.data(shown))
+    bars = base.mark_rule(strokeWidth=2).encode(y=y, x=x, x2=f"{column}_high:Q", color=kind, yOffset=shift)
+    dots = base.mark_point(filled=True, size=50, opacity=1).encode(y=y, x=f"{column}:Q", color=kind, yOffset=shift)
+    return (bars + dots).properties(width=230, height=alt.Step(19))
 
 
 def _labelled(row: Row) -> Row:
     """With the name of its line in the figure, and which kind it is: two kinds of one sign are in one line."""
-    sign = row["sign"]
+    sign, named = row["sign"], alarm.named(row["sign"])
     kind = KINDS[2] if sign in alarm.RIVALS else KINDS[sign not in ATTENTION]
-    return {**row, "kind": kind, "name": alarm.named(sign).removesuffix(", mean of heads"), "full": alarm.named(sign)}
+    full = f"rival: {named}" if kind == KINDS[2] else named
+    return {**row, "kind": kind, "name": named.removesuffix(", mean of heads"), "full": full}
 
 
 def weight(cell: Cell, settings: Settings) -> float:
