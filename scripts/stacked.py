@@ -3,9 +3,12 @@
 `python scripts/stacked.py run NAME --results FOLDER --seconds 250 --device cuda`
                         measures what is missing in FOLDER/NAME.jsonl; the same command continues it. --preset tiny tries it out
 `python scripts/stacked.py check --device cuda`
-                        half a minute: recorded steps equal steps that are not, in float64; and how long each preset would take
+                        half a minute: recorded steps equal steps that are not, in float64; and how long `--preset short`
+                        would take, or `tiny` on a CPU
 `python scripts/stacked.py show NAME --results FOLDER`
                         the finding and the table of the rows in FOLDER
+`python scripts/stacked.py thresholds --results FOLDER --false-alarms 0.1`
+                        what every sign's threshold would be, from the rows of `warning`, beside those that `health` has
 `python scripts/stacked.py pack FOLDER`
                         rows of FOLDER into docs/data/, the figures docs/figures/full-NAME.svg, and the end of docs/training.md
 
@@ -27,7 +30,7 @@ from attemper.lab.stacked import recall
 from attemper.lab.stacked.language import Dimensions, LanguageStack
 from attemper.lab.stacked.repeated import Repeated
 from attemper.lab.stacked.study import Deadline, Study, free, work
-from attemper.lab.studies import STUDIES, collapse, study
+from attemper.lab.studies import STUDIES, alarm, collapse, study
 
 
 def rows_of(path: Path) -> list[Row]:
@@ -37,8 +40,11 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def show(found: Study, rows: list[Row]) -> None:
-    table = found.summary(rows)
     print(found.finding(rows))
+    tabbed(found.summary(rows))
+
+
+def tabbed(table: list[Row]) -> None:
     if table:
         print(*table[0], sep="\t")
         for row in table:
@@ -51,7 +57,7 @@ def pack(folder: Path) -> None:
 
     for path in sorted(folder.glob("*.jsonl")):
         if path.stem in STUDIES:
-            full_size.write(path.stem, rows_of(path))
+            full_size.write(path.stem, study(path.stem).packed(rows_of(path)))
     pages()
 
 
@@ -76,17 +82,45 @@ def pages() -> None:
         lines += [f"{len(rows)} rows; {facts}.", ""]
         for part in (found.summary(rows), collapse.fits(rows) if name == "collapse" else []):
             lines += [table(readable(part)), ""] if part else []
+        if name == "warning":
+            lines += [THRESHOLDS, "", table(readable(health(rows))), ""] if health(rows) else []
         print(f"{figure.name}: {said}")
     full_size.insert(full_size.DOCS / "training.md", full_size.STUDIED, lines)
 
 
 def readable(rows: list[Row]) -> list[Row]:
-    """Without columns that hold no number; what is infinite was never reached."""
+    """Without columns that hold no number; a number and its interval in one; what is infinite was never reached."""
     empty = {name for name in rows[0] if all(isinstance(row[name], float) and math.isnan(row[name]) for row in rows)}
     return [
-        {name: "never" if value == math.inf else value for name, value in row.items() if name not in empty}
+        {
+            name: alarm.named(value) if name == "sign" else with_interval(row, name)
+            for name, value in row.items()
+            if name not in empty and not name.endswith(("_low", "_high"))
+        }
         for row in rows
     ]
+
+
+def with_interval(row: Row, name: str) -> object:
+    """A value of a table, with its interval where it has one."""
+    value, low, high = row[name], row.get(f"{name}_low", math.nan), row.get(f"{name}_high", math.nan)
+    if value == math.inf:
+        return "never"
+    if math.isnan(low) or math.isnan(high):
+        return value
+    return f"{value:.3g} ({low:.3g} to {'never' if high == math.inf else f'{high:.3g}'})"
+
+
+def health(rows: list[Row], share: float = alarm.FALSE_ALARMS) -> list[Row]:
+    """The thresholds that runs would set, of the signs that `health` has thresholds for."""
+    return [row for row in alarm.advised(rows, share) if row["health"]]
+
+
+THRESHOLDS = (
+    f"What `health` would warn at if {alarm.FALSE_ALARMS:.0%} of the healthy runs may raise an alarm, with 95 % of a bootstrap\n"
+    "over runs, and the thresholds it has; `python scripts/stacked.py thresholds --results FOLDER --false-alarms SHARE` has all\n"
+    "signs at any share. These are small models and short runs."
+)
 
 
 INTRO = (
@@ -101,7 +135,7 @@ TREATED = [
     for seed, (rule, treatment) in enumerate(
         (("none", ""), ("sqrt_dk", "clip1"), ("qk_norm", ""), ("sqrt_dk", "floor"), ("sqrt_dk", "quack"))
     )
-]
+] + [{"rule": "sqrt_dk", "lr": 0.01, "seed": 0, "fault": "bfloat16", "fault_step": 5}]
 ASKED = [
     {"d": 16, "pairs": pairs, "rule": rule, "lr": 0.01, "seed": 0} for pairs in (4, 9) for rule in ("none", "sqrt_dk")
 ]
@@ -125,7 +159,7 @@ def check(device: str) -> None:
         apart = float((found[0] - found[1]).abs().max())
         print(f"{name}: recorded and not recorded are {apart:.1e} apart after {steps} steps", flush=True)
     for name in STUDIES[1:]:
-        timed(study(name), "full" if name == "ablation" else "short", device)
+        timed(study(name), "short" if device.startswith("cuda") else "tiny", device)
 
 
 def timed(found: Study, preset: str, device: str, steps: int = 12) -> None:
@@ -160,11 +194,17 @@ def main() -> None:
             one.add_argument("--preset", default="full")
             one.add_argument("--device", default="cpu")
             one.add_argument("--seconds", type=float, default=600.0)
+    levels = commands.add_parser("thresholds")
+    levels.add_argument("--results", type=Path, default=Path("attemper-results"))
+    levels.add_argument("--false-alarms", type=float, default=alarm.FALSE_ALARMS)
     commands.add_parser("check").add_argument("--device", default="cpu")
     commands.add_parser("pack").add_argument("folder", type=Path)
     asked = parser.parse_args()
     if asked.command in ("pack", "check"):
         pack(asked.folder) if asked.command == "pack" else check(asked.device)
+        return
+    if asked.command == "thresholds":
+        tabbed(alarm.advised(rows_of(asked.results / "warning.jsonl"), asked.false_alarms))
         return
     found = study(asked.name)
     if asked.command == "run":

@@ -111,7 +111,7 @@ TREATED = [
     {"rule": "none", "lr": 0.1, "seed": 0, "treatment": treatment, "start": start, "fault": "temperature"}
     for treatment, start in (("", 0), ("clip30", 2), ("floor", 0), ("quack", 0), ("third", 3))
 ] + [
-    {"rule": "sqrt_dk", "lr": 0.1, "seed": 1, "fault": fault, "fault_step": 3} for fault in ("temperature", "rate")
+    {"rule": "sqrt_dk", "lr": 0.1, "seed": 1, "fault": fault, "fault_step": 3} for fault in ("temperature", "rate", "bfloat16")
 ]  # fmt: skip
 
 
@@ -161,6 +161,10 @@ def test_the_probe_measures_what_attemper_measures(monkeypatch):
             values = {
                 "peak": vitals.peak.amax((0, 2)),
                 "logit_std": far.variance.mean((0, 2)).sqrt(),
+                "logit_mean": far.mean.mean((0, 2)).abs(),
+                "lse": far.lse.mean((0, 2)),
+                "entropy": far.entropy.mean((0, 2)),
+                "effective_keys": far.effective_keys.mean((0, 2)),
                 "evenness": far.evenness.mean((0, 2)),
                 "p2": far.p2.mean((0, 2)),
                 "top_weight": far.top_weight.mean((0, 2)),
@@ -181,6 +185,50 @@ def test_the_spectrum_is_that_of_the_product():
     found = stack.probe.found[0, :, 0]
     assert_float64(found[SIGNS.index("spectral_norm")], values[..., 0].sqrt())
     assert_float64(found[SIGNS.index("concentration")], values[..., 0] / values.sum(-1))
+
+
+def test_the_entropy_of_an_increment_is_that_of_its_spectrum():
+    torch.manual_seed(0)
+    stack = LanguageStack(SIZE, CELLS, "cpu", torch.float64, torch.float64, every=1)
+    before = [torch.randn(3, 2, 8, 4).double() for _ in range(2)]
+    now = [one + 1e-3 * torch.randn(3, 2, 8, 4).double() for one in before]
+    stack.probe.increments(1, now, before)
+    (query, key), change = now, [one - other for one, other in zip(now, before, strict=True)]
+    spectrum = torch.linalg.svdvals(change[0] @ key.mT + query @ change[1].mT).square()
+    share = spectrum / spectrum.sum(-1, keepdim=True)
+    assert_float64(stack.probe.found[0, SIGNS.index("increment_entropy"), 1], -share.square().sum(-1).log())
+
+
+def test_alignment_is_1_where_all_inputs_are_on_one_side():
+    torch.manual_seed(0)
+    stack = LanguageStack(SIZE, CELLS, "cpu", torch.float64, torch.float64, every=1)
+    left, right = (torch.linalg.qr(torch.randn(3, 8, 8).double())[0] for _ in range(2))
+    weight = left @ torch.diag(torch.tensor([1.0] + [0.1] * 7).double()) @ right
+    inputs = torch.randn(3, 40, 8).double()
+    side = (inputs @ left[..., :1]).sign()
+    inputs[1] *= side[1]
+    inputs[2, :30] *= side[2, :30]
+    inputs[2, 30:] *= -side[2, 30:]
+    stack.probe.align(0, inputs, weight)
+    found = stack.probe.found[0, SIGNS.index("alignment"), 0]
+    assert_float64(found[:, 0], torch.stack([side[0].mean().abs(), torch.tensor(1.0), torch.tensor(0.5)]).double())
+    assert torch.equal(found[:, 0], found[:, 1])
+
+
+def test_stored_scores_are_rounded_from_the_fault_on():
+    cells = [{"rule": "none", "lr": 0.01, "seed": 0, "fault": fault, "fault_step": 3} for fault in ("", "bfloat16")]
+    stack = stacked(cells)
+    assert torch.equal(stack.losses[0, :3], stack.losses[1, :3])
+    assert (stack.losses[0, 3:] != stack.losses[1, 3:]).all()
+    gap = (stack.losses[0, 3] - stack.losses[1, 3]).abs()
+    assert gap < 2**-8 * stack.losses[0, 3]  # a bfloat16 has eight bits
+    query, key, value = (torch.randn(2, 1, 2, 12, 4).double() for _ in range(3))
+    plain = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=1.0)
+    found = stack._rounded(plain, query, key, value, torch.tensor([3]))
+    scores = (query @ key.mT).masked_fill(torch.ones(12, 12).triu(1).bool(), -math.inf)
+    weights = scores.to(torch.bfloat16).softmax(-1)
+    assert torch.equal(found[0], plain[0])
+    assert_float64(found[1], (weights.double() @ value)[1])
 
 
 def test_the_products_are_the_weights_of_a_head():

@@ -1,103 +1,187 @@
 """What the studies say of rows: planted runs, whose answer is known."""
 
+import json
 import math
+import random
 
 import pytest
 
+from attemper.lab.maths import roc
 from attemper.lab.stacked.probe import SIGNS
-from attemper.lab.studies import ablation, rescue, sensitivity, warning
+from attemper.lab.stacked.treatments import FAULTS
+from attemper.lab.studies import ablation, alarm, rescue, sensitivity, warning
 from close import in_float64
 
 STEPS, EVERY = 200, 5
 ABOUT = {"parameters": 1, "tokens": 1, "text": "", "steps": STEPS}
+PROBES = range(0, STEPS, EVERY)
 
 
-def quiet(name):
-    return [0.5] * (STEPS // EVERY) if name == "evenness" else [1.0] * (STEPS // EVERY)
-
-
-def run(family, number, twin, leaves=None, rises=None, falls_back=False):
-    """A run whose loss leaves its twin's at a step, and whose largest logit rises at another."""
+def run(family, number, twin, leaves=None, rises=None, falls_back=False, fault_step=0):
+    """A run whose loss leaves its twin's at a step, and whose largest logit rises at another; evenness falls 20 steps later."""
     losses = [2.0 + (0.3 if leaves is not None and step >= leaves else 0.0) for step in range(STEPS)]
     if falls_back:
         losses[-40:] = [2.0] * 40
-    signs = {name: quiet(name) for name in warning.ALL}
+    signs = {name: [0.5] * len(PROBES) for name in alarm.ALL}
     if rises is not None:
-        signs["peak"] = [100.0 if place * EVERY >= rises else 1.0 for place in range(STEPS // EVERY)]
-        signs["evenness"] = [0.01 if place * EVERY >= rises + 20 else 0.5 for place in range(STEPS // EVERY)]
+        signs["peak"] = [100.0 if step >= rises else 0.5 for step in PROBES]
+        signs["evenness"] = [0.01 if step >= rises + 20 else 0.5 for step in PROBES]
     made = {"family": family, "number": number, "twin": twin, "every": EVERY, "losses": losses, "lr": 0.1}
-    return {**ABOUT, **made, **signs}
+    made |= {"fault": "rate" if fault_step else "", "fault_step": fault_step}
+    return {**ABOUT, **made, **({} if twin else signs)}
 
 
-def runs(bad=8, good=8):
-    rows = [run("rate", number, 0, leaves=150, rises=100) for number in range(bad)]
+def runs(bad=8, good=8, leaves=150, rises=100):
+    rows = [run("rate", number, 0, leaves=leaves, rises=rises) for number in range(bad)]
     rows += [run("rate", number, 0) for number in range(bad, bad + good)]
     return rows + [run("rate", number, 1) for number in range(bad + good)]
 
 
+def found(rows, sign):
+    return next(row for row in alarm.summary(rows) if row["sign"] == sign)
+
+
 def test_the_event_is_where_the_loss_leaves_its_twin():
     twin = run("rate", 0, 1)["losses"]
-    assert 150 <= warning.event(run("rate", 0, 0, leaves=150)["losses"], twin, 20) < 150 + warning.SMOOTH
-    assert warning.event(run("rate", 0, 0)["losses"], twin, 20) == math.inf
-    back = run("rate", 0, 0, leaves=60, falls_back=True)["losses"]
-    assert 60 <= warning.event(back, twin, 20) < 60 + warning.SMOOTH
-    assert not warning._apart(back, twin)
-    assert warning._apart(run("rate", 0, 0, leaves=60)["losses"], twin)
-    assert warning._apart([*twin[:-1], math.nan], twin)
+    assert 150 <= alarm.event(run("rate", 0, 0, leaves=150)["losses"], twin, 20) < 150 + alarm.SMOOTH
+    assert alarm.event(run("rate", 0, 0)["losses"], twin, 20) == math.inf
+    assert alarm.event(twin, run("rate", 0, 0, leaves=150)["losses"], 20) == math.inf  # better than its twin
+    back = run("rate", 0, 0, leaves=60, falls_back=True)
+    assert 60 <= alarm.event(back["losses"], twin, 20) < 60 + alarm.SMOOTH
     broken = [*twin[:70], math.nan, *twin[71:]]
-    assert warning.event(broken, twin, 20) == 70
+    assert alarm.event(broken, twin, 20) == 70
+    kept = alarm.pairs([back, run("rate", 0, 1), run("rate", 1, 0, leaves=60), run("rate", 1, 1)])
+    assert [one["for good"] for one in kept] == [False, True]
+    assert [one["gap"] for one in kept] == [0.0, in_float64(0.3, 2.0)]
 
 
 def test_a_sign_that_rises_first_has_the_longest_lead():
-    table = {row["sign"]: row for row in warning.summary(runs())}
+    table = {row["sign"]: row for row in alarm.summary(runs())}
     assert next(iter(table)) == "peak"
     assert table["peak"]["auc"] == table["evenness"]["auc"] == 1.0
     assert table["p2"]["auc"] == 0.5  # it says nothing
-    assert table["peak"]["lead"] == table["evenness"]["lead"] + 20
-    assert table["peak"]["lead"] == 50 + warning.event(runs()[0]["losses"], runs()[-1]["losses"], 20) - 150
-    assert table["p2"]["warned"] == 0.0
-    assert warning.finding(runs()).startswith("largest logit warns 5")
+    event = alarm.event(runs()[0]["losses"], runs()[-1]["losses"], 20)
+    assert table["peak"]["lead"] == event - 100 > 0
+    assert table["evenness"]["lead"] == event - 120
+    assert (table["peak"]["warned"], table["p2"]["warned"]) == (1.0, 0.0)
+    assert (table["peak"]["lead_low"], table["peak"]["lead_high"]) == (event - 100, event - 100)
 
 
 def test_a_sign_that_rises_after_the_event_does_not_warn():
-    rows = [run("rate", number, 0, leaves=50, rises=100) for number in range(8)]
-    rows += [run("rate", number, 0) for number in range(8, 16)] + [run("rate", number, 1) for number in range(16)]
-    peak = next(row for row in warning.summary(rows) if row["sign"] == "peak")
+    peak = found(runs(leaves=50, rises=100), "peak")
     assert (peak["auc"], peak["lead"], peak["warned"]) == (0.5, 0.0, 0.0)
+
+
+def test_what_was_bad_before_a_fault_does_not_warn_of_it():
+    rows = [run("fault", number, 0, leaves=150, rises=130, fault_step=120) for number in range(4)]
+    rows += [run("fault", number, 0, fault_step=120) for number in range(4, 8)]
+    rows += [run("fault", number, 1) for number in range(8)]
+    for row in rows[:8]:
+        row["lse"] = [90.0 if step < 60 else 0.5 for step in PROBES]  # of all runs alike
+    assert found(rows, "lse")["auc"] == 0.5
+    assert found(rows, "lse")["warned"] == 0.0
+    assert found(rows, "peak")["auc"] == 1.0
+    assert all(row["peak"][0][0] >= 120 for row in alarm.pairs(rows))
 
 
 def test_false_alarms_raise_the_threshold():
     rows = runs(bad=8, good=20)
     for row in rows:
-        if (
-            row["number"] in range(8, 20) and not row["twin"]
-        ):  # more healthy runs with a large logit than alarms are allowed
-            row["peak"] = [80.0] * (STEPS // EVERY)
-    peak = next(row for row in warning.summary(rows) if row["sign"] == "peak")
-    assert peak["threshold"] == 80.0
-    assert peak["lead"] > 0  # 100 is above it
+        if row["number"] in range(8, 20) and not row["twin"]:  # more healthy runs than alarms are allowed
+            row["peak"] = [80.0] * len(PROBES)
+    assert found(rows, "peak")["threshold"] == 80.0
+    assert found(rows, "peak")["lead"] > 0  # 100 is above it
+    assert found(rows, "peak")["false alarms"] == 0.0
+
+
+def test_swapped_labels_and_signs_are_said():
+    """What is told of rows follows them: where healthy runs have the large logits, the sign is worse than chance."""
+    rows = runs()
+    for row in rows:
+        if not row["twin"]:
+            row["peak"] = [100.0 if row["number"] >= 8 else 1.0] * len(PROBES)
+            row["grad_norm"] = [100.0 if row["number"] < 8 else 1.0] * len(PROBES)
+            for sign in alarm.OURS:
+                row[sign] = [0.1 + row["number"]] * len(PROBES) if sign not in alarm.FALLS else row[sign]
+            row["evenness"] = [0.5] * len(PROBES)
+    assert found(rows, "peak")["auc"] == 0.0
+    assert found(rows, "grad_norm")["auc"] == 1.0
+    assert " tells failing runs worse than gradient norm: AUC 0.50 against 1.00" in alarm.finding(rows)
+    assert alarm.finding(runs()).startswith("Largest logit tells failing runs better than ")
+    same = runs()
+    for row in same:
+        row["grad_norm"] = row.get("peak")
+    assert " no better than gradient norm: AUC 1.00 against 1.00 (difference +0.00 to +0.00)" in alarm.finding(same)
+
+
+def test_packed_rows_say_the_same():
+    rows = runs(bad=6, good=7)
+    rows[0]["peak"][-3] = math.inf
+    short = json.loads(
+        json.dumps([{k: None if v == math.inf else v for k, v in row.items()} for row in alarm.pairs(rows)])
+    )
+    for row in short:
+        row["peak"] = [[step, None if value == math.inf else value] for step, value in row["peak"]]
+    assert len(short) == 13
+    assert alarm.summary(short) == alarm.summary(rows)
+    assert len(json.dumps(short)) < len(json.dumps(rows))
+
+
+def test_thresholds_that_health_would_take():
+    rows = runs(bad=8, good=40)
+    healthy = [row for row in rows if row["number"] >= 8 and not row["twin"]]
+    for place, row in enumerate(healthy):
+        row["peak"] = [21.0 + place] * len(PROBES)  # 21 to 60
+        row["evenness"] = [0.9 - 0.02 * place] * len(PROBES)  # 0.9 to 0.12
+    table = {row["sign"]: row for row in alarm.advised(rows, share=0.1)}
+    assert table["peak"]["threshold"] == 56.0  # four of forty are above it
+    assert table["peak"]["threshold_low"] < 56.0 < table["peak"]["threshold_high"] <= 60.0
+    assert table["peak"]["agrees"] == ("50" if table["peak"]["threshold_low"] <= 50 else "")
+    assert table["evenness"]["threshold"] == in_float64(0.9 - 0.02 * 35)
+    assert table["evenness"]["threshold_low"] < table["evenness"]["threshold"] < table["evenness"]["threshold_high"]
+    assert (table["evenness"]["warns"], table["evenness"]["agrees"], table["peak"]["warns"]) == ("below", "", "above")
+    assert {row["sign"]: row for row in alarm.advised(rows, share=0.5)}["peak"]["threshold"] == 40.0
 
 
 def test_areas_and_curves():
-    assert warning.area([2.0, 3.0], [1.0, 1.0]) == 1.0
-    assert warning.area([1.0], [1.0]) == 0.5
-    assert warning.roc([2.0, 3.0], [1.0, 2.5]) == [(0.0, 0.0), (0.0, 0.5), (0.5, 0.5), (0.5, 1.0), (1.0, 1.0)]
-    assert warning.bootstrap([5.0] * 9) == (5.0, 5.0)
+    assert roc.area([2.0, 3.0], [1.0, 1.0]) == (1.0, 1.0, 1.0)
+    assert roc.area([1.0], [1.0]).value == 0.5
+    assert roc.area([1.0], [2.0]).value == 0.0
+    assert math.isnan(roc.area([], [1.0]).value)
+    assert roc.curve([2.0, 3.0], [1.0, 2.5]) == [(0.0, 0.0), (0.0, 0.5), (0.5, 0.5), (0.5, 1.0), (1.0, 1.0)]
+    assert roc.median([5.0] * 9) == (5.0, 5.0, 5.0)
 
 
-def test_z_scores_are_of_the_past():
+def test_intervals_hold_what_they_should():
+    """Of the area of two normal variables a standard deviation apart, Φ(1/√2): in about 95 of 100 samples."""
+    stream, inside, truth = random.Random(0), 0, 0.5 * (1 + math.erf(0.5))
+    for _ in range(100):
+        bad, good = ([stream.gauss(mean, 1) for _ in range(40)] for mean in (1, 0))
+        one, other, apart = roc.areas([(bad, good), (good, bad)])
+        inside += one.low <= truth <= one.high
+        assert apart.value == in_float64(one.value - other.value)
+        assert apart.low > 0
+    assert 88 <= inside <= 100  # 88 or fewer of 100 at 95 %: once in 200
+
+
+def test_z_scores_and_rises_are_of_the_past():
     values = [1.0, 2.0] * 20 + [50.0]
-    found = warning.z_scores(values)
-    assert max(found[5:-1]) < 5 < found[-1]
+    scores = alarm.z_scores(values)
+    assert max(scores[5:-1]) < 5 < scores[-1]
+    assert alarm.rises([3.0 - 0.01 * step for step in range(50)]) == [0.0] * 50
+    assert max(alarm.rises([2.0] * 30 + [3.0] * 30)) == 1.0
 
 
 @pytest.mark.parametrize("family", warning.FAMILIES)
 def test_a_twin_differs_in_one_thing(family):
     settings = warning.STUDY.presets["full"]
+    faults = set()
     for number in range(6):
         one, other = (warning.made({"family": family, "number": number, "twin": twin}, settings) for twin in (0, 1))
         differs = {name for name in one if one[name] != other[name]}
         assert differs == ({"fault", "fault_step"} if family == "fault" else {"rule"})
+        faults.add(one["fault"])
+    assert faults == (set(FAULTS) - {""} if family == "fault" else {""})
 
 
 def rescued(number, treatment, delay, loss, warned=60):
@@ -119,7 +203,15 @@ def test_a_rescue_is_judged_by_the_twin():
     assert table["clip30", 0]["runs"] == 4
     assert table["clip30", 100]["rescued"] == 0.0
     assert table["third", 0]["gap"] == in_float64(0.1, 2.0)
-    assert rescue.finding(rows) == "Rescued when treated at the warning: clip 30 100%, lr / 3 0% of 4 failing runs"
+    assert rescue.finding(rows) == (
+        "Clip 30 at the warning rescues 100% of 4 failing runs (51% to 100%); 100 steps after the warning 0%"
+    )
+    worse = [{**row, "held_out": row["held_out"] + 1} if row["treatment"] in rescue.TREATMENTS else row for row in rows]
+    assert rescue.finding(worse) == "No treatment rescues one of 4 failing runs; clip 30 leaves 1.02 nats to the twin"
+    lost = [{**row, "held_out": math.nan} if row["treatment"] == "third" else row for row in rows]
+    table = {(row["treatment"], row["delay"]): row for row in rescue.summary(lost)}
+    assert table["third", 0]["rescued"] == 0.0
+    assert table["third", 0]["gap"] == in_float64(rescue.START - 2.0, 3)
     low, high = rescue.wilson(0.5, 10)
     assert low == in_float64(1 - high)
 
@@ -140,8 +232,18 @@ def test_sensitivity_is_the_mean_above_the_best():
     table = {row["arm"]: row for row in sensitivity.summary(rows)}
     assert table["1/√d_k"]["sensitivity"] == in_float64((1.0 + 0.0 + sensitivity.START - 1.0) / 3, 3)
     assert table["QK-norm"]["sensitivity"] == in_float64((0.5 + 0.0 + 0.1) / 3, 3)
-    assert sensitivity.finding(rows).startswith("Sensitivity to the learning rate at width 8, nats: QK-norm")
+    assert sensitivity.finding(rows) == (
+        "With QK-norm the loss depends less on the learning rate than with 1/√d_k: 0.20 nats against 1.85 at width 8 (one seed)"
+    )
     assert table["1/√d_k"]["largest good lr"] == 1e-2
+    again = [{**row, "seed": 1, "held_out": row["held_out"] + 0.01} for row in rows]
+    assert sensitivity.finding(rows + again).endswith("than with 1/√d_k: 0.20 nats against 1.85 at width 8")
+    found = next(row for row in sensitivity.summary(rows + again) if row["arm"] == "QK-norm")
+    assert found["sensitivity_low"] <= found["sensitivity"] <= found["sensitivity_high"] < 0.22
+    swapped = [{**row, "arm": {"sqrt_dk": "qk_norm"}.get(row["arm"], "sqrt_dk")} for row in rows + again]
+    assert sensitivity.finding(swapped).startswith("With no arm the loss depends clearly less")
+    partial = [*rows, again[0]]  # the second seed has one rate of one arm
+    assert all(math.isnan(row["above 1/√d_k_low"]) for row in sensitivity.summary(partial))
 
 
 def ablated(rule, lr, seed, loss):
@@ -195,4 +297,5 @@ def test_the_ablation_chooses_a_rate_by_the_seed_that_all_rates_have():
 
 
 def test_every_sign_has_a_name():
-    assert set(warning.NAMES) == {*SIGNS, *warning.RIVALS}
+    assert set(alarm.NAMES) == {*SIGNS, *alarm.RIVALS}
+    assert len({alarm.named(sign) for sign in alarm.ALL}) == len(alarm.ALL)

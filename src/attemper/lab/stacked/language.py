@@ -83,7 +83,7 @@ def initial(size: Dimensions, seed: int, device: str, dtype: torch.dtype) -> dic
 
 class LanguageStack:
     """Runs of one shape. A cell has ``rule``, ``lr``, ``seed``, and may have ``treatment``, ``start``, ``fault``,
-    ``fault_step``.
+    ``fault_step``, ``factor``.
 
     Runs of a seed begin with the same weights and see the same windows. ``compute`` is the dtype of products; weights, norms,
     rotations, losses and Adam's state are in ``dtype``. ``losses``, ``norms``, ``moved`` and ``sizes`` are (runs, steps): the
@@ -163,6 +163,7 @@ class LanguageStack:
         self.probe = Probe(runs, size, count, flat)
         self.floored = self.tables.runs_with("floor")
         self.clipped = self.tables.runs_with("clip")
+        self.rounded = self.tables.runs_rounded()
         pool = torch.cuda.graph_pool_handle() if self.device.startswith("cuda") else None
         self.plain = Repeated(lambda: self._step(False), self.device, pool)
         self.measured = Repeated(lambda: self._step(True), self.device, pool, warm_up=1)  # which is the first step
@@ -176,8 +177,7 @@ class LanguageStack:
         now = self.adam.step.clamp(max=self.size.steps - 1)
         windows = self.starts.index_select(1, now)[:, 0, :, None] + self.offsets
         tokens = self.text[windows].long().index_select(0, self.of_seed)  # (runs, B, T + 1)
-        scale = self.tables.scale.index_select(1, now)
-        losses, penalties, peaks = self.forward(tokens, scale, measured, floor=self.floored is not None)
+        losses, penalties, peaks = self.forward(tokens, now, measured, floor=self.floored is not None)
         total = losses.sum()
         if penalties is not None:
             total = total + (self.tables.floor.index_select(1, now)[:, 0] * penalties).sum()
@@ -186,11 +186,15 @@ class LanguageStack:
         found, at_query = found[: len(views)], found[len(views) :]
         self.queries = []  # nothing of a step is kept for the next
         self.losses.index_copy_(1, now, losses.detach()[:, None])
+        before = [[one.clone() for one in both] for both in self._products()] if measured else []
         self.adam.update(self.parameters.gathered(found), self._adjust if self.tables.any_quack else None)
         self.norms.index_copy_(1, now, self.adam.norm[:, None])
         self.moved.index_copy_(1, now, self.adam.moved[:, None])
         if measured:
-            self.probe.weights(self._products())
+            products = self._products()
+            self.probe.weights(products)
+            for layer, (one, other) in enumerate(zip(products, before, strict=True)):
+                self.probe.increments(layer, one, other)
             self.sizes.index_copy_(1, now, torch.linalg.vector_norm(self.parameters.flat, dim=1)[:, None])
             self.probe.count += 1
             self.gradient.index_copy_(1, now, self._per_query(at_query)[:, None])
@@ -222,11 +226,11 @@ class LanguageStack:
         return found
 
     def forward(
-        self, tokens: Tensor, scale: Tensor, measured: bool = False, floor: bool = False, smooth: bool = True
+        self, tokens: Tensor, now: Tensor, measured: bool = False, floor: bool = False, smooth: bool = True
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Tokens (runs, B, T + 1), scale (runs, 1) → each run's loss, its penalty for too little entropy, and the largest
-        logits (layers, runs, heads), both where a treatment needs them. Without ``smooth`` the loss is the cross-entropy
-        alone."""
+        """Tokens (runs, B, T + 1), the step as a tensor (1,) → each run's loss, its penalty for too little entropy, and the
+        largest logits (layers, runs, heads), both where a treatment needs them. Without ``smooth`` the loss is the
+        cross-entropy alone."""
         views, dtype, compute = self.parameters.views, self.parameters.flat.dtype, self.compute
         runs, batch, length = tokens.shape[0], tokens.shape[1], tokens.shape[2] - 1
 
@@ -234,13 +238,12 @@ class LanguageStack:
             return x.to(compute) @ views[name].to(compute)
 
         x = times((tokens[:, :, :-1, None] == self.letters).flatten(1, 2), "token").to(dtype)
-        scaled = self.turns * scale.view(-1, 1, 1, 1, 1)
+        scaled = self.turns * self.tables.scale.index_select(1, now).view(-1, 1, 1, 1, 1)
         penalties, peaks = [], []
         self.queries = []
         for layer in range(self.size.layers):
-            split = times(F.layer_norm(x, x.shape[-1:]), f"qkv{layer}").view(
-                runs, batch, length, 3, self.size.heads, self.size.head_dim
-            )
+            normed = F.layer_norm(x, x.shape[-1:])
+            split = times(normed, f"qkv{layer}").view(runs, batch, length, 3, self.size.heads, self.size.head_dim)
             query, key, value = split.permute(3, 0, 1, 4, 2, 5)  # each (runs, B, H, T, E)
             query = self._turned(query, scaled, views[f"gain{layer}"].view(runs, 1, -1, 1, 1))
             key = self._turned(key, self.turns, None)
@@ -248,6 +251,8 @@ class LanguageStack:
             if measured:
                 self.queries.append(query)
                 self.probe.take(layer, query[:, some].detach(), key[:, some].detach())
+                weight = self._qk(views[f"qkv{layer}"].detach()).flatten(2)
+                self.probe.align(layer, normed[:, : self.size.probed * length].detach(), weight)
             if floor and self.floored is not None:
                 penalties.append(self._penalty(query[:, some], key[:, some]))
             if self.clipped is not None and smooth:
@@ -255,8 +260,10 @@ class LanguageStack:
             attended = F.scaled_dot_product_attention(
                 query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1), is_causal=True, scale=1.0
             )
-            attended = attended.view(runs, batch, self.size.heads, length, -1).transpose(2, 3)
-            x = x + times(attended.reshape(runs, batch * length, -1), f"out{layer}")
+            attended = attended.view(runs, batch, self.size.heads, length, -1)
+            if self.rounded is not None:
+                attended = self._rounded(attended, query, key, value, now)
+            x = x + times(attended.transpose(2, 3).reshape(runs, batch * length, -1), f"out{layer}")
             x = x + times(F.gelu(times(F.layer_norm(x, x.shape[-1:]), f"up{layer}")), f"down{layer}")
         logits = times(F.layer_norm(x, x.shape[-1:]), "read").to(dtype)
         likely = logits.logsumexp(-1)
@@ -277,6 +284,15 @@ class LanguageStack:
         turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns
         return torch.view_as_real(turned).flatten(-2).to(self.compute)
 
+    def _rounded(self, attended: Tensor, query: Tensor, key: Tensor, value: Tensor, now: Tensor) -> Tensor:
+        """What was attended to, with scores and weights stored in bfloat16 for the runs that have that fault by now."""
+        assert self.rounded is not None
+        some = [one.index_select(0, self.rounded) for one in (query, key, value, attended)]
+        weights = logits_of(some[0], some[1]).to(torch.bfloat16).softmax(-1)
+        on = self.tables.rounded.index_select(1, now).index_select(0, self.rounded).view(-1, 1, 1, 1, 1) > 0
+        coarse = torch.where(on, weights.to(some[2].dtype) @ some[2], some[3])
+        return attended.index_copy(0, self.rounded, coarse)
+
     def _penalty(self, query: Tensor, key: Tensor) -> Tensor:
         """The mean of relu(floor − evenness)² over heads and rows with eight keys or more; 0 for runs without the treatment."""
         assert self.floored is not None
@@ -293,7 +309,7 @@ class LanguageStack:
         pieces differ as files do."""
         first = starts(part, (windows,), self.size.length, self.size.length).sort().values.to(self.device)
         tokens = self.text[first[:, None] + self.offsets].long()
-        last = self.tables.scale[:, -1:]
+        last = torch.tensor([self.size.steps - 1], device=self.device)
         found = [
             self.forward(piece.expand(len(self.of_seed), *piece.shape), last, smooth=False)[0]
             for piece in tokens.chunk(pieces)

@@ -1,12 +1,16 @@
 """probe: the signs of every head in a stack while it trains, kept on the device until somebody reads them.
 
-Signs of a head are over the rows of a few sequences that see eight keys or more; ``peak`` is over all rows. Weights have
-signs too: the largest singular value of W_q W_kᵀ, and its share of the sum of squares.
+Signs of a head are over the rows of a few sequences that see eight keys or more; ``peak`` is over all rows. The others are
+published rivals, which read weights and inputs: the largest singular value of W_q W_kᵀ and its share of the sum of squares
+(arXiv:2505.21910); the entropy of the spectrum of what a step adds to W_q W_kᵀ, Δ = dW_q W_kᵀ + W_q dW_kᵀ (arXiv:2606.28116;
+here of order 2, −ln Σ p², which takes products alone); and how far the inputs of a layer lie on one side of the largest singular
+vector of [W_q W_k] (arXiv:2510.04202): 0 where as many are on either side, 1 where all are on one.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +19,24 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .language import Dimensions
 
-SIGNS = ("peak", "logit_std", "evenness", "p2", "top_weight", "saturated", "spectral_norm", "concentration")
+ATTENTION = (
+    *(
+        "peak",
+        "logit_mean",
+        "logit_std",
+        "lse",
+        "entropy",
+        "evenness",
+        "effective_keys",
+        "p2",
+        "top_weight",
+        "saturated",
+    ),
+)
+WEIGHTS = ("spectral_norm", "concentration", "increment_entropy", "alignment")
+SIGNS = (*ATTENTION, *WEIGHTS)
+FALLING = ("entropy", "evenness", "effective_keys", "increment_entropy")
+"""What is worse where it is smaller."""
 SATURATED = 0.99  # as in heads.py
 LEAST_KEYS = 8
 ROUNDS = 12  # of the power method
@@ -35,6 +56,7 @@ class Probe:
     def __init__(self, runs: int, size: Dimensions, probes: int, like: Tensor) -> None:
         self.found = like.new_full((probes, len(SIGNS), size.layers, runs, size.heads), math.nan)
         self.count = torch.zeros(1, dtype=torch.int64, device=like.device)
+        self.top = like.new_ones(size.layers, runs, size.width, 1)  # where the last search for a singular vector ended
 
     def _write(self, sign: str, layer: int, values: Tensor) -> None:
         place = self.found[:, SIGNS.index(sign), layer]
@@ -50,10 +72,14 @@ class Probe:
         shown = rows.masked_fill(rows == -math.inf, 0.0)
         mean = shown.sum(-1, keepdim=True) / seen
         variance = ((rows - mean).masked_fill(rows == -math.inf, 0.0).square().sum(-1) / seen[:, 0]).mean((1, 3))
+        self._write("logit_mean", layer, mean.mean((1, 3, 4)).abs())
         self._write("logit_std", layer, variance.sqrt())
+        self._write("lse", layer, rows.logsumexp(-1).mean((1, 3)))
         surprise = rows.log_softmax(-1)
         weights = surprise.exp()
         entropy = -(weights * surprise.masked_fill(surprise == -math.inf, 0.0)).sum(-1)
+        self._write("entropy", layer, entropy.mean((1, 3)))
+        self._write("effective_keys", layer, entropy.exp().mean((1, 3)))
         self._write("evenness", layer, (entropy / seen[:, 0].log()).mean((1, 3)))
         self._write("p2", layer, weights.square().sum(-1).mean((1, 3)))
         top = weights.amax(-1)
@@ -76,12 +102,35 @@ class Probe:
             self._write("spectral_norm", layer, largest.sqrt())
             self._write("concentration", layer, largest / (first * second.mT).sum((-2, -1)))
 
+    @torch.no_grad()
+    def increments(self, layer: int, now: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+        """The entropy of the spectrum of what a step added to W_q W_kᵀ; W_q and W_k (runs, heads, width, head_dim)."""
+        change = [one - other for one, other in zip(now, before, strict=True)]
+        size = sum(torch.linalg.vector_norm(one, dim=(-2, -1), keepdim=True) for one in change)
+        query, key = now
+        left = torch.cat([change[0] / size, query], -1)  # Δ is left @ right.mT, of rank 2 head_dim at most
+        right = torch.cat([key, change[1] / size], -1)
+        square = (left.mT @ left) @ (right.mT @ right)  # its eigenvalues are the squares of Δ's singular values
+        total = square.diagonal(dim1=-2, dim2=-1).sum(-1)
+        self._write("increment_entropy", layer, 2 * total.log() - (square * square.mT).sum((-2, -1)).log())
+
+    @torch.no_grad()
+    def align(self, layer: int, inputs: Tensor, weight: Tensor) -> None:
+        """On which side of the largest singular vector of a weight, (runs, width, outputs), its inputs lie."""
+        vector = self.top[layer]
+        for _ in range(ROUNDS):
+            vector = weight @ (weight.mT @ vector)
+            vector = vector / torch.linalg.vector_norm(vector, dim=-2, keepdim=True)
+        self.top[layer].copy_(vector)
+        sided = (inputs.to(vector.dtype) @ vector)[..., 0].sign().mean(1).abs()
+        self._write("alignment", layer, sided[:, None].expand(-1, self.found.shape[-1]))
+
     def series(self, run: int) -> dict[str, list[float]]:
-        """Each sign over the probes taken: its worst head, over all layers."""
-        taken = self.found[: int(self.count)]
-        return {
-            sign: (taken[:, place, :, run].amin((1, 2)) if sign == "evenness" else taken[:, place, :, run].amax((1, 2)))
-            .double()
-            .tolist()
+        """Each sign over the probes taken: its worst head over all layers; and the mean of all heads as ``NAME_mean`` for those
+        of attention."""
+        taken = self.found[: int(self.count), :, :, run].double().flatten(2)
+        found = {
+            sign: (taken[:, place].amin(1) if sign in FALLING else taken[:, place].amax(1)).tolist()
             for place, sign in enumerate(SIGNS)
         }
+        return found | {f"{sign}_mean": taken[:, SIGNS.index(sign)].mean(1).tolist() for sign in ATTENTION}

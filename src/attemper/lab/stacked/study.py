@@ -49,6 +49,10 @@ class Deadline:
             print(f"[{self.spent:6.1f} s of {self.seconds:g}] {words}", file=sys.stderr, flush=True)
 
 
+def _all_rows(rows: Rows) -> list[Row]:
+    return [dict(row) for row in rows]
+
+
 @dataclass(frozen=True)
 class Study:
     """A question that takes many runs.
@@ -56,6 +60,7 @@ class Study:
     ``plan(rows, settings)`` gives the cells of the next stack, or none when all are measured; ``train(cells, rows, settings,
     device, deadline)`` gives each cell with its rows as it ends, and stops early when the deadline is over; ``rows`` are those
     that exist. ``weight(cell, settings)`` is what a cell costs beside others, and ``total(settings)`` about what all cells cost.
+    ``packed(rows)`` is what docs/data/ keeps of rows, from which the same is found.
     ``version`` is raised when rows of older code may not be mixed with new ones.
     """
 
@@ -71,6 +76,7 @@ class Study:
     finding: Callable[[Rows], str] = field(repr=False)
     summary: Callable[[Rows], list[Row]] = field(repr=False)
     draw: Callable[[Rows, str], Any] = field(repr=False)
+    packed: Callable[[Rows], list[Row]] = field(repr=False, default=_all_rows)
     version: int = 1
 
 

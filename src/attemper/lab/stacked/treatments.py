@@ -5,7 +5,8 @@
     quack             rates of W_q and W_k that fall as the other's norm grows (QuacK)
     third             a third of the learning rate
 
-A fault is `temperature` (logits ten times as large) or `rate` (ten times the learning rate).
+A fault is `temperature` (logits ten times as large, or ``factor`` times), `rate` (so many times the learning rate) or
+`bfloat16` (scores and weights of attention are stored in bfloat16).
 """
 
 from __future__ import annotations
@@ -25,29 +26,40 @@ if TYPE_CHECKING:
     from .language import Dimensions
 
 TREATMENTS = ("", "clip100", "clip30", "floor", "quack", "third")
-FAULTS = ("", "temperature", "rate")
+FAULTS = ("", "temperature", "rate", "bfloat16")
 FLOOR, WEIGHT = 0.1, 0.1  # of evenness, and of the penalty in the loss
 FAULT = 10.0
 LAST_RATE = 1e-5
+COLUMNS = ("rate", "schedule", "scale", "tau", "floor", "rounded")
 
 
 @dataclass(frozen=True)
 class Tables:
     """One number per run and step, (runs, steps): the rate, the schedule it follows (1 at its peak), the scale of the logits,
-    τ of QK-clip (infinite for none), the weight of the entropy's floor; and whether a run has QuacK, (runs,)."""
+    τ of QK-clip (infinite for none), the weight of the entropy's floor, 1 where scores are stored in bfloat16; and whether a run
+    has QuacK, (runs,)."""
 
     rate: Tensor
     schedule: Tensor
     scale: Tensor
     tau: Tensor
     floor: Tensor
+    rounded: Tensor
     quack: Tensor
     any_quack: bool
     names: tuple[str, ...]  # of the treatments, by run
+    faults: tuple[str, ...]  # by run
 
     def runs_with(self, treatment: str) -> Tensor | None:
         """The places of runs whose treatment begins with a name; None where there is none."""
-        places = [run for run, name in enumerate(self.names) if name.startswith(treatment)]
+        return self._places([name.startswith(treatment) for name in self.names])
+
+    def runs_rounded(self) -> Tensor | None:
+        """The places of runs whose scores are stored in bfloat16 from some step on; None where there is none."""
+        return self._places([name == "bfloat16" for name in self.faults])
+
+    def _places(self, chosen: Sequence[bool]) -> Tensor | None:
+        places = [run for run, one in enumerate(chosen) if one]
         return torch.tensor(places, device=self.rate.device) if places else None
 
 
@@ -55,34 +67,37 @@ def tables(
     cells: Sequence[Mapping[str, Any]], head_dim: int, steps: int, warm_up: int, device: str, dtype: torch.dtype
 ) -> Tables:
     """The tables of these runs."""
-    made: dict[str, list[list[float]]] = {name: [] for name in ("rate", "schedule", "scale", "tau", "floor")}
+    made: dict[str, list[list[float]]] = {name: [] for name in COLUMNS}
     for cell in cells:
         for name, values in _run(cell, head_dim, steps, warm_up).items():
             made[name].append(values)
     found = {name: torch.tensor(values, device=device, dtype=dtype) for name, values in made.items()}
     names = tuple(str(cell.get("treatment", "")) for cell in cells)
     quacks = [name == "quack" for name in names]
-    return Tables(**found, quack=torch.tensor(quacks, device=device), any_quack=any(quacks), names=names)
+    faults = tuple(str(cell.get("fault", "")) for cell in cells)
+    quacked = torch.tensor(quacks, device=device)
+    return Tables(**found, quack=quacked, any_quack=any(quacks), names=names, faults=faults)
 
 
 def _run(cell: Mapping[str, Any], head_dim: int, steps: int, warm_up: int) -> dict[str, list[float]]:
     lr, treatment, start = float(cell["lr"]), str(cell.get("treatment", "")), int(cell.get("start", 0))
-    fault, begins = str(cell.get("fault", "")), int(cell.get("fault_step", 0))
+    fault, begins, factor = str(cell.get("fault", "")), int(cell.get("fault_step", 0)), float(cell.get("factor", FAULT))
     scale = float(rule_named(str(cell["rule"])).scale(head_dim=head_dim, gain=1.0))
     rule = rule_named(str(cell["rule"]))
     if rule.unit:  # normed entries have a mean square of 1, not a sum of 1
         scale = head_dim**-0.5
-    found: dict[str, list[float]] = {name: [] for name in ("rate", "schedule", "scale", "tau", "floor")}
+    found: dict[str, list[float]] = {name: [] for name in COLUMNS}
     for step in range(steps):
         part = _schedule(step, steps, warm_up)
         rate = max(lr * part, min(lr, LAST_RATE)) if step >= warm_up else lr * part
-        rate *= FAULT if fault == "rate" and step >= begins else 1.0
+        rate *= factor if fault == "rate" and step >= begins else 1.0
         on = treatment if step >= start else ""
         found["rate"].append(rate / 3 if on == "third" else rate)
         found["schedule"].append(part)
-        found["scale"].append(scale * (FAULT if fault == "temperature" and step >= begins else 1.0))
+        found["scale"].append(scale * (factor if fault == "temperature" and step >= begins else 1.0))
         found["tau"].append(float(on.removeprefix("clip")) if on.startswith("clip") else math.inf)
         found["floor"].append(WEIGHT if on == "floor" else 0.0)
+        found["rounded"].append(float(fault == "bfloat16" and step >= begins))
     return found
 
 

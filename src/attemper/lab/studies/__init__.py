@@ -5,6 +5,7 @@ In the order in which to read them:
     collapse.py     does the slow-down without a scale depend on √d_k/√(2 ln n) alone?
     ablation.py     what does the scale change in a language model of 30 M parameters?
     sensitivity.py  how much does the loss depend on the learning rate, under each rule and treatment?
+    alarm.py        when a sign would have warned, and how well it tells failing runs from others
     warning.py      which sign says first that a run will fail, and how many steps before?
     rescue.py       does a treatment that comes after the warning still save a run?
 """

@@ -13,11 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..engine.experiment import Cell, Row, Rows, pick
+from ..maths import roc
 from ..stacked.fit import about, fit
 from ..stacked.study import Deadline, Settings, Study, missing
+from ..stacked.text import VOCABULARY
 from ..training.runs import NOTHING
 
 WARNS = 50.0
+START = math.log(VOCABULARY)  # nats: where every run begins
 TREATMENTS = {"clip100": "clip 100", "clip30": "clip 30", "floor": "entropy floor", "third": "lr / 3"}
 FAILING = (("sqrt_dk", (2e-2, 1e-1)), ("none", (3e-3, 3e-2)))
 """Rules, and the range of rates in which the pilot saw runs with them fail."""
@@ -100,7 +103,7 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def summary(rows: Rows) -> list[Row]:
-    """Per treatment and delay: the share of failing runs that were rescued, and by how much their gap to the twin shrank."""
+    """Per treatment and delay: the share of failing runs that were rescued, and the gap to the twin that is left."""
     bad, found = failing(rows), []
     for treatment in TREATMENTS:
         for delay in sorted({row["delay"] for row in pick(rows, treatment=treatment)}):
@@ -109,8 +112,6 @@ def summary(rows: Rows) -> list[Row]:
                 continue
             share = statistics.fmean(_near(row["held_out"], bad[row["number"]]["twin"]) for row in some)
             low, high = wilson(share, len(some))
-            gaps = [(bad[row["number"]]["held_out"] - bad[row["number"]]["twin"], row["held_out"]) for row in some]
-            after = [now - bad[row["number"]]["twin"] for (_, now), row in zip(gaps, some, strict=True)]
             found.append(
                 {
                     "treatment": treatment,
@@ -119,22 +120,38 @@ def summary(rows: Rows) -> list[Row]:
                     "rescued": share,
                     "rescued_low": low,
                     "rescued_high": high,
-                    "gap untreated": statistics.median(gap for gap, _ in gaps),
-                    "gap": statistics.median(after),
+                    **roc.median([_gap(bad[row["number"]], bad[row["number"]]) for row in some]).columns(
+                        "gap untreated"
+                    ),
+                    **roc.median([_gap(row, bad[row["number"]]) for row in some]).columns("gap"),
                 }
             )
     return found
 
 
+def _gap(row: Mapping[str, Any], bad: Mapping[str, Any]) -> float:
+    """Nats above the twin of a failing run; a run that has no loss any more counts as where it began."""
+    loss = row["held_out"]
+    return min(loss, START) - bad["twin"] if _is_number(loss) else START - bad["twin"]
+
+
 def finding(rows: Rows) -> str:
+    """What the best treatment saves where it comes at once, and where it comes as late as was tried."""
     found = summary(rows)
     if not found:
         return f"{len(failing(rows))} runs fail; none of them was treated yet"
-    first = min(row["delay"] for row in found)
-    now = [row for row in found if row["delay"] == first]
-    said = ", ".join(f"{TREATMENTS[row['treatment']]} {row['rescued']:.0%}" for row in now)
-    when = "at the warning" if not first else f"{first} steps after the warning"
-    return f"Rescued when treated {when}: {said} of {now[0]['runs']} failing runs"
+    first = [row for row in found if row["delay"] == min(one["delay"] for one in found)]
+    best = max(first, key=lambda row: (row["rescued"], -row["gap"]))
+    name = TREATMENTS[best["treatment"]]
+    if not best["rescued"]:
+        return (
+            f"No treatment rescues one of {best['runs']} failing runs; {name} leaves {best['gap']:.2f} nats to the twin"
+        )
+    when = "at the warning" if not best["delay"] else f"{best['delay']} steps after the warning"
+    last = max((row for row in found if row["treatment"] == best["treatment"]), key=lambda row: row["delay"])
+    later = f"; {last['delay']} steps after the warning {last['rescued']:.0%}" if last["delay"] > best["delay"] else ""
+    sure = f"{best['rescued_low']:.0%} to {best['rescued_high']:.0%}"
+    return f"{name[0].upper()}{name[1:]} {when} rescues {best['rescued']:.0%} of {best['runs']} failing runs ({sure}){later}"
 
 
 def draw(rows: Rows, finding: str) -> Any:
@@ -143,18 +160,33 @@ def draw(rows: Rows, finding: str) -> Any:
 
     from ..figures import marks, theme
 
-    shown = [{**row, "name": TREATMENTS[row["treatment"]]} for row in summary(rows)]
+    found = summary(rows)
+    delays, order = sorted({row["delay"] for row in found}), list(TREATMENTS)
+    apart = 0.012 * max(1, max(delays, default=1))  # side by side, so that intervals do not cover one another
+    shown = [
+        {
+            **row,
+            "name": TREATMENTS[row["treatment"]],
+            "at": row["delay"] + apart * (order.index(row["treatment"]) - 1.5),
+        }
+        for row in found
+    ]
     colour = theme.series("name", "treatment", list(TREATMENTS.values()))
-    x = alt.X("delay:Q", title="steps from the warning to the treatment")
+    axis = alt.Axis(values=delays, grid=False)
+    x = alt.X(
+        "at:Q", title="steps from the warning to the treatment", axis=axis, scale=alt.Scale(nice=False, padding=12)
+    )
+    width = theme.WIDTH // 2 - 40
     left = marks.curve(shown, x, "rescued", "share of failing runs rescued", colour, most=1.0)
     right = marks.curve(shown, x, "gap", "nats above the twin", colour)
     bare = statistics.median(row["gap untreated"] for row in shown) if shown else 0.0
-    right = marks.labelled_line(bare, "untreated") + right
+    right = marks.labelled_line(bare, "untreated", at=width - 70) + right
     note = (
         f"{len(failing(rows))} runs that end above their twin; the warning is a logit above {WARNS:g}. Rescued: within {NOTHING} "
-        "nats of the twin (QK-norm, same weights, text and rate). 95 % intervals; gaps are medians."
+        "nats of the twin (QK-norm, same weights, text and rate). 95 % intervals; "
+        "gaps are medians, with 95 % of a bootstrap over runs."
     )
-    return theme.finish(theme.side_by_side(left, right, theme.WIDTH // 2 - 40, 260), finding, note)
+    return theme.finish(theme.side_by_side(left, right, width, 260), finding, note)
 
 
 def weight(cell: Cell, settings: Settings) -> float:
@@ -174,7 +206,9 @@ STUDY = Study(
     "Does a treatment that comes after the warning still save a run?",
     presets={
         "full": FULL,
-        "short": {**FULL, "width": 128, "runs": 16, "length": 128, "batch": 16, "steps": 500, "warm_up": 50, "stack": 64},
+        "short": {**FULL, "width": 128, "runs": 20, "length": 128, "batch": 16, "steps": 500, "warm_up": 50, "stack": 60},
+        "small": {**FULL, "width": 32, "head_dim": 16, "runs": 6, "delays": (0, 20, 50), "layers": 2, "length": 64,
+                  "batch": 8, "steps": 200, "warm_up": 20, "windows": 16, "compute": "float32"},
         "tiny": {**FULL, "width": 8, "head_dim": 4, "runs": 2, "delays": (0, 2), "layers": 1, "length": 16, "batch": 2,
                  "steps": 10, "warm_up": 2, "every": 2, "windows": 2, "compute": "float32"},
     },

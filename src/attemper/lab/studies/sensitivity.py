@@ -11,7 +11,11 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..engine.experiment import Cell, Row, Rows, pick
+from ..maths import roc
 from ..maths.stats import over_seeds
 from ..stacked.fit import about, fit
 from ..stacked.study import Deadline, Settings, Study, missing
@@ -82,28 +86,42 @@ def _loss(row: Any) -> float:
     return min(value, START) if math.isfinite(value) else START
 
 
+def sensitivity(rows: Rows) -> tuple[float, Tensor]:
+    """The mean over rates of the loss above the best rate's, losses being means over seeds; and the same for draws of a
+    bootstrap over the seeds of each rate: none where a rate has one seed."""
+    by_rate = [list(map(_loss, pick(rows, lr=lr))) for lr in sorted({row["lr"] for row in rows})]
+    means = [statistics.fmean(losses) for losses in by_rate]
+    if min(map(len, by_rate)) < 2:
+        return statistics.fmean(means) - min(means), torch.zeros(0, dtype=torch.float64, device="cpu")
+    drawn = torch.stack([roc.again(losses, seed).mean(1) for seed, losses in enumerate(by_rate)], 1)
+    return statistics.fmean(means) - min(means), drawn.mean(1) - drawn.amin(1)
+
+
 def summary(rows: Rows) -> list[Row]:
-    """Per width and arm: the sensitivity by seed, the best loss and its rate, the largest rate within 0.05 nats of it, peak."""
+    """Per width and arm: the sensitivity and how far it is above that of 1/√d_k, the best loss and its rate, the largest rate
+    within 0.05 nats of it, peak. Only rates that every arm of a width has count."""
     found = []
     for width in sorted({row["width"] for row in rows}):
-        for arm in ARMS:
-            some = pick(rows, width=width, arm=arm)
-            if not some:
-                continue
-            rates = sorted({row["lr"] for row in some})
-            by_rate = {lr: statistics.fmean(map(_loss, pick(some, lr=lr))) for lr in rates}
+        at_width = pick(rows, width=width)
+        arms = [arm for arm in ARMS if pick(at_width, arm=arm)]
+        shared = set.intersection(*({row["lr"] for row in pick(at_width, arm=arm)} for arm in arms))
+        at_width = [row for row in at_width if row["lr"] in shared]
+        bare = pick(at_width, arm="sqrt_dk")
+        for arm in arms if shared else ():
+            some = pick(at_width, arm=arm)
+            by_rate = {lr: statistics.fmean(map(_loss, pick(some, lr=lr))) for lr in sorted(shared)}
             best = min(by_rate, key=lambda lr: by_rate[lr])
-            of_seed = []
-            for seed in sorted({row["seed"] for row in some}):
-                losses = [_loss(row) for row in pick(some, seed=seed)]
-                if len(losses) == len(by_rate):
-                    of_seed.append(statistics.fmean(losses) - min(losses))
+            value, drawn = sensitivity(some)
+            other, again = sensitivity(bare) if bare else (math.nan, drawn[:0])
+            apart = drawn - again if len(drawn) == len(again) else drawn[:0]  # the same seeds are drawn for both
             found.append(
                 {
                     "width": width,
                     "arm": ARMS[arm][2],
-                    "seeds": len(of_seed),
-                    **over_seeds("sensitivity", of_seed or [math.nan]),
+                    "rates": len(shared),
+                    "seeds": len({row["seed"] for row in some}),
+                    **roc.interval(value, drawn).columns("sensitivity"),
+                    **roc.interval(value - other, apart).columns("above 1/√d_k"),
                     "best": by_rate[best],
                     "lr": best,
                     "largest good lr": max(lr for lr in by_rate if by_rate[lr] <= by_rate[best] + NOTHING),
@@ -115,14 +133,19 @@ def summary(rows: Rows) -> list[Row]:
 
 def finding(rows: Rows) -> str:
     width = max(row["width"] for row in rows)
-    order = sorted(
-        (row for row in summary(rows) if row["width"] == width and math.isfinite(row["sensitivity"])),
-        key=lambda row: row["sensitivity"],
-    )
-    if not order:
-        return "No arm has all of its rates yet"
-    said = ", ".join(f"{row['arm']} {row['sensitivity']:.2f}" for row in order)
-    return f"Sensitivity to the learning rate at width {width}, nats: {said}"
+    table = [row for row in summary(rows) if row["width"] == width]
+    bare = next((row for row in table if row["arm"] == ARMS["sqrt_dk"][2]), None)
+    others = [row for row in table if row is not bare]
+    if bare is None or not others:
+        return "1/√d_k and another arm have no rate in common yet"
+    least = min(others, key=lambda row: row["sensitivity"])
+    said = f"{least['sensitivity']:.2f} nats against {bare['sensitivity']:.2f} at width {width}"
+    if not math.isfinite(least["above 1/√d_k_high"]):
+        order = "less" if least["above 1/√d_k"] < 0 else "not less"
+        return f"With {least['arm']} the loss depends {order} on the learning rate than with 1/√d_k: {said} (one seed)"
+    if least["above 1/√d_k_high"] < 0:
+        return f"With {least['arm']} the loss depends less on the learning rate than with 1/√d_k: {said}"
+    return f"With no arm the loss depends clearly less on the learning rate than with 1/√d_k: {least['arm']} {said}"
 
 
 def draw(rows: Rows, finding: str) -> Any:
@@ -144,16 +167,41 @@ def draw(rows: Rows, finding: str) -> Any:
             if (part := pick(rows, width=width, arm=arm, lr=lr))
         ]
         x = theme.powers("lr", "learning rate", [row["lr"] for row in shown], ".0e")
-        chart = marks.curve(shown, x, "held_out", "" if found else "held-out loss, nats per byte", colour, zero=False)
+        y = "" if found else "held-out loss, nats per byte"
+        chart = marks.curve(shown, x, "held_out", y, colour, nested=True, zero=False)
         found.append(chart.properties(width=size, height=280, title=panels.heading(f"width {width}")))
+    bars = _bars(summary(rows), names, colour, theme.WIDTH)
     first = rows[0]
     note = (
         f"Causal models, heads of {HEAD_DIM}, {first['tokens'] / 1e6:.1f} M bytes of the standard library's sources; warm-up, "
         "gradients clipped at 1, bfloat16 products; QuacK, clips and floor on top of 1/√d_k. "
-        "Sensitivity: the mean over rates of the loss above the arm's best; a run "
-        "that diverged counts as where it began."
+        "Sensitivity: the mean over rates of the loss above the arm's best; a run that diverged counts as where it began. Bars: "
+        "above the range of the seeds, below 95 % of a bootstrap over them."
     )
-    return theme.finish(alt.hconcat(*found, spacing=18).resolve_scale(y="shared"), finding, note)
+    curves = alt.hconcat(*found, spacing=18).resolve_scale(y="shared")
+    return theme.finish(alt.vconcat(curves, bars, spacing=18), finding, note)
+
+
+def _bars(table: Rows, names: Sequence[str], colour: Any, width: int) -> Any:
+    """The sensitivity of every arm, by width of the model."""
+    import altair as alt
+
+    from ..figures import panels, theme
+
+    widths = sorted({row["width"] for row in table})
+    size, found = (width - panels.GAP * (len(widths) - 1)) // max(1, len(widths)), []
+    most = max((row["sensitivity"] for row in table), default=1.0)
+    for place, one in enumerate(widths):
+        base = alt.Chart(theme.data([{**row, "name": row["arm"]} for row in table if row["width"] == one]))
+        axis = alt.Axis() if not place else alt.Axis(labels=False, ticks=False)
+        y = alt.Y("name:N", title="", sort=list(names), axis=axis)
+        x = alt.X("sensitivity:Q", title="sensitivity, nats", scale=alt.Scale(domainMin=0, domainMax=1.2 * most))
+        dots = base.mark_point(filled=True, size=70, opacity=1).encode(x=x, y=y, color=colour)
+        rules = base.mark_rule(strokeWidth=2).encode(
+            x=alt.X("sensitivity_low:Q", title="sensitivity, nats"), x2="sensitivity_high:Q", y=y, color=colour
+        )
+        found.append((rules + dots).properties(width=size, height=20 * len(names)))
+    return alt.hconcat(*found, spacing=18)
 
 
 def weight(cell: Cell, settings: Settings) -> float:
@@ -174,7 +222,9 @@ STUDY = Study(
     "How much does the loss depend on the learning rate, under each rule and treatment?",
     presets={
         "full": FULL,
-        "short": {**FULL, "width": (128, 256), "length": 128, "batch": 32, "steps": 400, "warm_up": 40, "stack": 28},
+        "short": {**FULL, "length": 128, "batch": 16, "steps": 300, "warm_up": 30, "stack": 56},
+        "small": {**FULL, "width": (32, 64), "lr": RATES[1::2], "seeds": (0,), "layers": 2, "length": 64, "batch": 8,
+                  "steps": 100, "warm_up": 10, "windows": 16, "compute": "float32"},
         "tiny": {**FULL, "width": (8,), "lr": (1e-2, 1e-1), "seeds": (0,), "layers": 1, "length": 16, "batch": 2,
                  "steps": 4, "warm_up": 2, "every": 2, "windows": 2, "compute": "float32"},
     },

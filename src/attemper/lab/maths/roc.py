@@ -1,0 +1,112 @@
+"""roc: how well a number tells failing runs from healthy ones; larger is worse. Intervals are of a bootstrap over runs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+DRAWS = 1000  # of the bootstrap
+OUTSIDE = 0.025  # of the draws, on either side
+
+
+class Interval(NamedTuple):
+    """A number, and where 95 % of a bootstrap's draws lie."""
+
+    value: float
+    low: float
+    high: float
+
+    def columns(self, name: str) -> dict[str, float]:
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
+
+NO_INTERVAL = Interval(math.nan, math.nan, math.nan)
+
+
+def area(failed: Sequence[float], healthy: Sequence[float]) -> Interval:
+    """The area under the ROC: how often a failing run has the larger number, a tie counting half."""
+    return areas([(failed, healthy)])[0]
+
+
+def areas(both: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Interval]:
+    """The areas of several numbers of the same runs, and last the first's less the second's where there are two: the same runs
+    are drawn for all of them."""
+    failed, healthy = (len(one) for one in both[0])
+    if not failed or not healthy:
+        return [NO_INTERVAL] * (len(both) + (len(both) == 2))
+    left, right = _drawn(failed, 0), _drawn(healthy, 1)
+    found, values = [], []
+    for bad, good in both:
+        wins = _wins(bad, good)
+        drawn = ((left @ wins) * right).sum(1) / (failed * healthy)
+        values.append((float(wins.mean()), drawn))
+        found.append(interval(float(wins.mean()), drawn))
+    if len(both) == 2:
+        (one, first), (other, second) = values
+        found.append(interval(one - other, first - second))
+    return found
+
+
+def _wins(failed: Sequence[float], healthy: Sequence[float]) -> Tensor:
+    """(failed, healthy): 1 where the failing run has the larger number, a half where they are equal."""
+    bad, good = (torch.tensor(list(one), dtype=torch.float64, device="cpu") for one in (failed, healthy))
+    return (bad[:, None] > good).double() + 0.5 * (bad[:, None] == good).double()
+
+
+def _drawn(count: int, seed: int) -> Tensor:
+    """(draws, count): how often each of so many runs is drawn."""
+    stream = torch.Generator("cpu").manual_seed(seed)
+    places = torch.randint(count, (DRAWS, count), generator=stream, device="cpu")
+    found = torch.zeros(DRAWS, count, dtype=torch.float64, device="cpu")
+    return found.scatter_add_(1, places, torch.ones_like(places).double())
+
+
+def interval(value: float, drawn: Tensor) -> Interval:
+    """A number with what 95 % of its draws lie between; nothing where there are no draws."""
+    if not len(drawn):
+        return Interval(value, math.nan, math.nan)
+    order = drawn.sort().values
+    return Interval(value, float(order[round(OUTSIDE * (DRAWS - 1))]), float(order[round((1 - OUTSIDE) * (DRAWS - 1))]))
+
+
+def curve(failed: Sequence[float], healthy: Sequence[float]) -> list[tuple[float, float]]:
+    """False and true alarms as shares, from the highest threshold to the lowest."""
+    found = [(0.0, 0.0)]
+    for level in sorted({*failed, *healthy}, reverse=True):
+        found.append((sum(v >= level for v in healthy) / len(healthy), sum(v >= level for v in failed) / len(failed)))
+    return found
+
+
+def threshold(healthy: Sequence[float], share: float) -> Interval:
+    """The lowest level that is exceeded in no more than this share of healthy runs: an alarm is a value above it."""
+    if not healthy:
+        return Interval(math.inf, math.inf, math.inf)
+    allowed = min(math.floor(share * len(healthy)), len(healthy) - 1)
+    drawn = again(healthy, 2).sort(1, descending=True).values[:, allowed]
+    return interval(sorted(healthy, reverse=True)[allowed], drawn)
+
+
+def median(values: Sequence[float]) -> Interval:
+    """The median of runs; no interval for fewer than two."""
+    if len(values) < 2:
+        return Interval(values[0] if values else math.nan, math.nan, math.nan)
+    return interval(statistics.median(values), again(values, 3).quantile(0.5, dim=1))
+
+
+def mean(values: Sequence[float]) -> Interval:
+    """The mean of runs; no interval for fewer than two."""
+    if len(values) < 2:
+        return Interval(values[0] if values else math.nan, math.nan, math.nan)
+    return interval(statistics.fmean(values), again(values, 4).mean(1))
+
+
+def again(values: Sequence[float], seed: int) -> Tensor:
+    """(draws, values): the values of runs that are drawn again."""
+    given = torch.tensor(list(values), dtype=torch.float64, device="cpu")
+    stream = torch.Generator("cpu").manual_seed(seed)
+    return given[torch.randint(len(given), (DRAWS, len(given)), generator=stream, device="cpu")]

@@ -1,0 +1,241 @@
+"""alarm: when a sign would have warned, how well it tells failing runs from others, and how many steps before.
+
+A run *fails* where its loss is 0.05 nats above its twin's for 20 steps, and so at the end too; the first of these steps is the
+event. It is healthy where that never is so. One that left its twin and came back is neither. A sign warns where it passes a
+threshold before the event. The threshold is set on the runs of even numbers, so that one healthy run in ten raises an alarm, and
+tried on those of odd numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...health import thresholds
+from ..engine.experiment import Row, Rows
+from ..maths import roc
+from ..stacked.probe import ATTENTION, FALLING, WEIGHTS
+from ..training.runs import NOTHING
+
+HELD, SMOOTH = 20, 10  # steps that a gap must last; steps that losses are averaged over
+MEMORY = 0.97  # of the running mean and variance of z-scores, as ZClip has it (arXiv:2504.02507)
+RIVALS = (*WEIGHTS, "loss_rise", "loss_z", "grad_norm", "grad_norm_z", "update_ratio")
+OURS = (*ATTENTION, *(f"{sign}_mean" for sign in ATTENTION))
+ALL = (*OURS, *RIVALS)
+FALLS = (*FALLING, *(f"{sign}_mean" for sign in FALLING if sign in ATTENTION))
+FALSE_ALARMS = 0.1  # the share of healthy runs that may raise an alarm
+NAMES = {
+    "peak": "largest logit", "logit_mean": "size of the mean logit", "logit_std": "std of logits", "lse": "log-sum-exp",
+    "entropy": "entropy", "evenness": "evenness", "effective_keys": "effective keys", "p2": "Σ p²",
+    "top_weight": "top weight", "saturated": "saturated rows", "spectral_norm": "spectral norm",
+    "concentration": "spectral concentration", "increment_entropy": "Δ2 entropy", "alignment": "spectral alignment",
+    "loss_rise": "rise of the loss", "loss_z": "loss, z", "grad_norm": "gradient norm", "grad_norm_z": "gradient norm, z",
+    "update_ratio": "update / weights",
+}  # fmt: skip
+"""In a figure; of the mean of all heads instead of the worst, the same with words after it."""
+
+
+def named(sign: str) -> str:
+    """A sign as it is called in a table."""
+    base = sign.removesuffix("_mean") if sign in OURS and sign not in ATTENTION else sign
+    return NAMES[base] + (", mean of heads" if base != sign else "")
+
+
+def z_scores(values: Sequence[float]) -> list[float]:
+    """How many standard deviations each value is above the running mean of those before it."""
+    mean, variance, found = values[0], 0.0, []
+    for value in values:
+        found.append((value - mean) / math.sqrt(variance) if variance > 0 else 0.0)
+        if math.isfinite(value):
+            variance = MEMORY * variance + (1 - MEMORY) * (value - mean) ** 2
+            mean = MEMORY * mean + (1 - MEMORY) * value
+    return found
+
+
+def rises(losses: Sequence[float]) -> list[float]:
+    """How far a loss, averaged over ten steps, is above its lowest so far."""
+    smooth, lowest, found = _smooth(losses), math.inf, []
+    for value in smooth:
+        lowest = min(lowest, value)
+        found.append(value - lowest)
+    return found
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    """Each value's mean with those of the steps before it."""
+    return [statistics.fmean(values[max(0, step - SMOOTH + 1) : step + 1]) for step in range(len(values))]
+
+
+def event(losses: Sequence[float], twin: Sequence[float], after: int) -> float:
+    """The step at which a run has left its twin; infinite where it has not."""
+    steps = len(losses)
+    for step, value in enumerate(losses):
+        if not math.isfinite(value):
+            return float(step)
+    smooth = _smooth([one - other for one, other in zip(losses, twin, strict=True)])
+    held = 0
+    for step in range(after, steps):
+        held = held + 1 if smooth[step] >= NOTHING else 0
+        if held == min(HELD, steps - after):
+            return float(step - held + 1)
+    return math.inf
+
+
+def worst(values: Sequence[float | None], sign: str, every: int, start: int) -> list[list[float]]:
+    """[step, value] wherever a sign is worse than ever since ``start``, in three digits: all that thresholds and leads depend
+    on."""
+    found: list[list[float]] = []
+    for place, value in enumerate(values):
+        if value is None or math.isnan(value) or place * every < start:
+            continue
+        value = float(f"{value:.3g}")
+        if not found or (value < found[-1][1] if sign in FALLS else value > found[-1][1]):
+            found.append([place * every, value])
+    return found
+
+
+def pairs(rows: Rows) -> list[Row]:
+    """Every run that has a twin, with its event and what its signs were at their worst; rows that are such pairs stay."""
+    twins = {(row["family"], row["number"]): row["losses"] for row in rows if row.get("twin") and "losses" in row}
+    found = []
+    for row in rows:
+        if "event" in row:
+            found.append({**row, "event": math.inf if row["event"] is None else row["event"]})
+            continue
+        twin = twins.get((row["family"], row["number"]))
+        if row["twin"] or twin is None or not all(value is not None and math.isfinite(value) for value in twin):
+            continue
+        losses = [math.nan if value is None else value for value in row["losses"]]
+        start = row["fault_step"] if row["fault"] else row["steps"] // 20
+        left = event(losses, twin, max(row["every"], row["steps"] // 10))
+        gap = statistics.fmean(losses[-HELD:]) - statistics.fmean(twin[-HELD:])
+        signs = {sign: worst(row[sign], sign, row["every"], start) for sign in ALL}
+        kept = {name: value for name, value in row.items() if name not in ("losses", "twin", *ALL)}
+        found.append({**kept, "event": left, "for good": not gap < NOTHING, "gap": gap, **signs})
+    return found
+
+
+def statistic(run: Mapping[str, Any], sign: str) -> float:
+    """The worst value before the event, or of the whole run where there is none; larger is worse, whatever the sign."""
+    return max((_size(value, sign) for step, value in run[sign] if step < run["event"]), default=-math.inf)
+
+
+def _size(value: float | None, sign: str) -> float:
+    """Larger where worse; a file has nothing where a value was infinite."""
+    if value is None:
+        return math.inf
+    return -value if sign in FALLS else value
+
+
+def lead(run: Mapping[str, Any], sign: str, level: float) -> float:
+    """Steps from the alarm to the event; 0 where the alarm came late or never."""
+    alarm = next((step for step, value in run[sign] if _size(value, sign) > level), math.inf)
+    return max(0.0, run["event"] - alarm) if alarm < math.inf else 0.0
+
+
+def failed(runs: Rows) -> list[Row]:
+    return [dict(run) for run in runs if math.isfinite(run["event"]) and run["for good"]]
+
+
+def healthy(runs: Rows) -> list[Row]:
+    return [dict(run) for run in runs if not math.isfinite(run["event"])]
+
+
+def of_half(runs: Rows, odd: int) -> list[Row]:
+    """The runs of even or of odd numbers."""
+    return [dict(run) for run in runs if run["number"] % 2 == odd]
+
+
+def _both(runs: Rows, sign: str) -> tuple[list[float], list[float]]:
+    """A sign's worst values: of failing runs, and of healthy ones."""
+    return [statistic(run, sign) for run in failed(runs)], [statistic(run, sign) for run in healthy(runs)]
+
+
+def summary(rows: Rows) -> list[Row]:
+    """Per sign, best first: the ROC's area over all runs; with the threshold of the even runs, what happens on the odd ones."""
+    found = pairs(rows)
+    if not failed(found) or not healthy(found):
+        return []
+    every = [{**run, "for good": True} for run in found]  # also those that came back
+    result = []
+    for sign in ALL:
+        level = roc.threshold(_both(of_half(found, 0), sign)[1], FALSE_ALARMS)
+        leads = [lead(run, sign, level.value) for run in failed(of_half(found, 1))]
+        alarms = [float(value > level.value) for value in _both(of_half(found, 1), sign)[1]]
+        families = sorted({run["family"] for run in found})
+        by_family = {one: roc.area(*_both([run for run in found if run["family"] == one], sign)) for one in families}
+        result.append(
+            {
+                "sign": sign,
+                **roc.area(*_both(found, sign)).columns("auc"),
+                "auc, any gap": roc.area(*_both(every, sign)).value,
+                **{f"auc, {one}": by_family[one].value for one in families},
+                "threshold": -level.value if sign in FALLS else level.value,
+                "runs": len(leads),
+                "warned": statistics.fmean(one > 0 for one in leads) if leads else math.nan,
+                **roc.median(leads).columns("lead"),
+                "false alarms": statistics.fmean(alarms) if alarms else math.nan,
+            }
+        )
+    return sorted(result, key=lambda row: (-row["auc"], -row["lead"]))
+
+
+def compared(rows: Rows) -> tuple[str, str, list[roc.Interval]] | None:
+    """Our sign and the rival with the largest area on the even runs; and on the odd runs the area of each, and the difference."""
+    found = pairs(rows)
+    if not all(half(of_half(found, odd)) for half in (failed, healthy) for odd in (0, 1)):
+        return None
+    areas = {sign: roc.area(*_both(of_half(found, 0), sign)).value for sign in ALL}
+    ours, rival = (max(some, key=lambda sign: areas[sign]) for some in (OURS, RIVALS))
+    return ours, rival, roc.areas([_both(of_half(found, 1), sign) for sign in (ours, rival)])
+
+
+def finding(rows: Rows) -> str:
+    found, both = pairs(rows), compared(rows)
+    if both is None:
+        return f"{len(failed(found))} of {len(found)} runs failed: too few of a kind to tell signs apart"
+    ours, rival, (one, other, apart) = both
+    than = "better than" if apart.low > 0 else "worse than" if apart.high < 0 else "no better than"
+    leads = {row["sign"]: row["lead"] for row in summary(rows)}
+    name = named(ours)[0].upper() + named(ours)[1:]
+    return (
+        f"{name} tells failing runs {than} {named(rival)}: AUC {one.value:.2f} against {other.value:.2f} (difference "
+        f"{apart.low:+.2f} to {apart.high:+.2f}), median leads of {leads[ours]:.0f} and {leads[rival]:.0f} steps"
+    )
+
+
+PRESENT = {
+    "peak": tuple(one.value for one in thresholds.PEAK),
+    "evenness": (thresholds.COLLAPSED.value,),
+    "saturated": (thresholds.SATURATED.value,),
+}
+"""The signs that `health` has thresholds for, with their values; of one head, as here those of the worst."""
+
+
+def advised(rows: Rows, share: float = FALSE_ALARMS) -> list[Row]:
+    """What thresholds of `health` would be at a share of false alarms, with a 95 % interval over runs: set on all healthy runs.
+
+    ``warned`` and ``lead`` are of all failing runs, at that threshold; ``health`` has the values that there are now, and
+    ``agrees`` the ones that lie in the interval.
+    """
+    found = pairs(rows)
+    result = []
+    for sign in ALL if healthy(found) else ():
+        level, falls = roc.threshold(_both(found, sign)[1], share), sign in FALLS
+        low, high = (-level.high, -level.low) if falls else (level.low, level.high)
+        leads = [lead(run, sign, level.value) for run in failed(found)]
+        result.append(
+            {
+                "sign": sign,
+                "warns": "below" if falls else "above",
+                **roc.Interval(-level.value if falls else level.value, low, high).columns("threshold"),
+                "healthy runs": len(healthy(found)),
+                "warned": statistics.fmean(one > 0 for one in leads) if leads else math.nan,
+                "lead": statistics.median(leads) if leads else math.nan,
+                "health": ", ".join(f"{value:g}" for value in PRESENT.get(sign, ())),
+                "agrees": ", ".join(f"{value:g}" for value in PRESENT.get(sign, ()) if low <= value <= high),
+            }
+        )
+    return result
