@@ -5,9 +5,9 @@
 
 `scripts/fuzz.py` compares with `kernels/reference.py`; a mistake there, or in the checks before it, would pass. Here attention is
 a loop over heads, bands are made entry by entry, and PyTorch differentiates. In float64 it is exact; in float32 it
-shows how much error is usual; for half precision torch's math backend does, where it knows the call, and otherwise, for gradients,
-the definition with weights and the gradient of the scores rounded, as every product of half-precision tensors needs it. A value fails when its
-error exceeds FACTOR times the usual one (1.5 beside half precision) plus what rounding every term of its sums explains (`terms`).
+shows how much error is usual. For half precision torch's math backend does, where it knows the call; for other gradients, the
+definition with weights and the gradient of the scores rounded, as a product of half-precision tensors needs them. A value fails
+when its error exceeds FACTOR times the usual one (1.5 in half precision) plus what rounding every term of its sums explains.
 Each case is drawn from its number: `--seed N --cases 1` runs one again. On a GPU the choices that a kernel is compiled for are
 the same for ALIKE cases in a row, which differ in lengths, layouts, numbers and masks.
 """

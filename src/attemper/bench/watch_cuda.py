@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -86,7 +87,7 @@ def make(family: str, config: dict[str, Any]) -> Any:
 def _calls(model: nn.Module, ids: torch.Tensor, training: bool) -> dict[str, Callable[[], object]]:
     """STEPS steps of each candidate. Its watch stays open from call to call, as in a training, and is paused in between."""
 
-    def step() -> object:
+    def step(model: nn.Module) -> object:
         if not training:
             with torch.no_grad():
                 return model(ids).logits
@@ -95,13 +96,13 @@ def _calls(model: nn.Module, ids: torch.Tensor, training: bool) -> dict[str, Cal
         loss.backward()
         return loss
 
-    def under(**options: Any) -> Callable[[], object]:
+    def under(model: nn.Module, **options: Any) -> Callable[[], object]:
         watching = open_watch(model, **options)
 
         def run() -> object:
             watching.resume()
             for _ in range(STEPS):
-                output = step()
+                output = step(model)
                 watching.step()
             watching.pause()
             return output
@@ -109,10 +110,10 @@ def _calls(model: nn.Module, ids: torch.Tensor, training: bool) -> dict[str, Cal
         return run
 
     return {
-        "unwatched": lambda: [step() for _ in range(STEPS)][-1],
-        "off_cycle": under(every=NEVER, start=1),
-        "watched": under(),
-        "replaced": under(replace=True),
+        "unwatched": lambda: [step(model) for _ in range(STEPS)][-1],
+        "off_cycle": under(model, every=NEVER, start=1),
+        "watched": under(model),
+        "replaced": under(copy.deepcopy(model), replace=True),  # a pause leaves attemper's kernels in place
     }
 
 
