@@ -9,6 +9,7 @@ import pytest
 from attemper.lab.maths import roc
 from attemper.lab.stacked.probe import SIGNS
 from attemper.lab.stacked.treatments import FAULTS
+from attemper.lab.stored import unpacked
 from attemper.lab.studies import ablation, alarm, rescue, sensitivity, warning
 from close import in_float64
 
@@ -114,14 +115,21 @@ def test_swapped_labels_and_signs_are_said():
     assert " no better than gradient norm: AUC 1.00 against 1.00 (difference +0.00 to +0.00)" in alarm.finding(same)
 
 
+def table_of(rows):
+    """As scripts/full_size.py writes rows: what is not finite is null."""
+
+    def finite(value):
+        if isinstance(value, list):
+            return [finite(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {"columns": list(rows[0]), "rows": [[finite(value) for value in row.values()] for row in rows]}
+
+
 def test_packed_rows_say_the_same():
     rows = runs(bad=6, good=7)
     rows[0]["peak"][-3] = math.inf
-    short = json.loads(
-        json.dumps([{k: None if v == math.inf else v for k, v in row.items()} for row in alarm.pairs(rows)])
-    )
-    for row in short:
-        row["peak"] = [[step, None if value == math.inf else value] for step, value in row["peak"]]
+    short = unpacked({"fixed": {}, **table_of(alarm.pairs(rows))})
     assert len(short) == 13
     assert alarm.summary(short) == alarm.summary(rows)
     assert len(json.dumps(short)) < len(json.dumps(rows))

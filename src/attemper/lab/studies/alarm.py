@@ -102,7 +102,8 @@ def pairs(rows: Rows) -> list[Row]:
     found = []
     for row in rows:
         if "event" in row:
-            found.append({**row, "event": math.inf if row["event"] is None else row["event"]})
+            there = row["event"] is not None and math.isfinite(row["event"])  # a file has nothing where it is infinite
+            found.append({**row, "event": row["event"] if there else math.inf})
             continue
         twin = twins.get((row["family"], row["number"]))
         if row["twin"] or twin is None or not all(value is not None and math.isfinite(value) for value in twin):
@@ -124,7 +125,7 @@ def statistic(run: Mapping[str, Any], sign: str) -> float:
 
 def _size(value: float | None, sign: str) -> float:
     """Larger where worse; a file has nothing where a value was infinite."""
-    if value is None:
+    if value is None or math.isnan(value):
         return math.inf
     return -value if sign in FALLS else value
 
