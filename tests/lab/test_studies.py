@@ -79,10 +79,20 @@ def test_what_was_bad_before_a_fault_does_not_warn_of_it():
     rows += [run("fault", number, 1) for number in range(8)]
     for row in rows[:8]:
         row["lse"] = [90.0 if step < 60 else 0.5 for step in PROBES]  # of all runs alike
-    assert found(rows, "lse")["auc"] == 0.5
+    assert found(rows, "lse")["auc"] == 0.0  # a false alarm in the healthy ones
     assert found(rows, "lse")["warned"] == 0.0
     assert found(rows, "peak")["auc"] == 1.0
-    assert all(row["peak"][0][0] >= 120 for row in alarm.pairs(rows))
+    assert [row["peak"][0][0] for row in alarm.pairs(rows)] == [120] * 4 + [STEPS // 20] * 4
+
+
+def test_healthy_runs_count_up_to_the_same_step():
+    """Noise that grows with time says nothing, though the whole of a healthy run has more of it than a failing one before its
+    event."""
+    rows = runs()
+    for row in rows:
+        row["p2"] = [step / STEPS for step in PROBES]
+    assert found(rows, "p2")["auc"] == 0.5
+    assert found(rows, "p2")["auc, whole runs"] == 0.0
 
 
 def test_false_alarms_raise_the_threshold():
@@ -152,10 +162,10 @@ def test_thresholds_that_health_would_take():
 
 
 def test_areas_and_curves():
-    assert roc.area([2.0, 3.0], [1.0, 1.0]) == (1.0, 1.0, 1.0)
-    assert roc.area([1.0], [1.0]).value == 0.5
-    assert roc.area([1.0], [2.0]).value == 0.0
-    assert math.isnan(roc.area([], [1.0]).value)
+    assert roc.area(roc.wins([2.0, 3.0], [1.0, 1.0])) == (1.0, 1.0, 1.0)
+    assert roc.area(roc.wins([1.0], [1.0])).value == 0.5
+    assert roc.area(roc.wins([1.0], [2.0])).value == 0.0
+    assert math.isnan(roc.area(roc.wins([], [1.0])).value)
     assert roc.curve([2.0, 3.0], [1.0, 2.5]) == [(0.0, 0.0), (0.0, 0.5), (0.5, 0.5), (0.5, 1.0), (1.0, 1.0)]
     assert roc.median([5.0] * 9) == (5.0, 5.0, 5.0)
 
@@ -165,7 +175,7 @@ def test_intervals_hold_what_they_should():
     stream, inside, truth = random.Random(0), 0, 0.5 * (1 + math.erf(0.5))
     for _ in range(100):
         bad, good = ([stream.gauss(mean, 1) for _ in range(40)] for mean in (1, 0))
-        one, other, apart = roc.areas([(bad, good), (good, bad)])
+        one, other, apart = roc.areas([roc.wins(bad, good), roc.wins(good, bad)])
         inside += one.low <= truth <= one.high
         assert apart.value == in_float64(one.value - other.value)
         assert apart.low > 0
