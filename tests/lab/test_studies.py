@@ -262,6 +262,9 @@ def test_sensitivity_is_the_mean_above_the_best():
     assert sensitivity.finding(swapped).startswith("With no arm the loss depends clearly less")
     partial = [*rows, again[0]]  # the second seed has one rate of one arm
     assert all(math.isnan(row["above 1/√d_k_low"]) for row in sensitivity.summary(partial))
+    assert [row["sensitivity"] for row in sensitivity.summary(partial)] == [
+        one["sensitivity"] for one in table.values()
+    ]
 
 
 def ablated(rule, lr, seed, loss):
