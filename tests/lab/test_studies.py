@@ -251,11 +251,14 @@ def test_sensitivity_is_the_mean_above_the_best():
     assert table["1/√d_k"]["sensitivity"] == in_float64((1.0 + 0.0 + sensitivity.START - 1.0) / 3, 3)
     assert table["QK-norm"]["sensitivity"] == in_float64((0.5 + 0.0 + 0.1) / 3, 3)
     assert sensitivity.finding(rows) == (
-        "With QK-norm the loss depends less on the learning rate than with 1/√d_k: 0.20 nats against 1.85 at width 8 (one seed)"
+        "With QK-norm the loss depends less on the learning rate than with 1/√d_k: 0.20 nats against 1.85 at width 8, "
+        "best loss 1.00 and 1.00 (one seed)"
     )
     assert table["1/√d_k"]["largest good lr"] == 1e-2
     again = [{**row, "seed": 1, "held_out": row["held_out"] + 0.01} for row in rows]
-    assert sensitivity.finding(rows + again).endswith("than with 1/√d_k: 0.20 nats against 1.85 at width 8")
+    assert sensitivity.finding(rows + again).endswith(
+        "than with 1/√d_k: 0.20 nats against 1.85 at width 8, best loss 1.00 and 1.00"
+    )
     found = next(row for row in sensitivity.summary(rows + again) if row["arm"] == "QK-norm")
     assert found["sensitivity_low"] <= found["sensitivity"] <= found["sensitivity_high"] < 0.22
     swapped = [{**row, "arm": {"sqrt_dk": "qk_norm"}.get(row["arm"], "sqrt_dk")} for row in rows + again]

@@ -150,6 +150,7 @@ def finding(rows: Rows) -> str:
         return "1/√d_k and another arm have no rate in common yet"
     least = min(others, key=lambda row: row["sensitivity"])
     said = f"{least['sensitivity']:.2f} nats against {bare['sensitivity']:.2f} at width {width}"
+    said += f", best loss {least['best']:.2f} and {bare['best']:.2f}"
     if not math.isfinite(least["above 1/√d_k_high"]):
         order = "less" if least["above 1/√d_k"] < 0 else "not less"
         return f"With {least['arm']} the loss depends {order} on the learning rate than with 1/√d_k: {said} (one seed)"
