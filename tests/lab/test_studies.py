@@ -9,6 +9,7 @@ import pytest
 from attemper.lab.maths import roc
 from attemper.lab.stacked.probe import SIGNS
 from attemper.lab.stacked.treatments import FAULTS
+from attemper.lab.stored import unpacked
 from attemper.lab.studies import ablation, alarm, rescue, sensitivity, warning
 from close import in_float64
 
@@ -78,10 +79,20 @@ def test_what_was_bad_before_a_fault_does_not_warn_of_it():
     rows += [run("fault", number, 1) for number in range(8)]
     for row in rows[:8]:
         row["lse"] = [90.0 if step < 60 else 0.5 for step in PROBES]  # of all runs alike
-    assert found(rows, "lse")["auc"] == 0.5
+    assert found(rows, "lse")["auc"] == 0.0  # a false alarm in the healthy ones
     assert found(rows, "lse")["warned"] == 0.0
     assert found(rows, "peak")["auc"] == 1.0
-    assert all(row["peak"][0][0] >= 120 for row in alarm.pairs(rows))
+    assert [row["peak"][0][0] for row in alarm.pairs(rows)] == [120] * 4 + [STEPS // 20] * 4
+
+
+def test_healthy_runs_count_up_to_the_same_step():
+    """Noise that grows with time says nothing, though the whole of a healthy run has more of it than a failing one before its
+    event."""
+    rows = runs()
+    for row in rows:
+        row["p2"] = [step / STEPS for step in PROBES]
+    assert found(rows, "p2")["auc"] == 0.5
+    assert found(rows, "p2")["auc, whole runs"] == 0.0
 
 
 def test_false_alarms_raise_the_threshold():
@@ -114,14 +125,21 @@ def test_swapped_labels_and_signs_are_said():
     assert " no better than gradient norm: AUC 1.00 against 1.00 (difference +0.00 to +0.00)" in alarm.finding(same)
 
 
+def table_of(rows):
+    """As scripts/full_size.py writes rows: what is not finite is null."""
+
+    def finite(value):
+        if isinstance(value, list):
+            return [finite(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {"columns": list(rows[0]), "rows": [[finite(value) for value in row.values()] for row in rows]}
+
+
 def test_packed_rows_say_the_same():
     rows = runs(bad=6, good=7)
     rows[0]["peak"][-3] = math.inf
-    short = json.loads(
-        json.dumps([{k: None if v == math.inf else v for k, v in row.items()} for row in alarm.pairs(rows)])
-    )
-    for row in short:
-        row["peak"] = [[step, None if value == math.inf else value] for step, value in row["peak"]]
+    short = unpacked({"fixed": {}, **table_of(alarm.pairs(rows))})
     assert len(short) == 13
     assert alarm.summary(short) == alarm.summary(rows)
     assert len(json.dumps(short)) < len(json.dumps(rows))
@@ -144,10 +162,10 @@ def test_thresholds_that_health_would_take():
 
 
 def test_areas_and_curves():
-    assert roc.area([2.0, 3.0], [1.0, 1.0]) == (1.0, 1.0, 1.0)
-    assert roc.area([1.0], [1.0]).value == 0.5
-    assert roc.area([1.0], [2.0]).value == 0.0
-    assert math.isnan(roc.area([], [1.0]).value)
+    assert roc.area(roc.wins([2.0, 3.0], [1.0, 1.0])) == (1.0, 1.0, 1.0)
+    assert roc.area(roc.wins([1.0], [1.0])).value == 0.5
+    assert roc.area(roc.wins([1.0], [2.0])).value == 0.0
+    assert math.isnan(roc.area(roc.wins([], [1.0])).value)
     assert roc.curve([2.0, 3.0], [1.0, 2.5]) == [(0.0, 0.0), (0.0, 0.5), (0.5, 0.5), (0.5, 1.0), (1.0, 1.0)]
     assert roc.median([5.0] * 9) == (5.0, 5.0, 5.0)
 
@@ -157,7 +175,7 @@ def test_intervals_hold_what_they_should():
     stream, inside, truth = random.Random(0), 0, 0.5 * (1 + math.erf(0.5))
     for _ in range(100):
         bad, good = ([stream.gauss(mean, 1) for _ in range(40)] for mean in (1, 0))
-        one, other, apart = roc.areas([(bad, good), (good, bad)])
+        one, other, apart = roc.areas([roc.wins(bad, good), roc.wins(good, bad)])
         inside += one.low <= truth <= one.high
         assert apart.value == in_float64(one.value - other.value)
         assert apart.low > 0
@@ -233,17 +251,23 @@ def test_sensitivity_is_the_mean_above_the_best():
     assert table["1/√d_k"]["sensitivity"] == in_float64((1.0 + 0.0 + sensitivity.START - 1.0) / 3, 3)
     assert table["QK-norm"]["sensitivity"] == in_float64((0.5 + 0.0 + 0.1) / 3, 3)
     assert sensitivity.finding(rows) == (
-        "With QK-norm the loss depends less on the learning rate than with 1/√d_k: 0.20 nats against 1.85 at width 8 (one seed)"
+        "With QK-norm the loss depends less on the learning rate than with 1/√d_k: 0.20 nats against 1.85 at width 8, "
+        "best loss 1.00 and 1.00 (one seed)"
     )
     assert table["1/√d_k"]["largest good lr"] == 1e-2
     again = [{**row, "seed": 1, "held_out": row["held_out"] + 0.01} for row in rows]
-    assert sensitivity.finding(rows + again).endswith("than with 1/√d_k: 0.20 nats against 1.85 at width 8")
+    assert sensitivity.finding(rows + again).endswith(
+        "than with 1/√d_k: 0.20 nats against 1.85 at width 8, best loss 1.00 and 1.00"
+    )
     found = next(row for row in sensitivity.summary(rows + again) if row["arm"] == "QK-norm")
     assert found["sensitivity_low"] <= found["sensitivity"] <= found["sensitivity_high"] < 0.22
     swapped = [{**row, "arm": {"sqrt_dk": "qk_norm"}.get(row["arm"], "sqrt_dk")} for row in rows + again]
     assert sensitivity.finding(swapped).startswith("With no arm the loss depends clearly less")
     partial = [*rows, again[0]]  # the second seed has one rate of one arm
     assert all(math.isnan(row["above 1/√d_k_low"]) for row in sensitivity.summary(partial))
+    assert [row["sensitivity"] for row in sensitivity.summary(partial)] == [
+        one["sensitivity"] for one in table.values()
+    ]
 
 
 def ablated(rule, lr, seed, loss):

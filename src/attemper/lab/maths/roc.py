@@ -28,34 +28,29 @@ class Interval(NamedTuple):
 NO_INTERVAL = Interval(math.nan, math.nan, math.nan)
 
 
-def area(failed: Sequence[float], healthy: Sequence[float]) -> Interval:
-    """The area under the ROC: how often a failing run has the larger number, a tie counting half."""
-    return areas([(failed, healthy)])[0]
-
-
-def areas(both: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Interval]:
-    """The areas of several numbers of the same runs, and last the first's less the second's where there are two: the same runs
-    are drawn for all of them."""
-    failed, healthy = (len(one) for one in both[0])
-    if not failed or not healthy:
-        return [NO_INTERVAL] * (len(both) + (len(both) == 2))
-    left, right = _drawn(failed, 0), _drawn(healthy, 1)
-    found, values = [], []
-    for bad, good in both:
-        wins = _wins(bad, good)
-        drawn = ((left @ wins) * right).sum(1) / (failed * healthy)
-        values.append((float(wins.mean()), drawn))
-        found.append(interval(float(wins.mean()), drawn))
-    if len(both) == 2:
-        (one, first), (other, second) = values
-        found.append(interval(one - other, first - second))
-    return found
-
-
-def _wins(failed: Sequence[float], healthy: Sequence[float]) -> Tensor:
+def wins(failed: Sequence[float], healthy: Sequence[float]) -> Tensor:
     """(failed, healthy): 1 where the failing run has the larger number, a half where they are equal."""
     bad, good = (torch.tensor(list(one), dtype=torch.float64, device="cpu") for one in (failed, healthy))
     return (bad[:, None] > good).double() + 0.5 * (bad[:, None] == good).double()
+
+
+def area(won: Tensor) -> Interval:
+    """The area under the ROC: how often a failing run has the larger number, from the wins of all pairs."""
+    return areas([won])[0]
+
+
+def areas(won: Sequence[Tensor]) -> list[Interval]:
+    """The areas of several numbers of the same runs, and last the first's less the second's where there are two: the same runs
+    are drawn for all of them."""
+    failed, healthy = won[0].shape
+    if not failed or not healthy:
+        return [NO_INTERVAL] * (len(won) + (len(won) == 2))
+    left, right = _drawn(failed, 0), _drawn(healthy, 1)
+    drawn = [((left @ one) * right).sum(1) / (failed * healthy) for one in won]
+    found = [interval(float(one.mean()), some) for one, some in zip(won, drawn, strict=True)]
+    if len(won) == 2:
+        found.append(interval(found[0].value - found[1].value, drawn[0] - drawn[1]))
+    return found
 
 
 def _drawn(count: int, seed: int) -> Tensor:

@@ -1,9 +1,10 @@
 """alarm: when a sign would have warned, how well it tells failing runs from others, and how many steps before.
 
 A run *fails* where its loss is 0.05 nats above its twin's for 20 steps, and so at the end too; the first of these steps is the
-event. It is healthy where that never is so. One that left its twin and came back is neither. A sign warns where it passes a
-threshold before the event. The threshold is set on the runs of even numbers, so that one healthy run in ten raises an alarm, and
-tried on those of odd numbers.
+event. It is healthy where that never is so. One that left its twin and came back is neither. The AUC of a sign is how often a
+failing run was worse before its event than a healthy run *up to the same step*: over its whole length, a healthy run would look
+worse by noise alone. A sign warns where it passes a threshold before the event. The threshold is set on the runs of even numbers,
+so that one healthy run in ten raises an alarm at any step, and tried on those of odd numbers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from ...health import thresholds
 from ..engine.experiment import Row, Rows
@@ -102,14 +106,16 @@ def pairs(rows: Rows) -> list[Row]:
     found = []
     for row in rows:
         if "event" in row:
-            found.append({**row, "event": math.inf if row["event"] is None else row["event"]})
+            there = row["event"] is not None and math.isfinite(row["event"])  # a file has nothing where it is infinite
+            found.append({**row, "event": row["event"] if there else math.inf})
             continue
         twin = twins.get((row["family"], row["number"]))
         if row["twin"] or twin is None or not all(value is not None and math.isfinite(value) for value in twin):
             continue
         losses = [math.nan if value is None else value for value in row["losses"]]
-        start = row["fault_step"] if row["fault"] else row["steps"] // 20
         left = event(losses, twin, max(row["every"], row["steps"] // 10))
+        # what was bad before a fault is no warning of the failure after it; in a run that stays healthy it is a false alarm
+        start = row["fault_step"] if row["fault"] and math.isfinite(left) else row["steps"] // 20
         gap = statistics.fmean(losses[-HELD:]) - statistics.fmean(twin[-HELD:])
         signs = {sign: worst(row[sign], sign, row["every"], start) for sign in ALL}
         kept = {name: value for name, value in row.items() if name not in ("losses", "twin", *ALL)}
@@ -117,14 +123,17 @@ def pairs(rows: Rows) -> list[Row]:
     return found
 
 
-def statistic(run: Mapping[str, Any], sign: str) -> float:
-    """The worst value before the event, or of the whole run where there is none; larger is worse, whatever the sign."""
-    return max((_size(value, sign) for step, value in run[sign] if step < run["event"]), default=-math.inf)
+def statistic(run: Mapping[str, Any], sign: str, before: float = math.inf) -> float:
+    """The worst value before the event and ``before`` a step, of the whole run where there is neither; larger is worse, whatever
+    the sign."""
+    end = min(run["event"], before)
+    last = next((value for step, value in reversed(run[sign]) if step < end), -math.inf)
+    return last if last == -math.inf else _size(last, sign)
 
 
 def _size(value: float | None, sign: str) -> float:
     """Larger where worse; a file has nothing where a value was infinite."""
-    if value is None:
+    if value is None or math.isnan(value):
         return math.inf
     return -value if sign in FALLS else value
 
@@ -148,30 +157,51 @@ def of_half(runs: Rows, odd: int) -> list[Row]:
     return [dict(run) for run in runs if run["number"] % 2 == odd]
 
 
-def _both(runs: Rows, sign: str) -> tuple[list[float], list[float]]:
-    """A sign's worst values: of failing runs, and of healthy ones."""
-    return [statistic(run, sign) for run in failed(runs)], [statistic(run, sign) for run in healthy(runs)]
+def wins(bad: Rows, good: Rows, sign: str) -> Tensor:
+    """(bad, good): 1 where a sign was worse in a failing run before its event than in a healthy one up to the same step, a half
+    where it was as bad."""
+    if not bad or not good:
+        return torch.zeros(len(bad), len(good), dtype=torch.float64, device="cpu")
+    return torch.cat(
+        [roc.wins([statistic(run, sign)], [statistic(one, sign, run["event"]) for one in good]) for run in bad]
+    )
+
+
+def _of(won: Tensor, bad: Sequence[bool], good: Sequence[bool]) -> Tensor:
+    """The wins of some of the runs."""
+    left, right = (
+        torch.tensor([place for place, one in enumerate(some) if one], dtype=torch.int64, device="cpu")
+        for some in (bad, good)
+    )
+    return won[left][:, right]
 
 
 def summary(rows: Rows) -> list[Row]:
-    """Per sign, best first: the ROC's area over all runs; with the threshold of the even runs, what happens on the odd ones."""
+    """Per sign, best first: the AUC over all runs; with the threshold of the even runs, what happens on the odd ones."""
     found = pairs(rows)
     if not failed(found) or not healthy(found):
         return []
-    every = [{**run, "for good": True} for run in found]  # also those that came back
+    left, good = [run for run in found if math.isfinite(run["event"])], healthy(found)
+    families = sorted({run["family"] for run in found})
     result = []
     for sign in ALL:
-        level = roc.threshold(_both(of_half(found, 0), sign)[1], FALSE_ALARMS)
+        won = wins(left, good, sign)
+        lasting = [bool(run["for good"]) for run in left]
+        whole = roc.wins([statistic(run, sign) for run in failed(left)], [statistic(run, sign) for run in good])
+        by_family = {}
+        for one in families:
+            bad = [run["for good"] and run["family"] == one for run in left]
+            by_family[f"auc, {one}"] = roc.area(_of(won, bad, [run["family"] == one for run in good])).value
+        level = roc.threshold([statistic(run, sign) for run in of_half(good, 0)], FALSE_ALARMS)
         leads = [lead(run, sign, level.value) for run in failed(of_half(found, 1))]
-        alarms = [float(value > level.value) for value in _both(of_half(found, 1), sign)[1]]
-        families = sorted({run["family"] for run in found})
-        by_family = {one: roc.area(*_both([run for run in found if run["family"] == one], sign)) for one in families}
+        alarms = [float(statistic(run, sign) > level.value) for run in of_half(good, 1)]
         result.append(
             {
                 "sign": sign,
-                **roc.area(*_both(found, sign)).columns("auc"),
-                "auc, any gap": roc.area(*_both(every, sign)).value,
-                **{f"auc, {one}": by_family[one].value for one in families},
+                **roc.area(_of(won, lasting, [True] * len(good))).columns("auc"),
+                **by_family,
+                "auc, any gap": float(won.mean()),
+                "auc, whole runs": float(whole.mean()),
                 "threshold": -level.value if sign in FALLS else level.value,
                 "runs": len(leads),
                 "warned": statistics.fmean(one > 0 for one in leads) if leads else math.nan,
@@ -183,13 +213,14 @@ def summary(rows: Rows) -> list[Row]:
 
 
 def compared(rows: Rows) -> tuple[str, str, list[roc.Interval]] | None:
-    """Our sign and the rival with the largest area on the even runs; and on the odd runs the area of each, and the difference."""
+    """Our sign and the rival with the largest AUC on the even runs; and on the odd runs the AUC of each, and the difference."""
     found = pairs(rows)
-    if not all(half(of_half(found, odd)) for half in (failed, healthy) for odd in (0, 1)):
+    halves = [(failed(of_half(found, odd)), healthy(of_half(found, odd))) for odd in (0, 1)]
+    if not all(some for half in halves for some in half):
         return None
-    areas = {sign: roc.area(*_both(of_half(found, 0), sign)).value for sign in ALL}
+    areas = {sign: float(wins(*halves[0], sign).mean()) for sign in ALL}
     ours, rival = (max(some, key=lambda sign: areas[sign]) for some in (OURS, RIVALS))
-    return ours, rival, roc.areas([_both(of_half(found, 1), sign) for sign in (ours, rival)])
+    return ours, rival, roc.areas([wins(*halves[1], sign) for sign in (ours, rival)])
 
 
 def finding(rows: Rows) -> str:
@@ -223,7 +254,7 @@ def advised(rows: Rows, share: float = FALSE_ALARMS) -> list[Row]:
     found = pairs(rows)
     result = []
     for sign in ALL if healthy(found) else ():
-        level, falls = roc.threshold(_both(found, sign)[1], share), sign in FALLS
+        level, falls = roc.threshold([statistic(run, sign) for run in healthy(found)], share), sign in FALLS
         low, high = (-level.high, -level.low) if falls else (level.low, level.high)
         leads = [lead(run, sign, level.value) for run in failed(found)]
         result.append(

@@ -97,15 +97,25 @@ def sensitivity(rows: Rows) -> tuple[float, Tensor]:
     return statistics.fmean(means) - min(means), drawn.mean(1) - drawn.amin(1)
 
 
+def by_seed(rows: Rows) -> dict[int, list[Row]]:
+    found: dict[int, list[Row]] = {}
+    for row in rows:
+        found.setdefault(int(row["seed"]), []).append(dict(row))
+    return found
+
+
 def summary(rows: Rows) -> list[Row]:
     """Per width and arm: the sensitivity and how far it is above that of 1/√d_k, the best loss and its rate, the largest rate
-    within 0.05 nats of it, peak. Only rates that every arm of a width has count."""
+    within 0.05 nats of it, peak. Only rates that every arm of a width has count, and of the seeds those that have all of them:
+    what a deadline cut off compares no arm with another on other runs."""
     found = []
     for width in sorted({row["width"] for row in rows}):
         at_width = pick(rows, width=width)
         arms = [arm for arm in ARMS if pick(at_width, arm=arm)]
         shared = set.intersection(*({row["lr"] for row in pick(at_width, arm=arm)} for arm in arms))
         at_width = [row for row in at_width if row["lr"] in shared]
+        whole = {seed for seed, some in by_seed(at_width).items() if len(some) == len(arms) * len(shared)}
+        at_width = [row for row in at_width if not whole or row["seed"] in whole]
         bare = pick(at_width, arm="sqrt_dk")
         for arm in arms if shared else ():
             some = pick(at_width, arm=arm)
@@ -140,6 +150,7 @@ def finding(rows: Rows) -> str:
         return "1/√d_k and another arm have no rate in common yet"
     least = min(others, key=lambda row: row["sensitivity"])
     said = f"{least['sensitivity']:.2f} nats against {bare['sensitivity']:.2f} at width {width}"
+    said += f", best loss {least['best']:.2f} and {bare['best']:.2f}"
     if not math.isfinite(least["above 1/√d_k_high"]):
         order = "less" if least["above 1/√d_k"] < 0 else "not less"
         return f"With {least['arm']} the loss depends {order} on the learning rate than with 1/√d_k: {said} (one seed)"

@@ -127,15 +127,14 @@ def draw(rows: Rows, finding: str) -> Any:
         )
         .properties(width=300, height=260)
     )
-    both = alt.hconcat(
-        _intervals(table, "auc", "area under the ROC", 1.0), _intervals(table, "lead", "lead, steps"), spacing=12
-    )
+    both = alt.hconcat(_intervals(table, "auc", "AUC", 1.0), _intervals(table, "lead", "lead, steps"), spacing=12)
     steps, every = (found[0][name] if found else 0 for name in ("steps", "every"))
     note = (
         f"{len(bad)} failing and {len(good)} healthy runs of {steps} steps, {len(found) - len(bad) - len(good)} that left their "
         f"twin and came back; signs every {every} steps. Leads: at the threshold "
         f"that {alarm.FALSE_ALARMS:.0%} of the healthy runs of one half exceed, for the failing runs of the other half; 0 where "
-        "no warning came. Medians; 95 % of a bootstrap over runs."
+        "no warning came. AUC: a failing run before its event against a healthy one up to the same step. 95 % of a bootstrap "
+        "over runs."
     )
     return theme.finish(alt.vconcat(ours, both, spacing=18).resolve_scale(color="independent"), finding, note)
 
