@@ -317,7 +317,7 @@ def test_the_ablation_chooses_a_rate_by_the_seed_that_all_rates_have():
         assert row["seeds"] == 3
         assert row["held_out"] == 1.5
         assert row["cost"] == 0.0
-    assert ablation.finding(rows).startswith("Leaving the scale out costs +0.000 nats (+0.000 to +0.000) at d_k = 64")
+    assert ablation.finding(rows).startswith("Leaving the scale out costs 0.00 ± 0.00 nats at d_k = 64")
 
 
 def test_every_sign_has_a_name():

@@ -167,16 +167,15 @@ def _gradient(rows: Rows, place: int) -> float:
 
 
 def finding(rows: Rows) -> str:
-    size = f"{rows[0]['parameters'] / 1e6:.0f} M parameters, {rows[0]['tokens'] / 1e6:.1f} M bytes"
     parts = []
     for row in summary(rows):
         if row["rule"] == "none":
-            interval = f" ({row['cost_low']:+.3f} to {row['cost_high']:+.3f})" if row["seeds"] > 1 else ""
+            half = f" ± {(row['cost_high'] - row['cost_low']) / 2:.2f}" if row["seeds"] > 1 else ""
             lost = f", {row['diverged']} of {row['seeds']} runs diverged" if row["diverged"] else ""
-            parts.append(f"{row['cost']:+.3f} nats{interval} at d_k = {row['head_dim']}{lost}")
+            parts.append(f"{row['cost']:.2f}{half} nats at d_k = {row['head_dim']}{lost}")
     if not parts:
-        return f"Not every rule was trained yet ({size})"
-    return f"Leaving the scale out costs {' and '.join(parts)}, each rule at its best learning rate ({size})"
+        return "Not every rule was trained yet"
+    return f"Leaving the scale out costs {' and '.join(parts)}, each rule at its best rate"
 
 
 def draw(rows: Rows, finding: str) -> Any:
