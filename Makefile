@@ -3,9 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 RUNS := .venv/runs
-# two test processes of one thread each beat one process of two threads
+# two test processes of one thread each beat one process of two threads; hundreds of others begin in them, and where nothing
+# that is compiled may be kept, each compiles attemper again: a minute on two cores
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist loadgroup
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist loadgroup
 
 .PHONY: run test test-all matrix triton snapshots browser check format native fuzz sanitize hostile bench docs figures clean
 
