@@ -182,7 +182,7 @@ def _wait(child: int, out: int, err: int, case: Case) -> tuple[list[str], int | 
     texts, code, deadline = {out: b"", err: b""}, None, time.monotonic() + PATIENCE
     number, left = case.number, {out, err}
     while (left or code is None) and time.monotonic() < deadline:
-        ready = select.select(list(left), [], [], 0.05)[0] if left else time.sleep(0.02) or []
+        ready = select.select(list(left), [], [], 0.05)[0] if left else time.sleep(0.002) or []
         for stream in ready:
             part = os.read(stream, 65536)
             texts[stream] += part

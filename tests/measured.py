@@ -24,7 +24,7 @@ SMALL = {
     "three_scores": {"d": (4, 8), "n": (16,)},
     "plateau": {"gap": (1.0, 3.0), "steps": (60,)},
     "scale_cost": {"n": (16, 32), "d": (4,), "rounds": (3,)},
-    "antecedent": {"permutations": (499,)},
+    "antecedent": {"query": ("pronoun",), "permutations": (499,)},  # the control is part of the claims' evidence
     "own_key": {"pairs": (1,)},
     "real_heads": {"rule": ("none", "sqrt_dk"), "pairs": (1,)},
     "subspaces": {"pairs": (2,)},

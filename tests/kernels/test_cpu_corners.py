@@ -131,12 +131,25 @@ def test_a_bias_of_exactly_minus_ten_thousand_hides(rows):
 
 
 @pytest.mark.parametrize("rows", [1, 20])
-@pytest.mark.parametrize("climb", [7.9, 39.9, 80.0])
-def test_many_logits_far_above_the_first_tile(rows, climb):
-    """Were the reference not raised, the squares of 15,872 weights of exp(39.9) would overflow."""
+@pytest.mark.parametrize("climb", [3.3, 7.9, 39.9, 80.0])
+@pytest.mark.parametrize("spread", [0.0, 0.125])
+def test_many_logits_far_above_the_first_tile(rows, climb, spread):
+    """Were the reference not raised, the squares of 15,872 weights of exp(39.9) would overflow.
+
+    Equal terms all round the same way: sums of 16,384 of them without what rounding took had entropies off by 2.7e-5.
+    """
     query, key, value = torch.zeros(1, 1, rows, 4), torch.randn(1, 1, 16384, 4), torch.randn(1, 1, 16384, 64)
-    mask = torch.randn(16384) / 8  # equal terms would all round the same way
+    mask = torch.randn(16384) * spread
     mask[:512] -= climb
+    assert_defined(query, key, value, mask=mask)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_equal_logits_of_a_long_cache(count):
+    """One row and 131,072 keys in 256 tiles; with four threads also in parts, which are joined."""
+    torch.set_num_threads(count)
+    query, key, value = torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 131072, 1), torch.randn(1, 1, 131072, 8)
+    mask = torch.zeros(131072).index_fill(0, torch.arange(512), -3.3)
     assert_defined(query, key, value, mask=mask)
 
 

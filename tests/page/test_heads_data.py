@@ -10,11 +10,19 @@ from torch import Tensor, nn
 
 import attemper
 from attemper.errors import InputError
+from attemper.kernels.reference import define
+from attemper.operation.checks import prepare
 from attemper.page.data import embedded
 from attemper.page.data.flow import COLUMNS, read_flow
 from attemper.page.data.heads import packed, read_heads
+from attemper.scan.input.batch import call, make
 from attemper.scan.input.model import Loaded
+from attemper.scan.run import evaluating
+from attemper.vitals import Vitals
+from attemper.watch.examine import AttentionCall, Examiner, examine
 from close import in_float32
+from judge import assert_within
+from rounding import sign_mass
 
 pytest.importorskip("transformers")
 TEXT = "The dog chased the ball because it was fast."
@@ -38,18 +46,51 @@ def signs(logits: Tensor) -> dict[str, float]:
     return found.by_head().to_dicts()[0]
 
 
+class KeptCalls(Examiner):
+    """The q, k and options of every call of a model, as the scan measured it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Tensor, Tensor, dict[str, object]]] = []
+
+    def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> None:
+        self.calls.append((call.query.clone(), call.key.clone(), call.options()))
+
+
+def rounding_of_head(query: Tensor, key: Tensor, options: dict[str, object]) -> dict[str, float]:
+    """What the rounding of float32 logits leaves in the signs of a head, given in float64."""
+    problem = prepare("judge", query, key, None, **options).problem
+    found = define(problem)
+    mass = sign_mass(problem, found._asdict())
+    mass["top_weight"] = found.weights.max().item() * (mass["peak"] + mass["lse"])
+    mass["effective_keys"] = found.entropy.exp().max().item() * mass["entropy"]
+    return {name: torch.finfo(torch.float32).eps * size for name, size in mass.items()}
+
+
 def test_logits_give_the_signs_of_the_scan():
-    heads = read_heads(minilm(), TEXT)
+    model, kept = minilm(), KeptCalls()
+    heads = read_heads(model, TEXT)
+    (one,) = make(model, texts=[TEXT])
+    with evaluating(model.model), examine(model.model, [kept]):
+        call(model.model, one.batch)
     rows = heads.scan["heads"]
-    assert len(heads.layers) == 6
+    assert len(heads.layers) == len(kept.calls) == 6
     assert len(rows) == 72
     for place, row in enumerate(rows):
         logits = torch.from_numpy(heads.logits(place // 12, place % 12))
         assert logits.dtype == torch.float32
         assert logits.shape == (12, 12)
-        found = signs(logits)
+        query, key, options = kept.calls[place // 12]
+        head = slice(place % 12, place % 12 + 1)
+        own, wide = ((query[:, head].to(dtype), key[:, head].to(dtype)) for dtype in (torch.float32, torch.float64))
+        plain, exact = (
+            attemper.measure(*pair, **options, kernel="reference").by_head().to_dicts()[0] for pair in (own, wide)
+        )
+        rounding, shown = rounding_of_head(*wide, options), signs(logits)
         for name in ("entropy", "peak", "variance", "top_weight", "effective_keys"):
-            assert found[name] == in_float32(row[name], 12, logit=row["peak"]), (row["layer"], row["head"], name)
+            yard = torch.tensor(exact[name], dtype=torch.float64), torch.tensor(plain[name], dtype=torch.float64)
+            for way, found in (("scan", row), ("logits", shown)):
+                where = f"{row['layer']} {row['head']} {name} of the {way}"
+                assert_within(where, torch.tensor(found[name], dtype=torch.float32), *yard, rounding[name])
 
 
 def test_document_is_plain_and_has_the_scale_applied():

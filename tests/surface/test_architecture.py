@@ -1,6 +1,7 @@
 """The arrows of docs/design.md §2, read from the imports; and how long files and functions may be."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -53,6 +54,10 @@ MAX_FILE, MAX_FUNCTION, MAX_FOLDER = 400, 80, 14
 SOURCES = {".py", ".c", ".h", ".js", ".css", ".html", ".json"}
 
 
+pytestmark = pytest.mark.xdist_group("architecture")  # in one process: each file is parsed once
+parsed = functools.cache(ast.parse)
+
+
 def module_name(path: Path) -> str:
     parts = ["attemper", *path.relative_to(ROOT).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -64,7 +69,7 @@ MODULES = {module_name(path): path for path in FILES}
 def imports(source: str, module: str, is_package: bool) -> set[str]:
     """The attemper modules that a file imports, anywhere in it."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -111,7 +116,7 @@ def offences(source: str, module: str, is_package: bool = False) -> list[str]:
 
 
 def long_functions(source: str) -> list[str]:
-    functions = (n for n in ast.walk(ast.parse(source)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    functions = (n for n in ast.walk(parsed(source)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
     return [f.name for f in functions if f.end_lineno - f.lineno + 1 > MAX_FUNCTION]
 
 
@@ -180,7 +185,7 @@ def test_files_are_short_and_say_what_they_are():
     found = []
     for path in FILES:
         source = path.read_text(encoding="utf-8")
-        if not ast.get_docstring(ast.parse(source)):
+        if not ast.get_docstring(parsed(source)):
             found.append(f"{path}: open the file by saying what it is")
         if len(source.splitlines()) > MAX_FILE:
             found.append(f"{path}: more than {MAX_FILE} lines")
@@ -201,7 +206,7 @@ def test_no_class_name_or_type_alias_occurs_twice():
     """A type alias is a name in CamelCase that is assigned a type at the top of a module."""
     places: dict[str, list[str]] = {}
     for module, path in MODULES.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path.read_text(encoding="utf-8"))
         names = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
         assigned = [target.id for node in tree.body if isinstance(node, ast.Assign)
                     for target in node.targets if isinstance(target, ast.Name)]  # fmt: skip
@@ -218,7 +223,7 @@ PRIVATE = re.compile(r"\btorch(\.\w+)*\._(?!_)\w|^\s*from torch\S* import .*\b_[
 def test_private_names_of_torch_are_in_one_file():
     found = []
     for module, path in MODULES.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path.read_text(encoding="utf-8"))
         words = {id(node) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
         lines = path.read_text(encoding="utf-8").splitlines()
         strings = {
@@ -267,7 +272,7 @@ def test_every_tensor_that_is_made_says_where():
     """torch.set_default_device, and `with torch.device("meta")`, are for the caller's tensors and not for ours."""
     silent = []
     for module in set(MODULES) - ON_THE_DEFAULT_DEVICE:
-        for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(MODULES[module].read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             makes = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch" and node.func.attr in MAKERS
@@ -297,7 +302,7 @@ def walks():
 
 def listed(package):
     """What the docstring of a package lists, in order: modules and folders on the disk."""
-    words = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    words = ast.get_docstring(parsed((package / "__init__.py").read_text(encoding="utf-8"))) or ""
     names = [name for match in LISTED.finditer(words) for name in match[1].split(", ")]
     places = [
         next((place for place in (package / name, package / f"{name}.py") if place.exists()), None) for name in names

@@ -26,7 +26,7 @@ typedef struct {
 static Part take_part(Space *space, const Split *split) {
     return (Part){
         .rows = TAKE(space, Row, split->padded),
-        .sums = TAKE(space, Vec, split->padded * SUMS),
+        .sums = TAKE(space, Vec, split->padded * HELD),
         .out = TAKE(space, REAL, split->padded * split->out_step),
     };
 }
@@ -210,9 +210,9 @@ static void decode_tile(const Call *call, const Split *split, Decode *own, Part 
         const REAL *bias = NULL;
         if (call->mask_dtype != NONE) bias = bias_of(call, b, h, i, key, width, own->bias);
         Sight sight = {z, n, key, first_key(call, i) - key, last < width ? last : width, bias, NULL};
-        look(call, split->needs, part->rows + r, part->sums + r * SUMS, sight, part->out + r * split->out_step,
+        look(call, split->needs, part->rows + r, part->sums + r * HELD, sight, part->out + r * split->out_step,
              call->output ? split->out_step : 0);
-        count_in(split->needs, part->rows + r, part->sums + r * SUMS, sight);
+        count_in(split->needs, part->rows + r, part->sums + r * HELD, sight);
         if (call->dropout > 0 && call->output) {
             coins(own->keep, call, (b * call->heads + h) * call->rows + i, key, width);
             for (int64_t j = 0; j < width; j++) z[j] *= own->keep[j];
@@ -236,7 +236,8 @@ static void join_rows(Row *row, Vec *sums, REAL *out, Row *more, Vec *more_sums,
     }
     row->count += more->count;
     join_moments(row, more->met, more->mean, more->spread);
-    for (int i = 0; i < SUMS; i++) sums[i] += more_sums[i];
+    for (int i = 0; i < SUMS; i++) add_to(sums, i, whole(more_sums, i, more->tiles), row->tiles);
+    row->tiles += more->tiles;
     for (int64_t e = 0; e < out_dim; e++) out[e] += more_out[e];
 }
 
@@ -246,7 +247,7 @@ static void decode_finish(const Call *call, const Split *split, int64_t pair, Pa
     for (int64_t p = 1; p < split->parts; p++) {
         Part more = shared_part(split, pair * split->parts + p);
         for (int64_t r = 0; r < split->rows; r++)
-            join_rows(part.rows + r, part.sums + r * SUMS, part.out + r * split->out_step, more.rows + r, more.sums + r * SUMS,
+            join_rows(part.rows + r, part.sums + r * HELD, part.out + r * split->out_step, more.rows + r, more.sums + r * HELD,
                       more.out + r * split->out_step, out_dim);
     }
     int64_t at = (b * call->heads + g * (call->heads / call->groups)) * call->rows;  // the rows of a group's heads are contiguous
@@ -265,7 +266,7 @@ static void decode_item(const Job *job, void *memory, int64_t item) {
     int64_t pair = item / split->parts, p = item % split->parts, b = pair / call->groups, g = pair % call->groups;
     int64_t repeat = call->heads / call->groups, tiles = (call->keys + TILE_KEYS - 1) / TILE_KEYS;
     for (int64_t r = 0; r < split->padded; r++) {
-        begin_row(part.rows + r, part.sums + r * SUMS);
+        begin_row(part.rows + r);
         REAL *query = own.query + r * call->dim;
         if (r < split->rows)
             fetch(query, place(&call->query, (int)call->dtype, b, g * repeat + r / call->rows, r % call->rows),

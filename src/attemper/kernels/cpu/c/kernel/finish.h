@@ -1,11 +1,5 @@
 // finish.h: the signs of rows that have seen all their keys, many rows at a time.
 
-// What rounding took from a + b (Knuth)
-INLINE Vec lost(Vec a, Vec b) {
-    Vec total = a + b, part = total - a;
-    return (a - (total - part)) + (b - part);
-}
-
 INLINE void write_some(void *to, int64_t at, Vec values, int64_t n) {
     REAL all[LANES];
     store(all, values);
@@ -15,11 +9,12 @@ INLINE void write_some(void *to, int64_t at, Vec values, int64_t n) {
 // Write the signs of n rows, the first of them row `at` of all; `share` gets what their output is to be multiplied by.
 static void finish_rows(const Call *call, Needs needs, const Row *rows, const Vec *sums, int64_t at, int64_t n, REAL *share) {
     const Rows *to = &call->measured;
-    for (; n > 0; n -= LANES, rows += LANES, sums += LANES * SUMS, at += LANES, share += LANES) {
+    for (; n > 0; n -= LANES, rows += LANES, sums += LANES * HELD, at += LANES, share += LANES) {
         int64_t some = n < LANES ? n : LANES;
         REAL all[SUMS][LANES] = {{0}}, reference[LANES] = {0}, peak[LANES] = {0}, mean[LANES] = {0}, variance[LANES] = {0};
         for (int64_t r = 0; r < some; r++) {
-            for (int i = 0; i < (needs.weights ? SUMS : 1); i++) all[i][r] = sum(sums[r * SUMS + i]);
+            for (int i = 0; i < (needs.weights ? SUMS : 1) && rows[r].tiles; i++)
+                all[i][r] = sum(whole(sums + r * HELD, i, rows[r].tiles));
             reference[r] = rows[r].reference == -INFINITY ? 0 : rows[r].reference;
             peak[r] = rows[r].peak;
             if (!needs.moments) continue;

@@ -43,7 +43,7 @@ static Attend take_attend(Space *space, const Call *call, const Plan *plan) {
         .keep = TAKE(space, REAL, TILE_STEP),
         .share = TAKE(space, REAL, plan->block + LANES),
         .scratch = TAKE(space, REAL, pack_scratch(call->dim)),
-        .sums = TAKE(space, Vec, plan->block * SUMS),
+        .sums = TAKE(space, Vec, plan->block * HELD),
         .rows = TAKE(space, Row, plan->block),
     };
 }
@@ -66,7 +66,7 @@ static void meet(const Call *call, const Plan *plan, Attend *own, const Head *he
     int64_t n = up_to(m.width, ALIGNED);
     REAL *out = own->out + m.at * plan->out_step;
     Row *rows = own->rows + m.at;
-    Vec *sums = own->sums + m.at * SUMS;
+    Vec *sums = own->sums + m.at * HELD;
     Sight sight[MAX_ROWS];
     Vec tops[MAX_ROWS];
     int few = has_few_keys(call), plain = call->mask_dtype == NONE && !call->softcap && !few;
@@ -85,10 +85,10 @@ static void meet(const Call *call, const Plan *plan, Attend *own, const Head *he
         if (call->mask_dtype != NONE)
             sight[r].bias = r && !call->mask.step[2] ? own->bias : bias_of(call, m.b, m.h, i, m.key, m.width,
                                                                          own->bias + r * TILE_STEP);
-        look(call, plan->needs, rows + r, sums + r * SUMS, sight[r], out + r * plan->out_step,
+        look(call, plan->needs, rows + r, sums + r * HELD, sight[r], out + r * plan->out_step,
              call->output ? plan->out_step : 0);
     }
-    for (int64_t r = 0; r < m.rows; r++) count_in(plan->needs, rows + r, sums + r * SUMS, sight[r]);
+    for (int64_t r = 0; r < m.rows; r++) count_in(plan->needs, rows + r, sums + r * HELD, sight[r]);
     if (call->dropout > 0 && call->output)
         for (int64_t r = 0; r < m.rows; r++) {
             REAL *z = sight[r].z;
@@ -113,7 +113,7 @@ static void attend_block(const Call *call, const Plan *plan, Attend *own, const 
     else
         pack_queries(own->query, call, b, h, first, last, own->share, own->scratch);
     if (call->output) memset(own->out, 0, up_to(rows, MAX_ROWS) * plan->out_step * sizeof(REAL));
-    for (int64_t r = 0; r < rows; r++) begin_row(own->rows + r, own->sums + r * SUMS);
+    for (int64_t r = 0; r < rows; r++) begin_row(own->rows + r);
 
     int64_t begin = first_key(call, first) / PANEL * PANEL, end = last_key(call, last - 1);
     for (int64_t key = begin; key < end; key += TILE_KEYS)

@@ -1,22 +1,24 @@
 // rows.h: what band, mask and softcap make of a row of scores, and the running sums of a row.
 //
 // With a reference M and e = exp(z - M):  l = Σ e,  a = Σ e (z - M),  s = Σ e².  M is the largest logit of the row's first tile. It
-// is raised only when a logit exceeds it by more than SLACK, so no sum can overflow and most tiles rescale nothing.
+// is raised only when a logit exceeds it by more than SLACK, so no sum can overflow and most tiles rescale nothing. Each sum is
+// followed by what rounding took from it while tiles were added: equal terms would otherwise all round the same way.
 // The mean and the summed squares of z come tile by tile, from Σ d and Σ d² with d = z - (a mean of a few logits of the tile), so
 // that no shift of the logits, and no drift of them, cancels the variance; tiles are joined by Chan's formula.
 
 #define SLACK 8
 #define HIDDEN_BIAS (REAL)(-1e4)
 
-enum { SUM, TILTED, SQUARES, SUMS };
+// LOW + i: what rounding took from sum i. The first tile of a row writes the sums, the second one what it took.
+enum { SUM, TILTED, SQUARES, SUMS, LOW = SUMS, HELD = 2 * SUMS };
 
 enum { OPEN, CLOSED, BIASED };  // every key counts; -inf marks those that do not; a bias marks some as well
 
 typedef struct {
     REAL reference, peak;
-    double mean, spread;  // spread: Σ (z - mean)²
-    int64_t count, met;   // keys seen, and those of them whose logit is not -inf: mean and spread are of these
-    int64_t argmax;
+    double mean, spread;    // spread: Σ (z - mean)²
+    int64_t count, met;     // keys seen, and those of them whose logit is not -inf: mean and spread are of these
+    int64_t argmax, tiles;  // tiles: how many were added to its sums
 } Row;
 
 typedef struct {  // which sums a call needs
@@ -36,10 +38,7 @@ INLINE REAL row_factor(const Call *call, int64_t b, int64_t h, int64_t i) {
     return scale * *(const REAL *)place(&call->gain, REAL_IS_FLOAT ? F32 : F64, b, h, i);
 }
 
-INLINE void begin_row(Row *row, Vec *sums) {
-    *row = (Row){.reference = -INFINITY, .peak = -INFINITY, .argmax = -1};
-    for (int i = 0; i < SUMS; i++) sums[i] = splat(0);
-}
+INLINE void begin_row(Row *row) { *row = (Row){.reference = -INFINITY, .peak = -INFINITY, .argmax = -1}; }
 
 // z becomes cap · tanh(z / cap); where the difference is less than a rounding, nothing: z / cap may be too small a number
 static void cap_row(REAL *z, int64_t n, REAL cap) {
@@ -152,12 +151,36 @@ INLINE void join_moments(Row *row, int64_t met, double mean, double spread) {
     row->met = total;
 }
 
+// What rounding took from a + b (Knuth)
+INLINE Vec lost(Vec a, Vec b) {
+    Vec total = a + b, part = total - a;
+    return (a - (total - part)) + (b - part);
+}
+
+// `more` is added to a sum of so many tiles
+INLINE void add_to(Vec *sums, int i, Vec more, int64_t tiles) {
+    if (!tiles) {
+        sums[i] = more;
+        return;
+    }
+    Vec low = lost(sums[i], more);
+    sums[LOW + i] = tiles > 1 ? sums[LOW + i] + low : low;
+    sums[i] += more;
+}
+
+// A sum of so many tiles, lane by lane; what rounding took from inf is NaN, and is left out
+INLINE Vec whole(const Vec *sums, int i, int64_t tiles) {
+    return tiles > 1 ? sums[i] + keep_where(sums[i] - sums[i] == 0, sums[LOW + i]) : sums[i];
+}
+
 static void raise_reference(Row *row, Vec *sums, REAL peak, REAL *out, int64_t out_dim) {
     if (row->reference != -INFINITY) {
         REAL d = row->reference - peak, c = EXP(d);
-        sums[TILTED] = (sums[TILTED] + sums[SUM] * d) * c;
-        sums[SUM] *= c;
-        sums[SQUARES] *= c * c;
+        for (int low = 0; low <= (row->tiles > 1 ? LOW : 0); low += LOW) {
+            sums[low + TILTED] = (sums[low + TILTED] + sums[low + SUM] * d) * c;
+            sums[low + SUM] *= c;
+            sums[low + SQUARES] *= c * c;
+        }
         for (int64_t e = 0; e < out_dim; e += LANES) store(out + e, load(out + e) * c);
     }
     row->reference = peak;
@@ -195,11 +218,11 @@ INLINE Chunk weigh_chunk(REAL *z, int64_t start, int64_t stop, const REAL *bias,
 
 // One row of a tile: z becomes e, and the sums grow. Of a CLOSED row, every key before `open` has a logit that is not -inf.
 INLINE void weigh_row(REAL *z, int64_t n, int64_t open, const REAL *bias, REAL reference, double *moment, Vec *sums,
-                      const int kind, const int weights, const int moments) {
+                      int64_t tiles, const int kind, const int weights, const int moments) {
     // sums of sums: a chunk at a time, so that no sum has more than a few dozen terms
     enum { CHUNK = 16 * LANES };
     REAL shift = (REAL)moment[0];
-    Vec firsts = splat(0), seconds = splat(0);
+    Vec l = splat(0), a = l, s = l, firsts = l, seconds = l;
     for (int64_t start = 0; start < n; start += CHUNK) {
         int64_t stop = start + CHUNK < n ? start + CHUNK : n;
         Chunk c;
@@ -207,19 +230,20 @@ INLINE void weigh_row(REAL *z, int64_t n, int64_t open, const REAL *bias, REAL r
             c = weigh_chunk(z, start, stop, bias, reference, shift, OPEN, weights, moments);
         else
             c = weigh_chunk(z, start, stop, bias, reference, shift, kind, weights, moments);
-        sums[SUM] += c.l;
-        if (weights) sums[TILTED] += c.a, sums[SQUARES] += c.s;
+        l += c.l;
+        if (weights) a += c.a, s += c.s;
         if (moments) firsts += c.first, seconds += c.second;
     }
+    add_to(sums, SUM, l, tiles), add_to(sums, TILTED, a, tiles), add_to(sums, SQUARES, s, tiles);
     if (moments) moment[0] = sum_wide(firsts), moment[1] = sum(seconds);
 }
 
 // `moment` holds the shift, and then Σ d and Σ d²
 static void weigh_row_by_kind(REAL *z, int64_t n, int64_t open, const REAL *bias, REAL reference, double moment[2],
-                              Vec *sums, int kind, Needs needs) {
+                              Vec *sums, int64_t tiles, int kind, Needs needs) {
 #define CASE(KIND, WEIGHTS, MOMENTS)                                                             \
     case KIND * 4 + WEIGHTS * 2 + MOMENTS:                                                       \
-        weigh_row(z, n, open, bias, reference, moment, sums, KIND, WEIGHTS, MOMENTS);            \
+        weigh_row(z, n, open, bias, reference, moment, sums, tiles, KIND, WEIGHTS, MOMENTS);     \
         break;
     switch (kind * 4 + needs.weights * 2 + needs.moments) {
         CASE(OPEN, 0, 0) CASE(OPEN, 0, 1) CASE(OPEN, 1, 0) CASE(OPEN, 1, 1)
@@ -284,7 +308,7 @@ INLINE void count_in(Needs needs, Row *row, Vec *sums, Sight s) {
         if (met < count && !s.bias) kind = CLOSED, open = 0;
         moment[0] = shift = few_logits(s.z, s.bias, from, s.to);
     }
-    weigh_row_by_kind(s.z, s.n, open, s.bias, reference, moment, sums, kind, needs);
+    weigh_row_by_kind(s.z, s.n, open, s.bias, reference, moment, sums, row->tiles++, kind, needs);
     row->count += count;
     if (needs.moments && met) {
         double mean = moment[0] / (double)met;
