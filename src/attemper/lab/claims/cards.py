@@ -12,6 +12,7 @@ from ..maths.gradients import crossing
 from ..maths.theory import NEARLY_ONE_HOT
 from ..training import charlm
 from . import claims
+from .judge_exact import NAMES
 from .judgement import Evidence
 
 
@@ -159,7 +160,7 @@ def _practice(evidence: Evidence) -> list[Card]:
             "Do real initialisations give q and k unit variance?",
             "Weights of variance 1/d_model (LeCun's) do. torch.nn.Linear gives 1/3 and GPT-2's 0.02 gives 0.31 at width 768.",
             "logit variance after 1/√d_k: "
-            + ", ".join(f"{name} {inits[name]['scaled_variance']:.2f}" for name in ("fan_in", "linear", "gpt2")),
+            + ", ".join(f"{NAMES[name]} {inits[name]['scaled_variance']:.2f}" for name in ("fan_in", "linear", "gpt2")),
         ),
         Card(
             "How does T5 do without a divisor?",
