@@ -326,7 +326,7 @@ def test_words_follow_their_numbers(evidence):
     change(changed["gradient"], NONE, small_share=0.001)
     change(changed["real_heads"], {"rule": "none", "layer": 0, "head": 0}, top_weight=0.3)
     after = {one.claim.id: one for one in claims.judge(changed)}
-    assert "fan_in, gpt2 give that, linear, xavier do not" in after["C1"].condition
+    assert "fan-in, GPT-2's give that, torch.nn.Linear's, Xavier's do not" in after["C1"].condition
     assert "nearly every weight" in after["C22"].condition
     assert "the others spread it more" in after["C14"].condition
     least = next(one for one in claims.judge(evidence) if one.claim.id == "C14").condition

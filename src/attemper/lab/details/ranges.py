@@ -81,8 +81,8 @@ def draw(rows: Rows, finding: str) -> Any:
         + points
     )
     note = (
-        f"All products of as many queries as keys, 3 × 3 and more; medians of {rows[0]['draws']} draws of normal q and k, and the "
-        "middle 95 %."
+        f"All products of as many queries as keys, 3 × 3 and more; medians of {rows[0]['draws']} draws of normal q and k, and "
+        "the middle 95 %."
     )
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 

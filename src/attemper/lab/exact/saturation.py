@@ -59,12 +59,16 @@ def expect(rows: Rows) -> list[Expectation]:
         )
         for row in rows
         for column, words, limit in (
-            ("top_weight", "mean top weight", "0 below √(2 ln n)"),
+            ("top_weight", "mean top weight", _top_limit(row)),
             ("entropy", "entropy of the weights", _entropy_limit(row)),
             ("jacobian_trace", "tr J = 1 − Σp²", _trace_limit(row)),
         )
         if row[f"{column}_theory"] is not None
     ]
+
+
+def _top_limit(row: Mapping[str, Any]) -> str:
+    return "0" if row["ratio"] <= 1 else "that of the random energy model, frozen"
 
 
 def _entropy_limit(row: Mapping[str, Any]) -> str:

@@ -120,6 +120,26 @@ def log_odds(share: float) -> float:
 @functools.cache
 def of_dot_products(d: int, n: int, scale: float) -> Moments | None:
     """The same for the logits scale·q·k of unit normal q and k: given q they are N(0, (scale |q|)²), and |q|² is χ² of d."""
+    lengths, share = _lengths(d)
+    found = [of_logits(scale * length, n) for length in lengths.tolist()]
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        return None
+    return Moments(
+        *(float(share @ torch.tensor(part, dtype=torch.float64, device="cpu")) for part in zip(*known, strict=True))
+    )
+
+
+@functools.cache
+def top_weight_of_dot_products(d: int, n: int, scale: float) -> float:
+    """The mean of the largest weight for such logits."""
+    lengths, share = _lengths(d)
+    found = [top_weight(scale * length, n) for length in lengths.tolist()]
+    return float(share @ torch.tensor(found, dtype=torch.float64, device="cpu"))
+
+
+def _lengths(d: int) -> tuple[Tensor, Tensor]:
+    """Lengths of q over which a mean is taken, and the share of each."""
     spread = 6 * math.sqrt(0.5)  # six standard deviations of |q|
     # at small d the density is cut off at 0
     count = LENGTHS if d > 32 else 2 * LENGTHS if d > 8 else 8 * LENGTHS
@@ -128,11 +148,4 @@ def of_dot_products(d: int, n: int, scale: float) -> Moments | None:
     )
     lengths = (edges[1:] + edges[:-1]) / 2
     log_density = (d - 1) * lengths.log() - lengths.square() / 2
-    share = torch.softmax(log_density, 0)
-    found = [of_logits(scale * length, n) for length in lengths.tolist()]
-    known = [one for one in found if one is not None]
-    if len(known) < len(found):
-        return None
-    return Moments(
-        *(float(share @ torch.tensor(part, dtype=torch.float64, device="cpu")) for part in zip(*known, strict=True))
-    )
+    return lengths, torch.softmax(log_density, 0)
