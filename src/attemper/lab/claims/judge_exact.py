@@ -243,7 +243,7 @@ def keys_stay_many(evidence: Evidence) -> Judgement:
     bare = _end(evidence["divisors"], rule="none")
     trained = evidence["trained"]
     visible, last = (trained[0]["length"] + 1) / 2, max(row["step"] for row in trained)
-    seen = f"language model; a query sees {visible:g} keys on average"
+    seen = f"language model, where a query sees {visible:g} keys on average"
     with_it, without = (
         [statistics.median(row["effective_keys"] for row in run) for run in _by_lr(pick(trained, rule=rule, step=last))]
         for rule in ("sqrt_dk", "none")
