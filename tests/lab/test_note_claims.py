@@ -126,7 +126,10 @@ def test_a_rare_head_dim_turns_c31(evidence):
 
 def test_no_number_is_for_show(judged):
     for name, one in judged.items():
-        flips = [*FLIPS[name], *(["share of 66 model families drawn from transformers with d_k = 512"] if name == "C31" else [])]
+        flips = [
+            *FLIPS[name],
+            *(["share of 66 model families drawn from transformers with d_k = 512"] if name == "C31" else []),
+        ]
         assert {full for full in one.numbers for start in flips if full.startswith(start)} == set(one.numbers), name
 
 
