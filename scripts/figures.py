@@ -31,7 +31,7 @@ from attemper.lab.engine.experiment import Experiment, Row, Rows, pick
 from attemper.lab.engine.sweep import sweep
 from attemper.lab.exact.jacobian import peak as peak_of
 from attemper.lab.figures import protects as protected
-from attemper.lab.maths import gradients
+from attemper.lab.maths import gradients, moments
 from attemper.lab.training import charlm, depth, fold, recall, transplant
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -83,7 +83,12 @@ def _exact_rows(evidence: Evidence) -> list[Row]:
         ("Var(q·k), d_k = 64", spread, "variance", "64"),
         ("Var(q·k/√d_k), d_k = 64", spread, "scaled_variance", "1"),
         ("kurtosis of q·k, d_k = 64", spread, "kurtosis", f"3 + 6/64 = {3 + 6 / 64:.3f}"),
-        ("mean top weight, no scale, d_k = 64, 1024 keys", jacobian, "top_weight", ""),
+        (
+            "mean top weight, no scale, d_k = 64, 1024 keys",
+            jacobian,
+            "top_weight",
+            f"{moments.top_weight_of_dot_products(64, 1024, 1.0):.4f}",
+        ),
         ("share of rows with a top weight above 0.9, the same", jacobian, "one_hot", ""),
         (
             "E‖J‖_F², the same",

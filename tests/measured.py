@@ -19,7 +19,7 @@ SMALL = {
     "init": {"d": (4, 6), "d_model": (16,)},
     "width": {"d_model": (16, 64), "d": (4,)},
     "similarity": {"d": (2, 16), "n": (8,), "batches": (8,)},
-    "ranges": {"scores": (4, 16), "draws": (200,)},
+    "ranges": {"tokens": (2, 4), "draws": (200,)},
     "head_dims": {"families": (12,)},
     "three_scores": {"d": (4, 8), "n": (16,)},
     "plateau": {"gap": (1.0, 3.0), "steps": (60,)},

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import io
 import json
 import math
 import os
@@ -9,10 +10,11 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from attemper.explain.lesson import ONE_HOT
 from attemper.lab import experiment
-from attemper.lab.claims import cards, claims
+from attemper.lab.claims import cards, claims, judge_exact, show
 from attemper.lab.claims.judgement import CONDITION, FALSE, HOLDS, NOT_RUN, VERDICTS
 from attemper.lab.claims.show import page
 from attemper.lab.maths.theory import NEARLY_ONE_HOT
@@ -83,7 +85,7 @@ FLIPS = {
         "smallest Var(q·k)": ([], [("variance", {"d": 64}, {"variance": 60.0})], FALSE),
         "largest Var(q·k)": ([], [("variance", {"d": 64}, {"variance": 70.0})], FALSE),
         **{
-            f"Var(q·k) ÷ d_k, {name} init": one_init(name, "variance", 20.0, 64.0)
+            f"Var(q·k) ÷ d_k, {judge_exact.NAMES[name]} init": one_init(name, "variance", 20.0, 64.0)
             for name in ("fan_in", "linear", "xavier", "gpt2")
         },
     },
@@ -91,8 +93,14 @@ FLIPS = {
         "smallest variance": ([], [("variance", {"d": 16}, {"scaled_variance": 0.8})], FALSE),
         "largest variance": ([], [("variance", {}, {"scaled_variance": 5.0})], FALSE),
         **{
-            f"{name} init": one_init(name, "scaled_variance", 0.3, 1.0)
-            for name in ("fan_in", "linear", "xavier", "gpt2", "t5")
+            f"variance of q·k{what}, {judge_exact.NAMES[name]} init": one_init(name, "scaled_variance", 0.3, 1.0)
+            for name, what in (
+                ("fan_in", "/√d_k"),
+                ("linear", "/√d_k"),
+                ("xavier", "/√d_k"),
+                ("gpt2", "/√d_k"),
+                ("t5", " (it does not divide)"),
+            )
         },
     },
     "C3": {
@@ -141,7 +149,7 @@ FLIPS = {
             CONDITION,
         ),
         **{
-            f"share of rows in which a float16 softmax without shift overflows, {words}": (
+            f"share of rows in which a float16 softmax overflows that does not subtract the maximum, {words}": (
                 [],
                 [("precision", {"dtype": "float16"}, {f"plain_overflows_{rule}": share})],
                 FALSE,
@@ -221,12 +229,12 @@ FLIPS = {
     "C16": {
         "effective keys of 1024 before training with 1": ([], [("divisors", SCALED, {"effective_keys": 2.0})], FALSE),
         "effective keys of 1024 before training without": ([], [("divisors", NONE, {"effective_keys": 700.0})], FALSE),
-        "effective keys of 64.5 after 800 training steps with 1": (
+        "effective keys after 800 training steps with 1": (
             [],
             [("trained", SCALED, {"effective_keys": 40.0})],
             HOLDS,
         ),
-        "effective keys of 64.5 after 800 training steps without": (
+        "effective keys after 800 training steps without": (
             [],
             [("trained", NONE, {"effective_keys": 20.0})],
             FALSE,
@@ -318,7 +326,7 @@ def test_words_follow_their_numbers(evidence):
     change(changed["gradient"], NONE, small_share=0.001)
     change(changed["real_heads"], {"rule": "none", "layer": 0, "head": 0}, top_weight=0.3)
     after = {one.claim.id: one for one in claims.judge(changed)}
-    assert "fan_in, gpt2 give that, linear, xavier do not" in after["C1"].condition
+    assert "fan-in, GPT-2's give that, torch.nn.Linear's, Xavier's do not" in after["C1"].condition
     assert "nearly every weight" in after["C22"].condition
     assert "the others spread it more" in after["C14"].condition
     least = next(one for one in claims.judge(evidence) if one.claim.id == "C14").condition
@@ -414,3 +422,14 @@ def test_cards_carry_the_measured_number(evidence):
     assert lines[0] == "#separator:tab"
     body = [line for line in lines if not line.startswith("#")]
     assert [line.count("\t") for line in body] == [1] * len(deck)
+
+
+def test_the_terminal_prints_sentences(judged):
+    """A symbol keeps its spelling at the beginning of a line, a word gets a capital, and no label has a name of the code."""
+    console = Console(width=400, file=io.StringIO())
+    show.claims(judged.values(), console)
+    lines = [line.strip()[2:] for line in console.file.getvalue().splitlines() if line.strip().startswith("- ")]
+    assert any(line.startswith("d_k from which") for line in lines)
+    assert any(line.startswith("Median gradient") for line in lines)
+    assert not [line for line in lines if re.match(r"D_k|Softmax\(|Fan|Gpt", line)]
+    assert not [line for line in lines if re.search(r"fan_in|gpt2|nn_linear|thread\(s\)", line)]

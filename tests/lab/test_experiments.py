@@ -164,6 +164,21 @@ def test_exact_moments_are_those_of_drawn_logits(s, n):
         assert abs(exact - values.mean()) < 4.5 * values.std() / math.sqrt(len(values)) + 1e-7
 
 
+def test_the_mean_top_weight_is_that_of_draws():
+    """With two keys it is the mean of a logistic function of |z₁ − z₂|, one integral; with more, that of many draws."""
+    z = torch.linspace(0, 40, 40_001, dtype=torch.float64)
+    for s in (0.3, 1.0, 4.0):
+        density = torch.exp(-(z / s).square() / 4) / (s * math.sqrt(math.pi))
+        assert moments.top_weight(s, 2) == printed(float(torch.trapezoid(torch.sigmoid(z) * density, z)), 6)
+    stream = torch.Generator().manual_seed(5)
+    for n, s in ((16, 1.0), (16, 6.0), (300, 3.0)):
+        top = (s * torch.randn(20_000, n, generator=stream, dtype=torch.float64)).softmax(-1).amax(-1)
+        assert abs(float(top.mean()) - moments.top_weight(s, n)) < 4.5 * float(top.std()) / math.sqrt(len(top))
+    assert moments.top_weight(moments.spread_at(1024, 0.5), 1024) == printed(0.5, 5)
+    bare = moments.top_weight_of_dot_products(64, 1024, 1.0)
+    assert moments.top_weight(7.0, 1024) < bare < moments.top_weight(9.0, 1024)
+
+
 GRADIENT = {"d": (2, 4, 16), "n": (128,), "rule": ("none", "sqrt_dk"), "batches": (800,), "projected": (0,)}
 
 
@@ -217,10 +232,10 @@ def test_lengths_without_vectors_are_those_of_vectors():
 
 
 def test_the_crossings_that_are_written_down_are_those_of_fresh_draws():
-    """They are the means over 24 sets of draws; one more set differs from them by its own error."""
+    """They are the means over 96 sets of draws; one more set differs from them by its own error."""
     for (n, unit), written in gradients.CROSSINGS.items():
         if n == 128:
-            error = math.sqrt(24) * gradients.CROSSING_ERRORS[n, unit]
+            error = math.sqrt(96) * gradients.CROSSING_ERRORS[n, unit]
             assert abs(gradients.estimate(n, unit, seed=99) - written) < 4.5 * error
     assert gradients.crossing(128, "logits") < gradients.crossing(128, "query")
 

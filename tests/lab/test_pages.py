@@ -12,6 +12,7 @@ from attemper.lab import NAMES, experiment, stored
 from attemper.lab.claims import claims
 from attemper.lab.claims.judgement import VERDICTS
 from attemper.lab.maths import gradients
+from attemper.lab.studies import collapse
 from attemper.lab.training import charlm
 from close import printed
 
@@ -79,6 +80,29 @@ def test_what_the_page_says_of_training_is_in_the_stored_rows():
     for (n, unit), crossing in gradients.CROSSINGS.items():
         rounded = f"d_k ≈ {crossing:.0f}" if crossing < 1000 else f"d_k ≈ {round(crossing, -1):.0f}"
         assert rounded in PAGE, (n, unit)
+
+
+def test_what_the_pages_say_of_small_projections_is_in_the_rows(full_size):
+    """The same ratios from std 0.02: the medians over seeds, without the scale ÷ with it, after the last step."""
+    rows = [row for row in full_size.unpack("charlm") if row["init"] == "small" and row["rule"] in stored.RULES]
+    last = {lr: of_step[800] for lr, of_step in charlm.gradient_ratios(rows, "grad_q_median").items()}
+    said = f"{last[1e-4]:.1f} and {last[3e-4]:.1f} times"
+    assert said in PAGE
+    for page in ("training.md", "data/README.md"):
+        assert f"({said} after 800 steps)" in (DOCS / page).read_text(encoding="utf-8"), page
+
+
+def test_what_the_page_says_of_the_collapse_is_its_fit(full_size):
+    """R² and slopes of the text from the rows of docs/data, with the cells that never learned and without."""
+    joint, width, _, free, censored = collapse.fits(full_size.unpack("collapse"))
+    words = " ".join(PAGE.split())
+    assert f"explains it with R² = {joint['r2']:.2f}, √d_k alone with {width['r2']:.2f}" in words
+    assert f"as two variables with {free['r2']:.2f}" in words
+    by_width, by_keys = (f"{float(slope):.1f}" for slope in free["slope"].split(" and "))
+    assert f"(√d_k)^{by_width}. But more keys make it larger, like (ln n)^{by_keys}" in words
+    by_width, by_keys = (f"{float(slope):.1f}" for slope in censored["slope"].split(" and "))
+    assert f"they bring the exponents to {by_width} and {by_keys}" in words
+    assert f"{censored['cells'] - free['cells']} of {censored['cells']} cells had not learned" in words
 
 
 def test_the_stored_rows_are_those_in_the_docs(full_size):

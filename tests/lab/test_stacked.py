@@ -185,6 +185,29 @@ def test_the_fit_tells_a_collapse_from_none():
     assert all(row["at_edge"] == "neither" for row in collapse.summary(joint))
 
 
+def test_cells_that_never_learned_count_as_at_least_so_slow():
+    """Runs that end before they have learned hide a slope of ln n from a fit without them; the last fit finds it again."""
+    rows = planted(1.5, lambda d, n: math.sqrt(d) * math.log(n) / 8)
+    ended = [
+        {
+            **row,
+            "step": 4000,
+            **(dict.fromkeys(("steps_test", "steps_validation"), math.inf) if row["steps_test"] > 4000 else {}),
+        }
+        for row in rows
+    ]
+    lost = [row for row in collapse.summary(ended) if not math.isfinite(row["slower"])]
+    assert 2 <= len(lost) <= 6
+    assert all(row["slower_least"] == 40 for row in lost)
+    last = collapse.fits(ended)[-1]
+    assert last["cells"] == 12
+    assert [round(float(slope), 1) for slope in last["slope"].split(" and ")] == [1.5, 1.5]
+    least = [math.log(row["slower_least"]) for row in lost]
+    xs = [[math.log(row["d"]) / 2, math.log(math.log(row["pairs"]))] for row in lost]
+    slopes, *_ = collapse._regression([[x] for x, _ in xs], least)
+    assert abs(slopes[0]) < 0.1  # taken at their word the limits would say that nothing grows
+
+
 def test_a_rate_at_the_edge_gets_a_neighbour():
     powers = collapse.first_rates(16, "none")
 

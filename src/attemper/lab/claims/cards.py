@@ -12,6 +12,7 @@ from ..maths.gradients import crossing
 from ..maths.theory import NEARLY_ONE_HOT
 from ..training import charlm
 from . import claims
+from .judge_exact import NAMES
 from .judgement import Evidence
 
 
@@ -68,7 +69,7 @@ def _softmax(evidence: Evidence) -> list[Card]:
         ),
         Card(
             "Without the scale, at d_k = 64 and 1024 keys, is attention one-hot?",
-            "Partly: the top key gets most of the weight on average, but few rows are saturated.",
+            "Partly: the top key gets most of the weight on average, but fewer than a third of the rows are nearly one-hot.",
             f"mean top weight {bare['top_weight']:.2f}; {bare['one_hot']:.0%} of rows above {NEARLY_ONE_HOT:g}",
         ),
         *_gradients(evidence),
@@ -92,7 +93,7 @@ def _gradients(evidence: Evidence) -> list[Card]:
     return [
         Card(
             "Do gradients vanish or explode without the scale, before training?",
-            "Neither for all. The RMS is larger. The median gradient at the softmax's input is smaller from a d_k on that "
+            "Neither for all. The RMS at q is larger. The median gradient at the softmax's input is smaller from a d_k on that "
             "depends on the number of keys; at q there is a factor √d_k more, and it is smaller only much later.",
             f"without ÷ with, {n} keys, d_k = 128: median {before['logits_median']:.2g} at the softmax's input and "
             f"{before['query_median']:.2g} at q, RMS {before['query_rms']:.2g} at q; the medians cross at d_k ≈ "
@@ -100,7 +101,8 @@ def _gradients(evidence: Evidence) -> list[Card]:
         ),
         Card(
             "And while a model trains?",
-            "The median gradient vanishes and the RMS stays larger: a few queries get it all. Saturation feeds itself.",
+            "From unit-variance q and k, the median gradient at q vanishes and the RMS stays larger: a few queries get it all. "
+            "Saturation feeds itself.",
             f"without ÷ with, at q, language model with d_k = 64, lr {lr:g}: median {while_training[0]:.2g} at step 0 and "
             f"{while_training[step]:.2g} at step {step}, RMS {rms:.2g} at step {step} (measured on a GPU)",
         ),
@@ -116,7 +118,8 @@ def _precision(evidence: Evidence) -> list[Card]:
             "Does exp overflow in softmax when logits are large?",
             "Not in torch, which subtracts the maximum first. A softmax that does not overflows in float16 above 11.09, which "
             "unscaled scores exceed and scaled ones do not.",
-            f"torch's softmaxes that overflowed: {overflowed}; rows in which one without shift does, float16, 128 keys of 64: "
+            f"torch's softmaxes that overflowed: {overflowed}; rows in which one that does not subtract it does, "
+            "float16, 128 keys of 64: "
             f"{half['plain_overflows_none']:.0%} unscaled, {half['plain_overflows_sqrt_dk']:.0%} scaled",
         ),
         Card(
@@ -159,7 +162,7 @@ def _practice(evidence: Evidence) -> list[Card]:
             "Do real initialisations give q and k unit variance?",
             "Weights of variance 1/d_model (LeCun's) do. torch.nn.Linear gives 1/3 and GPT-2's 0.02 gives 0.31 at width 768.",
             "logit variance after 1/√d_k: "
-            + ", ".join(f"{name} {inits[name]['scaled_variance']:.2f}" for name in ("fan_in", "linear", "gpt2")),
+            + ", ".join(f"{NAMES[name]} {inits[name]['scaled_variance']:.2f}" for name in ("fan_in", "linear", "gpt2")),
         ),
         Card(
             "How does T5 do without a divisor?",

@@ -13,10 +13,17 @@ from typing import Any
 from ..engine.experiment import Rows, pick
 from ..exact import precision
 from ..exact.saturation import spread_at, width
+from ..maths import moments
 from ..maths.stats import clearly_below, within
 from ..maths.theory import NEARLY_ONE_HOT, critical_std
 from ..training import recall
 from .judgement import CONDITION, FALSE, HOLDS, Evidence, Judgement
+
+NAMES = {
+    "unit": "unit-variance", "fan_in": "fan-in", "linear": "torch.nn.Linear's", "xavier": "Xavier's", "gpt2": "GPT-2's",
+    "t5": "T5's",
+}  # fmt: skip
+"""Initialisations as a sentence names them."""
 
 
 def _end(rows: Rows, **wanted: object) -> Mapping[str, Any]:
@@ -26,8 +33,8 @@ def _end(rows: Rows, **wanted: object) -> Mapping[str, Any]:
 
 def _inits(rows: Rows, column: str, expected: Callable[[Mapping[str, Any]], float]) -> tuple[str, bool]:
     """Which initialisations have the expected value, in words; and whether all do."""
-    met = [row["init"] for row in rows if within(row, column, expected(row))]
-    missed = [row["init"] for row in rows if row["init"] not in met]
+    met = [NAMES[row["init"]] for row in rows if within(row, column, expected(row))]
+    missed = [name for row in rows if (name := NAMES[row["init"]]) not in met]
     words = f"{', '.join(met) or 'none'} {'gives' if len(met) < 2 else 'give'} that"
     return words + (f", {', '.join(missed)} {'does' if len(missed) < 2 else 'do'} not" if missed else ""), not missed
 
@@ -36,7 +43,7 @@ def variance_is_d(evidence: Evidence) -> Judgement:
     rows, inits = evidence["variance"], [row for row in evidence["inits"] if row["scale"] != 1]  # of models that divide
     ratios = [row["variance"] / row["d"] for row in rows]
     numbers = {"smallest Var(q·k) ÷ d_k of all d_k": min(ratios), "largest Var(q·k) ÷ d_k of all d_k": max(ratios)}
-    numbers |= {f"Var(q·k) ÷ d_k, {row['init']} initialisation": row["variance"] / row["d"] for row in inits}
+    numbers |= {f"Var(q·k) ÷ d_k, {NAMES[row['init']]} initialisation": row["variance"] / row["d"] for row in inits}
     if not all(within(row, "variance", row["d"]) for row in rows):
         return Judgement(FALSE, numbers, "the variance differs from d_k by more than chance allows")
     words, everywhere = _inits(inits, "variance", lambda row: float(row["d"]))
@@ -54,8 +61,8 @@ def scaling_gives_one(evidence: Evidence) -> Judgement:
         "largest variance of q·k/√d_k of all d_k": max(scaled),
     }
     for row in inits:
-        what = "q·k, which this one does not divide" if row["scale"] == 1 else "q·k/√d_k"
-        numbers[f"{row['init']} initialisation: variance of {what}"] = row["scaled_variance"]
+        what = "q·k (it does not divide)" if row["scale"] == 1 else "q·k/√d_k"
+        numbers[f"variance of {what}, {NAMES[row['init']]} initialisation"] = row["scaled_variance"]
     if not all(within(row, "scaled_variance", 1.0) for row in rows):
         return Judgement(FALSE, numbers, "the scaled variance differs from 1 by more than chance allows")
     words, everywhere = _inits(inits, "scaled_variance", lambda row: 1.0)
@@ -88,10 +95,11 @@ def large_logits_saturate(evidence: Evidence) -> Judgement:
     half = {n: spread_at(rows, n, 0.5) / critical_std(n) for n in sizes}
     numbers = {f"mean top weight at a logit std of {largest['s']:g}, {sizes[-1]} keys": largest["top_weight"]}
     numbers |= {f"logit std at which one key gets half the weight ÷ √(2 ln n), {n} keys": r for n, r in half.items()}
-    widths = {n: width(rows, n) for n in (sizes[0], sizes[-1])}
+    widths = {n: width(n) for n in (sizes[0], sizes[-1])}
     bare = pick(evidence["jacobian"], rule="none", d=64, n=1024)[0]
-    context = {
-        f"growth of the std from a top weight of 1/4 to one of 3/4, {n} keys": ratio for n, ratio in widths.items()
+    context = {f"the same by the exact mean, {n} keys": moments.spread_at(n, 0.5) / critical_std(n) for n in sizes} | {
+        f"growth of the std from a top weight of 1/4 to one of 3/4, exact, {n} keys": ratio
+        for n, ratio in widths.items()
     }
     context["mean top weight without the scale, d_k = 64, 1024 keys"] = bare["top_weight"]
     context[f"share of rows with a top weight above {NEARLY_ONE_HOT:g}, the same"] = bare["one_hot"]
@@ -116,17 +124,19 @@ def exp_overflows(evidence: Evidence) -> Judgement:
     numbers = {
         f"softmaxes of torch that overflowed, of {len(rows)}": float(len(softmax)),
         f"fused attentions that overflowed, of {len(rows)}": float(len(fused)),
-        f"share of rows in which a float16 softmax without shift overflows, no scale ({size})": half[
+        f"share of rows in which a float16 softmax overflows that does not subtract the maximum, no scale ({size})": half[
             "plain_overflows_none"
         ],
-        f"share of rows in which a float16 softmax without shift overflows, 1/√d_k ({size})": half[
+        f"share of rows in which a float16 softmax overflows that does not subtract the maximum, 1/√d_k ({size})": half[
             "plain_overflows_sqrt_dk"
         ],
     }
     context = {
         "largest score that was tried": max(row["size"] for row in rows),
-        "score above which a softmax without shift overflows in float16": half["plain_limit"],
-        "score above which a softmax without shift overflows in float32": limits["float32"]["plain_limit"],
+        "score above which a softmax that does not subtract the maximum overflows in float16": half["plain_limit"],
+        "score above which a softmax that does not subtract the maximum overflows in float32": limits["float32"][
+            "plain_limit"
+        ],
         "score above which a score stored in float16 overflows": half["stored_limit"],
     }
     if softmax:
@@ -233,6 +243,7 @@ def keys_stay_many(evidence: Evidence) -> Judgement:
     bare = _end(evidence["divisors"], rule="none")
     trained = evidence["trained"]
     visible, last = (trained[0]["length"] + 1) / 2, max(row["step"] for row in trained)
+    seen = f"language model, where a query sees {visible:g} keys on average"
     with_it, without = (
         [statistics.median(row["effective_keys"] for row in run) for run in _by_lr(pick(trained, rule=rule, step=last))]
         for rule in ("sqrt_dk", "none")
@@ -240,13 +251,13 @@ def keys_stay_many(evidence: Evidence) -> Judgement:
     numbers = {
         f"effective keys of {low['n']} before training with 1/√d_k, fewest at any d_k": low["effective_keys"],
         f"effective keys of {low['n']} before training without the scale, d_k = {bare['d']}": bare["effective_keys"],
-        f"effective keys of {visible:g} after {last} training steps with 1/√d_k, fewest at any learning rate": min(
-            with_it
+        f"effective keys after {last} training steps with 1/√d_k, fewest at any learning rate ({seen})": min(with_it),
+        f"effective keys after {last} training steps without the scale, most at any learning rate ({seen})": max(
+            without
         ),
-        f"effective keys of {visible:g} after {last} training steps without the scale, most": max(without),
     }
     context = {
-        f"effective keys of {visible:g} at step 0 with 1/√d_k": statistics.median(
+        f"effective keys at step 0 with 1/√d_k ({seen})": statistics.median(
             row["effective_keys"] for row in pick(trained, rule="sqrt_dk", step=0)
         )
     }
@@ -258,7 +269,7 @@ def keys_stay_many(evidence: Evidence) -> Judgement:
         return Judgement(HOLDS, numbers, "before training and during it", context)
     words = (
         f"before training. During it they become fewer with the scale too, {min(with_it):.0f} to {max(with_it):.0f} of "
-        f"{visible:g}, as heads learn what to look at; without it {min(without):.1f} to {max(without):.1f}"
+        f"{visible:g} visible ones, as heads learn what to look at; without it {min(without):.1f} to {max(without):.1f}"
     )
     return Judgement(CONDITION, numbers, words, context)
 
@@ -285,10 +296,9 @@ def runs_in_parallel(evidence: Evidence) -> Judgement:
     few = pick(rows, threads=min(row["threads"] for row in rows))
     last = max(few, key=lambda row: row["n"])
     many = max(pick(rows, n=last["n"]), key=lambda row: row["threads"])
+    threads = f"{last['threads']} thread{'s' * (last['threads'] > 1)}"
     numbers = {
-        f"times that one pass is as fast as a loop over {last['n']} tokens, {last['threads']} thread(s)": last[
-            "factor"
-        ],
+        f"times that one pass is as fast as a loop over {last['n']} tokens, {threads}": last["factor"],
         "times that it is as fast, not counting what the loop's calls cost": last["work_factor"],
         "largest difference between the two results": last["difference"],
     }

@@ -74,6 +74,13 @@ def _while_training(rows: Rows, found: _Ratios) -> None:
         )
 
 
+def _aside(trained: Rows, found: _Ratios) -> str:
+    """The RMS while a model trains, in the other unit."""
+    root = math.sqrt(trained[0]["d_model"] // trained[0]["heads"])
+    less = {name: value / root for name, value in found.rms_trained.items()}
+    return f"without the factor √d_k, which Adam does not see, it ends at {_range(less)} of the scaled one"
+
+
 def _said(statistic: str) -> str:
     return {"median": "median", "rms": "RMS"}[statistic]
 
@@ -107,11 +114,12 @@ def gradients_vanish(evidence: Evidence) -> Judgement:
     if max(found.numbers.values()) < 1:
         return Judgement(HOLDS, numbers, f"{words}, and without the scale every gradient is smaller", found.context)
     words += (
-        f". Without the scale the median gradient vanishes while a model trains ({_range(found.median_trained)} of the "
+        ". Without the scale the median gradient vanishes while a model trains from unit-variance q and k "
+        f"({_range(found.median_trained)} of the scaled one); before training it is {_range(found.median_before)} times, by unit "
+        "and number of keys"
     )
-    words += f"scaled one); before training it is {_range(found.median_before)} times, by unit and number of keys"
     if min(*found.rms_before.values(), *found.rms_trained.values()) > 1:
-        words += ". The RMS does not vanish: it is larger"
+        words += f". The RMS does not vanish: at q it is larger at both times; {_aside(evidence['trained'], found)}"
     return Judgement(CONDITION, numbers, words, found.context)
 
 
@@ -127,8 +135,8 @@ def gradients_explode(evidence: Evidence) -> Judgement:
         return Judgement(HOLDS, found.numbers, "every gradient is larger without the scale", found.context)
     words = (
         f"in the mean, which few queries make: the RMS is {_range(found.rms_before)} times the scaled one before training and "
-        f"{_range(found.rms_trained)} times at q while a model trains, where the missing scale is a factor √d_k of its own; the "
-        f"median falls to {_range(found.median_trained)}. At the softmax's input nothing explodes: ‖J‖_F is at most ½"
+        f"{_range(found.rms_trained)} times at q while a model trains; {_aside(evidence['trained'], found)}. The median falls to "
+        f"{_range(found.median_trained)}. At the softmax's input nothing explodes: ‖J‖_F is at most ½"
     )
     return Judgement(CONDITION, found.numbers, words, found.context)
 

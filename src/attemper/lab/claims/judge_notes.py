@@ -23,7 +23,7 @@ def attention_resolves_pronouns(evidence: Evidence) -> Judgement:
     toward, _ = antecedent.found(rows, "meaning")
     heads = pick(rows, by="meaning", rule="sqrt_dk", query="pronoun")
     best = max(heads, key=lambda row: row["t"])
-    agreeing = antecedent.found(rows, "agreement")[0]
+    agreeing, opposed = antecedent.found(rows, "agreement")
     largest = max(pick(rows, by="agreement", rule="sqrt_dk", query="pronoun"), key=lambda row: row["t"])
     bare = next(
         row
@@ -33,15 +33,16 @@ def attention_resolves_pronouns(evidence: Evidence) -> Judgement:
     beside = next(row for row in control if (row["layer"], row["head"]) == (best["layer"], best["head"]))
     numbers = {
         f"heads of {len(heads)} in which 'it' looks more at its antecedent than chance allows": float(len(toward)),
-        "share of the pairs of sentences that the best of them gets right": best["right"],
+        "share of the pairs of sentences that the most certain of them gets right": best["right"],
     }
     context = {
         "share that the best head would get right by chance, in 1 of 20 cases": best["right_by_chance"],
-        "weight that moves to the antecedent in that head": best["follows"],
-        "weight that moves in that head without the scale": bare["follows"],
-        "weight that moves for the word before 'it', which refers to nothing": beside["follows"],
+        "weight that moves to the antecedent in the most certain head": best["follows"],
+        "weight that moves to the antecedent in that head, without the scale": bare["follows"],
+        "weight that moves to the antecedent from the word before 'it', which refers to nothing": beside["follows"],
         "heads in which 'he' or 'she' looks more at its antecedent": float(len(agreeing)),
-        "share of the pairs that the best of those gets right": largest["right"],
+        "heads in which 'he' or 'she' looks more at the other noun": float(len(opposed)),
+        "share of the pairs that the most certain of those that look at the antecedent gets right": largest["right"],
     }
     where = f"layer {best['layer']} head {best['head']}"
     if not toward:
@@ -49,8 +50,8 @@ def attention_resolves_pronouns(evidence: Evidence) -> Judgement:
     if best["right"] >= WEAK:
         return Judgement(HOLDS, numbers, f"in {where} of MiniLM", context)
     words = (
-        f"a tendency, not a decision: in MiniLM mostly {where}, which is often wrong; agreement in gender is followed, "
-        "meaning hardly"
+        f"a tendency, not a decision: in MiniLM mostly {where}, which is often wrong. Agreement in gender is followed by more "
+        f"heads ({len(agreeing)}, while {len(opposed)} look at the other noun), meaning hardly"
     )
     return Judgement(CONDITION, numbers, words, context)
 
@@ -158,7 +159,7 @@ def sqrt_dk_is_perfect(evidence: Evidence) -> Judgement:
 def is_512_common(evidence: Evidence) -> Judgement:
     rows = evidence["head_dims"]
     numbers = {
-        f"share of {len(rows)} model families with d_k = {size}": head_dims.share(rows, size)
+        f"share of {len(rows)} model families drawn from transformers with d_k = {size}": head_dims.share(rows, size)
         for size in head_dims.NAMED
     }
     rare = [size for size in head_dims.NAMED if head_dims.share(rows, size) < head_dims.COMMON]

@@ -160,7 +160,7 @@ def limits_depth(evidence: Evidence) -> Judgement:
     deepest = costs[max(costs)]
     past = {layers: charlm.past_pairs(pick(rows, layers=layers)) for layers in costs}
     numbers = {
-        f"held-out loss without the scale less that with it, nats, {layers} layers": one.mean
+        f"held-out loss without the scale less that with it, nats, {layers} layer{'s' * (layers > 1)}": one.mean
         for layers, one in costs.items()
     }
     numbers["growth of that from the shallowest to the deepest, nats"] = more.mean

@@ -31,7 +31,7 @@ NOTE_EVIDENCE: dict[str, tuple[str, dict[str, tuple[Value, ...]]]] = {
     "scale_cost": ("scale_cost", {"n": (1024,), "rounds": (15,)}),
     "match": ("divisors", {"d": (16, 64, 128, 512), "heads": (8,), "rule": ("sqrt_dk",), "batches": (8,)}),
     "head_dims": ("head_dims", {"families": (100,)}),
-    "ranges": ("ranges", {"scores": (9, 1000), "draws": (1000,)}),
+    "ranges": ("ranges", {"tokens": (3, 32), "draws": (1000,)}),
     "three_scores": ("three_scores", {"d": (256,), "n": (256,)}),
     "plateau": ("plateau", {"gap": (2.0, 8.0), "steps": (500,)}),
     "similarity": ("similarity", {"d": (16, 64), "batches": (32,)}),

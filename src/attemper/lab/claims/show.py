@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 from typing import Any
@@ -15,6 +16,7 @@ from ..notes.sentences import said
 from .cards import Card
 from .claims import JudgedClaim
 
+WORD = re.compile(r"[a-z]+[ ,]")
 STYLES = {"holds": "green", "holds with a condition": "yellow", "false": "red", "not decided": "cyan", "not run": "dim"}
 
 
@@ -34,10 +36,15 @@ def claims(found: Iterable[JudgedClaim], console: Console) -> None:
             if some:
                 hanging(console, Text(intro, style="dim"))
                 for name, value in some.items():
-                    hanging(console, Text(f"- {name[:1].upper()}{name[1:]}: {number(value)}.", style="dim"))
+                    hanging(console, Text(f"- {_sentence(name)}: {number(value)}.", style="dim"))
         if one.claim.look:
             hanging(console, Text(f"Measure more: attemper {one.claim.look}", style="dim"))
         console.print()
+
+
+def _sentence(label: str) -> str:
+    """A label that begins with a word gets a capital; a symbol stays as it is written: d_k, softmax([7, 3])."""
+    return label[:1].upper() + label[1:] if WORD.match(label) else label
 
 
 def cards(found: Iterable[Card], console: Console) -> None:

@@ -1,7 +1,8 @@
 """ranges: how much wider is the range of scores in 5 dimensions than in 2?
 
 A widely copied example has scores from −23 to 23 for vectors of 2 numbers, and from −49 to 122 for vectors of 5. The range of a
-sample depends on its size as well: a 3 × 3 table has nine scores.
+sample depends on its size as well: three tokens have a table of 3 × 3 scores, nine in all, in which every query and every key is
+used three times.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ SAID = (122 + 49) / (23 + 23)
 
 
 def measure(cell: Cell) -> Row:
-    scores, draws = int(cell["scores"]), int(cell["draws"])
-    stream = generator(cell["device"], "ranges", scores, draws, cell["seed"])
+    tokens, draws = int(cell["tokens"]), int(cell["draws"])
+    stream = generator(cell["device"], "ranges", tokens, draws, cell["seed"])
 
     def products(d: int) -> torch.Tensor:
-        return (torch.randn(2, draws, scores, d, generator=stream, device=stream.device).prod(0)).sum(-1).double()
+        query, key = torch.randn(2, draws, tokens, d, generator=stream, device=stream.device)
+        return (query @ key.mT).flatten(1).double()
 
     few, many = products(FEW), products(MANY)
     ratio = (many.amax(1) - many.amin(1)) / (few.amax(1) - few.amin(1))
@@ -32,6 +34,7 @@ def measure(cell: Cell) -> Row:
         torch.tensor([0.025, 0.5, 0.975], dtype=torch.float64, device=ratio.device)
     ).tolist()
     return {
+        "scores": tokens**2,
         "ratio": middle,
         "ratio_low": low,
         "ratio_high": high,
@@ -41,11 +44,12 @@ def measure(cell: Cell) -> Row:
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    """The ratio of the stds; its relative error comes from the kurtoses 3 + 6/d of the products."""
+    """The ratio of the stds. The relative error of a mean square comes from the kurtoses 3 + 6/d of the products, and from those
+    that share a query or a key, 2 (tokens − 1) for each: their squares have the covariance 2 d."""
     found = []
     for row in rows:
-        count = row["scores"] * row["draws"]
-        error = 0.5 * math.sqrt(((2 + 6 / FEW) + (2 + 6 / MANY)) / count) * math.sqrt(MANY / FEW)
+        count, others = row["scores"] * row["draws"], 2 * (row["tokens"] - 1)
+        error = 0.5 * math.sqrt(sum(2 + (6 + 2 * others) / d for d in (FEW, MANY)) / count) * math.sqrt(MANY / FEW)
         quantity = f"std of q·k at d_k = {MANY} over that at d_k = {FEW}, {row['scores']} scores"
         source = f"closed form: √({MANY}/{FEW})"
         within = t_quantile(10**4, RARE) * error
@@ -76,7 +80,10 @@ def draw(rows: Rows, finding: str) -> Any:
         + marks.labelled_line(math.sqrt(MANY / FEW), "ratio of the stds: √(5/2)", at=40)
         + points
     )
-    note = f"Medians of {rows[0]['draws']} draws of normal q and k, and the middle 95 % of them."
+    note = (
+        f"All products of as many queries as keys, 3 × 3 and more; medians of {rows[0]['draws']} draws of normal q and k, and "
+        "the middle 95 %."
+    )
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 
@@ -85,7 +92,9 @@ EXPERIMENT = define(
     question="How much wider is the range of scores in 5 dimensions than in 2?",
     claims=("C32",),
     parameters=(
-        Parameter("scores", (9, 100, 1000), "number of scores whose range is taken", least=2, most=10**5),
+        Parameter(
+            "tokens", (3, 10, 32), "rows and columns of the table of scores whose range is taken", least=2, most=300
+        ),
         Parameter("draws", (2000,), "how often it is taken", least=100, most=10**5),
     ),
 )

@@ -16,7 +16,7 @@ from ..maths.stats import expect_column, over_batches
 RULES = ("none", "sqrt_dk", "dk", "sqrt_dmodel")
 WORDS = {"none": "without a divisor", "sqrt_dk": "with √d_k", "dk": "with d_k", "sqrt_dmodel": "with √d_model"}
 NUMBERS = 12_000_000  # entries of keys drawn per cell, at most
-QUERIES = 32
+QUERIES = 128
 
 
 def measure(cell: Cell) -> Row:

@@ -91,7 +91,8 @@ def draw(rows: Rows, finding: str) -> Any:
     few = min(row["threads"] for row in rows)
     lines = [("loop", few, "token by token"), ("calls", few, "being called"), ("work", few, "computing")]
     lines += [
-        ("pass", threads, f"one pass, {threads} thread(s)") for threads in sorted({row["threads"] for row in rows})
+        ("pass", threads, f"one pass, {threads} thread{'s' * (threads > 1)}")
+        for threads in sorted({row["threads"] for row in rows})
     ]
     parts = [
         {"n": row["n"], "how": how, "ms": row[f"{name}_ms"]}

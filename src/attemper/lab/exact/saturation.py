@@ -20,6 +20,7 @@ from ..maths.stats import expect_column, over_batches
 BATCHES = 16
 SPREADS = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0, 32.0, 64.0)
 ROUNDING = 1e-5  # float32 rounds the logits, and Σp² sums n of them
+WIDE = 16.0  # the largest spread at which the mean top weight is integrated: the time grows with the square of it
 
 
 def measure(cell: Cell) -> Row:
@@ -39,6 +40,7 @@ def measure(cell: Cell) -> Row:
         **over_batches(signs.effective_keys).columns("effective_keys"),
         **over_batches(signs.jacobian_trace).columns("jacobian_trace"),
         "one_hot": float((top > theory.NEARLY_ONE_HOT).double().mean()),
+        "top_weight_theory": moments.top_weight(s, n) if s <= WIDE else None,
         "entropy_theory": exact.entropy if exact else None,
         "jacobian_trace_theory": exact.trace if exact else None,
         "jacobian_trace_limit": theory.jacobian_trace(s, n),
@@ -56,12 +58,17 @@ def expect(rows: Rows) -> list[Expectation]:
             more=ROUNDING * abs(row[f"{column}_theory"]),
         )
         for row in rows
-        if row["entropy_theory"] is not None
         for column, words, limit in (
+            ("top_weight", "mean top weight", _top_limit(row)),
             ("entropy", "entropy of the weights", _entropy_limit(row)),
             ("jacobian_trace", "tr J = 1 − Σp²", _trace_limit(row)),
         )
+        if row[f"{column}_theory"] is not None
     ]
+
+
+def _top_limit(row: Mapping[str, Any]) -> str:
+    return "0" if row["ratio"] <= 1 else "that of the random energy model, frozen"
 
 
 def _entropy_limit(row: Mapping[str, Any]) -> str:
@@ -77,29 +84,28 @@ def _trace_limit(row: Mapping[str, Any]) -> str:
 
 
 def spread_at(rows: Rows, n: int, level: float) -> float:
-    """The logit std at which the mean top weight reaches a level, between the two measured that enclose it; NaN if none do."""
+    """The logit std at which the measured mean top weight reaches a level, between the two that enclose it; NaN if none do.
+
+    The exact one is `moments.spread_at`.
+    """
     curve = sorted(pick(rows, n=n), key=lambda row: row["s"])
     for low, high in itertools.pairwise(curve):
         if low["top_weight"] < level <= high["top_weight"]:
-            share = (level - low["top_weight"]) / (high["top_weight"] - low["top_weight"])
+            below, above = (moments.log_odds(row["top_weight"]) for row in (low, high))
+            share = (moments.log_odds(level) - below) / (above - below)
             return float(low["s"] * (high["s"] / low["s"]) ** share)
     return math.nan
 
 
-def width(rows: Rows, n: int) -> float:
+def width(n: int) -> float:
     """By which factor the spread must grow for the top weight to go from a quarter to three quarters: 1 would be a jump."""
-    return spread_at(rows, n, 0.75) / spread_at(rows, n, 0.25)
+    return moments.spread_at(n, 0.75) / moments.spread_at(n, 0.25)
 
 
 def finding(rows: Rows) -> str:
-    parts = []
-    for n in sorted({row["n"] for row in rows}):
-        found = spread_at(rows, n, 0.5)
-        if math.isfinite(found):
-            parts.append(f"{found / theory.critical_std(n):.2f} with {n}")
-    if not parts:
-        last = max(rows, key=lambda row: (row["n"], row["s"]))
-        return f"With {last['n']} keys and a logit std of {last['s']:g} the top weight is {last['top_weight']:.3g}"
+    """Where the exact mean top weight is one half; what is measured has to agree with that mean."""
+    sizes = sorted({row["n"] for row in rows})
+    parts = [f"{moments.spread_at(n, 0.5) / theory.critical_std(n):.2f} with {n}" for n in sizes]
     return f"One key gets half the weight at a logit std near √(2 ln n); in its units, by number of keys: {', '.join(parts)}"
 
 
@@ -118,7 +124,12 @@ def draw(rows: Rows, finding: str) -> Any:
     )
     frozen = [{"ratio": 1.1**i, "form": 1.1**-i} for i in range(24)]
     threshold = marks.labelled_line(1.0, "threshold", axis="x")
-    top = threshold + marks.curve(shown, x, "top_weight", "mean top weight", colour, most=1.0)
+    known = [row for row in shown if row["top_weight_theory"] is not None]
+    top = (
+        threshold
+        + marks.theory(known, x, "top_weight_theory", colour, smooth=True)
+        + marks.measured(shown, x, "top_weight", "mean top weight", colour, most=1.0)
+    )
     trace = (
         threshold
         + marks.theory(frozen, x, "form", dash=(5, 3))
@@ -127,7 +138,7 @@ def draw(rows: Rows, finding: str) -> Any:
     )
     chart = theme.side_by_side(top, trace, theme.WIDTH // 2 - 30)
     note = (
-        "Points: measured, with 95 % intervals. Right, coloured lines: exact means; grey line: their limit for many keys, "
+        "Points: measured, with 95 % intervals. Coloured lines: exact means. Right, grey line: their limit for many keys, "
         "√(2 ln n)/s (random energy model)."
     )
     return theme.finish(chart, finding, note)

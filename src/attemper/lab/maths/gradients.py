@@ -30,6 +30,7 @@ UNITS = {"logits": "at the softmax's input", "query": "at q"}
 NUMBERS = 1 << 23  # of x, and of g
 BATCHES = 16
 MOST = 1e5  # up to which a crossing is looked for
+STEP = 1.1  # in d_k, over which the slope at a crossing is taken
 
 
 def rms(d: int, n: int, scale: float) -> dict[str, float] | None:
@@ -90,8 +91,8 @@ def median(d: int, n: int, scale: float) -> dict[str, Estimate]:
     }
 
 
-CROSSINGS = {(128, "logits"): 62.4, (128, "query"): 415.5, (1024, "logits"): 228.3, (1024, "query"): 1036.4}
-CROSSING_ERRORS = {(128, "logits"): 0.1, (128, "query"): 0.9, (1024, "logits"): 1.2, (1024, "query"): 6.5}
+CROSSINGS = {(128, "logits"): 62.5, (128, "query"): 415.1, (1024, "logits"): 225.7, (1024, "query"): 1019.0}
+CROSSING_ERRORS = {(128, "logits"): 0.06, (128, "query"): 0.5, (1024, "logits"): 0.7, (1024, "query"): 3.5}
 """(keys, unit) → the crossing, and its standard error, as `python -m attemper.lab.maths.gradients` prints them."""
 
 
@@ -127,15 +128,25 @@ def estimate(n: int, unit: str, seed: int = 0) -> float:
     return float(low * (high / low) ** (above / (above - below)))
 
 
-def main(seeds: int = 24) -> None:
+def refined(n: int, unit: str, seeds: int) -> tuple[float, float]:
+    """The crossing from many sets of draws, and its standard error: from the crossing of one set by the slope at it."""
+
+    def ratio(d: float, seed: int) -> float:
+        bare, scaled = (float(lengths(d, n, scale, seed)[unit].median()) for scale in (1.0, 1 / math.sqrt(d)))
+        return math.log(bare / scaled)
+
+    at, steps = estimate(n, unit), min(seeds, 8)
+    found = [ratio(at, seed) for seed in range(seeds)]
+    slope = statistics.fmean(ratio(STEP * at, seed) - found[seed] for seed in range(steps)) / math.log(STEP)
+    error = statistics.stdev(found) / math.sqrt(seeds)
+    return at * math.exp(-statistics.fmean(found) / slope), at * error / abs(slope)
+
+
+def main(seeds: int = 96) -> None:
     for n in (128, 1024):
-        found: dict[str, list[float]] = {unit: [] for unit in UNITS}
-        for seed in range(seeds):
-            for unit in UNITS:
-                found[unit].append(estimate(n, unit, seed))
-        for unit, values in found.items():
-            error = statistics.stdev(values) / math.sqrt(seeds)
-            print(f"({n}, {unit!r}): {statistics.fmean(values):.1f} ± {error:.1f}")
+        for unit in UNITS:
+            crossed, error = refined(n, unit, seeds)
+            print(f"({n}, {unit!r}): {crossed:.1f} ± {error:.1g}", flush=True)
 
 
 if __name__ == "__main__":

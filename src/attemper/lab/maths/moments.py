@@ -5,7 +5,8 @@ mean is a power of one key's. With φ_k = E (t eˣ)^k e^(−t eˣ) and u = ln t,
 
     E Σp^k = n/Γ(k) ∫ φ_k φ_0^(n−1) du,      E Σ_{i≠j} p_i² p_j² = n(n−1)/6 ∫ φ_2² φ_0^(n−2) du.
 
-|Jx|² = Σ p_i² (x_i − Σ p_j x_j)² is a sum of such products too, with up to three keys, and factors x inside φ.
+|Jx|² = Σ p_i² (x_i − Σ p_j x_j)² is a sum of such products too, with up to three keys, and factors x inside φ. The top weight is
+that of one key while all others lie below it: φ_0 is then a mean over what lies below.
 
 All integrands are analytic and die out on both sides; there the plain sum over a grid converges exponentially.
 """
@@ -22,6 +23,9 @@ from torch import Tensor
 STEP = 0.3  # of u and of x: leaves an error below 1e-8
 REACH = 9.0  # standard deviations of the logits: what lies beyond weighs 1e-18
 WIDEST = 64.0  # the largest s for which the grid is laid out: far beyond freezing, where the frozen limit is good
+FINE = 0.15  # a step of x where a sum ends in the middle, so that its error is a power of the step
+TALLEST = 7.0  # standard deviations: the largest of n logits lies within, 1 in 10¹² of them beyond
+SECANTS = 5  # steps to a spread: in the log-odds of the top weight it is nearly a straight line
 LENGTHS = 12  # of q, over which the mean is taken
 
 
@@ -81,8 +85,61 @@ def of_logits(s: float, n: int) -> Moments | None:
 
 
 @functools.cache
+def top_weight(s: float, n: int) -> float:
+    """The mean of the largest weight of softmax over n logits N(0, s²)."""
+    step = min(FINE, s / 12)
+    half = math.ceil(TALLEST * s / step)
+    x = step * torch.arange(-half, half + 1, dtype=torch.float64, device="cpu")
+    u = torch.arange(-TALLEST * s - 20, TALLEST * s + 5, 2 * FINE, dtype=torch.float64, device="cpu")
+    total = 0.0
+    for part in u.split(max(1, 1_000_000 // len(x))):
+        rate = torch.exp((part[:, None] + x).clamp(max=50.0))  # t eˣ
+        one = torch.exp(-(x / s).square() / 2 - rate) * (step / s / math.sqrt(2 * math.pi))
+        # what lies below x: the trapezoidal sum up to x, and the first correction of Euler and Maclaurin
+        below = one.cumsum(1) - one / 2 + one * (x / s**2 + rate) * (step / 12)
+        total += float((rate * one * torch.exp((n - 1) * below.clamp(min=1e-300).log())).sum())
+    return n * 2 * FINE * total
+
+
+def spread_at(n: int, level: float) -> float:
+    """The logit std at which the mean top weight is ``level``."""
+    here, there = math.log(math.sqrt(2 * math.log(n))), math.log(2 * math.sqrt(2 * math.log(n)))
+    for _ in range(SECANTS):
+        above, below = (log_odds(top_weight(math.exp(at), n)) - log_odds(level) for at in (there, here))
+        if above == below:
+            break
+        here, there = there, there - above * (there - here) / (above - below)
+    return math.exp(there)
+
+
+def log_odds(share: float) -> float:
+    """ln(p/(1 − p)); beside the logarithm of the spread the top weight's is nearly a straight line."""
+    return math.log(share / (1 - share))
+
+
+@functools.cache
 def of_dot_products(d: int, n: int, scale: float) -> Moments | None:
     """The same for the logits scale·q·k of unit normal q and k: given q they are N(0, (scale |q|)²), and |q|² is χ² of d."""
+    lengths, share = _lengths(d)
+    found = [of_logits(scale * length, n) for length in lengths.tolist()]
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        return None
+    return Moments(
+        *(float(share @ torch.tensor(part, dtype=torch.float64, device="cpu")) for part in zip(*known, strict=True))
+    )
+
+
+@functools.cache
+def top_weight_of_dot_products(d: int, n: int, scale: float) -> float:
+    """The mean of the largest weight for such logits."""
+    lengths, share = _lengths(d)
+    found = [top_weight(scale * length, n) for length in lengths.tolist()]
+    return float(share @ torch.tensor(found, dtype=torch.float64, device="cpu"))
+
+
+def _lengths(d: int) -> tuple[Tensor, Tensor]:
+    """Lengths of q over which a mean is taken, and the share of each."""
     spread = 6 * math.sqrt(0.5)  # six standard deviations of |q|
     # at small d the density is cut off at 0
     count = LENGTHS if d > 32 else 2 * LENGTHS if d > 8 else 8 * LENGTHS
@@ -91,11 +148,4 @@ def of_dot_products(d: int, n: int, scale: float) -> Moments | None:
     )
     lengths = (edges[1:] + edges[:-1]) / 2
     log_density = (d - 1) * lengths.log() - lengths.square() / 2
-    share = torch.softmax(log_density, 0)
-    found = [of_logits(scale * length, n) for length in lengths.tolist()]
-    known = [one for one in found if one is not None]
-    if len(known) < len(found):
-        return None
-    return Moments(
-        *(float(share @ torch.tensor(part, dtype=torch.float64, device="cpu")) for part in zip(*known, strict=True))
-    )
+    return lengths, torch.softmax(log_density, 0)

@@ -129,10 +129,9 @@ def _panel(rows: Rows, series: dict[str, str], title: str, names: list[str]) -> 
 
     from ..figures import marks, theme
 
-    from_one = [{**row, "layer": row["layer"] + 1} for row in rows]
-    shown = theme.unpivoted(from_one, "layer", "what", series, "value")
+    shown = theme.unpivoted(rows, "layer", "what", series, "value")
     colour = theme.series("what", "", names)
-    x = alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0))
+    x = alt.X("layer:O", title="layer, from 0", axis=alt.Axis(labelAngle=0))
     return marks.curve(shown, x, "value", title, colour)
 
 

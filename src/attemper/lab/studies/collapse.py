@@ -23,6 +23,7 @@ NEVER = math.inf
 EXTENDED = 4  # rates that may be added beyond the first ones, on either side
 FINEST, COARSE = 5, 20  # accuracy is looked at every 5 steps, and later every 20th of the steps so far
 SOME = 0.2  # accuracy: a fifth of the answers, where chance has a thirty-second
+ROUNDS = 200  # of the fit with cells that never learned
 CLOSE = 0.05  # of R²: one variable explains as much as two
 
 
@@ -208,10 +209,21 @@ def summary(rows: Rows) -> list[Row]:
                 **{f"lr, {rule}": best[rule] for rule in RULES},
                 "at_edge": " and ".join(edge) or "neither",
                 **over_seeds("slower", ratios),
+                "slower_least": _at_least(some, best, of_seed["sqrt_dk"]),
                 **{f"gradient, {when}": _compared(some, best, f"grad_{when}_median") for when in ("first", "last")},
             }
         )
     return found
+
+
+def _at_least(some: Mapping[str, Rows], best: Mapping[str, float], scaled: Mapping[Any, float]) -> float:
+    """The median over seeds of how slow no scale is at least: a run that had not learned when it ended counts with its steps."""
+    found = [
+        min(_steps(row), row.get("step", NEVER)) / scaled[row["seed"]]
+        for row in pick(some["none"], lr=best["none"])
+        if scaled.get(row["seed"], NEVER) < NEVER
+    ]
+    return statistics.median(found)
 
 
 def _compared(some: Mapping[str, Rows], best: Mapping[str, float], column: str) -> float:
@@ -226,9 +238,11 @@ def _compared(some: Mapping[str, Rows], best: Mapping[str, float], column: str) 
 def fits(rows: Rows) -> list[Row]:
     """ln(slow-down) against candidate variables: slope, R², the error of the fit in nats; cells without a number are left out.
 
-    The last line has √d_k and ln n as two variables: what any function a·ln d_k + b·ln ln n could explain.
+    The fourth line has √d_k and ln n as two variables: what any function a·ln d_k + b·ln ln n could explain. The last one has
+    them too, and counts the cells that had not learned when the steps were over as at least as slow as that.
     """
-    cells = [row for row in summary(rows) if math.isfinite(row["slower"])]
+    every = summary(rows)
+    cells = [row for row in every if math.isfinite(row["slower"])]
     ys = [math.log(row["slower"]) for row in cells]
     columns: dict[str, list[list[float]]] = {
         "√d_k / √(2 ln n)": [[math.log(row["x"])] for row in cells],
@@ -242,20 +256,60 @@ def fits(rows: Rows) -> list[Row]:
             slopes, r2, error = _regression(xs, ys)
             said = " and ".join(f"{slope:.2f}" for slope in slopes)
             found.append({"variable": name, "cells": len(xs), "slope": said, "r2": r2, "error": error})
+    unlearned = [row for row in every if not math.isfinite(row["slower"]) and math.isfinite(row["slower_least"])]
+    if found and unlearned:
+        xs = [[math.log(row["d"]) / 2, math.log(math.log(row["pairs"]))] for row in (*cells, *unlearned)]
+        slopes, error = _censored(xs, ys, [math.log(row["slower_least"]) for row in unlearned])
+        name = f"the same, with {len(unlearned)} cells that never learned counted as at least so slow"
+        said = " and ".join(f"{slope:.2f}" for slope in slopes)
+        found.append({"variable": name, "cells": len(xs), "slope": said, "r2": math.nan, "error": error})
     return found
+
+
+def _censored(xs: Sequence[Sequence[float]], ys: Sequence[float], least: Sequence[float]) -> tuple[list[float], float]:
+    """Slopes and the residual's std of the most likely line when the last points are only known to lie above a number (Tobin
+    1958): they are replaced by their mean, given the line, and the line is fitted again."""
+    normal = statistics.NormalDist()
+    values, beyond, error = [*ys, *least], [0.0] * len(least), max(_regression(xs, [*ys, *least])[2], 1e-9)
+    for _ in range(ROUNDS):
+        line = _line(xs, values)
+        for place, low in enumerate(least):
+            mean = line[len(ys) + place]
+            at = (low - mean) / error
+            hazard = normal.pdf(at) / max(1 - normal.cdf(at), 1e-300)
+            values[len(ys) + place] = mean + error * hazard
+            beyond[place] = error**2 * (1 + at * hazard - hazard**2)
+        line = _line(xs, values)
+        left = sum((value - mean) ** 2 for value, mean in zip(values, line, strict=True))
+        error = max(math.sqrt((left + sum(beyond)) / len(values)), 1e-9)
+    slopes, _, _ = _regression(xs, values)
+    return slopes, error
 
 
 def _regression(xs: Sequence[Sequence[float]], ys: Sequence[float]) -> tuple[list[float], float, float]:
     """Least squares with an intercept: slopes, R², root of the residual variance."""
+    solved = _solved(xs, ys)
+    left = sum((y - at) ** 2 for y, at in zip(ys, _line(xs, ys), strict=True))
+    mean = statistics.fmean(ys)
+    whole = sum((y - mean) ** 2 for y in ys)
+    freedom = len(ys) - len(solved)
+    return solved[1:], 1 - left / whole if whole else math.nan, math.sqrt(left / freedom)
+
+
+def _solved(xs: Sequence[Sequence[float]], ys: Sequence[float]) -> list[float]:
+    """The intercept and the slopes of least squares."""
     import torch
 
     design = torch.tensor([[1.0, *row] for row in xs], dtype=torch.float64, device="cpu")
     target = torch.tensor(ys, dtype=torch.float64, device="cpu")
-    solved = torch.linalg.lstsq(design, target[:, None], driver="gelsd").solution[:, 0]
-    left = float((target - design @ solved).square().sum())
-    whole = float((target - target.mean()).square().sum())
-    freedom = len(ys) - design.shape[1]
-    return solved[1:].tolist(), 1 - left / whole if whole else math.nan, math.sqrt(left / freedom)
+    found: list[float] = torch.linalg.lstsq(design, target[:, None], driver="gelsd").solution[:, 0].tolist()
+    return found
+
+
+def _line(xs: Sequence[Sequence[float]], ys: Sequence[float]) -> list[float]:
+    """What the fitted line says at every point."""
+    first, *slopes = _solved(xs, ys)
+    return [first + math.fsum(slope * x for slope, x in zip(slopes, row, strict=True)) for row in xs]
 
 
 def finding(rows: Rows) -> str:
@@ -263,7 +317,7 @@ def finding(rows: Rows) -> str:
     found = {row["variable"]: row for row in fits(rows)}
     if len(found) < 4:
         return "Too few cells have learned with and without the scale for a fit"
-    joint, width, _, free = found.values()
+    joint, width, _, free, *_ = found.values()
     if joint["r2"] > width["r2"] and free["r2"] - joint["r2"] < CLOSE:
         return f"The slow-down without a scale falls on one curve of √d_k/√(2 ln n): R² {joint['r2']:.2f}"
     by_keys = float(free["slope"].split(" and ")[1])
@@ -284,10 +338,12 @@ def draw(rows: Rows, finding: str) -> Any:
     for field, title in (("x", "√d_k / √(2 ln n)"), ("root", "√d_k")):
         x = alt.X(f"{field}:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=24))
         chart = marks.curve(cells, x, "slower", "steps without ÷ with 1/√d_k", colour, log=True)
-        panels.append((marks.labelled_line(1.0, "as fast", at=60) + chart).properties(width=theme.WIDTH, height=220))
+        panels.append(
+            (marks.labelled_line(1.0, "as fast", at=theme.WIDTH - 60) + chart).properties(width=theme.WIDTH, height=220)
+        )
     seeds = max((row["seeds"] for row in cells), default=0)
     never = sum(not math.isfinite(row["slower"]) for row in summary(rows))
-    fitted = "; ".join(f"{row['variable']} R² {row['r2']:.2f}" for row in fits(rows))
+    fitted = "; ".join(f"{row['variable']} R² {row['r2']:.2f}" for row in fits(rows)[:4])
     note = (
         "Recall, one layer, one head: steps to 90 % of unseen answers, each rule at its fastest learning rate; median and "
         f"range of {seeds} seed{'s' if seeds != 1 else ''}. "

@@ -36,14 +36,14 @@ _MATCH = "weight of a key equal to q beside 1024 others"
 FIGURES: dict[str, ClaimFigure] = {
     "C1": ClaimFigure(
         "Var(q·k) ÷ d_k",
-        {"unit entries, least": "smallest Var", "unit entries, most": "largest Var", "fan-in": "fan_in", "nn.Linear": "linear",
-         "Xavier": "xavier", "GPT-2": "gpt2"},
+        {"unit entries, least": "smallest Var", "unit entries, most": "largest Var", "fan-in": "fan-in", "nn.Linear": "nn.Linear",
+         "Xavier": "Xavier", "GPT-2": "GPT-2"},
         (1, "variance is d_k"),
     ),
     "C2": ClaimFigure(
         "variance of q·k/√d_k",
-        {"unit entries, least": "smallest", "unit entries, most": "largest", "fan-in": "fan_in", "nn.Linear": "linear",
-         "Xavier": "xavier", "GPT-2": "gpt2"},
+        {"unit entries, least": "smallest", "unit entries, most": "largest", "fan-in": "fan-in", "nn.Linear": "nn.Linear",
+         "Xavier": "Xavier", "GPT-2": "GPT-2"},
         (1, "variance 1"),
     ),
     "C3": ClaimFigure("largest less smallest of 1000 scores", {"d_k = 2": "d_k = 2", "d_k = 5": "d_k = 5"}),
@@ -60,7 +60,8 @@ FIGURES: dict[str, ClaimFigure] = {
     "C6": _GRADIENTS,
     "C7": _GRADIENTS,
     "C8": ClaimFigure(
-        "share of rows that overflow in float16, without shift", {"no scale": "no scale (d_k", "÷ √d_k": "1/√d_k (d_k"}
+        "share of rows in which a float16 softmax that does not subtract the maximum overflows",
+        {"no scale": "no scale (d_k", "÷ √d_k": "1/√d_k (d_k"},
     ),
     "C9": ClaimFigure("accuracy on recall", {"no scale": "without the scale", "÷ √d_k": "with 1/√d_k"}),
     "C10": ClaimFigure(
@@ -87,7 +88,7 @@ FIGURES: dict[str, ClaimFigure] = {
         "effective keys",
         {"of 1024, before training, no scale": "before training without",
          "of 1024, before training, ÷ √d_k": "before training with 1/√d_k",
-         "of 64.5, trained, no scale": "steps without", "of 64.5, trained, ÷ √d_k": "steps with 1/√d_k"},
+         "of 64.5 visible, trained, no scale": "steps without", "of 64.5 visible, trained, ÷ √d_k": "steps with 1/√d_k"},
         log=True,
     ),
     "C17": ClaimFigure("numbers per token", {"input": "input", "one head": "one head", "heads joined": "joined"}),
@@ -95,7 +96,7 @@ FIGURES: dict[str, ClaimFigure] = {
     "C19": ClaimFigure("entropy early in training, nats", {"no scale": "training, without", "÷ √d_k": "training, with 1"}),
     "C20": ClaimFigure(
         "held-out loss without the scale less with it, nats",
-        {"1 layer": "nats, 1 layers", "2 layers": "nats, 2 layers", "4 layers": "nats, 4 layers", "8 layers": "nats, 8 layers"},
+        {"1 layer": "nats, 1 layer", "2 layers": "nats, 2 layers", "4 layers": "nats, 4 layers", "8 layers": "nats, 8 layers"},
         (0, "no difference"),
     ),
     "C21": ClaimFigure(
@@ -109,8 +110,8 @@ FIGURES: dict[str, ClaimFigure] = {
     ),
     "C23": ClaimFigure("variance at d_k = 64 ÷ that at d_k = 1", {"a = 0.25": "a = 0.25", "a = 9": "a = 9"}, (64, "64")),
     "C24": ClaimFigure(
-        "share of pairs that the best head gets right",
-        {"'it'": "best of them", "by chance": "by chance", "'he', 'she'": "of those"}
+        "share of pairs that the most certain head gets right",
+        {"'it'": "most certain of them", "by chance": "by chance", "'he', 'she'": "of those"}
     ),
     "C25": ClaimFigure("weight", {"of a word on itself": "on itself", "an even share, 1/n": "even share"}),
     "C26": ClaimFigure(
@@ -143,7 +144,7 @@ FIGURES: dict[str, ClaimFigure] = {
     ),
     "C32": ClaimFigure(
         "share of draws whose range in 5 dimensions is 3.7 times that in 2",
-        {"9 scores": "draws of 9", "1000 scores": "draws of 1000"}
+        {"9 scores": "draws of 9", "1024 scores": "draws of 1024"}
     ),
     "C33": ClaimFigure("tanh's for each pair of tokens", {"additive": ", additive", "dot product": ", dot product"}),
     "C34": ClaimFigure(
