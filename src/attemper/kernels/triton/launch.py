@@ -105,11 +105,18 @@ def run_and_plan(key: tuple[Any, ...], n_tensors: int, launch: Launch) -> None:
 
 def _start(compiled: Any, grid: tuple[int, int], args: tuple[Any, ...]) -> None:
     hooks = knobs.runtime
-    if hooks.launch_enter_hook is not None or hooks.launch_exit_hook is not None:  # a profiler listens
+    if _listens(hooks.launch_enter_hook) or _listens(hooks.launch_exit_hook):
         compiled[(*grid, 1)](*args)
         return
     stream = driver.active.get_current_stream(driver.active.get_current_device())
-    compiled.run(*grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args)
+    # of a tensor, Triton would ask the driver whether it lies on the device
+    numbers = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
+    compiled.run(*grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *numbers)
+
+
+def _listens(hook: Any) -> bool:
+    """Whether a profiler follows launches: by a function, or by one in Triton's chain of them, which is there always."""
+    return hook is not None and bool(getattr(hook, "calls", True))
 
 
 Block = dict[str, int]
