@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from functools import wraps
-from types import FrameType
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,7 +24,7 @@ from ..call import AttentionCall
 from ..routes import sdpa as fused
 from ..routes.kind import LearnedSequences
 from .learned import CHECK_EVERY, ExpectedCall, FullPass, LightPass, PassType, plans
-from .running import Frame, Pass, python_frames, running, traits
+from .running import Frame, Pass, is_quiet, module_call, python_frames, running
 from .storages import address
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ class Interception:
     def install(self) -> None:
         if self.installed:
             return
+        self._put(nn.Module, "_call_impl", partial(module_call, self.attachment))
         self._put(functional, "scaled_dot_product_attention", self._sdpa)
         for name in FUSED:
             self._put(torch, name, self._fast_path)
@@ -80,9 +80,9 @@ class Interception:
                 setattr(owner, name, before)
         self.installed = []
 
-    def begin(self, current: Pass, entry: nn.Module, frame: FrameType) -> None:
+    def begin(self, current: Pass, entry: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make a pass a light one if it was learned what to expect of it; otherwise learn it."""
-        pass_type = PassType.of(entry, frame)
+        pass_type = PassType.of(entry, args, kwargs)
         with self.attachment.lock:
             plan = plans.get(entry, pass_type)
         if plan is None:
@@ -93,10 +93,12 @@ class Interception:
             current.sequences = current.chain.sequences = LearnedSequences(plan.last_sequence)
         listening.listener = self.computed
 
-    def entered(self, current: Pass, light: LightPass, number: int, frame: FrameType) -> None:
+    def entered(
+        self, current: Pass, light: LightPass, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """A module begins its forward in a light pass, which becomes a full one if the module is new or called differently."""
         around = light.plan.around.get(number)
-        if around is None or (around and not light.entered(number, frame)):
+        if around is None or (around and not light.entered(number, args, kwargs)):
             self.convert(current)
 
     def convert(self, current: Pass, differs: bool = True) -> None:
@@ -370,6 +372,6 @@ def running_modules(frames: list[Frame], name: Callable[[int], str | None]) -> l
         module = values["self"]
         if known and known[0].module is module:
             found.append(known.pop(0))
-        elif found and not traits(module).quiet:
+        elif found and not is_quiet(module):
             found.append(Frame(module, name(id(module)) or "", values.get("args", ())))
     return frames if known else found

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from ..._torch_private import (
     TorchDispatchMode,
     _get_dispatch_stack_at,
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
     _len_torch_dispatch_stack,
     _NormBase,
     _pop_mode,
@@ -76,7 +78,7 @@ def weighs_channels(module: nn.Module) -> bool:
 class Traits(NamedTuple):
     """What the class of a module shows."""
 
-    quiet: bool  # one of QUIET
+    quiet: bool  # one of QUIET: see `is_quiet`
     carries: bool  # whether its output belongs to the sequence of its input: projections, norms, activations, dropout
     attends: bool  # whether its name contains attention
 
@@ -90,6 +92,12 @@ def traits(module: nn.Module) -> Traits:
         carries = cls in QUIET or projects(module) or NORM.search(name) is not None
         known = _traits[cls] = Traits(cls in QUIET, carries, ATTENTION.search(name) is not None)
     return known
+
+
+def is_quiet(module: nn.Module) -> bool:
+    """Whether no attention can run in a module: it is one of QUIET, and no hook runs in it."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or _global_forward_hooks or _global_forward_pre_hooks
+    return traits(module).quiet and not hooks
 
 
 _traits: dict[type[nn.Module], Traits] = {}
@@ -207,3 +215,27 @@ class Running(threading.local):
 
 
 running = Running()
+
+
+def module_call(attachment: Attachment, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What takes the place of ``nn.Module._call_impl``: the attachment is told when a module begins its forward and ends it."""
+
+    def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        current, output = running.current, None
+        if current is not None and id(module) in current.skips:
+            try:
+                output = original(module, *args, **kwargs)
+                return output
+            finally:
+                if current.light is None:  # the pass became a full one meanwhile, in which this module has a frame
+                    attachment.leave(module, args, output)
+        complete = False
+        try:
+            attachment.enter(module, args, kwargs)
+            output = original(module, *args, **kwargs)
+            complete = True
+            return output
+        finally:
+            attachment.leave(module, args, output, complete)
+
+    return _call_impl

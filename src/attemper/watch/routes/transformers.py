@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -92,8 +92,11 @@ class Interface:
             self.expect(module, implementation)
             before, current.interfaced = current.interfaced, Interfaced(implementation, module, key, options)
             try:
-                # flex attention needs torch.compile: run eagerly, as the rest is in a measured step, it would store n × n
-                with compiling() if implementation == FLEX else nullcontext():
+                if implementation == FLEX:
+                    # it needs torch.compile: run eagerly, as the rest is in a measured step, it would store n × n
+                    with compiling():
+                        out = function(module, query, key, value, *rest, **options)
+                else:
                     out = function(module, query, key, value, *rest, **options)
                 if not current.interfaced.followed:
                     mask = rest[0] if rest else options.get("attention_mask")  # models pass it by position or by name
