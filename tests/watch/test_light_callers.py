@@ -63,6 +63,18 @@ def test_a_module_inside_that_is_replaced(kinds):
     assert found == ["full", "light", "light", "converted", "full", "full"]
 
 
+def test_a_new_module_after_the_call_inside_of_a_module_that_is_named_attention(kinds):
+    """The call before it accounts for that module, as in a full pass."""
+
+    def change(model, step):
+        if step == 3:
+            model.before = [model[1].out]  # what is gone makes all that was learned void
+            model[1].out = nn.Sequential(nn.Linear(16, 16))
+
+    found = compare(layers, lambda model, watch: steps(model, watch, change), kinds)
+    assert found == ["full", "light", "light", "converted", "full", "light"]
+
+
 def test_layers_in_another_order_and_one_twice_in_place_of_another(kinds):
     def change(model, step):
         if step == 3:

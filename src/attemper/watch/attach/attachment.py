@@ -158,31 +158,37 @@ class Attachment:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module begins its forward."""
-        frames, key = running.frames, id(module)
-        if frames and frames[0].module is module:
+        key = id(module)
+        if running.frames and running.frames[0].module is module:
             self.forget_ended()
         current, name = running.current, self.name_of(key)
-        if current is None and not frames:
+        if current is None:
             if name is None or torch.compiler.is_compiling():
                 return
             current = self._begin(module, args, kwargs, sys._getframe(1))
-        elif current is not None and current.light is not None:
-            self.interception.entered(current, current.light, key, args, kwargs)  # it may not stay light
-        frames, quiet = running.frames, is_quiet(module)
-        if current is not None and not current.skips:  # with modules to skip, it is light and every watch knows of it
-            if name is not None and len(current.begun) < len(self.observers):
-                self._count_pass(module, current)
-            if current.full_pass is not None:
-                current.full_pass.entered(module, None if quiet else pattern_of(args, kwargs))
-            if current.light is not None:
-                if frames and not current.light.plan.around.get(key):
-                    return
-            elif quiet and current.pause() and frames:
-                return  # no op in it is looked at, so it needs no frame
+        elif current.light is not None and not current.light.entered(key, args, kwargs):
+            self.interception.convert(current)
+        # with modules to skip, it is light and every watch was told of it
+        if not current.skips and not self._needs_frame(module, args, kwargs, current, name):
+            return
         if traits(module).attends:
-            for frame in frames:
+            for frame in running.frames:
                 frame.outer = True
-        frames.append(Frame(module, name or "", args))
+        running.frames.append(Frame(module, name or "", args))
+
+    def _needs_frame(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], current: Pass, name: str | None
+    ) -> bool:
+        """Tell of a module that begins its forward; whether a call may be made in it."""
+        quiet = is_quiet(module)
+        if name is not None and len(current.begun) < len(self.observers):
+            self._count_pass(module, current)
+        if current.full_pass is not None:
+            current.full_pass.entered(module, None if quiet else pattern_of(args, kwargs))
+        if current.light is not None:
+            return not running.frames or bool(current.light.plan.around.get(id(module)))
+        paused = quiet and current.pause()  # no op in it is looked at
+        return not (paused and running.frames)
 
     def name_of(self, key: int) -> str | None:
         """The name of a module, by its id, in the first watch that has it."""

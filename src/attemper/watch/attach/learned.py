@@ -202,7 +202,10 @@ class LightPass:
         self.last_is_op = False  # whether the last call was read from the arguments of an op
 
     def entered(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """A module around calls begins its forward; whether its arguments are as before, where they decide about a call."""
+        """A module begins its forward; whether it ran before, with arguments like these where they decide about a call."""
+        around = self.plan.around.get(number)
+        if not around:
+            return around is not None
         ran, patterns = self.ran.get(number, 0), self.plan.patterns.get(number)
         self.ran[number] = ran + 1
         return patterns is None or (ran < len(patterns) and patterns[ran] == pattern_of(args, kwargs))

@@ -93,18 +93,10 @@ class Interception:
             current.sequences = current.chain.sequences = LearnedSequences(plan.last_sequence)
         listening.listener = self.computed
 
-    def entered(
-        self, current: Pass, light: LightPass, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """A module begins its forward in a light pass, which becomes a full one if the module is new or called differently."""
-        around = light.plan.around.get(number)
-        if around is None or (around and not light.entered(number, args, kwargs)):
-            self.convert(current)
-
     def convert(self, current: Pass, differs: bool = True) -> None:
         """The rest of a light pass is a full one; so is the next pass if the model differs."""
         current.light, current.skips = None, frozenset()
-        running.frames = running_modules(running.frames, self.attachment.name_of)
+        running.frames = running_modules(running.frames, self.attachment.name_of, current.begun_light)
         if current.begun_light is not None:
             current.begun_light.differs |= differs
             current.begun_light.followed = {id(frame.module) for frame in running.frames}
@@ -150,7 +142,7 @@ class Interception:
         self, original: Function, current: Pass, light: LightPass, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """SDPA in a light pass."""
-        if current.counts_for_none(self.attachment.observers):
+        if current.left_out and current.counts_for_none(self.attachment.observers):
             return original(*args, **kwargs)
         given = bound(*args, **kwargs)
         if given is not None and _is_any_autocast_enabled() and torch.is_autocast_enabled(given.query.device.type):
@@ -363,8 +355,9 @@ def is_innermost(module: nn.Module) -> bool:
     return True  # it was not called in the usual way
 
 
-def running_modules(frames: list[Frame], name: Callable[[int], str | None]) -> list[Frame]:
+def running_modules(frames: list[Frame], name: Callable[[int], str | None], light: LightPass | None) -> list[Frame]:
     """The frames of all modules that run now, from the outermost of these on: a light pass keeps those around calls only."""
+    made = {} if light is None else light.made
     found: list[Frame] = []
     known = list(frames)
     calls = [frame.f_locals for frame in python_frames(sys._getframe(1)) if frame.f_code is CALL]
@@ -373,5 +366,7 @@ def running_modules(frames: list[Frame], name: Callable[[int], str | None]) -> l
         if known and known[0].module is module:
             found.append(known.pop(0))
         elif found and not is_quiet(module):
-            found.append(Frame(module, name(id(module)) or "", values.get("args", ())))
+            frame = Frame(module, name(id(module)) or "", values.get("args", ()))
+            frame.accounted = any(id(inner) in made for inner in module.modules())
+            found.append(frame)
     return frames if known else found
