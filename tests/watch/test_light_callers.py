@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from attemper.watch.attach.running import running
 from watched import Block, compare, stack, steps
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
@@ -242,3 +243,30 @@ def test_a_thread_inside_of_a_forward(kinds):
 
     found = compare(Forking, lambda model, watch: steps(model, watch, count=4), kinds)
     assert found == ["full", "full", *["light"] * 6]
+
+
+def test_modules_that_a_pass_enters_as_it_becomes_a_full_one(kinds):
+    """A module that is new has one frame: what runs after it is not inside of it."""
+
+    class NewAttention(AttentionLayer):
+        def forward(self, x):
+            return x + self.out(x)  # named attention, without a call
+
+    def change(model, step):
+        if step == 3:
+            model.before = [model[1]]
+            model[1] = NewAttention()
+
+    class Named(nn.Sequential):
+        """The names of frames are read while the model runs."""
+
+        def forward(self, x):
+            for layer in self:
+                x = layer(x)
+                depths.append([frame.name for frame in running.frames])
+            return x
+
+    depths = []
+    found = compare(lambda: Named(*layers()), lambda model, watch: steps(model, watch, change), kinds)
+    assert found == ["full", "light", "light", "converted", "full", "full"]
+    assert depths == [[""]] * len(depths)

@@ -161,15 +161,18 @@ class Attachment:
         key = id(module)
         if running.frames and running.frames[0].module is module:
             self.forget_ended()
-        current, name = running.current, self.name_of(key)
+        current, name, converted = running.current, self.name_of(key), False
         if current is None:
             if name is None or torch.compiler.is_compiling():
                 return
             current = self._begin(module, args, kwargs, sys._getframe(1))
         elif current.light is not None and not current.light.entered(key, args, kwargs):
             self.interception.convert(current)
+            converted = running.frames[-1].module is module  # it has a frame already, as all that run now
         # with modules to skip, it is light and every watch was told of it
         if not current.skips and not self._needs_frame(module, args, kwargs, current, name):
+            return
+        if converted:
             return
         if traits(module).attends:
             for frame in running.frames:

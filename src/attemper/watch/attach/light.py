@@ -24,7 +24,7 @@ from ..call import AttentionCall
 from ..routes import sdpa as fused
 from ..routes.kind import LearnedSequences
 from .learned import CHECK_EVERY, ExpectedCall, FullPass, LightPass, PassType, plans
-from .running import Frame, Pass, is_quiet, module_call, python_frames, running
+from .running import CALL, Frame, Pass, is_quiet, module_call, python_frames, running, traits
 from .storages import address
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
 FUSED = tuple(name for name in (fused.MHA, fused.ENCODER) if hasattr(torch, name))
 SOFTMAXES = tuple((owner, name) for owner in (torch, Tensor) for name in ("softmax", "log_softmax"))
-CALL = nn.Module._call_impl.__code__
 
 UNSEEN = "a softmax ran here that no full pass had seen. If it is attention, this step lacks it"
 SILENT = "it ran with fewer attention calls than in the last full pass. What it computed in another way is missing from this step"
@@ -351,7 +350,7 @@ def is_innermost(module: nn.Module) -> bool:
     """Whether a module is the innermost that runs: one that made no call before has no frame of ours."""
     for frame in python_frames(sys._getframe(3)):
         if frame.f_code is CALL:
-            return frame.f_locals["self"] is module
+            return frame.f_locals["module"] is module
     return True  # it was not called in the usual way
 
 
@@ -362,11 +361,13 @@ def running_modules(frames: list[Frame], name: Callable[[int], str | None], ligh
     known = list(frames)
     calls = [frame.f_locals for frame in python_frames(sys._getframe(1)) if frame.f_code is CALL]
     for values in reversed(calls):
-        module = values["self"]
+        module = values["module"]
         if known and known[0].module is module:
             found.append(known.pop(0))
         elif found and not is_quiet(module):
             frame = Frame(module, name(id(module)) or "", values.get("args", ()))
             frame.accounted = any(id(inner) in made for inner in module.modules())
+            for outer in found if traits(module).attends else ():
+                outer.outer = True
             found.append(frame)
     return frames if known else found
