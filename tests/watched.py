@@ -56,6 +56,7 @@ def state():
         dict(torch_modules._global_forward_hooks),
         dict(torch_modules._global_forward_pre_hooks),
         dict(torch_modules._global_forward_hooks_always_called),
+        nn.Module._call_impl,
         torch._C._len_torch_dispatch_stack(),
         _python_dispatch._is_in_torch_dispatch_mode,
         _python_dispatch._is_in_non_infra_torch_dispatch_mode,

@@ -39,6 +39,12 @@ from torch.nn.modules.batchnorm import (
     _NormBase as _NormBase,
 )  # 2.0; every batch and instance norm, which a watch may not disturb
 
+# 2.0; while one is not empty, any module may run what is no part of it
+from torch.nn.modules.module import _global_backward_hooks as _global_backward_hooks
+from torch.nn.modules.module import _global_backward_pre_hooks as _global_backward_pre_hooks
+from torch.nn.modules.module import _global_forward_hooks as _global_forward_hooks
+from torch.nn.modules.module import _global_forward_pre_hooks as _global_forward_pre_hooks
+
 # documented in torch's notes on __torch_dispatch__, but not where it is public
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # 2.0
 from torch.utils._python_dispatch import (

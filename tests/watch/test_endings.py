@@ -143,7 +143,7 @@ def test_a_thread_that_was_ended_in_mid_pass_keeps_nothing_installed(lives_on):
         assert ended.wait(10)
         if not lives_on:
             thread.join()
-    left = attachment.handles, attachment.passes, attachment.eager.stance
+    left = attachment.interception.installed, attachment.passes, attachment.eager.stance
     done.set()
     thread.join()
     assert left == ([], {}, None)

@@ -70,8 +70,7 @@ def test_a_model_that_was_not_called():
     with pytest.raises(InputError) as error, attemper.watch(MODEL):
         MODEL.forward(X, X, X)
     assert str(error.value) == (
-        "watch(): MultiheadAttention was not called inside the block. Call model(…), which runs its hooks, and not "
-        "model.forward(…)."
+        "watch(): MultiheadAttention was not called inside the block. Call model(…), and not model.forward(…)."
     )
 
 

@@ -4,7 +4,7 @@ Data passes the files in this order:
 
     session     watch() and the Watch object: opens, ends steps, closes
     options     checks the arguments
-    attach/     hooks and a dispatch mode; measures each call
+    attach/     intercepted functions and a dispatch mode; measures each call
     passes      decides which calls of the model count in a step
     routes/     recognises attention calls and reads their arguments
     call        one attention call, as all routes give it

@@ -55,7 +55,7 @@ def check_end(watch: Watch, was_measuring: bool) -> None:
         check_calls(watch)
     if not watch._passes.begun:
         raise InputError(
-            f"watch(): {type(watch.model).__name__} was not called inside the block. Call model(…), which runs its hooks, "
+            f"watch(): {type(watch.model).__name__} was not called inside the block. Call model(…), "
             "and not model.forward(…)."
         )
     if watch.every > 1 and not watch._steps_ended and watch._passes.counted > 1:

@@ -26,7 +26,7 @@ from .options import check_model, check_numbers, check_options, check_step, with
 from .passes import LEFT_OUT, ONLY_OTHERS, Passes
 from .record.entry import StepAccumulator
 from .record.jsonl import Journal
-from .record.ranks import Ranks, are_many
+from .record.ranks import Ranks
 from .record.record import Record
 from .record.store import check_path, to_path
 from .record.transfer import to_host
@@ -331,7 +331,7 @@ class Watch:
 
     def add_call(self, name: str, call: AttentionCall, summary: Summary, found: list[Any] | None) -> None:
         self._sums.add(name, call, summary)
-        named = all_heads(call.frames) if are_many() else None
+        named = all_heads(call.frames) if self._ranks is not None and self._ranks.many else None
         if named is not None and named > call.facts.heads and named % call.facts.heads == 0:
             self._split = True
             self._warn(f"{self._title(name)}: {call.facts.heads} of its {named} heads run on this rank.")

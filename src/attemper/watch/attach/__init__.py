@@ -1,9 +1,9 @@
-"""attach: hooks, a dispatch mode and intercepted functions show the attention calls of a watched forward; they are measured.
+"""attach: intercepted functions and a dispatch mode show the attention calls of a watched forward; they are measured.
 
 Data passes the files in this order:
 
     names         names the modules of a model, without the wrappers around it
-    attachment    installs the hooks and the mode; dispatches each op to a route, and each call to its measurement
+    attachment    sees which module runs; installs the mode; dispatches each op to a route, and each call to its measurement
     dynamo        makes torch.compile run eagerly while a step is measured
     running       holds the modules in their forward and the state of one pass, per thread
     learned       keeps what a full pass showed, for the light passes that follow

@@ -1,8 +1,9 @@
-"""Attachment: the hooks and the dispatch mode that all watches of a process share, and what becomes of an attention call.
+"""Attachment: how all watches of a process see which module runs and which ops, and what becomes of an attention call.
 
-The hooks are global, since a hook on a single module switches the encoder's fast path off. The mode gets ops below autograd,
-where fused attention is still one op. Both are installed only while some watch measures a step. A mode belongs to a thread, so it
-is entered when a watched module begins its forward and left when that module ends, in the thread that runs it.
+A function takes the place of ``nn.Module._call_impl``: a hook on a single module switches the encoder's fast path off, and
+global hooks slow every module down. A dispatch mode gets ops below autograd, where fused attention is still one op. Both are
+installed only while some watch measures a step. A mode belongs to a thread, so it is entered when a watched module begins its
+forward and left when that module ends, in the thread that runs it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from ..._torch_private import HigherOrderOperator, TorchDispatchMode, _current_graph_task_id, _pop_mode, _push_mode
 from ...errors import AttemperError
@@ -30,10 +29,11 @@ from ..routes.padding import leave_padding_out
 from ..routes.transformers import Interface
 from ..trace.trace import Trace
 from .dynamo import Eager
+from .learned import pattern_of
 from .light import Interception
 from .measuring import Measured, measured
 from .modes import without_autograd_and_modes
-from .running import Frame, Pass, Site, running, traits
+from .running import Frame, Pass, Site, is_quiet, running, traits
 from .storages import Storages
 
 if TYPE_CHECKING:
@@ -121,7 +121,6 @@ class Attachment:
         self.lock = threading.RLock()
         self.observers: tuple[Watch, ...] = ()
         self.parameters: Storages[bool] = Storages()
-        self.handles: list[RemovableHandle] = []
         self.passes: dict[Pass, Site] = {}
         self.eager = Eager()
         self.readers = READERS
@@ -131,18 +130,14 @@ class Attachment:
     def add(self, observer: Watch) -> None:
         with self.lock:
             self.observers = (*self.observers, observer)
-            for module in observer.modules:
-                for parameter in module._parameters.values():
-                    if parameter is not None:
-                        self.parameters.put(parameter, True)
-            if not self.handles:
-                self.handles = [
-                    register_module_forward_pre_hook(self.enter),
-                    register_module_forward_hook(self.leave, always_call=True),
-                ]
             self.eager.on()
             self.interface.install()
             self.interception.install()
+            for module in observer.modules:
+                self.eager.on_module(module)
+                for parameter in module._parameters.values():
+                    if parameter is not None:
+                        self.parameters.put(parameter, True)
 
     def remove(self, observer: Watch) -> None:
         with self.lock:
@@ -150,47 +145,53 @@ class Attachment:
             self._release()
 
     def _release(self) -> None:
-        """Uninstall everything after the last watch, unless a forward still runs in another thread: its hooks must end it."""
+        """Uninstall everything after the last watch, unless a forward still runs in another thread."""
         if self.observers:
             return
         self.passes = {one: site for one, site in self.passes.items() if site.is_running()}
         if self.passes:
             return
-        for handle in self.handles:
-            handle.remove()
-        self.handles, self.parameters = [], Storages()
+        self.parameters = Storages()
         self.interception.uninstall()
         self.interface.uninstall()
         self.eager.off()
 
-    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        current, key = running.current, id(module)
-        if current is not None and key in current.skips:
-            return
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module begins its forward."""
+        key = id(module)
         if running.frames and running.frames[0].module is module:
             self.forget_ended()
-        current, name = running.current, self.name_of(key)
-        if current is None and not running.frames:
+        current, name, converted = running.current, self.name_of(key), False
+        if current is None:
             if name is None or torch.compiler.is_compiling():
                 return
-            current = self._begin(module, sys._getframe(1))
-        elif current is not None and current.light is not None:
-            self.interception.entered(current, current.light, key, sys._getframe(1))  # it may not stay light
-        frames, known = running.frames, traits(module)
-        if current is not None:
-            if name is not None and len(current.begun) < len(self.observers):
-                self._count_pass(module, current)
-            if current.full_pass is not None:
-                current.full_pass.entered(module, None if known.quiet else sys._getframe(1))
-            if current.light is not None:
-                if frames and not current.light.plan.around.get(key):
-                    return
-            elif known.quiet and current.pause() and frames:
-                return  # no op in it is looked at, so it needs no frame
-        if known.attends:
-            for frame in frames:
+            current = self._begin(module, args, kwargs, sys._getframe(1))
+        elif current.light is not None and not current.light.entered(key, args, kwargs):
+            self.interception.convert(current)
+            converted = running.frames[-1].module is module  # it has a frame already, as all that run now
+        # with modules to skip, it is light and every watch was told of it
+        if not current.skips and not self._needs_frame(module, args, kwargs, current, name):
+            return
+        if converted:
+            return
+        if traits(module).attends:
+            for frame in running.frames:
                 frame.outer = True
-        frames.append(Frame(module, name or "", arguments))
+        running.frames.append(Frame(module, name or "", args))
+
+    def _needs_frame(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], current: Pass, name: str | None
+    ) -> bool:
+        """Tell of a module that begins its forward; whether a call may be made in it."""
+        quiet = is_quiet(module)
+        if name is not None and len(current.begun) < len(self.observers):
+            self._count_pass(module, current)
+        if current.full_pass is not None:
+            current.full_pass.entered(module, None if quiet else pattern_of(args, kwargs))
+        if current.light is not None:
+            return not running.frames or bool(current.light.plan.around.get(id(module)))
+        paused = quiet and current.pause()  # no op in it is looked at
+        return not (paused and running.frames)
 
     def name_of(self, key: int) -> str | None:
         """The name of a module, by its id, in the first watch that has it."""
@@ -200,13 +201,13 @@ class Attachment:
                 return name
         return None
 
-    def _begin(self, entry: nn.Module, frame: FrameType) -> Pass:
-        """A pass begins with this module, which is called from this frame of Python's stack."""
+    def _begin(self, entry: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Pass:
+        """A pass begins with this module and these arguments, in this frame of Python's stack."""
         current = running.current = self._pass()
         with self.lock:
             self.passes[current] = Site(frame)
         if type(current.mode) is Mode and not any(observer.wants_full for observer in self.observers):
-            self.interception.begin(current, entry, frame)
+            self.interception.begin(current, entry, args, kwargs)
         if current.light is None:
             current.resume()
         return current
@@ -232,23 +233,21 @@ class Attachment:
         if current.light is not None and len(current.begun) == len(self.observers):
             current.skips = current.light.plan.skipped_by([observer.names for observer in self.observers])
 
-    def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
+    def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: object, complete: bool = True) -> None:
+        """A module has ended its forward; `complete` if it raised nothing."""
         current, frames = running.current, running.frames
-        if current is not None and current.light is not None:
-            if id(module) in current.skips:
-                return
-            if len(frames) > 1 and frames[-1].module is module:
-                frames.pop()
-                return
+        if current is not None and current.light is not None and len(frames) > 1 and frames[-1].module is module:
+            frames.pop()
+            return
         if current is not None and frames and current.light is None and not current.counts_for_none(self.observers):
             current.resume()
             current.left(frames, module, arguments, output)
-        if frames and frames[-1].module is not module and traits(module).quiet:
+        if frames and frames[-1].module is not module and is_quiet(module):
             return  # it has no frame
-        # a module that raised before its always-called hook ran leaves frames above this one
+        # a pass that an interrupt ended while a module entered or left it has frames above this one
         for depth in range(len(frames) - 1, -1, -1):
             if frames[depth].module is module:
-                self.unwind(depth, complete=output is not None)
+                self.unwind(depth, complete)
                 return
 
     def unwind(self, depth: int, complete: bool = False) -> None:

@@ -6,7 +6,6 @@ Dynamo is loaded for that, as any optimizer loads it too: a model that is compil
 from __future__ import annotations
 
 import sys
-import warnings
 from typing import Any
 
 import torch
@@ -14,10 +13,6 @@ from torch import nn
 
 from ..._torch_private import DYNAMO_MODULE, DYNAMO_WRAPPER
 from .running import python_frames
-
-HOOKS = "(?#attemper)Using `torch.compile.module.` when there are global hooks"
-"""torch warns that a compiled module fires global hooks once more, which is expected. The comment makes this filter unique."""
-
 
 COMPILED = "the model is compiled: watched steps run eagerly, the others as compiled."
 
@@ -27,24 +22,27 @@ class Eager:
 
     def __init__(self) -> None:
         self.stance: Any = None
-        self.filters: Any = None
+        self.modules: list[tuple[nn.Module, Any, Any]] = []  # compiled in place, what was compiled, what runs meanwhile
 
     def on(self) -> None:
         if self.stance is None:
             self.stance = torch.compiler.set_stance("force_eager")
-            warnings.filterwarnings("ignore", HOOKS)
-            self.filters = warnings.filters
+
+    def on_module(self, module: nn.Module) -> None:
+        """What ``module.compile()`` made calls its module from when it was made; let it be called as it is now."""
+        compiled = module._compiled_call_impl
+        if compiled is not None and all(compiled is not ours for _, _, ours in self.modules):
+            module._compiled_call_impl = ours = module._call_impl
+            self.modules.append((module, compiled, ours))
 
     def off(self) -> None:
         if self.stance is None:
             return
         self.stance.__exit__(None, None, None)
-        # warnings.catch_warnings swaps the list of filters: remove the filter from the list it was added to and from that in use
-        in_use: Any = warnings.filters
-        for filters in (self.filters, in_use):
-            for item in [item for item in filters if getattr(item[1], "pattern", None) == HOOKS]:
-                filters.remove(item)
-        self.stance = self.filters = None
+        for module, compiled, ours in self.modules:
+            if module._compiled_call_impl is ours:
+                module._compiled_call_impl = compiled
+        self.stance, self.modules = None, []
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -70,10 +70,10 @@ class GradientHooks:
             # grouped heads: each query head gets the gradient of its group
             parts = parts.repeat_interleave(self.heads // parts.shape[1], dim=1)
         parts = parts.movedim(1, 0)  # (H, B, L, E)
-        count = torch.full((self.heads,), float(batch * length * width), dtype=torch.float64, device=parts.device)
+        count: float | Tensor = float(batch * length * width)
         if rows is not None and rows.shape[-1] == length:
             keep = rows[None, :, :, None].expand(1, batch, length, 1)
-            count = keep.double().sum() * width + torch.zeros_like(count)
+            count = keep.double().sum() * width
             parts = parts.masked_fill(~keep, math.nan)
         size = parts.abs().flatten(1).to(torch.promote_types(parts.dtype, torch.float32))
         square = size.double().square().nansum(-1)

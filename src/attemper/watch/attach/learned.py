@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -41,20 +40,15 @@ class PassType(NamedTuple):
     pattern: tuple[Any, ...]
 
     @classmethod
-    def of(cls, entry: nn.Module, frame: FrameType) -> PassType:
-        """The type of a pass that begins now with this module, which is called from this frame of Python's stack."""
+    def of(cls, entry: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PassType:
+        """The type of a pass that begins now with this module and these arguments."""
         implementation = getattr(getattr(entry, "config", None), "_attn_implementation", None)
         again = _current_graph_task_id() != -1
-        return cls(again, is_recording(), entry.training, implementation, pattern_of(frame))
+        return cls(again, is_recording(), entry.training, implementation, pattern_of(args, kwargs))
 
 
-def pattern_of(frame: FrameType) -> tuple[Any, ...]:
-    """Which arguments of a module are one tensor, and what the others are: self- and cross-attention differ by that.
-
-    The frame is torch's, which calls the hook: a global hook is not given what was passed by name.
-    """
-    given = frame.f_locals
-    args, kwargs = given.get("args", ()), given.get("kwargs") or {}
+def pattern_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Which arguments of a module are one tensor, and what the others are: self- and cross-attention differ by that."""
     places: dict[int, int] = {}
     found: list[Any] = [len(args), *kwargs]
     for value in (*args, *kwargs.values()):
@@ -90,12 +84,12 @@ class FullPass:
         self.softmaxes = 0
         self.clean = True  # whether nothing was seen that a light pass would not see
 
-    def entered(self, module: nn.Module, frame: FrameType | None) -> None:
-        """A module begins its forward, called from this frame; None if it holds no attention."""
+    def entered(self, module: nn.Module, pattern: tuple[Any, ...] | None) -> None:
+        """A module begins its forward with arguments of this pattern; None if it holds no attention."""
         self.modules[id(module)] = module
         self.runs[id(module)] += 1
-        if frame is not None:
-            self.patterns.setdefault(id(module), []).append(pattern_of(frame))
+        if pattern is not None:
+            self.patterns.setdefault(id(module), []).append(pattern)
 
     def counted(self, call: AttentionCall, around: list[Frame], sequences: tuple[int | None, int | None]) -> None:
         """A call was counted, in these modules."""
@@ -207,11 +201,14 @@ class LightPass:
         self.followed: set[int] = set()  # the modules that ran when the pass became a full one
         self.last_is_op = False  # whether the last call was read from the arguments of an op
 
-    def entered(self, number: int, frame: FrameType) -> bool:
-        """A module around calls begins its forward; whether its arguments are as before, where they decide about a call."""
+    def entered(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """A module begins its forward; whether it ran before, with arguments like these where they decide about a call."""
+        around = self.plan.around.get(number)
+        if not around:
+            return around is not None
         ran, patterns = self.ran.get(number, 0), self.plan.patterns.get(number)
         self.ran[number] = ran + 1
-        return patterns is None or (ran < len(patterns) and patterns[ran] == pattern_of(frame))
+        return patterns is None or (ran < len(patterns) and patterns[ran] == pattern_of(args, kwargs))
 
     def expected(self, module: nn.Module) -> ExpectedCall | None:
         """The next call of a module; None if a full pass saw no more of them."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from functools import wraps
-from types import FrameType
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,7 +24,7 @@ from ..call import AttentionCall
 from ..routes import sdpa as fused
 from ..routes.kind import LearnedSequences
 from .learned import CHECK_EVERY, ExpectedCall, FullPass, LightPass, PassType, plans
-from .running import Frame, Pass, python_frames, running, traits
+from .running import CALL, Frame, Pass, is_quiet, module_call, python_frames, running, traits
 from .storages import address
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
 FUSED = tuple(name for name in (fused.MHA, fused.ENCODER) if hasattr(torch, name))
 SOFTMAXES = tuple((owner, name) for owner in (torch, Tensor) for name in ("softmax", "log_softmax"))
-CALL = nn.Module._call_impl.__code__
 
 UNSEEN = "a softmax ran here that no full pass had seen. If it is attention, this step lacks it"
 SILENT = "it ran with fewer attention calls than in the last full pass. What it computed in another way is missing from this step"
@@ -58,6 +56,7 @@ class Interception:
     def install(self) -> None:
         if self.installed:
             return
+        self._put(nn.Module, "_call_impl", partial(module_call, self.attachment))
         self._put(functional, "scaled_dot_product_attention", self._sdpa)
         for name in FUSED:
             self._put(torch, name, self._fast_path)
@@ -80,9 +79,9 @@ class Interception:
                 setattr(owner, name, before)
         self.installed = []
 
-    def begin(self, current: Pass, entry: nn.Module, frame: FrameType) -> None:
+    def begin(self, current: Pass, entry: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make a pass a light one if it was learned what to expect of it; otherwise learn it."""
-        pass_type = PassType.of(entry, frame)
+        pass_type = PassType.of(entry, args, kwargs)
         with self.attachment.lock:
             plan = plans.get(entry, pass_type)
         if plan is None:
@@ -93,16 +92,10 @@ class Interception:
             current.sequences = current.chain.sequences = LearnedSequences(plan.last_sequence)
         listening.listener = self.computed
 
-    def entered(self, current: Pass, light: LightPass, number: int, frame: FrameType) -> None:
-        """A module begins its forward in a light pass, which becomes a full one if the module is new or called differently."""
-        around = light.plan.around.get(number)
-        if around is None or (around and not light.entered(number, frame)):
-            self.convert(current)
-
     def convert(self, current: Pass, differs: bool = True) -> None:
         """The rest of a light pass is a full one; so is the next pass if the model differs."""
         current.light, current.skips = None, frozenset()
-        running.frames = running_modules(running.frames, self.attachment.name_of)
+        running.frames = running_modules(running.frames, self.attachment.name_of, current.begun_light)
         if current.begun_light is not None:
             current.begun_light.differs |= differs
             current.begun_light.followed = {id(frame.module) for frame in running.frames}
@@ -148,7 +141,7 @@ class Interception:
         self, original: Function, current: Pass, light: LightPass, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """SDPA in a light pass."""
-        if current.counts_for_none(self.attachment.observers):
+        if current.left_out and current.counts_for_none(self.attachment.observers):
             return original(*args, **kwargs)
         given = bound(*args, **kwargs)
         if given is not None and _is_any_autocast_enabled() and torch.is_autocast_enabled(given.query.device.type):
@@ -357,19 +350,24 @@ def is_innermost(module: nn.Module) -> bool:
     """Whether a module is the innermost that runs: one that made no call before has no frame of ours."""
     for frame in python_frames(sys._getframe(3)):
         if frame.f_code is CALL:
-            return frame.f_locals["self"] is module
+            return frame.f_locals["module"] is module
     return True  # it was not called in the usual way
 
 
-def running_modules(frames: list[Frame], name: Callable[[int], str | None]) -> list[Frame]:
+def running_modules(frames: list[Frame], name: Callable[[int], str | None], light: LightPass | None) -> list[Frame]:
     """The frames of all modules that run now, from the outermost of these on: a light pass keeps those around calls only."""
+    made = {} if light is None else light.made
     found: list[Frame] = []
     known = list(frames)
     calls = [frame.f_locals for frame in python_frames(sys._getframe(1)) if frame.f_code is CALL]
     for values in reversed(calls):
-        module = values["self"]
+        module = values["module"]
         if known and known[0].module is module:
             found.append(known.pop(0))
-        elif found and not traits(module).quiet:
-            found.append(Frame(module, name(id(module)) or "", values.get("args", ())))
+        elif found and not is_quiet(module):
+            frame = Frame(module, name(id(module)) or "", values.get("args", ()))
+            frame.accounted = any(id(inner) in made for inner in module.modules())
+            for outer in found if traits(module).attends else ():
+                outer.outer = True
+            found.append(frame)
     return frames if known else found

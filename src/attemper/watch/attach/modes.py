@@ -39,8 +39,10 @@ class without_autograd_and_modes:  # noqa: N801 (used as a function)
 
     def __enter__(self) -> None:
         self.graph = torch.is_grad_enabled()
-        _set_grad_enabled(False)
-        self.modes = [_pop_mode() for _ in range(_len_torch_dispatch_stack())]
+        if self.graph:
+            _set_grad_enabled(False)
+        many = _len_torch_dispatch_stack()
+        self.modes = [_pop_mode() for _ in range(many)] if many else []
         if self.autocast is not None:
             self.autocast.__enter__()
 
@@ -49,4 +51,5 @@ class without_autograd_and_modes:  # noqa: N801 (used as a function)
             self.autocast.__exit__(*error)
         for mode in reversed(self.modes):
             _push_mode(mode)
-        _set_grad_enabled(self.graph)
+        if self.graph:
+            _set_grad_enabled(True)

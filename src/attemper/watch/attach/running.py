@@ -14,6 +14,11 @@ from torch import Tensor, nn
 from ..._torch_private import (
     TorchDispatchMode,
     _get_dispatch_stack_at,
+    _get_tracing_state,
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
     _len_torch_dispatch_stack,
     _NormBase,
     _pop_mode,
@@ -76,7 +81,7 @@ def weighs_channels(module: nn.Module) -> bool:
 class Traits(NamedTuple):
     """What the class of a module shows."""
 
-    quiet: bool  # one of QUIET
+    quiet: bool  # one of QUIET: see `is_quiet`
     carries: bool  # whether its output belongs to the sequence of its input: projections, norms, activations, dropout
     attends: bool  # whether its name contains attention
 
@@ -90,6 +95,12 @@ def traits(module: nn.Module) -> Traits:
         carries = cls in QUIET or projects(module) or NORM.search(name) is not None
         known = _traits[cls] = Traits(cls in QUIET, carries, ATTENTION.search(name) is not None)
     return known
+
+
+def is_quiet(module: nn.Module) -> bool:
+    """Whether no attention can run in a module: it is one of QUIET, and no hook runs in it."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or _global_forward_hooks or _global_forward_pre_hooks
+    return traits(module).quiet and not hooks
 
 
 _traits: dict[type[nn.Module], Traits] = {}
@@ -207,3 +218,52 @@ class Running(threading.local):
 
 
 running = Running()
+
+
+TORCHS = nn.Module._call_impl
+
+
+def module_call(attachment: Attachment, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What takes the place of ``nn.Module._call_impl``: the attachment is told when a module begins its forward and ends it.
+
+    Most modules of a light pass are not followed. Their forward is called as torch's own function calls it if there are no hooks,
+    since a second function around each of them takes longer than all that a light pass asks.
+    """
+    is_torchs = original is TORCHS
+
+    def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        current, output = running.current, None
+        if current is not None and id(module) in current.skips:
+            try:
+                if is_torchs and not (
+                    module._backward_hooks
+                    or module._backward_pre_hooks
+                    or module._forward_hooks
+                    or module._forward_pre_hooks
+                    or _global_backward_pre_hooks
+                    or _global_backward_hooks
+                    or _global_forward_hooks
+                    or _global_forward_pre_hooks
+                    or _get_tracing_state()
+                ):
+                    output = module.forward(*args, **kwargs)
+                else:
+                    output = original(module, *args, **kwargs)
+                return output
+            finally:
+                if current.light is None:  # the pass became a full one meanwhile, in which this module has a frame
+                    attachment.leave(module, args, output)
+        complete = False
+        try:
+            attachment.enter(module, args, kwargs)
+            output = original(module, *args, **kwargs)
+            complete = True
+            return output
+        finally:
+            attachment.leave(module, args, output, complete)
+
+    return _call_impl
+
+
+CALL = module_call(None, TORCHS).__code__  # type: ignore[arg-type]
+"""The code of that function: its frames on Python's stack show which modules run."""

@@ -152,7 +152,9 @@ class StepAccumulator:
     def add(self, name: str, call: AttentionCall, summary: Summary) -> None:
         place = (name, call.facts.kind, call.facts.heads)
         with self.lock:
-            layer = self.layers.setdefault(place, LayerSums(call.facts))
+            layer = self.layers.get(place)
+            if layer is None:
+                layer = self.layers[place] = LayerSums(call.facts)
             layer.facts = call.facts
             if summary is not None:
                 self.calls += 1

@@ -63,7 +63,8 @@ class Ranks:
         self.handles: list[RemovableHandle] = []
         self.inputs: list[Tensor] = []  # a hash of each tensor that the model was given in this step
         self.were_late = False
-        if are_many():
+        self.many = are_many()
+        if self.many:
             self._find(model)
 
     def _find(self, model: nn.Module) -> None:

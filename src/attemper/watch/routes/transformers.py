@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +63,7 @@ class Interface:
     def __init__(self, begin: Begin, unmeasured: Unmeasured, convert: Callable[[Pass], None]) -> None:
         self.begin, self.unmeasured, self.convert = begin, unmeasured, convert
         self.original: Callable[..., Any] | None = None
+        self.wrapped: dict[tuple[int, str | None], Callable[..., Any]] = {}  # by the id of what they wrap
 
     def install(self) -> None:
         """Only if transformers is loaded; there is no model of it otherwise."""
@@ -75,7 +76,11 @@ class Interface:
             function = original(table, implementation, default)
             if running.current is None or getattr(function, "measures_itself", False):
                 return function
-            return self.wrap(function, implementation)
+            key = (id(function), implementation)
+            found = self.wrapped.get(key)
+            if found is None:
+                found = self.wrapped[key] = self.wrap(function, implementation)
+            return found
 
         library.AttentionInterface.get_interface = get_interface
 
@@ -83,6 +88,7 @@ class Interface:
         if self.original is not None:
             sys.modules["transformers.modeling_utils"].AttentionInterface.get_interface = self.original
             self.original = None
+            self.wrapped.clear()
 
     def wrap(self, function: Callable[..., Any], implementation: str | None) -> Callable[..., Any]:
         def measuring(module: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
@@ -92,8 +98,11 @@ class Interface:
             self.expect(module, implementation)
             before, current.interfaced = current.interfaced, Interfaced(implementation, module, key, options)
             try:
-                # flex attention needs torch.compile: run eagerly, as the rest is in a measured step, it would store n × n
-                with compiling() if implementation == FLEX else nullcontext():
+                if implementation == FLEX:
+                    # it needs torch.compile: run eagerly, as the rest is in a measured step, it would store n × n
+                    with compiling():
+                        out = function(module, query, key, value, *rest, **options)
+                else:
                     out = function(module, query, key, value, *rest, **options)
                 if not current.interfaced.followed:
                     mask = rest[0] if rest else options.get("attention_mask")  # models pass it by position or by name
