@@ -181,7 +181,7 @@ def _outputs(
     weights = [part for part in parts if part.parameter.rpartition(".")[2] == "weight"]
     home = modules.get(homes.pop()) if len(homes) == 1 else None
     if home is None or len(weights) != 1 or not _projects(home, weights[0]):
-        names = ", ".join(part.parameter for part in parts)
+        names = ", ".join(part.parameter for part in parts) or "nothing of its own"
         raise InputError(
             f"{caller}(): {side} of {layer.layer!r} is made by {names}, which is no projection module of its own. For "
             "nn.MultiheadAttention use attemper.MultiHeadAttention.from_torch(module, rule='qk_norm' or 'learned')."
