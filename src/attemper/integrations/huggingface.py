@@ -91,8 +91,8 @@ class HuggingFaceCallback(_callbacks.TrainerCallback, _callbacks.ExportableState
         self._monitor.__enter__()
         if self._trainer is None and are_many() and Ranks(watched).group is None:
             logger.warning(
-                "attemper: a callback is given the model inside DistributedDataParallel, so that numbers are those of rank 0. Use "
-                "HuggingFaceCallback.attach(trainer, …) to join all ranks."
+                "attemper: a callback is given the model inside DistributedDataParallel, so that numbers are those of rank 0. "
+                "Use HuggingFaceCallback.attach(trainer, …) to join all ranks."
             )
         self._monitor.pause()
 

@@ -142,7 +142,7 @@ class Attachment:
                 ]
             self.eager.on()
             self.interface.install()
-            self.interception.install()
+            self.interception.install(observer.modules)
 
     def remove(self, observer: Watch) -> None:
         with self.lock:

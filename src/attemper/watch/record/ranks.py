@@ -175,7 +175,7 @@ class Ranks:
 
 
 def _sharded(model: nn.Module) -> tuple[list[nn.Module], list[ProcessGroup]]:
-    """The outermost modules that fully_shard shards, and the group of ranks, if their mesh has one dimension: that of the data."""
+    """The outermost modules that fully_shard shards, and the group of ranks, if their mesh has one dimension: the data's."""
     from torch.distributed.fsdp import FSDPModule
 
     every = [part for part in model.modules() if isinstance(part, FSDPModule)]
