@@ -78,6 +78,24 @@ def test_weights_that_are_all_integers_are_left_alone():
     assert all(torch.equal(now, before[name]) for name, now in model.state_dict().items())
 
 
+def test_a_model_whose_layers_have_no_parameters_at_all():
+    """As torch.ao.quantization leaves them: only an embedding is left to have gradients."""
+
+    class Bare(AllInteger):
+        def __init__(self):
+            super().__init__()
+            del self.v
+
+        def v(self, x):
+            return x
+
+    model = torch.nn.Sequential(torch.nn.Embedding(8, WIDTH), Bare(), Bare())
+    found = attemper.projections(model, torch.randint(8, (2, LENGTH)))
+    first, second = map(str, found.values())
+    assert "weights that heads share, or that q shares with k or v" in first  # the embedding
+    assert "from quantised weights" in second
+
+
 @pytest.mark.parametrize("kind", [one for one in PER_HEAD if one.__name__ in ROOTS | KEYS])
 def test_a_stack_of_them(kind):
     """Layers that are built alike are confirmed, not searched; what is found is the same."""

@@ -68,10 +68,12 @@ class Clip(Sequence[ClippedHead]):
         where = "no head shows its largest logit" if peak == -math.inf else where
         if not self.heads and not self.skipped:
             return f"qk_clip(): step {self.step}: no head is above {self.tau:g}; {where}."
-        layers = len({one.layer for one in self.heads})
-        counts = f"{_count(len(self.heads), 'head')} of {_count(layers, 'layer')} clipped to {self.tau:g}"
-        least = min((one.factor for one in self.heads), default=1.0)
-        first = f"qk_clip(): step {self.step}: {counts}; {where}; the smallest factor is {least:.3g}."
+        first = f"qk_clip(): step {self.step}: nothing was clipped to {self.tau:g}; {where}."
+        if self.heads:
+            layers = len({one.layer for one in self.heads})
+            counts = f"{_count(len(self.heads), 'head')} of {_count(layers, 'layer')} clipped to {self.tau:g}"
+            least = min(one.factor for one in self.heads)
+            first = f"qk_clip(): step {self.step}: {counts}; {where}; the smallest factor is {least:.3g}."
         rest = [f"{one.layer}{'' if one.head is None else f' head {one.head}'}: {one.reason}" for one in self.skipped]
         shown = [*rest, *self.notes]
         more = f" And {len(shown) - 2} more." if len(shown) > 2 else ""
