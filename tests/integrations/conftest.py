@@ -1,5 +1,7 @@
 """Shared by the tests of integrations/."""
 
+import socket
+
 import pytest
 
 from watched import state
@@ -10,3 +12,11 @@ def nothing_is_left_behind():
     before = state()
     yield
     assert state() == before
+
+
+@pytest.fixture
+def free_port():
+    """A port of this machine that nobody uses, for processes to meet."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]

@@ -217,6 +217,18 @@ def test_numbers_that_go_nowhere_are_said_once(tmp_path, caplog):
     assert "path='run.jsonl'" in said
 
 
+def test_a_rank_of_several_is_told_how_to_join_them(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("attemper.integrations.huggingface.are_many", lambda: True)
+    callback = HuggingFaceCallback(log=lambda *_: None)
+    trainer = train(callback, tmp_path, logging_steps=6)
+    assert [entry.getMessage() for entry in caplog.records if "to join all ranks" in entry.getMessage()]
+    caplog.clear()
+    trainer.remove_callback(callback)
+    HuggingFaceCallback.attach(trainer, log=lambda *_: None)
+    trainer.train()
+    assert not [entry.getMessage() for entry in caplog.records if "to join all ranks" in entry.getMessage()]
+
+
 def test_a_training_without_a_measured_step_ends_well(tmp_path, caplog):
     trainer = train(HuggingFaceCallback(every=500, log=lambda *_: None), tmp_path)
     assert trainer.state.global_step == 12

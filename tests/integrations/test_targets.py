@@ -94,10 +94,38 @@ def test_mlflow_gets_names_that_it_takes():
         log_image=lambda image, key=None, step=None: seen.append((step, key, image.shape)),
     )
     to = target(mlflow)
-    to.log(METRICS, 7)
+    layer = {"attemper/peak/blocks.0": 2.5, "attemper/peak/blocks.0/cross": 1.5}
+    to.log({**METRICS, **layer}, 7)
     to.image("attemper/heads/peak", PIXELS, 7)
-    assert seen == [(7, METRICS), (7, "attemper.heads.peak", (4, 5, 3))]
-    assert all(allowed.fullmatch(name) for name in METRICS)
+    # a store of files cannot hold attemper/peak and attemper/peak/blocks.0
+    named = {**METRICS, "attemper/peak.blocks.0": 2.5, "attemper/peak.blocks.0.cross": 1.5}
+    assert seen == [(7, named), (7, "attemper.heads.peak", (4, 5, 3))]
+    assert all(allowed.fullmatch(name) for name in named)
+
+
+def test_a_wandb_logger_of_lightning_keeps_its_own_axis(monkeypatch):
+    class WandbLogger:
+        """Lightning's: numbers and images by trainer/global_step."""
+
+        def __init__(self):
+            self.experiment, self.rows = Run(), []
+
+        def log_metrics(self, metrics, step=None):
+            self.rows.append((step, metrics))
+
+        def log_image(self, key, images, step=None):
+            self.rows.append((step, key, [image.shape for image in images]))
+
+    monkeypatch.setitem(sys.modules, "wandb", module("wandb", Image=lambda pixels: pytest.fail("not by the run")))
+    logger = WandbLogger()
+    to = target(logger)
+    to.log(METRICS, 7)
+    to.alert(ALERT, 7)
+    to.image("attemper/heads/peak", PIXELS, 7)
+    assert logger.rows == [(7, METRICS), (7, "attemper/heads/peak", [(4, 5, 3)])]
+    assert logger.experiment.axes == {}
+    assert logger.experiment.rows == []
+    assert logger.experiment.alerts == [(ALERT.title, "ERROR")]
 
 
 def test_tensorboard_read_back(tmp_path):

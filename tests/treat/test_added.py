@@ -25,7 +25,8 @@ def sizes(model, inputs):
 def test_qk_norm_keeps_the_size_of_each_heads_logits(name):
     model, inputs = made(PER_HEAD[name])
     before = sizes(model, inputs)
-    known = set(model.state_dict())
+    known, place = set(model.state_dict()), first(watched(model, inputs))[0]
+    weights = attemper.projections(model, inputs)[place].parts
     added = attemper.add_qk_norm(model, inputs, eps=0.0)
     after = sizes(model, inputs)
     assert after.tolist() == [in_float64(x) for x in before.tolist()]
@@ -35,7 +36,7 @@ def test_qk_norm_keeps_the_size_of_each_heads_logits(name):
     assert {id(one) for one in added} <= {id(one) for one in model.parameters()}
     # behind a norm, larger weights change nothing: that is what it is for
     with torch.no_grad():
-        for part in attemper.treat.found_before(model)[first(watched(model, inputs))[0]].parts:
+        for part in weights:
             model.get_parameter(part.parameter).mul_(100)
     assert sizes(model, inputs).tolist() == [in_float64(x) for x in before.tolist()]
 
@@ -53,6 +54,22 @@ def test_qk_norm_is_clipped_by_its_gain_and_survives_a_copy():
     assert first(watched(model, inputs))[1].tolist() == [in_float64(x) for x in peaks.clamp(max=tau).tolist()]
     model(**inputs)[0].square().sum().backward()
     assert all(p.grad.abs().max() > 0 for n, p in model.named_parameters() if n.endswith("norm.gain"))
+
+
+def test_the_clip_knows_of_a_norm_that_was_added_between_two_watches():
+    """What was found and learned before holds no longer."""
+    model, inputs = made(PER_HEAD["llama, grouped keys"])
+    attemper.projections(model, inputs)
+    place, _ = first(watched(model, inputs))
+    attemper.add_qk_norm(model, inputs)
+    record = watched(model, inputs)
+    assert first(record)[0] == place
+    peaks = first(record)[1]
+    tau = middle(peaks)
+    attemper.qk_clip(model, record, tau)
+    assert first(watched(model, inputs))[1].tolist() == [in_float64(x) for x in peaks.clamp(max=tau).tolist()]
+    with pytest.raises(InputError, match="this model has QK-norm already and needs no other"):
+        attemper.add_qk_norm(model, inputs)
 
 
 def test_a_temperature_changes_no_bit_and_is_what_the_clip_scales():

@@ -110,7 +110,7 @@ def test_a_trainers_wrapper_of_the_optimizer_is_unwrapped(llama):
 
 def test_frozen_weights_are_left_alone(llama):
     model, _, record, tau = llama
-    model.get_parameter(NAME).requires_grad_(False)
+    model.requires_grad_(False)
     before = {name: parameter.clone() for name, parameter in model.state_dict().items()}
     clip = attemper.qk_clip(model, record, tau)
     assert len(clip) == 0
@@ -120,10 +120,40 @@ def test_frozen_weights_are_left_alone(llama):
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.state_dict().items())
 
 
+@pytest.mark.parametrize("side", ["q", "k"])
+@pytest.mark.parametrize("name", ["llama", "llama, grouped keys", "deepseek_v3"])
+def test_if_one_side_is_frozen_the_other_takes_the_whole_factor(name, side):
+    """Keys cannot, where several heads share them."""
+    model, inputs = made(PER_HEAD[name])
+    found = attemper.projections(model, inputs)
+    record = watched(model, inputs)
+    place, peaks = first(record)
+    tau = middle(peaks)
+    fixed = {part.parameter for part in found[place].parts if part.side == side}
+    for parameter in fixed:
+        model.get_parameter(parameter).requires_grad_(False)
+    before = {name: parameter.clone() for name, parameter in model.state_dict().items()}
+    clip = attemper.qk_clip(model, record, tau)
+    after = first(watched(model, inputs))[1]
+    if side == "q" and name != "llama":
+        assert torch.equal(after, peaks)
+        assert "is frozen" in clip.skipped[0].reason
+        return
+    assert after.tolist() == [in_float64(x) for x in peaks.clamp(max=tau).tolist()]
+    assert torch.equal(after[peaks <= tau], peaks[peaks <= tau])
+    assert all(torch.equal(before[name], model.state_dict()[name]) for name in fixed)
+    (note,) = clip.notes
+    assert note.endswith(
+        "keys are left alone: q takes the whole factor" if side == "k" else "keys take the whole factor"
+    )
+    assert not {parameter for one in clip for parameter in one.parameters} & fixed
+
+
 def test_quantised_weights_are_left_alone(llama):
     model, _, record, tau = llama
-    module = model.get_submodule(NAME.rpartition(".")[0])
-    module.weight = nn.Parameter(module.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+    for name in (NAME, NAME.replace("q_proj", "k_proj")):
+        module = model.get_submodule(name.rpartition(".")[0])
+        module.weight = nn.Parameter(module.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
     clip = attemper.qk_clip(model, record, tau)
     assert "is stored as float8_e4m3fn, whose rows cannot be scaled in place" in str(clip)
 
@@ -159,6 +189,7 @@ def test_an_adapter_goes_with_its_projection():
     after = first(watched(model, inputs))[1]
     assert after.tolist() == [in_float64(x) for x in peaks.clamp(max=tau).tolist()]
     attention.q_proj.base_layer.weight.requires_grad_(False)
+    attention.k_proj.weight.requires_grad_(False)
     clip = attemper.qk_clip(model, record, tau)
     assert not clip.heads
     assert "base_layer.weight is frozen" in str(clip)

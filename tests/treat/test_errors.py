@@ -160,3 +160,7 @@ def test_what_it_prints():
         "qk_clip(): step 0: 1 head of 1 layer clipped to 4; the largest logit is 5, self_attn head 1; the smallest factor is 0.8."
     )
     assert str(attemper.qk_clip(model, peaks(-3.0, -5.0), 4.0)).startswith("qk_clip(): step 0: no head is above 4")
+    assert str(attemper.qk_clip(model.requires_grad_(False), peaks(3.0, 5.0), 4.0)) == (
+        "qk_clip(): step 0: nothing was clipped to 4; the largest logit is 5, self_attn head 1.\nLeft alone, or to be noted: "
+        "self_attn: self_attn.in_proj_weight is frozen (requires_grad=False), so that its rows are not scaled."
+    )

@@ -157,3 +157,44 @@ def test_attention_that_it_cannot_reach_is_told():
     model, inputs = made(PER_HEAD["nn.MultiheadAttention, weights"])  # by hand, since it returns its weights
     with pytest.warns(UserWarning, match="no attention call of MultiheadAttention went through"), attemper.floor(model):
         model(**inputs)[0].sum().backward()
+
+
+def llama():
+    torch.manual_seed(0)
+    sizes = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 4}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).double()
+    with torch.no_grad():
+        for name in ("q_proj", "k_proj"):
+            model.model.layers[0].self_attn.get_submodule(name).weight.mul_(60)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")  # of Dynamo, about tensors of its own
+def test_a_compiled_model_gets_the_gradient_of_each_step():
+    """A graph must not keep what the loss was multiplied by when it was traced."""
+    tokens, found = torch.randint(3, 60, (2, 20)), {}
+    for compiled in (False, True):
+        torch.compiler.reset()
+        model = llama()
+        called = torch.compile(model, backend="eager") if compiled else model
+        with attemper.floor(model, 0.6, 5.0) as floored:
+            for scale in (1.0, 8.0, 0.25):
+                model.zero_grad()
+                (called(input_ids=tokens, labels=tokens).loss * scale).backward()
+                found[compiled, scale] = model.model.layers[0].self_attn.q_proj.weight.grad.clone()
+        assert floored.calls == 3
+    torch.compiler.reset()
+    for scale in (1.0, 8.0, 0.25):
+        assert_float64(found[True, scale], found[False, scale])
+        assert_float64(found[True, scale], scale * found[False, 1.0])
+
+
+def test_two_hugging_face_models_at_once_are_an_error():
+    first, second = llama(), llama()
+    with attemper.floor(first):
+        with pytest.raises(attemper.errors.InputError, match=r"another floor is open .* Close that floor first"):
+            attemper.floor(second).__enter__()
+        assert second.config._attn_implementation != first.config._attn_implementation
+    with attemper.floor(second) as floored:  # one after the other is fine
+        second(input_ids=torch.randint(3, 60, (1, 12)), labels=torch.randint(3, 60, (1, 12))).loss.backward()
+    assert floored.calls == 1

@@ -87,16 +87,28 @@ class Mixed(nn.Module):
         return attend(q, k, v)
 
 
-class Tied(nn.Module):
-    """One projection for q and k."""
+class OneForAll(nn.Module):
+    """One projection for q, k and v."""
 
     def __init__(self):
         super().__init__()
-        self.qk, self.v = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.qkv = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
-        q = self.qk(x)
-        return attend(q, torch.cat([q], -1), self.v(x))
+        q = self.qkv(x)
+        return attend(q, torch.cat([q], -1), q + 0)
+
+
+class Added(nn.Module):
+    """The input is added to q, and two query heads share each key head: neither side can be scaled for one head."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        k, v = (part.unflatten(-1, (2, 4)).repeat_interleave(2, -2).flatten(-2) for part in self.kv(x).chunk(2, -1))
+        return attend(self.q(x) + x, k, v)
 
 
 class Zero(Layer):
@@ -109,15 +121,16 @@ class Zero(Layer):
 class Detached(Layer):
     def forward(self, x):
         with torch.no_grad():
-            q = self.a(x)
-        return attend(q, self.b(x), self.c(x))
+            q, k = self.a(x), self.b(x)
+        return attend(q, k, self.c(x))
 
 
 @pytest.mark.parametrize(
     ("model", "words"),
     [
         (Cosine, "q is normalised and has no gain, so that its logits are bounded by construction"),
-        (Tied, "weights that heads share, or that q shares with k or v, cannot be scaled for one head"),
+        (OneForAll, "weights that heads share, or that q shares with k or v, cannot be scaled for one head"),
+        (Added, "scaling the parameters of Added that make q does not scale q by the same factor"),
         (Detached, "no gradient leads from q to a parameter"),
         (Zero, "q is 0 everywhere, as before the first step of weights that begin at 0"),
     ],

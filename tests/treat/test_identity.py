@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from transformers.models.gpt_oss import modeling_gpt_oss
 
 import attemper
 from close import in_float32, in_float64
@@ -166,39 +167,79 @@ def test_a_softcap_that_is_reached_hides_the_scores():
 class WithSinks(nn.Module):
     """A logit of its own beside those of the keys, one per head."""
 
-    def __init__(self):
+    def __init__(self, shifts):
         super().__init__()
-        self.qkv, self.sinks = nn.Linear(16, 48), nn.Parameter(torch.zeros(4))
+        self.qkv, self.sinks, self.shifts = nn.Linear(16, 48), nn.Parameter(torch.zeros(4)), shifts
 
     def forward(self, x):
         q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
         sinks = self.sinks.view(1, 4, 1, 1).expand(len(x), 4, x.shape[1], 1)
-        weights = torch.cat([q @ k.mT / 2, sinks], -1).softmax(-1)
-        return (weights[..., :-1] @ v).transpose(1, 2).flatten(2)
+        logits = torch.cat([q @ k.mT / 2, sinks], -1)
+        logits = logits - logits.max(-1, keepdim=True).values if self.shifts else logits
+        return (logits.softmax(-1)[..., :-1] @ v).transpose(1, 2).flatten(2)
 
 
-def test_a_sink_is_left_alone():
-    model, inputs = made(lambda: (WithSinks(), {"x": torch.randn(2, 9, 16)}))
+@pytest.mark.parametrize("shifts", [False, True])
+def test_a_sink_is_no_score(shifts):
+    """Its logit is left out of S, whether it is larger than every q·k or not, and is not changed."""
+    model, inputs = made(lambda: (WithSinks(shifts), {"x": torch.randn(2, 9, 16)}))
     found = attemper.projections(model, inputs)
+    with torch.no_grad():
+        model.sinks.copy_(torch.tensor([1e3, 0.0, 1e3, -1e3]))
+        q, k, _ = model.qkv(inputs["x"]).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+    scores = (q @ k.mT / 2).amax((0, 2, 3))  # by hand
     place, peaks = first(watched(model, inputs))
-    assert found[place].sinks == "sinks"
+    assert peaks.tolist() == [in_float64(float(one), size=2e3) for one in scores]
     assert not found[place].biased
-    with torch.no_grad():
-        model.sinks[1] = 3 * peaks.max()
-    before, tau = model.qkv.weight.clone(), 2 * float(peaks.max())
+    tau = middle(scores)
     clip = attemper.qk_clip(model, watched(model, inputs), tau)
-    assert [(one.head, one.reason) for one in clip.skipped] == [(1, "its largest logit is its sink, which is no q·k")]
-    assert torch.equal(before, model.qkv.weight)
-    with torch.no_grad():
-        model.qkv.weight[4:8] *= 1e3  # now q·k is larger
-    clip = attemper.qk_clip(model, watched(model, inputs), tau)
-    assert [one.head for one in clip] == [1]
+    assert [one.head for one in clip] == (scores > tau).nonzero().flatten().tolist()
     assert not clip.skipped
+    assert first(watched(model, inputs))[1].tolist() == [
+        in_float64(float(one), size=2e3) for one in scores.clamp(max=tau)
+    ]
+    assert model.sinks.tolist() == [1e3, 0.0, 1e3, -1e3]
 
 
-def test_rows_that_the_model_shifts_hide_the_scores():
-    """gpt-oss subtracts the largest logit of each row: the record has peaks of 0, and the clip says so."""
+def test_rows_that_the_model_shifts_show_their_scores(monkeypatch):
+    """gpt-oss subtracts the largest logit of each row, its sink among them."""
     model, inputs = made(OTHER["gpt_oss"], dtype=torch.float32)
+    scores, inner = [], modeling_gpt_oss.eager_attention_forward
+
+    def by_hand(module, query, key, value, mask, scaling, **options):
+        keys = key.repeat_interleave(2, 1)
+        scores.append((query.double() @ keys.double().mT * scaling + mask.double()).amax((0, 2, 3)))
+        return inner(module, query, key, value, mask, scaling=scaling, **options)
+
+    monkeypatch.setattr(modeling_gpt_oss, "eager_attention_forward", by_hand)
+    record = watched(model, inputs)
+    place, peaks = first(record)
+    largest = float(scores[0].max())
+    assert peaks.tolist() == [in_float32(x, 8, largest) for x in scores[0].tolist()]
+    assert attemper.projections(model, inputs)[place].how == "per head"
+    tau = middle(peaks)
+    assert [one.head for one in attemper.qk_clip(model, record, tau)] == (peaks > tau).nonzero().flatten().tolist()
+    watched(model, inputs)
+    assert scores[-1].tolist() == [in_float32(x, 16, 2 * tau) for x in scores[0].clamp(max=tau).tolist()]
+
+
+class Unfollowed(nn.Module):
+    """The largest logit of each row is subtracted by an op that the watch does not follow."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT / 2
+        shifted = scores - scores.amax(-1, keepdim=True).expand_as(scores)
+        return (shifted.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def test_rows_that_are_shifted_unseen_hide_the_scores():
+    model, inputs = made(lambda: (Unfollowed(), {"x": torch.randn(2, 9, 16)}))
+    attemper.projections(model, inputs)
     clip = attemper.qk_clip(model, watched(model, inputs), 0.1)
     assert len(clip) == 0
     assert "so that the record does not show how large the scores are" in str(clip)

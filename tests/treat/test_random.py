@@ -50,11 +50,24 @@ class Latent(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
+class Tied(nn.Module):
+    """One projection for q and k."""
+
+    def __init__(self):
+        super().__init__()
+        self.qk, self.v = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        q, v = (part(x).unflatten(-1, (4, 4)).transpose(1, 2) for part in (self.qk, self.v))
+        return nn.functional.scaled_dot_product_attention(q, q, v).transpose(1, 2).flatten(2)
+
+
 class Both(nn.Module):
     def __init__(self):
         super().__init__()
         layouts = [Fused(), Fused(keys=2), Fused(keys=1), Latent(), Odd()]
-        layouts += [Fused(norm=(4, 1)), Fused(norm=4), Fused(norm=4, shift=1.0)]
+        layouts += [Fused(norm=(4, 1)), Tied(), Fused(norm=4)]  # the last one's keys have no norm: they take the factor
+        layouts += [Fused(keys=2, norm=4), Fused(keys=2, norm=4, shift=1.0)]
         self.layers = nn.ModuleList(layouts)
 
     def forward(self, x):
@@ -84,7 +97,7 @@ def test_ten_thousand_heads(dtype):
     rng = random.Random(int(dtype.itemsize))
     model = Both().double()
     found = attemper.projections(model, torch.randn(1, 6, WIDTH, dtype=torch.float64))
-    assert [layer.how for layer in found.values()] == ["per head"] * 6 + ["by layer"] * 2
+    assert [layer.how for layer in found.values()] == ["per head"] * 8 + ["by layer"] * 2
     model = model.to(dtype)
     begin = {name: parameter.clone() for name, parameter in model.state_dict().items()}
     heads = 0
@@ -119,7 +132,7 @@ def check_rows(layer, gammas, alpha, shared, before, now):
     split = layer.splits and (groups == 1 or shared == "group")
     expected = {part.parameter: before[part.parameter] + part.offset for part in layer.parts}
     for part in layer.parts:
-        powers = {"k": 1 - alpha if split else 0.0}
+        powers = {"k": 1 - alpha if split else float(not layer.splits), "both": 0.5}
         for row, owner in enumerate(part.owner.tolist()):
             if owner >= 0:
                 power = powers.get(part.side, alpha if split and not part.whole[row] else 1.0)

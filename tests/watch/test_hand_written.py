@@ -132,6 +132,39 @@ def test_every_form_is_measured_head_by_head(meet, logits):
     assert record.notes == []
 
 
+def causal(scores, value):
+    return scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), value)
+
+
+# a softmax takes no notice of what is subtracted from every key of a row, and the record does not either
+SHIFTS = {
+    "the largest of each row": (lambda z: z - z.amax(-1, keepdim=True), lambda z: z),
+    "the largest of all": (lambda z: z - z.max(), lambda z: z),
+    "in place": (lambda z: z.sub_(z.max(-1, keepdim=True).values), lambda z: z),
+    "twice": (lambda z: z - z.amax(-1, keepdim=True) - 7 * torch.ones(()), lambda z: z),
+    "then scaled": (lambda z: (z - z.amax(-1, keepdim=True)) * 3 / 2, lambda z: z * 1.5),
+    "then hidden": (lambda z: causal(z - z.amax(-1, keepdim=True), -1e4), lambda z: causal(z, -torch.inf)),
+    "hidden before": (
+        lambda z: (h := causal(z, torch.finfo(z.dtype).min)) - h.amax(-1, keepdim=True),
+        lambda z: causal(z, -torch.inf),
+    ),
+    "beside a sink": (
+        lambda z: (s := torch.cat([z, torch.full_like(z[..., :1], 9e3)], -1)) - s.amax(-1, keepdim=True),
+        lambda z: z,
+    ),
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("shifted", "logits"), SHIFTS.values(), ids=SHIFTS)
+def test_what_is_subtracted_from_all_keys_of_a_row_is_added_back(shifted, logits):
+    net = form(lambda self, q, k, v: shifted(60 + 40 * (q @ k.mT)).softmax(-1)[..., :LENGTH] @ v)
+    record, x = watched(net)
+    q, k, _ = net.parts(x)
+    peaks = logits(60 + 40 * (q @ k.mT)).amax((0, 2, 3))
+    assert [row["peak"] for row in record.to_dicts()] == [in_float64(one, 1e4) for one in peaks.tolist()]
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("meet", "rows"),

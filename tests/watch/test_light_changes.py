@@ -263,3 +263,21 @@ def test_one_layer_that_turns_eager_is_followed_before_it_computes(kinds):
         records.append(watch.record)
     same_record(*records)
     assert kinds == ["full", "light", "light", "converted", "full"]
+
+
+def test_a_module_that_was_added_between_two_watches():
+    """Its forward begins inside the layer, where a light pass has no place to go on in full."""
+    model, x = stack(), torch.randn(2, 6, 16)
+    before = [(row["layer"], row["kind"]) for row in watched(model, x).to_dicts()]
+    watched(model, x)
+    inner = model[0].packed
+    inner.added = nn.Identity()
+    handle = inner.register_forward_hook(lambda module, given, made: module.added(made))
+    assert [(row["layer"], row["kind"]) for row in watched(model, x).to_dicts()] == before
+    handle.remove()
+
+
+def watched(model, x):
+    with torch.no_grad(), attemper.watch(model) as watch:
+        model(x)
+    return watch.record

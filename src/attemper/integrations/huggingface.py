@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import _files
 from ..watch import Record
+from ..watch.examine import Ranks, are_many
 from .monitoring import Monitor
 from .options import MonitorOptions
 from .targets import LogTarget, logger, open_runs, target
@@ -88,6 +89,11 @@ class HuggingFaceCallback(_callbacks.TrainerCallback, _callbacks.ExportableState
         self._monitor = Monitor(watched, options, state.global_step + 1, self.told)
         self._monitor.add_targets(self._found())
         self._monitor.__enter__()
+        if self._trainer is None and are_many() and Ranks(watched).group is None:
+            logger.warning(
+                "attemper: a callback is given the model inside DistributedDataParallel, so that numbers are those of rank 0. "
+                "Use HuggingFaceCallback.attach(trainer, …) to join all ranks."
+            )
         self._monitor.pause()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
@@ -148,6 +154,7 @@ class HuggingFaceCallback(_callbacks.TrainerCallback, _callbacks.ExportableState
         if self.options.log is None and not found and self.options.path is None:
             logger.warning(
                 "attemper: HuggingFaceCallback() found no open run, so numbers go nowhere; alerts are shown here. Give it "
-                "log=, such as a function (metrics, step), or path='run.jsonl'."
+                "log=, such as a function (metrics, step), or path='run.jsonl'. For the trainer's TensorBoard, use "
+                "HuggingFaceCallback.attach(trainer) instead."
             )
         return found

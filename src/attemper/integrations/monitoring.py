@@ -24,8 +24,9 @@ from .telling import Told, grouped, news
 
 _monitored: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 NOT_JOINED = (
-    "{where}(): `stop_on` needs the rows of all ranks, and this model is no DistributedDataParallel, so that ranks would stop at "
-    "different steps. Leave it out; with DistributedDataParallel in transformers, use HuggingFaceCallback.attach(trainer, …)."
+    "{where}(): `stop_on` needs the rows of all ranks, and this model is neither a DistributedDataParallel nor sharded by "
+    "fully_shard, so that ranks would stop at different steps. Leave it out; with DistributedDataParallel in transformers, use "
+    "HuggingFaceCallback.attach(trainer, …)."
 )
 
 

@@ -136,14 +136,15 @@ class WandbTarget(LogTarget):
         run = self.given.run if isinstance(self.given, ModuleType) else self.given
         if run is None:
             raise InputError("log: there is no run of wandb. Call wandb.init() before the training begins.")
+        return run
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        run = self._run()
         if not self.defined and hasattr(run, "define_metric"):
             run.define_metric("attemper/step", hidden=True)
             run.define_metric("attemper/*", step_metric="attemper/step")
             self.defined = True
-        return run
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._run().log({**metrics, "attemper/step": step})
+        run.log({**metrics, "attemper/step": step})
 
     def alert(self, alert: Alert, step: int) -> None:
         level = "ERROR" if alert.severity == "error" else "WARN"
@@ -152,7 +153,7 @@ class WandbTarget(LogTarget):
     def image(self, name: str, pixels: Any, step: int) -> None:
         make = getattr(sys.modules.get("wandb"), "Image", None)
         if make is not None:
-            self._run().log({name: make(pixels), "attemper/step": step})
+            self.log({name: make(pixels)}, step)
 
 
 class TrackioTarget(LogTarget):
@@ -198,8 +199,14 @@ class MetricsTarget(LogTarget):
 
     def __init__(self, given: Any) -> None:
         self.given = given
+        name = given.__name__ if isinstance(given, ModuleType) else type(given).__name__
+        self.files = (
+            "mlflow" in name.lower()
+        )  # its store has a file for each name, and peak/<layer> cannot be in the file peak
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
+        if self.files:
+            metrics = {name.replace("/", ".").replace(".", "/", 1): number for name, number in metrics.items()}
         self.given.log_metrics(dict(metrics), step=step)
 
     def alert(self, alert: Alert, step: int) -> None:
@@ -208,11 +215,13 @@ class MetricsTarget(LogTarget):
             inner.alert(alert, step)
 
     def image(self, name: str, pixels: Any, step: int) -> None:
-        inner = self._inner()
-        if inner is not None:
+        inner, own = self._inner(), getattr(self.given, "log_image", None)
+        if own is not None and isinstance(self.given, ModuleType):
+            own(pixels, key=name.replace("/", "."), step=step)
+        elif own is not None and inner is not None:  # Lightning's for W&B, which keeps its own axis
+            own(key=name, images=[pixels], step=step)
+        elif inner is not None:
             inner.image(name, pixels, step)
-        elif isinstance(self.given, ModuleType) and hasattr(self.given, "log_image"):
-            self.given.log_image(pixels, key=name.replace("/", "."), step=step)
 
     def _inner(self) -> LogTarget | None:
         """The run behind a logger of Lightning, if it takes images and alerts."""

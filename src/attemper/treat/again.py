@@ -29,7 +29,11 @@ def found_again(
 ) -> LayerProjections | None:
     """The projections of a layer that is built like a known one; None if derivatives do not confirm them."""
     made = Made.of(call)
-    if made is None or made.key.shape[1] != known.key_heads or any(part.side == "gain" for part in known.parts):
+    if (
+        made is None
+        or made.key.shape[1] != known.key_heads
+        or any(part.side in ("gain", "both") for part in known.parts)
+    ):
         return None
     if known.splits and any(bool(part.whole.any()) for part in known.parts):
         return None  # channels of k of two kinds: searched each time

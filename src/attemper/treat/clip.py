@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,12 +15,11 @@ from ..watch import Record
 from .finder import found_before
 from .finder import projections as find
 from .peaks import NOT_FINITE, LayerPeaks, agree, check_record, group_of, peaks_of
-from .table import BY_LAYER, LayerProjections, Projections, parameters_of
+from .table import BY_LAYER, TAKES, LayerProjections, Projections, parameters_of
 from .write import Copies, check_whole, reshard, scale_rows, unscalable, unwrapped
 
 SHARED = ("query", "group")
 BIASED = "{layer}: numbers are added to its scores, which a clip does not scale: clip again after the next watched step"
-SINK = "its largest logit is its sink, which is no q·k"
 
 
 class ClippedHead(NamedTuple):
@@ -69,10 +68,12 @@ class Clip(Sequence[ClippedHead]):
         where = "no head shows its largest logit" if peak == -math.inf else where
         if not self.heads and not self.skipped:
             return f"qk_clip(): step {self.step}: no head is above {self.tau:g}; {where}."
-        layers = len({one.layer for one in self.heads})
-        counts = f"{_count(len(self.heads), 'head')} of {_count(layers, 'layer')} clipped to {self.tau:g}"
-        least = min((one.factor for one in self.heads), default=1.0)
-        first = f"qk_clip(): step {self.step}: {counts}; {where}; the smallest factor is {least:.3g}."
+        first = f"qk_clip(): step {self.step}: nothing was clipped to {self.tau:g}; {where}."
+        if self.heads:
+            layers = len({one.layer for one in self.heads})
+            counts = f"{_count(len(self.heads), 'head')} of {_count(layers, 'layer')} clipped to {self.tau:g}"
+            least = min(one.factor for one in self.heads)
+            first = f"qk_clip(): step {self.step}: {counts}; {where}; the smallest factor is {least:.3g}."
         rest = [f"{one.layer}{'' if one.head is None else f' head {one.head}'}: {one.reason}" for one in self.skipped]
         shown = [*rest, *self.notes]
         more = f" And {len(shown) - 2} more." if len(shown) > 2 else ""
@@ -216,9 +217,14 @@ def _apply(
                 f"qk_clip(): the model has no parameter {missing[0]} any more, which its projections name. Call "
                 "attemper.projections(model, batch) again."
             )
-        gamma = _gamma(clip, layer, found, parameters)
-        if gamma is None:
+        scores = _scores(clip, layer, found)
+        if not bool((scores > clip.tau).any()):
             continue
+        found = _scalable(found, parameters, clip)
+        if found.how is None:
+            clip.skipped.append(LeftAlone(layer.layer, None, str(found.why)))
+            continue
+        gamma = _gamma(clip, layer, found, scores)
         for name, dim, offset, factor in _factors(found, gamma, alpha, shared):
             parameter = parameters[name]
             if factor.numel() != (parameter.shape[dim] if parameter.dim() else 1):
@@ -253,26 +259,36 @@ def _another(layer: LayerPeaks, known: Projections) -> str:
     )
 
 
-def _gamma(clip: Clip, layer: LayerPeaks, found: LayerProjections, parameters: dict[str, Tensor]) -> Tensor | None:
-    """The factor of each head of a layer; None if nothing in it is to be scaled. Notes what is left alone."""
+def _scores(clip: Clip, layer: LayerPeaks, found: LayerProjections) -> Tensor:
+    """The largest score of each head; notes those that no factor changes."""
     scores = torch.full((found.heads,), -math.inf, dtype=torch.float64, device="cpu")
     scores[list(layer.heads)] = layer.scores
     for head in (scores.isnan() | (scores == math.inf)).nonzero().flatten().tolist():
         clip.skipped.append(LeftAlone(layer.layer, head, NOT_FINITE.format(peak=float(scores[head]))))
         scores[head] = -math.inf
-    if found.sinks is not None and found.sinks in parameters:
-        sink = _whole(parameters[found.sinks]).reshape(-1).double().cpu()
-        for head in ((scores > clip.tau) & (scores <= sink * (1 + 1e-2))).nonzero().flatten().tolist():
-            clip.skipped.append(LeftAlone(layer.layer, head, SINK))
-            scores[head] = -math.inf
-    if not bool((scores > clip.tau).any()):
-        return None
-    reasons: list[str | None] = [found.why] if found.how is None else []
-    reasons += [unscalable(part.parameter, parameters[part.parameter]) for part in found.parts]
-    known = [reason for reason in reasons if reason is not None]
-    if known:
-        clip.skipped.append(LeftAlone(layer.layer, None, known[0]))
-        return None
+    return scores
+
+
+def _scalable(found: LayerProjections, parameters: dict[str, Tensor], clip: Clip) -> LayerProjections:
+    """The projections without a side that is frozen or quantised, if the other side can take the whole factor."""
+    fixed = {
+        part.side: reason
+        for part in reversed(found.parts)
+        if (reason := unscalable(part.parameter, parameters[part.parameter])) is not None
+    }
+    if not fixed:
+        return found
+    rest = tuple(replace(part, whole=part.whole | (part.side == "q")) for part in found.parts if part.side not in fixed)
+    every = found.key_heads == found.heads and not any(bool(part.whole.any()) for part in found.parts)
+    reason = fixed.get("q") or next(iter(fixed.values()))
+    if not found.splits or not rest or ("q" in fixed and not every):
+        return replace(found, how=None, why=reason)
+    clip.notes.append(f"{found.layer}: {reason}; {TAKES[rest[0].side]}")
+    return replace(found, parts=rest)
+
+
+def _gamma(clip: Clip, layer: LayerPeaks, found: LayerProjections, scores: Tensor) -> Tensor:
+    """The factor of each head of a layer. Notes what is clipped."""
     # a tensor over a tensor: a number over a tensor is its reciprocal, times the number
     gamma = torch.full_like(scores, clip.tau) / scores.clamp(min=clip.tau)
     if found.how == BY_LAYER:
@@ -285,11 +301,6 @@ def _gamma(clip: Clip, layer: LayerPeaks, found: LayerProjections, parameters: d
         one = ClippedHead(layer.layer, layer.kind, head, float(scores[head]), float(gamma[head]), found.how, names)
         clip.heads.append(one)
     return gamma
-
-
-def _whole(parameter: Tensor) -> Tensor:
-    gather = getattr(parameter, "full_tensor", None)
-    return (parameter if gather is None else gather()).detach()
 
 
 def _factors(
@@ -306,8 +317,10 @@ def _factors(
     for part in found.parts:
         mine = part.owner >= 0
         row = part.owner.clamp(min=0)
-        if part.side == "k":
-            factor = by_key[row] ** (1 - alpha) if splits else torch.ones_like(row, dtype=torch.float64)
+        if part.side == "both":
+            factor = gamma[row].sqrt()
+        elif part.side == "k":
+            factor = by_key[row] ** (1 - alpha if splits else float(not found.splits))
         else:
             each = gamma[row]
             factor = torch.where(part.whole, each, each**alpha) if splits else each

@@ -35,7 +35,8 @@ def used(output: Tensor, parameters: Sequence[Tensor], where: Tensor | None = No
     """Which rows of each parameter ``output`` depends on, where ``where`` is True; None for a parameter that it does not."""
     generator = torch.Generator("cpu").manual_seed(1)  # the run's own generator is not touched
     found: list[Used | None] = [None] * len(parameters)
-    for _ in range(3 if output.element_size() < 4 else 1):  # in half precision a sum may be exactly 0 by chance
+    times = 3 if output.element_size() < 4 else 1  # in half precision a sum may be exactly 0 by chance
+    for _ in range(times if parameters else 0):
         cotangent = torch.rand(output.shape, generator=generator, dtype=torch.float32, device="cpu") + 0.5
         cotangent = cotangent.to(output.device, output.dtype)
         if where is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +86,8 @@ class AddedGradient(torch.autograd.Function):
 class EntropyFloor:
     """A floor under the entropy of a model's attention; made by :func:`floor`, used in a ``with`` statement."""
 
+    replacing: ClassVar[EntropyFloor | None] = None  # the one whose function transformers calls
+
     def __init__(self, model: nn.Module, floor: float, weight: float, scale: float | None) -> None:
         self.model, self.floor, self.weight, self.scale = model, floor, weight, scale
         self.calls = 0  # to which a gradient was added
@@ -94,6 +96,8 @@ class EntropyFloor:
         self._handles: list[RemovableHandle] = []
         self._replacement: Replacement | None = None
         self._mode: TorchFunctionMode | None = None
+        # a compiled graph would keep the loss's gradient of its first step as a constant
+        self._added: Callable[[Tensor, Vitals], Tensor] = torch.compiler.disable(self._add)
         library = sys.modules.get("transformers.modeling_utils")
         self._hugging_face = library is not None and isinstance(model, library.PreTrainedModel)
         if self._hugging_face:
@@ -114,7 +118,10 @@ class EntropyFloor:
         return self._seen if self.scale is None else self.scale
 
     def add(self, output: Tensor, vitals: Vitals) -> Tensor:
-        """The output, with the floor's gradient attached."""
+        """The output, with the floor's gradient attached, outside of any compiled graph."""
+        return self._added(output, vitals)
+
+    def _add(self, output: Tensor, vitals: Vitals) -> Tensor:
         if not output.requires_grad or not torch.is_grad_enabled():
             return output
         self.calls += 1
@@ -125,7 +132,13 @@ class EntropyFloor:
         if self._handles:
             raise InputError("floor(): this floor is open already. Make another with attemper.floor(model).")
         if self._replacement is not None:
+            if EntropyFloor.replacing is not None:
+                raise InputError(
+                    "floor(): another floor is open for a Hugging Face model, and transformers has one table of attention "
+                    "functions for all of them. Close that floor first."
+                )
             self._replacement.install()
+            EntropyFloor.replacing = self
         else:
             self._handles.append(self.model.register_forward_pre_hook(self._begin))
         self._handles.append(self.model.register_forward_hook(self._end, always_call=True))
@@ -139,6 +152,7 @@ class EntropyFloor:
         self._leave()
         if self._replacement is not None:
             self._replacement.uninstall()
+            EntropyFloor.replacing = None
         if error_type is None and self._trained and not self.calls:
             warnings.warn(UNUSED.format(model=type(self.model).__name__), stacklevel=2)
 

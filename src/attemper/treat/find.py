@@ -2,7 +2,8 @@
 
 A parameter is a head's own along a dimension if every row there serves one head of q, or one of k, and neither the other nor
 the values. Of the own parameters those count in which q has degree 1 together (a weight and its bias). If there are none, a
-norm is between them and q: then the gain behind it is taken, which may serve all heads.
+norm is between them and q: then the gain behind it is taken, which may serve all heads. If nothing makes q alone, k may take the
+whole factor (a bilinear form), or rows that make q and k of one head may take its square root (tied projections, nGPT).
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ DEGREE_0 = 0.05
 """A parameter whose own direction changes a head this little, relative to a random direction, is before a norm."""
 
 BOUNDED = "q is normalised and has no gain, so that its logits are bounded by construction"
+DISPROPORTIONATE = (
+    "scaling the parameters of {module} that make q does not scale q by the same factor: something is added to what they make, "
+    "or it is squared or clamped. Add a norm with attemper.add_qk_norm(), or lower the learning rate"
+)
 UNMADE = (
     "no parameter of {module} makes q of a head alone: weights that heads share, or that q shares with k or v, cannot be scaled "
     "for one head. Name them with attemper.Projections.named() if this is wrong"
@@ -45,6 +50,7 @@ ZERO = (
     "some steps"
 )
 SHARED_GAIN = "one gain serves all heads, so that the layer is scaled as a whole"
+SHARED_ROWS = "no dimension of its weights divides them by heads, so that the layer is scaled as a whole"
 
 
 class Candidate(NamedTuple):
@@ -113,7 +119,7 @@ def find_layer(
     none = LayerProjections(layer, facts.kind, facts.heads, facts.kv_heads)
     if made is None or not call.heads_known:
         return _because(none, "which part of q belongs to which head is not known")
-    if not made.query.requires_grad and made.gain is None:
+    if not made.query.requires_grad and not made.key.requires_grad and made.gain is None:
         return _because(none, NO_GRAPH)
     if made.gain is None and not bool(made.query.any()):
         return _because(none, ZERO)
@@ -151,22 +157,25 @@ class Search:
             picked = self._picked(self.made.query, own)
             if picked:
                 return LayerProjections(*named, self._with_keys(picked), PER_HEAD)
-            gains = self._picked(self.made.query, self._of_layer())
-            if gains:
-                return LayerProjections(*named, self._parts("q", gains, None), BY_LAYER, SHARED_GAIN)
-        gain = self._by_gain()
-        if gain:
-            return LayerProjections(*named, self._parts("gain", gain, None), PER_HEAD)
+        for side, picked in (("gain", self._by_gain()), ("k", self._of_keys()), ("both", self._of_both())):
+            if picked:
+                return LayerProjections(*named, self._parts(side, picked, None), PER_HEAD)
         if all(rows is None for rows in self.of_q):
             return _because(none, NO_GRAPH)
-        normed = bool(self._own(self.of_q, self.of_k)) or not self._is_homogeneous()
-        return _because(none, BOUNDED if normed else UNMADE.format(module=module))
+        gains = self._picked(self.made.query, self._of_layer())
+        if gains:
+            alone = all(self.tensors[one.place].dim() < 2 for one in gains)
+            why = SHARED_GAIN if alone else SHARED_ROWS
+            return LayerProjections(*named, self._parts("q", gains, None), BY_LAYER, why)
+        if not self._is_homogeneous():
+            return _because(none, BOUNDED)
+        why = DISPROPORTIONATE if self._own(self.of_q, self.of_k) else UNMADE
+        return _because(none, why.format(module=module))
 
     def _is_homogeneous(self) -> bool:
         """Whether q changes when all parameters that it uses are scaled: not so behind a norm."""
         along = Directional(self.made.query, self.tensors)
-        total = sum(along(place, tensor.detach()) for place, tensor in enumerate(self.tensors))
-        assert isinstance(total, Tensor)
+        total = along.together({place: tensor.detach() for place, tensor in enumerate(self.tensors)})
         return bool(share(total, self.made.query).max() > DEGREE_0)
 
     def _own(self, mine: list[Used | None], other: list[Used | None]) -> list[Own]:
@@ -192,6 +201,30 @@ class Search:
             if rows is not None and self.of_k[place] is None and self.of_v[place] is None:
                 found.append(Own(place, 0, (rows[0] != NOBODY).long() - 1))
         return found
+
+    def _of_keys(self) -> list[Own]:
+        """The parameters of k alone, where each query head has a key head and q has no parameters of its own."""
+        made = self.made
+        if not made.key.requires_grad or made.key.shape[1] != made.query.shape[1]:
+            return []
+        return self._picked(made.key, self._own(self.of_k, self.of_q))
+
+    def _of_both(self) -> list[Own]:
+        """The parameters whose rows make q and k of the same head, and not the values: both have degree 1 in them."""
+        made, found = self.made, []
+        if not made.key.requires_grad or made.key.shape[1] != made.query.shape[1]:
+            return []
+        for place, (mine, theirs, values) in enumerate(zip(self.of_q, self.of_k, self.of_v, strict=True)):
+            for dim in range(0 if mine is None or theirs is None else len(mine)):
+                assert mine is not None
+                assert theirs is not None
+                owner = mine[dim]
+                others = values is not None and bool((values[dim] & (owner != NOBODY)).any())
+                if not others and torch.equal(owner, theirs[dim]) and not bool((owner == SEVERAL).any()):
+                    found.append(Own(place, dim, owner))
+                    break
+        picked = self._picked(made.query, found)
+        return picked if picked == self._picked(made.key, found) else []
 
     def _picked(self, output: Tensor, own: list[Own]) -> list[Own]:
         """Those in which the output has degree 1, together; empty if there are none."""

@@ -78,7 +78,7 @@ class Finder(Examiner):
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Any:
         if self.projections is not None:
             return None
-        return {"biased": _is_biased(call), "sinks": _sinks(call, self._names)}
+        return {"biased": _is_biased(call)}
 
     def keep(self, name: str, call: AttentionCall, found: Any) -> None:
         if found is not None and (name, call.facts.kind) not in self._layers:
@@ -145,7 +145,9 @@ class Finder(Examiner):
         """Note the parameters of this layer's k. If none of its own makes k, an earlier layer's does, and is left alone."""
         place = (found.layer, found.kind)
         tensors = {one.name: one.tensor for one in candidates}
-        mine = [tensors[part.parameter] for part in found.parts if part.side == "k" and part.parameter in tensors]
+        mine = [
+            tensors[part.parameter] for part in found.parts if part.side in ("k", "both") and part.parameter in tensors
+        ]
         if mine:
             self._keys[place] = mine
             return
@@ -196,9 +198,10 @@ def _without_keys(layer: LayerProjections, why: str) -> LayerProjections:
     parts = tuple(
         type(part)(**{**part.__dict__, "whole": torch.ones_like(part.whole)})
         for part in layer.parts
-        if part.side != "k"
+        if part.side not in ("k", "both")
     )
-    return LayerProjections(**{**layer.__dict__, "parts": parts, "why": why})
+    how = layer.how if parts else None  # k alone took the factor
+    return LayerProjections(**{**layer.__dict__, "parts": parts, "how": how, "why": why})
 
 
 def _is_biased(call: AttentionCall) -> bool:
@@ -221,21 +224,6 @@ def _is_biased(call: AttentionCall) -> bool:
     scores, logits = scores[seen], logits[seen]
     slope = (scores * logits).sum() / scores.square().sum().clamp(min=1e-300)
     return bool((logits - slope * scores).norm() > 10 * tolerance(call.query) * logits.norm())
-
-
-def _sinks(call: AttentionCall, names: Mapping[int, str]) -> str | None:
-    """The parameter whose entries are the logits of a column of their own."""
-    if call.logits is None or not any(call.sink_columns):
-        return None
-    column = call.logits[0, :, 0, 0 if call.sink_columns[0] else -1]
-    for frame in reversed(call.frames[-DEPTH:]):
-        for word, tensor in frame.module._parameters.items():
-            if tensor is None or type(tensor.data) is not Tensor or tensor.numel() != column.numel():
-                continue
-            if torch.equal(tensor.detach().reshape(-1).to(column.dtype), column):
-                name = names.get(id(frame.module), "")
-                return f"{name}.{word}" if name else word
-    return None
 
 
 def projections(model: nn.Module, batch: Any) -> Projections:

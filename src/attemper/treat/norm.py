@@ -124,6 +124,7 @@ def add_qk_norm(
         ratio = (before[place] / after[place]).to(norm.gain)
         with torch.no_grad():
             norm.gain.mul_(torch.where(ratio.isfinite() & (ratio > 0), ratio, torch.ones_like(ratio))[:, None])
+    find(model, batch)  # the clip scales the gains from now on
     return added
 
 
@@ -181,7 +182,12 @@ def _outputs(
     weights = [part for part in parts if part.parameter.rpartition(".")[2] == "weight"]
     home = modules.get(homes.pop()) if len(homes) == 1 else None
     if home is None or len(weights) != 1 or not _projects(home, weights[0]):
-        names = ", ".join(part.parameter for part in parts)
+        names = ", ".join(part.parameter for part in parts) or "nothing of its own"
+        if home is not None and "norm" in type(home).__name__.lower():
+            raise InputError(
+                f"{caller}(): {side} of {layer.layer!r} is made by {names}, the gain of a norm: this model has QK-norm already "
+                "and needs no other. Use attemper.qk_clip() for it."
+            )
         raise InputError(
             f"{caller}(): {side} of {layer.layer!r} is made by {names}, which is no projection module of its own. For "
             "nn.MultiheadAttention use attemper.MultiHeadAttention.from_torch(module, rule='qk_norm' or 'learned')."

@@ -20,8 +20,8 @@ CAPPED = (
     "add QK-norm with attemper.add_qk_norm()"
 )
 SHIFTED = (
-    "the largest logit of every head is exactly 0: the model subtracts the largest of each row before its softmax, as gpt-oss "
-    "does, so that the record does not show how large the scores are"
+    "the largest logit of every head is exactly 0: the model subtracts the largest of each row before its softmax, in ops that "
+    "the watch does not follow, so that the record does not show how large the scores are"
 )
 NOT_FINITE = (
     "its largest logit is {peak}: the scores overflowed, which no factor undoes; go back to an earlier checkpoint"

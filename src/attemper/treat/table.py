@@ -15,6 +15,13 @@ from ..watch.examine import named_modules
 from .derivatives import NOBODY
 
 PER_HEAD, BY_LAYER = "per head", "by layer"
+SIDES = {"q": "q", "k": "k", "both": "q and k", "gain": "gain"}
+TAKES = {
+    "q": "keys are left alone: q takes the whole factor",
+    "k": "q is left alone: keys take the whole factor",
+    "both": "they take the square root of the factor",
+    "gain": "keys are left alone: q takes the whole factor",
+}
 
 
 class HeadPart(NamedTuple):
@@ -23,7 +30,7 @@ class HeadPart(NamedTuple):
     parameter: str
     dim: int
     rows: tuple[int, ...]
-    side: str  # "q", "k" or "gain"
+    side: str  # "q", "k", "both" or "gain"
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class ProjectionPart:
 
     parameter: str  # its name in the model, without the wrappers of torch.compile and distributed training
     dim: int  # the dimension whose rows belong to heads
-    side: str  # "q"; "k"; "gain": it multiplies the scores of a head
+    side: str  # "q"; "k"; "both": it makes q and k of a head; "gain": it multiplies the scores of a head
     owner: Tensor  # (rows,): the query head of q and gain, the key head of k; -1: none of them
     whole: Tensor  # (rows,): q rows that meet keys which other heads or layers use: they take the whole factor
     offset: float = 0.0  # 1.0 for a gain that is applied as 1 + w
@@ -50,12 +57,11 @@ class LayerProjections:
     how: str | None = None  # "per head", "by layer": one gain serves all heads; None: nothing can be scaled
     why: str | None = None  # why nothing can be scaled, or only the layer
     biased: bool = False  # whether numbers that are no q·k are added to its logits (T5, ALiBi)
-    sinks: str | None = None  # the parameter whose entries are logits of their own, one per head (gpt-oss)
 
     @property
     def splits(self) -> bool:
-        """Whether keys take a part of the factor."""
-        return any(part.side == "k" for part in self.parts)
+        """Whether q and k take a part of the factor each."""
+        return {part.side for part in self.parts} >= {"q", "k"}
 
     def of_head(self, head: int) -> list[HeadPart]:
         """The rows of one query head; of k, those of its key head."""
@@ -71,13 +77,14 @@ class LayerProjections:
         if self.how is None:
             return f"nothing: {self.why}"
         sides = []
-        for side in ("q", "k", "gain"):
+        for side, word in SIDES.items():
             names = [_shown(part, self.layer) for part in self.parts if part.side == side]
             if names:
-                sides.append(f"{side} from {' and '.join(names)}")
+                sides.append(f"{word} from {' and '.join(names)}")
         notes = [] if self.why is None else [self.why]
-        if self.how == PER_HEAD and not self.splits:
-            notes.append("keys are left alone: q takes the whole factor")
+        alone = {part.side for part in self.parts}
+        if self.how == PER_HEAD and len(alone) == 1:
+            notes.append(TAKES[alone.pop()])
         elif self.how == PER_HEAD and any(bool(part.whole.any()) for part in self.parts):
             notes.append("some channels of k are shared: q takes the whole factor there")
         notes += ["its logits have a bias" for _ in range(self.biased)]

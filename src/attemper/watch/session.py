@@ -61,8 +61,8 @@ def watch(
 
     Args:
         model: any module; its layers are named as in ``model.named_modules()``, without the wrappers of ``torch.compile`` and
-            DistributedDataParallel. In a distributed run, watch the wrapped model on every rank: rows are added over its
-            process group, head by head. If ranks hold different heads, each keeps its own rows, with a warning.
+            DistributedDataParallel. In a distributed run, watch the wrapped model, or the one that ``fully_shard`` sharded, on
+            every rank: rows are added over its ranks. If these hold different heads, each keeps its own rows, with a warning.
         every: measure steps 0, every, 2·every, …; in between nothing is attached.
         optimizer: its ``step()`` ends a step of the watch; otherwise call ``watch.step()``. If it wraps another optimizer, as
             accelerate's does, the inner one ends the step: a step that the wrapper skips is not counted.

@@ -132,7 +132,7 @@ class Attachment:
             self.observers = (*self.observers, observer)
             self.eager.on()
             self.interface.install()
-            self.interception.install()
+            self.interception.install(observer.modules)
             for module in observer.modules:
                 self.eager.on_module(module)
                 for parameter in module._parameters.values():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -159,6 +160,18 @@ class PassPlans:
 
     def __init__(self) -> None:
         self.plans: weakref.WeakKeyDictionary[nn.Module, dict[PassType, PassPlan]] = weakref.WeakKeyDictionary()
+        self.known: weakref.WeakKeyDictionary[nn.Module, int] = (
+            weakref.WeakKeyDictionary()
+        )  # a hash of the modules below each
+
+    def forget_changed(self, modules: Iterable[nn.Module]) -> None:
+        """A watch of these modules opens, the model first. If they are others than before, nothing that was learned holds."""
+        listed = list(modules)
+        now = hash(tuple(map(id, listed)))
+        if self.known.get(listed[0], now) != now:
+            for module in listed:
+                self.plans.pop(module, None)
+        self.known[listed[0]] = now
 
     def get(self, entry: nn.Module, pass_type: PassType) -> PassPlan | None:
         """The plan of a pass that begins now; None if it must be a full one."""

@@ -53,7 +53,9 @@ class Interception:
         self.attachment = attachment
         self.installed: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was in its own namespace, ours
 
-    def install(self) -> None:
+    def install(self, modules: tuple[nn.Module, ...]) -> None:
+        """Intercept, for a watch of these modules."""
+        plans.forget_changed(modules)
         if self.installed:
             return
         self._put(nn.Module, "_call_impl", partial(module_call, self.attachment))

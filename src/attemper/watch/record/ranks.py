@@ -1,7 +1,8 @@
 """Ranks: join the entries of a step over the processes that run the same heads on other data, by all_reduce of tensors.
 
-These are the ranks of the model's DistributedDataParallel, in its process group. If ranks hold different heads, or some are
-missing, each keeps its own rows. Nothing here hangs or ends a training: ranks meet first (Meeting), and waiting has an end.
+These are the ranks of the model's DistributedDataParallel, in its process group, or those that fully_shard (FSDP2) shards it
+over. If ranks hold different heads, or some are missing, each keeps its own rows. Nothing here hangs or ends a training: ranks
+meet first (Meeting), and waiting has an end.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ PATIENCE = timedelta(seconds=30)
 
 OWN = "each rank keeps its own rows, and a file has those of one rank"
 ALONE = (
-    "there are several ranks, but the watched model is no DistributedDataParallel: each rank keeps its own rows, "
-    "and a file has those of rank 0. Watch the wrapped model to join them."
+    "there are several ranks, but the watched model is no DistributedDataParallel, and fully_shard does not shard it: each rank "
+    "keeps its own rows, and a file has those of rank 0. Watch the wrapped model to join them."
 )
 SEVERAL = f"the model has DistributedDataParallel modules over different ranks: {OWN}."
 PART = (
-    "the model's DistributedDataParallel spans {size} of {world} ranks: rows are joined over these, and the first of them "
+    "the model spans {size} of {world} ranks: rows are joined over these, and the first of them "
     "writes. Give the ranks of another group, if there is one, another path."
 )
 DIFFERENT = "ranks measured different layers, so each keeps its own rows."
@@ -71,6 +72,9 @@ class Ranks:
         self.first = distributed.get_rank() == 0
         wrappers = [part for part in model.modules() if isinstance(part, nn.parallel.DistributedDataParallel)]
         groups = list({id(part.process_group): part.process_group for part in wrappers}.values())
+        roots: list[nn.Module] = list(wrappers)
+        if not wrappers:
+            roots, groups = _sharded(model)
         if len(groups) != 1:
             self.sentences.append(SEVERAL if groups else ALONE)
             return
@@ -85,7 +89,7 @@ class Ranks:
         except (RuntimeError, ValueError, AttributeError) as error:  # a process group that was made without a store
             self.sentences.append(FAILED.format(step=0, error=_line(error)))
             return
-        self.group, self.wrappers = group, list(wrappers)
+        self.group, self.wrappers = group, roots
 
     def attach(self) -> None:
         """Register hooks that hash the model's inputs: the rows of ranks with the same input are not added."""
@@ -169,6 +173,17 @@ class Ranks:
         if "cpu" in types or not types:
             return torch.device("cpu")
         return torch.device(min(types), torch.accelerator.current_device_index())
+
+
+def _sharded(model: nn.Module) -> tuple[list[nn.Module], list[ProcessGroup]]:
+    """The outermost modules that fully_shard shards, and the group of ranks, if their mesh has one dimension: the data's."""
+    from torch.distributed.fsdp import FSDPModule
+
+    every = [part for part in model.modules() if isinstance(part, FSDPModule)]
+    inner = {id(below) for part in every for below in part.modules() if below is not part}
+    meshes = [getattr(one, "device_mesh", None) for part in every[:1] for one in part.parameters()]
+    groups = [mesh.get_group() for mesh in meshes if mesh is not None and mesh.ndim == 1]
+    return [part for part in every if id(part) not in inner], groups[:1]
 
 
 def _split(entries: list[Entry], total: Tensor, peaks: Tensor, measured: list[float], start: int) -> list[Entry]:

@@ -287,7 +287,7 @@ def shared(first: tuple[Frame, ...], second: tuple[Frame, ...]) -> list[Frame]:
 def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tuple[Frame, ...]) -> AttentionCall | None:
     if not logits.numel() or logits.is_meta or type(logits) is not Tensor:
         return None
-    logits = scores.hidden(logits)
+    logits = scores.hidden(logits, dim)
     if logits.dim() == 1:
         matrix, flipped = logits[None], scores.shape[1] == 1
     else:

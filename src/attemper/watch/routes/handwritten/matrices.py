@@ -17,6 +17,21 @@ from .op_names import EXPONENTIALS, RESHAPING, SCALINGS, SELECTING
 if TYPE_CHECKING:
     from ...call import AttentionCall
 
+SHIFTED = {
+    "add",
+    "sub",
+    "masked_fill",
+    "where",
+    "_to_copy",
+    "to",
+    "clone",
+    "copy",
+    "contiguous",
+    "dropout",
+    "native_dropout",
+}
+"""Ops that leave what was subtracted from a row as it is."""
+
 FAR = -1e6
 """Far enough below HIDDEN_BIAS: no score that is added to it lifts it above."""
 
@@ -90,6 +105,7 @@ class ScoreMatrix:
     exponential: str = ""  # the op that replaces a softmax
     sink_columns: tuple[int, int] = (0, 0)  # columns added before and after the keys
     added: tuple[AddedMask, ...] = ()
+    shift: Tensor | None = None  # what was subtracted from every key of a row, as gpt-oss does with its largest logit
     places: tuple[OpPlace, ...] = ()  # the products that made it, if ops are counted
 
     def after(self, name: str, args: tuple[Any, ...], tensor: Tensor, result: Tensor) -> ScoreMatrix:
@@ -99,6 +115,8 @@ class ScoreMatrix:
             kept = replace(kept, strided=False, steps=self._steps_after(tensor, result))
         elif name in RESHAPING and self.steps is not None:
             kept = replace(kept, steps=None)
+        if self.shift is not None:
+            kept = replace(kept, shift=_shift_after(self.shift, name, args))
         if name == "tanh":
             return replace(kept, capped=True)
         if name in EXPONENTIALS:
@@ -112,6 +130,9 @@ class ScoreMatrix:
                 other = args[1] if args[0] is tensor else args[0]
                 if isinstance(other, Tensor) and other.is_floating_point() and other.numel():
                     sign = 1 if name == "add" else -1
+                    if sign < 0 and other is args[1] and other.shape[-1:] in ((), (1,)) and result.shape[-1] > 1:
+                        # a softmax takes no notice of it
+                        return replace(kept, masked=True, shift=other if kept.shift is None else kept.shift + other)
                     kept = replace(kept, added=(*kept.added, AddedMask(other, sign, result.shape, result.stride())))
             return replace(kept, masked=kept.masked or name in ("add", "sub", "masked_fill", "where", "tril", "triu"))
         factor = number(args[1] if len(args) > 1 else None)
@@ -155,9 +176,12 @@ class ScoreMatrix:
         first = args[1][0] == 0 if name == "constant_pad_nd" else args[0][0] is tensor
         return replace(self, masked=True, sink_columns=(before, after + more) if first else (before + more, after))
 
-    def hidden(self, logits: Tensor) -> Tensor:
-        """The logits, with -inf wherever an added mask hides them."""
+    def hidden(self, logits: Tensor, dim: int) -> Tensor:
+        """The logits, with -inf wherever an added mask hides them, and without what was subtracted from all keys of a row."""
         with without_autograd_and_modes(logits.device.type):
+            shift = self.shift
+            if shift is not None and (not shift.dim() or (shift.dim() == logits.dim() and shift.shape[dim] == 1)):
+                logits = torch.where(logits <= HIDDEN_BIAS, logits, logits + shift.to(logits.dtype))
             for added in self.added:
                 hides = added.hides(logits)
                 if hides is not None:
@@ -205,6 +229,14 @@ class WeightMatrix:
         if self.stride is None or size == 1:
             return size in (self.size, self.size - self.sink_columns)
         return tensor.stride(axis) == self.stride and size <= self.size
+
+
+def _shift_after(shift: Tensor, name: str, args: tuple[Any, ...]) -> Tensor | None:
+    """What one more op makes of the shift; None if it is not known any more."""
+    factor = number(args[1]) if name in SCALINGS and len(args) > 1 else None
+    if factor:
+        return shift * factor if name == "mul" else shift / factor
+    return shift if name in SHIFTED else None
 
 
 def _stride_after(stride: int | None, tensor: Tensor, result: Tensor) -> int | None:
