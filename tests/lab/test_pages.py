@@ -12,7 +12,7 @@ from attemper.lab import NAMES, experiment, stored
 from attemper.lab.claims import claims
 from attemper.lab.claims.judgement import VERDICTS
 from attemper.lab.maths import gradients
-from attemper.lab.studies import collapse
+from attemper.lab.studies import ablation, collapse
 from attemper.lab.training import charlm
 from close import printed
 
@@ -103,6 +103,24 @@ def test_what_the_page_says_of_the_collapse_is_its_fit(full_size):
     by_width, by_keys = (f"{float(slope):.1f}" for slope in censored["slope"].split(" and "))
     assert f"they bring the exponents to {by_width} and {by_keys}" in words
     assert f"{censored['cells'] - free['cells']} of {censored['cells']} cells had not learned" in words
+
+
+def test_what_the_page_says_of_the_ablation_is_in_the_rows(full_size):
+    rows = {(row["head_dim"], row["rule"]): row for row in ablation.summary(full_size.unpack("ablation"))}
+    narrow, wide = rows[64, "none"], rows[128, "none"]
+    words = " ".join(PAGE.split())
+    said = f"it ends {narrow['cost']:.2f} nats higher at d_k = 64 and {wide['cost']:.2f} higher at d_k = 128, with logits up to"
+    assert f"{said} {narrow['peak']:.0f} and {wide['peak']:.0f}" in words
+    first, last = ([row[f"gradient, {when}"] for row in (narrow, wide)] for when in ("first", "last"))
+    said = (
+        f"is {first[0]:.2f} and {first[1]:.2f} times that with the scale at the first step, and {1e6 * last[0]:.0f} and"
+    )
+    assert f"{said} {1e6 * last[1]:.0f} millionths of it at the last" in words
+    assert all(rows[dim, rule]["says"] == "not decided" for dim in (64, 128) for rule in ("dk", "qk_norm"))
+    assert all(
+        rows[dim, rule]["lr"] > 3 * rows[dim, "sqrt_dk"]["lr"] for dim in (64, 128) for rule in ("dk", "qk_norm")
+    )
+    assert {row["seeds"] for row in rows.values()} == {3}
 
 
 def test_the_stored_rows_are_those_in_the_docs(full_size):
