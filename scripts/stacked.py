@@ -62,13 +62,13 @@ def pack(folder: Path) -> None:
 
 
 def pages() -> None:
-    """The figures, and the end of docs/training.md, from docs/data/."""
+    """The figures, and the end of docs/training.md, from docs/data/: first what STUDIES.md there says of them."""
     import full_size
 
     from attemper.lab.engine import output
     from figures import table
 
-    lines = ["", "# Studies", "", INTRO, ""]
+    lines = ["", "# Studies", "", INTRO, "", (full_size.DATA / "STUDIES.md").read_text(encoding="utf-8").strip(), ""]
     for name in STUDIES:
         if not (full_size.DATA / f"{name}.json").exists():
             continue

@@ -103,7 +103,7 @@ def draw(rows: Rows, finding: str) -> Any:
     ]
     curves: list[Row] = []
     for row in best:
-        both = (
+        values = (
             [alarm.statistic(run, row["sign"]) for run in bad],
             [alarm.statistic(one, row["sign"], run["event"]) for run in bad for one in good],
         )
@@ -115,7 +115,7 @@ def draw(rows: Rows, finding: str) -> Any:
                 "true": true,
                 "order": place,
             }
-            for place, (false, true) in enumerate(roc.curve(*both))
+            for place, (false, true) in enumerate(roc.curve(*values))
         ]
     share, fifths = alt.Scale(domain=[0, 1]), alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1])
     ours = (
