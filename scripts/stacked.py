@@ -80,6 +80,7 @@ def pages() -> None:
         facts = ", ".join(f"{one} {rows[0][one]}" for one in fixed if len({row.get(one) for row in rows}) == 1)
         lines += [f"### {name}", "", f"{found.question} {said}.", "", f"![{name}](figures/{figure.name})", ""]
         lines += [f"{len(rows)} rows; {facts}.", ""]
+        lines += [SIGNS, ""] if name == "warning" else []
         for part in (found.summary(rows), collapse.fits(rows) if name == "collapse" else []):
             lines += [table(readable(part)), ""] if part else []
         if name == "warning":
@@ -119,6 +120,14 @@ def with_interval(row: Row, name: str) -> object:
 def health(rows: list[Row], share: float = alarm.FALSE_ALARMS) -> list[Row]:
     """The thresholds that runs would set, of the signs that `health` has thresholds for."""
     return [row for row in alarm.advised(rows, share) if row["health"]]
+
+
+SIGNS = (
+    "Up to `false alarms`, of `rate` and `unscaled`: `auc` over all runs whose event has a date; `threshold` set on those of\n"
+    "even numbers, and what it does on those of odd numbers. Then the AUC of each family, of all together whatever their twins\n"
+    "are, and with healthy runs up to their end. A sign is of the worst head where it is not said to be a mean.\n"
+    "An interval of 1 to 1 says little: drawing again from runs that are all in order finds no other order."
+)
 
 
 FAMILIES = (

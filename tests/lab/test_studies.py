@@ -263,8 +263,8 @@ def test_a_rescue_is_judged_by_the_twin():
     assert table["clip30", 100]["rescued"] == 0.0
     assert table["third", 0]["gap"] == in_float64(0.1, 2.0)
     assert rescue.finding(rows) == (
-        "Clip 30 at the warning rescues 100% of 4 failing runs (51% to 100%); 100 steps after the warning 0%; the median gap to "
-        "the twin falls from 0.50 to 0.02 nats"
+        "Clip 30 at the warning rescues 100% of 4 failing runs (51% to 100%) and brings the median gap to the twin from 0.50 to "
+        "0.02 nats; 100 steps later it rescues 0%"
     )
     worse = [{**row, "held_out": row["held_out"] + 1} if row["treatment"] in rescue.TREATMENTS else row for row in rows]
     assert rescue.finding(worse) == "No treatment rescues one of 4 failing runs; clip 30 leaves 1.02 nats to the twin"

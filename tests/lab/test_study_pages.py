@@ -153,6 +153,9 @@ def test_what_is_said_of_signs(signs, rows, runs):
     assert update["auc, rate"] == update["auc, unscaled"] == 1.0
     assert f"and of {update['auc']:.2f} over both" in page
     assert f"That of the largest logit does not ({signs['peak']['auc']:.2f})" in page
+    guide = words("training-guide.md")
+    assert f"AUC {signs['peak']['auc']:.2f}, and above 50" in guide
+    assert f"`logit_std` did as well ({signs['logit_std']['auc']:.2f})" in guide
     ours = [signs[name]["auc, fault"] for name in alarm.OURS]
     assert f"signs of attention have an AUC of {min(ours):.2f} to {max(ours):.2f}" in page
     planted = alarm.failed(alarm.of_families(runs, ("fault",)))

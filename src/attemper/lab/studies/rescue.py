@@ -140,11 +140,13 @@ def finding(rows: Rows) -> str:
         )
     when = "at the warning" if not best["delay"] else f"{best['delay']} steps after the warning"
     last = max((row for row in found if row["treatment"] == best["treatment"]), key=lambda row: row["delay"])
-    later = f"; {last['delay']} steps after the warning {last['rescued']:.0%}" if last["delay"] > best["delay"] else ""
+    later = (
+        f"; {last['delay'] - best['delay']} steps later it rescues {last['rescued']:.0%}" if last is not best else ""
+    )
     sure = f"{best['rescued_low']:.0%} to {best['rescued_high']:.0%}"
-    gap = f"the median gap to the twin falls from {best['gap untreated']:.2f} to {best['gap']:.2f} nats"
-    saved = f"{best['rescued']:.0%} of {best['runs']} failing runs ({sure}){later}"
-    return f"{name[0].upper()}{name[1:]} {when} rescues {saved}; {gap}"
+    gap = f"brings the median gap to the twin from {best['gap untreated']:.2f} to {best['gap']:.2f} nats"
+    saved = f"rescues {best['rescued']:.0%} of {best['runs']} failing runs ({sure})"
+    return f"{name[0].upper()}{name[1:]} {when} {saved} and {gap}{later}"
 
 
 def draw(rows: Rows, finding: str) -> Any:
