@@ -119,6 +119,11 @@ def test_what_is_said_of_levels(levels, rows, runs):
     assert (
         f"{round(bad * thousand['before the event'])} of {bad} failing runs passed it before their loss left" in guide
     )
+    every = len(alarm.failed(alarm.of_families(runs)))
+    assert (
+        f"{round(every * levels['peak', 'above 10000']['failing runs'])} of our {every} failing runs passed 10,000"
+        in guide
+    )
     notes = [levels["evenness", "below 0.05"], levels["saturated", "above 0.5"]]
     for row, threshold in zip(notes, (thresholds.COLLAPSED, thresholds.SATURATED), strict=True):
         assert f"{round(good * row['healthy runs'])} of {good} healthy runs passed it" in threshold.source
