@@ -62,13 +62,13 @@ def pack(folder: Path) -> None:
 
 
 def pages() -> None:
-    """The figures, and the end of docs/training.md, from docs/data/."""
+    """The figures, and the end of docs/training.md, from docs/data/: first what STUDIES.md there says of them."""
     import full_size
 
     from attemper.lab.engine import output
     from figures import table
 
-    lines = ["", "# Studies", "", INTRO, ""]
+    lines = ["", "# Studies", "", INTRO, "", (full_size.DATA / "STUDIES.md").read_text(encoding="utf-8").strip(), ""]
     for name in STUDIES:
         if not (full_size.DATA / f"{name}.json").exists():
             continue
@@ -80,10 +80,16 @@ def pages() -> None:
         facts = ", ".join(f"{one} {rows[0][one]}" for one in fixed if len({row.get(one) for row in rows}) == 1)
         lines += [f"### {name}", "", f"{found.question} {said}.", "", f"![{name}](figures/{figure.name})", ""]
         lines += [f"{len(rows)} rows; {facts}.", ""]
+        lines += [SIGNS, ""] if name == "warning" else []
         for part in (found.summary(rows), collapse.fits(rows) if name == "collapse" else []):
             lines += [table(readable(part)), ""] if part else []
         if name == "warning":
-            lines += [THRESHOLDS, "", table(readable(health(rows))), ""] if health(rows) else []
+            for words, part in (
+                (FAMILIES, alarm.by_family(rows)),
+                (LEVELS, alarm.levels(rows)),
+                (THRESHOLDS, health(rows)),
+            ):
+                lines += [words, "", table(readable(part)), ""] if part else []
         print(f"{figure.name}: {said}")
     full_size.insert(full_size.DOCS / "training.md", full_size.STUDIED, lines)
 
@@ -116,10 +122,31 @@ def health(rows: list[Row], share: float = alarm.FALSE_ALARMS) -> list[Row]:
     return [row for row in alarm.advised(rows, share) if row["health"]]
 
 
+SIGNS = (
+    "Up to `false alarms`, of `rate` and `unscaled`: `auc` over all runs whose event has a date; `threshold` set on those of\n"
+    "even numbers, and what it does on those of odd numbers. Then the AUC of each family, of all together whatever their twins\n"
+    "are, and with healthy runs up to their end. A sign is of the worst head where it is not said to be a mean.\n"
+    "An interval of 1 to 1 says little: drawing again from runs that are all in order finds no other order."
+)
+
+
+FAMILIES = (
+    f"Leads by family: the threshold is the one that {alarm.FALSE_ALARMS:.0%} of the family's healthy runs exceed, set and\n"
+    "tried on the same runs. `both` is `rate` and `unscaled`, whose twins have QK-norm. `all together` also counts failing runs\n"
+    "whose event has no date; its healthy runs are of two kinds, and no threshold fits both."
+)
+
+
+LEVELS = (
+    "What the thresholds that `health` has would have done in `rate` and `unscaled`: the share of healthy and of failing runs\n"
+    "that pass them at any step, and of the failing runs whose event has a date the share that passes before it."
+)
+
+
 THRESHOLDS = (
-    f"What `health` would warn at if {alarm.FALSE_ALARMS:.0%} of the healthy runs may raise an alarm, with 95 % of a bootstrap\n"
-    "over runs, and the thresholds it has; `python scripts/stacked.py thresholds --results FOLDER --false-alarms SHARE` has all\n"
-    "signs at any share. These are small models and short runs."
+    f"What `health` would warn at if {alarm.FALSE_ALARMS:.0%} of the healthy runs of `rate` and `unscaled` may raise an alarm,\n"
+    "with 95 % of a bootstrap over runs, and the thresholds it has; `python scripts/stacked.py thresholds --results FOLDER\n"
+    "--false-alarms SHARE` has all signs at any share. These are small models and short runs."
 )
 
 

@@ -86,6 +86,18 @@ def threshold(healthy: Sequence[float], share: float) -> Interval:
     return interval(sorted(healthy, reverse=True)[allowed], drawn)
 
 
+def share(found: Sequence[bool]) -> Interval:
+    """The share of runs of which something is so, with its 95 % interval (Wilson 1927)."""
+    count = len(found)
+    if not count:
+        return NO_INTERVAL
+    value, z = sum(found) / count, 1.959964
+    middle = value + z * z / (2 * count)
+    half = z * math.sqrt(value * (1 - value) / count + z * z / (4 * count * count))
+    whole = 1 + z * z / count
+    return Interval(value, max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole))
+
+
 def median(values: Sequence[float]) -> Interval:
     """The median of runs; no interval for fewer than two."""
     if len(values) < 2:
@@ -100,8 +112,8 @@ def mean(values: Sequence[float]) -> Interval:
     return interval(statistics.fmean(values), again(values, 4).mean(1))
 
 
-def again(values: Sequence[float], seed: int) -> Tensor:
-    """(draws, values): the values of runs that are drawn again."""
+def again(values: Sequence[float], seed: int, fewer: int = 0) -> Tensor:
+    """(draws, values): the values of runs that are drawn again, ``fewer`` of them than there are."""
     given = torch.tensor(list(values), dtype=torch.float64, device="cpu")
     stream = torch.Generator("cpu").manual_seed(seed)
-    return given[torch.randint(len(given), (DRAWS, len(given)), generator=stream, device="cpu")]
+    return given[torch.randint(len(given), (DRAWS, len(given) - fewer), generator=stream, device="cpu")]

@@ -5,6 +5,11 @@ event. It is healthy where that never is so. One that left its twin and came bac
 failing run was worse before its event than a healthy run *up to the same step*: over its whole length, a healthy run would look
 worse by noise alone. A sign warns where it passes a threshold before the event. The threshold is set on the runs of even numbers,
 so that one healthy run in ten raises an alarm at any step, and tried on those of odd numbers.
+
+Healthy means no worse than the twin, so that runs are compared with runs whose twin is of the same kind. The twins of `rate` and
+`unscaled` have QK-norm. The twin of a planted fault has the same rate and, but for the fault, the same logits: such a run may be
+healthy at a rate at which every run of `rate` fails. Events are looked for after the first tenth of the steps. A run that
+has left its twin by then has an event without a date: no sign can be said to come before it.
 """
 
 from __future__ import annotations
@@ -29,13 +34,15 @@ RIVALS = (*WEIGHTS, "loss_rise", "loss_z", "grad_norm", "grad_norm_z", "update_r
 OURS = (*ATTENTION, *(f"{sign}_mean" for sign in ATTENTION))
 ALL = (*OURS, *RIVALS)
 FALLS = (*FALLING, *(f"{sign}_mean" for sign in FALLING if sign in ATTENTION))
+NORMED = ("rate", "unscaled")  # families whose twin has QK-norm
 FALSE_ALARMS = 0.1  # the share of healthy runs that may raise an alarm
 NAMES = {
     "peak": "largest logit", "logit_mean": "size of the mean logit", "logit_std": "std of logits", "lse": "log-sum-exp",
     "entropy": "entropy", "evenness": "evenness", "effective_keys": "effective keys", "p2": "Σ p²",
     "top_weight": "top weight", "saturated": "saturated rows", "spectral_norm": "spectral norm",
     "concentration": "spectral concentration", "increment_entropy": "Δ2 entropy", "alignment": "spectral alignment",
-    "loss_rise": "rise of the loss", "loss_z": "loss, z", "grad_norm": "gradient norm", "grad_norm_z": "gradient norm, z",
+    "loss_rise": "rise of the loss", "loss_z": "z-score of the loss", "grad_norm": "gradient norm",
+    "grad_norm_z": "z-score of the gradient norm",
     "update_ratio": "update / weights",
 }  # fmt: skip
 """In a figure; of the mean of all heads instead of the worst, the same with words after it."""
@@ -44,7 +51,7 @@ NAMES = {
 def named(sign: str) -> str:
     """A sign as it is called in a table."""
     base = sign.removesuffix("_mean") if sign in OURS and sign not in ATTENTION else sign
-    return NAMES[base] + (", mean of heads" if base != sign else "")
+    return NAMES[base] + (" (mean of heads)" if base != sign else "")
 
 
 def z_scores(values: Sequence[float]) -> list[float]:
@@ -100,6 +107,11 @@ def worst(values: Sequence[float | None], sign: str, every: int, start: int) -> 
     return found
 
 
+def _looked(run: Mapping[str, Any]) -> int:
+    """The first step at which an event is looked for."""
+    return int(max(run["every"], run["steps"] // 10))
+
+
 def pairs(rows: Rows) -> list[Row]:
     """Every run that has a twin, with its event and what its signs were at their worst; rows that are such pairs stay."""
     twins = {(row["family"], row["number"]): row["losses"] for row in rows if row.get("twin") and "losses" in row}
@@ -113,7 +125,7 @@ def pairs(rows: Rows) -> list[Row]:
         if row["twin"] or twin is None or not all(value is not None and math.isfinite(value) for value in twin):
             continue
         losses = [math.nan if value is None else value for value in row["losses"]]
-        left = event(losses, twin, max(row["every"], row["steps"] // 10))
+        left = event(losses, twin, _looked(row))
         # what was bad before a fault is no warning of the failure after it; in a run that stays healthy it is a false alarm
         start = row["fault_step"] if row["fault"] and math.isfinite(left) else row["steps"] // 20
         gap = statistics.fmean(losses[-HELD:]) - statistics.fmean(twin[-HELD:])
@@ -148,8 +160,17 @@ def failed(runs: Rows) -> list[Row]:
     return [dict(run) for run in runs if math.isfinite(run["event"]) and run["for good"]]
 
 
+def dated(runs: Rows) -> list[Row]:
+    """The failing runs that were still with their twin when events were first looked for."""
+    return [run for run in failed(runs) if run["event"] > _looked(run)]
+
+
 def healthy(runs: Rows) -> list[Row]:
     return [dict(run) for run in runs if not math.isfinite(run["event"])]
+
+
+def of_families(runs: Rows, families: Sequence[str] = NORMED) -> list[Row]:
+    return [dict(run) for run in runs if run["family"] in families]
 
 
 def of_half(runs: Rows, odd: int) -> list[Row]:
@@ -167,58 +188,86 @@ def wins(bad: Rows, good: Rows, sign: str) -> Tensor:
     )
 
 
-def _of(won: Tensor, bad: Sequence[bool], good: Sequence[bool]) -> Tensor:
-    """The wins of some of the runs."""
-    left, right = (
-        torch.tensor([place for place, one in enumerate(some) if one], dtype=torch.int64, device="cpu")
-        for some in (bad, good)
-    )
-    return won[left][:, right]
+def auc(bad: Rows, good: Rows, sign: str) -> float:
+    """How often a failing run was worse before its event than a healthy one up to the same step; NaN where either is missing."""
+    return float(wins(bad, good, sign).mean()) if bad and good else math.nan
 
 
-def summary(rows: Rows) -> list[Row]:
-    """Per sign, best first: the AUC over all runs; with the threshold of the even runs, what happens on the odd ones."""
+def summary(rows: Rows, families: Sequence[str] = NORMED) -> list[Row]:
+    """Per sign, best first: the AUC; with the threshold of the even runs, what happens on the odd ones. Last, the AUC of each
+    family, and of all of them together, whatever their twins are."""
     found = pairs(rows)
-    if not failed(found) or not healthy(found):
+    some = of_families(found, families)
+    bad, good = dated(some), healthy(some)
+    if not bad or not good:
         return []
-    left, good = [run for run in found if math.isfinite(run["event"])], healthy(found)
-    families = sorted({run["family"] for run in found})
+    each = {f"auc, {one}": of_families(found, (one,)) for one in sorted({run["family"] for run in found})}
     result = []
     for sign in ALL:
-        won = wins(left, good, sign)
-        lasting = [bool(run["for good"]) for run in left]
-        whole = roc.wins([statistic(run, sign) for run in failed(left)], [statistic(run, sign) for run in good])
-        by_family = {}
-        for one in families:
-            bad = [run["for good"] and run["family"] == one for run in left]
-            by_family[f"auc, {one}"] = roc.area(_of(won, bad, [run["family"] == one for run in good])).value
         level = roc.threshold([statistic(run, sign) for run in of_half(good, 0)], FALSE_ALARMS)
-        leads = [lead(run, sign, level.value) for run in failed(of_half(found, 1))]
-        alarms = [float(statistic(run, sign) > level.value) for run in of_half(good, 1)]
+        leads = [lead(run, sign, level.value) for run in of_half(bad, 1)]
+        alarms = [statistic(run, sign) > level.value for run in of_half(good, 1)]
+        whole = roc.wins([statistic(run, sign) for run in bad], [statistic(run, sign) for run in good])
         result.append(
             {
                 "sign": sign,
-                **roc.area(_of(won, lasting, [True] * len(good))).columns("auc"),
-                **by_family,
-                "auc, any gap": float(won.mean()),
-                "auc, whole runs": float(whole.mean()),
+                **roc.area(wins(bad, good, sign)).columns("auc"),
                 "threshold": -level.value if sign in FALLS else level.value,
                 "runs": len(leads),
-                "warned": statistics.fmean(one > 0 for one in leads) if leads else math.nan,
+                **roc.share([one > 0 for one in leads]).columns("warned"),
                 **roc.median(leads).columns("lead"),
-                "false alarms": statistics.fmean(alarms) if alarms else math.nan,
+                **roc.share(alarms).columns("false alarms"),
+                **{name: auc(dated(of), healthy(of), sign) for name, of in each.items()},
+                "auc, all together": auc(failed(found), healthy(found), sign),
+                "auc, whole runs": float(whole.mean()),
             }
         )
     return sorted(result, key=lambda row: (-row["auc"], -row["lead"]))
 
 
+SHOWN = ("peak", "logit_std", "evenness", "saturated", "loss_z", "grad_norm", "spectral_norm", "update_ratio")
+GROUPS = {
+    "rate": ("rate",),
+    "unscaled": ("unscaled",),
+    "both": NORMED,
+    "fault": ("fault",),
+    "all together": (*NORMED, "fault"),
+}
+"""What a table of leads has a threshold for: the families, those whose twin has QK-norm, and all of them."""
+
+
+def by_family(rows: Rows) -> list[Row]:
+    """Some signs, with a threshold of each family's own that one of its healthy runs in ten exceeds: the share of its failing
+    runs that are warned, and how many steps before."""
+    found = pairs(rows)
+    result = []
+    for name, families in GROUPS.items():
+        some = of_families(found, families)
+        bad, good = (failed if name == "all together" else dated)(some), healthy(some)
+        for sign in SHOWN if bad and good else ():
+            level = roc.threshold([statistic(run, sign) for run in good], FALSE_ALARMS).value
+            leads = [lead(run, sign, level) for run in bad]
+            result.append(
+                {
+                    "family": name,
+                    "failing": len(bad),
+                    "healthy": len(good),
+                    "sign": sign,
+                    "threshold": -level if sign in FALLS else level,
+                    **roc.share([one > 0 for one in leads]).columns("warned"),
+                    **roc.median(leads).columns("lead"),
+                }
+            )
+    return result
+
+
 def compared(rows: Rows) -> tuple[str, str, list[roc.Interval]] | None:
     """Our sign and the rival with the largest AUC on the even runs; and on the odd runs the AUC of each, and the difference."""
-    found = pairs(rows)
-    halves = [(failed(of_half(found, odd)), healthy(of_half(found, odd))) for odd in (0, 1)]
+    found = of_families(pairs(rows))
+    halves = [(dated(of_half(found, odd)), healthy(of_half(found, odd))) for odd in (0, 1)]
     if not all(some for half in halves for some in half):
         return None
-    areas = {sign: float(wins(*halves[0], sign).mean()) for sign in ALL}
+    areas = {sign: auc(*halves[0], sign) for sign in ALL}
     ours, rival = (max(some, key=lambda sign: areas[sign]) for some in (OURS, RIVALS))
     return ours, rival, roc.areas([wins(*halves[1], sign) for sign in (ours, rival)])
 
@@ -231,32 +280,59 @@ def finding(rows: Rows) -> str:
     than = "better than" if apart.low > 0 else "worse than" if apart.high < 0 else "no better than"
     leads = {row["sign"]: row["lead"] for row in summary(rows)}
     name = named(ours)[0].upper() + named(ours)[1:]
+    planted = of_families(found, ("fault",))
+    fault = auc(dated(planted), healthy(planted), ours)
     return (
         f"{name} tells failing runs {than} {named(rival)}: AUC {one.value:.2f} against {other.value:.2f} (difference "
-        f"{apart.low:+.2f} to {apart.high:+.2f}), median leads of {leads[ours]:.0f} and {leads[rival]:.0f} steps"
-    )
+        f"{apart.low:+.2f} to {apart.high:+.2f}), median lead {leads[ours]:.0f} and {leads[rival]:.0f} steps"
+    ) + ("" if math.isnan(fault) else f"; planted faults: {fault:.2f}")
 
 
-PRESENT = {
-    "peak": tuple(one.value for one in thresholds.PEAK),
-    "evenness": (thresholds.COLLAPSED.value,),
-    "saturated": (thresholds.SATURATED.value,),
+LEVELS = {
+    "peak": thresholds.PEAK[::-1],
+    "evenness": (thresholds.COLLAPSED,),
+    "saturated": (thresholds.SATURATED,),
 }
-"""The signs that `health` has thresholds for, with their values; of one head, as here those of the worst."""
+"""The signs that `health` has thresholds for; of one head, as here those of the worst."""
+
+
+def levels(rows: Rows) -> list[Row]:
+    """What each threshold of `health` would have done: the shares of healthy and of failing runs that pass it, of the failing
+    runs those that pass it before their event, and how many steps before."""
+    found = of_families(pairs(rows))
+    bad, good = dated(found), healthy(found)
+    result = []
+    for sign, some in LEVELS.items() if bad and good else ():
+        for one in some:
+            level = -one.value if sign in FALLS else one.value
+            leads = [lead(run, sign, level) for run in bad]
+            passed = [any(_size(value, sign) > level for _, value in run[sign]) for run in failed(found)]
+            result.append(
+                {
+                    "sign": sign,
+                    "passes": f"{'below' if sign in FALLS else 'above'} {one.value:g}",
+                    "level": one.level,
+                    **roc.share([statistic(run, sign) > level for run in good]).columns("healthy runs"),
+                    **roc.share(passed).columns("failing runs"),
+                    **roc.share([steps > 0 for steps in leads]).columns("before the event"),
+                    **roc.median(leads).columns("lead"),
+                }
+            )
+    return result
 
 
 def advised(rows: Rows, share: float = FALSE_ALARMS) -> list[Row]:
     """What thresholds of `health` would be at a share of false alarms, with a 95 % interval over runs: set on all healthy runs.
 
-    ``warned`` and ``lead`` are of all failing runs, at that threshold; ``health`` has the values that there are now, and
-    ``agrees`` the ones that lie in the interval.
+    ``warned`` and ``lead`` are of the failing runs whose event has a date, at that threshold; ``health`` has the values that
+    there are now, and ``agrees`` the ones that lie in the interval.
     """
-    found = pairs(rows)
+    found = of_families(pairs(rows))
     result = []
     for sign in ALL if healthy(found) else ():
         level, falls = roc.threshold([statistic(run, sign) for run in healthy(found)], share), sign in FALLS
         low, high = (-level.high, -level.low) if falls else (level.low, level.high)
-        leads = [lead(run, sign, level.value) for run in failed(found)]
+        leads = [lead(run, sign, level.value) for run in dated(found)]
         result.append(
             {
                 "sign": sign,
@@ -265,8 +341,8 @@ def advised(rows: Rows, share: float = FALSE_ALARMS) -> list[Row]:
                 "healthy runs": len(healthy(found)),
                 "warned": statistics.fmean(one > 0 for one in leads) if leads else math.nan,
                 "lead": statistics.median(leads) if leads else math.nan,
-                "health": ", ".join(f"{value:g}" for value in PRESENT.get(sign, ())),
-                "agrees": ", ".join(f"{value:g}" for value in PRESENT.get(sign, ()) if low <= value <= high),
+                "health": ", ".join(f"{one.value:g}" for one in LEVELS.get(sign, ())),
+                "agrees": ", ".join(f"{one.value:g}" for one in LEVELS.get(sign, ()) if low <= one.value <= high),
             }
         )
     return result

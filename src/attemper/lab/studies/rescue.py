@@ -95,13 +95,6 @@ def _near(loss: float, twin: float) -> bool:
     return loss <= twin + NOTHING  # False for NaN
 
 
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927)."""
-    z = 1.959964
-    middle, half = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return (middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)
-
-
 def summary(rows: Rows) -> list[Row]:
     """Per treatment and delay: the share of failing runs that were rescued, and the gap to the twin that is left."""
     bad, found = failing(rows), []
@@ -110,16 +103,14 @@ def summary(rows: Rows) -> list[Row]:
             some = [row for row in pick(rows, treatment=treatment, delay=delay) if row["number"] in bad]
             if not some:
                 continue
-            share = statistics.fmean(_near(row["held_out"], bad[row["number"]]["twin"]) for row in some)
-            low, high = wilson(share, len(some))
             found.append(
                 {
                     "treatment": treatment,
                     "delay": delay,
                     "runs": len(some),
-                    "rescued": share,
-                    "rescued_low": low,
-                    "rescued_high": high,
+                    **roc.share([_near(row["held_out"], bad[row["number"]]["twin"]) for row in some]).columns(
+                        "rescued"
+                    ),
                     **roc.median([_gap(bad[row["number"]], bad[row["number"]]) for row in some]).columns(
                         "gap untreated"
                     ),
@@ -149,9 +140,13 @@ def finding(rows: Rows) -> str:
         )
     when = "at the warning" if not best["delay"] else f"{best['delay']} steps after the warning"
     last = max((row for row in found if row["treatment"] == best["treatment"]), key=lambda row: row["delay"])
-    later = f"; {last['delay']} steps after the warning {last['rescued']:.0%}" if last["delay"] > best["delay"] else ""
+    later = (
+        f"; {last['delay'] - best['delay']} steps later it rescues {last['rescued']:.0%}" if last is not best else ""
+    )
     sure = f"{best['rescued_low']:.0%} to {best['rescued_high']:.0%}"
-    return f"{name[0].upper()}{name[1:]} {when} rescues {best['rescued']:.0%} of {best['runs']} failing runs ({sure}){later}"
+    gap = f"brings the median gap to the twin from {best['gap untreated']:.2f} to {best['gap']:.2f} nats"
+    saved = f"rescues {best['rescued']:.0%} of {best['runs']} failing runs ({sure})"
+    return f"{name[0].upper()}{name[1:]} {when} {saved} and {gap}{later}"
 
 
 def draw(rows: Rows, finding: str) -> Any:
@@ -180,7 +175,7 @@ def draw(rows: Rows, finding: str) -> Any:
     left = marks.curve(shown, x, "rescued", "share of failing runs rescued", colour, most=1.0)
     right = marks.curve(shown, x, "gap", "nats above the twin", colour)
     bare = statistics.median(row["gap untreated"] for row in shown) if shown else 0.0
-    right = marks.labelled_line(bare, "untreated", at=width - 70) + right
+    right = marks.labelled_line(bare, "untreated", at=0.55 * width) + right
     note = (
         f"{len(failing(rows))} runs that end above their twin; the warning is a logit above {WARNS:g}. Rescued: within {NOTHING} "
         "nats of the twin (QK-norm, same weights, text and rate). 95 % intervals; "

@@ -9,6 +9,7 @@ its lowest, the gradient's norm, z-scores of both, and the update relative to th
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -94,14 +95,18 @@ def draw(rows: Rows, finding: str) -> Any:
     from ..figures import theme
 
     table = [_labelled(row) for row in alarm.summary(rows)]
-    found = alarm.pairs(rows)
-    bad, good = alarm.failed(found), alarm.healthy(found)
+    every_run = alarm.pairs(rows)
+    found = alarm.of_families(every_run)
+    bad, good = alarm.dated(found), alarm.healthy(found)
     best = [
         row for kind in (False, True) for row in [one for one in table if (one["kind"] == KINDS[2]) == kind][:SHOWN]
     ]
     curves: list[Row] = []
     for row in best:
-        both = ([alarm.statistic(run, row["sign"]) for run in some] for some in (bad, good))
+        values = (
+            [alarm.statistic(run, row["sign"]) for run in bad],
+            [alarm.statistic(one, row["sign"], run["event"]) for run in bad for one in good],
+        )
         curves += [
             {
                 "name": row["full"],
@@ -110,15 +115,15 @@ def draw(rows: Rows, finding: str) -> Any:
                 "true": true,
                 "order": place,
             }
-            for place, (false, true) in enumerate(roc.curve(*both))
+            for place, (false, true) in enumerate(roc.curve(*values))
         ]
-    share = alt.Scale(domain=[0, 1])
+    share, fifths = alt.Scale(domain=[0, 1]), alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1])
     ours = (
         alt.Chart(theme.data(curves))
         .mark_line(interpolate="step-after")
         .encode(
-            x=alt.X("false:Q", title="healthy runs with an alarm, share", scale=share),
-            y=alt.Y("true:Q", title="failing runs warned, share", scale=share),
+            x=alt.X("false:Q", title="healthy runs with an alarm, share", scale=share, axis=fifths),
+            y=alt.Y("true:Q", title="failing runs warned, share", scale=share, axis=fifths),
             color=theme.series("name", "best signs", [row["full"] for row in best]),
             strokeDash=alt.StrokeDash(
                 "rival:N", legend=None, scale=alt.Scale(domain=[False, True], range=[[1, 0], [5, 3]])
@@ -130,13 +135,27 @@ def draw(rows: Rows, finding: str) -> Any:
     both = alt.hconcat(_intervals(table, "auc", "AUC", 1.0), _intervals(table, "lead", "lead, steps"), spacing=12)
     steps, every = (found[0][name] if found else 0 for name in ("steps", "every"))
     note = (
-        f"{len(bad)} failing and {len(good)} healthy runs of {steps} steps, {len(found) - len(bad) - len(good)} that left their "
-        f"twin and came back; signs every {every} steps. Leads: at the threshold "
+        f"Runs of `rate` and `unscaled`, {steps} steps, signs every {every}: {len(bad)} failing, {len(good)} healthy; "
+        f"{len(alarm.failed(found)) - len(bad)} more had left their twin when it was first looked for. AUC: a failing run before "
+        "its event against a healthy one up to the same step; so is the ROC. Leads: at the threshold "
         f"that {alarm.FALSE_ALARMS:.0%} of the healthy runs of one half exceed, for the failing runs of the other half; 0 where "
-        "no warning came. AUC: a failing run before its event against a healthy one up to the same step. 95 % of a bootstrap "
-        "over runs."
+        f"no warning came. 95 % of a bootstrap over runs.{_planted(every_run)}"
     )
     return theme.finish(alt.vconcat(ours, both, spacing=18).resolve_scale(color="independent"), finding, note)
+
+
+def _planted(runs: Rows) -> str:
+    """What signs of attention say before a planted fault shows in the loss."""
+    some = alarm.of_families(runs, ("fault",))
+    bad, good = alarm.dated(some), alarm.healthy(some)
+    if not bad or not good:
+        return ""
+    areas = [alarm.auc(bad, good, sign) for sign in alarm.OURS]
+    after = statistics.median(run["event"] - run["fault_step"] for run in bad)
+    return (
+        f" Planted faults ({len(bad)} failing, {len(good)} healthy): AUC {min(areas):.2f} to {max(areas):.2f} for signs of "
+        f"attention, since the loss leaves within {after:.0f} steps (median)."
+    )
 
 
 def _intervals(table: Rows, column: str, title: str, most: float | None = None) -> Any:
@@ -165,7 +184,7 @@ def _labelled(row: Row) -> Row:
     sign, named = row["sign"], alarm.named(row["sign"])
     kind = KINDS[2] if sign in alarm.RIVALS else KINDS[sign not in ATTENTION]
     full = f"rival: {named}" if kind == KINDS[2] else named
-    return {**row, "kind": kind, "name": named.removesuffix(", mean of heads"), "full": full}
+    return {**row, "kind": kind, "name": named.removesuffix(" (mean of heads)"), "full": full}
 
 
 def weight(cell: Cell, settings: Settings) -> float:
