@@ -76,13 +76,21 @@ def test_a_computation_that_does_not_end_is_ended(live, monkeypatch):
 
 def test_a_queue_says_so(live, monkeypatch):
     monkeypatch.setattr(limits, "PATIENCE", 0.1)
-    with ThreadPoolExecutor(2) as pool:
-        first, code = pool.submit(live.ask, "POST", "/heads", {"text": "slow 1.5"}), 200
-        while code == 200 and not first.done():  # until the first one computes
-            code, _, content = live.ask("POST", "/heads", {"text": "after it"})
-        assert code == 503
-        assert "waited" in json.loads(content)["error"]
-        assert first.result()[0] == 200
+
+    def asked():
+        """What a slow question and one after it get; on a busy machine the slow one may come second, and wait itself."""
+        with ThreadPoolExecutor(2) as pool:
+            first, code = pool.submit(live.ask, "POST", "/heads", {"text": "slow 1.5"}), 200
+            while code == 200 and not first.done():  # until the first one computes
+                code, _, content = live.ask("POST", "/heads", {"text": "after it"})
+        return first.result()[0], code, json.loads(content).get("error", "")
+
+    answers = []
+    while len(answers) < 5 and [answer[:2] for answer in answers[-1:]] != [(200, 503)]:
+        answers.append(asked())
+    first, code, error = answers[-1]
+    assert (first, code) == (200, 503), answers
+    assert "waited" in error
 
 
 def test_a_worker_that_dies_is_begun_again(live):
