@@ -174,8 +174,8 @@ AREAS = (
 
 
 LEADS = (
-    "How early: the threshold is set on the runs of `rate` and `unscaled` with even numbers, so that one in ten of the\n"
-    "healthy ones exceed it; `warned`, `lead` (steps, 0 where no warning came) and `false alarms` are of those with odd\n"
+    "How early: the threshold is set on the runs of `rate` and `unscaled` with even numbers, so that at most one in ten of the\n"
+    "healthy ones exceeds it; `warned`, `lead` (steps, 0 where no warning came) and `false alarms` are of those with odd\n"
     "numbers: {failing} failing and {healthy} healthy runs."
 )
 

@@ -163,10 +163,26 @@ def test_what_is_said_of_signs(signs, rows, runs):
     assert f"AUC {signs['peak']['auc']:.2f}, and above 50" in guide
     assert f"`logit_std` did as well ({signs['logit_std']['auc']:.2f})" in guide
     ours = [signs[name]["auc, fault"] for name in alarm.OURS]
-    assert f"signs of attention have an AUC of {min(ours):.2f} to {max(ours):.2f}" in page
+    assert f"Signs of attention have an AUC of {min(ours):.2f} to {max(ours):.2f}" in page
     planted = alarm.failed(alarm.of_families(runs, ("fault",)))
-    after = statistics.median(run["event"] - run["fault_step"] for run in planted)
-    assert f"the loss leaves {after:.0f} steps later (median)" in page
+    after = {
+        fault: statistics.median(run["event"] - run["fault_step"] for run in planted if run["fault"] == fault)
+        for fault in ("temperature", "rate")
+    }
+    assert (
+        f"the loss leaves {after['temperature']:.0f} steps later (median); if the rate is, {after['rate']:.0f} step"
+        in page
+    )
+    assert f"within {after['temperature']:.0f} steps if logits jump, within {after['rate']:.0f} if" in words(
+        "data/README.md"
+    )
+    assert f"{after['temperature']:.0f} steps after logits were multiplied, and {after['rate']:.0f} step after" in guide
+    before = [alarm.statistic(run, "peak") for run in planted]
+    seen = [value for value in before if value > -math.inf]
+    assert f"{len(before) - len(seen)} of these {len(before)} runs have no measured step in between" in page
+    assert f"the largest logit was {min(seen):.0f} or more by then" in page
+    norm = signs["grad_norm"]
+    assert f"not higher ({norm['auc, rate']:.2f} and {norm['auc, unscaled']:.2f})" in page
     mixed = [signs[name]["auc, all together"] for name in alarm.OURS]
     rival = max(signs[name]["auc, all together"] for name in alarm.RIVALS)
     assert (
