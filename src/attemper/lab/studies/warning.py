@@ -155,7 +155,7 @@ def _planted(runs: Rows) -> str:
     after = statistics.median(run["event"] - run["fault_step"] for run in bad)
     return (
         f" Planted faults ({len(bad)} failing, {len(good)} healthy): AUC {min(areas):.2f} to {max(areas):.2f} for signs of "
-        f"attention, since the loss leaves within {after:.0f} steps (median)."
+        f"attention; the loss leaves {after:.0f} steps later (median), and these healthy runs have large logits too."
     )
 
 
