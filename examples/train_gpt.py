@@ -110,4 +110,5 @@ if __name__ == "__main__":
                     leads[gap].append(left - steps[0])
     Console(width=80, highlight=False).print(table)
     for gap, found in leads.items():
-        print(f"Untreated: steps from a peak above 50 to a loss {gap} above its twin's: {found}")
+        told = ", ".join(map(str, found)) or "none"
+        print(f"Untreated: steps from a peak above 50 to a loss {gap} above its twin's: {told}")

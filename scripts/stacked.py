@@ -30,7 +30,7 @@ from attemper.lab.stacked import recall
 from attemper.lab.stacked.language import Dimensions, LanguageStack
 from attemper.lab.stacked.repeated import Repeated
 from attemper.lab.stacked.study import Deadline, Study, free, work
-from attemper.lab.studies import STUDIES, alarm, collapse, study
+from attemper.lab.studies import STUDIES, alarm, collapse, rescue, study
 
 
 def rows_of(path: Path) -> list[Row]:
@@ -80,18 +80,28 @@ def pages() -> None:
         facts = ", ".join(f"{one} {rows[0][one]}" for one in fixed if len({row.get(one) for row in rows}) == 1)
         lines += [f"### {name}", "", f"{found.question} {said}.", "", f"![{name}](figures/{figure.name})", ""]
         lines += [f"{len(rows)} rows; {facts}.", ""]
-        lines += [SIGNS, ""] if name == "warning" else []
-        for part in (found.summary(rows), collapse.fits(rows) if name == "collapse" else []):
-            lines += [table(readable(part)), ""] if part else []
-        if name == "warning":
-            for words, part in (
-                (FAMILIES, alarm.by_family(rows)),
-                (LEVELS, alarm.levels(rows)),
-                (THRESHOLDS, health(rows)),
-            ):
-                lines += [words, "", table(readable(part)), ""] if part else []
+        for words, part in tables(name, found.summary(rows), rows):
+            lines += [words, "", table(readable(part)), ""] if part else []
         print(f"{figure.name}: {said}")
     full_size.insert(full_size.DOCS / "training.md", full_size.STUDIED, lines)
+
+
+def tables(name: str, summary: list[Row], rows: list[Row]) -> list[tuple[str, list[Row]]]:
+    """The tables of a study, each after what its columns are."""
+    if name == "collapse":
+        return [(COLUMNS[name], summary), (FITS, collapse.fits(rows))]
+    if name != "warning":
+        return [(COLUMNS[name], summary)]
+    areas = [{key: value for key, value in row.items() if key.startswith(("sign", "auc"))} for row in summary]
+    leads = [{key: row[key] for key in row if key != "runs" and not key.startswith("auc")} for row in summary]
+    odd = alarm.of_half(alarm.of_families(alarm.pairs(rows)), 1)
+    return [
+        (AREAS, areas),
+        (LEADS.format(failing=len(alarm.dated(odd)), healthy=len(alarm.healthy(odd))), leads),
+        (FAMILIES, alarm.by_family(rows)),
+        (LEVELS, alarm.levels(rows)),
+        (THRESHOLDS, health(rows)),
+    ]
 
 
 def readable(rows: list[Row]) -> list[Row]:
@@ -99,7 +109,7 @@ def readable(rows: list[Row]) -> list[Row]:
     empty = {name for name in rows[0] if all(isinstance(row[name], float) and math.isnan(row[name]) for row in rows)}
     return [
         {
-            name: alarm.named(value) if name == "sign" else with_interval(row, name)
+            name: NAMED[name](value) if name in NAMED else with_interval(row, name)
             for name, value in row.items()
             if name not in empty and not name.endswith(("_low", "_high"))
         }
@@ -112,6 +122,8 @@ def with_interval(row: Row, name: str) -> object:
     value, low, high = row[name], row.get(f"{name}_low", math.nan), row.get(f"{name}_high", math.nan)
     if value == math.inf:
         return "never"
+    if isinstance(value, float) and math.isnan(value):
+        return "–"
     if math.isnan(low) or math.isnan(high):
         return value
     return f"{value:.3g} ({low:.3g} to {'never' if high == math.inf else f'{high:.3g}'})"
@@ -122,11 +134,49 @@ def health(rows: list[Row], share: float = alarm.FALSE_ALARMS) -> list[Row]:
     return [row for row in alarm.advised(rows, share) if row["health"]]
 
 
-SIGNS = (
-    "Up to `false alarms`, of `rate` and `unscaled`: `auc` over all runs whose event has a date; `threshold` set on those of\n"
-    "even numbers, and what it does on those of odd numbers. Then the AUC of each family, of all together whatever their twins\n"
-    "are, and with healthy runs up to their end. A sign is of the worst head where it is not said to be a mean.\n"
-    "An interval of 1 to 1 says little: drawing again from runs that are all in order finds no other order."
+NAMED = {"sign": alarm.named, "treatment": rescue.TREATMENTS.__getitem__}
+"""Column → what its values are called in a table."""
+
+
+COLUMNS = {
+    "collapse": (
+        "`d`: the width of the one head; `pairs`: keys; `x`: √d_k/√(2 ln n). `steps` and `lr` of each rule at its fastest\n"
+        "rate, and `at_edge` which of these rates lie at the edge of those tried. `slower`: steps without a scale by steps\n"
+        "with it; `slower_least`: the same, at least, where 90 % were never reached."
+    ),
+    "ablation": (
+        "Each rule at the rate with the lowest loss on validation text (one seed; then three at that rate). `held_out`: nats\n"
+        "per byte, median and range of the seeds; `cost`: the mean above 1/√d_k, with a 95 % interval; `peak`: the largest\n"
+        "logit; `gradient`: that of the median query in the first and the last step, divided by the one with 1/√d_k."
+    ),
+    "sensitivity": (
+        "`sensitivity`: the mean over rates of the loss above the arm's best, in nats; `best`: the lowest mean loss of a\n"
+        "rate, `lr` that rate, `largest good lr` the highest within 0.05 nats of it. `peak`: the largest logit of any run of\n"
+        "the arm, at any rate: a clip comes after the step in which a logit is too large, so at a rate of 0.3 it is passed\n"
+        "for a step."
+    ),
+    "rescue": (
+        "`delay`: steps from the warning to the treatment; `lr / 3` divides the rate from there on. `gap`: nats above the\n"
+        "twin at the end, the median of the runs; `gap untreated`: the same runs without a treatment."
+    ),
+}
+
+
+FITS = "Straight lines through ln(`slower`), over the logarithm of each variable; `error` is that of the fit, in nats."
+
+
+AREAS = (
+    "How well each sign tells failing from healthy runs: `auc` is of `rate` and `unscaled`, over the failing runs whose\n"
+    "departure has a date. Then the same within each family, over all of them whatever their twins are, and with healthy\n"
+    "runs up to their end. A sign is of the worst head where it is not said to be a mean. An interval of 1 to 1 says\n"
+    "little: drawing again from runs that are all in order finds no other order."
+)
+
+
+LEADS = (
+    "How early: the threshold is set on the runs of `rate` and `unscaled` with even numbers, so that at most one in ten of the\n"
+    "healthy ones exceeds it; `warned`, `lead` (steps, 0 where no warning came) and `false alarms` are of those with odd\n"
+    "numbers: {failing} failing and {healthy} healthy runs."
 )
 
 

@@ -138,6 +138,26 @@ def test_the_clip_brings_the_largest_logit_to_its_limit():
     assert_float64(second[0], first[0])
 
 
+def test_the_floor_is_the_mean_over_layers_where_attempers_adds_them(monkeypatch):
+    """docs/treat.md: the floor of the studies is that of `attemper.floor` with a weight divided by the number of layers."""
+    cell = {"rule": "none", "lr": 0.1, "seed": 0, "treatment": "floor"}
+    stack = LanguageStack(SIZE, [cell], "cpu", torch.float64, torch.float64)
+    stack.parameters.flat.data.mul_(8.0)  # sharp enough to be below the floor
+    calls, penalty = [], stack._penalty
+    monkeypatch.setattr(stack, "_penalty", lambda *given: calls.append(given) or penalty(*given))
+    tokens = stack.text[stack.starts[:, 0, :, None] + stack.offsets].long()
+    _, found, _ = stack.forward(tokens, torch.zeros(1, dtype=torch.long), floor=True)
+    terms = [
+        attemper.entropy_floor(
+            attemper.attention(query[0], key[0], key[0], causal=True, scale=1.0).vitals, treatments.FLOOR
+        )
+        for query, key in calls
+    ]
+    assert len(terms) == SIZE.layers
+    assert all(term > 0 for term in terms)
+    assert_float64(found[0].detach(), (sum(terms) / SIZE.layers).detach())
+
+
 def test_a_logit_that_is_no_number_clips_nothing():
     stack = LanguageStack(SIZE, CELLS[:2], "cpu", torch.float64, torch.float64)
     before = stack.parameters.flat.clone()

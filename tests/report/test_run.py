@@ -219,3 +219,22 @@ def test_the_command_prints_a_screen_and_writes_the_page(tmp_path, capsys):
         cli.main(["report", str(tmp_path / "none.jsonl")])
     assert ended.value.code == 2
     assert "there is no file" in capsys.readouterr().err
+
+
+def test_a_record_that_was_cut_is_a_sentence_and_no_warning_with_a_path(tmp_path, capsys, recwarn):
+    path = tmp_path / "run.jsonl"
+    trained(3).write(path)
+    path.write_text(path.read_text() + '{"step": 3, "lay')
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", str(path)])
+    out, errors = capsys.readouterr()
+    assert ended.value.code == 0
+    assert "3 watched steps, 0 to 2; " in out
+    assert errors.count("Note: run.jsonl: the last line was cut short and is left out; the ") == 1
+    assert "Warning" not in errors
+    assert ".py" not in errors
+    assert not recwarn.list
+
+
+def test_one_step_is_told_as_one():
+    assert "\n1 watched step, number 0; 2 layers, 4 heads.\n" in text(run.document(trained(1), "run.jsonl"))

@@ -42,7 +42,7 @@ EXAMPLES = {
     "swap_rule.py": "The first rule is what the model had: only rounding moved.",
     "watch_training.py": "|dq| per head",
     "scan_fault.py": "√d_model instead of √d_k: q·k is multiplied",
-    "train_gpt.py": "to a loss 0.05 above its twin's: []",
+    "train_gpt.py": "to a loss 0.05 above its twin's: none",
 }
 LONG = {"train_gpt.py": 120}  # lines; such an example has a quick form
 

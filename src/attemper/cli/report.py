@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,11 @@ def report(file: RecordFile, as_json: AsJson = False, output: PageFile = None, f
         from ..watch import Record
 
         note_progress(f"reading {file.name}")
-        found = run.document(Record.read(file), file.name)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", UserWarning)
+            found = run.document(Record.read(file), file.name)
+    for one in told:
+        note(f"Note: {str(one.message).removeprefix('Record.read(): ')}")
 
     def write() -> None:
         if output is not None:

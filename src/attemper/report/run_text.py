@@ -21,13 +21,19 @@ def text(run: Mapping[str, Any], width: int = 80) -> str:
     width = min(WIDEST, max(NARROWEST, width))
     steps, layers = run["steps"], run["layers"]
     heads = sum(len(layer["heads"]) for layer in layers)
+    when = f", {steps['first']} to {steps['last']}" if steps["watched"] > 1 else f", number {steps['first']}"
     about = (
-        f"{steps['watched']} watched steps, {steps['first']} to {steps['last']}; {len(layers)} layers, {heads} heads."
+        f"{_count(steps['watched'], 'watched step')}{when if steps['watched'] else ''}; "
+        f"{_count(len(layers), 'layer')}, {_count(heads, 'head')}."
     )
     lines = [*textwrap.wrap(safe(run["verdict"]["line"]), width), *textwrap.wrap(about, width), ""]
     lines += _curves(run, width)
     lines += ["", *_findings(run, width)]
     return "\n".join(lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _curves(run: Mapping[str, Any], width: int) -> list[str]:

@@ -31,7 +31,7 @@ def entropy_floor(vitals: Vitals | Iterable[Vitals], floor: float = 0.1) -> Tens
     """A loss that is 0 while attention is even enough: the mean of ``relu(floor - evenness)²`` over rows.
 
     Evenness is the entropy of a row as a share of its maximum, from 0 (one key has all weight) to 1. Rows that see fewer than 8
-    keys do not count. Add it to the loss, times a weight of 0.1 or so.
+    keys do not count. Add it to the loss, times a weight of 1 or so: docs/treat.md has what weights did.
 
     Args:
         vitals: what :func:`attention` measured, with ``visible`` and ``entropy``; or several of them, whose rows count alike.
@@ -232,7 +232,7 @@ def floor(model: nn.Module, floor: float = 0.1, weight: float = 0.1, *, scale: f
     Args:
         model: the model that is trained, without the wrapper of a trainer.
         floor: the evenness below which a row of attention costs something, between 0 and 1.
-        weight: of the term in the loss, above 0.
+        weight: of the term in the loss, above 0. The default is gentle; 1 to 10 held logits down in our runs (docs/treat.md).
         scale: what the loss of a micro-batch is multiplied by: 1 / accumulation steps, times a loss scale. None: as the
             model's own loss shows it, or 1. It can be set between steps: ``floored.scale = …``.
 

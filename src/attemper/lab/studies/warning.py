@@ -135,9 +135,10 @@ def draw(rows: Rows, finding: str) -> Any:
     both = alt.hconcat(_intervals(table, "auc", "AUC", 1.0), _intervals(table, "lead", "lead, steps"), spacing=12)
     steps, every = (found[0][name] if found else 0 for name in ("steps", "every"))
     note = (
-        f"Runs of `rate` and `unscaled`, {steps} steps, signs every {every}: {len(bad)} failing, {len(good)} healthy; "
+        f"Runs at many rates, with 1/√d_k or without a scale; {steps} steps, signs every {every}: {len(bad)} failing, "
+        f"{len(good)} healthy; "
         f"{len(alarm.failed(found)) - len(bad)} more had left their twin when it was first looked for. AUC: a failing run before "
-        "its event against a healthy one up to the same step; so is the ROC. Leads: at the threshold "
+        "its event against a healthy one up to the same step, also in the ROC. Leads: at the threshold "
         f"that {alarm.FALSE_ALARMS:.0%} of the healthy runs of one half exceed, for the failing runs of the other half; 0 where "
         f"no warning came. 95 % of a bootstrap over runs.{_planted(every_run)}"
     )
@@ -154,7 +155,7 @@ def _planted(runs: Rows) -> str:
     after = statistics.median(run["event"] - run["fault_step"] for run in bad)
     return (
         f" Planted faults ({len(bad)} failing, {len(good)} healthy): AUC {min(areas):.2f} to {max(areas):.2f} for signs of "
-        f"attention, since the loss leaves within {after:.0f} steps (median)."
+        f"attention; the loss leaves {after:.0f} steps later (median), and these healthy runs have large logits too."
     )
 
 

@@ -67,7 +67,7 @@ def _unwritable(path: Path, error: OSError) -> InputError:
 
 def read(path: Path) -> Record:
     if not path.is_file():
-        raise InputError(f"Record.read(): there is no file {str(path)!r}.")
+        raise InputError(f"Record.read(): there is no file {str(path)!r}. Check the path and the folder you are in.")
     return _read_parquet(path) if path.suffix == ".parquet" else _read_lines(path)
 
 
@@ -75,7 +75,10 @@ def _read_lines(path: Path) -> Record:
     text = path.read_text(encoding="utf-8", errors="replace")
     lines, tail = text.split("\n")[:-1], text.rpartition("\n")[2]
     if not lines:
-        raise InputError(f"Record.read(): {str(path)!r} holds no record: it has no complete line.")
+        raise InputError(
+            f"Record.read(): {str(path)!r} holds no record: it has no complete line. "
+            "If the run has just begun, try again after its first measured step."
+        )
     check_header("Record.read", path, lines[0])
     held = ParsedLines()
     for number, line in enumerate(lines[1:], 2):
