@@ -163,7 +163,7 @@ def test_swapped_labels_and_signs_are_said():
     same = runs()
     for row in same:
         row["grad_norm"] = row.get("peak")
-    assert " no better than gradient norm: AUC 1.00 against 1.00 (difference +0.00 to +0.00)" in alarm.finding(same)
+    assert " no better than gradient norm: AUC 1.00 against 1.00 (by 0.00 to 0.00)" in alarm.finding(same)
 
 
 def table_of(rows):
