@@ -156,6 +156,22 @@ def test_a_model_is_copied_and_saved_during_a_watch(few):
     assert watch.record.layers == ["0", "1"]
 
 
+@pytest.mark.parametrize("passes", [0, 1, 3])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
+def test_a_model_is_traced_during_a_watch(passes):
+    """torch.jit.trace runs a model several times, and its graphs must be one."""
+    model, x = stack(), torch.randn(1, 5, 16)
+    with attemper.watch(model) as watch:
+        for _ in range(passes):
+            model(x)
+            watch.step()
+        traced = torch.jit.trace(model, x)
+        model(x)
+    assert torch.equal(traced(x), model(x))
+    assert watch.record.layers == ["0", "1"]
+    assert watch.record.steps == list(range(passes + 1))
+
+
 def test_an_unwatched_model_runs_in_another_thread_meanwhile(few):
     model, other, x = stack(), stack(), torch.randn(1, 5, 16)
     expected, errors, done = other(x), [], threading.Event()

@@ -279,7 +279,7 @@ class Attachment:
                 self._release()
 
     def forget_ended(self) -> None:
-        """Forget a pass of this thread that a KeyboardInterrupt or a SystemExit ended: no hook runs then."""
+        """Forget a pass of this thread that an interrupt ended while a module entered or left its forward."""
         current = running.current
         if current is not None:
             site = self.passes.get(current)

@@ -119,6 +119,8 @@ class Interception:
 
     def begin(self, current: Pass, entry: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make a pass a light one if it was learned what to expect of it; otherwise learn it."""
+        if _get_tracing_state() is not None:
+            return  # torch.jit.trace compares graphs of several passes, with the lines of Python that each op came from
         pass_type = PassType.of(entry, args, kwargs)
         with self.attachment.lock:
             plan = plans.get(entry, pass_type)
@@ -165,12 +167,11 @@ class Interception:
     def _sdpa(self, original: Function, switch: Switch) -> Function:
         def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
             current = running.current
-            if current is None or current.intercepting or not switch.on:
-                return original(*args, **kwargs)
-            if current.light is not None:
-                return self._attend(original, current, current.light, args, kwargs)
-            if current.full_pass is not None:
-                return announced(current.full_pass, original, args, kwargs, form_of(bound(*args, **kwargs)))
+            if current is not None and switch.on and not current.intercepting:
+                if current.light is not None:
+                    return self._attend(original, current, current.light, args, kwargs)
+                if current.full_pass is not None:
+                    return announced(current.full_pass, original, args, kwargs, form_of(bound(*args, **kwargs)))
             return original(*args, **kwargs)
 
         return scaled_dot_product_attention

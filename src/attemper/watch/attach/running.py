@@ -191,11 +191,11 @@ class Pass:
 
 
 class Site:
-    """Where a forward was called. A KeyboardInterrupt or a SystemExit ends a forward without calling its hooks."""
+    """Where a pass began. An interrupt while a module enters or leaves its forward ends the pass, and nothing tells of it."""
 
     def __init__(self, frame: FrameType) -> None:
         self.thread = threading.get_ident()
-        self.frame = frame  # torch's, which calls both the hook and the forward
+        self.frame = frame  # of the function that `module_call` makes
 
     def is_running(self) -> bool:
         return any(frame is self.frame for frame in python_frames(sys._current_frames().get(self.thread)))
