@@ -6,11 +6,13 @@ import os
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import attemper
 from attemper import kernels
 from attemper.heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT
 from attemper.kernels.contract import Serves
+from attemper.operation.ops import FORWARD
 from cases import GRID, pairwise
 from close import assert_reordered
 from judge import judge
@@ -152,3 +154,53 @@ def test_the_first_keys_may_be_unlike_the_others(monkeypatch, causal):
     key[:, :, 150] = 100 * query[:, :, 160]
     attemper.attention(query, key, value, causal=causal, kernel="triton")
     assert careful
+
+
+def from_base(*order):
+    """A tensor (B, H, L, E) whose dimensions lie in memory in this order."""
+    return lambda *shape: torch.randn([shape[at] for at in order]).permute([order.index(at) for at in range(4)])
+
+
+LAYOUTS = {
+    "by head": from_base(0, 1, 2, 3),
+    "by token": from_base(0, 2, 1, 3),
+    "sequence first": from_base(2, 0, 1, 3),
+    "heads first": from_base(1, 0, 2, 3),
+    "no unit stride": from_base(0, 1, 3, 2),
+    "every other entry": lambda *shape: torch.randn(*shape[:3], 2 * shape[3])[..., ::2],
+    "part of a packed projection": lambda b, h, n, e: torch.randn(b, n, 3, h, e)[:, :, 1].transpose(1, 2),
+    "expanded over heads": lambda b, h, n, e: torch.randn(b, 1, n, e).expand(b, h, n, e),
+    "expanded over rows": lambda b, h, n, e: torch.randn(b, h, 1, e).expand(b, h, n, e),
+    "expanded over batches": lambda b, h, n, e: torch.randn(1, h, n, e).expand(b, h, n, e),
+}
+SHAPES = [
+    (2, 2, 2, 5, 7),
+    (2, 4, 2, 1, 7),
+    (2, 2, 2, 9, 1),
+    (2, 1, 1, 5, 7),
+    (1, 2, 1, 1, 600),
+    (2, 2, 2, 0, 7),
+    (2, 2, 2, 5, 0),
+]
+SHAPES += [(0, 2, 2, 5, 7)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_compiler_is_told_how_results_lie_in_memory(layout, shape):
+    """Sizes and strides of the ops' results, as they are and as a graph that is compiled expects them."""
+    batch, heads, groups, rows, keys = shape
+    make, backward = LAYOUTS[layout], torch.ops.attemper.backward
+    vectors = make(batch, heads, rows, 8), make(batch, groups, keys, 8), make(batch, groups, keys, 16)
+    problem = (*vectors, None, None, None, None, 0.3, None, 0, None, 0.0)
+
+    def run(problem, g_output):
+        saved = FORWARD(*problem, (1 << 9) - 1, "triton")
+        found = backward(*problem, *saved, g_output, *[None] * 6, [True] * 3 + [False] * 3, "triton")
+        return [(tuple(one.shape), one.stride(), one.dtype) for one in (*saved, *found)]
+
+    g_output = torch.randn(batch, heads, rows, 16)
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(one) for one in vectors]
+        expected = run((*fakes, *problem[3:]), mode.from_tensor(g_output))
+    assert run(problem, g_output) == expected

@@ -2,8 +2,15 @@
 
 import pytest
 
+from attemper.watch.attach.attachment import attachment
 from attemper.watch.attach.light import Interception
 from watched import state
+
+
+@pytest.fixture(autouse=True)
+def no_round_before(monkeypatch):
+    """As in a process that just began: after many watches, functions stay between the measured steps of one."""
+    monkeypatch.setattr(attachment.interception, "rounds", 0)
 
 
 @pytest.fixture

@@ -276,9 +276,7 @@ class Watch:
         self._open = False
         if self._measuring:
             self._detach()
-        if len(running.frames) > self._depth:
-            # a KeyboardInterrupt ends a forward without calling hooks
-            attachment.unwind(self._depth)
+        attachment.closed(self, self._depth)
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
             self._optimizer_hook = None

@@ -33,6 +33,7 @@ from .learned import pattern_of
 from .light import Interception
 from .measuring import Measured, measured
 from .modes import without_autograd_and_modes
+from .names import name_in
 from .running import Frame, Pass, Site, is_quiet, running, traits
 from .storages import Storages
 
@@ -132,7 +133,7 @@ class Attachment:
             self.observers = (*self.observers, observer)
             self.eager.on()
             self.interface.install()
-            self.interception.install(observer.modules)
+            self.interception.install(observer)
             for module in observer.modules:
                 self.eager.on_module(module)
                 for parameter in module._parameters.values():
@@ -142,6 +143,14 @@ class Attachment:
     def remove(self, observer: Watch) -> None:
         with self.lock:
             self.observers = tuple(other for other in self.observers if other is not observer)
+            self._release()
+
+    def closed(self, observer: Watch, depth: int) -> None:
+        """A watch, opened with so many modules running, has closed."""
+        if len(running.frames) > depth:
+            self.unwind(depth)  # an interrupt while a module entered or left its forward
+        with self.lock:
+            self.interception.open.discard(observer)
             self._release()
 
     def _release(self) -> None:
@@ -270,7 +279,7 @@ class Attachment:
                 self._release()
 
     def forget_ended(self) -> None:
-        """Forget a pass of this thread that a KeyboardInterrupt or a SystemExit ended: no hook runs then."""
+        """Forget a pass of this thread that an interrupt ended while a module entered or left its forward."""
         current = running.current
         if current is not None:
             site = self.passes.get(current)
@@ -287,7 +296,7 @@ class Attachment:
         if reason is not None:  # whatever the route: our kernels read memory by its address
             self.unmeasured(frames, f"attention on {reason}")
             return lambda last: None
-        observers = [observer for observer in self.observing(current) if _name(observer, frames) is not None]
+        observers = [observer for observer in self.observing(current) if name_in(observer, frames) is not None]
         found = self._measure(call, observers, current)
         if found is None:
             return lambda last: None
@@ -295,7 +304,7 @@ class Attachment:
         def count(last: tuple[Frame, ...]) -> None:
             if not call.counted:
                 place = tuple(shared(frames, last)) if last is not frames else frames
-                self._count(call, observers, found, current, [_name(observer, place) for observer in observers])
+                self._count(call, observers, found, current, [name_in(observer, place) for observer in observers])
 
         return count
 
@@ -304,7 +313,7 @@ class Attachment:
         key, observers, names = id(call.frames[-1].module), [], []
         for observer in self.observers if not current.left_out else self.observing(current):
             name = observer.names.get(key)
-            name = _name(observer, call.frames) if name is None else name
+            name = name_in(observer, call.frames) if name is None else name
             if name is not None:
                 observers.append(observer)
                 names.append(name)
@@ -357,7 +366,7 @@ class Attachment:
             )
         if call.one_tensor():
             for observer in observers:
-                name = _name(observer, call.frames)
+                name = name_in(observer, call.frames)
                 if observer.wants_gradients and name is not None:
                     observer.add_note(name, "q and k are one tensor: |dq| and |dk| are both its whole gradient")
 
@@ -371,7 +380,7 @@ class Attachment:
         if current is not None:
             current.spoil()
         for observer in self.observing(current):
-            name = _name(observer, frames)
+            name = name_in(observer, frames)
             if name is not None:
                 observer.add_note(name, reason)
 
@@ -382,18 +391,9 @@ class Attachment:
         if running.current is not None:
             running.current.spoil()
         for observer in self.observing(running.current):
-            name = _name(observer, frames)
+            name = name_in(observer, frames)
             if name is not None:
                 observer.add_unmeasured(name, reason)
-
-
-def _name(observer: Watch, frames: tuple[Frame, ...]) -> str | None:
-    """The name of the innermost of these modules that belongs to a watch's model."""
-    for frame in reversed(frames):
-        name = observer.names.get(id(frame.module))
-        if name is not None:
-            return name
-    return None
 
 
 attachment = Attachment()

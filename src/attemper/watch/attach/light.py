@@ -7,7 +7,9 @@ Whatever was not expected turns the pass into a full one before the function run
 
 from __future__ import annotations
 
+import math
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,10 +26,11 @@ from ..call import AttentionCall
 from ..routes import sdpa as fused
 from ..routes.kind import LearnedSequences
 from .learned import CHECK_EVERY, ExpectedCall, FullPass, LightPass, PassType, plans
-from .running import CALL, Frame, Pass, is_quiet, module_call, python_frames, running, traits
+from .running import Pass, Switch, is_innermost, module_call, running, running_modules
 from .storages import address
 
 if TYPE_CHECKING:
+    from ..session import Watch
     from .attachment import Attachment
 
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
@@ -43,7 +46,29 @@ FOUND = (
 
 FACTS = 4096  # facts of calls that are kept for one type of pass
 
+ROUNDS = 100 if sys.version_info >= (3, 13) else math.inf
+"""How often functions of classes are replaced and put back in a process. After that they stay while a watch is open.
+
+Since 3.13, Python gives a class 1,000 versions. After as many changes it caches no attribute of the class and of its subclasses
+any more: every later lookup on nn.Module and Tensor takes several times as long.
+"""
+
 Function = Callable[..., Any]
+
+
+class Installed(NamedTuple):
+    """A function of ours in the place of another."""
+
+    owner: Any
+    name: str
+    before: Any  # what was in the owner's own namespace; None if it inherits the function
+    ours: Function
+    switch: Switch
+
+    @property
+    def is_there(self) -> bool:
+        """Whether nobody has replaced ours."""
+        return vars(self.owner).get(self.name) is self.ours
 
 
 class Interception:
@@ -51,38 +76,51 @@ class Interception:
 
     def __init__(self, attachment: Attachment) -> None:
         self.attachment = attachment
-        self.installed: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was in its own namespace, ours
+        self.installed: list[Installed] = []
+        self.open: weakref.WeakSet[Watch] = weakref.WeakSet()  # those that have measured a step and did not close yet
+        self.rounds = 0  # how often functions were put into classes
 
-    def install(self, modules: tuple[nn.Module, ...]) -> None:
-        """Intercept, for a watch of these modules."""
-        plans.forget_changed(modules)
-        if self.installed:
-            return
-        self._put(nn.Module, "_call_impl", partial(module_call, self.attachment))
-        self._put(functional, "scaled_dot_product_attention", self._sdpa)
-        for name in FUSED:
-            self._put(torch, name, self._fast_path)
-        for owner, name in SOFTMAXES:
-            self._put(owner, name, self._softmax)
+    def install(self, observer: Watch) -> None:
+        """Intercept, for this watch."""
+        plans.forget_changed(observer.modules)
+        self.open.add(observer)
+        self.installed = [one for one in self.installed if one.switch.on or one.is_there]
+        there = {(one.owner, one.name) for one in self.installed}
+        made: list[tuple[Any, str, Callable[[Function, Switch], Function]]] = [
+            (nn.Module, "_call_impl", partial(module_call, self.attachment)),
+            (functional, "scaled_dot_product_attention", self._sdpa),
+            *((torch, name, self._fast_path) for name in FUSED),
+            *((owner, name, self._softmax) for owner, name in SOFTMAXES),
+        ]
+        new = [self._make(*one) for one in made if one[:2] not in there]
+        self.rounds += any(isinstance(one.owner, type) for one in new)
+        self.installed += new
+        for one in new:  # after all lookups: one between two changes of a class would give it one more version
+            setattr(one.owner, one.name, one.ours)
+        for one in self.installed:
+            one.switch.on = True
 
-    def _put(self, owner: Any, name: str, make: Callable[[Function], Function]) -> None:
-        original = getattr(owner, name)
-        ours = wraps(original)(make(original))
-        self.installed.append((owner, name, vars(owner).get(name), ours))
-        setattr(owner, name, ours)
+    def _make(self, owner: Any, name: str, make: Callable[[Function, Switch], Function]) -> Installed:
+        original, switch = getattr(owner, name), Switch()
+        return Installed(owner, name, vars(owner).get(name), wraps(original)(make(original, switch)), switch)
 
     def uninstall(self) -> None:
-        for owner, name, before, ours in reversed(self.installed):
-            if vars(owner).get(name) is not ours:
-                continue  # someone else has wrapped ours, which does nothing outside of a pass
-            if before is None:
-                delattr(owner, name)  # Tensor inherits it
+        """Put torch's functions back. Those of classes may stay while a watch is open, switched off: see `ROUNDS`."""
+        stay = [one for one in self.installed if self.open and self.rounds >= ROUNDS and isinstance(one.owner, type)]
+        for one in reversed(self.installed):
+            one.switch.on = False  # someone else may have wrapped ours
+            if one in stay or not one.is_there:
+                continue
+            if one.before is None:
+                delattr(one.owner, one.name)  # Tensor inherits it
             else:
-                setattr(owner, name, before)
-        self.installed = []
+                setattr(one.owner, one.name, one.before)
+        self.installed = stay
 
     def begin(self, current: Pass, entry: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make a pass a light one if it was learned what to expect of it; otherwise learn it."""
+        if _get_tracing_state() is not None:
+            return  # torch.jit.trace compares graphs of several passes, with the lines of Python that each op came from
         pass_type = PassType.of(entry, args, kwargs)
         with self.attachment.lock:
             plan = plans.get(entry, pass_type)
@@ -126,15 +164,14 @@ class Interception:
                 if number in observer.names:
                     observer.add_lost(observer.names[number], reason)
 
-    def _sdpa(self, original: Function) -> Function:
+    def _sdpa(self, original: Function, switch: Switch) -> Function:
         def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
             current = running.current
-            if current is None or current.intercepting:
-                return original(*args, **kwargs)
-            if current.light is not None:
-                return self._attend(original, current, current.light, args, kwargs)
-            if current.full_pass is not None:
-                return announced(current.full_pass, original, args, kwargs, form_of(bound(*args, **kwargs)))
+            if current is not None and switch.on and not current.intercepting:
+                if current.light is not None:
+                    return self._attend(original, current, current.light, args, kwargs)
+                if current.full_pass is not None:
+                    return announced(current.full_pass, original, args, kwargs, form_of(bound(*args, **kwargs)))
             return original(*args, **kwargs)
 
         return scaled_dot_product_attention
@@ -175,12 +212,12 @@ class Interception:
             light.differs = True
         return out
 
-    def _fast_path(self, original: Function) -> Function:
+    def _fast_path(self, original: Function, switch: Switch) -> Function:
         op = getattr(torch.ops.aten, original.__name__).default
 
         def function(*args: Any, **kwargs: Any) -> Any:
             current = running.current
-            if current is None or current.intercepting or (current.full_pass is None and current.light is None):
+            if current is None or current.intercepting or not switch.on:
                 return original(*args, **kwargs)
             if current.full_pass is not None:
                 return announced(current.full_pass, original, args, kwargs, None)
@@ -196,9 +233,9 @@ class Interception:
 
         return function
 
-    def _softmax(self, original: Function) -> Function:
+    def _softmax(self, original: Function, switch: Switch) -> Function:
         def softmax(*args: Any, **kwargs: Any) -> Any:
-            current = running.current
+            current = running.current if switch.on else None
             if current is not None and current.full_pass is not None:
                 current.full_pass.softmaxes += 1
             elif current is not None and current.light is not None:
@@ -346,30 +383,3 @@ def _lower(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if tensor.is_leaf and tensor.requires_grad:
         return tensor  # autocast keeps its own copy of a parameter
     return tensor.to(dtype)
-
-
-def is_innermost(module: nn.Module) -> bool:
-    """Whether a module is the innermost that runs: one that made no call before has no frame of ours."""
-    for frame in python_frames(sys._getframe(3)):
-        if frame.f_code is CALL:
-            return frame.f_locals["module"] is module
-    return True  # it was not called in the usual way
-
-
-def running_modules(frames: list[Frame], name: Callable[[int], str | None], light: LightPass | None) -> list[Frame]:
-    """The frames of all modules that run now, from the outermost of these on: a light pass keeps those around calls only."""
-    made = {} if light is None else light.made
-    found: list[Frame] = []
-    known = list(frames)
-    calls = [frame.f_locals for frame in python_frames(sys._getframe(1)) if frame.f_code is CALL]
-    for values in reversed(calls):
-        module = values["module"]
-        if known and known[0].module is module:
-            found.append(known.pop(0))
-        elif found and not is_quiet(module):
-            frame = Frame(module, name(id(module)) or "", values.get("args", ()))
-            frame.accounted = any(id(inner) in made for inner in module.modules())
-            for outer in found if traits(module).attends else ():
-                outer.outer = True
-            found.append(frame)
-    return frames if known else found

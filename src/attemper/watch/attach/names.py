@@ -5,7 +5,13 @@ A record of a wrapped model therefore merges with one of the model itself.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import nn
+
+if TYPE_CHECKING:
+    from ..session import Watch
+    from .running import Frame
 
 ALWAYS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # names that only wrappers use
 WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)  # their child is "module", as in other modules too
@@ -28,3 +34,12 @@ def named_modules(model: nn.Module) -> dict[nn.Module, str]:
 
     visit(model, "")
     return found
+
+
+def name_in(observer: Watch, frames: tuple[Frame, ...]) -> str | None:
+    """The name of the innermost of these modules that belongs to a watch's model."""
+    for frame in reversed(frames):
+        name = observer.names.get(id(frame.module))
+        if name is not None:
+            return name
+    return None

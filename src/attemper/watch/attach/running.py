@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
 
 from ..._torch_private import (
     TorchDispatchMode,
@@ -190,11 +191,11 @@ class Pass:
 
 
 class Site:
-    """Where a forward was called. A KeyboardInterrupt or a SystemExit ends a forward without calling its hooks."""
+    """Where a pass began. An interrupt while a module enters or leaves its forward ends the pass, and nothing tells of it."""
 
     def __init__(self, frame: FrameType) -> None:
         self.thread = threading.get_ident()
-        self.frame = frame  # torch's, which calls both the hook and the forward
+        self.frame = frame  # of the function that `module_call` makes
 
     def is_running(self) -> bool:
         return any(frame is self.frame for frame in python_frames(sys._current_frames().get(self.thread)))
@@ -220,18 +221,26 @@ class Running(threading.local):
 running = Running()
 
 
-TORCHS = nn.Module._call_impl
+class Switch:
+    """Whether a function of ours does anything. One that someone else has wrapped is never removed, only switched off."""
+
+    __slots__ = ("on",)
+
+    def __init__(self) -> None:
+        self.on = False
 
 
-def module_call(attachment: Attachment, original: Callable[..., Any]) -> Callable[..., Any]:
+def module_call(attachment: Attachment, original: Callable[..., Any], switch: Switch) -> Callable[..., Any]:
     """What takes the place of ``nn.Module._call_impl``: the attachment is told when a module begins its forward and ends it.
 
     Most modules of a light pass are not followed. Their forward is called as torch's own function calls it if there are no hooks,
     since a second function around each of them takes longer than all that a light pass asks.
     """
-    is_torchs = original is TORCHS
+    is_torchs = getattr(original, "__globals__", None) is vars(torch_modules)
 
     def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not switch.on:
+            return original(module, *args, **kwargs)
         current, output = running.current, None
         if current is not None and id(module) in current.skips:
             try:
@@ -265,5 +274,38 @@ def module_call(attachment: Attachment, original: Callable[..., Any]) -> Callabl
     return _call_impl
 
 
-CALL = module_call(None, TORCHS).__code__  # type: ignore[arg-type]
+CALL = module_call(None, nn.Module._call_impl, Switch()).__code__  # type: ignore[arg-type]
 """The code of that function: its frames on Python's stack show which modules run."""
+
+
+def _calls(frame: FrameType | None) -> Iterator[dict[str, Any]]:
+    """The variables of that function, wherever it runs on Python's stack, from the innermost on."""
+    for one in python_frames(frame):
+        if one.f_code is CALL:
+            values = one.f_locals
+            if values["switch"].on:
+                yield values
+
+
+def is_innermost(module: nn.Module) -> bool:
+    """Whether a module is the innermost that runs: one that made no call before has no frame of ours."""
+    innermost = next(_calls(sys._getframe(3)), None)
+    return innermost is None or innermost["module"] is module  # None: it was not called in the usual way
+
+
+def running_modules(frames: list[Frame], name: Callable[[int], str | None], light: LightPass | None) -> list[Frame]:
+    """The frames of all modules that run now, from the outermost of these on: a light pass keeps those around calls only."""
+    made = {} if light is None else light.made
+    found: list[Frame] = []
+    known = list(frames)
+    for values in reversed(list(_calls(sys._getframe(1)))):
+        module = values["module"]
+        if known and known[0].module is module:
+            found.append(known.pop(0))
+        elif found and not is_quiet(module):
+            frame = Frame(module, name(id(module)) or "", values.get("args", ()))
+            frame.accounted = any(id(inner) in made for inner in module.modules())
+            for outer in found if traits(module).attends else ():
+                outer.outer = True
+            found.append(frame)
+    return frames if known else found
