@@ -204,3 +204,13 @@ def test_a_compiler_is_told_how_results_lie_in_memory(layout, shape):
         fakes = [mode.from_tensor(one) for one in vectors]
         expected = run((*fakes, *problem[3:]), mode.from_tensor(g_output))
     assert run(problem, g_output) == expected
+
+
+def test_the_op_returns_nothing_that_was_not_written():
+    """The fast pass looks for no arg-max: a backward finds it when it is needed."""
+    from attemper.kernels.contract import ARGMAX_BIT, BIT
+
+    query, key, value = (torch.randn(1, 2, 40, 16, requires_grad=True) for _ in range(3))
+    args = (query, key, value, *[None] * 4, 0.25, None, 0, None, 0.0, sum(BIT.values()) | ARGMAX_BIT, "triton")
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.attemper.forward.default, args, test_utils=checks)

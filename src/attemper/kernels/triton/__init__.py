@@ -74,6 +74,9 @@ def forward(problem: Problem, sign_bits: int) -> Results:
     results = empty_results(problem, sign_bits, as_query=True)
     if results.lse.numel():
         _on_its_device(problem.query, _launch_forward, problem, results, sign_bits)
+    more = problem.value is not None or sign_bits & ~ARGMAX_BIT
+    if more and sign_bits & ARGMAX_BIT and _leaves_argmax(problem, results):
+        results.argmax.fill_(-1)  # an op returns nothing that was not written
     return results
 
 
@@ -363,12 +366,17 @@ def _lift(problem: Problem, g_output: Tensor | None, arrived: int) -> Tensor | N
 
 def _argmax(problem: Problem, saved: Results) -> Tensor:
     """The arg-max of each row; the fast pass does not look for it, since it is needed only where a gradient of `peak` arrives."""
-    if splits_of(problem) > 1 or not is_fast(problem, OUTPUT_LOW_BIT if saved.output_low.numel() else 0):
+    if not _leaves_argmax(problem, saved):
         return saved.argmax
     alone = problem._replace(value=None)
     found = empty_results(alone, ARGMAX_BIT)
     forward_launch(alone, found, ARGMAX_BIT).run()
     return found.argmax
+
+
+def _leaves_argmax(problem: Problem, results: Results) -> bool:
+    """Whether a forward that is asked for more than the arg-max does not write it."""
+    return splits_of(problem) == 1 and is_fast(problem, OUTPUT_LOW_BIT if results.output_low.numel() else 0)
 
 
 def is_hopper(device: torch.device) -> bool:
