@@ -1,5 +1,8 @@
 """What the claims and docs/numbers.md rest on: each cell is measured once, in one process."""
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 
 from attemper.lab import experiment
@@ -45,3 +48,13 @@ def measured(measured_once):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Experiment, "rows", measured_once)
         return numbers.measured()
+
+
+@pytest.fixture(scope="session")
+def full_size():
+    """scripts/full_size.py, which makes what is said of other machines from the rows in docs/data/."""
+    path = Path(__file__).parents[2] / "scripts" / "full_size.py"
+    spec = importlib.util.spec_from_file_location("full_size", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

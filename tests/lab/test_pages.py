@@ -1,7 +1,6 @@
 """docs/why-sqrt-dk.md and docs/training.md: their commands exist, their figures are there, their claims are all the claims."""
 
 import html
-import importlib.util
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -150,16 +149,6 @@ def test_a_title_is_one_finding(figure):
     drawn = html.unescape(figure.read_text(encoding="utf-8"))
     titles = re.findall(r"Title text '(.*?)'\" pointer-events", drawn)
     assert max(map(len, titles), default=0) <= 2 * 92
-
-
-@pytest.fixture(scope="module")
-def full_size():
-    """scripts/full_size.py, which makes what is said of other machines from the rows in docs/data/."""
-    path = DOCS.parent / "scripts" / "full_size.py"
-    spec = importlib.util.spec_from_file_location("full_size", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_what_is_said_at_full_size_follows_from_the_rows_in_the_docs(full_size):

@@ -1,7 +1,6 @@
 """docs/: what is said of the studies sensitivity, warning and rescue follows from the rows in docs/data/."""
 
 import html
-import importlib.util
 import math
 import re
 import statistics
@@ -19,15 +18,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 def words(name):
     """A page as one line: sentences are wrapped."""
     return " ".join((DOCS / name).read_text(encoding="utf-8").replace("**", "").split())
-
-
-@pytest.fixture(scope="module")
-def full_size():
-    path = DOCS.parent / "scripts" / "full_size.py"
-    spec = importlib.util.spec_from_file_location("full_size", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .._timing import Times, interleave
 from ..errors import MissingExtra
-from ..watch import watch
+from ..watch import Watch, watch
 from . import BenchRow
 
 CANDIDATES = {
@@ -98,6 +98,16 @@ def rows(
         times = interleave(calls, rounds=rounds, budget=budget, device=device)
         found += cost_rows(times, {"batch": batch, "length": length, "padded": padded, "device": device})
     return found
+
+
+def watched_steps(watching: Watch, step: Callable[[], object], steps: int) -> object:
+    """So many steps under a watch that is open and paused, and is so again afterwards; what the last one returned."""
+    watching.resume()
+    for _ in range(steps):
+        output = step()
+        watching.step()
+    watching.pause()
+    return output
 
 
 def cost_rows(times: Times, case: dict[str, Any], steps: int = 1, than: str = "unwatched") -> list[BenchRow]:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from .._timing import interleave
 from .._torch_private import dynamo_counters
-from ..watch import Watch, instrument, watch
+from ..watch import instrument, watch
 from . import BenchRow
-from .watch import cost_rows
+from .watch import cost_rows, watched_steps
 
 CANDIDATES = {
     "compiled": "compiled",
@@ -152,21 +152,10 @@ class CompiledSubject:
         with watch(self.ours, keep=STEPS) if "compiled_instrumented" in calls else nullcontext() as watching:
             if watching is not None:
                 watching.pause()
-                calls["compiled_watched"] = self._watched(watching)
+                instrumented = self.steps["compiled_instrumented"]
+                calls["compiled_watched"] = lambda: watched_steps(watching, instrumented, STEPS)
             times = interleave(calls, rounds=rounds, warmup=3, budget=budget, device=case["device"])
         return failed + cost_rows(times, {**case, "padded": False}, STEPS, "compiled")
-
-    def _watched(self, watching: Watch) -> Callable[[], None]:
-        step = self.steps["compiled_instrumented"]
-
-        def run() -> None:
-            watching.resume()
-            for _ in range(STEPS):
-                step()
-                watching.step()
-            watching.pause()
-
-        return run
 
     def counts(self, case: dict[str, Any]) -> BenchRow:
         """Graph breaks, and graphs compiled while watching goes on and off; whether every watched step had all rows."""

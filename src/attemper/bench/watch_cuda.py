@@ -13,7 +13,7 @@ from .._timing import interleave
 from ..errors import MissingExtra
 from ..watch import Watch, watch
 from . import BenchRow, watch_compiled
-from .watch import NEVER, cost_rows
+from .watch import NEVER, cost_rows, watched_steps
 
 STEPS = 8
 """Steps of one timed call."""
@@ -98,16 +98,7 @@ def _calls(model: nn.Module, ids: torch.Tensor, training: bool) -> dict[str, Cal
 
     def under(model: nn.Module, **options: Any) -> Callable[[], object]:
         watching = open_watch(model, **options)
-
-        def run() -> object:
-            watching.resume()
-            for _ in range(STEPS):
-                output = step(model)
-                watching.step()
-            watching.pause()
-            return output
-
-        return run
+        return lambda: watched_steps(watching, lambda: step(model), STEPS)
 
     return {
         "unwatched": lambda: [step(model) for _ in range(STEPS)][-1],

@@ -199,6 +199,10 @@ FAR_APART = 1 << 23
 """Rows with a larger stride are copied by kernels that count in 32 bits within a tile."""
 
 
+KEEP_LAYOUT = frozenset({"triton"})
+"""Kernels whose output and gradients lie as the inputs do; others write them by head."""
+
+
 def empty_vectors(like: Tensor, dim: int | None = None) -> Tensor:
     """Memory for as many vectors, by token or by head, as they lie in `like`: so what follows a call need not copy them."""
     batch, heads, rows, own = like.shape

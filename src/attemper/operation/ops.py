@@ -21,6 +21,7 @@ from ..kernels import reference
 from ..kernels.contract import (
     ARGMAX_BIT,
     BIT,
+    KEEP_LAYOUT,
     N_GRADS,
     N_TENSORS,
     Gradients,
@@ -82,13 +83,13 @@ def _backward(*args: Any) -> Gradients:
 @torch.library.register_fake("attemper::forward")
 def _fake_forward(*args: Any) -> Results:
     sign_bits, kernel = args[N_PROBLEM:]
-    return empty_results(Problem(*args[:N_PROBLEM]), sign_bits, as_query=kernel == "triton")
+    return empty_results(Problem(*args[:N_PROBLEM]), sign_bits, as_query=kernel in KEEP_LAYOUT)
 
 
 @torch.library.register_fake("attemper::backward")
 def _fake_backward(*args: Any) -> Gradients:
     problem, _, _, needs_grad, kernel = _split_backward(args)
-    vectors = problem[:3] if kernel == "triton" else ()
+    vectors = problem[:3] if kernel in KEEP_LAYOUT else ()
 
     def like(needed: bool, tensor: Tensor | None) -> Tensor:
         if not needed or tensor is None:

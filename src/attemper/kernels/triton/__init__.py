@@ -74,8 +74,7 @@ def forward(problem: Problem, sign_bits: int) -> Results:
     results = empty_results(problem, sign_bits, as_query=True)
     if results.lse.numel():
         _on_its_device(problem.query, _launch_forward, problem, results, sign_bits)
-    more = problem.value is not None or sign_bits & ~ARGMAX_BIT
-    if more and sign_bits & ARGMAX_BIT and _leaves_argmax(problem, results):
+    if sign_bits & ARGMAX_BIT and splits_of(problem) == 1 and _takes_fast_pass(problem, _written(sign_bits, results)):
         results.argmax.fill_(-1)  # an op returns nothing that was not written
     return results
 
@@ -143,7 +142,7 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: b
     query, key, value = problem.query, problem.key, problem.value
     batch, heads, rows, _ = query.shape
     sign_bits = _written(sign_bits, results)
-    fast = is_fast(problem, sign_bits) and bool(problem.value is not None or sign_bits & ~ARGMAX_BIT)
+    fast = _takes_fast_pass(problem, sign_bits)
     if fast:
         sign_bits &= ~ARGMAX_BIT  # see _argmax
     hopper = is_hopper(query.device) if hopper is None else hopper
@@ -366,7 +365,7 @@ def _lift(problem: Problem, g_output: Tensor | None, arrived: int) -> Tensor | N
 
 def _argmax(problem: Problem, saved: Results) -> Tensor:
     """The arg-max of each row; the fast pass does not look for it, since it is needed only where a gradient of `peak` arrives."""
-    if not _leaves_argmax(problem, saved):
+    if splits_of(problem) > 1 or not is_fast(problem, OUTPUT_LOW_BIT if saved.output_low.numel() else 0):
         return saved.argmax
     alone = problem._replace(value=None)
     found = empty_results(alone, ARGMAX_BIT)
@@ -374,9 +373,9 @@ def _argmax(problem: Problem, saved: Results) -> Tensor:
     return found.argmax
 
 
-def _leaves_argmax(problem: Problem, results: Results) -> bool:
-    """Whether a forward that is asked for more than the arg-max does not write it."""
-    return splits_of(problem) == 1 and is_fast(problem, OUTPUT_LOW_BIT if results.output_low.numel() else 0)
+def _takes_fast_pass(problem: Problem, sign_bits: int) -> bool:
+    """The fast pass looks for no arg-max, so a call that asks for that alone is not for it."""
+    return is_fast(problem, sign_bits) and bool(problem.value is not None or sign_bits & ~ARGMAX_BIT)
 
 
 def is_hopper(device: torch.device) -> bool:
