@@ -92,7 +92,7 @@ def test_a_run_is_trained_shown_and_cancelled(browser, live):
         button = page.get_by_role("button", name="Cancel", exact=True)
         button.click()
         page.get_by_text("Cancelled.").first.wait_for()
-        assert page.get_by_role("button", name="Train again").is_visible()
+        page.get_by_role("button", name="Train again").wait_for()  # drawn a frame after the words are announced
 
 
 def test_another_site_cannot_use_it(browser, live, monkeypatch):
