@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -214,3 +215,60 @@ def test_the_op_returns_nothing_that_was_not_written():
     args = (query, key, value, *[None] * 4, 0.25, None, 0, None, 0.0, sum(BIT.values()) | ARGMAX_BIT, "triton")
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.attemper.forward.default, args, test_utils=checks)
+
+
+def test_what_is_saved_may_come_back_in_another_layout():
+    """Hooks of saved tensors store them elsewhere; kernels read memory by its address."""
+
+    def turned(tensor):
+        return tensor if tensor.dim() < 3 else tensor.mT.contiguous().mT
+
+    def gradients(hooks):
+        tensors = [torch.randn(1, 2, n, 8, generator=torch.Generator().manual_seed(n)) for n in (40, 50, 50)]
+        query, key, value = (tensor.requires_grad_() for tensor in tensors)
+        with hooks:
+            attended = attemper.attention(query, key, value, kernel="triton")
+        (attended.output.square().sum() + attended.vitals.entropy.square().sum()).backward()
+        return query.grad, key.grad, value.grad
+
+    expected = gradients(nullcontext())
+    found = gradients(torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, turned))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_no_launch_has_more_programs_along_a_dimension_than_cuda_starts(monkeypatch):
+    """65,535 along the second and third one: many small images have more heads in a batch."""
+    from attemper.kernels.triton import launch
+
+    launched = []
+    monkeypatch.setattr(launch.Launch, "_compile", lambda self: launched.append((self.kernel, self.programs)))
+    monkeypatch.setattr(launch, "COMPILED", {})
+    tensors = [torch.zeros(70_000, 1, 2, 8, requires_grad=True) for _ in range(3)]
+    attended = attemper.attention(*tensors, kernel="triton")
+    attended.output.sum().backward()
+    names = {kernel.fn.__name__: programs for kernel, programs in launched}
+    assert names["forward_kernel"] == names["rows_kernel"] == names["keys_kernel"] == 70_000
+
+
+def test_a_plan_of_decode_is_used_again_only_for_what_was_compiled():
+    from attemper.kernels.contract import OUTPUT_LOW_BIT, Problem
+    from attemper.kernels.triton import _decode_key
+
+    def key(keys, bits=0, dtype=torch.float16, cache=None, right=None):
+        query = torch.empty(2, 2, 1, 16, dtype=dtype)
+        found = torch.empty(2, 2, keys, 16, dtype=dtype) if cache is None else cache
+        return _decode_key(Problem(query, found, found, *[None] * 4, 0.25, None, right, None, 0.0), bits)
+
+    assert key(640) == key(960)
+    assert key(640, right=639) == key(960, right=959)  # lower right: the bound grows with the keys
+    assert key(640) != key(640, right=639)
+    far = torch.empty_strided((2, 2, 640, 16), (1 << 31, 640 * 16, 16, 1), dtype=torch.float16, device="meta")
+    assert key(640) != key(640, cache=far)  # a stride of 64 bits
+    # a call that is small keeps what rounding takes from its weights
+    assert key(640, OUTPUT_LOW_BIT) != key(32_000, OUTPUT_LOW_BIT)
+
+
+def test_long_vectors_in_float32():
+    """Tiles of the backward are smaller where those of 32 vectors do not fit into a card's shared memory."""
+    judge({name: torch.randn(1, 1, n, 136) for name, n in (("query", 20), ("key", 24), ("value", 24))}, {}, "triton")

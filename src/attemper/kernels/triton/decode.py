@@ -11,7 +11,7 @@ import triton.language as tl
 
 from .online import online
 from .store import entropy_of, moments, store_output, store_signs, vector_index
-from .tile import ADDED, LOG2E, NUMBERS, with_positive_scale
+from .tile import ADDED, LOG2E, NUMBERS, program, with_positive_scale
 
 N_PARTS = 12
 """Numbers that a part has for each row, besides its sum of values."""
@@ -27,7 +27,7 @@ def decode_kernel(
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    i_split, i_pair = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    i_split, i_pair, _ = program(keys, chunk)
     i_b, i_g = i_pair // groups, i_pair % groups
     repeat = heads // groups
     o_p = tl.arange(0, BM)
@@ -60,7 +60,7 @@ def decode_kernel(
 
     o_row = (i_b * heads + o_h) * rows + o_m
     o_part = i_split.to(tl.int64) * n_rows + o_row
-    step = tl.num_programs(0).to(tl.int64) * n_rows
+    step = tl.cdiv(keys, chunk).to(tl.int64) * n_rows
     # where a part sees nothing, its weight is 0 whatever its reference: the lowest there is
     tl.store(p_parts + o_part, tl.where(m_empty, float("-inf"), b_top), mask=m_m)
     tl.store(p_parts + step + o_part, b_top_low, mask=m_m)

@@ -8,7 +8,7 @@ import triton.language as tl
 from .frozen import frozen
 from .online import online
 from .store import entropy_of, moments, store_output, store_signs, vector_index
-from .tile import ADDED, NUMBERS, key_tiles, load_rows, with_positive_scale
+from .tile import ADDED, NUMBERS, key_tiles, load_rows, program, with_positive_scale
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -23,10 +23,9 @@ def forward_kernel(
     VALUES: tl.constexpr, EXACT: tl.constexpr, FAST: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr,
     BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
-    i_m = tl.program_id(0)
+    i_m, i_head, _ = program(rows, BM)
     if RIGHT:
-        i_m = tl.num_programs(0) - 1 - i_m  # the longest rows of a causal call first
-    i_head = tl.program_id(1).to(tl.int64)
+        i_m = tl.cdiv(rows, BM) - 1 - i_m  # the longest rows of a causal call first
     i_b, i_h = i_head // heads, i_head % heads
     i_g = i_h // (heads // groups)
     i_row = i_m * BM
