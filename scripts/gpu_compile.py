@@ -86,11 +86,17 @@ def main_loop(binary):
 
 
 def launches(capability):
-    """The launches that models make: forward plain, with all signs, signs alone; decode; backward; then the largest tiles."""
+    """The launches that models make; on a card with the least shared memory, those that need most of it."""
     hopper = capability == 90
     kernel.is_hopper, kernel.room = lambda device: hopper, lambda device: ROOM[capability]
     gathered = []
     running.Launch.run = lambda self: gathered.append(self)
+    gather_largest(gathered) if ROOM[capability] == running.LEAST_ROOM else gather_usual(gathered, hopper)
+    return gathered
+
+
+def gather_usual(gathered, hopper):
+    """Forward plain, with all signs, signs alone; decode; backward."""
     for dim in (64, 128):
         for causal in (False, True):
             query, key, value = (torch.empty(1, 2, 4096, dim, dtype=torch.bfloat16) for _ in range(3))
@@ -105,17 +111,20 @@ def launches(capability):
         results = empty_results(problem, OUTPUT_LOW_BIT)
         upstream = Upstream(torch.empty_like(results.output), *[None] * 6)
         kernel.backward(problem, results, upstream, NeedsGrad(True, True, True, False, False))
+
+
+def gather_largest(gathered):
+    """Forward, decode and backward with a mask and a gain that have gradients, a softcap, and gradients at every sign."""
     for dtype, dim in ((torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float32, 256)):
         query, key, value = (torch.empty(1, heads, 4096, dim, dtype=dtype) for heads in (8, 1, 1))
         mask, gain = torch.empty(1, 1, 4096, 4096, dtype=dtype), torch.empty(1, 8, 4096)
         problem = Problem(query, key, value, mask, gain, None, None, dim**-0.5, None, 0, 30.0, 0.0)
         results = empty_results(problem, ALL | OUTPUT_LOW_BIT)
-        gathered.append(kernel.forward_launch(problem, results, ALL | OUTPUT_LOW_BIT, hopper))
+        gathered.append(kernel.forward_launch(problem, results, ALL | OUTPUT_LOW_BIT, False))
         rows = problem._replace(query=query[:, :, :8], mask=mask[:, :, :8], gain=gain[:, :, :8])
         gathered += kernel.decode_launches(rows, empty_results(rows, ALL), ALL, 8)[:1]
         upstream = Upstream(torch.empty_like(results.output), *[torch.empty_like(results.lse) for _ in range(6)])
         kernel.backward(problem, results, upstream._replace(peak=None), NeedsGrad(True, True, True, True, True))
-    return gathered
 
 
 def main():

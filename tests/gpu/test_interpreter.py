@@ -272,3 +272,36 @@ def test_a_plan_of_decode_is_used_again_only_for_what_was_compiled():
 def test_long_vectors_in_float32():
     """Tiles of the backward are smaller where those of 32 vectors do not fit into a card's shared memory."""
     judge({name: torch.randn(1, 1, n, 136) for name, n in (("query", 20), ("key", 24), ("value", 24))}, {}, "triton")
+
+
+def test_parts_of_a_row_that_sees_more_keys_than_float32_can_count():
+    """2^24 + 1 is no float32."""
+    from attemper.kernels import triton
+    from attemper.kernels.contract import BIT, Problem, empty_results
+
+    query = torch.zeros(1, 1, 1, 8)
+    results = empty_results(Problem(query, query, *[None] * 5, 1.0, None, None, None, 0.0), BIT["visible"])
+    parts = torch.zeros(triton._decode.N_PARTS, 2, 1)
+    parts[2] = 1.0  # the sum of weights
+    parts[8] = torch.tensor([[1 << 24], [1]], dtype=torch.int32).view(torch.float32)
+    how = {"EV": 1, "BEV": 16, "SPLITS": 2, "VALUES": False, "BITS": BIT["visible"], "BY_TOKEN": False}
+    triton._decode.join_kernel[(1,)](parts, parts, *results, 1, 1, 1, 2, **how)
+    assert results.visible.item() == (1 << 24) + 1
+
+
+def test_the_hardware_copies_what_its_descriptors_are_defined_for():
+    from attemper.kernels.triton.arguments import descriptors
+
+    def copies(shape, steps, at=0):
+        memory = torch.zeros(40_000, dtype=torch.bfloat16)
+        return descriptors(memory.as_strided(shape, steps, at), rows=64) is not None
+
+    shape, steps = (2, 2, 70, 64), (8960, 4480, 64, 1)
+    assert copies(shape, steps)
+    assert copies(shape, (8960, 64, 128, 1))  # by token
+    assert copies(shape, steps, at=8)
+    assert not copies(shape, steps, at=4)
+    assert not copies(shape, (8960, 4480, 68, 1))
+    assert not copies(shape, (8960, 0, 64, 1))
+    assert not copies(shape, (8960, 4480, 8, 1))
+    assert not copies((2, 2, 0, 64), steps)

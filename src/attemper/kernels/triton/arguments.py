@@ -164,9 +164,11 @@ def described(*tensors: Tensor, rows: int) -> list[TensorDescriptor]:
 
 
 def _copies(tensor: Tensor) -> bool:
-    size = tensor.element_size()
-    aligned = all(step * size % ALIGNED == 0 for step in tensor.stride()[:3]) and tensor.data_ptr() % ALIGNED == 0
-    return aligned and min(tensor.shape) > 0
+    size, shape, strides = tensor.element_size(), tensor.shape, tensor.stride()
+    aligned = all(step * size % ALIGNED == 0 for step in strides[:3]) and tensor.data_ptr() % ALIGNED == 0
+    # descriptors are not defined for vectors that overlap, or are one and the same
+    apart = strides[2] >= shape[3] and all(strides[:2])
+    return aligned and apart and min(shape) > 0
 
 
 # The size of tiles: what was fastest on an H200, by head dim, dtype and direction; before Hopper, what fits without spilling.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
 FUSED = tuple(name for name in (fused.MHA, fused.ENCODER) if hasattr(torch, name))
-SOFTMAXES = tuple((owner, name) for owner in (torch, Tensor) for name in ("softmax", "log_softmax"))
+SOFTMAXES = tuple((owner, name) for owner in (torch, torch.special, Tensor) for name in ("softmax", "log_softmax"))
 
 UNSEEN = "a softmax ran here that no full pass had seen. If it is attention, this step lacks it"
 SILENT = "it ran with fewer attention calls than in the last full pass. What it computed in another way is missing from this step"
