@@ -139,7 +139,7 @@ N_FORWARD = 5 + 2 + len(Results._fields)
 
 
 def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: bool | None = None) -> Launch:
-    """`hopper` is whether the hardware copies whole tiles, and more; None asks the device."""
+    """`hopper` is whether the card is of that generation or newer, whose hardware copies whole tiles; None asks the device."""
     query, key, value = problem.query, problem.key, problem.value
     batch, heads, rows, _ = query.shape
     sign_bits = _written(sign_bits, results)
