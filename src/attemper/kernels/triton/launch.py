@@ -43,7 +43,7 @@ class Launch(NamedTuple):
         if compiled is None:
             compiled = COMPILED[key] = self.kernel[self.grid](*self.args, **self.constants, **self.options)
         else:
-            _start(compiled, self.grid, (*self.args, *self.constants_in_order()))
+            _start(compiled, self.grid, [*_addresses(self.args), *self.constants_in_order()])
         return compiled
 
     def constants_in_order(self) -> list[Any]:
@@ -59,7 +59,7 @@ class LaunchPlan(NamedTuple):
     copied_rows: int  # of a tile that the hardware copies; 0 if it does not
 
     def run(self, tensors: Sequence[Any]) -> None:
-        _start(self.compiled, self.grid, (*tensors, *self.numbers))
+        _start(self.compiled, self.grid, [*_addresses(tensors), *self.numbers])
 
 
 COMPILED: dict[tuple[Any, ...], Any] = {}
@@ -86,7 +86,7 @@ def run_as(key: tuple[Any, ...], launch: Launch) -> None:
     """Run a launch by what was compiled for the last one with this key: it says all that Triton compiles a launch for."""
     plan = PLANS.get(key)
     if plan is not None:
-        _start(plan.compiled, launch.grid, (*launch.args, *plan.numbers))
+        _start(plan.compiled, launch.grid, [*_addresses(launch.args), *plan.numbers])
     else:
         run_and_plan(key, len(launch.args), launch)
 
@@ -103,15 +103,18 @@ def run_and_plan(key: tuple[Any, ...], n_tensors: int, launch: Launch) -> None:
     PLANS[key] = LaunchPlan(compiled, launch.grid, numbers, copied_rows)
 
 
-def _start(compiled: Any, grid: tuple[int, int], args: tuple[Any, ...]) -> None:
+def _addresses(args: Sequence[Any]) -> list[Any]:
+    """With the address of each tensor: of a tensor itself, Triton would ask the driver whether it lies on the device."""
+    return [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
+
+
+def _start(compiled: Any, grid: tuple[int, int], args: list[Any]) -> None:
     hooks = knobs.runtime
     if _listens(hooks.launch_enter_hook) or _listens(hooks.launch_exit_hook):
         compiled[(*grid, 1)](*args)
         return
     stream = driver.active.get_current_stream(driver.active.get_current_device())
-    # of a tensor, Triton would ask the driver whether it lies on the device
-    numbers = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
-    compiled.run(*grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *numbers)
+    compiled.run(*grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args)
 
 
 def _listens(hook: Any) -> bool:
