@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 
 import attemper
 from attemper import kernels
+from attemper.errors import KernelUnavailable
 from attemper.heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT
 from attemper.kernels.contract import Serves
 from attemper.operation.ops import FORWARD
@@ -248,7 +249,13 @@ def test_no_launch_has_more_programs_along_a_dimension_than_cuda_starts(monkeypa
     attended = attemper.attention(*tensors, kernel="triton")
     attended.output.sum().backward()
     names = {kernel.fn.__name__: programs for kernel, programs in launched}
-    assert names["forward_kernel"] == names["rows_kernel"] == names["keys_kernel"] == 70_000
+    assert names["forward_kernel"] == names["rows_kernel"] == names["keys_kernel"] == (1, 35_000, 2)
+    for heads in (1, 65_535, 65_536, 10**9):
+        across, along = launch.across(heads)
+        assert across * along == heads
+        assert max(across, along) <= 65_535
+    with pytest.raises(KernelUnavailable, match="Add a sequence to the batch"):
+        launch.across(65_537)  # a prime
 
 
 def test_a_plan_of_decode_is_used_again_only_for_what_was_compiled():

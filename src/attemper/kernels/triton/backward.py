@@ -243,7 +243,7 @@ def rows_kernel(
     EVEN: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr, LEAN: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """dq, d(gain) and d(mask) of a tile of rows of one head."""
-    i_m, i_head, n_heads = program(rows, BM)
+    i_m, i_head, n_heads = program()
     if RIGHT:
         i_m = tl.cdiv(rows, BM) - 1 - i_m
     i_b, i_h = i_head // heads, i_head % heads
@@ -320,7 +320,7 @@ def keys_kernel(
     KEYS_BY_TOKEN: tl.constexpr, VALUES_BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys of one key/value head: over the rows of every query head that shares it."""
-    i_n, i_pair, n_pairs = program(keys, BN)
+    i_n, i_pair, n_pairs = program()
     i_n *= BN
     i_b, i_g = i_pair // groups, i_pair % groups
     repeat = heads // groups

@@ -27,7 +27,7 @@ def decode_kernel(
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    i_split, i_pair, _ = program(keys, chunk)
+    i_split, i_pair, _ = program()
     i_b, i_g = i_pair // groups, i_pair % groups
     repeat = heads // groups
     o_p = tl.arange(0, BM)

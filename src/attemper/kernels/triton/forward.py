@@ -23,7 +23,7 @@ def forward_kernel(
     VALUES: tl.constexpr, EXACT: tl.constexpr, FAST: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr,
     BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
-    i_m, i_head, _ = program(rows, BM)
+    i_m, i_head, _ = program()
     if RIGHT:
         i_m = tl.cdiv(rows, BM) - 1 - i_m  # the longest rows of a causal call first
     i_b, i_h = i_head // heads, i_head % heads

@@ -23,6 +23,10 @@ from triton.runtime.errors import OutOfResources
 
 from ...errors import KernelUnavailable
 
+Programs = tuple[int, int, int]
+MOST_ACROSS = 65_535
+"""CUDA starts no more programs than this along the second and the third dimension of a grid."""
+
 
 class Launch(NamedTuple):
     """One launch of a kernel, as data: so that it can also be compiled where there is no GPU."""
@@ -47,18 +51,19 @@ class Launch(NamedTuple):
         if compiled is None:
             compiled = COMPILED[key] = self._compile()
         else:
-            _start(compiled, self.programs, (*self.args, *self.constants_in_order()))
+            _start(compiled, self.programs, [*_addresses(self.args), *self.constants_in_order()])
         return compiled
 
     @property
-    def programs(self) -> int:
-        """How many there are; see `program` in tile.py."""
-        return self.grid[0] * self.grid[1]
+    def programs(self) -> Programs:
+        """How CUDA counts them; see `program` in tile.py."""
+        tiles, heads = self.grid
+        return tiles, *across(heads)
 
     def _compile(self) -> Any:
         """Launch by Triton's own way, which compiles the kernel first."""
         try:
-            return self.kernel[(self.programs,)](*self.args, **self.constants, **self.options)
+            return self.kernel[self.programs](*self.args, **self.constants, **self.options)
         except Exception as error:
             reason = _reason(error)
             if reason is None:
@@ -67,6 +72,18 @@ class Launch(NamedTuple):
 
     def constants_in_order(self) -> list[Any]:
         return [self.constants[name] for name in self.kernel.arg_names[len(self.args) :]]
+
+
+@cache
+def across(heads: int) -> tuple[int, int]:
+    """Heads as a product of two numbers, each of which CUDA can count; the second is 1 if it can count them all."""
+    for many in range(-(-heads // MOST_ACROSS), MOST_ACROSS + 1):
+        if heads % many == 0:
+            return heads // many, many
+    raise KernelUnavailable(
+        f"attention(): kernel='triton' cannot count B × H = {heads} heads: it has a prime factor above {MOST_ACROSS}. Add a "
+        "sequence to the batch, or use kernel='blockwise'."
+    )
 
 
 def _reason(error: Exception) -> str | None:
@@ -89,12 +106,12 @@ class LaunchPlan(NamedTuple):
     """A launch that was made before on tensors of the same shapes."""
 
     compiled: Any
-    programs: int
+    programs: Programs
     numbers: tuple[Any, ...]  # and constants: all but the tensors
     copied_rows: int  # of a tile that the hardware copies; 0 if it does not
 
     def run(self, tensors: Sequence[Any]) -> None:
-        _start(self.compiled, self.programs, (*tensors, *self.numbers))
+        _start(self.compiled, self.programs, [*_addresses(tensors), *self.numbers])
 
 
 COMPILED: dict[tuple[Any, ...], Any] = {}
@@ -124,7 +141,7 @@ def run_as(key: tuple[Any, ...], launch: Launch) -> None:
     """Run a launch by what was compiled for the last one with this key: it says all that Triton compiles a launch for."""
     plan = PLANS.get(key)
     if plan is not None:
-        _start(plan.compiled, launch.programs, (*launch.args, *plan.numbers))
+        _start(plan.compiled, launch.programs, [*_addresses(launch.args), *plan.numbers])
     else:
         run_and_plan(key, len(launch.args), launch)
 
@@ -146,15 +163,18 @@ def is_capturing() -> bool:
     return ON_GPU and torch.cuda.is_current_stream_capturing()
 
 
-def _start(compiled: Any, programs: int, args: tuple[Any, ...]) -> None:
+def _addresses(args: Sequence[Any]) -> list[Any]:
+    """With the address of each tensor: of a tensor itself, Triton would ask the driver whether it lies on the device."""
+    return [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
+
+
+def _start(compiled: Any, programs: Programs, args: list[Any]) -> None:
     hooks = knobs.runtime
     if not KNOWN or _listens(hooks.launch_enter_hook) or _listens(hooks.launch_exit_hook):
-        compiled[(programs, 1, 1)](*args)
+        compiled[programs](*args)
         return
     stream = driver.active.get_current_stream(driver.active.get_current_device())
-    # of a tensor, Triton would ask the driver whether it lies on the device
-    numbers = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
-    compiled.run(programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *numbers)
+    compiled.run(*programs, stream, compiled.function, compiled.packed_metadata, None, None, None, *args)
 
 
 def _listens(hook: Any) -> bool:

@@ -42,14 +42,10 @@ def tanh(x):
 
 
 @triton.jit
-def program(n, SIZE):
-    """Which of the tiles of so many rows or keys this program has, of which head, and of how many heads.
-
-    A grid of one dimension: along a second one CUDA starts no more than 65,535 programs.
-    """
-    tiles = tl.cdiv(n, SIZE)
-    i_program = tl.program_id(0)
-    return i_program % tiles, (i_program // tiles).to(tl.int64), (tl.num_programs(0) // tiles).to(tl.int64)
+def program():
+    """Which tile this program has, of which head, and of how many heads: `across` in launch.py."""
+    i_head = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    return tl.program_id(0), i_head, tl.num_programs(1).to(tl.int64) * tl.num_programs(2)
 
 
 @triton.jit
