@@ -204,14 +204,15 @@ INTRO = """# Training
 
 <!-- made by `python scripts/figures.py training`; do not edit -->
 
-This page has the results of the experiments that train. First come the default settings on a CPU; `attemper run NAME` repeats one.
-Then come the [full size](#full-size) and the [studies](#studies), measured on a GPU.
+This page has the results of the experiments that train. First come the default settings on a CPU; `attemper run NAME` repeats
+one. Then come the [full size](#full-size) and the [studies](#studies), measured on a GPU.
 
-The tables have medians over seeds, with the smallest and the largest (`_low`, `_high`). A cost is the held-out loss without the scale
-minus the loss with it: a mean with a 95 % interval over seeds and pieces of held-out text. If several learning rates were tried, every
-rule has its own best (`lr`), chosen on sequences or text that are not the reported ones; `at_edge` says whether it is the lowest or the
-highest that was tried. `fast_lr` is the rate with the fewest steps to 90 % (`steps_to_90`), `peak` the largest logit, `first_entropy` the
-entropy of the weights at the first logged step, `first_gradient` the size of W_q's gradient there.
+The tables have medians over seeds, with the smallest and the largest (`_low`, `_high`). A cost is the held-out loss without the
+scale minus the loss with it: a mean with a 95 % interval over seeds and pieces of held-out text. If several learning rates were
+tried, every rule has its own best (`lr`), chosen on sequences or text that are not the reported ones; `at_edge` says whether it
+is the lowest or the highest that was tried. `fast_lr` is the rate with the fewest steps to 90 % (`steps_to_90`), `peak` the
+largest logit, `first_entropy` the entropy of the weights at the first logged step, `first_gradient` the size of W_q's gradient
+there.
 """
 
 

@@ -181,9 +181,9 @@ LEADS = (
 
 
 FAMILIES = (
-    f"Leads by family. The threshold is the one that {alarm.FALSE_ALARMS:.0%} of the family's healthy runs exceed; it is set and\n"
-    "measured on the same runs. `both` is `rate` and `unscaled`, whose twins have QK-norm. `all together` also counts failing\n"
-    "runs whose departure has no date. Its healthy runs are of two kinds, and no threshold fits both."
+    f"Leads by family. The threshold is the one that {alarm.FALSE_ALARMS:.0%} of the family's healthy runs exceed; it is set\n"
+    "and measured on the same runs. `both` is `rate` and `unscaled`, whose twins have QK-norm. `all together` also counts\n"
+    "failing runs whose departure has no date. Its healthy runs are of two kinds, and no threshold fits both."
 )
 
 
