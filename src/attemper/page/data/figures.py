@@ -100,7 +100,7 @@ FIGURES: dict[str, ClaimFigure] = {
         (0, "no difference"),
     ),
     "C21": ClaimFigure(
-        "times as fast as a loop", {"one pass": "one pass is as fast", "not counting the calls": "not counting"}, (1, "as fast")
+        "times as fast as a loop", {"one pass": "that of a loop", "not counting the calls": "without the cost"}, (1, "as fast")
     ),
     "C22": ClaimFigure(
         "share with a gradient under 1 % of the RMS",
