@@ -42,6 +42,17 @@ def tanh(x):
 
 
 @triton.jit
+def program(n, SIZE):
+    """Which of the tiles of so many rows or keys this program has, of which head, and of how many heads.
+
+    A grid of one dimension: along a second one CUDA starts no more than 65,535 programs.
+    """
+    tiles = tl.cdiv(n, SIZE)
+    i_program = tl.program_id(0)
+    return i_program % tiles, (i_program // tiles).to(tl.int64), (tl.num_programs(0) // tiles).to(tl.int64)
+
+
+@triton.jit
 def key_tiles(
     i_row, rows, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):
