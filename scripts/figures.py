@@ -185,18 +185,17 @@ SUMMARIES: dict[str, Callable[[Rows], list[Row]]] = {
 
 NOTES = {
     "fold": "Adam's steps do not depend on the size of a weight: a W_q drawn √d_k times smaller moves √d_k times as far, "
-    "measured against itself.",
-    "transplant": "Wortsman et al. saw the loss deteriorate near κ = 1000; this run sees it a decade earlier, and neither more "
-    "steps nor larger batches move it up. With `--steps 1000` (one seed) κ = 1, 10, 100, 1000 end at 1.91, 2.20, "
-    "2.32, 2.44; with `--batch 256` at 2.08, 2.21, 2.28, 2.34: all train better, and the distance to κ = 1 grows. "
-    "It is no mistake of scale: κ is theirs, the RMS of q times that of k, and logits reach κ√d_k. From the start "
-    "they have a spread of κ, and beyond √(2 ln 48) = 2.8 the softmax is frozen (`attemper run saturation`). What "
-    "else differs from their figure (100,000 steps of 131,072 tokens, warm-up, clipped gradients, 512 keys) was "
-    "not tried here. The end agrees: at 10,000 attention is worth nothing, and the loss is that of counting pairs "
-    "or worse.",
-    "scores": "The default stops at d = 256, which is what two cores do in two minutes; d = 512 and 1024, where the table of "
-    "Britz et al. has its lowest number, are at full size below. The signs of additive attention are those that its layer notes "
-    "of itself: `watch` follows products of q and k, and these scores are none.",
+    "relative to its size.",
+    "transplant": "κ is defined as by Wortsman et al.: the RMS of q times that of k; logits reach κ√d_k. Wortsman et al. saw the "
+    "loss deteriorate near κ = 1000. In this run it rises at a κ ten times smaller, and neither more steps nor larger batches "
+    "change that. With `--steps 1000` (one seed) κ = 1, 10, 100, 1000 end at 1.91, 2.20, 2.32, 2.44; with `--batch 256` at "
+    "2.08, 2.21, 2.28, 2.34: all train better, and the distance to κ = 1 grows. The logits have a spread of κ from the start, "
+    "and above √(2 ln 48) = 2.8 a few keys have all the weight (`attemper run saturation`). The other differences from their "
+    "figure (100,000 steps of 131,072 tokens, warm-up, clipped gradients, 512 keys) were not tried here. The results agree at "
+    "κ = 10,000: attention does not lower the loss, which is that of counting pairs of characters or worse.",
+    "scores": "The default stops at d = 256, which two cores finish in two minutes. d = 512 and 1024, where the table of Britz "
+    "et al. has its lowest number, are at full size below. The vital signs of additive attention are measured by its own layer, "
+    "because `watch` measures only scores that are products of q and k.",
 }
 """What the numbers alone do not say."""
 
@@ -205,9 +204,15 @@ INTRO = """# Training
 
 <!-- made by `python scripts/figures.py training`; do not edit -->
 
-What the experiments that train found with their default settings, on a CPU. Medians over seeds with the least and the most; costs
-are means with a 95 % interval over seeds and pieces of held-out text. Every rule at its own best learning rate where several were
-tried, chosen on sequences or text that are not the reported ones. `attemper run NAME` repeats one.
+This page has the results of the experiments that train. First come the default settings on a CPU; `attemper run NAME` repeats
+one. Then come the [full size](#full-size) and the [studies](#studies), measured on a GPU.
+
+The tables have medians over seeds, with the smallest and the largest (`_low`, `_high`). A cost is the held-out loss without the
+scale minus the loss with it: a mean with a 95 % interval over seeds and pieces of held-out text. If several learning rates were
+tried, every rule has its own best (`lr`), chosen on sequences or text that are not the reported ones; `at_edge` says whether it
+is the lowest or the highest that was tried. `fast_lr` is the rate with the fewest steps to 90 % (`steps_to_90`), `peak` the
+largest logit, `first_entropy` the entropy of the weights at the first logged step, `first_gradient` the size of W_q's gradient
+there.
 """
 
 

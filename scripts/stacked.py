@@ -140,9 +140,9 @@ NAMED = {"sign": alarm.named, "treatment": rescue.TREATMENTS.__getitem__}
 
 COLUMNS = {
     "collapse": (
-        "`d`: the width of the one head; `pairs`: keys; `x`: √d_k/√(2 ln n). `steps` and `lr` of each rule at its fastest\n"
-        "rate, and `at_edge` which of these rates lie at the edge of those tried. `slower`: steps without a scale by steps\n"
-        "with it; `slower_least`: the same, at least, where 90 % were never reached."
+        "`d`: the width of the one head; `pairs`: number of keys; `x`: √d_k/√(2 ln n); `steps` and `lr`: of each rule at its\n"
+        "fastest rate; `at_edge`: which of these rates are at the edge of those tried. `slower`: steps without a scale divided\n"
+        "by steps with it; `slower_least`: a lower bound of it where 90 % were never reached."
     ),
     "ablation": (
         "Each rule at the rate with the lowest loss on validation text (one seed; then three at that rate). `held_out`: nats\n"
@@ -150,59 +150,59 @@ COLUMNS = {
         "logit; `gradient`: that of the median query in the first and the last step, divided by the one with 1/√d_k."
     ),
     "sensitivity": (
-        "`sensitivity`: the mean over rates of the loss above the arm's best, in nats; `best`: the lowest mean loss of a\n"
-        "rate, `lr` that rate, `largest good lr` the highest within 0.05 nats of it. `peak`: the largest logit of any run of\n"
-        "the arm, at any rate: a clip comes after the step in which a logit is too large, so at a rate of 0.3 it is passed\n"
-        "for a step."
+        "`arm`: the rule or treatment. `sensitivity`: the mean over rates of the arm's loss above its best, in nats; `best`:\n"
+        "the lowest mean loss of a rate; `lr`: that rate; `largest good lr`: the highest rate within 0.05 nats of it. `peak`:\n"
+        "the largest logit of any run of the arm, at any rate. A clip acts after the step in which a logit is too large, so at\n"
+        "a rate of 0.3 logits exceed it for one step."
     ),
     "rescue": (
-        "`delay`: steps from the warning to the treatment; `lr / 3` divides the rate from there on. `gap`: nats above the\n"
-        "twin at the end, the median of the runs; `gap untreated`: the same runs without a treatment."
+        "`delay`: steps from the warning to the treatment; `lr / 3` divides the rate by 3 from there on. `gap`: nats above the\n"
+        "twin at the end, the median of the runs; `gap untreated`: the same for these runs without a treatment."
     ),
 }
 
 
-FITS = "Straight lines through ln(`slower`), over the logarithm of each variable; `error` is that of the fit, in nats."
+FITS = "Linear fits of ln(`slower`) to the logarithm of each variable; `error` is the error of the fit, in nats."
 
 
 AREAS = (
-    "How well each sign tells failing from healthy runs: `auc` is of `rate` and `unscaled`, over the failing runs whose\n"
-    "departure has a date. Then the same within each family, over all of them whatever their twins are, and with healthy\n"
-    "runs up to their end. A sign is of the worst head where it is not said to be a mean. An interval of 1 to 1 says\n"
-    "little: drawing again from runs that are all in order finds no other order."
+    "How well each sign separates failing from healthy runs. `auc` is of `rate` and `unscaled`, over the failing runs whose\n"
+    "departure has a date. The other columns are the same within each family, over all families whatever their twins are\n"
+    "(`all together`), and with healthy runs up to their end (`whole runs`). A sign is that of the worst head, unless it is\n"
+    "called a mean. An interval of 1 to 1 says little: if the runs are perfectly separated, so is every bootstrap sample."
 )
 
 
 LEADS = (
-    "How early: the threshold is set on the runs of `rate` and `unscaled` with even numbers, so that at most one in ten of the\n"
-    "healthy ones exceeds it; `warned`, `lead` (steps, 0 where no warning came) and `false alarms` are of those with odd\n"
-    "numbers: {failing} failing and {healthy} healthy runs."
+    "How early each sign warns. The threshold is set on the runs of `rate` and `unscaled` with even numbers, so that at most\n"
+    "one in ten of the healthy ones exceeds it. `warned`, `lead` (in steps, 0 if there was no warning) and `false alarms` are\n"
+    "measured on the runs with odd numbers: {failing} failing and {healthy} healthy runs."
 )
 
 
 FAMILIES = (
-    f"Leads by family: the threshold is the one that {alarm.FALSE_ALARMS:.0%} of the family's healthy runs exceed, set and\n"
-    "tried on the same runs. `both` is `rate` and `unscaled`, whose twins have QK-norm. `all together` also counts failing runs\n"
-    "whose event has no date; its healthy runs are of two kinds, and no threshold fits both."
+    f"Leads by family. The threshold is the one that {alarm.FALSE_ALARMS:.0%} of the family's healthy runs exceed; it is set\n"
+    "and measured on the same runs. `both` is `rate` and `unscaled`, whose twins have QK-norm. `all together` also counts\n"
+    "failing runs whose departure has no date. Its healthy runs are of two kinds, and no threshold fits both."
 )
 
 
 LEVELS = (
-    "What the thresholds that `health` has would have done in `rate` and `unscaled`: the share of healthy and of failing runs\n"
-    "that pass them at any step, and of the failing runs whose event has a date the share that passes before it."
+    "What the thresholds of `health` would have done in `rate` and `unscaled`: the share of healthy and of failing runs that\n"
+    "pass them at any step, and, for failing runs whose departure has a date, the share that passes them before it (the event)."
 )
 
 
 THRESHOLDS = (
-    f"What `health` would warn at if {alarm.FALSE_ALARMS:.0%} of the healthy runs of `rate` and `unscaled` may raise an alarm,\n"
-    "with 95 % of a bootstrap over runs, and the thresholds it has; `python scripts/stacked.py thresholds --results FOLDER\n"
-    "--false-alarms SHARE` has all signs at any share. These are small models and short runs."
+    f"The thresholds at which {alarm.FALSE_ALARMS:.0%} of the healthy runs of `rate` and `unscaled` raise an alarm, with a 95 %\n"
+    "bootstrap interval over runs, beside those that `health` has. `python scripts/stacked.py thresholds --results FOLDER\n"
+    "--false-alarms SHARE` prints all signs for any share. These are small models and short runs."
 )
 
 
 INTRO = (
-    "Hundreds of training runs, stacked on one H200: `python scripts/stacked.py run NAME --device cuda --results FOLDER`, then\n"
-    "`python scripts/stacked.py pack FOLDER`, which writes this part. [lab.md](lab.md) says what each study is."
+    "A study is hundreds of training runs, stacked on one H200: `python scripts/stacked.py run NAME --device cuda --results\n"
+    "FOLDER` measures, and `python scripts/stacked.py pack FOLDER` writes this part. [lab.md](lab.md) says what each study asks."
 )
 
 

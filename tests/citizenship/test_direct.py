@@ -1,4 +1,4 @@
-"""The direct way to the native kernel: which calls take it, that they differ in no bit from the op, and what must not take it."""
+"""The direct path to the native kernel: which calls take it, that they give the bits of the op, and what must not take it."""
 
 import threading
 

@@ -72,7 +72,7 @@ def test_gradients(call, case):
 
 
 def test_a_mask_of_the_quick_way_and_of_torch_s():
-    """In four dimensions and without a kernel's name a call goes the direct way, where a mask was saved as it came."""
+    """In four dimensions and without a kernel's name a call takes the direct path, where a mask was saved as it came."""
     inputs = {name: torch.randn(2, 4, 6, 8, dtype=torch.float64) for name in ("query", "key", "value")}
     mask = {"attn_mask": torch.rand(2, 1, 6, 6) > 0.3}
     ours, torchs = (

@@ -104,8 +104,8 @@ FLIPS = {
         },
     },
     "C3": {
-        "largest less smallest score, mean, d_k = 2": ([], [("variance", {"d": 2}, {"range": 18.0})], FALSE),
-        "largest less smallest score, mean, d_k = 5": ([], [("variance", {"d": 5}, {"range": 12.0})], FALSE),
+        "largest minus smallest score, mean, d_k = 2": ([], [("variance", {"d": 2}, {"range": 18.0})], FALSE),
+        "largest minus smallest score, mean, d_k = 5": ([], [("variance", {"d": 5}, {"range": 12.0})], FALSE),
     },
     "C4": {
         f"softmax([{example}]), weight {place + 1}": (
@@ -172,7 +172,7 @@ FLIPS = {
         ),
     },
     "C11": {
-        "times that the temperature is too high": (
+        "temperature with √d_model": (
             [],
             [("divisors", {"rule": "sqrt_dmodel"}, {"logit_std": 1.0})],
             FALSE,
@@ -251,8 +251,8 @@ FLIPS = {
         "overlap of two random subspaces": ([], [("subspaces", {}, {"chance": 0.99})], HOLDS),
     },
     "C21": {
-        "times that one pass": ([], [("parallel", {}, {"factor": 0.9, "factor_low": 0.8})], FALSE),
-        "times that it is as fast": ([], [("parallel", {}, {"work_factor": 0.9})], CONDITION),
+        "speed of one pass": ([], [("parallel", {}, {"factor": 0.9, "factor_low": 0.8})], FALSE),
+        "the same, without": ([], [("parallel", {}, {"work_factor": 0.9})], CONDITION),
         "largest difference between": ([], [("parallel", {}, {"difference": 0.1})], FALSE),
     },
     "C22": {

@@ -158,8 +158,8 @@ def test_swapped_labels_and_signs_are_said():
             row["evenness"] = [0.5] * len(PROBES)
     assert found(rows, "peak")["auc"] == 0.0
     assert found(rows, "grad_norm")["auc"] == 1.0
-    assert " tells failing runs worse than gradient norm: AUC 0.50 against 1.00" in alarm.finding(rows)
-    assert alarm.finding(runs()).startswith("Largest logit tells failing runs better than ")
+    assert " separates failing runs worse than gradient norm: AUC 0.50 against 1.00" in alarm.finding(rows)
+    assert alarm.finding(runs()).startswith("Largest logit separates failing runs better than ")
     same = runs()
     for row in same:
         row["grad_norm"] = row.get("peak")

@@ -85,7 +85,7 @@ def test_the_figure_of_the_language_model_shows_every_cell_of_its_title(rows):
     for (_, lr), cost in charlm.cells(wider).items():
         shown = [point["cost"] for point in _points(drawn["vconcat"][0]) if point["lr"] == lr]
         assert any(one == in_float64(cost.mean) for one in shown)
-    assert "fewer windows than at the end" in " ".join(drawn["title"]["subtitle"])
+    assert "before the end is measured on fewer windows" in " ".join(drawn["title"]["subtitle"])
     assert (
         "vconcat" in charlm.draw(pick(wider, rule="none"), "").to_dict()["hconcat"][0]
     )  # nothing to compare: curves alone

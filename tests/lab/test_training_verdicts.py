@@ -217,7 +217,7 @@ def test_every_number_of_a_training_claim_was_changed_above():
     ("cost", "words"),
     [
         ((0.0, 0.1, 0.2, 0.3), r": \+0\.300 nats \(.*\) more from the shallowest to the deepest$"),
-        ((0.6, 0.55, 0.5, 0.4), r": no more the deeper; -0\.1\d\d nats"),
+        ((0.6, 0.55, 0.5, 0.4), r": it does not grow with depth; -0\.1\d\d nats"),
         ((0.2, 0.2, 0.2, 0.2), ": the same at every depth; "),
     ],
 )
@@ -259,10 +259,10 @@ def test_the_title_of_fold_says_under_which_optimizers_it_is_another_training():
         for row in recall_rows("none", end)
     ]
     said = fold.finding(rows)
-    assert said.endswith("another training under Adam, and the same training under SGD")
+    assert said.endswith("; training then differs under Adam, and is the same under SGD")
     assert fold.rates(rows).endswith("divided / folded / neither: Adam 0.001 / none / none; SGD 0.001 / 0.001 / none")
     untrained = [
         {**row, "how": how} for row in pick(rows, optimizer="sgd", how="folded") for how in ("scaled", "folded")
     ]
     said = fold.finding([{**row, "accuracy": 0.03} for row in untrained])
-    assert said == "Folding the scale into W_q is the same function at step 0; under SGD neither way learns"
+    assert said == "Folding the scale into W_q gives the same function at step 0; under SGD neither way learns"

@@ -121,6 +121,22 @@ def test_ten_lines_are_ten():
     assert sum(bool(line.strip()) for line in code.splitlines()) == 10
 
 
+def test_the_readme_has_the_gpu_times_of_the_gpu_page():
+    """Both calls of the README, in milliseconds, from the table of docs/gpu.md."""
+    rows = [
+        [cell.strip().partition(" ")[0].strip("*") for cell in line.strip("|").split("|")]
+        for line in (REPO / "docs" / "gpu.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| 128 |")
+    ]
+    (_, _, _, cudnn, flash, _, ours, *_), short = (
+        next(row for row in rows if row[1:3] == [keys, "causal"]) for keys in ("4,096", "1,024")
+    )
+    words = " ".join(README.split())
+    assert f"takes {ours} ms at 4,096 keys and {short[6]} ms at 1,024, with all signs" in words
+    assert f"FlashAttention-2 takes {flash} and {short[4]} ms, and cuDNN" in words
+    assert f"torch's default there, {cudnn} and {short[3]} ms" in words
+
+
 def test_the_tree_is_the_disk():
     assert script("tree").main(["--check"]) == 0
 

@@ -1,4 +1,4 @@
-"""The direct way: a plain call goes to a native kernel without an op, and is differentiated by a Function without one.
+"""The direct path: a plain call goes to a native kernel without an op, and is differentiated by a Function without one.
 
 A call that is not plain (plain.py) goes through the op of ops.py, which torch can trace and transform.
 """

@@ -49,7 +49,7 @@ def variance_is_d(evidence: Evidence) -> Judgement:
     words, everywhere = _inits(inits, "variance", lambda row: float(row["d"]))
     if everywhere:
         return Judgement(HOLDS, numbers, "")
-    words = f"entries independent, of mean 0 and variance 1: of the initialisations, {words}"
+    words = f"for independent entries of mean 0 and variance 1; of the initialisations, {words}"
     return Judgement(CONDITION, numbers, words)
 
 
@@ -68,14 +68,14 @@ def scaling_gives_one(evidence: Evidence) -> Judgement:
     words, everywhere = _inits(inits, "scaled_variance", lambda row: 1.0)
     if everywhere:
         return Judgement(HOLDS, numbers, "")
-    return Judgement(CONDITION, numbers, f"the same assumptions: of the initialisations, {words}")
+    return Judgement(CONDITION, numbers, f"under the same assumptions; of the initialisations, {words}")
 
 
 def range_grows(evidence: Evidence) -> Judgement:
     two, five = (pick(evidence["variance"], d=d)[0] for d in (2, 5))
     numbers = {
-        "largest less smallest score, mean, d_k = 2": two["range"],
-        "largest less smallest score, mean, d_k = 5": five["range"],
+        "largest minus smallest score, mean, d_k = 2": two["range"],
+        "largest minus smallest score, mean, d_k = 5": five["range"],
     }
     verdict = HOLDS if clearly_below(two, five, "range") else FALSE
     return Judgement(verdict, numbers, f"among {two['range_of']} dot products each")
@@ -145,7 +145,7 @@ def exp_overflows(evidence: Evidence) -> Judgement:
         return Judgement(CONDITION, numbers, "not softmax itself, but fused attention", context)
     if half["plain_overflows_none"] > 0.5 > half["plain_overflows_sqrt_dk"]:
         words = (
-            "a softmax that does not subtract the maximum, in float16: it overflows without the scale and not with it. "
+            "for a float16 softmax that does not subtract the maximum: it overflows without the scale, but not with it. "
             "torch's softmax and fused kernels subtract the maximum and never overflow"
         )
         return Judgement(CONDITION, numbers, words, context)
@@ -182,7 +182,7 @@ def sqrt_dmodel_is_wrong(evidence: Evidence) -> Judgement:
     wrong, right = (pick(evidence["divisors"], rule=name, d=128, heads=96)[0] for name in ("sqrt_dmodel", "sqrt_dk"))
     off = right["logit_std"] / wrong["logit_std"]
     numbers = {
-        "times that the temperature is too high with √d_model, 96 heads": off,
+        "temperature with √d_model ÷ that with √d_k, 96 heads": off,
         f"weight of a key equal to q beside {right['n']} others, with √d_model": wrong["aligned_weight"],
         f"weight of a key equal to q beside {right['n']} others, with √d_k": right["aligned_weight"],
     }
@@ -227,10 +227,10 @@ def additive_stable_but_slow(evidence: Evidence) -> Judgement:
     }
     if high["factor_low"] <= 1 or small >= dot / 2:
         return Judgement(FALSE, numbers, "on this machine it is not both slower and more stable", context)
-    bound = "how much slower depends on the machine and the kernels; there is no matrix product to hide n²·d tanhs in"
+    bound = "how much slower depends on the machine and the kernels; no matrix product can compute its n²·d tanhs"
     if unit < dot / 2:
         return Judgement(HOLDS, numbers, bound, context)
-    words = f"stable when w is drawn small, as layers are; with unit entries the variance grows with d too; {bound}"
+    words = f"stable if w is drawn small, as layers draw it; with unit entries the variance grows with d too; {bound}"
     return Judgement(CONDITION, numbers, words, context)
 
 
@@ -268,8 +268,8 @@ def keys_stay_many(evidence: Evidence) -> Judgement:
     if min(with_it) > SHARE * visible:
         return Judgement(HOLDS, numbers, "before training and during it", context)
     words = (
-        f"before training. During it they become fewer with the scale too, {min(with_it):.0f} to {max(with_it):.0f} of "
-        f"{visible:g} visible ones, as heads learn what to look at; without it {min(without):.1f} to {max(without):.1f}"
+        f"before training. During training they become fewer with the scale too, {min(with_it):.0f} to {max(with_it):.0f} of "
+        f"{visible:g} visible ones, as heads learn what to attend to; without the scale {min(without):.1f} to {max(without):.1f}"
     )
     return Judgement(CONDITION, numbers, words, context)
 
@@ -288,7 +288,7 @@ def output_has_the_input_shape(evidence: Evidence) -> Judgement:
     return Judgement(CONDITION, numbers, "only after the heads are concatenated and projected")
 
 
-NO_SCALE = "true of attention with any scale or none: the scale has nothing to do with it"
+NO_SCALE = "with any scale or none: this does not depend on the scale"
 
 
 def runs_in_parallel(evidence: Evidence) -> Judgement:
@@ -298,11 +298,11 @@ def runs_in_parallel(evidence: Evidence) -> Judgement:
     many = max(pick(rows, n=last["n"]), key=lambda row: row["threads"])
     threads = f"{last['threads']} thread{'s' * (last['threads'] > 1)}"
     numbers = {
-        f"times that one pass is as fast as a loop over {last['n']} tokens, {threads}": last["factor"],
-        "times that it is as fast, not counting what the loop's calls cost": last["work_factor"],
+        f"speed of one pass ÷ that of a loop over {last['n']} tokens, {threads}": last["factor"],
+        "the same, without the cost of the loop's calls": last["work_factor"],
         "largest difference between the two results": last["difference"],
     }
-    context = {f"times that the pass is as fast on {many['threads']} threads": last["pass_ms"] / many["pass_ms"]}
+    context = {f"speed of one pass on {many['threads']} threads ÷ that on {threads}": last["pass_ms"] / many["pass_ms"]}
     if last["difference"] > 1e-4:
         return Judgement(FALSE, numbers, "the two give different results", context)
     if last["factor_low"] <= 1:

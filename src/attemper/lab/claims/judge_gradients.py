@@ -78,7 +78,7 @@ def _aside(trained: Rows, found: _Ratios) -> str:
     """The RMS while a model trains, in the other unit."""
     root = math.sqrt(trained[0]["d_model"] // trained[0]["heads"])
     less = {name: value / root for name, value in found.rms_trained.items()}
-    return f"without the factor √d_k, which Adam does not see, it ends at {_range(less)} of the scaled one"
+    return f"without the factor √d_k, which Adam ignores, it ends at {_range(less)} times its value with the scale"
 
 
 def _said(statistic: str) -> str:
@@ -115,8 +115,8 @@ def gradients_vanish(evidence: Evidence) -> Judgement:
         return Judgement(HOLDS, numbers, f"{words}, and without the scale every gradient is smaller", found.context)
     words += (
         ". Without the scale the median gradient vanishes while a model trains from unit-variance q and k "
-        f"({_range(found.median_trained)} of the scaled one); before training it is {_range(found.median_before)} times, by unit "
-        "and number of keys"
+        f"({_range(found.median_trained)} times its value with the scale); before training it is {_range(found.median_before)} "
+        "times, depending on the number of keys and on whether it is taken at the softmax's input or at q"
     )
     if min(*found.rms_before.values(), *found.rms_trained.values()) > 1:
         words += f". The RMS does not vanish: at q it is larger at both times; {_aside(evidence['trained'], found)}"
@@ -134,9 +134,9 @@ def gradients_explode(evidence: Evidence) -> Judgement:
     if min(found.numbers.values()) > 1:
         return Judgement(HOLDS, found.numbers, "every gradient is larger without the scale", found.context)
     words = (
-        f"in the mean, which few queries make: the RMS is {_range(found.rms_before)} times the scaled one before training and "
-        f"{_range(found.rms_trained)} times at q while a model trains; {_aside(evidence['trained'], found)}. The median falls to "
-        f"{_range(found.median_trained)}. At the softmax's input nothing explodes: ‖J‖_F is at most ½"
+        f"for the RMS, which a few queries dominate: it is {_range(found.rms_before)} times its value with the scale before "
+        f"training and {_range(found.rms_trained)} times at q while a model trains; {_aside(evidence['trained'], found)}. The "
+        f"median falls to {_range(found.median_trained)} times. At the softmax's input nothing explodes: ‖J‖_F is at most ½"
     )
     return Judgement(CONDITION, found.numbers, words, found.context)
 
@@ -163,5 +163,7 @@ def few_weights_move(evidence: Evidence) -> Judgement:
         return Judgement(HOLDS, numbers, "before training", context)
     words = "before training nearly every weight gets a gradient"
     if bare["small_share"] > max(0.1, 2 * scaled["small_share"]):
-        words = "before training some queries get almost no gradient, but weights do: a weight sums over the queries"
+        words = (
+            "before training some queries get almost no gradient, but W_q and W_k do: theirs is a sum over the queries"
+        )
     return Judgement(FALSE, numbers, words, context)

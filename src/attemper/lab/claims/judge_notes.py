@@ -50,8 +50,8 @@ def attention_resolves_pronouns(evidence: Evidence) -> Judgement:
     if best["right"] >= WEAK:
         return Judgement(HOLDS, numbers, f"in {where} of MiniLM", context)
     words = (
-        f"a tendency, not a decision: in MiniLM mostly {where}, which is often wrong. Agreement in gender is followed by more "
-        f"heads ({len(agreeing)}, while {len(opposed)} look at the other noun), meaning hardly"
+        f"as a tendency: in MiniLM mostly {where}, which is often wrong. More heads follow agreement in gender "
+        f"({len(agreeing)}, while {len(opposed)} look at the other noun) than meaning"
     )
     return Judgement(CONDITION, numbers, words, context)
 
@@ -93,7 +93,7 @@ def stable_across_widths(evidence: Evidence) -> Judgement:
     steady = [abs(times - 1) < EQUAL for times in (fan_in, fixed)]
     if all(steady):
         return Judgement(HOLDS, numbers, "")
-    words = "1/√d_k knows the head dim, not the width: the initialisation must keep q and k at variance 1"
+    words = "1/√d_k depends on the head dim, not on the width, so the initialisation must keep q and k at variance 1"
     return Judgement(CONDITION if any(steady) else FALSE, numbers, words)
 
 
@@ -108,7 +108,7 @@ def scaling_is_faster(evidence: Evidence) -> Judgement:
     faster = [row["speed_low"] > FASTER for row in rows]
     if all(faster):
         return Judgement(HOLDS, numbers, "on this machine", context)
-    words = "a pass takes as long with it as without; what can be faster is learning (C15). Times are this machine's"
+    words = "a pass takes as long with it as without; learning can be faster (C15). The times are of this machine"
     return Judgement(CONDITION if any(faster) else FALSE, numbers, words, context)
 
 
@@ -150,8 +150,8 @@ def sqrt_dk_is_perfect(evidence: Evidence) -> Judgement:
     if near > 0.9 * len(trained):
         return Judgement(HOLDS, numbers, "", context)
     words = (
-        "before training, for independent entries of variance 1; it is the divisor that theory gives then, and training "
-        "moves on from it"
+        "before training, for independent entries of variance 1, for which theory gives it; training then changes the "
+        "variance"
     )
     return Judgement(CONDITION, numbers, words, context)
 
@@ -184,7 +184,10 @@ def ranges_as_said(evidence: Evidence) -> Judgement:
     if min(few["as_said"], many["as_said"]) > 0.25:
         return Judgement(HOLDS, numbers, "", context)
     return Judgement(
-        CONDITION, numbers, "a rare draw of very few scores; in theory the stds have the ratio √(5/2) = 1.58", context
+        CONDITION,
+        numbers,
+        "as a rare draw of very few scores; in theory the stds have the ratio √(5/2) = 1.58",
+        context,
     )
 
 
@@ -204,7 +207,7 @@ def additive_has_no_products(evidence: Evidence) -> Judgement:
     }
     if additive["product_flops"] == 0:
         return Judgement(HOLDS, numbers, "", context)
-    words = "it has as many; what makes it slow are d tanh's for every pair of tokens, which no matrix product replaces"
+    words = "it has as many; the d tanh's for every pair of tokens make it slow, and no matrix product can replace them"
     return Judgement(FALSE, numbers, words, context)
 
 
@@ -225,7 +228,7 @@ def small_gradients_are_unstable(evidence: Evidence) -> Judgement:
     return Judgement(
         FALSE,
         numbers,
-        "small gradients make learning slow, not unstable; what is unstable are steps that are too large",
+        "small gradients make learning slow, not unstable; steps that are too large make it unstable",
         context,
     )
 
@@ -253,7 +256,7 @@ def dot_needs_scaling(evidence: Evidence) -> Judgement:
     return Judgement(
         HOLDS,
         numbers,
-        "before training, with w drawn as a layer draws it; the factor of time is this machine's",
+        "before training, with w drawn as a layer draws it; the factor of time is of this machine",
         context,
     )
 
@@ -265,12 +268,12 @@ def dot_is_similarity(evidence: Evidence) -> Judgement:
         f"share of queries whose largest dot product is on the key of the largest cosine, d_k = {row['d']}": row[
             "same_key"
         ],
-        "how many times as often a key wins that is twice as long": row["longer_wins"] / max(row["first_wins"], 1e-9),
+        "how many times as often a key twice as long wins": row["longer_wins"] / max(row["first_wins"], 1e-9),
     }
     context = {f"share of such queries, d_k = {one['d']}": one["same_key"] for one in rows[:-1]}
     if row["same_key"] < 0.5:
         return Judgement(FALSE, numbers, "most queries choose another key than the most similar one", context)
-    if row["same_key"] > 0.99 and numbers["how many times as often a key wins that is twice as long"] < 1 + EQUAL:
+    if row["same_key"] > 0.99 and numbers["how many times as often a key twice as long wins"] < 1 + EQUAL:
         return Judgement(HOLDS, numbers, "", context)
     return Judgement(
         CONDITION,

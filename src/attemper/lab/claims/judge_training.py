@@ -35,7 +35,7 @@ def _cells(evidence: Evidence) -> dict[str, Cost]:
 def _numbers(cells: Mapping[str, Cost]) -> dict[str, float]:
     """The cost of every cell; infinite where runs diverged without a scale."""
     return {
-        f"language model: held-out loss without the scale less that with it, nats ({name})": math.inf
+        f"language model: held-out loss without the scale minus that with it, nats ({name})": math.inf
         if _lost(one)
         else one.mean
         for name, one in cells.items()
@@ -129,12 +129,12 @@ def commits_early(evidence: Evidence) -> Judgement:
     numbers = {
         "entropy of the weights early in training, without the scale": early["none"],
         "entropy of the weights early in training, with 1/√d_k": early["sqrt_dk"],
-        "held-out loss at equal training loss, without the scale less with it, nats": found.mean,
-        "held-out less training loss at the end, with 1/√d_k, nats": gaps["sqrt_dk"],
+        "held-out loss at equal training loss, without the scale minus with it, nats": found.mean,
+        "held-out minus training loss at the end, with 1/√d_k, nats": gaps["sqrt_dk"],
     }
     context = {
         "half-width of the 95 % interval of that difference": (found.high - found.low) / 2,
-        "held-out less training loss at the end, without the scale, nats": gaps["none"],
+        "held-out minus training loss at the end, without the scale, nats": gaps["none"],
     }
     first = rows[0]
     epochs = first["steps"] * first["batch"] * first["length"] / first["text"]
@@ -160,7 +160,7 @@ def limits_depth(evidence: Evidence) -> Judgement:
     deepest = costs[max(costs)]
     past = {layers: charlm.past_pairs(pick(rows, layers=layers)) for layers in costs}
     numbers = {
-        f"held-out loss without the scale less that with it, nats, {layers} layer{'s' * (layers > 1)}": one.mean
+        f"held-out loss without the scale minus that with it, nats, {layers} layer{'s' * (layers > 1)}": one.mean
         for layers, one in costs.items()
     }
     numbers["growth of that from the shallowest to the deepest, nats"] = more.mean

@@ -49,10 +49,10 @@ def expect(rows: Rows) -> list[Expectation]:
 
 def finding(rows: Rows) -> str:
     parts = [
-        f"{row['speed']:.2f} ({row['speed_low']:.2f} to {row['speed_high']:.2f}) times as fast, {row['way']}"
+        f"{row['speed']:.2f} ({row['speed_low']:.2f} to {row['speed_high']:.2f}) times as fast ({row['way']})"
         for row in sorted(rows, key=lambda row: -int(row["n"]))[: len({row["way"] for row in rows})]
     ]
-    return f"With the scale attention of {max(row['n'] for row in rows)} tokens is {'; '.join(parts)}"
+    return f"With the scale, attention of {max(row['n'] for row in rows)} tokens is {'; '.join(parts)}"
 
 
 def draw(rows: Rows, finding: str) -> Any:

@@ -54,7 +54,7 @@ def finding(rows: Rows) -> str:
     parts = [f"{row['same_key']:.0%} of queries at d_k = {row['d']}" for row in shown]
     long = shown[-1]
     return (
-        f"The key with the largest dot product is the most similar one for {' and '.join(parts)}; twice as long, a key wins "
+        f"The key with the largest dot product is the most similar one for {' and '.join(parts)}; a key twice as long wins "
         f"{long['longer_wins'] / max(long['first_wins'], 1e-12):.0f} times as often"
     )
 

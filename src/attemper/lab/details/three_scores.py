@@ -108,8 +108,8 @@ def expect(rows: Rows) -> list[Expectation]:
 def finding(rows: Rows) -> str:
     d, n = max(row["d"] for row in rows), max(row["n"] for row in rows)
     shown = {row["score"]: row for row in pick(rows, d=d, n=n)}
-    keys = ", ".join(f"{shown[name]['effective_keys']:.3g} by the {LABELS[name]}" for name in SCORES if name in shown)
-    return f"At d = {d} a query looks at this many of {n} keys: {keys}"
+    keys = ", ".join(f"{shown[name]['effective_keys']:.3g} ({LABELS[name]})" for name in SCORES if name in shown)
+    return f"Effective keys of {n} at d = {d}, by score: {keys}"
 
 
 def draw(rows: Rows, finding: str) -> Any:

@@ -64,7 +64,7 @@ def finding(rows: Rows) -> str:
     keys = [
         f"{row['effective_keys']:.{0 if row['effective_keys'] > 100 else 1}f} {WORDS[row['rule']]}" for row in shown
     ]
-    return f"Of {n} keys a query looks at {', '.join(keys)} (d_k = {d})"
+    return f"Effective keys of {n} at d_k = {d}: {', '.join(keys)}"
 
 
 def draw(rows: Rows, finding: str) -> Any:

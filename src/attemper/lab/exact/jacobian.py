@@ -91,8 +91,8 @@ def finding(rows: Rows) -> str:
         return f"‖J‖_F² is {high['square']:.4f} at d_k = {high['d']} with {high['n']} keys, rule {high['rule']}"
     at, most = peak(n)
     return (
-        f"Unscaled, ‖J‖_F² is a hump in d_k: {low['square']:.3f} at {low['d']}, {high['square']:.3f} at {high['d']}, and "
-        f"{most:.3f} at its peak, d_k = {at}, with {n} keys"
+        f"Unscaled, ‖J‖_F² rises and then falls with d_k: {low['square']:.3f} at {low['d']}, {most:.3f} at its peak, d_k = {at}, "
+        f"and {high['square']:.3f} at {high['d']}, with {n} keys"
     )
 
 

@@ -89,7 +89,7 @@ def draw(rows: Rows, finding: str) -> Any:
     from ..figures import marks, theme
 
     few = min(row["threads"] for row in rows)
-    lines = [("loop", few, "token by token"), ("calls", few, "being called"), ("work", few, "computing")]
+    lines = [("loop", few, "loop"), ("calls", few, "loop: calls"), ("work", few, "loop: computing")]
     lines += [
         ("pass", threads, f"one pass, {threads} thread{'s' * (threads > 1)}")
         for threads in sorted({row["threads"] for row in rows})
@@ -106,7 +106,7 @@ def draw(rows: Rows, finding: str) -> Any:
     first = rows[0]
     note = (
         f"Causal attention, d_k = {first['d']}, {first['heads']} heads, float32, CPU; the loop on one thread. "
-        "Being called: as many calls with one key each; computing: what the loop's calls take beyond that. "
+        "Calls: as many calls with one key each. Computing: the time that the loop takes beyond that. "
         "Both are of the fastest of each call."
     )
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)

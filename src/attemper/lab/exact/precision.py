@@ -147,7 +147,7 @@ def finding(rows: Rows) -> str:
         return f"{sum(not row['softmax_finite'] for row in rows)} of {len(rows)} softmaxes overflowed"
     size = min((row["size"] for row in sizes), key=lambda one: abs(math.log(one / 128)))
     moved = [f"{row['weight_moves']:.2g} ({row['dtype']})" for row in pick(sizes, size=size)]
-    return f"Storing a logit of {size:g} changes its weight by up to {', '.join(moved)} of itself"
+    return f"Relative change of a weight when its logit of {size:g} is stored: up to {', '.join(moved)}"
 
 
 def draw(rows: Rows, finding: str) -> Any:

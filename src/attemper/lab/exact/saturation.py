@@ -105,8 +105,9 @@ def width(n: int) -> float:
 def finding(rows: Rows) -> str:
     """Where the exact mean top weight is one half; what is measured has to agree with that mean."""
     sizes = sorted({row["n"] for row in rows})
-    parts = [f"{moments.spread_at(n, 0.5) / theory.critical_std(n):.2f} with {n}" for n in sizes]
-    return f"One key gets half the weight at a logit std near √(2 ln n); in its units, by number of keys: {', '.join(parts)}"
+    parts = [f"{moments.spread_at(n, 0.5) / theory.critical_std(n):.2f} times that with {n} keys" for n in sizes[:1]]
+    parts += [f"{moments.spread_at(n, 0.5) / theory.critical_std(n):.2f} with {n}" for n in sizes[1:]]
+    return f"One key gets half the weight at a logit std near √(2 ln n): {', '.join(parts)}"
 
 
 def draw(rows: Rows, finding: str) -> Any:

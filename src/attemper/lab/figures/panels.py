@@ -35,9 +35,9 @@ RECALL = (Panel("accuracy", "accuracy", least=0.0, most=1.0), *TRAINING)
 # the first fall of the loss is the same for all, and would flatten what comes after
 LANGUAGE = (Panel("held_out", "held-out loss", after=0.25), ENTROPY, PEAK, GRADIENT)
 
-NOTE = "Lines: median over seeds; bands: from the least to the most. |dL/dq|: RMS over entries, dashed their median."
+NOTE = "Lines: median over seeds; bands: smallest to largest. |dL/dq|: RMS over entries (solid), median (dashed)."
 # without this, the end of a line and the point above it would seem to be one number measured twice
-ON_THE_WAY = f"Held-out loss on the way is that of fewer windows than at the end. {NOTE}"
+ON_THE_WAY = f"Held-out loss before the end is measured on fewer windows. {NOTE}"
 
 
 def draw(columns: Mapping[str, theme.Rows], colour: alt.Color, field: str, panels: Sequence[Panel] = TRAINING) -> Any:

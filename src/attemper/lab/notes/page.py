@@ -30,9 +30,10 @@ INTRO = """\
 
 <!-- made by `python scripts/notes.py`; do not edit -->
 
-Five notes on √d_k, of the kind that people learn from, said again in our words and measured. Every factual sentence has
-the verdict of the claims that judge it, the numbers that decide them, and the command that measures more. `attemper
-claims` judges them all on your machine; how they hang together is in [why-sqrt-dk.md](why-sqrt-dk.md).
+Five study notes on √d_k, of the kind that people learn from, restated in our words and checked by measurement. Every
+factual sentence of a note has the verdict of one or more *claims* (C1 to C36), the numbers that decide it, and a command
+that measures more. A verdict is *holds*, *holds with a condition* (the condition follows), *false* or *not decided*.
+`attemper claims` judges all claims on your machine. The derivation in one piece is [why-sqrt-dk.md](why-sqrt-dk.md).
 """
 
 
@@ -107,7 +108,7 @@ def _table(note: str, sentences: tuple[NoteSentence, ...], lines: Mapping[str, C
 def _details(judged: list[JudgedClaim]) -> Iterator[str]:
     """The claims that only the notes make, with every number, and the figures of the experiments behind them."""
     yield "## What the notes say in passing, measured\n"
-    yield "Numbers that decide a verdict, and in italics those beside them.\n"
+    yield "The numbers decide the verdict, except those in italics, which are context.\n"
     yield "| | claim | verdict | numbers; *context* |"
     yield "|---|---|---|---|"
     own = {claim.id for claim in NOTE_CLAIMS}
@@ -134,5 +135,5 @@ def _hinglish() -> Iterator[str]:
 
 def _credits() -> Iterator[str]:
     yield "## Credits\n"
-    yield "The notes name these; what they say is theirs, and the words here are ours.\n"
+    yield "The notes credit these sources. The wording on this page is ours.\n"
     yield from (f"- Note {note} credits {words}" for note, words in CREDITS)

@@ -1,14 +1,11 @@
-"""reading: what docs/notes.md has beside the sentences: a summary, symbols, takeaways, Hinglish, "
-"credits. Words alone; numbers are claims'."""
+"""reading: what docs/notes.md has beside the sentences: a summary, symbols, takeaways, Hinglish, credits. It has no numbers."""
 
 from __future__ import annotations
 
 ONE_LINE = (
-    "q·k adds d_k products, so for independent entries of variance 1 its std is √d_k; dividing by √d_k, where "
-    "d_k is the size of one head, "
-    "starts the logits at std 1 whatever d_k, below the √(2 ln n) beyond which the softmax over n keys falls "
-    "on a few of them and most "
-    "queries learn slowly."
+    "q·k is a sum of d_k products, so for independent entries of variance 1 its std is √d_k; dividing by √d_k, "
+    "where d_k is the size of one head, starts the logits at std 1 for any d_k, below √(2 ln n), the std above "
+    "which the softmax gives nearly all the weight to a few of the n keys and most queries learn slowly."
 )
 
 SYMBOLS = (
@@ -33,11 +30,19 @@ TAKEAWAYS = (
     ("q·k grows with d_k", "its std grows as √d_k if entries are independent with variance 1", ("C1", "C3")),
     (
         "Large scores make softmax one-hot",
-        "from a spread of about √(2 ln n) on; the number of keys counts",
+        "from a spread of about √(2 ln n) on, so it depends on the number of keys",
         ("C5", "C14"),
     ),
-    ("Gradients vanish, or explode", "both, of different statistics and at different times", ("C6", "C7", "C34")),
-    ("Few weights are updated", "few queries get a gradient; nearly every weight gets a share", ("C22",)),
+    (
+        "Gradients vanish, or explode",
+        "both: the median vanishes during training, the RMS is larger",
+        ("C6", "C7", "C34"),
+    ),
+    (
+        "Few weights are updated",
+        "some queries get almost no gradient, but nearly every entry of W_q and W_k does",
+        ("C22",),
+    ),
     (
         "√d_k normalises the variance",
         "to 1 before training; d_k or √d_model make it smaller",
@@ -46,10 +51,10 @@ TAKEAWAYS = (
     ("Training is stable with it", "it depends on task, initialisation and learning rate", ("C9", "C15", "C20")),
     (
         "Additive attention needs no scale",
-        "its bound is Σ|w|, not 1, and it costs tanh's",
+        "its bound is Σ|w|, not 1, and it is slower because of its tanh's",
         ("C12", "C13", "C33", "C35"),
     ),
-    ("'it' attends to what it refers to", "where meaning decides, few heads tend to; gender is followed", ("C24",)),
+    ("'it' attends to what it refers to", "few heads do where meaning decides; more do where gender decides", ("C24",)),
 )
 """What one takes away from the notes, what was found, and the claims that say so."""
 
@@ -86,7 +91,7 @@ for naam, scale in (("bina scale", 1.0), ("1/√d_k", 64**-0.5)):
 """
 
 CREDITS = (
-    ("001", "nobody; two pictures that it shows were not kept with it, so what they say is not judged here."),
+    ("001", "nobody; two pictures that it shows were not kept with it, so they are not judged here."),
     (
         "002",
         "Vaswani et al. 2017, *Attention Is All You Need*, [arXiv 1706.03762](https://arxiv.org/abs/1706.03762); "

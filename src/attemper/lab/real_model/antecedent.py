@@ -142,14 +142,14 @@ def expect(rows: Rows) -> list[Expectation]:
 
 def finding(rows: Rows) -> str:
     parts = []
-    for by, words in (("agreement", "he or she tells"), ("meaning", "only the meaning does")):
+    for by, words in (("agreement", "he or she decides"), ("meaning", "only the meaning decides")):
         if some := pick(rows, by=by, rule="sqrt_dk", query="pronoun"):
             best = max(some, key=lambda row: row["t"])
             parts.append(
-                f"{len(found(rows, by)[0])} of {len(some)} heads where {words} (at most by {best['follows']:.2f})"
+                f"{len(found(rows, by)[0])} of {len(some)} heads where {words} (by at most {best['follows']:.2f})"
             )
     return (
-        f"A pronoun looks more at its antecedent in {', and in '.join(parts)}"
+        f"A pronoun attends more to its antecedent in {', and in '.join(parts)}"
         if parts
         else "Only controls were measured"
     )

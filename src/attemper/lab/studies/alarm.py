@@ -283,7 +283,7 @@ def finding(rows: Rows) -> str:
     planted = of_families(found, ("fault",))
     fault = auc(dated(planted), healthy(planted), ours)
     return (
-        f"{name} tells failing runs {than} {named(rival)}: AUC {one.value:.2f} against {other.value:.2f} (by "
+        f"{name} separates failing runs {than} {named(rival)}: AUC {one.value:.2f} against {other.value:.2f} (by "
         f"{apart.low:.2f} to {apart.high:.2f}), median lead {leads[ours]:.0f} and {leads[rival]:.0f} steps"
     ) + ("" if math.isnan(fault) else f"; planted faults: AUC {fault:.2f}")
 

@@ -322,7 +322,7 @@ def finding(rows: Rows) -> str:
         return f"The slow-down without a scale falls on one curve of √d_k/√(2 ln n): R² {joint['r2']:.2f}"
     by_keys = float(free["slope"].split(" and ")[1])
     and_keys = " and with more keys" if by_keys > 0 else ""
-    return f"Without a scale training slows down with √d_k{and_keys}; it does not collapse on √d_k/√(2 ln n)"
+    return f"Without a scale training slows down with √d_k{and_keys}; √d_k/√(2 ln n) alone does not explain it"
 
 
 def draw(rows: Rows, finding: str) -> Any:

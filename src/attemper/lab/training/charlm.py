@@ -175,7 +175,7 @@ def finding(rows: Rows) -> str:
 
 
 HEADINGS = {"small": "projections drawn with std 0.02", "unit": "unit-variance q and k"}
-COST = "none less 1/√d_k"
+COST = "no scale minus 1/√d_k"
 
 
 def draw(rows: Rows, finding: str) -> Any:

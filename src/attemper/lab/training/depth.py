@@ -67,7 +67,7 @@ def expect(rows: Rows) -> list[Expectation]:
 
 GROWS = {
     MORE: ": {} more from the shallowest to the deepest",
-    LESS: ": no more the deeper; {} from the shallowest to the deepest",
+    LESS: ": it does not grow with depth; {} from the shallowest to the deepest",
     SAME: ": the same at every depth; {} from the shallowest to the deepest",
     OPEN: "; the growth is not decided: {} from the shallowest to the deepest",
 }

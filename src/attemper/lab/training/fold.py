@@ -42,7 +42,7 @@ def expect(rows: Rows) -> list[Expectation]:
     for seed in sorted({row["seed"] for row in rows}):
         first = {row["how"]: row["loss"] for row in pick(rows, seed=seed, step=0)}
         if {"scaled", "folded"} <= set(first):
-            quantity, apart = f"loss at step 0, folded less scaled, seed {seed}", first["folded"] - first["scaled"]
+            quantity, apart = f"loss at step 0, folded minus scaled, seed {seed}", first["folded"] - first["scaled"]
             found.append(Expectation(quantity, 0.0, apart, 1e-4, "Raffel et al. 2020 (T5)", "float32 rounding"))
     return found
 
@@ -64,9 +64,9 @@ def finding(rows: Rows) -> str:
         elif divided and folded:
             apart = any(abs(divided[lr] - folded[lr]) > APART for lr in divided if lr in folded)
             (other if apart else same).append(NAMES[optimizer])
-    words = "Folding the scale into W_q is the same function at step 0"
-    words += f", another training under {' and '.join(other)}" if other else ""
-    words += f", and the same training under {' and '.join(same)}" if same else ""
+    words = "Folding the scale into W_q gives the same function at step 0"
+    words += f"; training then differs under {' and '.join(other)}" if other else ""
+    words += f"{', and' if other else '; training'} is the same under {' and '.join(same)}" if same else ""
     words += f"; under {' and '.join(neither)} neither way learns" if neither else ""
     return words + survived(rows, "optimizer", "how", "lr", "seed")
 

@@ -135,7 +135,7 @@ def expect(rows: Rows) -> list[Expectation]:
     for d in sorted({row["d"] for row in rows}):
         steps = {row["rule"]: row["steps_to_90"] for row in pick(summary(rows), d=d)}
         if math.isfinite(steps.get("sqrt_dk", math.inf)) and "none" in steps:
-            quantity = f"steps to 90 %, without the scale less with 1/√d_k, d = {d}"
+            quantity = f"steps to 90 %, without the scale minus with 1/√d_k, d = {d}"
             source, why = "Vaswani et al. 2017, section 3.2.1: suspected, not measured", "a test of the sign"
             found.append(Expectation(quantity, 0.0, steps["none"] - steps["sqrt_dk"], 0.0, source, why, above=True))
     return found

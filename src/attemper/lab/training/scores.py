@@ -32,7 +32,7 @@ def expect(rows: Rows) -> list[Expectation]:
     last = {row["score"]: row["accuracy"] for row in pick(best, d=d)}
     if len(last) < 2 or "dot" not in last:
         return []
-    quantity = f"accuracy at d = {d}: the lowest of the other scores, less the bare dot product's"
+    quantity = f"accuracy at d = {d}: the lowest of the other scores, minus the bare dot product's"
     apart = min(value for name, value in last.items() if name != "dot") - last["dot"]
     source = "Britz et al. 2017, table 5: at 1024 the dot product has 18.22 BLEU, the lowest"
     return [

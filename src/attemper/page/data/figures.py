@@ -46,7 +46,7 @@ FIGURES: dict[str, ClaimFigure] = {
          "Xavier": "Xavier", "GPT-2": "GPT-2"},
         (1, "variance 1"),
     ),
-    "C3": ClaimFigure("largest less smallest of 1000 scores", {"d_k = 2": "d_k = 2", "d_k = 5": "d_k = 5"}),
+    "C3": ClaimFigure("largest minus smallest of 1000 scores", {"d_k = 2": "d_k = 2", "d_k = 5": "d_k = 5"}),
     "C4": ClaimFigure(
         "weight",
         {"softmax([7, 3]), 7": "[7, 3]), weight 1", "softmax([7, 3]), 3": "[7, 3]), weight 2",
@@ -79,7 +79,7 @@ FIGURES: dict[str, ClaimFigure] = {
     ),
     "C14": ClaimFigure("heads of 72 with a top weight above 0.9", {"no scale": "0.9, without", "÷ √d_k": "0.9, with 1/√d_k"}),
     "C15": ClaimFigure(
-        "held-out loss without the scale less with it, nats",
+        "held-out loss without the scale minus with it, nats",
         {"std 0.02, lr 0.001": "nats (small init, lr 0.001)", "std 0.02, lr 0.003": "nats (small init, lr 0.003)",
          "unit variance, lr 0.001": "nats (unit init, lr 0.001)", "unit variance, lr 0.003": "nats (unit init, lr 0.003)"},
         (0, "no difference"),
@@ -95,12 +95,12 @@ FIGURES: dict[str, ClaimFigure] = {
     "C18": ClaimFigure("overlap of query subspaces (1: the same)", {"two heads": "two heads, mean", "two random": "two random"}),
     "C19": ClaimFigure("entropy early in training, nats", {"no scale": "training, without", "÷ √d_k": "training, with 1"}),
     "C20": ClaimFigure(
-        "held-out loss without the scale less with it, nats",
+        "held-out loss without the scale minus with it, nats",
         {"1 layer": "nats, 1 layer", "2 layers": "nats, 2 layers", "4 layers": "nats, 4 layers", "8 layers": "nats, 8 layers"},
         (0, "no difference"),
     ),
     "C21": ClaimFigure(
-        "times as fast as a loop", {"one pass": "one pass is as fast", "not counting the calls": "not counting"}, (1, "as fast")
+        "times as fast as a loop", {"one pass": "that of a loop", "not counting the calls": "without the cost"}, (1, "as fast")
     ),
     "C22": ClaimFigure(
         "share with a gradient under 1 % of the RMS",
