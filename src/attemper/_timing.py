@@ -73,9 +73,9 @@ def interleave(
 
     Args:
         candidates: name → a call to time. What it returns is dropped outside the timed span.
-        rounds: how often each is timed; over all rounds each follows each other equally often.
-        warmup: untimed calls of each before the first round; at least one, then while a quarter of the budget lasts.
-        budget: seconds after which no new round starts, once there are three.
+        rounds: how often each is timed. The order changes from round to round (see :func:`interleaved`).
+        warmup: untimed calls of each before the first round. The first is always made, more only within a quarter of the budget.
+        budget: seconds after which no new round starts; the first three rounds always run.
         device: ``"cuda"`` times with events on the device, others with the wall clock.
     """
     clock = _on_device if torch.device(device).type == "cuda" else _on_wall

@@ -1,4 +1,4 @@
-"""The direct way: a plain call goes to a native kernel without an op, and is differentiated by a Function without one.
+"""The direct way: a plain call runs on a native kernel without a torch op, and its autograd Function calls the kernel too.
 
 A call that is not plain (plain.py) goes through the op of ops.py, which torch can trace and transform.
 """
@@ -33,7 +33,8 @@ def attend(
 ) -> tuple[Tensor, Vitals]:
     """Run a checked problem on a kernel; output (B, H, Lq, Ev), empty without values, and the signs named, (B, H, Lq) each.
 
-    The vitals are added to `target`, or to that of the module which runs; not those of additive scores, or without values.
+    The vitals are also added to `target`, or to the target of the module that runs. Calls with additive scores or without
+    values are not added.
     """
     target = current_target() if target is None else target
     if target is None or problem.value is None or problem.weight is not None:
@@ -53,9 +54,9 @@ def _attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tens
 
 
 def attend_plain(problem: Problem, names: tuple[str, ...], kernel: str) -> list[Any]:
-    """A plain call: a native kernel itself, and where a gradient is asked for a Function without an op.
+    """Run a plain call on a native kernel; inside an autograd Function if a gradient is needed.
 
-    Returns the output (None without values), then the signs that are named, and `lse_low` where lse is.
+    Returns the output (None without values), then the named signs, then `lse_low` if lse is among them.
     """
     query, key, value, mask, gain = problem[:5]
     sign_bits = _bits_of(names)
@@ -81,10 +82,9 @@ def attend_unchecked(
     kernel: str,
     grouped: bool = True,
 ) -> list[Any] | None:
-    """`attend_plain` for a plain call of which shapes and dtypes were not looked at; None where these are not surely valid.
+    """`attend_plain` for a plain call whose shapes and dtypes are unchecked; None if they may be invalid.
 
-    None too where the kernel that was asked for is not the native one. Fewer key heads than query heads are taken where they
-    may be `grouped`.
+    Also None if another kernel than the native one was asked for. `grouped` allows fewer key heads than query heads.
     """
     native = kernels.takes_plain(kernel, query.is_cuda)
     if native is None:
@@ -100,7 +100,7 @@ def attend_unchecked(
     if problem is None or not (grouped or query.shape[1] == key.shape[1]) or not kernels.KERNELS[native].takes(problem):
         return None
     if (tracked or _tracked(mask)) and any(t is not None and t.is_inference() for t in problem[:4]):
-        return None  # the careful way copies what a backward may not keep
+        return None  # `prepare` copies inference tensors, which a backward may not save
     return attend_plain(problem, names, native)
 
 
@@ -109,7 +109,7 @@ def _tracked(tensor: Tensor | None) -> bool:
 
 
 def _named(results: Results, names: tuple[str, ...]) -> list[Any]:
-    # all signs are the last fields, in this order
+    # the last fields of Results are SIGNS, in the same order
     signs = results[-len(SIGNS) :] if names is SIGNS else [getattr(results, name) for name in names]
     return [results.output, *signs, results.lse_low] if "lse" in names else [results.output, *signs]
 
@@ -124,7 +124,7 @@ def plain_vitals(names: tuple[str, ...], tensors: Sequence[Tensor]) -> Vitals:
 
 
 class _PlainAttention(torch.autograd.Function):
-    """`_Attention` of a plain call, on a native kernel: what is asked for comes out, and what a backward reads is saved."""
+    """`_Attention` for a plain call: it runs the native kernel without an op and returns only the outputs that were asked for."""
 
     @staticmethod
     def forward(ctx: Any, query, key, value, mask, gain, problem, sign_bits, outputs, kernel) -> Any:  # type: ignore[no-untyped-def]
@@ -156,5 +156,5 @@ def _plain_backward(saved: Any, grads: Any) -> bool:
     """Whether a backward can go straight to its kernel: nothing differentiates it again, traces it, or batches it."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or not at_rest():
         return False
-    # what is saved was plain; hooks of saved tensors may hand back another
+    # the saved tensors were plain, but saved-tensor hooks may return others
     return all(t is None or is_plain(t) for tensors in (grads, saved) for t in tensors)

@@ -292,10 +292,7 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
         return _by_definition(problem, names)
     sign_bits = _with_gradients(problem, bits_of(names))
     if torch.compiler.is_compiling():
-        # Dynamo refuses one tensor in two places, which self-attention without projections has
-        key, value = problem.key, problem.value
-        problem = problem._replace(key=key.view_as(key), value=None if value is None else value.view_as(value))
-        results = Results(*_Attention.apply(*problem, sign_bits, kernel))
+        results = Results(*_Attention.apply(*with_distinct_tensors(problem), sign_bits, kernel))
     elif not is_recording() and not is_forward_mode():
         # nothing is differentiated: a Function's apply, or the bare op's rule of autograd, costs as much as a small call
         with _AutoDispatchBelowAutograd():
@@ -305,6 +302,12 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
     else:
         results = Results(*_EagerAttention.apply(*problem, sign_bits, kernel))
     return results.output, _vitals_of(results, names)
+
+
+def with_distinct_tensors(problem: Problem) -> Problem:
+    """The problem with views of key and value: Dynamo refuses one tensor as two arguments, as in ``attention(x, x, x)``."""
+    key, value = problem.key, problem.value
+    return problem._replace(key=key.view_as(key), value=None if value is None else value.view_as(value))
 
 
 def attend_without_autograd_and_modes(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:

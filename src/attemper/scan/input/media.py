@@ -151,7 +151,9 @@ def _channels(setting: dict[str, Any], name: str, channels: int) -> Tensor:
     try:
         return torch.tensor([float(value) for value in values], device="cpu").view(1, -1, 1, 1)
     except (TypeError, ValueError):
-        raise InputError(f"scan: {name} of preprocessor_config.json must be numbers; got {values!r}.") from None
+        raise InputError(
+            f"scan: {name} of preprocessor_config.json must be numbers; got {values!r}. Correct that file."
+        ) from None
 
 
 def _disc(size: int = 256) -> Tensor:
