@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from ..vitals import Attended, Vitals
-
-NEG_INF = float("-inf")
+from ..vitals import NEG_INF, Attended, Vitals
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:

@@ -58,10 +58,6 @@ def past(ladder: Sequence[Threshold], value: float | None) -> Threshold | None:
     return next((rung for rung in ladder if value is not None and value > rung.value), None)
 
 
-def count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
 def listed(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:8]))
     return shown if len(numbers) <= 8 else f"{shown}, … ({len(numbers)} in all)"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._display import plural
 from ..._timing import interleave
 from ...attention import attention
 from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
@@ -91,7 +92,7 @@ def draw(rows: Rows, finding: str) -> Any:
     few = min(row["threads"] for row in rows)
     lines = [("loop", few, "token by token"), ("calls", few, "being called"), ("work", few, "computing")]
     lines += [
-        ("pass", threads, f"one pass, {threads} thread{'s' * (threads > 1)}")
+        ("pass", threads, f"one pass, {plural(threads, 'thread')}")
         for threads in sorted({row["threads"] for row in rows})
     ]
     parts = [
