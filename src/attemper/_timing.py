@@ -54,11 +54,11 @@ class Times:
         return median_interval(ratios)
 
 
-def median_interval(values: Sequence[float], resamples: int = RESAMPLES) -> Spread:
+def median_interval(values: Sequence[float]) -> Spread:
     """The median and its 95 % bootstrap interval; the same values always give the same interval."""
     draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples))
-    return Spread(statistics.median(values), medians[int(0.025 * resamples)], medians[int(0.975 * resamples)])
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    return Spread(statistics.median(values), medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)])
 
 
 def interleave(

@@ -83,7 +83,9 @@ class HeadSummary:
         if name.startswith("__") or "columns" not in self.__dict__:
             raise AttributeError(name)
         if name not in self.columns:
-            raise SignNotMeasured(f"by_head(): {name!r} was not measured. This summary has: {', '.join(self.signs)}.")
+            raise SignNotMeasured(
+                f"by_head(): {name!r} was not measured. This summary has: {', '.join(self.signs)}. Add it to signs=."
+            )
         if name == "peak":
             return self.peaks
         total = self.sums[:, self.columns.index(name)]

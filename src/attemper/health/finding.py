@@ -42,7 +42,7 @@ class Finding:
         return asdict(self)
 
 
-def made(
+def finding_of(
     row: HeadRow, name: str, level: str, value: float | None, threshold: Threshold, says: str, todo: str
 ) -> Finding:
     where = row["layer"], row["kind"], row.get("head")

@@ -338,7 +338,7 @@ def _copy(tensor: Tensor) -> Tensor:
     return once.clone().expand(tensor.shape)
 
 
-def for_gradients(sign_bits: int, *tracked: Tensor | None) -> int:
+def with_gradient_bits(sign_bits: int, *tracked: Tensor | None) -> int:
     """The bits, with those of what the backward needs if one of these tensors may get a gradient. It costs time and memory."""
     if not may_get_gradients(*tracked):
         return sign_bits

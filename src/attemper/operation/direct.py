@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import kernels
 from .._torch_private import at_rest
-from ..kernels.contract import FLOATS, N_TENSORS, NeedsGrad, Problem, Results, Upstream, for_gradients
+from ..kernels.contract import FLOATS, N_TENSORS, NeedsGrad, Problem, Results, Upstream, with_gradient_bits
 from ..vitals import SIGNS, Vitals
 from . import ops
 from .listen import TallyTarget, current_target, listening
@@ -61,7 +61,7 @@ def attend_plain(problem: Problem, names: tuple[str, ...], kernel: str) -> list[
     query, key, value, mask, gain = problem[:5]
     sign_bits = _bits_of(names)
     if torch.is_grad_enabled() and any(map(_tracked, problem[:5])) and (names or value is not None):
-        sign_bits = for_gradients(sign_bits, query, key, mask, gain)
+        sign_bits = with_gradient_bits(sign_bits, query, key, mask, gain)
         fields = (*names, "lse_low") if "lse" in names else names
         outputs = fields if value is None else ("output", *fields)
         found = _PlainAttention.apply(query, key, value, mask, gain, problem, sign_bits, outputs, kernel)

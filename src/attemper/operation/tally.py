@@ -155,7 +155,7 @@ def attend_and_tally(
 
 def _measured(problem: Problem, kernel: str) -> tuple[Tensor, Vitals]:
     """Output and all signs in a traced graph; only the output is differentiable."""
-    sign_bits = ops._with_gradients(problem, bits_of(SIGNS)) & ~ARGMAX_BIT
+    sign_bits = ops._with_gradient_bits(problem, bits_of(SIGNS)) & ~ARGMAX_BIT
     results = Results(*_MeasuredAttention.apply(*ops.with_distinct_tensors(problem), sign_bits, kernel))
     return results.output, ops._vitals_of(results, SIGNS)
 

@@ -115,7 +115,9 @@ def _load() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError:
-        raise KernelUnavailable("does not load here: its library was built for another system") from None
+        raise KernelUnavailable(
+            "does not load here: its library was built for another system; install attemper again"
+        ) from None
     layouts = {"call": CallLayout, "rows": RowsLayout, "fold": FoldLayout}
     names = ("back_keys", "unbound", "fold_columns", "best", "forward", "backward", "fold", "bind", "plain_forward")
     there = all(hasattr(library, f"attemper_{name}") for name in (*names, *(f"{name}_fields" for name in layouts)))

@@ -99,9 +99,9 @@ FORMS = {
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    """The RMS beside its closed form, the median beside the law from which the vectors are left out; neither uses these draws.
+    """The RMS against its closed form, and the median against lab/maths/gradients.py; neither uses these draws.
 
-    A median whose interval is wider than a quarter of it would agree with anything: it is left out.
+    A median is left out if its interval is wider than a quarter of it: it would agree with anything.
     """
     found = []
     for row in rows:

@@ -58,10 +58,10 @@ def measure(cell: Cell) -> Row:
 
 
 def without_calls(each: Sequence[Mapping[str, Sequence[float]]]) -> tuple[float, float]:
-    """Seconds that a loop spends on calling, and on computing, from every token's call and an empty one (one key) beside it.
+    """Seconds that a loop spends on calling, and on computing, from the times of each token's call and an empty call (one key).
 
-    Computing is a small difference of two large times, so both are taken call by call, in turn, and the fastest of each counts:
-    whatever disturbed a call came on top. What is left of noise can still exceed the difference; less than nothing is nothing.
+    Computing time is a small difference of two large times. So both calls are timed in turn and the fastest of each counts,
+    because disturbances only add time. Noise can still make the difference negative; it is then 0.
     """
     calls = sum(min(one["empty"]) for one in each)
     return calls, max(0.0, sum(min(one["call"]) for one in each) - calls)

@@ -94,7 +94,7 @@ def sensitivity(rows: Rows) -> tuple[float, Tensor]:
     means = [statistics.fmean(losses) for losses in by_rate]
     if min(map(len, by_rate)) < 2:
         return statistics.fmean(means) - min(means), torch.zeros(0, dtype=torch.float64, device="cpu")
-    drawn = torch.stack([roc.again(losses, seed, fewer=1).mean(1) for seed, losses in enumerate(by_rate)], 1)
+    drawn = torch.stack([roc.resampled(losses, seed, fewer=1).mean(1) for seed, losses in enumerate(by_rate)], 1)
     return statistics.fmean(means) - min(means), drawn.mean(1) - drawn.amin(1)
 
 

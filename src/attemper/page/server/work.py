@@ -41,8 +41,8 @@ class Desk:
         answer = await desk.ask("heads", text="the dog sat")
     """
 
-    def __init__(self, model: str | None, command: list[str] | None = None) -> None:
-        self._command = command or [sys.executable, "-m", "attemper.page.server.worker", *([model] if model else [])]
+    def __init__(self, model: str | None) -> None:
+        self._command = [sys.executable, "-m", "attemper.page.server.worker", *([model] if model else [])]
         self._process: asyncio.subprocess.Process | None = None
         self._readers: set[asyncio.Task[None]] = set()
         self._jobs: dict[int, asyncio.Queue[WorkerAnswer]] = {}
