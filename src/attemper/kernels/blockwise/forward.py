@@ -84,7 +84,7 @@ class RowSums:
             better = (peak > self.best) | peak.isnan()
             self.argmax = torch.where(better, z.argmax(-1) + keys.start, self.argmax)
             self.best = torch.maximum(self.best, peak)
-        # asking costs a GPU a wait and a CPU nothing
+        # reading the answer synchronises a GPU, and costs a CPU nothing
         if not self.lazy or bool((peak > self.limit).any()):
             self._raise_reference(t)
 
@@ -136,7 +136,7 @@ class RowSums:
         work = self.block.buffer("e", z.shape)
         count = met = torch.full_like(self.count, z.shape[-1])
         mean = z.mean(-1) if tile.open else self.mean
-        # asking costs a GPU a wait and a CPU nothing
+        # reading the answer synchronises a GPU, and costs a CPU nothing
         if tile.open and self.lazy and bool(mean.isfinite().all()):
             torch.sub(z, mean.unsqueeze(-1), out=work)
         else:

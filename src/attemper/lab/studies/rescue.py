@@ -16,7 +16,7 @@ from ..engine.experiment import Cell, Row, Rows, pick
 from ..maths import roc
 from ..stacked.fit import about, fit
 from ..stacked.study import Deadline, Settings, Study, missing
-from ..stacked.text import CHANCE
+from ..stacked.text import UNTRAINED_LOSS
 from ..training.runs import NOTHING
 
 WARNS = 50.0
@@ -122,7 +122,7 @@ def summary(rows: Rows) -> list[Row]:
 def _gap(row: Mapping[str, Any], bad: Mapping[str, Any]) -> float:
     """Nats above the twin of a failing run; a run that has no loss any more counts as where it began."""
     loss = row["held_out"]
-    return min(loss, CHANCE) - bad["twin"] if _is_number(loss) else CHANCE - bad["twin"]
+    return min(loss, UNTRAINED_LOSS) - bad["twin"] if _is_number(loss) else UNTRAINED_LOSS - bad["twin"]
 
 
 def finding(rows: Rows) -> str:

@@ -19,7 +19,7 @@ from ..maths import roc
 from ..maths.stats import over_seeds
 from ..stacked.fit import about, fit
 from ..stacked.study import Deadline, Settings, Study, missing
-from ..stacked.text import CHANCE
+from ..stacked.text import UNTRAINED_LOSS
 from ..training.runs import NOTHING
 
 ARMS: dict[str, tuple[str, str, str]] = {
@@ -83,7 +83,7 @@ def train(
 def _loss(row: Any) -> float:
     """The held-out loss; no worse than at the start, also for a run that diverged."""
     value = float(row["held_out"])
-    return min(value, CHANCE) if math.isfinite(value) else CHANCE
+    return min(value, UNTRAINED_LOSS) if math.isfinite(value) else UNTRAINED_LOSS
 
 
 def sensitivity(rows: Rows) -> tuple[float, Tensor]:
