@@ -62,7 +62,11 @@ def state():
         _python_dispatch._is_in_non_infra_torch_dispatch_mode,
         interface.get_interface,
         F.scaled_dot_product_attention,
-        *(getattr(owner, name) for owner in (torch, torch.Tensor) for name in ("softmax", "log_softmax")),
+        *(
+            getattr(owner, name)
+            for owner in (torch, torch.special, torch.Tensor)
+            for name in ("softmax", "log_softmax")
+        ),
         *(torch._native_multi_head_attention, torch._transformer_encoder_layer_fwd),
         "softmax" in vars(torch.Tensor),
         listening.listener,

@@ -49,7 +49,7 @@ DYNAMO_MODULE, DYNAMO_WRAPPER = "torch._dynamo.eval_frame", "compile_wrapper"
 
 
 def at_rest() -> bool:
-    """Whether an op would go straight to its kernel: no mode, transform, trace, autocast, profiler or forward-mode derivative.
+    """Whether an op would go straight to its kernel: no mode, transform, trace, profiler or forward-mode derivative.
 
     False too under enable_grad inside inference mode: grad mode is on there, but autograd records nothing.
     """
@@ -58,7 +58,6 @@ def at_rest() -> bool:
         or _is_torch_function_mode_enabled()
         or peek_interpreter_stack() is not None
         or _get_tracing_state() is not None
-        or _is_any_autocast_enabled()
         or _profiler_enabled()
         or forward_ad._current_level >= 0  # 2.0
         or (is_inference_mode_enabled() and is_grad_enabled())

@@ -166,6 +166,29 @@ def sdpa(
     return output if inputs[0].dtype == query.dtype else output.to(query.dtype)
 
 
+def attention_with_detached_signs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    signs: tuple[str, ...],
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    softcap: float | None,
+    dropout: float,
+) -> Attended:
+    """:func:`attention` for a watch, which has checked `signs` and lets no gradient reach them."""
+    if is_plain_call(query, key, value, causal, scale, None, softcap, dropout):
+        options = (mask, causal, scale, None, softcap)
+        found = attend_unchecked(query, key, value, *options, signs, "auto", detached=True)
+        if found is not None:
+            return Attended(found[0], plain_vitals(signs, found[1:]))
+    return attention(
+        query, key, value, mask=mask, causal=causal, scale=scale, softcap=softcap, dropout=dropout, signs=signs
+    )
+
+
 def measure_without_autograd_and_modes(
     query: Tensor,
     key: Tensor,

@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
 from attemper import kernels
+from attemper.attention import attention_with_detached_signs
 from attemper.errors import InputError, KernelUnavailable
 from attemper.operation import direct as _direct
+from attemper.vitals import SIGNS
 from close import assert_float64
 from native import native, needed
 
@@ -163,7 +165,7 @@ STATES = {
     "a function mode": (Passing, 0),
     "a dispatch mode": (Seen, 0),
     "a profiler": (lambda: torch.profiler.profile(acc_events=True), 0),
-    "autocast": (lambda: torch.autocast("cpu", enabled=True), 0),
+    "autocast": (lambda: torch.autocast("cpu", enabled=True), 1),
     "a level of forward mode": (forward_ad.dual_level, 0),
 }
 KINDS = {
@@ -250,6 +252,51 @@ def test_only_values_are_tracked(direct):
     (gradient,) = torch.autograd.grad([output.sum(), vitals.peak.sum(), vitals.entropy.sum()], value)
     assert torch.equal(gradient, torch.autograd.grad(attemper.attention(query, key, value).output.sum(), value)[0])
     assert "op" not in direct
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("asked", [{}, {"causal": True}, {"mask": True}], ids=["full", "causal", "mask"])
+def test_detached_signs_change_no_bit(direct, dtype, asked):
+    """What replace=True calls: the output and its gradients as ever, and signs that nothing is saved for."""
+    query, key, value = tensors(dtype, tracked=True)
+    mask = torch.randn(ROWS, KEYS, dtype=dtype)[None, None].requires_grad_() if "mask" in asked else None
+    options = {"mask": mask, "causal": False, "scale": None, "softcap": None, "dropout": 0.0} | asked | {"mask": mask}
+    inputs = [tensor for tensor in (query, key, value, mask) if tensor is not None]
+    output, vitals = attemper.attention(query, key, value, **options)
+    expected = torch.autograd.grad(output.float().square().sum(), inputs)
+    direct.clear()
+    detached = attention_with_detached_signs(query, key, value, signs=SIGNS, **options)
+    assert torch.equal(detached.output, output)
+    for name in SIGNS:
+        sign = getattr(detached.vitals, name)
+        assert torch.equal(sign, getattr(vitals, name))
+        assert not sign.requires_grad
+    assert torch.equal(detached.vitals._lse_low, vitals._lse_low)
+    found = torch.autograd.grad(detached.output.float().square().sum(), inputs)
+    assert direct == ["bare_forward", "bare_backward"]
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    again = attention_with_detached_signs(query, key, value, signs=SIGNS, **options).output
+    with pytest.raises(KernelUnavailable, match="does not compute second derivatives"):
+        (first, *_) = torch.autograd.grad(again.sum(), inputs, create_graph=True)
+        first.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_under_autocast(direct, dtype):
+    """Tensors that already have the low dtype go straight to the kernel; others are cast first, and then do."""
+    inputs = tensors(dtype, tracked=True)
+    low = [tensor.detach().to(torch.bfloat16).requires_grad_() for tensor in inputs]
+    output = attemper.attention(*low, causal=True).output
+    expected = torch.autograd.grad(output.float().square().sum(), low)
+    direct.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        output_cast = attemper.attention(*inputs, causal=True).output
+        found = torch.autograd.grad(output_cast.float().square().sum(), inputs)
+    assert torch.equal(output_cast, output)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other.to(dtype))
+    assert direct == ["bare_forward", "bare_backward"]
 
 
 def test_what_was_saved_and_written_to_is_noticed():

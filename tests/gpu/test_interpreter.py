@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 
 import attemper
 from attemper import kernels
+from attemper.errors import KernelUnavailable
 from attemper.heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT
 from attemper.kernels.contract import Serves
 from attemper.operation.ops import FORWARD
@@ -214,3 +216,99 @@ def test_the_op_returns_nothing_that_was_not_written():
     args = (query, key, value, *[None] * 4, 0.25, None, 0, None, 0.0, sum(BIT.values()) | ARGMAX_BIT, "triton")
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.attemper.forward.default, args, test_utils=checks)
+
+
+def test_what_is_saved_may_come_back_in_another_layout():
+    """Hooks of saved tensors store them elsewhere; kernels read memory by its address."""
+
+    def turned(tensor):
+        return tensor if tensor.dim() < 3 else tensor.mT.contiguous().mT
+
+    def gradients(hooks):
+        tensors = [torch.randn(1, 2, n, 8, generator=torch.Generator().manual_seed(n)) for n in (40, 50, 50)]
+        query, key, value = (tensor.requires_grad_() for tensor in tensors)
+        with hooks:
+            attended = attemper.attention(query, key, value, kernel="triton")
+        (attended.output.square().sum() + attended.vitals.entropy.square().sum()).backward()
+        return query.grad, key.grad, value.grad
+
+    expected = gradients(nullcontext())
+    found = gradients(torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, turned))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_no_launch_has_more_programs_along_a_dimension_than_cuda_starts(monkeypatch):
+    """65,535 along the second and third one: many small images have more heads in a batch."""
+    from attemper.kernels.triton import launch
+
+    launched = []
+    monkeypatch.setattr(launch.Launch, "_compile", lambda self: launched.append((self.kernel, self.programs)))
+    monkeypatch.setattr(launch, "COMPILED", {})
+    tensors = [torch.zeros(70_000, 1, 2, 8, requires_grad=True) for _ in range(3)]
+    attended = attemper.attention(*tensors, kernel="triton")
+    attended.output.sum().backward()
+    names = {kernel.fn.__name__: programs for kernel, programs in launched}
+    assert names["forward_kernel"] == names["rows_kernel"] == names["keys_kernel"] == (1, 35_000, 2)
+    for heads in (1, 65_535, 65_536, 10**9):
+        across, along = launch.across(heads)
+        assert across * along == heads
+        assert max(across, along) <= 65_535
+    with pytest.raises(KernelUnavailable, match="Add a sequence to the batch"):
+        launch.across(65_537)  # a prime
+
+
+def test_a_plan_of_decode_is_used_again_only_for_what_was_compiled():
+    from attemper.kernels.contract import OUTPUT_LOW_BIT, Problem
+    from attemper.kernels.triton import _decode_key
+
+    def key(keys, bits=0, dtype=torch.float16, cache=None, right=None):
+        query = torch.empty(2, 2, 1, 16, dtype=dtype)
+        found = torch.empty(2, 2, keys, 16, dtype=dtype) if cache is None else cache
+        return _decode_key(Problem(query, found, found, *[None] * 4, 0.25, None, right, None, 0.0), bits)
+
+    assert key(640) == key(960)
+    assert key(640, right=639) == key(960, right=959)  # lower right: the bound grows with the keys
+    assert key(640) != key(640, right=639)
+    far = torch.empty_strided((2, 2, 640, 16), (1 << 31, 640 * 16, 16, 1), dtype=torch.float16, device="meta")
+    assert key(640) != key(640, cache=far)  # a stride of 64 bits
+    # a call that is small keeps what rounding takes from its weights
+    assert key(640, OUTPUT_LOW_BIT) != key(32_000, OUTPUT_LOW_BIT)
+
+
+def test_long_vectors_in_float32():
+    """Tiles of the backward are smaller where those of 32 vectors do not fit into a card's shared memory."""
+    judge({name: torch.randn(1, 1, n, 136) for name, n in (("query", 20), ("key", 24), ("value", 24))}, {}, "triton")
+
+
+def test_parts_of_a_row_that_sees_more_keys_than_float32_can_count():
+    """2^24 + 1 is no float32."""
+    from attemper.kernels import triton
+    from attemper.kernels.contract import BIT, Problem, empty_results
+
+    query = torch.zeros(1, 1, 1, 8)
+    results = empty_results(Problem(query, query, *[None] * 5, 1.0, None, None, None, 0.0), BIT["visible"])
+    parts = torch.zeros(triton._decode.N_PARTS, 2, 1)
+    parts[2] = 1.0  # the sum of weights
+    parts[8] = torch.tensor([[1 << 24], [1]], dtype=torch.int32).view(torch.float32)
+    how = {"EV": 1, "BEV": 16, "SPLITS": 2, "VALUES": False, "BITS": BIT["visible"], "BY_TOKEN": False}
+    triton._decode.join_kernel[(1,)](parts, parts, *results, 1, 1, 1, 2, **how)
+    assert results.visible.item() == (1 << 24) + 1
+
+
+def test_the_hardware_copies_what_its_descriptors_are_defined_for():
+    from attemper.kernels.triton.arguments import descriptors
+
+    def copies(shape, steps, at=0):
+        memory = torch.zeros(40_000, dtype=torch.bfloat16)
+        return descriptors(memory.as_strided(shape, steps, at), rows=64) is not None
+
+    shape, steps = (2, 2, 70, 64), (8960, 4480, 64, 1)
+    assert copies(shape, steps)
+    assert copies(shape, (8960, 64, 128, 1))  # by token
+    assert copies(shape, steps, at=8)
+    assert not copies(shape, steps, at=4)
+    assert not copies(shape, (8960, 4480, 68, 1))
+    assert not copies(shape, (8960, 0, 64, 1))
+    assert not copies(shape, (8960, 4480, 8, 1))
+    assert not copies((2, 2, 0, 64), steps)

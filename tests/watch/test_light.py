@@ -136,6 +136,26 @@ def test_autocast(dtype, kinds):
     assert found == ["full", "light", "light"]
 
 
+def test_a_parameter_that_autocast_lowers(kinds):
+    """Autocast keeps its copy of a parameter for all its uses, and only the op shows that copy: no such call is light."""
+
+    class Learned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.packed = nn.Parameter(torch.randn(2, 2, 3, 8)), nn.Linear(16, 32)
+
+        def forward(self, x):
+            k, v = self.packed(x).unflatten(-1, (2, 2, 8)).permute(2, 0, 3, 1, 4)
+            both = F.scaled_dot_product_attention(self.query, k, v) + F.scaled_dot_product_attention(self.query, v, k)
+            return both.float()
+
+    def drive(model, watch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return steps(model, watch, count=4)
+
+    assert "light" not in compare(Learned, drive, kinds)
+
+
 def test_an_exception_in_the_middle(kinds):
     class Failing(Block):
         fails = False

@@ -167,12 +167,21 @@ def test_a_call_that_moves_into_a_module_which_ran_without_one(kinds):
     assert found == ["full", "light", "light", "converted", "full", "light"]
 
 
-def test_attention_by_hand_that_begins_at_a_step_is_said(kinds):
+SOFTMAXES = {
+    "method": lambda z: z.softmax(-1),
+    "torch": lambda z: torch.softmax(z, -1),
+    "functional": lambda z: F.softmax(z, -1),
+    "special": lambda z: torch.special.softmax(z, -1),
+}
+
+
+@pytest.mark.parametrize("softmax", SOFTMAXES.values(), ids=SOFTMAXES)
+def test_attention_by_hand_that_begins_at_a_step_is_said(softmax, kinds):
     def change(model, step):
         model[1].way = "none" if step < 3 else "by hand"
 
     torch.manual_seed(0)
-    model = nn.Sequential(Block(), Switching(**{"by hand": by_hand}))
+    model = nn.Sequential(Block(), Switching(**{"by hand": lambda q, k, v: softmax(q @ k.mT / 4) @ v}))
     with (
         pytest.warns(UserWarning, match=r"1: step 3: a softmax ran here that no full pass had seen"),
         attemper.watch(model) as watch,

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 import attemper
+from attemper.watch.attach import measuring
 from attemper.watch.routes.handwritten.chain import UNTRACED
 
 WIDTH, HEADS = 32, 4
@@ -248,3 +249,16 @@ def test_a_gradient_of_q_and_k_in_one_is_noted(gradients):
         net(torch.randn(2, 6, WIDTH)).sum().backward()
     expected = ["good: q and k are one tensor: |dq| and |dk| are both its whole gradient."]
     assert watch.record.notes == (expected if gradients else [])
+
+
+def test_a_capture_is_no_measurement(monkeypatch):
+    """What a CUDA graph computes is there after a replay; what a watch would read before that is uninitialised memory."""
+    monkeypatch.setattr(measuring, "is_captured", lambda tensor: True)
+    with (
+        torch.no_grad(),
+        pytest.warns(UserWarning, match="not measured: a CUDA graph is being captured"),
+        attemper.watch(Good()) as watch,
+    ):
+        watch.model(torch.randn(1, 5, WIDTH))
+    assert watch.unmeasured == 1
+    assert not watch.record.entries

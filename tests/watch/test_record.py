@@ -4,6 +4,7 @@ import json
 import math
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 import attemper
 import forked
 from attemper.errors import InputError, MissingExtra
+from attemper.watch.call import UnfoldedRows
 from attemper.watch.record.jsonl import HEADER
 from close import in_float64
 
@@ -34,6 +36,29 @@ def same(first, second):
         assert list(a) == list(b)
         for name, value in a.items():
             assert b[name] == (in_float64(value) if isinstance(value, float) else value)
+
+
+def test_rows_of_another_stream_are_waited_for():
+    """A step may end on another CUDA stream than the one that computes its rows, whose memory must not be used again before."""
+
+    class Stream:
+        def __init__(self):
+            self.waited, self.reads = [], []
+
+        def wait_stream(self, other):
+            self.waited.append(other)
+
+    class Sign:
+        def record_stream(self, stream):
+            stream.reads.append(self)
+
+    lse, keep, one, other = Sign(), Sign(), Stream(), Stream()
+    rows = UnfoldedRows(SimpleNamespace(lse=lse), keep, one)
+    rows.wait_on(one)
+    assert not one.waited
+    rows.wait_on(other)
+    assert other.waited == [one]
+    assert other.reads == [lse, keep]
 
 
 def test_shape_and_names(record):

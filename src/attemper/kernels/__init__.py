@@ -42,13 +42,23 @@ def cpu_is_missing() -> str | None:
 
 @cache
 def _why_triton_is_missing() -> str | None:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
+    if not torch.cuda.is_available() or torch.version.cuda is None:  # ROCm calls its devices cuda too
         return "needs an NVIDIA GPU of the Ampere generation or newer"
+    for number in range(torch.cuda.device_count()):
+        if torch.cuda.get_device_capability(number) < (8, 0):
+            found = f"cuda:{number} is a {torch.cuda.get_device_name(number)}, which CUDA_VISIBLE_DEVICES can hide"
+            return f"needs NVIDIA GPUs of the Ampere generation or newer; {found}"
     try:
+        version = importlib.import_module("triton").__version__
+        if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
+            return f"needs the package triton {'.'.join(map(str, OLDEST_TRITON))} or newer; found {version}"
         load("triton")
-    except ImportError as error:
-        return f"needs the package triton 3.6 or newer: {error}"
+    except Exception as error:  # one that is too new may lack anything
+        return f"needs the package triton, as of version {'.'.join(map(str, OLDEST_TRITON))}: {error}"
     return None
+
+
+OLDEST_TRITON = (3, 6)
 
 
 def triton_is_missing() -> str | None:

@@ -19,11 +19,14 @@ from ..vitals import SIGNS, Vitals
 from . import ops
 from .listen import TallyTarget, current_target, listening
 from .ops import differentiate
-from .plain import all_plain, is_plain, plain_problem
+from .plain import all_plain, are_plain, plain_problem
 from .tally import attend_and_tally
 
 _bits_of = cache(ops.bits_of)
 assert Results._fields[-len(SIGNS) :] == SIGNS
+FOR_OUTPUT = ("output", "output_low", "lse_low", "lse")
+"""The results that a backward needs if a gradient arrives at the output alone."""
+_NO_RESULTS: dict[str, Any] = dict.fromkeys(Results._fields)
 NATIVE = ("cpu", "triton")
 """Kernels that can be called without an op: they have `bare_forward` and `bare_backward`."""
 
@@ -53,18 +56,26 @@ def _attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tens
     return ops.attend(problem, names, kernel)
 
 
-def attend_plain(problem: Problem, names: tuple[str, ...], kernel: str) -> list[Any]:
+def attend_plain(problem: Problem, names: tuple[str, ...], kernel: str, detached: bool = False) -> list[Any]:
     """Run a plain call on a native kernel; inside an autograd Function if a gradient is needed.
 
-    Returns the output (None without values), then the named signs, then `lse_low` if lse is among them.
+    Returns the output (None without values), then the named signs, then `lse_low` if lse is among them. With `detached`, the
+    signs of a call with values have no gradients, which takes less time and memory.
     """
     query, key, value, mask, gain = problem[:5]
     sign_bits = _bits_of(names)
     if torch.is_grad_enabled() and any(map(_tracked, problem[:5])) and (names or value is not None):
+        if detached and value is not None:
+            sign_bits |= with_gradient_bits(0, query, key, mask, gain)
+            results: list[Results] = []
+            output = _PlainAttention.apply(
+                query, key, value, mask, gain, problem, sign_bits, ("output",), kernel, results
+            )
+            return [output[0], *_named(results[0], names)[1:]]
         sign_bits = with_gradient_bits(sign_bits, query, key, mask, gain)
         fields = (*names, "lse_low") if "lse" in names else names
         outputs = fields if value is None else ("output", *fields)
-        found = _PlainAttention.apply(query, key, value, mask, gain, problem, sign_bits, outputs, kernel)
+        found = _PlainAttention.apply(query, key, value, mask, gain, problem, sign_bits, outputs, kernel, None)
         return [*found] if value is not None else [None, *found]
     return _named(kernels.load(kernel).bare_forward(problem, sign_bits), names)
 
@@ -81,6 +92,7 @@ def attend_unchecked(
     names: tuple[str, ...],
     kernel: str,
     grouped: bool = True,
+    detached: bool = False,
 ) -> list[Any] | None:
     """`attend_plain` for a plain call whose shapes and dtypes are unchecked; None if they may be invalid.
 
@@ -101,7 +113,7 @@ def attend_unchecked(
         return None
     if (tracked or _tracked(mask)) and any(t is not None and t.is_inference() for t in problem[:4]):
         return None  # `prepare` copies inference tensors, which a backward may not save
-    return attend_plain(problem, names, native)
+    return attend_plain(problem, names, native, detached)
 
 
 def _tracked(tensor: Tensor | None) -> bool:
@@ -127,8 +139,11 @@ class _PlainAttention(torch.autograd.Function):
     """`_Attention` for a plain call: it runs the native kernel without an op and returns only the outputs that were asked for."""
 
     @staticmethod
-    def forward(ctx: Any, query, key, value, mask, gain, problem, sign_bits, outputs, kernel) -> Any:  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, query, key, value, mask, gain, problem, sign_bits, outputs, kernel, detached) -> Any:  # type: ignore[no-untyped-def]
         results = kernels.load(kernel).bare_forward(problem, sign_bits, saved=True)
+        if detached is not None:  # a list, which gets what has no gradient; the output's gradient needs little of it
+            detached.append(results)
+            results = Results(**_NO_RESULTS | {name: getattr(results, name) for name in FOR_OUTPUT})
         ctx.save_for_backward(*problem.tensors, *results)
         ctx.numbers, ctx.outputs, ctx.kernel = problem[N_TENSORS:], outputs, kernel
         ctx.set_materialize_grads(False)
@@ -149,7 +164,7 @@ class _PlainAttention(torch.autograd.Function):
         else:
             whole = Results(*[problem.query.new_empty(0) if tensor is None else tensor for tensor in results])
             found = differentiate(problem, whole, upstream, list(needs_grad), ctx.kernel)
-        return (*found[:5], None, None, None, None)
+        return (*found[:5], None, None, None, None, None)
 
 
 def _plain_backward(saved: Any, grads: Any) -> bool:
@@ -157,4 +172,4 @@ def _plain_backward(saved: Any, grads: Any) -> bool:
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or not at_rest():
         return False
     # the saved tensors were plain, but saved-tensor hooks may return others
-    return all(t is None or is_plain(t) for tensors in (grads, saved) for t in tensors)
+    return are_plain((*grads, *saved))

@@ -6,12 +6,13 @@ attention. A few quick tests recognise most plain calls. Every other call, valid
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from .._torch_private import _dispatch_keys, at_rest
+from .._torch_private import _dispatch_keys, _is_any_autocast_enabled, at_rest
 from ..kernels.contract import FLOATS, LARGEST, Problem
 from .listen import listening, tallying
 
@@ -36,11 +37,25 @@ def is_plain(tensor: Tensor) -> bool:
     return type(tensor) in _TYPES and _dispatch_keys(tensor).raw_repr() in _plain_keys(tensor.is_cuda)
 
 
+def are_plain(tensors: Iterable[Tensor | None]) -> bool:
+    """`is_plain` of several tensors on one device, in less time."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    if not given or not _TYPES.issuperset(map(type, given)):
+        return not given
+    return _plain_keys(given[0].is_cuda).issuperset([_dispatch_keys(tensor).raw_repr() for tensor in given])
+
+
 def all_plain(problem: Problem) -> bool:
     """Whether a checked problem is a plain call."""
-    if torch.compiler.is_compiling() or not at_rest():
+    return not torch.compiler.is_compiling() and at_rest() and are_plain(problem.tensors)
+
+
+def _is_cast(query: Tensor) -> bool:
+    """Whether autocast gives the query another dtype."""
+    if not _is_any_autocast_enabled():
         return False
-    return all(tensor is None or is_plain(tensor) for tensor in problem.tensors)
+    device = "cuda" if query.is_cuda else "cpu"
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != query.dtype
 
 
 def is_plain_call(
@@ -61,10 +76,10 @@ def is_plain_call(
         not torch.compiler.is_compiling()
         and at_rest()
         and ((listening.listener is None and not tallying.targets) or value is None)
-        and is_plain(query)
-        and is_plain(key)
+        and are_plain((query, key, value))
         and query.device == key.device
-        and (value is None or (is_plain(value) and query.device == value.device))
+        and (value is None or query.device == value.device)
+        and not _is_cast(query)  # a plain problem has one dtype
         and type(dropout) is float
         and dropout == 0.0
         and (scale is None or (type(scale) is float and abs(scale) <= LARGEST))

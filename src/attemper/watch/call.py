@@ -126,11 +126,20 @@ class UnfoldedRows(NamedTuple):
 
     vitals: Vitals
     rows: Tensor | None
+    stream: Any = None  # the CUDA stream that computes them
 
     @property
     def size(self) -> int:
         """Bytes that it keeps."""
         return sum(sign.numel() * sign.element_size() for sign in self.vitals.__dict__.values())
+
+    def wait_on(self, stream: Any) -> None:
+        """Let a stream wait until they are computed, and keep their memory until it has read them."""
+        if self.stream is None or self.stream == stream:
+            return
+        stream.wait_stream(self.stream)
+        for tensor in (*self.vitals.__dict__.values(), *(() if self.rows is None else (self.rows,))):
+            tensor.record_stream(stream)
 
 
 Summary = HeadSummary | UnfoldedRows | None

@@ -43,6 +43,7 @@ from . import launch as _launch
 from . import row_terms as _rows
 from . import summary as summary  # the watch folds rows by it
 from .arguments import (
+    as_written,
     cdiv,
     compiled_for,
     decode_block,
@@ -66,7 +67,7 @@ from .arguments import (
     widest,
     with_unit_stride,
 )
-from .launch import Block, Launch, facts, tuned
+from .launch import ALIGNED, Block, Launch, all_aligned, facts, is_hopper, room, tuned
 
 
 def forward(problem: Problem, sign_bits: int) -> Results:
@@ -138,7 +139,7 @@ N_FORWARD = 5 + 2 + len(Results._fields)
 
 
 def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: bool | None = None) -> Launch:
-    """`hopper` is whether the hardware copies whole tiles, and more; None asks the device."""
+    """`hopper` is whether the card is of that generation or newer, whose hardware copies whole tiles; None asks the device."""
     query, key, value = problem.query, problem.key, problem.value
     batch, heads, rows, _ = query.shape
     sign_bits = _written(sign_bits, results)
@@ -159,16 +160,21 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: b
     return tuned(block, make)
 
 
-def _launch_decode(problem: Problem, results: Results, sign_bits: int, splits: int) -> None:
-    """With plans that do not depend on the number of keys, which grows from call to call."""
+def _decode_key(problem: Problem, sign_bits: int) -> tuple[Any, ...]:
+    """All that the launches of a decode are compiled for. The number of keys, which grows from call to call, is not among it."""
     query, value = problem.query, problem.value
-    strides = tuple([(step % 16, step == 1) for step in steps(problem)])
-    key = (
-        *(query.device.index, query.dtype, query.shape[1:], problem.key.shape[1], sign_bits, strides, problem[7:]),
-        is_by_token(query),
-        *(None if tensor is None else (tensor.dtype, tensor.data_ptr() % 16) for tensor in problem[:5]),
+    strides = tuple([(step % 16, step == 1, step < 1 << 31) for step in steps(problem)])
+    bounds = (problem.left is None, problem.right is None, problem.softcap is None)  # their values are arguments
+    return (
+        *(query.device.index, query.dtype, query.shape[1:], problem.key.shape[1], sign_bits, strides, bounds),
+        *(is_by_token(query), keeps_weights(problem, sign_bits)),
+        *(None if tensor is None else (tensor.dtype, tensor.data_ptr() % ALIGNED) for tensor in problem[:5]),
         None if value is None else value.shape[3],
     )
+
+
+def _launch_decode(problem: Problem, results: Results, sign_bits: int, splits: int) -> None:
+    key = _decode_key(problem, sign_bits)
     split, join = decode_launches(problem, results, sign_bits, splits)
     _launch.run_as((key, "split"), split)
     _launch.run_as((key, "join", join.constants["SPLITS"]), join)
@@ -178,7 +184,7 @@ def decode_launches(problem: Problem, results: Results, sign_bits: int, splits: 
     query, key, value = problem.query, problem.key, problem.value
     n_rows, keys, groups = results.lse.numel(), key.shape[2], key.shape[1]
     sign_bits = _written(sign_bits, results)
-    block = decode_block(padded(query.shape[3]), query.dtype, query.shape[1] // groups * query.shape[2])
+    block = decode_block(widest(problem), query.dtype, query.shape[1] // groups * query.shape[2], room(query.device))
     chunk = cdiv(cdiv(keys, splits), block["BN"]) * block["BN"]
     splits = cdiv(keys, chunk)
     device = query.device
@@ -218,7 +224,7 @@ def bare_backward(problem: Problem, saved: Results, upstream: Upstream, needs_gr
 
 
 def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
-    asked, problem = problem.mask, readable(problem)
+    asked, problem, saved = problem.mask, readable(problem), as_written(saved)
     query, key, value, mask = problem[:4]
     empty = not query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
 
@@ -240,6 +246,8 @@ def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs
     whole = saved.output_low.numel() > 0
     plan_key = _plan_key(problem, -1)
     plan_key = plan_key and (*plan_key, facts(g_output), arrived, whole, needs_grad)
+    if plan_key and not all_aligned(*saved, *upstream[1:]):
+        plan_key = ()  # of these the key says nothing: they are new memory, unless a hook or a view gave another
     terms = row_terms(saved, upstream, arrived, plan_key)
     lift = _lift(problem, g_output, arrived)
     # the query's address stands for a tensor that is not read
@@ -286,7 +294,7 @@ class _BackwardLaunches(NamedTuple):
             how = self._constants() | asks | _tile_of(block)
             return Launch(_backward.rows_kernel, grid, args, how, _options_of(block))
 
-        block = rows_block(widest(problem), query.dtype, is_hopper(query.device))
+        block = rows_block(widest(problem), query.dtype, is_hopper(query.device), room(query.device))
         return make(block) if asks["SHARED"] else tuned(block, make)  # running it twice would add twice
 
     def over_rows(self, tensors: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> Launch:
@@ -301,7 +309,7 @@ class _BackwardLaunches(NamedTuple):
             how = self._constants() | asks | _tile_of(block)
             return Launch(_backward.keys_kernel, grid, args, how, _options_of(block))
 
-        return tuned(keys_block(widest(problem), key.dtype, is_hopper(key.device)), make)
+        return tuned(keys_block(widest(problem), key.dtype, is_hopper(key.device), room(key.device)), make)
 
     def _steps(self) -> tuple[int, ...]:
         return (*steps(self.problem), *((0, 0, 0) if self.g_output is None else self.g_output.stride()[:3]))
@@ -376,10 +384,6 @@ def _argmax(problem: Problem, saved: Results) -> Tensor:
 def _takes_fast_pass(problem: Problem, sign_bits: int) -> bool:
     """The fast pass looks for no arg-max, so a call that asks for that alone is not for it."""
     return is_fast(problem, sign_bits) and bool(problem.value is not None or sign_bits & ~ARGMAX_BIT)
-
-
-def is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _tile_of(block: dict[str, int]) -> dict[str, int]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..contract import FAR_APART, OUTPUT_LOW_BIT, Problem
+from ..contract import FAR_APART, OUTPUT_LOW_BIT, Problem, Results
 from .launch import ALIGNED, Block
 
 SMALL_CALL = 128 * 128
@@ -34,6 +34,16 @@ def readable(problem: Problem) -> Problem:
 
 def with_unit_stride(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 and tensor.stride(-2) < FAR_APART else tensor.contiguous()
+
+
+def as_written(saved: Results) -> Results:
+    """What a forward saved, as it lay in memory then: a hook of saved tensors may return it in another layout."""
+    output, low = saved.output, saved.output_low
+    signs = [sign.contiguous() for sign in saved[2:]]
+    by_head_or_token = output.is_contiguous() or (output.dim() == 4 and output.transpose(1, 2).is_contiguous())
+    if not by_head_or_token or (low.numel() and low.stride() != output.stride()):
+        output, low = output.contiguous(), low.contiguous()
+    return Results(output, low, *signs)
 
 
 def inputs(problem: Problem) -> tuple[Tensor, ...]:
@@ -154,9 +164,11 @@ def described(*tensors: Tensor, rows: int) -> list[TensorDescriptor]:
 
 
 def _copies(tensor: Tensor) -> bool:
-    size = tensor.element_size()
-    aligned = all(step * size % ALIGNED == 0 for step in tensor.stride()[:3]) and tensor.data_ptr() % ALIGNED == 0
-    return aligned and min(tensor.shape) > 0
+    size, shape, strides = tensor.element_size(), tensor.shape, tensor.stride()
+    aligned = all(step * size % ALIGNED == 0 for step in strides[:3]) and tensor.data_ptr() % ALIGNED == 0
+    # descriptors are not defined for vectors that overlap, or are one and the same
+    apart = strides[2] >= shape[3] and all(strides[:2])
+    return aligned and apart and min(shape) > 0
 
 
 # The size of tiles: what was fastest on an H200, by head dim, dtype and direction; before Hopper, what fits without spilling.
@@ -178,28 +190,42 @@ def forward_block(dim: int, dtype: torch.dtype, values: bool, fast: bool, signs:
     return _block(64, 64, 4, 2)
 
 
-def decode_block(dim: int, dtype: torch.dtype, shared: int) -> Block:
-    """`shared` is how many rows read one head of keys."""
-    rows = max(16, 1 << (shared - 1).bit_length())
-    return _block(rows, 64 if dtype == torch.float32 or dim > 128 else 128, 4, 1 if dtype == torch.float32 else 3)
+def decode_block(dim: int, dtype: torch.dtype, shared: int, room: int) -> Block:
+    """`shared` is how many rows read one head of keys, `room` the bytes that tiles may take together."""
+    rows, size = max(16, next_power_of_2(shared)), dtype.itemsize
+    keys, stages = (64, 1) if dtype == torch.float32 else (64 if dim > 128 else 128, 3)
+
+    def bytes_of(keys: int, stages: int) -> int:
+        """Of keys and values while others are loaded, of queries, and of weights with what rounding took from them."""
+        return (2 * max(1, stages - 1) * keys * dim + rows * (dim + 2 * keys)) * size + 1024
+
+    while bytes_of(keys, stages) > room and keys > 16:
+        keys, stages = (keys, 2) if stages > 2 else (keys // 2, stages)
+    return _block(rows, keys, 4, stages)
 
 
-def rows_block(dim: int, dtype: torch.dtype, hopper: bool) -> Block:
+def rows_block(dim: int, dtype: torch.dtype, hopper: bool, room: int) -> Block:
     """Of the backward over keys, for dq."""
     if dtype == torch.float32 or dim > 128:
-        return _block(32, 32, 4, 1)
+        return _square(dim, dtype, room)
     if not hopper:
         return _block(64, 32, 4, 2)
     return _block(64, 64, 4, 3) if dim <= 64 else _block(128, 64, 8, 3)
 
 
-def keys_block(dim: int, dtype: torch.dtype, hopper: bool) -> Block:
+def keys_block(dim: int, dtype: torch.dtype, hopper: bool, room: int) -> Block:
     """Of the backward over rows, for dk and dv."""
     if dtype == torch.float32 or dim > 128:
-        return _block(32, 32, 4, 1)
+        return _square(dim, dtype, room)
     if not hopper:
         return _block(32, 64, 4, 2)
     return _block(64, 64, 4, 2) if dim <= 64 else _block(32, 64, 4, 3)
+
+
+def _square(dim: int, dtype: torch.dtype, room: int) -> Block:
+    """As many rows as keys, of which five tiles of vectors fit into `room`: queries, keys, values and two gradients."""
+    side = 32 if 5 * 32 * dim * dtype.itemsize <= room else 16
+    return _block(side, side, 4, 1)
 
 
 def _block(rows: int, keys: int, warps: int, stages: int, registers: int = 0) -> Block:

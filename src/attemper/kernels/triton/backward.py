@@ -30,7 +30,7 @@ from .row_terms import (
     TOTAL,
 )
 from .store import vector_index
-from .tile import LN2, LOG2E, NO_MASK, NUMBERS, dot_added, kept, key_tiles, load_rows, masked, row_tiles, tanh
+from .tile import LN2, LOG2E, NO_MASK, NUMBERS, dot_added, kept, key_tiles, load_rows, masked, program, row_tiles, tanh
 
 WEIGHT_LIFT: tl.constexpr = tl.constexpr(1024.0)  # times a weight of float16: small ones keep their digits
 
@@ -243,10 +243,9 @@ def rows_kernel(
     EVEN: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr, LEAN: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """dq, d(gain) and d(mask) of a tile of rows of one head."""
-    i_m = tl.program_id(0)
+    i_m, i_head, n_heads = program()
     if RIGHT:
-        i_m = tl.num_programs(0) - 1 - i_m
-    i_head = tl.program_id(1).to(tl.int64)
+        i_m = tl.cdiv(rows, BM) - 1 - i_m
     i_b, i_h = i_head // heads, i_head % heads
     i_g = i_h // (heads // groups)
     i_row = i_m * BM
@@ -254,7 +253,7 @@ def rows_kernel(
     o_e, o_local = tl.arange(0, BE), tl.arange(0, BM)
     m_m = o_m < rows
     o_row = i_head * rows + o_m
-    n_rows = tl.num_programs(1).to(tl.int64) * rows
+    n_rows = n_heads * rows
     p_rows += i_head * rows + i_row
     p_argmax += i_head * rows + i_row
 
@@ -279,7 +278,7 @@ def rows_kernel(
     for i_n in tl.range(whole_first, whole_stop, BN):
         b_raw, b_dgain, b_all, b_sum = rows_step(
             b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_local, n_rows,
-    p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+            p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
             step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
             E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, SPLIT, LEAN, False,
         )  # fmt: skip
@@ -289,7 +288,7 @@ def rows_kernel(
         i_n = tl.where(i_t < before, first + i_t * BN, whole_stop + (i_t - before) * BN)
         b_raw, b_dgain, b_all, b_sum = rows_step(
             b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_local, n_rows,
-    p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+            p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
             step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
             E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, SPLIT, LEAN, True,
         )  # fmt: skip
@@ -321,8 +320,8 @@ def keys_kernel(
     KEYS_BY_TOKEN: tl.constexpr, VALUES_BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys of one key/value head: over the rows of every query head that shares it."""
-    i_n = tl.program_id(0) * BN
-    i_pair = tl.program_id(1).to(tl.int64)
+    i_n, i_pair, n_pairs = program()
+    i_n *= BN
     i_b, i_g = i_pair // groups, i_pair % groups
     repeat = heads // groups
     o_n = i_n + tl.arange(0, BN)
@@ -340,7 +339,7 @@ def keys_kernel(
     b_dk = tl.zeros([BN, BE], tl.float32)
     b_dv = tl.zeros([BN, BEV], tl.float32)
     lift = tl.load(p_lift + 1) if LIFT else 1.0
-    n_rows = (tl.num_programs(1) // groups * heads).to(tl.int64) * rows
+    n_rows = n_pairs // groups * heads * rows
 
     first, whole_first, whole_stop, stop = row_tiles(i_n, rows, keys, left, right, LEFT, RIGHT, BM, BN)
     whole = tl.maximum(whole_stop - whole_first, 0) // BM

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from .online import online
 from .store import entropy_of, moments, store_output, store_signs, vector_index
-from .tile import ADDED, LOG2E, NUMBERS, with_positive_scale
+from .tile import ADDED, LOG2E, NUMBERS, program, with_positive_scale
 
 N_PARTS = 12
 """Numbers that a part has for each row, besides its sum of values."""
@@ -27,7 +27,7 @@ def decode_kernel(
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    i_split, i_pair = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    i_split, i_pair, _ = program()
     i_b, i_g = i_pair // groups, i_pair % groups
     repeat = heads // groups
     o_p = tl.arange(0, BM)
@@ -60,7 +60,7 @@ def decode_kernel(
 
     o_row = (i_b * heads + o_h) * rows + o_m
     o_part = i_split.to(tl.int64) * n_rows + o_row
-    step = tl.num_programs(0).to(tl.int64) * n_rows
+    step = tl.cdiv(keys, chunk).to(tl.int64) * n_rows
     # where a part sees nothing, its weight is 0 whatever its reference: the lowest there is
     tl.store(p_parts + o_part, tl.where(m_empty, float("-inf"), b_top), mask=m_m)
     tl.store(p_parts + step + o_part, b_top_low, mask=m_m)
@@ -70,7 +70,7 @@ def decode_kernel(
     tl.store(p_parts + 5 * step + o_part, tl.where(m_empty, 0.0, b_rounded), mask=m_m)
     tl.store(p_parts + 6 * step + o_part, b_peak, mask=m_m)
     tl.store(p_parts + 7 * step + o_part, b_arg.to(tl.float32, bitcast=True), mask=m_m)
-    tl.store(p_parts + 8 * step + o_part, b_count, mask=m_m)
+    tl.store(p_parts + 8 * step + o_part, b_count.to(tl.float32, bitcast=True), mask=m_m)
     tl.store(p_parts + 9 * step + o_part, b_mean, mask=m_m)
     tl.store(p_parts + 10 * step + o_part, b_squares, mask=m_m)
     tl.store(p_parts + 11 * step + o_part, b_met, mask=m_m)
@@ -100,7 +100,7 @@ def join_kernel(
     b_rounded = tl.load(p_parts + 5 * step + o_part, mask=m_s, other=0.0)
     b_peak = tl.load(p_parts + 6 * step + o_part, mask=m_s, other=float("-inf"))
     b_arg = tl.load(p_parts + 7 * step + o_part, mask=m_s, other=0.0).to(tl.int32, bitcast=True)
-    b_count = tl.load(p_parts + 8 * step + o_part, mask=m_s, other=0.0)
+    b_count = tl.load(p_parts + 8 * step + o_part, mask=m_s, other=0.0).to(tl.int32, bitcast=True)
     b_mean = tl.load(p_parts + 9 * step + o_part, mask=m_s, other=0.0)
     b_squares = tl.load(p_parts + 10 * step + o_part, mask=m_s, other=0.0)
     b_met = tl.load(p_parts + 11 * step + o_part, mask=m_s, other=0.0)
@@ -124,13 +124,13 @@ def join_kernel(
     squares = tl.sum(b_squares + b_met * (b_mean - mean) * (b_mean - mean), 0)
     mean, variance = moments(count, met, mean, squares)
 
-    one = tl.zeros([1], tl.float32)
+    one, none = tl.zeros([1], tl.float32), tl.zeros([1], tl.int32)
     o_row = i_row + tl.zeros([1], tl.int64)
     m_row = o_row >= 0
     store_signs(
         o_row, m_row, m_row, m_row, one + top == float("-inf"), one + tl.where(empty, 0.0, top),
         one + tl.where(empty, 0.0, top_low), one + l, one + s,
-        entropy_of(one + l, one + a), one + peak, o_row.to(tl.int32) * 0 + arg, one + count, one + mean, one + variance,
+        entropy_of(one + l, one + a), one + peak, none + arg, none + count, one + mean, one + variance,
         p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS,
     )  # fmt: skip
     if VALUES:

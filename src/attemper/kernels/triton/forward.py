@@ -8,7 +8,7 @@ import triton.language as tl
 from .frozen import frozen
 from .online import online
 from .store import entropy_of, moments, store_output, store_signs, vector_index
-from .tile import ADDED, NUMBERS, key_tiles, load_rows, with_positive_scale
+from .tile import ADDED, NUMBERS, key_tiles, load_rows, program, with_positive_scale
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -23,10 +23,9 @@ def forward_kernel(
     VALUES: tl.constexpr, EXACT: tl.constexpr, FAST: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr,
     BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
-    i_m = tl.program_id(0)
+    i_m, i_head, _ = program()
     if RIGHT:
-        i_m = tl.num_programs(0) - 1 - i_m  # the longest rows of a causal call first
-    i_head = tl.program_id(1).to(tl.int64)
+        i_m = tl.cdiv(rows, BM) - 1 - i_m  # the longest rows of a causal call first
     i_b, i_h = i_head // heads, i_head % heads
     i_g = i_h // (heads // groups)
     i_row = i_m * BM
@@ -55,7 +54,7 @@ def forward_kernel(
             b_q, b_base, p_key, p_value, k_tiles, v_tiles, i_b.to(tl.int32), i_g.to(tl.int32), step_kn, step_vn,
             o_m, i_row, rows, keys, right, E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS,
         )  # fmt: skip
-        b_entropy = tl.where(b_count == 1.0, 0.0, entropy_of(b_l, b_a))  # no rounding of a reference for one key
+        b_entropy = tl.where(b_count == 1, 0.0, entropy_of(b_l, b_a))  # no rounding of a reference for one key
         store_signs(
             o_row, m_m, m_m, m_m, m_empty, b_top, b_top_low, b_l, b_s, b_entropy, b_peak, o_m, b_count, b_mean, b_variance,
             p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS,

@@ -114,7 +114,7 @@ def frozen(
     """Whether weights, entropy, and moments hold, for all rows of the tile; and what `online` returns, but the arg-max."""
     b_unit = b_base * LOG2E
     b_ref, b_sample_top = reference(b_q, b_unit, p_key, step_kn, o_m, i_row, keys, right, E, BE, RIGHT)
-    b_count = (tl.maximum(tl.minimum(o_m + right + 1, keys), 0) if RIGHT else tl.zeros_like(o_m) + keys).to(tl.float32)
+    b_count = tl.maximum(tl.minimum(o_m + right + 1, keys), 0) if RIGHT else tl.zeros_like(o_m) + keys
     m_empty = b_count == 0
     m_good = m_empty | (b_sample_top > float("-inf"))
     b_down = tl.where(m_empty, 1.0, tl.math.exp2(b_ref - b_sample_top))
@@ -144,10 +144,10 @@ def frozen(
     m_good &= m_empty | ((b_l >= 0.5) & (b_l <= WIDE) & (b_l * b_down <= NARROW))
     b_a, b_s = tl.sum(b_a, 1), tl.sum(b_s, 1)
     m_mixed = m_empty | (b_a == b_a)  # 0 · -inf is NaN
-    b_some = tl.maximum(b_count, 1.0)
+    b_some = tl.maximum(b_count, 1).to(tl.float32)
     b_shift = tl.div_rn(tl.sum(b_first, 1), b_some)
     b_squares = tl.sum(b_second, 1) - b_shift * b_shift * b_some
-    m_single = (b_count == 1.0) & (tl.abs(b_shift) < float("inf"))  # the reference is the logit, but for rounding
+    m_single = (b_count == 1) & (tl.abs(b_shift) < float("inf"))  # the reference is the logit, but for rounding
     b_squares = tl.where(m_single, 0.0, b_squares)
     m_near = m_empty | m_single | (b_shift * b_shift * b_some <= FAR * b_squares)  # false for inf and NaN
     b_top = b_ref * LN2

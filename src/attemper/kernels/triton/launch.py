@@ -15,16 +15,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
+from triton.runtime.errors import OutOfResources
+
+from ...errors import KernelUnavailable
+
+Programs = tuple[int, int, int]
+MOST_ACROSS = 65_535
+"""CUDA starts no more programs than this along the second and the third dimension of a grid."""
 
 
 class Launch(NamedTuple):
     """One launch of a kernel, as data: so that it can also be compiled where there is no GPU."""
 
     kernel: Any
-    grid: tuple[int, int]
+    grid: tuple[int, int]  # tiles, or parts, and heads
     args: tuple[Any, ...]  # tensors and descriptors of tiles, then numbers
     constants: dict[str, Any]
     options: dict[str, int]
@@ -41,25 +49,69 @@ class Launch(NamedTuple):
         key = self.key()
         compiled = COMPILED.get(key)
         if compiled is None:
-            compiled = COMPILED[key] = self.kernel[self.grid](*self.args, **self.constants, **self.options)
+            compiled = COMPILED[key] = self._compile()
         else:
-            _start(compiled, self.grid, (*self.args, *self.constants_in_order()))
+            _start(compiled, self.programs, [*_addresses(self.args), *self.constants_in_order()])
         return compiled
+
+    @property
+    def programs(self) -> Programs:
+        """How CUDA counts them; see `program` in tile.py."""
+        tiles, heads = self.grid
+        return tiles, *across(heads)
+
+    def _compile(self) -> Any:
+        """Launch by Triton's own way, which compiles the kernel first."""
+        try:
+            return self.kernel[self.programs](*self.args, **self.constants, **self.options)
+        except Exception as error:
+            reason = _reason(error)
+            if reason is None:
+                raise
+            raise KernelUnavailable(f"attention(): kernel='triton' {reason}") from error
 
     def constants_in_order(self) -> list[Any]:
         return [self.constants[name] for name in self.kernel.arg_names[len(self.args) :]]
+
+
+@cache
+def across(heads: int) -> tuple[int, int]:
+    """Heads as a product of two numbers, each of which CUDA can count; the second is 1 if it can count them all."""
+    for many in range(-(-heads // MOST_ACROSS), MOST_ACROSS + 1):
+        if heads % many == 0:
+            return heads // many, many
+    raise KernelUnavailable(
+        f"attention(): kernel='triton' cannot count B × H = {heads} heads: it has a prime factor above {MOST_ACROSS}. Add a "
+        "sequence to the batch, or use kernel='blockwise'."
+    )
+
+
+def _reason(error: Exception) -> str | None:
+    """Why a kernel could not be compiled or started, and what to do; None where the error itself has to say it."""
+    if is_capturing():
+        return "cannot be compiled while a CUDA graph is captured. Run the same call once before the capture."
+    if isinstance(error, OutOfResources):
+        return (
+            f"needs more {error.name} than this GPU has ({error.required}, of {error.limit}). Use kernel='blockwise'."
+        )
+    if not KNOWN:
+        return (
+            f"was written for triton {WRITTEN_FOR}, and fails with {triton.__version__}: {error}. Install triton "
+            f"{WRITTEN_FOR}, or use kernel='blockwise'."
+        )
+    return None
 
 
 class LaunchPlan(NamedTuple):
     """A launch that was made before on tensors of the same shapes."""
 
     compiled: Any
-    grid: tuple[int, int]
+    programs: Programs
     numbers: tuple[Any, ...]  # and constants: all but the tensors
     copied_rows: int  # of a tile that the hardware copies; 0 if it does not
 
     def run(self, tensors: Sequence[Any]) -> None:
-        _start(self.compiled, self.grid, (*tensors, *self.numbers))
+        _start(self.compiled, self.programs, [*_addresses(tensors), *self.numbers])
 
 
 COMPILED: dict[tuple[Any, ...], Any] = {}
@@ -67,6 +119,9 @@ COMPILED: dict[tuple[Any, ...], Any] = {}
 PLANS: dict[tuple[Any, ...], LaunchPlan] = {}
 MOST_PLANS = 4096
 ON_GPU = torch.cuda.is_available()
+WRITTEN_FOR = "3.6"
+KNOWN = triton.__version__.startswith(f"{WRITTEN_FOR}.")
+"""Whether this is the Triton whose compiled kernels `_start` can call directly. With another, Triton's own code calls them."""
 
 
 def run(key: tuple[Any, ...], tensors: Sequence[Any], make: Callable[[], Launch]) -> None:
@@ -86,7 +141,7 @@ def run_as(key: tuple[Any, ...], launch: Launch) -> None:
     """Run a launch by what was compiled for the last one with this key: it says all that Triton compiles a launch for."""
     plan = PLANS.get(key)
     if plan is not None:
-        _start(plan.compiled, launch.grid, (*launch.args, *plan.numbers))
+        _start(plan.compiled, launch.programs, [*_addresses(launch.args), *plan.numbers])
     else:
         run_and_plan(key, len(launch.args), launch)
 
@@ -100,18 +155,26 @@ def run_and_plan(key: tuple[Any, ...], n_tensors: int, launch: Launch) -> None:
         PLANS.clear()
     numbers = (*launch.args[n_tensors:], *launch.constants_in_order())
     copied_rows = launch.constants["BN"] if launch.constants.get("TMA") else 0
-    PLANS[key] = LaunchPlan(compiled, launch.grid, numbers, copied_rows)
+    PLANS[key] = LaunchPlan(compiled, launch.programs, numbers, copied_rows)
 
 
-def _start(compiled: Any, grid: tuple[int, int], args: tuple[Any, ...]) -> None:
+def is_capturing() -> bool:
+    """Whether a CUDA graph is captured: nothing runs before it is replayed, and nothing may wait for the device."""
+    return ON_GPU and torch.cuda.is_current_stream_capturing()
+
+
+def _addresses(args: Sequence[Any]) -> list[Any]:
+    """With the address of each tensor: of a tensor itself, Triton would ask the driver whether it lies on the device."""
+    return [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
+
+
+def _start(compiled: Any, programs: Programs, args: list[Any]) -> None:
     hooks = knobs.runtime
-    if _listens(hooks.launch_enter_hook) or _listens(hooks.launch_exit_hook):
-        compiled[(*grid, 1)](*args)
+    if not KNOWN or _listens(hooks.launch_enter_hook) or _listens(hooks.launch_exit_hook):
+        compiled[programs](*args)
         return
     stream = driver.active.get_current_stream(driver.active.get_current_device())
-    # of a tensor, Triton would ask the driver whether it lies on the device
-    numbers = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
-    compiled.run(*grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *numbers)
+    compiled.run(*programs, stream, compiled.function, compiled.packed_metadata, None, None, None, *args)
 
 
 def _listens(hook: Any) -> bool:
@@ -129,7 +192,7 @@ REPEATS = 5
 def tuned(block: Block, make: Callable[[Block], Launch]) -> Launch:
     """The launch with this block; if ATTEMPER_TUNE is 1, with the fastest of a few others too. Running it has no side effects."""
     launch = make(block)
-    if os.environ.get("ATTEMPER_TUNE") != "1" or not ON_GPU:
+    if os.environ.get("ATTEMPER_TUNE") != "1" or not ON_GPU or is_capturing():
         return launch
     sizes = [1 << (size - 1).bit_length() for size in launch.grid]
     untiled = {name: value for name, value in launch.constants.items() if name not in ("BM", "BN")}
@@ -199,8 +262,27 @@ def facts(tensor: Tensor | None) -> Any:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % ALIGNED
 
 
+@cache
+def room(device: torch.device) -> int:
+    """Bytes of shared memory that a program may use; where there is no GPU, those of the cards that have the least."""
+    return driver.active.utils.get_device_properties(device.index)["max_shared_mem"] if ON_GPU else LEAST_ROOM
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Whether it is of that generation or newer, and not one of the cards with the least room."""
+    capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return capable and room(device) > LEAST_ROOM
+
+
+LEAST_ROOM = 99 << 10
+"""Of Ampere, Ada and Blackwell cards that are not made for data centres; an A100 has 163 KiB, an H200 227."""
+
 ALIGNED = 16
 """Triton compiles for addresses and strides that are multiples of so many bytes; whole tiles are copied only from such."""
+
+
+def all_aligned(*tensors: Tensor | None) -> bool:
+    return not any(tensor is not None and tensor.data_ptr() % ALIGNED for tensor in tensors)
 
 
 def _specialised(arg: Any, changes: bool) -> Any:

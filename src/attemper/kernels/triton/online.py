@@ -49,7 +49,7 @@ def online_tile(
         b_mean += b_step * b_share
         b_met = b_total
     if (MEAN | VARIANCE | VISIBLE) & BITS:
-        b_count += tl.sum(m_seen.to(tl.float32), 1)
+        b_count += tl.sum(m_seen.to(tl.int32), 1)
 
     if ARGMAX & BITS:
         b_top, b_place = tl.max(b_z, 1, return_indices=True)
@@ -103,7 +103,8 @@ def online(
     """A row's sums over the keys from first to stop, in logits; `moments` makes mean and variance of the last four."""
     b_ref = tl.full([BM], float("-inf"), tl.float32)
     b_l = tl.zeros([BM], tl.float32)
-    b_a, b_s, b_rounded, b_count, b_met, b_mean, b_squares = b_l, b_l, b_l, b_l, b_l, b_l, b_l
+    b_a, b_s, b_rounded, b_met, b_mean, b_squares = b_l, b_l, b_l, b_l, b_l, b_l
+    b_count = tl.zeros([BM], tl.int32)  # of more than 2^24 keys, float32 would lose the last one
     b_best = b_ref
     b_arg = tl.full([BM], -1, tl.int32)
     b_out = tl.zeros([BM, BEV if VALUES else 16], tl.float32)

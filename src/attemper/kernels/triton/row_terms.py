@@ -51,6 +51,7 @@ def row_terms_kernel(
     EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, ARRIVED: tl.constexpr, WHOLE: tl.constexpr,
     BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
+    n_rows = n_rows.to(tl.int64)  # nine times as many may not fit 32 bits
     o_row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     m = o_row < n_rows
     b_lse = tl.load(p_lse + o_row, mask=m, other=0.0)

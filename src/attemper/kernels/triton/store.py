@@ -20,9 +20,9 @@ def moments(b_count, b_met, b_mean, b_squares):
 
     `b_met` is how many others there are, with their own mean and summed squares about it.
     """
-    b_some = tl.maximum(b_count, 1.0)
+    b_some = tl.maximum(b_count, 1).to(tl.float32)
     b_all = b_mean * tl.div_rn(b_met, b_some)
-    b_off = tl.where(b_met == b_count, 0.0, b_met * (b_mean - b_all) * (b_mean - b_all))
+    b_off = tl.where(b_met == b_count.to(tl.float32), 0.0, b_met * (b_mean - b_all) * (b_mean - b_all))
     return b_all, tl.div_rn(b_squares + b_off, b_some)
 
 
@@ -60,7 +60,7 @@ def store_signs(
     if P2 & BITS:
         tl.store(p_p2 + o_row, tl.div_rn(b_s, b_l * b_l), mask=m_row)
     if VISIBLE & BITS:
-        tl.store(p_visible + o_row, b_count.to(tl.int32), mask=m_row)
+        tl.store(p_visible + o_row, b_count, mask=m_row)
     if MEAN & BITS:
         tl.store(p_mean + o_row, b_mean, mask=m_moments)
     if VARIANCE & BITS:

@@ -87,7 +87,9 @@ def add_to(
     kept = vitals.visible if keep is None else keep.expand(batch, heads, rows).view(torch.int8)
     strides = (0, 0, 0) if keep is None else kept.stride()
     numbers = (slot.stride(0), *strides, batch, heads, rows, number, int(keep is not None))
+    farthest = sum((size - 1) * step for size, step in zip(kept.shape, strides, strict=True))
     constants = {"SATURABLE": saturable_keys, "SATURATED": saturated_weight, "N_SUMS": N_SUMS, "ROWS": ROWS_ALONE}
+    constants |= {"WIDE": max(batch * heads * rows, farthest) >= 1 << 31}
     signs = [getattr(vitals, name) for name in SIGNS]
     with torch.cuda.device(slot.device) if slot.is_cuda else nullcontext():
         add_kernel[(heads,)](slot, *signs, low, kept, *numbers, **constants, num_warps=WARPS_ALONE)
@@ -129,9 +131,11 @@ def by_head_kernel(
 def add_kernel(
     p_slot, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, p_low, p_keep,
     width, step_b, step_h, step_r, batch, heads, rows, number, keep,
-    SATURABLE: tl.constexpr, SATURATED: tl.constexpr, N_SUMS: tl.constexpr, ROWS: tl.constexpr,
+    SATURABLE: tl.constexpr, SATURATED: tl.constexpr, N_SUMS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     i_head = tl.program_id(0)
+    if WIDE:  # whose offsets need 64 bits; dividing such numbers takes longer
+        batch, heads, rows = batch.to(tl.int64), heads.to(tl.int64), rows.to(tl.int64)
     sums, peak = fold_rows(
         p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, p_low, p_keep, 1, keep, step_b, step_h, step_r,
         batch, heads, rows, i_head, SATURABLE, SATURATED, ROWS,

@@ -42,6 +42,13 @@ def tanh(x):
 
 
 @triton.jit
+def program():
+    """Which tile this program has, of which head, and of how many heads: `across` in launch.py."""
+    i_head = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    return tl.program_id(0), i_head, tl.num_programs(1).to(tl.int64) * tl.num_programs(2)
+
+
+@triton.jit
 def key_tiles(
     i_row, rows, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):

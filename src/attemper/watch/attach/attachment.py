@@ -334,7 +334,7 @@ class Attachment:
                     found = measured(call, observers)
         except (AttemperError, RuntimeError) as error:
             # the model runs on, and a warning says that this call is missing from the record
-            self.unmeasured(call.frames, str(error))
+            self.unmeasured(call.frames, str(error).removesuffix("."))
             return None
         call.logits = call.mask = call.vitals = None
         return found

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
 FUSED = tuple(name for name in (fused.MHA, fused.ENCODER) if hasattr(torch, name))
-SOFTMAXES = tuple((owner, name) for owner in (torch, Tensor) for name in ("softmax", "log_softmax"))
+SOFTMAXES = tuple((owner, name) for owner in (torch, torch.special, Tensor) for name in ("softmax", "log_softmax"))
 
 UNSEEN = "a softmax ran here that no full pass had seen. If it is attention, this step lacks it"
 SILENT = "it ran with fewer attention calls than in the last full pass. What it computed in another way is missing from this step"
@@ -336,6 +336,8 @@ def bound(*args: Any, **kwargs: Any) -> SDPAArguments | None:
     plain = type(query) in fused.PLAIN and type(key) in fused.PLAIN and type(value) in fused.PLAIN
     if not plain or not (mask is None or type(mask) in fused.PLAIN) or query.is_nested or query.is_meta:
         return None
+    if _is_any_autocast_enabled() and any(tensor is not None and _is_cached(tensor) for tensor in given[:4]):
+        return None
     return None if peek_interpreter_stack() is not None or _get_tracing_state() is not None else given
 
 
@@ -376,8 +378,16 @@ def lowered(given: SDPAArguments) -> SDPAArguments:
 
 
 def _lower(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    if not tensor.is_floating_point() or tensor.dtype in (dtype, torch.float64):
-        return tensor
-    if tensor.is_leaf and tensor.requires_grad:
-        return tensor  # autocast keeps its own copy of a parameter
-    return tensor.to(dtype)
+    return tensor.to(dtype) if _is_lowered(tensor, dtype) else tensor
+
+
+def _is_lowered(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return tensor.is_floating_point() and tensor.dtype not in (dtype, torch.float64)
+
+
+def _is_cached(tensor: Tensor) -> bool:
+    """Whether autocast gives an op the copy of a parameter that it keeps; only the op shows that copy."""
+    device = tensor.device.type
+    if not (tensor.is_leaf and tensor.requires_grad and torch.is_autocast_enabled(device)):
+        return False
+    return _is_lowered(tensor, torch.get_autocast_dtype(device))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ... import kernels
 from ...attention import measure_without_autograd_and_modes
+from ...errors import KernelUnavailable
 from ...heads import HeadSummary
 from ...operation.tally import folded
 from ...vitals import Vitals
@@ -17,12 +19,19 @@ if TYPE_CHECKING:
     from ..session import Watch
 
 
+CAPTURED = (
+    "a CUDA graph is being captured, and its numbers are computed when it is replayed. Call attemper.instrument(model) before "
+    "the capture, and a watch counts every replay"
+)
+
 Measured = list[tuple[Summary, Any]]
 """For each watch, the summary of a call and what the watch's examiners found."""
 
 
 def measured(call: AttentionCall, observers: list[Watch]) -> Measured:
     """The summary that each observer asked for, and what its examiners found. Equal requests are measured once."""
+    if is_captured(call.query):
+        raise KernelUnavailable(CAPTURED)
     done: dict[tuple[Any, ...], tuple[Vitals, HeadSummary | UnfoldedRows]] = {}
     found: Measured = []
     for observer in observers:
@@ -61,10 +70,17 @@ def by_head(vitals: Vitals, rows: Tensor | None) -> HeadSummary | UnfoldedRows:
     There the rows of all calls of a step are folded in one launch when the step ends.
     """
     if vitals.measured and getattr(vitals, vitals.measured[0]).is_cuda:
-        later = kernels.triton_is_missing() is None and kernels.load("triton").summary.serves(vitals)
+        if kernels.triton_is_missing() is not None or not kernels.load("triton").summary.serves(vitals):
+            return vitals.by_head(rows)
         # the mask may be the user's, who may write into it before the step ends
-        return UnfoldedRows(vitals, None if rows is None else rows.clone()) if later else vitals.by_head(rows)
+        kept = None if rows is None else rows.clone()
+        return UnfoldedRows(vitals, kept, torch.cuda.current_stream(vitals.lse.device))
     return folded(vitals, rows)
+
+
+def is_captured(tensor: Tensor) -> bool:
+    """Whether what is computed of a tensor now goes into a CUDA graph, and is not computed before that is replayed."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _given(rows: Tensor | None, call: AttentionCall) -> Tensor | None:

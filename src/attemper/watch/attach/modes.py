@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,14 +15,16 @@ from ..._torch_private import (
 )
 
 
-@contextmanager
-def without_modes() -> Iterator[None]:
-    """Run without any dispatch mode, attemper's or another's."""
-    modes = [_pop_mode() for _ in range(_len_torch_dispatch_stack())]
-    try:
-        yield
-    finally:
-        for mode in reversed(modes):
+class without_modes:  # noqa: N801 (used as a function)
+    """Run without any dispatch mode, attemper's or another's. A class, not a generator: measured calls enter one."""
+
+    __slots__ = ("modes",)
+
+    def __enter__(self) -> None:
+        self.modes = [_pop_mode() for _ in range(_len_torch_dispatch_stack())]
+
+    def __exit__(self, *error: object) -> None:
+        for mode in reversed(self.modes):
             _push_mode(mode)
 
 

@@ -180,8 +180,10 @@ class StepAccumulator:
         self.kept = 0
         for device, pairs in by_device.items():
             with torch.cuda.device(device):
+                for _, rows in pairs:
+                    rows.wait_on(torch.cuda.current_stream())
                 folded = kernels.load("triton").summary.by_head(
-                    [rows for _, rows in pairs], SATURABLE_KEYS, SATURATED_WEIGHT
+                    [(rows.vitals, rows.rows) for _, rows in pairs], SATURABLE_KEYS, SATURATED_WEIGHT
                 )
             for (layer, _), (sums, peaks) in zip(pairs, folded, strict=True):
                 summary = HeadSummary((*COLUMNS, "peak"), sums, peaks)

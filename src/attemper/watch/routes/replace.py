@@ -6,13 +6,13 @@ One name is registered in two tables. Without the second, the mask table, transf
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 
-from ...attention import attention
+from ...attention import attention, attention_with_detached_signs
 from ...errors import InputError
 from ...operation.listen import listening
 from ...vitals import Vitals
@@ -67,15 +67,18 @@ class Replacement:
             table[REPLACED] = left if entry is None else entry
 
 
-@contextmanager
-def without_listener_and_modes() -> Iterator[None]:
+class without_listener_and_modes(without_modes):  # noqa: N801 (used as a function)
     """Hide what runs inside from dispatch modes and from the listener of attemper's operation: the route itself reports it."""
-    listener, listening.listener = listening.listener, None
-    try:
-        with without_modes():
-            yield
-    finally:
-        listening.listener = listener
+
+    __slots__ = ("listener",)
+
+    def __enter__(self) -> None:
+        self.listener, listening.listener = listening.listener, None
+        super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__()
+        listening.listener = self.listener
 
 
 def read_arguments(
@@ -131,8 +134,10 @@ def attend_with(
         measures = watching() and running.current is not None
         if measures:
             attachment.interface.expect(module, REPLACED)
+        # a loss may hold the vitals that `alter` is given
+        run = attention_with_detached_signs if alter is None else attention
         with without_listener_and_modes() if measures else nullcontext():
-            output, vitals = attention(query, key, value, signs=signs if measures or alter is not None else (), **asked)
+            output, vitals = run(query, key, value, signs=signs if measures or alter is not None else (), **asked)
         if alter is not None:
             output = alter(output, vitals)
         if measures:
