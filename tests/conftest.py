@@ -1,4 +1,4 @@
-"""Shared by every test: a seed, the device under test, and memory that is poisoned before a kernel may use it."""
+"""Shared by every test: a seed, the device, memory that is poisoned before a kernel uses it, the command, what a watch leaves."""
 
 import os
 
@@ -38,6 +38,29 @@ def poisoned():
     yield
     torch.utils.deterministic.fill_uninitialized_memory = fill
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def attemper_command(capsys):
+    """Runs the command in this process; gives exit code, stdout and stderr."""
+    from attemper import cli
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(word) for word in arguments])
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def nothing_is_left_behind():
+    """What a watch attaches is detached again."""
+    from watched import state
+
+    before = state()
+    yield
+    assert state() == before
 
 
 @pytest.fixture

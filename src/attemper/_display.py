@@ -1,4 +1,4 @@
-"""How text from a model, a file or an argument is printed: without control characters; and tables that fit the terminal."""
+"""How text is printed: numbers with their nouns, text from outside without control characters, tables that fit the terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,20 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+BLOCKS = "▁▂▃▄▅▆▇█"
 INDENT = 4
 READABLE = 14  # columns that a table's text needs
 NOT_ASCII = re.compile(r"[^ -~]+")
+
+
+def plural(number: int, noun: str) -> str:
+    """A number with its noun: 1 head, 2 heads."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def block(share: float | None, missing: str) -> str:
+    """A share from 0 to 1 as one of eight block characters, ▁ to █."""
+    return missing if share is None else BLOCKS[min(len(BLOCKS) - 1, max(0, int(share * len(BLOCKS))))]
 
 
 def safe(words: object) -> str:

@@ -40,7 +40,7 @@ def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
         return
     if path.suffix.lower() not in suffixes:
         known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}" if len(suffixes) > 1 else suffixes[0]
-        raise InputError(f"-o must end in {known}; got {path.name!r}.")
+        raise InputError(f"-o must end in {known}; got {path.name!r}. Use -o out{suffixes[0]}, for example.")
     try:
         if not path.parent.is_dir():
             raise InputError(f"-o: there is no folder {str(path.parent)!r}. Make it first.")

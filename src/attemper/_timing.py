@@ -54,11 +54,11 @@ class Times:
         return median_interval(ratios)
 
 
-def median_interval(values: Sequence[float], resamples: int = RESAMPLES) -> Spread:
+def median_interval(values: Sequence[float]) -> Spread:
     """The median and its 95 % bootstrap interval; the same values always give the same interval."""
     draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples))
-    return Spread(statistics.median(values), medians[int(0.025 * resamples)], medians[int(0.975 * resamples)])
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    return Spread(statistics.median(values), medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)])
 
 
 def interleave(
@@ -73,9 +73,9 @@ def interleave(
 
     Args:
         candidates: name → a call to time. What it returns is dropped outside the timed span.
-        rounds: how often each is timed; over all rounds each follows each other equally often.
-        warmup: untimed calls of each before the first round; at least one, then while a quarter of the budget lasts.
-        budget: seconds after which no new round starts, once there are three.
+        rounds: how often each is timed. The order changes from round to round (see :func:`interleaved`).
+        warmup: untimed calls of each before the first round. The first is always made, more only within a quarter of the budget.
+        budget: seconds after which no new round starts; the first three rounds always run.
         device: ``"cuda"`` times with events on the device, others with the wall clock.
     """
     clock = _on_device if torch.device(device).type == "cuda" else _on_wall

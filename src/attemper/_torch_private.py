@@ -10,18 +10,12 @@ from typing import Any
 
 from torch import _foreach_zero_ as _foreach_zero_  # 2.0; many tensors in one launch
 
-# Whether something traces, transforms or records a call: `at_rest` below. The public questions cost several times as much, or
-# there is none.
-from torch._C import (
-    _AutoDispatchBelowAutograd as _AutoDispatchBelowAutograd,
-)  # 2.0; an op without autograd's layer around it
-from torch._C import (
-    _current_graph_task_id as _current_graph_task_id,
-)  # 2.0; -1 outside of a backward: is this a checkpoint?
+# `at_rest` below uses these to see whether anything traces, transforms or records a call. The public functions for that are
+# several times slower, or do not exist.
+from torch._C import _AutoDispatchBelowAutograd as _AutoDispatchBelowAutograd  # 2.0; runs an op without autograd
+from torch._C import _current_graph_task_id as _current_graph_task_id  # 2.0; -1 unless a backward runs
 from torch._C import _dispatch_keys as _dispatch_keys  # 2.0; what a tensor is, beyond its Python type
-from torch._C import (
-    _get_dispatch_stack_at as _get_dispatch_stack_at,
-)  # 2.0; which mode is on top, while a model is watched
+from torch._C import _get_dispatch_stack_at as _get_dispatch_stack_at  # 2.0; which dispatch mode is on top
 from torch._C import _get_tracing_state as _get_tracing_state  # 2.0; None unless torch.jit.trace runs
 from torch._C import _is_any_autocast_enabled as _is_any_autocast_enabled  # 2.2; on any device, in one question
 from torch._C import _is_torch_function_mode_enabled as _is_torch_function_mode_enabled  # 2.2
@@ -29,27 +23,21 @@ from torch._C import _len_torch_dispatch_stack as _len_torch_dispatch_stack  # 2
 from torch._C import _set_grad_enabled as _set_grad_enabled  # 2.0; torch.no_grad() for code that runs at every call
 from torch._C import is_grad_enabled, is_inference_mode_enabled  # public, without a wrapper in Python
 from torch._C._autograd import _profiler_enabled as _profiler_enabled  # 2.0
-from torch._C._functorch import (
-    peek_interpreter_stack as peek_interpreter_stack,
-)  # 2.0; None outside of vmap, grad and jvp
+from torch._C._functorch import peek_interpreter_stack as peek_interpreter_stack  # 2.0; None outside vmap, grad, jvp
 from torch._ops import HigherOrderOperator as HigherOrderOperator  # 2.0; flex_attention is one, for a watch
 from torch._ops import OpOverload as OpOverload  # 2.0; the type of torch.ops.….default
 from torch.autograd import forward_ad
-from torch.nn.modules.batchnorm import (
-    _NormBase as _NormBase,
-)  # 2.0; every batch and instance norm, which a watch may not disturb
+from torch.nn.modules.batchnorm import _NormBase as _NormBase  # 2.0; the base of every batch and instance norm
 
-# 2.0; while one is not empty, any module may run what is no part of it
+# 2.0; while one of them holds a hook, any module may run code that is not its own
 from torch.nn.modules.module import _global_backward_hooks as _global_backward_hooks
 from torch.nn.modules.module import _global_backward_pre_hooks as _global_backward_pre_hooks
 from torch.nn.modules.module import _global_forward_hooks as _global_forward_hooks
 from torch.nn.modules.module import _global_forward_pre_hooks as _global_forward_pre_hooks
 
-# documented in torch's notes on __torch_dispatch__, but not where it is public
+# described in torch's notes on __torch_dispatch__, but in no public module
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # 2.0
-from torch.utils._python_dispatch import (
-    _pop_mode as _pop_mode,
-)  # 2.0; take a mode away for a while: what runs is not the model's
+from torch.utils._python_dispatch import _pop_mode as _pop_mode  # 2.0; suspends a mode while attemper's own code runs
 from torch.utils._python_dispatch import _push_mode as _push_mode  # 2.0
 
 # containers that vmap, compile and export look into: Vitals are one
@@ -63,7 +51,7 @@ DYNAMO_MODULE, DYNAMO_WRAPPER = "torch._dynamo.eval_frame", "compile_wrapper"
 def at_rest() -> bool:
     """Whether an op would go straight to its kernel: no mode, transform, trace, profiler or forward-mode derivative.
 
-    And whether gradients are recorded where grad mode is on: under enable_grad inside of inference mode none are.
+    False too under enable_grad inside inference mode: grad mode is on there, but autograd records nothing.
     """
     return not (
         _len_torch_dispatch_stack()

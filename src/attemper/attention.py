@@ -14,11 +14,12 @@ from torch import Tensor
 
 from . import kernels
 from .kernels.contract import Problem
-from .operation.checks import NO_VALUE, Signs, broadcast_like_torch, check_signs, prepare
+from .operation.checks import Signs, check_signs, prepare
 from .operation.direct import attend, attend_unchecked, plain_vitals
 from .operation.listen import TallyTarget
 from .operation.ops import attend_without_autograd_and_modes, matrix
 from .operation.plain import is_plain_call
+from .operation.shapes import NO_VALUE, broadcast_like_torch
 from .vitals import SIGNS, Attended, Vitals
 
 ProblemRunner = Callable[[Problem, tuple[str, ...], str], tuple[Tensor, Vitals]]

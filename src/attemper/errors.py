@@ -55,7 +55,7 @@ def nearest(word: object, known: Iterable[str]) -> str:
 
 
 def nearest_divisors(number: int, wanted: int) -> list[int]:
-    """The divisors of a number next to a wanted one that is none, below and above: what to type instead."""
+    """The divisors of a number just below and just above `wanted`, which does not divide it: what to type instead."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     divisors = {*small, *(number // n for n in small)}
     below = max((n for n in divisors if n <= wanted), default=number)

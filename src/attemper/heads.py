@@ -1,4 +1,4 @@
-"""HeadSummary: the vitals of many rows folded into one line per head, in sums, counts and a maximum, so that it merges."""
+"""HeadSummary: the vitals of many rows reduced to one line per head. It holds sums, counts and a maximum, which merge exactly."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HeadSummary:
         visible, peak = by_head.pop("visible", None), by_head.pop("peak", None)
         if visible is not None:
             counts["visible"] = visible
-            if "evenness" in by_head:  # NaN where a row has no choice to make
+            if "evenness" in by_head:  # NaN where a row sees fewer than two keys
                 counts["evenness_rows"] = visible > 1
                 by_head["evenness"] = by_head["evenness"].masked_fill(visible <= 1, 0.0)
             if "top_weight" in by_head:
@@ -83,7 +83,9 @@ class HeadSummary:
         if name.startswith("__") or "columns" not in self.__dict__:
             raise AttributeError(name)
         if name not in self.columns:
-            raise SignNotMeasured(f"by_head(): {name!r} was not measured. This summary has: {', '.join(self.signs)}.")
+            raise SignNotMeasured(
+                f"by_head(): {name!r} was not measured. This summary has: {', '.join(self.signs)}. Add it to signs=."
+            )
         if name == "peak":
             return self.peaks
         total = self.sums[:, self.columns.index(name)]
@@ -101,14 +103,14 @@ class HeadSummary:
 
 
 def count_column(name: str) -> str:
-    """The column that counts the rows of which another is the mean; "" for a count."""
+    """The column by which a column of sums is divided to give its mean; "" for a column that is itself a count."""
     if name == "rows" or name.endswith("_rows"):
         return ""
     return {"evenness": "evenness_rows", "saturated": "saturable_rows"}.get(name, "rows")
 
 
 def _summed(values: dict[str, Tensor], counted: Tensor) -> dict[str, Tensor]:
-    """The sum of each over the rows that count, in double; all at once, since an operation costs more than its few rows."""
+    """The sum of each value over the counted rows, in float64. One stacked sum: an op costs more than its work here."""
     if not values:
         return {}
     stacked = torch.stack(tuple(values.values())).masked_fill_(~counted, 0)
@@ -136,9 +138,13 @@ def _heads_first(sign: Tensor) -> Tensor:
 def _checked_rows(rows: Tensor, like: Tensor) -> Tensor:
     shape = tuple(like.shape)
     if not isinstance(rows, Tensor):
-        raise InputError(f"by_head(): `rows` must be a boolean tensor; got {type(rows).__name__}.")
+        raise InputError(
+            f"by_head(): `rows` must be a boolean tensor; got {type(rows).__name__}. Use torch.as_tensor(rows)."
+        )
     if rows.dtype != torch.bool:
-        raise InputError(f"by_head(): `rows` must be boolean, True for a row that counts; got {rows.dtype}.")
+        raise InputError(
+            f"by_head(): `rows` must be boolean, True for a row that counts; got {rows.dtype}. Use rows.bool()."
+        )
     try:
         return rows.expand(shape)
     except RuntimeError:

@@ -79,7 +79,10 @@ class Rule:
             return number
         gain = self.gain if gain is None else gain
         if isinstance(gain, bool) or not (isinstance(gain, Real) or hasattr(gain, "clamp")):
-            raise InputError(f"rule({self.name!r}).scale(): `gain` must be a number or a tensor; got {gain!r}.")
+            raise InputError(
+                f"rule({self.name!r}).scale(): `gain` must be a number or a tensor; got {gain!r}. "
+                f"Leave it out for {self.gain}."
+            )
         return number * gain
 
     def __reduce__(self) -> tuple[Any, ...]:

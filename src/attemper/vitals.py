@@ -52,7 +52,7 @@ class Vitals:
     lse: Tensor
     entropy: Tensor
     p2: Tensor
-    _lse_low: Tensor | None = None  # what rounding took from lse: merge() and top_weight need it far from zero
+    _lse_low: Tensor | None = None  # the rounding error of lse (exact - stored), for merge() and top_weight
 
     def __init__(self, **signs: Tensor) -> None:
         unknown = [name for name in signs if name not in SIGNS]
@@ -77,7 +77,7 @@ class Vitals:
         return found if self._lse_low is None else found._with_low(function(self._lse_low))
 
     def _with_low(self, low: Tensor) -> Vitals:
-        """With what rounding took from lse, if lse was measured. `each`, pytrees and copies keep it."""
+        """Attach the rounding error of lse, if lse was measured. `each`, pytrees and copies keep it."""
         if "lse" in self.__dict__:
             self._lse_low = low
         return self
@@ -154,9 +154,9 @@ def merge(parts: Iterable[Attended] | Iterable[Vitals]) -> Attended | Vitals:
     Each part is one call with the same queries and its own slice of keys and values (split-KV, a ring, several
     ranks), in the order of the keys. Parts that see no key for a row are left out of that row. Differentiable.
 
-    Vitals of a call also carry what rounding took from ``lse``, through ``each()``, pytrees and copies, so that this holds for
-    logits of any size. To send a part to another rank, send ``torch.utils._pytree.tree_flatten(part)``: Vitals made of the
-    signs alone merge as exactly as their ``lse`` is stored, which at logits of -1e9 says nothing.
+    Vitals of a call also carry the rounding error of ``lse``, so that the result is exact for logits of any size. ``each()``,
+    pytrees and copies keep it. To send a part to another rank, send ``torch.utils._pytree.tree_flatten(part)``. Vitals that are
+    built from the signs alone do not have it: their shares are only as exact as ``lse`` itself, and meaningless at -1e9.
 
     Args:
         parts: all :class:`Attended`, or all :class:`Vitals`. Each needs ``lse``; ``mean`` needs ``visible`` too, and
@@ -171,7 +171,9 @@ def merge(parts: Iterable[Attended] | Iterable[Vitals]) -> Attended | Vitals:
     """
     shards = list(parts)
     if not shards:
-        raise InputError("merge(): `parts` must hold at least one shard; got none.")
+        raise InputError(
+            "merge(): `parts` must hold at least one shard; got none. Pass what attention() returned for each."
+        )
     attended = [part for part in shards if isinstance(part, Attended)]
     vitals = [part for part in shards if isinstance(part, Vitals)]
     if len(attended) == len(shards):
@@ -181,7 +183,9 @@ def merge(parts: Iterable[Attended] | Iterable[Vitals]) -> Attended | Vitals:
     if len(vitals) == len(shards):
         return _merge(vitals)[0]
     types = ", ".join(sorted({type(part).__name__ for part in shards}))
-    raise InputError(f"merge(): `parts` must be all Attended or all Vitals; got {types}.")
+    raise InputError(
+        f"merge(): `parts` must be all Attended or all Vitals; got {types}. Pass what attention(), or measure(), returned."
+    )
 
 
 def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
@@ -190,7 +194,8 @@ def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
         shapes = {tuple(getattr(shard, name).shape) for shard in shards}
         if len(shapes) > 1:
             raise InputError(
-                f"merge(): shards must hold the same rows; got {name} of shapes {', '.join(map(str, sorted(shapes)))}."
+                f"merge(): shards must hold the same rows; got {name} of shapes {', '.join(map(str, sorted(shapes)))}. "
+                "Call attention() with the same queries for every shard."
             )
     part = {name: torch.stack([getattr(shard, name) for shard in shards]) for name in common}
     if "lse" not in part:
@@ -199,18 +204,20 @@ def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
     low = torch.stack([s.lse.new_zeros(s.lse.shape) if s._lse_low is None else s._lse_low for s in shards])
     empty = part["lse"] == NEG_INF
     reference = part["lse"].detach().amax(0).masked_fill(empty.all(0), 0.0)
-    # each lse is its two parts: far from zero the first alone is rounding, and the weights would not be those of the whole
-    share_of = part["lse"] - reference + low
-    total = share_of.exp().sum(0).masked_fill(empty.all(0), 1.0)
+    # lse alone is too coarse for large logits: without its rounding error the shares of the shards would be wrong
+    log_share = part["lse"] - reference + low
+    total = log_share.exp().sum(0).masked_fill(empty.all(0), 1.0)
     log_total = total.log()
-    endless = reference == -NEG_INF  # inf / inf: as in the whole the weights are NaN, the largest logit and lse are not
-    signs = {"lse": (reference + log_total).masked_fill(empty.all(0), NEG_INF).masked_fill(endless, -NEG_INF)}
-    rest = rounding_of_sum(reference, log_total.detach()).masked_fill(endless, 0.0)
-    log_weight = (share_of - log_total).masked_fill(empty, 0.0)
+    # a logit of +inf: inf / inf makes the weights NaN, as in a single call, but peak and lse are +inf
+    infinite = reference == -NEG_INF
+    signs = {"lse": (reference + log_total).masked_fill(empty.all(0), NEG_INF).masked_fill(infinite, -NEG_INF)}
+    lse_low = rounding_of_sum(reference, log_total.detach()).masked_fill(infinite, 0.0)
+    log_weight = (log_share - log_total).masked_fill(empty, 0.0)
     weight = log_weight.exp().masked_fill(empty, 0.0)
 
     if "peak" in part:
-        signs["peak"] = part["peak"].max(0).values  # of equal ones the first has the gradient, as the lowest key has it
+        # on ties the first shard gets the gradient, as the lowest key does in one call
+        signs["peak"] = part["peak"].max(0).values
     if "entropy" in part:
         signs["entropy"] = (weight * (part["entropy"] - log_weight)).sum(0)
     if "p2" in part:
@@ -225,7 +232,7 @@ def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
             if "variance" in part:
                 spread = part["variance"] + (part["mean"] - signs["mean"]).square()
                 signs["variance"] = (share * spread).sum(0)
-    return Vitals(**signs)._with_low(rest), weight
+    return Vitals(**signs)._with_low(lse_low), weight
 
 
 def rounding_of_sum(a: Tensor, b: Tensor) -> Tensor:

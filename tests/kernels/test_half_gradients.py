@@ -12,7 +12,8 @@ from torch.testing import make_tensor
 import attemper
 from attemper.kernels.contract import ARGMAX_BIT, BIT, OUTPUT_LOW_BIT
 from attemper.kernels.reference import define
-from attemper.operation.checks import broadcast_like_torch, prepare
+from attemper.operation.checks import prepare
+from attemper.operation.shapes import broadcast_like_torch
 from judge import assert_within, by_definition
 from rounding import gradient_mass
 from serving import FUSED

@@ -5,23 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from attemper import cli
 from attemper.lab import NAMES, stored
 from attemper.lab.claims import cards, claims
 from attemper.lab.engine import command
-
-
-@pytest.fixture
-def attemper_command(capsys):
-    """Runs the command in this process; gives exit code, stdout and stderr."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(arguments)
-        return ended.value.code or 0, *capsys.readouterr()
-
-    return call
-
 
 SMALLER = {
     "worked": {},

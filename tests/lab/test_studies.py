@@ -271,7 +271,7 @@ def test_a_rescue_is_judged_by_the_twin():
     lost = [{**row, "held_out": math.nan} if row["treatment"] == "third" else row for row in rows]
     table = {(row["treatment"], row["delay"]): row for row in rescue.summary(lost)}
     assert table["third", 0]["rescued"] == 0.0
-    assert table["third", 0]["gap"] == in_float64(rescue.START - 2.0, 3)
+    assert table["third", 0]["gap"] == in_float64(rescue.UNTRAINED_LOSS - 2.0, 3)
     _, low, high = roc.share([True, False] * 5)
     assert low == in_float64(1 - high)
     assert roc.share([True] * 4).high == in_float64(1.0)
@@ -291,7 +291,7 @@ def test_sensitivity_is_the_mean_above_the_best():
         for lr, loss in zip((1e-3, 1e-2, 1e-1), losses, strict=True):
             rows.append({**ABOUT, "width": 8, "arm": arm, "lr": lr, "seed": 0, "held_out": loss, "peak": 1.0})
     table = {row["arm"]: row for row in sensitivity.summary(rows)}
-    assert table["1/√d_k"]["sensitivity"] == in_float64((1.0 + 0.0 + sensitivity.START - 1.0) / 3, 3)
+    assert table["1/√d_k"]["sensitivity"] == in_float64((1.0 + 0.0 + sensitivity.UNTRAINED_LOSS - 1.0) / 3, 3)
     assert table["QK-norm"]["sensitivity"] == in_float64((0.5 + 0.0 + 0.1) / 3, 3)
     assert sensitivity.finding(rows) == (
         "With QK-norm the loss depends less on the learning rate than with 1/√d_k: 0.20 against 1.85 nats at width 8 (one seed)"

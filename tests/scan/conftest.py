@@ -1,18 +1,9 @@
-"""Shared by the tests of the scan: folders to load, the embedded model, the command in this process."""
+"""Shared by the tests of the scan: folders to load, and the embedded model."""
 
 import pytest
 
-from attemper import cli
 from attemper.demo import embedded
 from folders import save
-from watched import state
-
-
-@pytest.fixture
-def nothing_is_left_behind():
-    before = state()
-    yield
-    assert state() == before
 
 
 @pytest.fixture(scope="session")
@@ -32,15 +23,3 @@ def folder(tmp_path_factory):
         return made[name]
 
     return of
-
-
-@pytest.fixture
-def attemper_command(capsys):
-    """Runs the command in this process; gives exit code, stdout and stderr."""
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(word) for word in arguments])
-        return ended.value.code or 0, *capsys.readouterr()
-
-    return call

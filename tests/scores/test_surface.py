@@ -35,20 +35,23 @@ SHAPES = "`weight` must have shape (8,) for all heads or (12, 8) for each its ow
 SCALE = "`scale` must be a finite number or a tensor; got"
 NO_VALUE = "`value` must be a torch.Tensor; got None. For signs alone pass value=key."
 ADDITIVE = [
-    ({"weight": torch.randn(9)}, f"{SHAPES}; got (9,)."),
-    ({"weight": torch.randn(5, 8)}, f"{SHAPES}; got (5, 8)."),
+    ({"weight": torch.randn(9)}, f"{SHAPES}; got (9,). Use torch.randn(8) / 8**0.5 to begin with."),
+    ({"weight": torch.randn(5, 8)}, f"{SHAPES}; got (5, 8). Use torch.randn(8) / 8**0.5 to begin with."),
     (
         {"weight": [1.0]},
         "`weight` must be a torch.Tensor; got list. Use torch.nn.Parameter(torch.randn(8) / 8**0.5) to learn it.",
     ),
     ({"weight": W.long()}, "`weight` must be floating point; got torch.int64. Use weight.float()."),
     ({"weight": W.to("meta")}, "`weight` must be on query's device cpu; got meta. Use weight.to('cpu')."),
-    ({"key": Q[..., :7]}, "`key` must have head dim 8 like `query`; got 7 (shape (2, 12, 5, 7))."),
+    (
+        {"key": Q[..., :7]},
+        "`key` must have head dim 8 like `query`; got 7 (shape (2, 12, 5, 7)). Project both to the same width.",
+    ),
     (
         {"key": Q[:, :5], "value": Q[:, :5]},
         "query heads (=12) must be a multiple of key heads (=5). Use 4 or 6 key/value heads.",
     ),
-    ({"query": [1.0]}, "`query` must be a torch.Tensor; got list."),
+    ({"query": [1.0]}, "`query` must be a torch.Tensor; got list. Use torch.as_tensor(query)."),
     ({"value": None}, NO_VALUE),
 ]
 COSINE = [
@@ -57,7 +60,8 @@ COSINE = [
     ({"scale": float("inf")}, f"{SCALE} inf. {FLAT}"),
     (
         {"scale": torch.ones(5)},
-        "a `scale` tensor must have shape (), (12,) for one number per head, or broadcast to (2, 12, 5, 1); got (5,).",
+        "a `scale` tensor must have shape (), (12,) for one number per head, or broadcast to (2, 12, 5, 1); got (5,). "
+        "Begin with torch.ones(12) for one per head.",
     ),
     ({"value": None}, NO_VALUE),
 ]

@@ -88,18 +88,6 @@ OPTIONS = {
 
 
 @pytest.fixture
-def attemper_command(capsys):
-    """Runs the command in this process; gives exit code, stdout and stderr."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(arguments)
-        return ended.value.code or 0, *capsys.readouterr()
-
-    return call
-
-
-@pytest.fixture
 def fake_memory(monkeypatch):
     """The memory probe without its processes: a linear answer at once."""
     asked = []
@@ -219,7 +207,7 @@ def test_a_misspelling_is_met_with_the_right_spelling(attemper_command, argument
             "bench memory: --rounds does nothing there; it is for speed and cuda and watch. "
             "Leave it out, or type attemper bench speed --rounds …",
         ),
-        (["-o", "rows.xls"], "-o must end in .json; got 'rows.xls'."),
+        (["-o", "rows.xls"], "-o must end in .json; got 'rows.xls'. Use -o out.json, for example."),
         (["-o", "no/such/rows.json"], "-o: there is no folder 'no/such'. Make it first."),
     ],
 )

@@ -4,20 +4,12 @@ import pytest
 
 from attemper.watch.attach.attachment import attachment
 from attemper.watch.attach.light import Interception
-from watched import state
 
 
 @pytest.fixture(autouse=True)
 def no_round_before(monkeypatch):
     """As in a process that just began: after many watches, functions stay between the measured steps of one."""
     monkeypatch.setattr(attachment.interception, "rounds", 0)
-
-
-@pytest.fixture
-def nothing_is_left_behind():
-    before = state()
-    yield
-    assert state() == before
 
 
 @pytest.fixture

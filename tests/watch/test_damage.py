@@ -132,5 +132,7 @@ def test_a_write_that_fails_leaves_what_was_there(lines, tmp_path, monkeypatch):
 
 
 def test_what_is_no_path():
-    with pytest.raises(InputError, match=r"^Record\.read\(\): `path` must be a string or a Path; got int 3\.$"):
+    with pytest.raises(
+        InputError, match=r"^Record\.read\(\): `path` must be a string or a Path; got int 3\. Use 'run\.jsonl'\.$"
+    ):
         attemper.Record.read(3)

@@ -91,11 +91,14 @@ UNFIT = {
         r"no layer matches 'typo'\. The layers are: 'layers\.0\.s",
     ),
     "one of two layers": ({"layers": ["layers.0*", "typo"]}, r"no layer matches 'typo'\."),
-    "a layer by number": ({"layers": 3}, r"`layers` must be names or a function; got 3\."),
-    "a kind": ({"kind": "corss"}, r"`kind` must be 'self' or 'cross'; got 'corss'\."),
-    "a head": ({"heads": [2, -1]}, r"`heads` must be some of 0 … 1, which this record has; got \[2, -1\]\."),
-    "a head in words": ({"heads": "1"}, r"`heads` must be a whole number or several; got '1'\."),
-    "half a step": ({"steps": 0.5}, r"`steps` must be a whole number or several; got 0\.5\."),
+    "a layer by number": ({"layers": 3}, r"`layers` must be names or a function; got 3\. Use '\*' for all\."),
+    "a kind": ({"kind": "corss"}, r"`kind` must be 'self' or 'cross'; got 'corss'\. Leave it out for both\."),
+    "a head": (
+        {"heads": [2, -1]},
+        r"`heads` must be some of 0 … 1, which this record has; got \[2, -1\]\. Leave it out for all\.",
+    ),
+    "a head in words": ({"heads": "1"}, r"`heads` must be a whole number or several; got '1'\. Use heads=\[0, 1\]\."),
+    "half a step": ({"steps": 0.5}, r"`steps` must be a whole number or several; got 0\.5\. Use steps=\[0, 1\]\."),
 }
 
 
@@ -281,7 +284,8 @@ def test_without_pyarrow_or_pandas_the_pip_line_is_given(record, tmp_path, monke
 
 def test_where_a_record_can_go(record, tmp_path):
     with pytest.raises(
-        InputError, match=r"^Record\.write\(\): `path` must end in \.jsonl or \.parquet; got 'a\.csv'\.$"
+        InputError,
+        match=r"^Record\.write\(\): `path` must end in \.jsonl or \.parquet; got 'a\.csv'\. Use 'run\.jsonl', for example\.$",
     ):
         record.write(tmp_path / "a.csv")
     with pytest.raises(InputError, match=r"^Record\.write\(\): there is no folder '.*no'.* Make it first\.$"):

@@ -17,16 +17,14 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from ..vitals import Attended, Vitals
-
-NEG_INF = float("-inf")
+from ..vitals import NEG_INF, Attended, Vitals
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
     """``softmax(query @ key^T / sqrt(E)) @ value`` for (B, H, L, E) tensors."""
     z = (query * query.shape[-1] ** -0.5) @ key.mT  # [B, H, L, L]
     if causal:
-        z += _wall(z)
+        z += _causal_mask(z)
     weights = z.softmax(-1) if z.requires_grad else torch.softmax(z, -1, out=z)
     return weights @ value
 
@@ -79,7 +77,7 @@ def _by_products(z: Tensor, peak: Tensor, query: Tensor, key: Tensor, value: Ten
     """Every sum but the norm from one matrix product: Σ e z = q · Σ e k."""
     if z.requires_grad:
         t = z - peak
-        e = (t.add_(_wall(t)) if causal else t).exp_()
+        e = (t.add_(_causal_mask(t)) if causal else t).exp_()
     else:
         e = z.sub_(peak).exp_()
         e = e.tril_() if causal else e
@@ -92,13 +90,13 @@ def _by_products(z: Tensor, peak: Tensor, query: Tensor, key: Tensor, value: Ten
 def _by_sums(z: Tensor, peak: Tensor, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Reduced:
     """For half precision, whose products would round the sums: they are taken over float32 entries instead."""
     t = z - peak if z.requires_grad else z.sub_(peak)
-    e = (t + _wall(t) if causal else t).exp()
+    e = (t + _causal_mask(t) if causal else t).exp()
     total = e.sum(-1)
     output = (e.to(value.dtype) @ value) / total.unsqueeze(-1).to(value.dtype)
     under_weights = (t * e if z.requires_grad else t.mul_(e)).sum(-1) / total + peak.squeeze(-1)
     return output, total, under_weights, vector_norm(e, dim=-1)
 
 
-def _wall(z: Tensor) -> Tensor:
+def _causal_mask(z: Tensor) -> Tensor:
     """-inf above the diagonal, [L, L]."""
     return torch.full(z.shape[-2:], NEG_INF, dtype=z.dtype, device=z.device).triu_(1)

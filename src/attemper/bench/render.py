@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .._display import print_table
+from .._display import plural, print_table
 from . import watch, watch_compiled
 from .candidates import CANDIDATES, DIRECTIONS
 from .cpu import geometric_mean
@@ -79,7 +79,7 @@ def _headline(found: dict[str, Any], load: dict[str, float | None]) -> str:
     cpu = found["cpu"]
     machine = [
         f"{cpu['model']}, {cpu['simd']}",
-        f"{_count(cpu['threads'], 'thread')} on {_count(cpu['cores'], 'core')}",
+        f"{plural(cpu['threads'], 'thread')} on {plural(cpu['cores'], 'core')}",
     ]
     machine += [gpu["name"] for gpu in found["gpus"]]
     if load["before"] is not None:
@@ -226,10 +226,6 @@ def _table(title: str, names: Sequence[str], labels: int = 1) -> Table:
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     return table
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _ratio(spread: dict[str, float] | None, wide: bool) -> str:

@@ -34,7 +34,7 @@ NEVER = 10**9
 class Subject:
     """Two encoders with the same random weights, one on SDPA and one eager, and a batch of tokens."""
 
-    def __init__(self, batch: int, length: int, padded: bool, device: str = "cpu") -> None:
+    def __init__(self, batch: int, length: int, padded: bool) -> None:
         try:
             from transformers import BertConfig, BertModel
         except ImportError:
@@ -43,20 +43,17 @@ class Subject:
             ) from None
         generator = torch.Generator().manual_seed(0)
         config = BertConfig(**MINILM, max_position_embeddings=length)
-        self.model = BertModel(config).eval().to(device)
-        self.eager = BertModel(BertConfig(**MINILM, max_position_embeddings=length)).eval().to(device)
+        self.model = BertModel(config).eval()
+        self.eager = BertModel(BertConfig(**MINILM, max_position_embeddings=length)).eval()
         self.eager.load_state_dict(self.model.state_dict())
         self.eager.set_attn_implementation("eager")
-        self.inputs = {
-            "input_ids": torch.randint(0, config.vocab_size, (batch, length), generator=generator, device="cpu").to(
-                device
-            )
-        }
+        tokens = torch.randint(0, config.vocab_size, (batch, length), generator=generator, device="cpu")
+        self.inputs = {"input_ids": tokens}
         if padded:
             # every sequence but the first is a quarter padding
             keep = torch.ones(batch, length, dtype=torch.int64, device="cpu")
             keep[1:, 3 * length // 4 :] = 0
-            self.inputs["attention_mask"] = keep.to(device)
+            self.inputs["attention_mask"] = keep
 
     def calls(self) -> dict[str, Callable[[], object]]:
         """One call of each candidate. The time of a watched one includes attaching and detaching."""
@@ -88,15 +85,14 @@ def rows(
     rounds: int,
     budget: float,
     note: Callable[[str], None],
-    device: str = "cpu",
 ) -> list[BenchRow]:
-    """Time every candidate on every case (batch, length, padded), one row each; cost is the time over the unwatched."""
+    """Time every candidate on every case (batch, length, padded) on the CPU; cost is the time over the unwatched."""
     found = []
     for batch, length, padded in cases:
-        note(f"watch: MiniLM-sized encoder, {batch} × {length} tokens{', padded' if padded else ''}, on {device}")
-        calls = Subject(batch, length, padded, device).calls()
-        times = interleave(calls, rounds=rounds, budget=budget, device=device)
-        found += cost_rows(times, {"batch": batch, "length": length, "padded": padded, "device": device})
+        note(f"watch: MiniLM-sized encoder, {batch} × {length} tokens{', padded' if padded else ''}, on cpu")
+        calls = Subject(batch, length, padded).calls()
+        times = interleave(calls, rounds=rounds, budget=budget)
+        found += cost_rows(times, {"batch": batch, "length": length, "padded": padded, "device": "cpu"})
     return found
 
 

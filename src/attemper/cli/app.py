@@ -200,7 +200,7 @@ def finish(show: Callable[[], object], write: Callable[[], object] | None = None
 
 
 def _helped(help_of: Callable[[Any], str], ctx: Any) -> str:
-    """Print the help of a command; what is left for typer to print is nothing."""
+    """Print the help of a command here, and leave nothing for typer to print."""
 
     def show() -> None:
         try:

@@ -95,7 +95,7 @@ class Stopping:
         self._thread.start()
 
     def _lost(self, unraisable: Any) -> None:
-        """Raised in a __del__, or in a callback such as those of imports, an exception goes no further: once more, then."""
+        """An exception raised in a __del__, or in a callback of an import, is swallowed there: send the signal again."""
         if isinstance(unraisable.exc_value, Stopped):
             os.write(self._writing, bytes([REPEAT]))
         else:

@@ -25,6 +25,7 @@ COLOURS = {
 TINTS = {"Q": ("#e9effd", "#1c2a4a"), "K": ("#fdecec", "#41212a"), "V": ("#e8f5ed", "#173528")}
 COLD, HOT = (0xED, 0xF2, 0xF9), (0x24, 0x57, 0xA6)
 """A weight of 0 and of 1."""
+HEAD = 6.5  # the length of an arrow's head
 TURN = 0.55  # from this weight on, the number in a cell is light
 
 
@@ -77,14 +78,14 @@ class Canvas:
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}" rx="3" fill="#{shade}"/>'
         )
 
-    def arrow(self, points: Sequence[tuple[float, float]], style: str = "plain", head: float = 6.5) -> None:
+    def arrow(self, points: Sequence[tuple[float, float]], style: str = "plain") -> None:
         """A line through points, with rounded corners and a head."""
         way, turn = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"], 8.0
         for before, at, after in zip(points, points[1:], points[2:], strict=False):
             first, second = _towards(at, before, turn), _towards(at, after, turn)
             way.append(f"L{first[0]:.1f} {first[1]:.1f}Q{at[0]:.1f} {at[1]:.1f} {second[0]:.1f} {second[1]:.1f}")
         (x, y), (a, b) = points[-1], points[-2]
-        end = _towards((x, y), (a, b), head)
+        end = _towards((x, y), (a, b), HEAD)
         way.append(f"L{end[0]:.1f} {end[1]:.1f}")
         side = ((y - end[1]) * 0.62, (end[0] - x) * 0.62)
         tip = f"{x:.1f},{y:.1f} {end[0] + side[0]:.1f},{end[1] + side[1]:.1f} {end[0] - side[0]:.1f},{end[1] - side[1]:.1f}"

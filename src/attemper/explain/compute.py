@@ -102,7 +102,10 @@ def compute(settings: ExplainSettings) -> Computed:
     heads = (signs_by_head(first.vitals), signs_by_head(second.vitals))
     output = None
     if settings.heads is not None:
-        output = (_unite(settings, first.output, corners), _unite(settings, second.output, corners))
+        output = (
+            _concat_and_project(settings, first.output, corners),
+            _concat_and_project(settings, second.output, corners),
+        )
     return Computed(
         lanes=pair,
         embedded=embedded,
@@ -144,7 +147,7 @@ def _project(settings: ExplainSettings, name: str, embedded: Tensor, corners: di
     return torch.stack(heads)
 
 
-def _unite(settings: ExplainSettings, context: Tensor, corners: dict[str, Tensor]) -> Tensor:
+def _concat_and_project(settings: ExplainSettings, context: Tensor, corners: dict[str, Tensor]) -> Tensor:
     """concat(heads) W_O, as the sum of each head times its own rows of W_O."""
     united = torch.zeros(settings.count, settings.d_model, dtype=torch.float64, device="cpu")
     for head, part in enumerate(context):

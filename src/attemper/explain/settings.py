@@ -84,7 +84,7 @@ def check(
 ) -> ExplainSettings:
     """The settings, or an error that says what is wrong."""
     if not isinstance(text, str):
-        raise InputError(f"explain(): `text` must be a sentence, a str; got {type(text).__name__}.")
+        raise InputError(f"explain(): `text` must be a str; got {type(text).__name__}. Use ' '.join(words).")
     text = text.encode("utf-8", "replace").decode()  # half a surrogate pair can be neither hashed nor printed
     words = tuple(text.split())
     if not words:
@@ -93,14 +93,16 @@ def check(
         )
     if len(words) > MOST_WORDS:
         raise InputError(
-            f"explain(): `text` may hold {MOST_WORDS:,} words, since every word is compared with every other; "
+            f"explain(): `text` may hold at most {MOST_WORDS:,} words, since every word is compared with every other; "
             f"got {len(words):,}. Use a shorter text."
         )
     if score not in SCORES:
         raise InputError(f"explain(): unknown score {score!r}. {nearest(score, SCORES)}")
     d_model = _whole("d_model", d_model, "Use 512.")
     if d_model > MOST_ENTRIES:
-        raise InputError(f"explain(): `d_model` may be {MOST_ENTRIES:,}; got {d_model:,}. GPT-3 has 12288.")
+        raise InputError(
+            f"explain(): `d_model` may be at most {MOST_ENTRIES:,}; got {d_model:,}. Use 512; GPT-3 has 12288."
+        )
     if heads is not None:
         heads = _whole("heads", heads, "Leave it out to look at one head.")
         _check_heads(d_model, heads, d_k)
@@ -108,15 +110,17 @@ def check(
     d_k = D_K if d_k is None else _whole("d_k", d_k, f"Use {D_K}.")
     if d_k > MOST_D_K or d_model * d_k > MOST_ENTRIES:
         raise InputError(
-            f"explain(): `d_k` may be {MOST_D_K:,}, and d_model × d_k {MOST_ENTRIES:,}; got d_model {d_model:,} and d_k "
-            f"{d_k:,}. Use smaller ones: GPT-3 has 12288 and 128."
+            f"explain(): `d_k` may be at most {MOST_D_K:,}, and d_model × d_k at most {MOST_ENTRIES:,}; "
+            f"got d_model {d_model:,} and d_k {d_k:,}. Use smaller ones: GPT-3 has 12288 and 128."
         )
     seed = _whole("seed", seed, "Use 0.", least=None)
     chosen = _check_rule(rule_name, score)
     if layer is not None:
         layer = _whole("layer", layer, "The first layer is 0.", least=0)
         if layer > MOST_LAYERS:
-            raise InputError(f"explain(): `layer` may be {MOST_LAYERS:,}; got a larger number. GPT-3 has 96 layers.")
+            raise InputError(
+                f"explain(): `layer` may be at most {MOST_LAYERS:,}; got a larger number. GPT-3 has 96 layers."
+            )
     elif "layer" in chosen.needs:
         raise InputError(
             f"explain(): rule {chosen.name!r} ({chosen.formula}) needs `layer`, {FACTS['layer']}; got none. "

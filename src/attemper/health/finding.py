@@ -42,7 +42,7 @@ class Finding:
         return asdict(self)
 
 
-def made(
+def finding_of(
     row: HeadRow, name: str, level: str, value: float | None, threshold: Threshold, says: str, todo: str
 ) -> Finding:
     where = row["layer"], row["kind"], row.get("head")
@@ -56,10 +56,6 @@ def number(row: HeadRow, name: str) -> float | None:
 
 def past(ladder: Sequence[Threshold], value: float | None) -> Threshold | None:
     return next((rung for rung in ladder if value is not None and value > rung.value), None)
-
-
-def count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def listed(numbers: Sequence[int]) -> str:

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from .._display import plural
 from ..errors import InputError
-from .finding import Finding, HeadRow, count, listed
+from .finding import Finding, HeadRow, listed
 from .logits import coarse, high
 from .patterns import TELL, patterns
 from .thresholds import CROWD, DRAWN, FAULTS, LEVELS, NAMES
@@ -85,13 +86,13 @@ def verdict(findings: Sequence[Finding], heads: int | None = None) -> tuple[str,
     if first.name == "weights":
         number = int(first.value or 0)
         verb = "was" if number == 1 else "were"
-        return level, f"Not the trained model: {count(number, 'weight')} {verb} initialised at random."
+        return level, f"Not the trained model: {plural(number, 'weight')} {verb} initialised at random."
     if level == "note":
-        remarks = ", ".join(count(times, _COUNTED[name]) for name, times in Counter(one.name for one in worst).items())
+        remarks = ", ".join(plural(times, _COUNTED[name]) for name, times in Counter(one.name for one in worst).items())
         return level, f"Healthy, with remarks ({remarks})."
     same = [one for one in worst if (one.name, one.fault) == (first.name, first.fault)]
     serious = sum(LEVELS.index(one.level) >= LEVELS.index("warn") for one in findings)
-    more = f" ({count(serious - len(same), 'other finding')})" if serious > len(same) else ""
+    more = f" ({plural(serious - len(same), 'other finding')})" if serious > len(same) else ""
     return level, f"{_OPENINGS[level]}: {_subject(same, heads)}{more}."
 
 
@@ -166,7 +167,7 @@ def _not_a_number(grouped: Mapping[tuple[str, str], list[HeadRow]]) -> list[Find
     who = f"head {heads[0]}" if alone else f"heads {listed(heads)}" if len(rows) < len(grouped[first]) else "all heads"
     step = f" at step {rows[0]['step']}" if rows[0].get("step") is not None else ""
     after = (
-        f" {count(len(spoiled) - 1, 'later layer')} may have inherited them from this layer."
+        f" {plural(len(spoiled) - 1, 'later layer')} may have inherited them from this layer."
         if len(spoiled) > 1
         else ""
     )
@@ -181,7 +182,7 @@ def _drawn(names: Sequence[str], places: Sequence[tuple[str, str]]) -> list[Find
         return []
     own = (place for place in places if any(name.startswith(f"{place[0]}.") for name in names))
     first = next(own, places[0] if places else ("", "self"))
-    which = f"{count(len(names), 'weight')} of its embeddings and attention layers"
+    which = f"{plural(len(names), 'weight')} of its embeddings and attention layers"
     verb = "is not in the files and was" if len(names) == 1 else "are not in the files and were"
     which_names = f"{names[0]}{', …' if len(names) > 1 else ''}"
     says = f"{which} {verb} initialised at random ({which_names}): the numbers here are not those of the trained model."
@@ -206,7 +207,7 @@ def _subject(same: Sequence[Finding], heads: int | None) -> str:
     """Findings of one name in a few words: which heads, and what was found."""
     first, many = same[0], len(same) > 1
     if first.head is None or first.name not in _VERBS:
-        return f"{first.title} in {count(len(same), 'layer') if many else _where(first)}"
+        return f"{first.title} in {plural(len(same), 'layer') if many else _where(first)}"
     who = f"{len(same)}{'' if heads is None else f' of {heads}'} heads" if many else _where(first)
     reach = max((one.value for one in same if one.value is not None), default=0.0)
     return f"{who} {_VERBS[first.name][many].format(f'{reach:.3g}' if reach < 1000 else f'{reach:,.0f}')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from .finding import Finding, HeadRow, made, number, past
+from .finding import Finding, HeadRow, finding_of, number, past
 from .thresholds import OVERFLOW, PEAK, ROUNDING, STORED, Threshold
 
 PEAK_TODO = {
@@ -40,7 +40,7 @@ def high(row: HeadRow, facts: HeadRow, names: set[str]) -> Finding | None:
     elif rung.level in ("warn", "act") and mean is not None and peak - mean <= PEAK[-1].value:
         why = f"all its logits are large ({mean:.4g} on average), and softmax ignores a common shift"
     level = rung.level if why is None else "note"
-    return made(row, "peak", level, peak, rung, f"{says}: {why or PEAK_WHY[level]}.", PEAK_TODO[level])
+    return finding_of(row, "peak", level, peak, rung, f"{says}: {why or PEAK_WHY[level]}.", PEAK_TODO[level])
 
 
 def coarse(row: HeadRow, facts: HeadRow, names: set[str]) -> Finding | None:
@@ -55,11 +55,11 @@ def coarse(row: HeadRow, facts: HeadRow, names: set[str]) -> Finding | None:
     near = past(OVERFLOW, raw / most)
     if near is not None:
         says = f"Scores reach {raw:.4g}, and {dtype} ends at {most:g}: slightly larger scores become infinity, and then NaN."
-        return made(row, "overflow", near.level, raw, Threshold(near.value * most, "", near.source), says, WIDEN)
+        return finding_of(row, "overflow", near.level, raw, Threshold(near.value * most, "", near.source), says, WIDEN)
     moved = math.expm1(2.0 ** (math.floor(math.log2(peak)) - bits))
     rung = past(ROUNDING, moved)
     if rung is None:
         return None
     level = "note" if "positional" in names else rung.level
     says = f"Scores up to {peak:.4g} are stored in {dtype}, whose rounding alone moves a weight by {moved:.0%}."
-    return made(row, "overflow", level, moved, rung, says, WIDEN)
+    return finding_of(row, "overflow", level, moved, rung, says, WIDEN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .finding import Finding, HeadRow, made, number
+from .finding import Finding, HeadRow, finding_of, number
 from .thresholds import COLLAPSED, CROWD, DEAD, FEW_KEYS, FLAT, POSITIONAL, SATURATED, SINK, Threshold
 
 
@@ -35,7 +35,7 @@ def _saturated(row: HeadRow, crowd: bool) -> Finding:
     known = number(row, "sink_weight") is not None
     says = f"{share:.0%} of its rows put over 99 % of their weight on one key: attention is saturated"
     if not known:
-        return made(
+        return finding_of(
             row, "saturated", "note", share, SATURATED, f"{says}. It may be a sink or a positional head.", _SCAN
         )
     return _crowded(row, "saturated", share, SATURATED, says, crowd)
@@ -64,8 +64,8 @@ _SCAN = "Run attemper scan on the model with a text: it knows the tokens, so it 
 def _crowded(row: HeadRow, name: str, value: float, threshold: Threshold, says: str, crowd: bool) -> Finding:
     if crowd:
         says += "; the same holds for at least half of this layer's heads."
-        return made(row, name, CROWD.level, value, threshold, says, _CROWD_TODO[name])
-    return made(
+        return finding_of(row, name, CROWD.level, value, threshold, says, _CROWD_TODO[name])
+    return finding_of(
         row, name, threshold.level, value, threshold, f"{says}.", "Nothing to do: a single head may specialise."
     )
 
@@ -75,14 +75,14 @@ def _sink(row: HeadRow, crowd: bool) -> Finding:
     on = "the first token" if row.get("sink_position") == 0 else "one token" if token is None else ""
     on = f"{on}{f' {token!r}' if token else ''}".strip()
     says = f"{weight:.0%} of its weight is on {on}{_always(row)}: an attention sink, as in most trained models."
-    return made(row, "sink", SINK.level, weight, SINK, says, "Nothing to do.")
+    return finding_of(row, "sink", SINK.level, weight, SINK, says, "Nothing to do.")
 
 
 def _positional(row: HeadRow, crowd: bool) -> Finding:
     weight = row["neighbour_weight"]
     which = {-1: "the token before", 0: "the token itself", 1: "the token after"}[row["neighbour_offset"]]
     says = f"{weight:.0%} of its weight is on {which}{_always(row)}: a positional head, sharp by design."
-    return made(row, "positional", POSITIONAL.level, weight, POSITIONAL, says, "Nothing to do.")
+    return finding_of(row, "positional", POSITIONAL.level, weight, POSITIONAL, says, "Nothing to do.")
 
 
 def _dead(row: HeadRow, crowd: bool) -> Finding:
@@ -91,7 +91,7 @@ def _dead(row: HeadRow, crowd: bool) -> Finding:
         f"Its weights are the same for every text (they differ by {distance:.3f} of 1): it depends on position alone, or has no "
         "function."
     )
-    return made(
+    return finding_of(
         row, "dead", DEAD.level, distance, DEAD, says, "Try more texts; if it stays the same, the head can be pruned."
     )
 

@@ -66,7 +66,7 @@ def triton_is_missing() -> str | None:
     return _why_triton_is_missing()
 
 
-# a compiled graph asks once, while it is traced
+# Dynamo asks once, while it traces, and keeps the answer in the graph
 mark_constant(cpu_is_missing)
 mark_constant(triton_is_missing)
 
@@ -107,7 +107,7 @@ def load(name: str) -> ModuleType:
 
 
 def takes_plain(kernel: str, cuda: bool = False) -> str | None:
-    """The native kernel that runs calls on plain tensors of this device, where this one is asked for; None if it may not.
+    """The native kernel, ``"cpu"`` or ``"triton"``, that runs a plain call for this ``kernel=``; None if there is none.
 
     ``"cpu"`` serves every plain call, ``"triton"`` those whose dtype and head dims it serves.
     """

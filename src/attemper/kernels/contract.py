@@ -26,7 +26,7 @@ BIT = {sign: 1 << place for place, sign in enumerate(SIGNS)}
 ARGMAX_BIT = 1 << len(SIGNS)
 """Ask for the arg-max of each row as well: the gradient of ``peak`` goes there."""
 OUTPUT_LOW_BIT = 1 << len(SIGNS) + 1
-"""Ask for what rounding took from a half-precision output: its gradient needs the output as it was summed."""
+"""Ask for the rounding error of a half-precision output: the gradients of the logits need the output before rounding."""
 
 HALVES = (torch.float16, torch.bfloat16)
 SMALL = torch.finfo(torch.float16).tiny
@@ -68,9 +68,9 @@ class Results(NamedTuple):
     """
 
     output: Tensor  # (B, H, Lq, Ev)
-    output_low: Tensor  # (B, H, Lq, Ev), int16: float32 bits that rounding took from output, see `rounded_off`
+    output_low: Tensor  # (B, H, Lq, Ev), int16: the rounding error of output, see `rounded_off`
     argmax: Tensor  # (B, H, Lq), the key with the largest logit, the lowest on ties
-    lse_low: Tensor  # (B, H, Lq), what rounding took from lse: at finfo.min, all of ln Σe. Zeros if the kernel does not know it
+    lse_low: Tensor  # (B, H, Lq), the rounding error of lse: at finfo.min, all of ln Σe. Zeros: not known
     visible: Tensor
     mean: Tensor
     variance: Tensor
@@ -104,7 +104,7 @@ class NeedsGrad(NamedTuple):
 
     @property
     def logits(self) -> bool:
-        """Whether any input needs one that reaches it through the logits."""
+        """Whether an input other than value needs a gradient: all of these come from the gradient of the logits."""
         return self.query or self.key or self.mask or self.gain or self.weight
 
 
@@ -129,7 +129,7 @@ class Request:
     """What a call asks of a kernel: the facts by which one accepts or refuses it."""
 
     device: str
-    dtype: torch.dtype  # of the output; the problem is wider where a gradient is a sum over what was repeated
+    dtype: torch.dtype  # of the output; the problem may be in float32 instead, see operation/shapes.py
     rows: int
     keys: int
     head_dim: int
@@ -146,7 +146,7 @@ class Serves:
     head_dim: int | None = None  # the largest, of queries and values; None: any
     additive: bool = True
     unless: Callable[[Request], str | None] | None = None
-    """What a table cannot say: "is not built here", "serves head dims that are multiples of 8". A clause, or None."""
+    """Any other reason to refuse a call, as a clause ("is not built here"); None if there is none."""
 
     def refusal(self, request: Request) -> str | None:
         """Why this call is not served, as a clause that follows ``kernel='…' ``; None when it is."""
@@ -204,7 +204,7 @@ KEEP_LAYOUT = frozenset({"triton"})
 
 
 def empty_vectors(like: Tensor, dim: int | None = None) -> Tensor:
-    """Memory for as many vectors, by token or by head, as they lie in `like`: so what follows a call need not copy them."""
+    """Memory for the vectors of `like`, in its layout (by token or by head), so that the op after the call need not copy them."""
     batch, heads, rows, own = like.shape
     dim = own if dim is None else dim
     if is_by_token(like):
@@ -213,9 +213,9 @@ def empty_vectors(like: Tensor, dim: int | None = None) -> Tensor:
 
 
 def empty_results(problem: Problem, sign_bits: int, as_query: bool = False) -> Results:
-    """Memory, not yet written, for what was asked for, and empty tensors for the rest, which an op has to return.
+    """Uninitialised memory for the results that were asked for, and empty tensors for the others: an op cannot return None.
 
-    The output is by head; with `as_query`, by token if the query is.
+    The output is laid out by head; with `as_query`, as the query is.
     """
     query, value = problem.query, problem.value
     output = None
@@ -230,10 +230,10 @@ def empty_results(problem: Problem, sign_bits: int, as_query: bool = False) -> R
 
 
 def bare_results(query: Tensor, value_dim: int | None, sign_bits: int, saved: bool, as_query: bool = False) -> Results:
-    """`empty_results` for a caller that is no op: None for the rest, and no ``lse_low`` unless lse or a backward needs it."""
+    """`empty_results` for a caller that is not an op: None for the others, and ``lse_low`` only if lse or a backward needs it."""
     batch, heads, rows, dim = query.shape
     output = None
-    # a tensor like another is the fastest to make, and a small call is little more than these
+    # empty_like is the fastest way to make a tensor, and a small call spends most of its time here
     if as_query and value_dim is not None and is_by_token(query):
         output = empty_vectors(query, value_dim)
     elif value_dim == dim:
@@ -248,9 +248,10 @@ def bare_results(query: Tensor, value_dim: int | None, sign_bits: int, saved: bo
 
 
 def _results(output: Any, lse: Tensor, sign_bits: int, saved: bool) -> Results:
-    """The fields that were asked for, each like `output` or `lse`; None for the others.
+    """The fields that were asked for, each allocated like `output` or `lse`; None for the others.
 
-    Each tensor has its own memory: of views of one block, writing into a sign would count as writing into what is saved.
+    Each tensor has its own memory. Views of one block share a version counter: writing into a sign would then look to autograd
+    as if a saved tensor had been changed.
     """
     like = torch.empty_like
     low = output is not None and sign_bits & OUTPUT_LOW_BIT and output.dtype in HALVES
@@ -276,10 +277,10 @@ _NOTHING: Any = (None,) * (len(Results._fields) - 1)
 
 
 def rounded_off(wide: Tensor, output: Tensor) -> Tensor:
-    """What rounding float32 `wide` to half-precision `output` took, in units in the last place of `wide`, int16.
+    """The rounding error of `output`, which is float32 `wide` in half precision: int16, in units in the last place of `wide`.
 
-    That is all of it: 16 bits of bfloat16 and 16 of what is left are float32. Below the normal numbers of float16 it is in units
-    of 2^-40, which 16 bits hold. 0 where the output is inf or NaN.
+    Nothing is lost: the 16 bits of a bfloat16 and these 16 are the 32 of the float32. For float16 numbers below the normal range
+    the unit is 2^-40. 0 where the output is inf or NaN.
     """
     short = output.float()
     lost = wide.view(torch.int32) - short.view(torch.int32)
@@ -289,7 +290,7 @@ def rounded_off(wide: Tensor, output: Tensor) -> Tensor:
 
 
 def unrounded(output: Tensor, low: Tensor) -> Tensor:
-    """The output as it was before rounding, float32; `low` is what `rounded_off` found."""
+    """The output before rounding, in float32; `low` is what `rounded_off` returned."""
     short = output.float()
     whole = (short.view(torch.int32) + low).view(torch.float32)
     return torch.where(short.abs() < SMALL, short + low * 2.0**-40, whole) if output.dtype == torch.float16 else whole
@@ -302,28 +303,28 @@ def are_as_written(vitals: Vitals, device: str) -> bool:
         and sign.dim() == 3
         and sign.is_contiguous()
         and sign.dtype == (torch.int32 if name == "visible" else torch.float32)
-        for name, sign in vitals.__dict__.items()  # and, among them, what rounding took from lse
+        for name, sign in vitals.__dict__.items()  # including _lse_low
     )
 
 
 def is_recording() -> bool:
-    """Whether autograd records what is computed: in inference mode it does not, also under enable_grad."""
-    # Dynamo cannot trace the question, and a compiled graph is never in inference mode
+    """Whether autograd records what is computed. In inference mode it does not, even under enable_grad."""
+    # Dynamo cannot trace is_inference_mode_enabled(), and a compiled graph is never in inference mode
     return torch.is_grad_enabled() and (torch.compiler.is_compiling() or not torch.is_inference_mode_enabled())
 
 
 def may_get_gradients(*tensors: Tensor | None) -> bool:
-    """Whether a gradient may arrive at one of these; in a traced graph it always may: torch runs it without one to check it."""
+    """Whether a gradient may arrive at one of these. While torch.jit.trace runs, always: it traces again without them."""
     if any(t is not None and t.requires_grad for t in tensors) and is_recording():
         return True
     return not torch.compiler.is_compiling() and _get_tracing_state() is not None
 
 
 def savable(*inputs: Any) -> tuple[Any, ...]:
-    """With copies of tensors made in inference mode, where a gradient may arrive: a backward must not keep the originals.
+    """The inputs, with tensors made in inference mode copied if a gradient may arrive: a backward must not save those.
 
-    torch does not count writes into them. Its own SDPA keeps no boolean mask, and so accepts such a mask. In a compiled graph
-    `is_inference()` cannot be asked, and torch's own error remains.
+    torch does not count writes into inference tensors, so it refuses to save them. Its own SDPA saves no boolean mask, and
+    accepts one of those. In a compiled graph `is_inference()` cannot be called, and the user gets torch's own error.
     """
     tensors = [thing for thing in inputs if isinstance(thing, Tensor)]
     if torch.compiler.is_compiling() or not may_get_gradients(*tensors):
@@ -332,13 +333,13 @@ def savable(*inputs: Any) -> tuple[Any, ...]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A copy that is no larger than the tensor's own memory: expanded dimensions are expanded again."""
+    """A copy in which expanded dimensions stay expanded, so that it takes no more memory than the original."""
     once = tensor[tuple(slice(None) if step else slice(1) for step in tensor.stride())]
     return once.clone().expand(tensor.shape)
 
 
-def for_gradients(sign_bits: int, *tracked: Tensor | None) -> int:
-    """With what the gradients of the logits need, where one of these tensors may get one; finding it costs time and memory."""
+def with_gradient_bits(sign_bits: int, *tracked: Tensor | None) -> int:
+    """The bits, with those of what the backward needs if one of these tensors may get a gradient. It costs time and memory."""
     if not may_get_gradients(*tracked):
         return sign_bits
     return sign_bits | OUTPUT_LOW_BIT | (ARGMAX_BIT if sign_bits & BIT["peak"] else 0)

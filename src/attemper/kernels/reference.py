@@ -34,11 +34,11 @@ def define(problem: Problem) -> Definition:
     shut = ~keep | (z == float("-inf"))
     empty = shut.all(-1)
 
-    # softmax; a row without keys gets finite stand-ins, so that its gradients are 0 and not NaN
+    # softmax; a row without keys gets finite values here, so that its gradients are 0 and not NaN
     stand_in = z.masked_fill(shut & ~empty.unsqueeze(-1), float("-inf")).masked_fill(empty.unsqueeze(-1), 0.0)
     weights = stand_in.softmax(-1).masked_fill(shut, 0.0)
     peak, argmax = _peak(stand_in)
-    # from the peak on: far from zero z - lse is rounding
+    # shifted by the peak: for large logits z - lse is mostly rounding error
     below = stand_in - peak.detach().unsqueeze(-1)
     log_sum = below.logsumexp(-1)
     lse = (peak.detach() + log_sum).masked_fill(peak == float("inf"), float("inf"))
@@ -65,7 +65,7 @@ def define(problem: Problem) -> Definition:
 
 
 def lse_low(definition: Definition) -> Tensor:
-    """What rounding took from lse, where the largest weight is exp(peak - lse): at finfo.min, all of ln Σe."""
+    """The rounding error of lse: what is missing for exp(peak - lse) to be the largest weight. At finfo.min, all of ln Σe."""
     if not definition.weights.shape[-1]:
         return torch.zeros_like(definition.lse)
     low = definition.peak - definition.lse - definition.weights.amax(-1).log()

@@ -52,7 +52,7 @@ def _either(number: int, wanted: int) -> str:
     return " or ".join(map(str, nearest_divisors(number, wanted)))
 
 
-def check_torchs(module: object) -> None:
+def check_torch_module(module: object) -> None:
     # a parametrised module has a class of its own, made under way
     if type(module) is not nn.MultiheadAttention and not is_parametrized(module):  # type: ignore[arg-type]
         raise InputError(

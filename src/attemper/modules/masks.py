@@ -13,7 +13,7 @@ from .checks import check_mask
 WHERE = "MultiHeadAttention()"
 
 
-def keeping(
+def merge_masks(
     attn_mask: Tensor | None,
     key_padding_mask: Tensor | None,
     causal: bool,

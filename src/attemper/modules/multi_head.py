@@ -18,9 +18,9 @@ from ..scale import Rule
 from ..scale import rule as rule_named
 from ..scores.cosine import cosine_attention, direction
 from ..vitals import Attended, Vitals
-from .checks import NESTED, check_counts, check_heads, check_inputs, check_plain, check_torchs
+from .checks import NESTED, check_counts, check_heads, check_inputs, check_plain, check_torch_module
 from .keeps_vitals import KeepsVitals
-from .masks import WHERE, keeping, visible_keys
+from .masks import WHERE, merge_masks, visible_keys
 from .misfit import misfit
 
 
@@ -166,7 +166,7 @@ class MultiHeadAttention(KeepsVitals):
             >>> layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
             >>> layer.self_attn = attemper.MultiHeadAttention.from_torch(layer.self_attn, rule="dk")
         """
-        check_torchs(module)
+        check_torch_module(module)
         ours = cls(
             module.embed_dim,
             module.num_heads,
@@ -239,7 +239,7 @@ class MultiHeadAttention(KeepsVitals):
         # where torch takes is_causal as all there is to know about the mask, so do we: a band is faster
         promised = is_causal and key_padding_mask is None and not need_weights
         keys = rows[1].shape[1]
-        mask, causal = keeping(
+        mask, causal = merge_masks(
             None if promised else attn_mask,
             key_padding_mask,
             is_causal and (promised or attn_mask is None),

@@ -1,4 +1,4 @@
-"""The direct path: a plain call goes to a native kernel without an op, and is differentiated by a Function without one.
+"""The direct path: a plain call runs on a native kernel without a torch op, and its autograd Function calls the kernel too.
 
 A call that is not plain (plain.py) goes through the op of ops.py, which torch can trace and transform.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import kernels
 from .._torch_private import at_rest
-from ..kernels.contract import FLOATS, N_TENSORS, NeedsGrad, Problem, Results, Upstream, for_gradients
+from ..kernels.contract import FLOATS, N_TENSORS, NeedsGrad, Problem, Results, Upstream, with_gradient_bits
 from ..vitals import SIGNS, Vitals
 from . import ops
 from .listen import TallyTarget, current_target, listening
@@ -36,7 +36,8 @@ def attend(
 ) -> tuple[Tensor, Vitals]:
     """Run a checked problem on a kernel; output (B, H, Lq, Ev), empty without values, and the signs named, (B, H, Lq) each.
 
-    The vitals are added to `target`, or to that of the module which runs; not those of additive scores, or without values.
+    The vitals are also added to `target`, or to the target of the module that runs. Calls with additive scores or without
+    values are not added.
     """
     target = current_target() if target is None else target
     if target is None or problem.value is None or problem.weight is not None:
@@ -56,22 +57,22 @@ def _attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tens
 
 
 def attend_plain(problem: Problem, names: tuple[str, ...], kernel: str, detached: bool = False) -> list[Any]:
-    """A plain call: a native kernel itself, and where a gradient is asked for a Function without an op.
+    """Run a plain call on a native kernel; inside an autograd Function if a gradient is needed.
 
-    Returns the output (None without values), then the signs that are named, and `lse_low` where lse is. With `detached` the
+    Returns the output (None without values), then the named signs, then `lse_low` if lse is among them. With `detached`, the
     signs of a call with values have no gradients, which takes less time and memory.
     """
     query, key, value, mask, gain = problem[:5]
     sign_bits = _bits_of(names)
     if torch.is_grad_enabled() and any(map(_tracked, problem[:5])) and (names or value is not None):
         if detached and value is not None:
-            sign_bits |= for_gradients(0, query, key, mask, gain)
+            sign_bits |= with_gradient_bits(0, query, key, mask, gain)
             results: list[Results] = []
             output = _PlainAttention.apply(
                 query, key, value, mask, gain, problem, sign_bits, ("output",), kernel, results
             )
             return [output[0], *_named(results[0], names)[1:]]
-        sign_bits = for_gradients(sign_bits, query, key, mask, gain)
+        sign_bits = with_gradient_bits(sign_bits, query, key, mask, gain)
         fields = (*names, "lse_low") if "lse" in names else names
         outputs = fields if value is None else ("output", *fields)
         found = _PlainAttention.apply(query, key, value, mask, gain, problem, sign_bits, outputs, kernel, None)
@@ -93,10 +94,9 @@ def attend_unchecked(
     grouped: bool = True,
     detached: bool = False,
 ) -> list[Any] | None:
-    """`attend_plain` for a plain call of which shapes and dtypes were not looked at; None where these are not surely valid.
+    """`attend_plain` for a plain call whose shapes and dtypes are unchecked; None if they may be invalid.
 
-    None too where the kernel that was asked for is not the native one. Fewer key heads than query heads are taken where they
-    may be `grouped`.
+    Also None if another kernel than the native one was asked for. `grouped` allows fewer key heads than query heads.
     """
     native = kernels.takes_plain(kernel, query.is_cuda)
     if native is None:
@@ -112,7 +112,7 @@ def attend_unchecked(
     if problem is None or not (grouped or query.shape[1] == key.shape[1]) or not kernels.KERNELS[native].takes(problem):
         return None
     if (tracked or _tracked(mask)) and any(t is not None and t.is_inference() for t in problem[:4]):
-        return None  # the careful way copies what a backward may not keep
+        return None  # `prepare` copies inference tensors, which a backward may not save
     return attend_plain(problem, names, native, detached)
 
 
@@ -121,7 +121,7 @@ def _tracked(tensor: Tensor | None) -> bool:
 
 
 def _named(results: Results, names: tuple[str, ...]) -> list[Any]:
-    # all signs are the last fields, in this order
+    # the last fields of Results are SIGNS, in the same order
     signs = results[-len(SIGNS) :] if names is SIGNS else [getattr(results, name) for name in names]
     return [results.output, *signs, results.lse_low] if "lse" in names else [results.output, *signs]
 
@@ -136,7 +136,7 @@ def plain_vitals(names: tuple[str, ...], tensors: Sequence[Tensor]) -> Vitals:
 
 
 class _PlainAttention(torch.autograd.Function):
-    """`_Attention` of a plain call, on a native kernel: what is asked for comes out, and what a backward reads is saved."""
+    """`_Attention` for a plain call: it runs the native kernel without an op and returns only the outputs that were asked for."""
 
     @staticmethod
     def forward(ctx: Any, query, key, value, mask, gain, problem, sign_bits, outputs, kernel, detached) -> Any:  # type: ignore[no-untyped-def]
@@ -171,5 +171,5 @@ def _plain_backward(saved: Any, grads: Any) -> bool:
     """Whether a backward can go straight to its kernel: nothing differentiates it again, traces it, or batches it."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or not at_rest():
         return False
-    # what is saved was plain; hooks of saved tensors may hand back another
+    # the saved tensors were plain, but saved-tensor hooks may return others
     return are_plain((*grads, *saved))

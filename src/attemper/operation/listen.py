@@ -1,6 +1,6 @@
-"""Listen: who gets the attention calls of this thread.
+"""Listen: who is told of the attention calls of this thread.
 
-A listener, which is a watch in a pass without a dispatch mode; and a target, to which a module with a tally adds its calls.
+A listener is a watch in a light pass, which has no dispatch mode. A target is the tally of a module, to which calls are added.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Tallying(threading.local):
 
 
 class TracedTallying:
-    """The same while a graph is traced: Dynamo follows no attribute of a thread."""
+    """The same while a graph is traced: Dynamo cannot trace thread-local attributes."""
 
     targets: tuple[TallyTarget, ...] = ()
 
@@ -59,7 +59,8 @@ tallying, traced_tallying = Tallying(), TracedTallying()
 
 def target_of(module: Any, route: str, kind: str = "", **known: Any) -> TallyTarget | None:
     """The target of a module, if it has a tally; `kind` is used unless the module's name shows it."""
-    tally = getattr(module, TALLY, None)  # of __dict__ Dynamo would not notice that a tally is added later
+    # not module.__dict__: Dynamo would not guard on it, and miss a tally that is added later
+    tally = getattr(module, TALLY, None)
     if tally is None:
         return None
     return TallyTarget(tally, module.training, route, getattr(module, KIND, "") or kind, **known)

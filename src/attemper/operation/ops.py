@@ -31,9 +31,9 @@ from ..kernels.contract import (
     Upstream,
     empty_results,
     empty_vectors,
-    for_gradients,
     is_recording,
     measuring_dtype,
+    with_gradient_bits,
 )
 from ..vitals import Vitals
 
@@ -205,7 +205,7 @@ def _vmap_forward(run: Callable[..., Any], info: Any, in_dims: Any, *args: Any) 
     size = info.batch_size
     sign_bits, kernel = args[N_PROBLEM:]
     problem = _join_problem(Problem(*args[:N_PROBLEM]), Problem(*in_dims[:N_PROBLEM]), size)
-    out = run(*problem, _with_gradients(problem, sign_bits), kernel)
+    out = run(*problem, _with_gradient_bits(problem, sign_bits), kernel)
     split = tuple(_split_batch(t, size) if t.dim() > 1 else t for t in out)
     return split, tuple(0 if t.dim() > 1 else None for t in out)
 
@@ -290,12 +290,9 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
     """Run a checked problem on a kernel; output (B, H, Lq, Ev), empty without values, and the signs named, (B, H, Lq) each."""
     if kernel == "reference":
         return _by_definition(problem, names)
-    sign_bits = _with_gradients(problem, bits_of(names))
+    sign_bits = _with_gradient_bits(problem, bits_of(names))
     if torch.compiler.is_compiling():
-        # Dynamo refuses one tensor in two places, which self-attention without projections has
-        key, value = problem.key, problem.value
-        problem = problem._replace(key=key.view_as(key), value=None if value is None else value.view_as(value))
-        results = Results(*_Attention.apply(*problem, sign_bits, kernel))
+        results = Results(*_Attention.apply(*with_distinct_tensors(problem), sign_bits, kernel))
     elif not is_recording() and not is_forward_mode():
         # nothing is differentiated: a Function's apply, or the bare op's rule of autograd, costs as much as a small call
         with _AutoDispatchBelowAutograd():
@@ -305,6 +302,12 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
     else:
         results = Results(*_EagerAttention.apply(*problem, sign_bits, kernel))
     return results.output, _vitals_of(results, names)
+
+
+def with_distinct_tensors(problem: Problem) -> Problem:
+    """The problem with views of key and value: Dynamo refuses one tensor as two arguments, as in ``attention(x, x, x)``."""
+    key, value = problem.key, problem.value
+    return problem._replace(key=key.view_as(key), value=None if value is None else value.view_as(value))
 
 
 def attend_without_autograd_and_modes(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tensor, Vitals]:
@@ -328,8 +331,8 @@ def bits_of(names: tuple[str, ...]) -> int:
     return sign_bits
 
 
-def _with_gradients(problem: Problem, sign_bits: int) -> int:
-    return for_gradients(sign_bits, problem.query, problem.key, problem.mask, problem.gain, problem.weight)
+def _with_gradient_bits(problem: Problem, sign_bits: int) -> int:
+    return with_gradient_bits(sign_bits, problem.query, problem.key, problem.mask, problem.gain, problem.weight)
 
 
 def matrix(problem: Problem) -> Tensor:

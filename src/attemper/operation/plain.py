@@ -23,7 +23,7 @@ _MASKS = frozenset({*FLOATS, torch.bool})
 
 @cache
 def _plain_keys(cuda: bool) -> frozenset[int]:
-    """The dispatch keys of a tensor on this device that is nothing else, made outside of inference mode and inside."""
+    """The dispatch keys of an ordinary dense tensor on this device, made outside and inside inference mode."""
     found = set()
     for inference in (False, True):
         with torch.inference_mode(inference):
@@ -32,8 +32,8 @@ def _plain_keys(cuda: bool) -> frozenset[int]:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is what its address, sizes and strides say; asked `at_rest`."""
-    # the keys know of each layout, device, wrapper and sign still to be applied that a Python type does not show
+    """Whether a kernel may read a tensor by its address, sizes and strides. Ask only if `at_rest()`."""
+    # the dispatch keys show what the Python type does not: sparse layouts, wrappers, a lazy negation or conjugation
     return type(tensor) in _TYPES and _dispatch_keys(tensor).raw_repr() in _plain_keys(tensor.is_cuda)
 
 
@@ -68,9 +68,9 @@ def is_plain_call(
     softcap: float | None,
     dropout: float,
 ) -> bool:
-    """Whether this is a plain call without dropout whose numbers are surely valid; shapes and dtypes are not looked at.
+    """Whether this is a plain call without dropout and with valid numbers. Shapes and dtypes are not checked here.
 
-    Where a watch listens to calls, or a tally gets them, one with values is not: it is announced by `attend`.
+    A call with values is not plain while a watch listens or a tally is active: `attend` has to announce it.
     """
     return (
         not torch.compiler.is_compiling()
@@ -99,7 +99,7 @@ def plain_problem(
     window: int | None,
     softcap: float | None,
 ) -> Problem | None:
-    """The problem of a plain call if its shapes and dtypes are surely valid, in 4 dimensions; None for every other."""
+    """The problem of a plain call in 4 dimensions whose shapes and dtypes are valid; None for any other call."""
     dtype, shape, key_shape = query.dtype, query.shape, key.shape
     value_shape = key_shape if value is None else value.shape
     if not (len(shape) == len(key_shape) == len(value_shape) == 4 and dtype is key.dtype and dtype in FLOATS):
@@ -134,5 +134,5 @@ def band(causal: bool | str, window: int | None, rows: int, keys: int) -> tuple[
     right = offset if causal else None
     if window is None:
         return None, right
-    window = min(int(window), rows + keys)  # no row reaches further
+    window = min(int(window), rows + keys)  # a larger window shows no more keys
     return window - 1 - offset, (window - 1 if right is None else right)

@@ -78,7 +78,7 @@ torch.library.define(
 @torch.library.impl("attemper::tally", "CompositeExplicitAutograd")
 def _tally(tally: Tensor, *args: Any) -> None:
     if _current_graph_task_id() != -1:
-        return  # a checkpoint, computed again in a backward
+        return  # inside a backward: a checkpoint that is recomputed, and was counted in the forward
     _check(tally, args[0])
     signs, low, keep, grade = args[: len(SIGNS)], *args[len(SIGNS) : len(SIGNS) + 3]
     vitals = Vitals(**dict(zip(SIGNS, signs, strict=True)))._with_low(low)
@@ -142,7 +142,7 @@ def attend_and_tally(
     kernel: str,
     target: TallyTarget,
 ) -> tuple[Tensor, Vitals]:
-    """What `run` returns, with the vitals added to the target. In a traced graph only signs that are named have gradients."""
+    """What `run` returns; the vitals are also added to the target. In a traced graph only the named signs have gradients."""
     if not names and kernel != "reference" and torch.compiler.is_compiling():
         output, vitals = _measured(problem, kernel)
     else:
@@ -154,12 +154,9 @@ def attend_and_tally(
 
 
 def _measured(problem: Problem, kernel: str) -> tuple[Tensor, Vitals]:
-    """Output and all signs in a traced graph, of which the output alone has a gradient."""
-    sign_bits = ops._with_gradients(problem, bits_of(SIGNS)) & ~ARGMAX_BIT
-    key, value = problem.key, problem.value
-    # Dynamo refuses one tensor in two places
-    problem = problem._replace(key=key.view_as(key), value=None if value is None else value.view_as(value))
-    results = Results(*_MeasuredAttention.apply(*problem, sign_bits, kernel))
+    """Output and all signs in a traced graph; only the output is differentiable."""
+    sign_bits = ops._with_gradient_bits(problem, bits_of(SIGNS)) & ~ARGMAX_BIT
+    results = Results(*_MeasuredAttention.apply(*ops.with_distinct_tensors(problem), sign_bits, kernel))
     return results.output, ops._vitals_of(results, SIGNS)
 
 
@@ -196,7 +193,7 @@ def _add(problem: Problem, vitals: Vitals, low: Tensor, target: TallyTarget) -> 
 
 
 class _MeasuredAttention(torch.autograd.Function):
-    """`ops._Attention` of which only the output is differentiated: a graph sends zeros as the gradients of signs otherwise."""
+    """`ops._Attention` with only the output differentiable. A graph would otherwise send zeros as gradients of the signs."""
 
     forward = staticmethod(ops._Attention.forward)
 

@@ -76,7 +76,10 @@ def document(record: Record, name: str = "") -> dict[str, Any]:
 def html(run: Mapping[str, Any]) -> str:
     """A run's document as a page that asks for nothing outside itself; text from the record is only ever shown as text."""
     if run.get("schema") != RUN_SCHEMA:
-        raise InputError(f"report: the document must have the schema {RUN_SCHEMA!r}; got {run.get('schema')!r}.")
+        raise InputError(
+            f"report: the document must have the schema {RUN_SCHEMA!r}; got {run.get('schema')!r}. "
+            "Make it with attemper.report.run.document(record)."
+        )
     code = script() + "".join(_module(name) for name in RUN_SCRIPTS) + _module("run_start.js")
     return _page(f"attemper report: {run.get('name') or 'a training'}", code, style() + _text("run.css"), run)
 

@@ -7,10 +7,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._display import safe
+from .._display import block, plural, safe
 from ..health import LEVELS
 
-BARS = "▁▂▃▄▅▆▇█"
 MARKS = {"warn": "▲", "act": "◆", "critical": "■", "diverging": "✕"}
 LAYERS = 12  # lines; of more layers those with the largest peaks are shown
 NARROWEST, WIDEST = 40, 100
@@ -23,17 +22,13 @@ def text(run: Mapping[str, Any], width: int = 80) -> str:
     heads = sum(len(layer["heads"]) for layer in layers)
     when = f", {steps['first']} to {steps['last']}" if steps["watched"] > 1 else f", number {steps['first']}"
     about = (
-        f"{_count(steps['watched'], 'watched step')}{when if steps['watched'] else ''}; "
-        f"{_count(len(layers), 'layer')}, {_count(heads, 'head')}."
+        f"{plural(steps['watched'], 'watched step')}{when if steps['watched'] else ''}; "
+        f"{plural(len(layers), 'layer')}, {plural(heads, 'head')}."
     )
     lines = [*textwrap.wrap(safe(run["verdict"]["line"]), width), *textwrap.wrap(about, width), ""]
     lines += _curves(run, width)
     lines += ["", *_findings(run, width)]
     return "\n".join(lines)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _curves(run: Mapping[str, Any], width: int) -> list[str]:
@@ -97,19 +92,18 @@ def _line(name: str, values: Sequence[float | None], label: int, room: int, ends
         return f"{shown:<{label}}  not finite"
     if ends is None:
         ends = (min(there), max(there))
-        levels = [None if value is None else _level(value, *ends) for value in values]
+        shares = [None if value is None else _share(value, *ends) for value in values]
     else:
-        levels = [None if value is None else _level(math.log(max(value, 1e-9)), *ends) for value in values]
-    count = min(room, len(levels))
-    cells = [levels[int(place * len(levels) / count)] for place in range(count - 1)] + [levels[-1]]
-    bar = "".join("?" if level is None else BARS[level] for level in cells)
+        shares = [None if value is None else _share(math.log(max(value, 1e-9)), *ends) for value in values]
+    count = min(room, len(shares))
+    cells = [shares[int(place * len(shares) / count)] for place in range(count - 1)] + [shares[-1]]
+    bar = "".join(block(share, "?") for share in cells)
     last = "NaN" if values[-1] is None else f"{values[-1]:.4g}"
     return f"{shown:<{label}}  {bar:<{room}}  {there[0]:.4g} → {last}"
 
 
-def _level(value: float, low: float, high: float) -> int:
-    share = (value - low) / (high - low) if high > low else 0.0
-    return min(len(BARS) - 1, max(0, int(share * len(BARS))))
+def _share(value: float, low: float, high: float) -> float:
+    return (value - low) / (high - low) if high > low else 0.0
 
 
 def _findings(run: Mapping[str, Any], width: int) -> list[str]:

@@ -61,7 +61,8 @@ def scan(
         loaded.tokenizer = tokenizer
     else:
         raise InputError(
-            f"scan(): `model` must be a torch.nn.Module, a folder, or None for the embedded model; got {type(model).__name__}."
+            f"scan(): `model` must be a torch.nn.Module, a folder, or None for the embedded model; "
+            f"got {type(model).__name__}. Pass the model that you call."
         )
     found = run(loaded, _inputs(loaded, batch), rules=rules, token=token, pictures=pictures, deep=deep)
     if found.interrupted:
@@ -72,7 +73,7 @@ def scan(
 def _inputs(loaded: Loaded, batch: Any) -> list[Input]:
     given = list(batch) if isinstance(batch, list) else [batch]
     if not given:
-        raise InputError("scan(): `batch` must hold at least one text or batch; got an empty list.")
+        raise InputError("scan(): `batch` must hold at least one text or batch; got an empty list. Add one.")
     if batch is None:
         if loaded.source == "object":
             raise InputError(
@@ -93,5 +94,6 @@ def _input(loaded: Loaded, one: Any) -> Input:
     if isinstance(one, (tuple, Tensor)):
         return Input(one)
     raise InputError(
-        f"scan(): `batch` must be a dict, a tuple, a tensor, a text, or a list of them; got {type(one).__name__}."
+        f"scan(): `batch` must be a dict, a tuple, a tensor, a text, or a list of them; got {type(one).__name__}. "
+        "Pass what you call the model with."
     )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._display import plural
 from ..errors import InputError, nearest
-from ..health.finding import count
 from .document import SCHEMA
 from .input import pipes
 from .input.batch import check_texts, make
@@ -103,7 +103,7 @@ def fails(document: dict[str, Any], level: str | None) -> str | None:
     unknown = len(document["baseline"]["uncompared"]) if "baseline" in document else 0
     if level == "note" and unknown:
         return (
-            f"--fail-on note cannot pass: the older scan used other texts, so {count(unknown, 'note')} could not be compared, "
+            f"--fail-on note cannot pass: the older scan used other texts, so {plural(unknown, 'note')} could not be compared, "
             "only scales and findings at warn or above. Scan the same texts, or type --fail-on warn"
         )
     return None

@@ -75,7 +75,7 @@ def _check_weight(weight: Tensor, query: Tensor) -> Tensor:
     if tuple(weight.shape) not in ((dim,), (heads, dim)):
         raise InputError(
             f"additive_attention(): `weight` must have shape ({dim},) for all heads or ({heads}, {dim}) for each its own; "
-            f"got {tuple(weight.shape)}."
+            f"got {tuple(weight.shape)}. Use torch.randn({dim}) / {dim}**0.5 to begin with."
         )
     if weight.device != query.device:
         raise InputError(

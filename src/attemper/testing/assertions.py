@@ -133,7 +133,9 @@ NEXT = {
 def _read(caller: str, model: nn.Module, batch: Any) -> tuple[AttentionChecks, Audit, set[tuple[int, int]]]:
     """What one pass shows: the checks, the scales, and (batch, queries) of the self-attention."""
     if not isinstance(model, nn.Module):
-        raise InputError(f"{caller}(): `model` must be a torch.nn.Module; got {type(model).__name__}.")
+        raise InputError(
+            f"{caller}(): `model` must be a torch.nn.Module; got {type(model).__name__}. Pass the model that you call."
+        )
     checks, audit = AttentionChecks(model), Audit()
     checks.begin(batch)
     watching = examine(model, [audit, checks], caller=caller)

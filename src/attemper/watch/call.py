@@ -106,9 +106,7 @@ class AttentionCall:
     as_product: bool = False  # whether the logits are in memory as the product left them
     by_sdpa: bool = False  # whether torch's scaled_dot_product_attention runs it: a scale of None is its own 1/√d_k
     recomputed: bool = False  # whether q and k were computed a second time, from the input of a fused layer
-    over: str = (
-        "keys"  # what its softmax runs over, though values are added up over the keys: "queries", "heads" or "batch"
-    )
+    over: str = "keys"  # what its softmax runs over; "queries", "heads" and "batch" are faults
     softmaxes: int = 1  # how many were applied, one to the result of another
     value: Tensor | None = None  # (…, Lk, Ev), from when the weights meet the values until the call is kept
     gain: Tensor | None = None  # the learned part of `scale`, with its graph, from attemper's own operation alone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -45,7 +46,7 @@ def check_options(
         )
     for name, flag in flags.items():
         if not isinstance(flag, bool):
-            raise InputError(f"watch(): `{name}` must be True or False; got {flag!r}.")
+            raise InputError(f"watch(): `{name}` must be True or False; got {flag!r}. Use {name}=True.")
     if not _is_whole(start, 0):
         raise InputError(
             f"watch(): `start` must be the number of a step, a whole number from 0 on; got {start!r}. "
@@ -60,10 +61,23 @@ def check_step(number: object, where: str = "watch.step") -> None:
         )
 
 
+def check_rows(keep: object) -> None:
+    if keep is None or (isinstance(keep, Tensor) and keep.dtype == torch.bool and keep.dim() == 2):
+        return
+    got = f"{keep.dtype} of shape {tuple(keep.shape)}" if isinstance(keep, Tensor) else type(keep).__name__
+    raise InputError(
+        f"watch.rows(): `keep` must be a boolean tensor (B, L), True for a real token; got {got}. "
+        "Use attention_mask.bool()."
+    )
+
+
 def check_numbers(numbers: object) -> dict[str, float]:
     """What watch.log() was given, as plain floats."""
     if not isinstance(numbers, Mapping):
-        raise InputError(f"watch.log(): `numbers` must be a dict of names and numbers; got {type(numbers).__name__}.")
+        raise InputError(
+            f"watch.log(): `numbers` must be a dict of names and numbers; got {type(numbers).__name__}. "
+            "Use watch.log({'loss': loss})."
+        )
     found = {}
     for name, number in numbers.items():
         try:
@@ -99,6 +113,5 @@ def with_hooks(optimizer: object) -> Optimizer:
             found = next((part for part in parts if isinstance(part, Optimizer) and part is not found), None)
     raise InputError(
         f"watch(): `optimizer` is a {type(optimizer).__name__} that is not, and does not wrap, a "
-        "torch.optim.Optimizer with step hooks. "
-        "Leave it out and call watch.step() after each step."
+        "torch.optim.Optimizer with step hooks. Leave it out and call watch.step() after each step."
     )

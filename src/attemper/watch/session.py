@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -22,7 +21,7 @@ from .attach.names import named_modules
 from .attach.running import running
 from .call import AttentionCall, Examiner, Summary
 from .endings import check_calls, check_end, drop_unfinished, note_gradients
-from .options import check_model, check_numbers, check_options, check_step, with_hooks
+from .options import check_model, check_numbers, check_options, check_rows, check_step, with_hooks
 from .passes import LEFT_OUT, ONLY_OTHERS, Passes
 from .record.entry import StepAccumulator
 from .record.jsonl import Journal
@@ -177,9 +176,7 @@ class Watch:
             keep: boolean ``(B, L)``, True for a real token; used for calls with L queries until the next call of ``rows()``.
                 None: as masks show it.
         """
-        if keep is not None and not (isinstance(keep, Tensor) and keep.dtype == torch.bool and keep.dim() == 2):
-            got = f"{keep.dtype} of shape {tuple(keep.shape)}" if isinstance(keep, Tensor) else type(keep).__name__
-            raise InputError(f"watch.rows(): `keep` must be a boolean tensor (B, L), True for a real token; got {got}.")
+        check_rows(keep)
         self.given_rows = keep
 
     def step(self, number: int | None = None) -> None:

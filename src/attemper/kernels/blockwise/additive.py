@@ -1,12 +1,12 @@
-"""Additive scores: a block whose score is Σ_e w_e tanh(q_e + k_e), where others have a product; and their gradients.
+"""Additive scores: a block whose score is Σ_e w_e tanh(q_e + k_e) in place of q·k, and its gradients.
 
 Softmax, masks, vitals and dz do not depend on the score. With u = 1 - tanh²(q_e + k_e),
 
     dq_e = w_e Σ_keys dz u      dk_e = w_e Σ_rows dz u      dw_e = Σ dz tanh(q_e + k_e)
 
 A tile of scores is filled from cells of E × rows × keys, small enough to stay in L2, and each cell is summed before the next is
-made. The backward computes tanh twice, once for the scores and once for its slope: keeping it between the two would take E times
-the memory, or tiles so small that starting operations costs what it saves.
+made. The backward computes tanh twice, for the scores and for its slope. Keeping it would take E times the memory, or tiles so
+small that the overhead of each op costs what is saved.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class AdditiveBlock(HeadBlock):
         return tile.view(tile.shape[0] * repeat, tile.shape[1] // repeat, tile.shape[2])
 
     def cells(self, query: Tensor, keys: slice) -> Iterator[tuple[tuple[slice, slice, slice], Tensor]]:
-        """tanh(q + k) of a tile, cell by cell: which heads, rows and columns, and [z, E, m, n] of scratch to spoil."""
+        """tanh(q + k) of a tile, cell by cell: its heads, rows and columns, and a [z, E, m, n] buffer to overwrite."""
         key = self.upright[:, :, keys]
         if self.plan.repeat > 1:
             key = key.repeat_interleave(self.plan.repeat, 0)  # [Z, E, N]

@@ -78,7 +78,7 @@ class HeadBlock:
         return rows.flatten(0, 1).flatten(1, 2)
 
     def broadcast(self, scores: Tensor) -> Tensor:
-        """[C, R·M, N] as (batch, group, repeat, M, N), the shape masks speak."""
+        """[C, R·M, N] as (batch, group, repeat, M, N), the shape that masks broadcast to."""
         entries = self.heads.batch.stop - self.heads.batch.start
         return scores.view(entries, -1, self.plan.repeat, scores.shape[1] // self.plan.repeat, scores.shape[2])
 
@@ -139,7 +139,7 @@ class HeadBlock:
             torch.minimum(part, ceiling, out=part)
 
     def weights(self, t: Tensor, tile: Tile) -> Tensor:
-        """exp of shifted logits, exactly 0 where a key is shut out; `t` is clamped in place where it can reach the floor."""
+        """exp of shifted logits, exactly 0 for a key that is masked out; `t` is clamped in place if it may be below the floor."""
         lowest = FLOOR[t.dtype]
         if not (tile.open and self._shallow):
             t.clamp_(min=lowest)
@@ -170,7 +170,7 @@ def dropout_tile(block: HeadBlock, rows: slice, keys: slice, like: Tensor) -> Te
 
 
 class ScoreGradients(Protocol):
-    """Sums up what the dz of each tile gives to the inputs of the scores."""
+    """Sums the gradients of query, key and gain (or weight) over the dz of all tiles."""
 
     def begin(self, query: Tensor, gain: Tensor | None) -> None:
         """Go to the next tile of rows: its queries, [C, M, E], and their gain, [C, M, 1]."""

@@ -42,7 +42,7 @@ def forward(problem: Problem, sign_bits: int) -> Results:
 class RowSums:
     """The sums of a tile of rows of a block of heads, one [C, M] slot per tile of keys, with M = repeat × rows.
 
-    Slots, and views made ahead, because on a CPU the small steps between the large ones are what a tile pays for.
+    Slots and views are made ahead: on a CPU the many small ops between the products are a large part of a tile's time.
     """
 
     def __init__(self, block: HeadBlock, rows: slice, sign_bits: int) -> None:
@@ -84,7 +84,7 @@ class RowSums:
             better = (peak > self.best) | peak.isnan()
             self.argmax = torch.where(better, z.argmax(-1) + keys.start, self.argmax)
             self.best = torch.maximum(self.best, peak)
-        # asking costs a GPU a wait and a CPU nothing
+        # reading the answer synchronises a GPU, and costs a CPU nothing
         if not self.lazy or bool((peak > self.limit).any()):
             self._raise_reference(t)
 
@@ -136,7 +136,7 @@ class RowSums:
         work = self.block.buffer("e", z.shape)
         count = met = torch.full_like(self.count, z.shape[-1])
         mean = z.mean(-1) if tile.open else self.mean
-        # asking costs a GPU a wait and a CPU nothing
+        # reading the answer synchronises a GPU, and costs a CPU nothing
         if tile.open and self.lazy and bool(mean.isfinite().all()):
             torch.sub(z, mean.unsqueeze(-1), out=work)
         else:
@@ -163,10 +163,10 @@ class RowSums:
         peak = self.slots[0].amax(0) if self.tiles else self.reference
         l = l.masked_fill(peak == float("-inf"), 1.0)
         log_l = l.log()
-        endless = peak == float("inf")  # inf / inf: the weights are NaN, the largest logit and lse are not
-        self._store(results.lse, (self.reference + log_l).masked_fill_(endless, float("inf")))
+        infinite = peak == float("inf")  # inf / inf makes the weights NaN, but peak and lse are +inf
+        self._store(results.lse, (self.reference + log_l).masked_fill_(infinite, float("inf")))
         low = rounding_of_sum(self.finite_reference.squeeze(-1), log_l)
-        self._store(results.lse_low, low.masked_fill_(endless, 0.0))
+        self._store(results.lse_low, low.masked_fill_(infinite, 0.0))
         self._store(results.peak, peak)
         if self.entropy:
             self._store(results.entropy, log_l - a / l)

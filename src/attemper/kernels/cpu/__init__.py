@@ -34,7 +34,7 @@ __all__ = ["backward", "bare_backward", "bare_forward", "forward", "plain_forwar
 
 assert Results._fields[2:] == tuple(name for name, *_ in native.RowsLayout._fields_)
 
-# the fields that a forward does not need: g_output, upstream, needs_grad, five gradients, the mask's steps; and one part
+# the fields that only a backward uses: g_output, upstream, needs_grad, five gradients, the mask's steps, how many parts
 _NO_BACKWARD = (*native.NOWHERE, *native.NO_ROWS, 0, 0, 0, 0, 0, 0, *(0,) * 4, 0, 1)
 _NO_STEPS = (0,) * 5
 _CAUSAL = {False: 0, True: 1, "lower_right": 2}  # as plain.c counts them
@@ -45,7 +45,7 @@ def forward(problem: Problem, sign_bits: int) -> Results:
 
 
 def bare_forward(problem: Problem, sign_bits: int, saved: bool = False) -> Results:
-    """`forward` for a caller that is no op: see `bare_results`."""
+    """`forward` for a caller that is not an op: see `bare_results`."""
     value_dim = None if problem.value is None else problem.value.shape[3]
     return _write(problem, sign_bits, bare_results(problem.query, value_dim, sign_bits, saved))
 
@@ -61,7 +61,7 @@ def plain_forward(
     scale: float | None,
     softcap: float | None,
 ) -> Results | None:
-    """`bare_forward` of plain tensors that were not checked: the library reads them. None where they may not be valid."""
+    """`bare_forward` for plain tensors that nobody checked: the library checks them. None if it finds them invalid."""
     if query.dim() != 4 or not (dim := query.shape[3]):
         return None
     results = bare_results(query, dim, sign_bits, saved=False)
@@ -78,9 +78,9 @@ def plain_forward(
 
 
 def _write(problem: Problem, sign_bits: int, results: Results) -> Results:
-    """Run a forward that writes its results there."""
+    """Run a forward that writes into `results`."""
     problem = _readable(problem)
-    # an empty tensor has no address: 0
+    # address 0: do not write it (an empty tensor has that address too)
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in results]
     packed = native.pack(*_problem(problem, sign_bits), *addresses, *_NO_BACKWARD, *native.how(), *_reals(problem))
     native.run("forward", packed)
@@ -94,7 +94,7 @@ def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: N
 
 
 def bare_backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
-    """`backward` for a caller that is no op: None where no gradient is needed."""
+    """`backward` for a caller that is not an op: None where no gradient is needed."""
     asked, problem = problem.mask, _readable(problem)
     query, key, value, mask, gain = problem[:5]
     wide = measuring_dtype(query.dtype)
@@ -115,7 +115,7 @@ def bare_backward(problem: Problem, saved: Results, upstream: Upstream, needs_gr
         _like(gain) if needs_grad.gain and gain is not None else None,
         dmask,
     ]
-    # addresses are taken below: what they point to lives until the call ends
+    # named, so that these tensors live until the call ends: only their addresses are passed
     rows = [None if t is None else t.contiguous() for t in saved]
     arriving = [None if t is None else t.to(wide).contiguous() for t in upstream[1:]]
     g_output = upstream.output
@@ -139,7 +139,7 @@ def bare_backward(problem: Problem, saved: Results, upstream: Upstream, needs_gr
 
 
 def _check_saved(problem: Problem, saved: Results, wide: torch.dtype) -> None:
-    """What was saved for a backward may have been changed, by `.data =` or a hook; the library reads it by address."""
+    """Refuse saved tensors whose shape or dtype changed (`.data =`, a hook): the library reads them by address."""
     query, key, value, mask, gain = problem[:5]
     batch, heads, rows, dim = query.shape
     full, real = (batch, heads, rows), query.dtype
@@ -167,27 +167,27 @@ def _like(tensor: Tensor) -> Any:
 
 
 def _empty_mask_gradient(mask: Tensor, problem: Problem, wide: torch.dtype) -> tuple[Tensor, int, int]:
-    """Zeros for the gradient of a mask, those for each part of the keys; how many parts; the bits that say how to add them up."""
+    """Zeros for the gradient of a mask; how many parts the keys are cut into; the bits that say who may add to which entry."""
     batch, groups = problem.key.shape[:2]
     apart = _writers(mask, problem)
     parts = _parts(problem, apart[0] * apart[1])
     bits = native.MASK_BY_BATCHES if apart[0] < batch else 0
     bits |= native.MASK_BY_GROUPS if apart[1] < groups else 0
-    many = 1 in mask.shape[2:]  # rows or keys share a number: many add up to one
+    many = 1 in mask.shape[2:]  # rows or keys share an entry: its gradient is a long sum
     bits |= native.MASK_WIDE if many else 0
-    # where all keys share a number, each part of the keys has its own
+    # if all keys share an entry, each part of the keys writes its own copy, and the copies are added at the end
     lead = parts if mask.shape[3] == 1 else 1
     return torch.zeros((lead, *mask.shape), dtype=torch.float64 if many else wide, device=mask.device), parts, bits
 
 
 def _writers(mask: Tensor, problem: Problem) -> tuple[int, int]:
-    """Over how many of the batch and of the key/value heads work may spread, so that no two add to one entry of the mask's."""
+    """How many batch entries and key/value heads may be worked on at once without two adding to the same entry of the mask."""
     batch, groups = problem.key.shape[:2]
     return batch if mask.shape[0] == batch else 1, 1 if mask.shape[1] == 1 else groups
 
 
 def _parts(problem: Problem, heads: int) -> int:
-    """How many parts the keys are cut into, so that every thread has work where `heads` are worked on side by side."""
+    """How many parts the keys are cut into, so that every thread has work if `heads` heads run at once."""
     keys, threads, heads = problem.key.shape[2], torch.get_num_threads(), max(1, heads)
     if heads % threads == 0 or heads >= 4 * threads:
         return 1
@@ -200,7 +200,7 @@ def _mask_steps(dmask: Tensor) -> tuple[int, ...]:
 
 
 def _readable(problem: Problem) -> Problem:
-    """With a mask of a dtype that the library reads: a float8 one is widened."""
+    """The problem with its mask in a dtype that the library reads: a float8 mask becomes float32."""
     mask = problem.mask
     if mask is None or mask.dtype in native.DTYPES:
         return problem

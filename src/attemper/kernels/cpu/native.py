@@ -94,7 +94,7 @@ def _agrees(library: ctypes.CDLL, name: str, layout: type[ctypes.Structure]) -> 
     ]
     ours.append((None, ctypes.sizeof(layout)))
     theirs = (_Field * len(ours)).in_dll(library, f"attemper_{name}_fields")
-    # one by one: a shorter list of theirs ends with NULL, which is none of our names, and nothing is read behind it
+    # one by one: if the library's list is shorter, its closing NULL differs from our name, and nothing behind it is read
     return all((field.name, field.offset) == ours[i] for i, field in enumerate(theirs))
 
 
@@ -115,7 +115,9 @@ def _load() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError:
-        raise KernelUnavailable("does not load here: its library was built for another system") from None
+        raise KernelUnavailable(
+            "does not load here: its library was built for another system; install attemper again"
+        ) from None
     layouts = {"call": CallLayout, "rows": RowsLayout, "fold": FoldLayout}
     names = ("back_keys", "unbound", "fold_columns", "best", "forward", "backward", "fold", "bind", "plain_forward")
     there = all(hasattr(library, f"attemper_{name}") for name in (*names, *(f"{name}_fields" for name in layouts)))
@@ -179,7 +181,7 @@ def _bind() -> Any:
     lock = (ctypes.pythonapi.PyEval_SaveThread, ctypes.pythonapi.PyEval_RestoreThread)
     try:
         table = find(capsule, b"dlpack_exchange_api")
-    except ValueError:  # by another name: another table
+    except ValueError:  # the capsule has another name: another version of the table
         return None
     words = [table, *(ctypes.cast(part, ctypes.c_void_p) for part in lock)]
     library = ctypes.PyDLL(_library._name)  # its functions are called with the interpreter's lock held
@@ -198,14 +200,14 @@ _plain_forward = _bind()
 
 
 def plain_forward(*args: Any) -> int:
-    """The forward of plain.c, which takes its tensors as they are: its failure, NOT_PLAIN where nothing was done."""
+    """The forward of plain.c, which reads torch tensors itself. Returns 0, or why it failed; NOT_PLAIN if it did nothing."""
     if _plain_forward is None:
         return NOT_PLAIN
     return _plain_forward(*args, *how(), _VARIANT)
 
 
 def strided(tensor: Tensor) -> tuple[int, ...]:
-    """Where a tensor of up to 4 dimensions is, and its strides; 0 along a dimension of 1, which repeats."""
+    """The address of a tensor of up to 4 dimensions, and its strides; 0 for a dimension of size 1, which broadcasts."""
     steps = [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
     return (tensor.data_ptr(), *steps, *(0,) * (4 - len(steps)))
 

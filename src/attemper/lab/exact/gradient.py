@@ -18,7 +18,7 @@ from ...scale import rule
 from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
 from ..maths import gradients
 from ..maths.gradients import UNITS
-from ..maths.stats import CHANCE, Estimate, expect_column, over_batches
+from ..maths.stats import CHANCE, expect_column, median_over_batches, over_batches
 
 SMALL = 0.01  # a share of the RMS
 WIDEST = 0.25  # of a number: wider intervals are no test of it
@@ -49,7 +49,7 @@ def measure(cell: Cell) -> Row:
         lengths = torch.stack(batches)  # (batches, n)
         row |= over_batches(lengths.square()).root(f"{unit}_rms")
         row[f"{unit}_rms_theory"] = exact[unit] if exact else None
-        row |= _median(lengths).columns(f"{unit}_median")
+        row |= median_over_batches(lengths).columns(f"{unit}_median")
     lengths = torch.stack(found["query"])
     return {
         **row,
@@ -58,11 +58,6 @@ def measure(cell: Cell) -> Row:
         "quantile_90": float(lengths.quantile(0.9)),
         **_projections(d, n, scale, int(cell["projected"]), draw),
     }
-
-
-def _median(lengths: Tensor) -> Estimate:
-    """The median of all queries, and its error from the medians of the batches."""
-    return over_batches(lengths.median(dim=1).values)._replace(mean=float(lengths.median()))
 
 
 def _projections(d: int, n: int, scale: float, draws: int, draw: Callable[..., Tensor]) -> Row:
@@ -99,9 +94,9 @@ FORMS = {
 
 
 def expect(rows: Rows) -> list[Expectation]:
-    """The RMS beside its closed form, the median beside the law from which the vectors are left out; neither uses these draws.
+    """The RMS against its closed form, and the median against lab/maths/gradients.py; neither uses these draws.
 
-    A median whose interval is wider than a quarter of it would agree with anything: it is left out.
+    A median is left out if its interval is wider than a quarter of it: it would agree with anything.
     """
     found = []
     for row in rows:

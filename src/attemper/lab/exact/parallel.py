@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._display import plural
 from ..._timing import interleave
 from ...attention import attention
 from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator, pick
@@ -57,10 +58,10 @@ def measure(cell: Cell) -> Row:
 
 
 def without_calls(each: Sequence[Mapping[str, Sequence[float]]]) -> tuple[float, float]:
-    """Seconds that a loop spends on calling, and on computing, from every token's call and an empty one (one key) beside it.
+    """Seconds that a loop spends on calling, and on computing, from the times of each token's call and an empty call (one key).
 
-    Computing is a small difference of two large times, so both are taken call by call, in turn, and the fastest of each counts:
-    whatever disturbed a call came on top. What is left of noise can still exceed the difference; less than nothing is nothing.
+    Computing time is a small difference of two large times. So both calls are timed in turn and the fastest of each counts,
+    because disturbances only add time. Noise can still make the difference negative; it is then 0.
     """
     calls = sum(min(one["empty"]) for one in each)
     return calls, max(0.0, sum(min(one["call"]) for one in each) - calls)
@@ -91,7 +92,7 @@ def draw(rows: Rows, finding: str) -> Any:
     few = min(row["threads"] for row in rows)
     lines = [("loop", few, "loop"), ("calls", few, "loop: calls"), ("work", few, "loop: computing")]
     lines += [
-        ("pass", threads, f"one pass, {threads} thread{'s' * (threads > 1)}")
+        ("pass", threads, f"one pass, {plural(threads, 'thread')}")
         for threads in sorted({row["threads"] for row in rows})
     ]
     parts = [

@@ -10,7 +10,7 @@ import torch
 from ...scale import rule
 from ..engine.experiment import SAMPLES, Cell, Expectation, Parameter, Row, Rows, define, generator
 from ..maths import theory
-from ..maths.stats import Estimate, expect_column, over_batches
+from ..maths.stats import expect_column, median_over_batches, over_batches
 
 BATCHES = 32
 NUMBERS = 30_000_000
@@ -31,16 +31,11 @@ def measure(cell: Cell) -> Row:
         **over_batches(both[:, 0]).columns("slope"),
         **over_batches(both[:, 1]).columns("scaled_slope"),
         "slope_theory": theory.two_key_slope(d),
-        **_median(torch.stack(gaps)).columns("gap"),
+        **median_over_batches(torch.stack(gaps)).columns("gap"),
         "gap_theory": theory.two_key_gap(d),
         "median": float(both[:, 0].median()),
         "median_theory": theory.two_key_median(d),
     }
-
-
-def _median(values: torch.Tensor) -> Estimate:
-    """The median of all, and its error from the medians of the batches."""
-    return over_batches(values.median(dim=1).values)._replace(mean=float(values.median()))
 
 
 def _slope(difference: torch.Tensor) -> torch.Tensor:

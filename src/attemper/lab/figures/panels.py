@@ -96,10 +96,10 @@ def _over_seeds(rows: theme.Rows, field: str, column: str, log: bool) -> list[di
     return [{field: name, "step": step, **over_seeds("median", values)} for (name, step), values in found.items()]
 
 
-def _few_decades(low: float, high: float, most: int = 4) -> alt.Axis:
+def _few_decades(low: float, high: float) -> alt.Axis:
     """At most four powers of ten; where fewer than two of them are inside, numbers between them, or what Vega finds."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    step = max(1, math.ceil((last - first) / most))
+    step = max(1, math.ceil((last - first) / 4))
     values = [10.0**power for power in range(first, last + 1, step)]
     form = "~g" if low > 1e-3 else ".0e"
     for between in ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10))):

@@ -71,8 +71,9 @@ dur="{SECONDS + PAUSE}s" repeatCount="indefinite"/>'
 )
 
 
-def animation(rows: Rows, lr: float = SHOWN[0]) -> str:
-    """The same four panels at one learning rate as an SVG in which the steps pass; without animation it shows the end."""
+def animation(rows: Rows) -> str:
+    """The same four panels at the first learning rate as an SVG in which the steps pass; without animation it shows the end."""
+    lr = SHOWN[0]
     shown = pick(rows, lr=lr)
     width, height = 2 * WIDTH + LEFT + GAP + 20, TOP + 2 * (HEIGHT + 62)
     last = max(row["step"] for row in shown)

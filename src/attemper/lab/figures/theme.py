@@ -37,18 +37,19 @@ def data(rows: Rows) -> alt.Data:
     return alt.Data(values=[finite(row) for row in rows])
 
 
-def by_rule(rows: Rows, field: str = "rule") -> alt.Color:
+def by_rule(rows: Rows) -> alt.Color:
     """A colour per rule, the same in every figure."""
-    present = [name for name in COLOURS if any(row[field] == name for row in rows)]
+    present = [name for name in COLOURS if any(row["rule"] == name for row in rows)]
     return alt.Color(
-        f"{field}_label:N",
+        "rule_label:N",
         title="rule",
         scale=alt.Scale(domain=[LABELS[name] for name in present], range=[COLOURS[name] for name in present]),
     )
 
 
-def labelled(rows: Rows, field: str = "rule") -> list[dict[str, Any]]:
-    return [{**row, f"{field}_label": LABELS.get(str(row[field]), str(row[field]))} for row in rows]
+def labelled(rows: Rows) -> list[dict[str, Any]]:
+    """The rows with the rule as it is written in figures."""
+    return [{**row, "rule_label": LABELS.get(str(row["rule"]), str(row["rule"]))} for row in rows]
 
 
 def series(field: str, title: str, names: Sequence[Any]) -> alt.Color:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..engine.experiment import generator
 from . import moments
-from .stats import Estimate, over_batches
+from .stats import Estimate, median_over_batches
 
 UNITS = {"logits": "at the softmax's input", "query": "at q"}
 """Where a gradient is measured: |Jg|, which the textbooks speak of, and |dL/dq|, which has the scale as a further factor."""
@@ -85,10 +85,7 @@ def chi_square(freedom: float, uniform: Tensor) -> Tensor:
 
 def median(d: int, n: int, scale: float) -> dict[str, Estimate]:
     """Unit → the median query's length, with the error of these draws."""
-    return {
-        unit: over_batches(some.median(dim=1).values)._replace(mean=float(some.median()))
-        for unit, some in lengths(d, n, scale).items()
-    }
+    return {unit: median_over_batches(some) for unit, some in lengths(d, n, scale).items()}
 
 
 CROSSINGS = {(128, "logits"): 62.5, (128, "query"): 415.1, (1024, "logits"): 225.7, (1024, "query"): 1019.0}

@@ -40,8 +40,8 @@ def area(won: Tensor) -> Interval:
 
 
 def areas(won: Sequence[Tensor]) -> list[Interval]:
-    """The areas of several numbers of the same runs, and last the first's less the second's where there are two: the same runs
-    are drawn for all of them."""
+    """The areas of several numbers of the same runs; of two numbers also the first area minus the second. All of them use
+    the same draws of runs."""
     failed, healthy = won[0].shape
     if not failed or not healthy:
         return [NO_INTERVAL] * (len(won) + (len(won) == 2))
@@ -54,7 +54,7 @@ def areas(won: Sequence[Tensor]) -> list[Interval]:
 
 
 def _drawn(count: int, seed: int) -> Tensor:
-    """(draws, count): how often each of so many runs is drawn."""
+    """(draws, count): how often each of `count` runs is drawn."""
     stream = torch.Generator("cpu").manual_seed(seed)
     places = torch.randint(count, (DRAWS, count), generator=stream, device="cpu")
     found = torch.zeros(DRAWS, count, dtype=torch.float64, device="cpu")
@@ -62,7 +62,7 @@ def _drawn(count: int, seed: int) -> Tensor:
 
 
 def interval(value: float, drawn: Tensor) -> Interval:
-    """A number with what 95 % of its draws lie between; nothing where there are no draws."""
+    """A number, and the range of the middle 95 % of its draws; NaN without draws."""
     if not len(drawn):
         return Interval(value, math.nan, math.nan)
     order = drawn.sort().values
@@ -82,12 +82,12 @@ def threshold(healthy: Sequence[float], share: float) -> Interval:
     if not healthy:
         return Interval(math.inf, math.inf, math.inf)
     allowed = min(math.floor(share * len(healthy)), len(healthy) - 1)
-    drawn = again(healthy, 2).sort(1, descending=True).values[:, allowed]
+    drawn = resampled(healthy, 2).sort(1, descending=True).values[:, allowed]
     return interval(sorted(healthy, reverse=True)[allowed], drawn)
 
 
 def share(found: Sequence[bool]) -> Interval:
-    """The share of runs of which something is so, with its 95 % interval (Wilson 1927)."""
+    """The share of True among runs, with its 95 % interval (Wilson 1927)."""
     count = len(found)
     if not count:
         return NO_INTERVAL
@@ -102,18 +102,18 @@ def median(values: Sequence[float]) -> Interval:
     """The median of runs; no interval for fewer than two."""
     if len(values) < 2:
         return Interval(values[0] if values else math.nan, math.nan, math.nan)
-    return interval(statistics.median(values), again(values, 3).quantile(0.5, dim=1))
+    return interval(statistics.median(values), resampled(values, 3).quantile(0.5, dim=1))
 
 
 def mean(values: Sequence[float]) -> Interval:
     """The mean of runs; no interval for fewer than two."""
     if len(values) < 2:
         return Interval(values[0] if values else math.nan, math.nan, math.nan)
-    return interval(statistics.fmean(values), again(values, 4).mean(1))
+    return interval(statistics.fmean(values), resampled(values, 4).mean(1))
 
 
-def again(values: Sequence[float], seed: int, fewer: int = 0) -> Tensor:
-    """(draws, values): the values of runs that are drawn again, ``fewer`` of them than there are."""
+def resampled(values: Sequence[float], seed: int, fewer: int = 0) -> Tensor:
+    """(draws, values - fewer): values drawn from `values` with replacement."""
     given = torch.tensor(list(values), dtype=torch.float64, device="cpu")
     stream = torch.Generator("cpu").manual_seed(seed)
     return given[torch.randint(len(given), (DRAWS, len(given) - fewer), generator=stream, device="cpu")]

@@ -59,6 +59,11 @@ def over_batches(values: Tensor) -> Estimate:
     return Estimate(float(batches.mean()), error, count - 1)
 
 
+def median_over_batches(values: Tensor) -> Estimate:
+    """The median of all ``values``, (batches, count), and its error from the medians of the batches."""
+    return over_batches(values.median(dim=1).values)._replace(mean=float(values.median()))
+
+
 def over_seeds(name: str, values: Sequence[float]) -> dict[str, float]:
     """The median, the least and the most of a number that was measured once per seed, as columns."""
     return {name: statistics.median(values), f"{name}_low": min(values), f"{name}_high": max(values)}

@@ -122,9 +122,9 @@ def corrected(values: Tensor, signs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return t, p.double(), largest
 
 
-def found(rows: Rows, by: str, rule: str = "sqrt_dk", query: str = "pronoun") -> tuple[Rows, Rows]:
+def found(rows: Rows, by: str) -> tuple[Rows, Rows]:
     """The heads that look more at the antecedent, and those that look more at the other noun; the most certain first."""
-    some = pick(rows, by=by, rule=rule, query=query)
+    some = pick(rows, by=by, rule="sqrt_dk", query="pronoun")
     some = sorted((row for row in some if row["p"] < LEVEL), key=lambda row: row["p"])
     return [row for row in some if row["t"] > 0], [row for row in some if row["t"] < 0]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .parameters import StackedParameters
 
+EPS = 1e-8  # as in torch.optim.Adam
 SMALL = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to a norm
 
 
@@ -29,13 +30,12 @@ class StackedAdam:
         parameters: StackedParameters,
         rates: Tensor,
         betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
         clip: float | None = None,
         decay: Tensor | None = None,
         decayed: Tensor | None = None,
     ) -> None:
         flat = parameters.flat
-        self.parameters, self.rates, self.betas, self.eps, self.clip = parameters, rates, betas, eps, clip
+        self.parameters, self.rates, self.betas, self.clip = parameters, rates, betas, clip
         self.decay, self.decayed = decay, decayed
         self.first, self.second = torch.zeros_like(flat), torch.zeros_like(flat)
         self.step = torch.zeros(1, dtype=torch.int64, device=flat.device)
@@ -55,7 +55,7 @@ class StackedAdam:
         self.first.lerp_(gradient, 1 - one)
         self.second.mul_(two).addcmul_(gradient, gradient, value=1 - two)
         change = self.second.sqrt()
-        change.div_((1 - two**count).sqrt()).add_(self.eps)
+        change.div_((1 - two**count).sqrt()).add_(EPS)
         change = torch.div(self.first, change, out=change).mul_(rate / (1 - one**count))
         if adjust is not None:
             adjust(change)

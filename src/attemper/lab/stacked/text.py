@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import math
 import sysconfig
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from ...errors import InputError
 from ..engine.experiment import generator
 
 VOCABULARY = 256
+UNTRAINED_LOSS = math.log(VOCABULARY)  # nats: the loss of a model that has learned nothing
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 TABLES = {"encodings", "pydoc_data"}  # generated, and much alike: one codec would tell what the next one says
 SHARES = {"train": (0.0, 0.9), "validation": (0.9, 0.95), "test": (0.95, 1.0)}

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..._display import plural
 from ..engine.experiment import Cell, Row, Rows, pick
 from ..maths.stats import over_seeds
 from ..stacked.recall import KEPT, LEARNED, SETTLE, SLOWER, RecallStack
@@ -346,7 +347,7 @@ def draw(rows: Rows, finding: str) -> Any:
     fitted = "; ".join(f"{row['variable']} R² {row['r2']:.2f}" for row in fits(rows)[:4])
     note = (
         "Recall, one layer, one head: steps to 90 % of unseen answers, each rule at its fastest learning rate; median and "
-        f"range of {seeds} seed{'s' if seeds != 1 else ''}. "
+        f"range of {plural(seeds, 'seed')}. "
         + (
             f"{never} cells without the scale had not learned when the steps were over, most of them with many keys; not shown. "
             if never

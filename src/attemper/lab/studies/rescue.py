@@ -16,11 +16,10 @@ from ..engine.experiment import Cell, Row, Rows, pick
 from ..maths import roc
 from ..stacked.fit import about, fit
 from ..stacked.study import Deadline, Settings, Study, missing
-from ..stacked.text import VOCABULARY
+from ..stacked.text import UNTRAINED_LOSS
 from ..training.runs import NOTHING
 
 WARNS = 50.0
-START = math.log(VOCABULARY)  # nats: where every run begins
 TREATMENTS = {"clip100": "clip 100", "clip30": "clip 30", "floor": "entropy floor", "third": "lr / 3"}
 FAILING = (("sqrt_dk", (2e-2, 1e-1)), ("none", (3e-3, 3e-2)))
 """Rules, and the range of rates in which the pilot saw runs with them fail."""
@@ -123,7 +122,7 @@ def summary(rows: Rows) -> list[Row]:
 def _gap(row: Mapping[str, Any], bad: Mapping[str, Any]) -> float:
     """Nats above the twin of a failing run; a run that has no loss any more counts as where it began."""
     loss = row["held_out"]
-    return min(loss, START) - bad["twin"] if _is_number(loss) else START - bad["twin"]
+    return min(loss, UNTRAINED_LOSS) - bad["twin"] if _is_number(loss) else UNTRAINED_LOSS - bad["twin"]
 
 
 def finding(rows: Rows) -> str:

@@ -19,7 +19,7 @@ from ..maths import roc
 from ..maths.stats import over_seeds
 from ..stacked.fit import about, fit
 from ..stacked.study import Deadline, Settings, Study, missing
-from ..stacked.text import VOCABULARY
+from ..stacked.text import UNTRAINED_LOSS
 from ..training.runs import NOTHING
 
 ARMS: dict[str, tuple[str, str, str]] = {
@@ -34,7 +34,6 @@ ARMS: dict[str, tuple[str, str, str]] = {
 """Arm → its rule, its treatment, and its name in a figure."""
 HEAD_DIM = 64
 FEW = 3  # seeds that an interval needs before a finding is said without their number
-START = math.log(VOCABULARY)  # nats: where every run begins
 
 
 def plan(rows: Rows, settings: Settings) -> list[Cell]:
@@ -84,7 +83,7 @@ def train(
 def _loss(row: Any) -> float:
     """The held-out loss; no worse than at the start, also for a run that diverged."""
     value = float(row["held_out"])
-    return min(value, START) if math.isfinite(value) else START
+    return min(value, UNTRAINED_LOSS) if math.isfinite(value) else UNTRAINED_LOSS
 
 
 def sensitivity(rows: Rows) -> tuple[float, Tensor]:
@@ -95,7 +94,7 @@ def sensitivity(rows: Rows) -> tuple[float, Tensor]:
     means = [statistics.fmean(losses) for losses in by_rate]
     if min(map(len, by_rate)) < 2:
         return statistics.fmean(means) - min(means), torch.zeros(0, dtype=torch.float64, device="cpu")
-    drawn = torch.stack([roc.again(losses, seed, fewer=1).mean(1) for seed, losses in enumerate(by_rate)], 1)
+    drawn = torch.stack([roc.resampled(losses, seed, fewer=1).mean(1) for seed, losses in enumerate(by_rate)], 1)
     return statistics.fmean(means) - min(means), drawn.mean(1) - drawn.amin(1)
 
 

@@ -88,8 +88,8 @@ def cells(rows: Rows) -> dict[tuple[str, float], Cost]:
 
 
 def at_equal_fit(rows: Rows) -> Cost:
-    """How much more held-out loss without a scale where both have the same loss on the training text: the lowest that every run
-    reaches. What a rule that fits less well loses by that is no worse generalisation."""
+    """The extra held-out loss without a scale at the same training loss, the lowest that every run reaches. This separates
+    generalising worse from fitting worse."""
     scaled, bare = both(rows)
     chosen = [pick(some, lr=best_lr(some, "held_out", False)) for some in (scaled, bare)]
     found = [{seed: run for (seed,), run in runs(some, "seed").items() if not diverged(run)} for some in chosen]

@@ -42,7 +42,6 @@ def make(
     token: str,
     model: str | None = None,
     record: FollowedRecord | None = None,
-    desk: Desk | None = None,
 ) -> Served:
     """The application.
 
@@ -51,9 +50,8 @@ def make(
         token: the secret of this run.
         model: as ``attemper scan`` takes it; None is the embedded MiniLM.
         record: the record that is followed.
-        desk: who computes; None begins a worker of its own.
     """
-    desk, streams = desk or Desk(model), Streams()
+    desk, streams = Desk(model), Streams()
     runs = PageRuns(desk)
 
     @asynccontextmanager

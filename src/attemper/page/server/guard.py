@@ -1,4 +1,4 @@
-"""Guard: the outermost layer of the server. Whatever it does not know, it denies; no route can forget to ask.
+"""Guard: the outermost layer of the server. It denies every request that it does not recognise, so no route can forget a check.
 
 A page of another site can send requests to a port of this machine, and a name that it owns can be made to point here (DNS
 rebinding). So a request must name our address and port as its Host, must not come from another origin, and must carry the token

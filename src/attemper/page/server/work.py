@@ -1,8 +1,8 @@
 """Desk: heavy computations, one at a time, in a process that can be ended.
 
-A computation in this process could not be stopped when it takes too long or when Ctrl-C comes. The worker speaks JSON lines and
-bytes over its pipes, computes in the order in which it was asked, and between two rows of a training run answers what waits. A
-computation over its time costs the worker its life; the next one starts another.
+A computation in this process could not be stopped when it takes too long or when Ctrl-C comes. The worker reads and writes JSON
+lines and bytes over its pipes. It computes in the order in which it was asked, and takes other requests between two rows of a
+training run. A computation that exceeds its time limit ends the worker, and the next computation starts a new one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from . import limits
 from .guard import Denied
+from .worker import ENDED, FAILED
 
-BEGUN, ENDED, FAILED = "begun", "ended", "failed"  # kinds of frames; a result is "json", "floats" or "event"
 RETRY = "Try again in a moment."
 ENDED_BEFORE = f"The computing process ended. {RETRY}"
 
@@ -38,27 +38,27 @@ class Desk:
 
     Example:
         desk = Desk(None)
-        frame = await desk.ask("heads", text="the dog sat")
+        answer = await desk.ask("heads", text="the dog sat")
     """
 
-    def __init__(self, model: str | None, command: list[str] | None = None) -> None:
-        self._command = command or [sys.executable, "-m", "attemper.page.server.worker", *([model] if model else [])]
+    def __init__(self, model: str | None) -> None:
+        self._command = [sys.executable, "-m", "attemper.page.server.worker", *([model] if model else [])]
         self._process: asyncio.subprocess.Process | None = None
         self._readers: set[asyncio.Task[None]] = set()
         self._jobs: dict[int, asyncio.Queue[WorkerAnswer]] = {}
-        self._with: dict[int, asyncio.subprocess.Process] = {}  # by whom a job is done
+        self._with: dict[int, asyncio.subprocess.Process] = {}  # the process that does a job
         self._last = 0
         self._starting = asyncio.Lock()
 
     async def start(self) -> asyncio.subprocess.Process:
-        """The worker, begun if it is not there."""
+        """The worker; it is started if it does not run."""
         async with self._starting:
             if self._process is None:
                 self._process = await asyncio.create_subprocess_exec(
                     *self._command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    start_new_session=True,  # Ctrl-C is this process's to hear
+                    start_new_session=True,  # Ctrl-C goes to this process alone, which ends the worker
                     limit=limits.BODY * 4,
                 )
                 reader = asyncio.create_task(self._read(self._process))
@@ -68,13 +68,13 @@ class Desk:
 
     async def ask(self, what: str, **arguments: Any) -> WorkerAnswer:
         """One computation and its result."""
-        async with contextlib.aclosing(self.stream(what, **arguments)) as frames:
-            async for frame in frames:
-                return frame
+        async with contextlib.aclosing(self.stream(what, **arguments)) as answers:
+            async for answer in answers:
+                return answer
         raise Denied(500, "The computation ended without a result.")
 
     async def stream(self, what: str, limited: bool = True, **arguments: Any) -> AsyncGenerator[WorkerAnswer, None]:
-        """A computation and its results as they come. One that is not limited may take its time, and is cancelled instead."""
+        """A computation and its results as they come. Without `limited` it has no time limit, and can be cancelled."""
         if len(self._jobs) >= limits.WAITING:
             raise Denied(503, f"{len(self._jobs)} computations are waiting already; one is done at a time. {RETRY}")
         self._last += 1
@@ -89,11 +89,11 @@ class Desk:
                 queue, limits.PATIENCE, f"This computation waited {limits.PATIENCE:.0f} s for its turn. {RETRY}"
             )
             while True:
-                frame = await self._result(queue, limited)
-                if frame.kind == ENDED:
+                answer = await self._result(queue, limited)
+                if answer.kind == ENDED:
                     done = True
                     return
-                yield frame
+                yield answer
         finally:
             self._jobs.pop(job, None)
             self._with.pop(job, None)
@@ -112,15 +112,15 @@ class Desk:
     async def _next(self, queue: asyncio.Queue[WorkerAnswer], wait: float | None, late: str) -> WorkerAnswer:
         try:
             async with asyncio.timeout(wait):
-                frame = await queue.get()
+                answer = await queue.get()
         except TimeoutError:
             if late:
                 raise Denied(503, late) from None
             raise
-        if frame.kind == FAILED:
-            failed = frame.document()
+        if answer.kind == FAILED:
+            failed = answer.document()
             raise Denied(int(failed["status"]), str(failed["says"]))
-        return frame
+        return answer
 
     async def _send(self, process: asyncio.subprocess.Process, line: dict[str, Any]) -> None:
         assert process.stdin is not None
@@ -131,7 +131,7 @@ class Desk:
             raise Denied(503, ENDED_BEFORE) from None
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
-        """Hand out what the worker says, until it ends."""
+        """Give each answer of the worker to the job that waits for it, until the worker ends."""
         assert process.stdout is not None
         try:
             while line := await process.stdout.readline():

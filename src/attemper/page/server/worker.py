@@ -21,8 +21,9 @@ from typing import Any, BinaryIO
 from ..._files import json_text
 from ...errors import AttemperError, MissingExtra, out_of_memory
 
+BEGUN, ENDED, FAILED = "begun", "ended", "failed"  # kinds of answers; a result is "json", "floats" or "event"
 KEPT = 4  # texts whose heads are kept
-Result = tuple[str, bytes]  # the kind of a frame, and its content
+Result = tuple[str, bytes]  # the kind of an answer, and its content
 
 
 class Computing:
@@ -114,14 +115,14 @@ class Worker:
 
     def _do(self, job: int, what: str, arguments: dict[str, Any]) -> None:
         if what == "run":
-            self._answer(job, "begun", b"")
+            self._answer(job, BEGUN, b"")
             self._runs[job] = self._computing.run(**arguments)
             return
         compute: Callable[..., Result] = getattr(self._computing, what)
 
         def whole() -> None:
             self._computing.load()  # its time is not the computation's
-            self._answer(job, "begun", b"")
+            self._answer(job, BEGUN, b"")
             self._answer(job, *compute(**arguments))
 
         self._attempt(job, whole, last=True)
@@ -133,7 +134,7 @@ class Worker:
         def step() -> None:
             row = next(rows, None)
             if row is None:
-                self._answer(job, "ended", b"")
+                self._answer(job, ENDED, b"")
                 del self._runs[job]
             else:
                 self._answer(job, *row)
@@ -145,7 +146,7 @@ class Worker:
         try:
             action()
             if last:
-                self._answer(job, "ended", b"")
+                self._answer(job, ENDED, b"")
             return
         except AttemperError as error:
             status, says = 501 if isinstance(error, MissingExtra) else 422, without_folders(str(error))
@@ -156,7 +157,7 @@ class Worker:
                 traceback.print_exc(file=sys.stderr)
                 status, says = 500, "The computation failed. The terminal of the server shows why."
         self._runs.pop(job, None)
-        self._answer(job, "failed", json.dumps({"status": status, "says": says}).encode())
+        self._answer(job, FAILED, json.dumps({"status": status, "says": says}).encode())
 
     def _answer(self, job: int, kind: str, content: bytes) -> None:
         head = {"job": job, "kind": kind, "bytes": len(content)}

@@ -120,19 +120,19 @@ def judge(scale: MeasuredScale) -> ScaleVerdict:
 
 
 def _fault(scale: MeasuredScale, rule: str | None, after: float | None) -> str | None:
-    number, root = scale.without_rotary, scale.head_dim**-0.5
-    if after is not None and scale.head_dim > 1:
-        named = [root, 1 / scale.head_dim, *(width**-0.5 for width in widths(scale))]
+    if scale.head_dim == 1:
+        return None  # 1/√d_k is 1
+    if after is not None and _is_a_rules(after, scale):
         averaged = rule in ("sqrt_dk", "softcap", "qk_norm") and close(after, 1 / scale.heads)
-        if any(close(after, one, WEIGHTS_CLOSE) for one in named):
-            if not averaged:
-                return "after_softmax"
-            return None if scale.by_design else "shrunk"
-    if number is None or scale.head_dim == 1:
+        if not averaged:
+            return "after_softmax"
+        return None if scale.by_design else "shrunk"
+    number = scale.without_rotary
+    if number is None:
         return None
     if scale.declared is not None and scale.declared.firm and close(number, scale.declared.number):
         return None  # as intended
-    if _twice(scale, root):
+    if _twice(scale):
         return "twice"
     if rule == "sqrt_dmodel":
         return "sqrt_dmodel"
@@ -143,21 +143,33 @@ def _fault(scale: MeasuredScale, rule: str | None, after: float | None) -> str |
     by_hand = scale.norms is None and scale.varies is None and not scale.by_design and scale.followed
     if by_hand and inverse_of(scale) is not None:  # after a norm it is meant, as in nGPT
         return "multiplied"
+    return _without_scale(scale, number)
+
+
+def _is_a_rules(number: float, scale: MeasuredScale) -> bool:
+    """Whether a factor after the softmax is one that belongs before it: 1/√d_k, 1/d_k or 1/√d_model."""
+    named = [scale.head_dim**-0.5, 1 / scale.head_dim, *(width**-0.5 for width in widths(scale))]
+    return any(close(number, one, WEIGHTS_CLOSE) for one in named)
+
+
+def _without_scale(scale: MeasuredScale, number: float) -> str | None:
+    """The fault of a scale of 1 or more, if nothing else (a norm, a softcap, a paper) keeps the logits small."""
     unscaled = number > 1 - CLOSE and scale.norms is None and scale.softcap is None
     if not unscaled or scale.by_design:
         return None
-    many = scale.logit_std is not None and (scale.keys or 0) >= SATURABLE_KEYS
-    if many and (scale.logit_std or 0.0) > limit(scale.keys or 0):
+    keys = scale.keys or 0
+    if scale.logit_std is not None and keys >= SATURABLE_KEYS and scale.logit_std > limit(keys):
         return "uncontrolled"
     silent = scale.declared is None and scale.followed and scale.varies is None
     return "unscaled" if silent and close(number, 1.0) else None
 
 
-def _twice(scale: MeasuredScale, root: float) -> bool:
-    """Two of the factors are 1/√d_k each; or the roots on q and k are one, and the call adds another."""
+def _twice(scale: MeasuredScale) -> bool:
+    """Whether two of the factors are 1/√d_k. A factor d_k^(-1/4) on q and one on k count as one of them."""
+    root = scale.head_dim**-0.5
     whole = [number for number in scale.factors if close(number, root)]
     roots = [number for number in scale.factors if close(number, math.sqrt(root))]
-    return scale.head_dim > 1 and len(whole) + len(roots) // 2 >= 2
+    return len(whole) + len(roots) // 2 >= 2
 
 
 def _disregarded(scale: MeasuredScale) -> bool:

@@ -17,7 +17,6 @@ DIFFERS = re.compile(
     re.IGNORECASE,
 )
 EXPERTS = re.compile(r"router|expert|moe|gating", re.IGNORECASE)
-DECODER = re.compile(r"CausalLM|LMHead|Decoder", re.IGNORECASE)
 
 
 def says(modules: Iterable[nn.Module], pattern: re.Pattern[str]) -> str | None:

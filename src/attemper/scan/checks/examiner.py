@@ -92,9 +92,9 @@ class AttentionChecks:
         for place, readings in self.layers.items():
             for reading in readings:
                 for fault, value, (what, todo) in self._faults(place, reading):
-                    found.setdefault((place, fault), made(fault, place, value, what, todo))
+                    found.setdefault((place, fault), fault_finding(fault, place, value, what, todo))
         for place, fault, (what, todo) in self._differing():
-            found.setdefault((place, fault), made(fault, place, None, what, todo))
+            found.setdefault((place, fault), fault_finding(fault, place, None, what, todo))
         return list(found.values())
 
     def results(self, findings: list[Finding]) -> list[CheckResult]:
@@ -220,10 +220,10 @@ class AttentionChecks:
                 yield place, "masks_differ", sentences.differ(len(rest), fewer is seeing)
 
 
-def made(fault: str, place: Place, value: float | None, what: str, todo: str, level: str | None = None) -> Finding:
+def fault_finding(fault: str, place: Place, value: float | None, what: str, todo: str) -> Finding:
     """A finding about a layer's attention."""
     known = ATTENTION_FAULTS[fault]
-    return Finding("attention", level or known.level, *place, None, value, None, known.source, what, todo, fault)
+    return Finding("attention", known.level, *place, None, value, None, known.source, what, todo, fault)
 
 
 def _of_weights(one: CallReading, traced: Traced) -> Iterator[tuple[str, float | None, tuple[str, str]]]:

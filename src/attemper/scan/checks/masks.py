@@ -122,9 +122,10 @@ def _visible(call: AttentionCall, rows: Tensor) -> Tensor:
 
 
 def _chosen(seen: Tensor) -> bool:
-    """Whether scores chose the keys that rows see: as many for every head, or others for every head of every item.
+    """Whether the model chose by score which keys its rows see: all heads see equally many, or no two heads see the same.
 
-    A mask that was folded into the heads in another order gives some of them the same pattern, and other numbers of keys.
+    A mask whose batch and heads were swapped by mistake is not like that: it gives some heads the same pattern, and heads
+    different numbers of keys.
     """
     counts = seen.sum(-1)
     if bool((counts == counts[:1, :1]).all()):

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 HIDES = re.compile(r"pad|hidden|ignore", re.IGNORECASE)  # True, 1 or −inf is padding
 SHOWS = re.compile(r"^(decoder_|encoder_)?attention_mask$|keep|valid|real", re.IGNORECASE)  # 1 is a real token
-MASK = re.compile(
-    r"^(?!.*(loss|label|lm_|span|prompt|head|pos)).*mask$", re.IGNORECASE
-)  # not of a loss, nor of positions
+# masks of tokens, not of a loss or of positions
+MASK = re.compile(r"^(?!.*(loss|label|lm_|span|prompt|head|pos)).*mask$", re.IGNORECASE)
 
 
 def named_arguments(model: nn.Module, batch: Any) -> dict[str, Any]:

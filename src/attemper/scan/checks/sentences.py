@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..._display import plural
+
 _DIMS = {"queries": "queries", "heads": "heads", "batch": "items of the batch"}
 
 
@@ -110,7 +112,7 @@ def differ(others: int, future: bool) -> tuple[str, str]:
     what = "sees keys after its own position" if future else "hides keys after its own position"
     rest = "do not" if future else "see them"
     return (
-        f"This layer {what}, and {others} similar layer{'s' if others > 1 else ''} {rest}. Nothing declares that they differ.",
+        f"This layer {what}, and {plural(others, 'similar layer')} {rest}. Nothing declares that they differ.",
         "Pass the same mask to every layer. If it is meant, give the modules an attribute that says so: causal = True or False.",
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._display import plural
 from ...watch.examine import AttentionCall, Examiner, examine
 from .subject import CannotRun
 from .trial import Answer, Moved, Trial
@@ -44,7 +45,7 @@ class MovedRows:
             rows += " to other tokens" if count > 1 else " to another token"
         else:
             rows = f"{count} rows of head {head}, of several tokens"
-        rest = f"no row of {still} other head{'s' if still > 1 else ''}" if still else "other rows of other heads"
+        rest = f"no row of {plural(still, 'other head')}" if still else "other rows of other heads"
         return f"token {self.token} was changed, and {what} moved in {rows}, and in {rest}"
 
 
@@ -111,7 +112,7 @@ def position(trial: Trial) -> Answer:
         raise CannotRun("no attention module takes the tokens as (batch, length, width)")
     wrong = {layer: words for layer, words in found.items() if words is not None}
     if not wrong:
-        layers = f"{len(found)} layer{'s' if len(found) > 1 else ''}"
+        layers = plural(len(found), "layer")
         what = "the same rows of every head" if examiner.spread else "its own row of every head, and no other"
         return Answer(f"in {layers} a token changed {what}")
     layer, words = next(iter(wrong.items()))

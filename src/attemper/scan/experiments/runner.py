@@ -149,13 +149,14 @@ def widened(batch: Any) -> Any:
     return batch
 
 
-def chosen(length: int, until: int | None = None) -> Tensor:
-    """Which rows of an input are kept: all if they are few, otherwise the first, the last before ``until``, and some between."""
-    until = length if until is None else until
-    if until <= 3 * FEW:
-        return torch.arange(until, device="cpu")
-    middle = torch.linspace(0, until - 1, FEW, device="cpu").long()
-    return torch.cat([torch.arange(FEW, device="cpu"), middle, torch.arange(until - FEW, until, device="cpu")]).unique()
+def chosen(length: int) -> Tensor:
+    """Which rows of an input are kept: all if they are few, otherwise the first, the last, and some between."""
+    if length <= 3 * FEW:
+        return torch.arange(length, device="cpu")
+    middle = torch.linspace(0, length - 1, FEW, device="cpu").long()
+    return torch.cat(
+        [torch.arange(FEW, device="cpu"), middle, torch.arange(length - FEW, length, device="cpu")]
+    ).unique()
 
 
 def _tensors(output: Any) -> list[Tensor]:

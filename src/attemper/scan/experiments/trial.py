@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...health import Finding
-from ..checks.examiner import AttentionChecks, made
+from ..checks.examiner import AttentionChecks, fault_finding
 from .runner import POOLED, LayerRows, Runner, chosen
 from .subject import CannotRun, NamedBatch
 
@@ -164,9 +164,9 @@ class Trial:
             if name in self.failed:
                 raise CannotRun(f"what the experiment {name!r} found would show here too")
 
-    def fault(self, name: str, moved: Moved, says: str, todo: str, level: str | None = None) -> Answer:
+    def fault(self, name: str, moved: Moved, says: str, todo: str) -> Answer:
         """The answer that a layer moved."""
-        return Answer(says, [made(name, (moved.layer, "self"), moved.by, says, todo, level)])
+        return Answer(says, [fault_finding(name, (moved.layer, "self"), moved.by, says, todo)])
 
 
 def share(number: float) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules import module as registering
 
+from ..._display import plural
 from ...errors import InputError
-from ...health.finding import count
 from ...watch.examine import traits
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -61,7 +61,7 @@ def check_sizes(config: object, stored: Stored) -> None:
         most = max(numbers, default=0)
         if STACKED.search(str(name)) and most > 4 * len(stored.places) + 64:
             raise InputError(
-                f"scan: config.json says that {name} is {most:.10g}, and the weights have {count(stored.layers, 'layer')} "
+                f"scan: config.json says that {name} is {most:.10g}, and the weights have {plural(stored.layers, 'layer')} "
                 f"({len(stored.places)} tensors in all). Correct config.json, or copy it again from its source."
             )
         if name == "num_labels" and most > MOST_LABELS:

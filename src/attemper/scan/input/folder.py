@@ -81,7 +81,9 @@ def read(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"scan: {str(path)!r} is not JSON: {error}. Copy it again from its source.") from None
     if not isinstance(found, dict):
-        raise InputError(f"scan: {str(path)!r} must hold a JSON object; got {type(found).__name__}.")
+        raise InputError(
+            f"scan: {str(path)!r} must hold a JSON object; got {type(found).__name__}. Copy it again from its source."
+        )
     return found
 
 
@@ -153,7 +155,8 @@ def _check_index(folder: Path) -> None:
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise InputError(
-                f"scan: {INDEX} names {name!r}, which is not a .safetensors file in this folder, so it was not opened."
+                f"scan: {INDEX} names {name!r}, which is not a .safetensors file in this folder, so it was not opened. "
+                "Convert the weights to safetensors, or scan a model object: attemper.scan(model, batch)."
             )
         if not (folder / name).is_file():
             raise InputError(

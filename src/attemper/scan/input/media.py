@@ -151,12 +151,14 @@ def _channels(setting: dict[str, Any], name: str, channels: int) -> Tensor:
     try:
         return torch.tensor([float(value) for value in values], device="cpu").view(1, -1, 1, 1)
     except (TypeError, ValueError):
-        raise InputError(f"scan: {name} of preprocessor_config.json must be numbers; got {values!r}.") from None
+        raise InputError(
+            f"scan: {name} of preprocessor_config.json must be numbers; got {values!r}. Correct that file."
+        ) from None
 
 
-def _disc(size: int = 256) -> Tensor:
-    """A disc on a gradient, (3, H, W), 0 to 1."""
-    side = torch.linspace(0, 1, size, device="cpu")
+def _disc() -> Tensor:
+    """A disc on a gradient, (3, 256, 256), 0 to 1."""
+    side = torch.linspace(0, 1, 256, device="cpu")
     y, x = torch.meshgrid(side, side, indexing="ij")
     inside = (x - 0.4) ** 2 + (y - 0.45) ** 2 < 0.06
     return torch.stack([torch.where(inside, 0.9, x), torch.where(inside, 0.3, y), torch.where(inside, 0.2, 1 - x)])

@@ -51,13 +51,15 @@ def read(path: Path, schema: str, progress: pipes.Progress = lambda words: None)
 
 def compare(old: Json, new: Json, name: str) -> Json:
     """What changed since an older document, as plain data; ``name`` is the file of the older one."""
-    same = [one["text"] for one in old["inputs"]] == [one["text"] for one in new["inputs"]]
+    same = _texts(old) == _texts(new)
     # what a head does depends on the text: with other texts only faults can be compared
     least = LEVELS.index("healthy" if same else "warn")
     before, after = _worst(old["findings"]), _worst(new["findings"])
     told_before, told_after = (
         {about: one for about, one in some.items() if _level(one) >= least} for some in (before, after)
     )
+    changed = [about for about in after if about in before and _level(after[about]) != _level(before[about])]
+    moved = list(_moved(old, new)) if same else []
     found = Baseline(
         file=name,
         created=old["created"],
@@ -65,20 +67,16 @@ def compare(old: Json, new: Json, name: str) -> Json:
         new=[one for about, one in told_after.items() if about not in before],
         worse=[one for about, one in told_after.items() if about not in before or _level(one) > _level(before[about])],
         levels=[
-            {"before": before[about], "after": one}
-            for about, one in after.items()
-            if about in before
-            and _level(one) != _level(before[about])
-            and (about in told_before or about in told_after)
+            {"before": before[about], "after": after[about]}
+            for about in changed
+            if about in told_before or about in told_after
         ],
         gone=[one for about, one in told_before.items() if about not in after],
         uncompared=[one for about, one in after.items() if not same and one["level"] == "note" and about not in before],
         scales=list(_scales(old, new)),
         factor=FACTOR,
         compared=len(_both(old, new)) if same else 0,
-        moved=sorted(
-            _moved(old, new) if same else (), key=lambda one: -one["times"] if one["times"] > 1 else -1 / one["times"]
-        ),
+        moved=sorted(moved, key=lambda one: -max(one["times"], 1 / one["times"])),
     )
     changes: Json = plain(found)
     return changes
@@ -91,6 +89,10 @@ def _worst(findings: Iterable[Json]) -> dict[tuple[Any, ...], Json]:
         if _about(one) not in found or _level(one) > _level(found[_about(one)]):
             found[_about(one)] = one
     return found
+
+
+def _texts(document: Json) -> list[Any]:
+    return [one["text"] for one in document["inputs"]]
 
 
 def _level(finding: Json) -> int:
@@ -110,7 +112,7 @@ def _differences(old: Json, new: Json) -> Iterator[str]:
         yield f"the model was called {before['name']} then; it is not known whether its weights are the same."
     if before["dtype"] != after["dtype"]:
         yield f"the older scan ran in {before['dtype']}, this one in {after['dtype']}."
-    if [one["text"] for one in old["inputs"]] != [one["text"] for one in new["inputs"]]:
+    if _texts(old) != _texts(new):
         yield "the older scan used other texts: scales and findings at warn or above are compared, notes and signs are not."
     wanted, both = sum(map(_is_known, new["heads"])), len(_both(old, new))
     if both < wanted:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..._display import plural
 from ...health.faults import CHECKS
-from ...health.finding import count
 from ..document import Json
 
 
@@ -22,7 +22,7 @@ def summary(document: Json) -> str | None:
     skipped = [_spaced(one) for one in checks if one["state"] == "skipped"]
     words += f"; not applicable: {', '.join(skipped)}" if skipped else ""
     deep = sum(check.deep for check in CHECKS.values())
-    return words if any(one["deep"] for one in checks) else f"{words}; --deep adds {count(deep, 'experiment')}"
+    return words if any(one["deep"] for one in checks) else f"{words}; --deep adds {plural(deep, 'experiment')}"
 
 
 def sentences(document: Json) -> Iterator[str]:

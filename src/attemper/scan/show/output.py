@@ -33,5 +33,7 @@ def write(path: Path, document: Json) -> None:
     elif suffix == ".parquet":
         content = _files.parquet_bytes(document["heads"], "record")
     else:
-        raise InputError(f"Scan.write(): `path` must end in {', '.join(SUFFIXES)}; got {path.name!r}.")
+        raise InputError(
+            f"Scan.write(): `path` must end in {', '.join(SUFFIXES)}; got {path.name!r}. Use 'report.html'."
+        )
     _files.save(path, content)

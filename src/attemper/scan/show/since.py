@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from ..._display import plural
 from ...health import LEVELS
-from ...health.finding import count
 from ..document import Json
 from .format import COLOURS, broken, number, safe, where
 
@@ -25,10 +25,10 @@ def since(document: Json, width: int) -> Iterator[RenderableType]:
         yield Text(f"{line[:1].upper()}{safe(line[1:])}", style=COLOURS["warn"])
     if found["uncompared"]:
         number = len(found["uncompared"])
-        yield Text(f"{count(number, 'note')} of this scan {'was' if number == 1 else 'were'} not compared.")
+        yield Text(f"{plural(number, 'note')} of this scan {'was' if number == 1 else 'were'} not compared.")
     lines = list(_lines(found))
     if not lines:
-        heads = f"{found['compared']} of {count(len(document['heads']), 'head')}"
+        heads = f"{found['compared']} of {plural(len(document['heads']), 'head')}"
         signs = f"no sign moved, in {heads}" if found["compared"] else "signs were not compared"
         yield Text(f"Nothing changed: the same findings, the same scales; {signs}.")
     for line in lines:
@@ -101,7 +101,7 @@ def _scale(applied: float | None) -> str:
 
 def _scales(some: list[Json]) -> str:
     first = some[0]
-    more = f" and {count(len(some) - 1, 'more layer')}" if len(some) > 1 else ""
+    more = f" and {plural(len(some) - 1, 'more layer')}" if len(some) > 1 else ""
     place = where(first["layer"], first["kind"], ())
     return f"scale: {place}{more} applied {_scale(first['before'])}, now {_scale(first['after'])}"
 

@@ -14,13 +14,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ...health.finding import count as plural
+from ..._display import block, plural
 from ..document import Json
 from .checks import sentences, summary
 from .compared import compared
 from .format import COLOURS, broken, count, mean, number, safe, short_names, where
 
-BLOCKS = "▁▂▃▄▅▆▇█"
 GROUPS, LAYERS, NOTES, TEXTS = 6, 16, 6, 3
 """How many of each are shown; what is left out is counted."""
 TITLES = ("logit std", "peak", "effective keys", "saturated")
@@ -276,7 +275,7 @@ def _signs(document: Json, place: tuple[str, str]) -> tuple[str, ...]:
     peak = max((row["peak"] for row in rows if row["peak"] is not None), default=None)
     frozen = mean(row["saturated"] for row in rows)
     share = "–" if frozen is None else f"{frozen:.0%}"
-    heads = "".join(_block(row["evenness"]) for row in rows)
+    heads = "".join(block(row["evenness"], "·") for row in rows)
     return number(None if variance is None else variance**0.5, 2), number(peak, 1), number(keys, 1), share, heads
 
 
@@ -285,7 +284,3 @@ def _notes(notes: Sequence[str], width: int) -> Iterator[RenderableType]:
         yield Padding(Text(broken(f"note: {safe(note)}", width), style="dim"), 0)
     if len(notes) > NOTES:
         yield Text(f"and {plural(len(notes) - NOTES, 'more note')}; --json has them", style="dim")
-
-
-def _block(evenness: float | None) -> str:
-    return "·" if evenness is None else BLOCKS[min(len(BLOCKS) - 1, max(0, int(evenness * len(BLOCKS))))]

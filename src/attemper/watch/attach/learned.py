@@ -21,12 +21,9 @@ from .running import Frame
 from .storages import address
 
 CHECK_EVERY = 50
-"""Of the passes of one type, every so many-th is a full one, which checks what was learned."""
+"""Every 50th pass of a type is a full one, which checks what was learned."""
 
-DECLARED = (
-    "interface",
-    "replaced",
-)  # routes that read a call from the arguments of a function, with a mode and without
+DECLARED = ("interface", "replaced")  # routes that read a call from the arguments of a function, in any pass
 
 PASS_TYPES = 64  # that are kept for one module
 
@@ -49,7 +46,7 @@ class PassType(NamedTuple):
 
 
 def pattern_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Which arguments of a module are one tensor, and what the others are: self- and cross-attention differ by that."""
+    """Which arguments of a module are the same tensor, and what the others are. Self- and cross-attention differ in this."""
     places: dict[int, int] = {}
     found: list[Any] = [len(args), *kwargs]
     for value in (*args, *kwargs.values()):
@@ -103,7 +100,7 @@ class FullPass:
         self.announced += call.facts.route in DECLARED
 
     def announce(self, before: int, form: object = None) -> None:
-        """An intercepted function has returned: it must have made one call, beyond so many before it."""
+        """An intercepted function has returned. It must have made one call; `before` is how many there were before it."""
         self.announced += 1
         self.clean &= len(self.calls) == before + 1
         if form is not None:
@@ -127,7 +124,7 @@ class PassPlan:
         numbers = [number for call in full_pass.calls for number in call.sequences if number is not None]
         self.last_sequence = max(numbers, default=0)
         self.forms, self.softmaxes = full_pass.forms, full_pass.softmaxes
-        self.facts: dict[Any, Facts] = {}  # of the calls that were read, by all that decides about them
+        self.facts: dict[Any, Facts] = {}  # of the calls that were read, by `light.signature_of`
         self.patterns = {
             number: full_pass.patterns[number] for number in full_pass.patterned if number in full_pass.patterns
         }
@@ -146,7 +143,7 @@ class PassPlan:
         self.modules = [weakref.ref(module, freed) for module in full_pass.modules.values()]
 
     def skipped_by(self, names: list[dict[int, str]]) -> frozenset[int]:
-        """The modules that need no frame: those that are never innermost around a call, if watches name all that are."""
+        """The modules that need no frame: those that make no call themselves, if every watch has a name for those that do."""
         named = all(number in each for each in names for number in self.calls)
         return self.not_innermost if named else self.without_calls
 
@@ -160,12 +157,11 @@ class PassPlans:
 
     def __init__(self) -> None:
         self.plans: weakref.WeakKeyDictionary[nn.Module, dict[PassType, PassPlan]] = weakref.WeakKeyDictionary()
-        self.known: weakref.WeakKeyDictionary[nn.Module, int] = (
-            weakref.WeakKeyDictionary()
-        )  # a hash of the modules below each
+        # a hash of the modules below each
+        self.known: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
     def forget_changed(self, modules: Iterable[nn.Module]) -> None:
-        """A watch of these modules opens, the model first. If they are others than before, nothing that was learned holds."""
+        """A watch of these modules opens, the model first. If the modules changed since the last watch, forget their plans."""
         listed = list(modules)
         now = hash(tuple(map(id, listed)))
         if self.known.get(listed[0], now) != now:

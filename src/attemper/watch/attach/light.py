@@ -95,7 +95,7 @@ class Interception:
         new = [self._make(*one) for one in made if one[:2] not in there]
         self.rounds += any(isinstance(one.owner, type) for one in new)
         self.installed += new
-        for one in new:  # after all lookups: one between two changes of a class would give it one more version
+        for one in new:  # after all lookups: one between two changes would use up another version tag of the class
             setattr(one.owner, one.name, one.ours)
         for one in self.installed:
             one.switch.on = True
@@ -200,9 +200,7 @@ class Interception:
             out = original(*args, **kwargs)
             self._read(current, SDPA, args, kwargs, signature)
             return out
-        new = (
-            expected is not None and form is not None
-        )  # the call is in its place, and its arguments are of another form
+        new = expected is not None and form is not None  # the expected call, with arguments of a new form
         self.convert(current, differs=not new)
         before = light.position
         out = original(*args, **kwargs)
@@ -278,7 +276,7 @@ class Interception:
         kwargs: dict[str, Any],
         signature: object = None,
     ) -> None:
-        """Read a call from the arguments of an op; keep its facts, for the next call that has all in common with it."""
+        """Read a call from the arguments of an op; keep its facts for later calls with the same signature."""
         frames = tuple(running.frames)
         call = self.attachment.readers[op](op, args, kwargs, frames)
         if isinstance(call, AttentionCall):
@@ -308,7 +306,7 @@ class Interception:
 def announced(
     full_pass: FullPass, original: Function, args: tuple[Any, ...], kwargs: dict[str, Any], form: object
 ) -> Any:
-    """Run a function in a full pass: it has announced the call that the mode sees meanwhile."""
+    """Run an intercepted function in a full pass, and note that the call which the mode sees meanwhile came from it."""
     before = len(full_pass.calls)
     out = original(*args, **kwargs)
     full_pass.announce(before, form)
@@ -357,7 +355,7 @@ def form_of(given: SDPAArguments | None) -> object:
 
 
 def signature_of(given: SDPAArguments, current: Pass) -> object:
-    """All that decides about the facts of a call; None if the modules around it do too."""
+    """Everything that the facts of a call depend on; None if they also depend on the modules around it."""
     query, key, value, mask, dropout, causal, scale, grouped = given
     frame, shape, interfaced = running.frames[-1], query.shape, current.interfaced
     if len(shape) != 4:

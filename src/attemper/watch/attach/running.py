@@ -191,7 +191,7 @@ class Pass:
 
 
 class Site:
-    """Where a pass began. An interrupt while a module enters or leaves its forward ends the pass, and nothing tells of it."""
+    """Where a pass began, to find out whether it still runs: an interrupt between two modules ends it without a call to us."""
 
     def __init__(self, frame: FrameType) -> None:
         self.thread = threading.get_ident()
@@ -231,10 +231,10 @@ class Switch:
 
 
 def module_call(attachment: Attachment, original: Callable[..., Any], switch: Switch) -> Callable[..., Any]:
-    """What takes the place of ``nn.Module._call_impl``: the attachment is told when a module begins its forward and ends it.
+    """The replacement of ``nn.Module._call_impl``: it tells the attachment when a module begins and ends its forward.
 
-    Most modules of a light pass are not followed. Their forward is called as torch's own function calls it if there are no hooks,
-    since a second function around each of them takes longer than all that a light pass asks.
+    Most modules of a light pass are not followed. Without hooks, their forward is called right here, as torch's own function
+    does: one more Python call per module would cost more than the rest of a light pass.
     """
     is_torchs = getattr(original, "__globals__", None) is vars(torch_modules)
 
@@ -279,7 +279,7 @@ CALL = module_call(None, nn.Module._call_impl, Switch()).__code__  # type: ignor
 
 
 def _calls(frame: FrameType | None) -> Iterator[dict[str, Any]]:
-    """The variables of that function, wherever it runs on Python's stack, from the innermost on."""
+    """The local variables of every call of that function on Python's stack, the innermost first."""
     for one in python_frames(frame):
         if one.f_code is CALL:
             values = one.f_locals
@@ -288,13 +288,13 @@ def _calls(frame: FrameType | None) -> Iterator[dict[str, Any]]:
 
 
 def is_innermost(module: nn.Module) -> bool:
-    """Whether a module is the innermost that runs: one that made no call before has no frame of ours."""
+    """Whether a module is the innermost that runs, by Python's stack: a light pass keeps no frame of modules without calls."""
     innermost = next(_calls(sys._getframe(3)), None)
     return innermost is None or innermost["module"] is module  # None: it was not called in the usual way
 
 
 def running_modules(frames: list[Frame], name: Callable[[int], str | None], light: LightPass | None) -> list[Frame]:
-    """The frames of all modules that run now, from the outermost of these on: a light pass keeps those around calls only."""
+    """The frames of all modules that run now, the outermost first. A light pass has kept only those around calls."""
     made = {} if light is None else light.made
     found: list[Frame] = []
     known = list(frames)

@@ -51,7 +51,7 @@ class Storages(Generic[Fact]):
             return
         self._facts[place] = _Held(place, fact)
         if len(self._facts) > self._many:
-            # what remains of a freed storage is between the activations, and keeps their memory from being used again
+            # the stub of a freed storage lies between activations, and keeps the allocator from joining their memory
             self.drop_freed()
             self._many = len(self._facts) + max(FEW, len(self._facts) // 4)
 

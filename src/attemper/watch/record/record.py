@@ -132,7 +132,9 @@ class Record:
             slots = [slot for slot in slots if fits(slot.layer)]
         if kind is not None:
             if kind not in ("self", "cross"):
-                raise InputError(f"Record.filter(): `kind` must be 'self' or 'cross'; got {kind!r}.")
+                raise InputError(
+                    f"Record.filter(): `kind` must be 'self' or 'cross'; got {kind!r}. Leave it out for both."
+                )
             slots = [slot for slot in slots if slot.kind == kind]
         chosen = [self._buffer.get(slot) for slot in slots]
         if heads is not None:
@@ -140,7 +142,8 @@ class Record:
             highest = max((max(slot.heads) for slot in self._slots), default=-1)
             if self._slots and not any(0 <= number <= highest for number in numbers):
                 raise InputError(
-                    f"Record.filter(): `heads` must be some of 0 … {highest}, which this record has; got {heads!r}."
+                    f"Record.filter(): `heads` must be some of 0 … {highest}, which this record has; got {heads!r}. "
+                    "Leave it out for all."
                 )
             chosen = [part for entry in chosen if (part := entry.take(numbers)) is not None]
         named = {(entry.layer, entry.kind) for entry in chosen}
@@ -152,7 +155,9 @@ class Record:
         patterns = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, Iterable) else [layers]
         for pattern in patterns:
             if not isinstance(pattern, str):
-                raise InputError(f"Record.filter(): `layers` must be names or a function; got {pattern!r}.")
+                raise InputError(
+                    f"Record.filter(): `layers` must be names or a function; got {pattern!r}. Use '*' for all."
+                )
             if self.layers and not fnmatch.filter(self.layers, pattern):
                 raise InputError(_no_layer(pattern, self.layers))
         return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
@@ -233,7 +238,9 @@ def _numbers(name: str, given: int | Iterable[int]) -> frozenset[int]:
     several = (given,) if isinstance(given, int) or not isinstance(given, Iterable) else tuple(given)
     # numpy's integers are allowed; a bool would be head 0 or 1
     if any(isinstance(number, (bool, str)) or not hasattr(number, "__index__") for number in several):
-        raise InputError(f"Record.filter(): `{name}` must be a whole number or several; got {given!r}.")
+        raise InputError(
+            f"Record.filter(): `{name}` must be a whole number or several; got {given!r}. Use {name}=[0, 1]."
+        )
     return frozenset(several)
 
 

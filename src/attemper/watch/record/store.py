@@ -31,17 +31,22 @@ EXTRA = "record"  # of attemper: pandas and pyarrow
 
 def to_path(where: str, path: object) -> Path:
     if not isinstance(path, (str, os.PathLike)):
-        raise InputError(f"{where}(): `path` must be a string or a Path; got {type(path).__name__} {path!r}.")
+        raise InputError(
+            f"{where}(): `path` must be a string or a Path; got {type(path).__name__} {path!r}. Use 'run.jsonl'."
+        )
     return Path(os.fsdecode(path))
 
 
 def check_path(where: str, path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> None:
     if path.suffix not in suffixes:
-        raise InputError(f"{where}(): `path` must end in {' or '.join(suffixes)}; got {path.name!r}.")
+        known = " or ".join(suffixes)
+        raise InputError(
+            f"{where}(): `path` must end in {known}; got {path.name!r}. Use 'run{suffixes[0]}', for example."
+        )
     if not path.absolute().parent.is_dir():
         raise InputError(f"{where}(): there is no folder {str(path.parent)!r} for `path`. Make it first.")
     if path.is_dir():
-        raise InputError(f"{where}(): `path` must be a file; {str(path)!r} is a folder.")
+        raise InputError(f"{where}(): `path` must be a file; {str(path)!r} is a folder. Choose another name.")
 
 
 def write(record: Record, path: Path) -> None:

@@ -273,15 +273,16 @@ class Trace:
             if path is not None and isinstance(second, Tensor) and second.dtype == torch.bool:
                 self.paths.put(result, path)  # a mask
                 self._keep_product(first, result)
-            return
-        if output is not None:
+        elif output is not None:
             if isinstance(multiplier, Factor) and not multiplier.varies and multiplier.counts:
                 output.after.append(multiplier)
                 self.outputs.put(result, output)
-            return
-        assert path is not None
-        rotated = path.rotated()
-        made = path.times(multiplier) if isinstance(multiplier, Factor) else replace(rotated, rotation=multiplier)
+        elif path is not None:
+            self._multiply(path, multiplier, first, result, func)
+
+    def _multiply(self, path: FactorPath, by: Factor | Rotation, first: Tensor, result: Tensor, func: Any) -> None:
+        """A followed tensor was multiplied by a number, or by a table of cosines or sines."""
+        made = path.times(by) if isinstance(by, Factor) else replace(path.rotated(), rotation=by)
         in_place = func._schema.name.endswith("_") and first.untyped_storage().nbytes() > first.nbytes
         if in_place:
             self.parts.put(result, {**(self.parts.get(result) or {}), int(result.storage_offset()): made})

@@ -29,7 +29,7 @@ enum {
     GRAD_VALUE = 4,
     GRAD_MASK = 8,
     GRAD_GAIN = 16,
-    GRAD_MASK_WIDE = 32,         // many numbers add up to one: in double
+    GRAD_MASK_WIDE = 32,         // an entry is a long sum: add it up in double
     GRAD_MASK_BY_BATCHES = 64,   // the batch shares the mask
     GRAD_MASK_BY_GROUPS = 128,   // all key/value heads share it
 };
@@ -41,12 +41,12 @@ typedef struct {  // one number per row, (B, H, Lq), contiguous; NULL where not 
     void *mean, *variance, *peak, *lse, *entropy, *p2;
 } Rows;
 
-// why a call failed: no memory was left; torch's parallel loop returned an error; tiles do not suit it; plain.c does not take it
+// why a call failed: no memory was left; torch's parallel loop returned an error; tiles cannot hold its numbers; plain.c refused it
 enum { NO_MEMORY = 1, NO_THREADS, UNFIT, NOT_PLAIN };
 
-enum { BACK_KEYS = 384 };  // keys that are differentiated together: a part of the keys is not smaller
+enum { BACK_KEYS = 384 };  // keys of one tile of a backward; a part of the keys is at least this large
 
-extern const int64_t attemper_unbound;  // `left` and `right` of a band without a bound: past every key, and no sum overflows
+extern const int64_t attemper_unbound;  // `left` or `right` without a bound: beyond any length, but no sum of it overflows
 
 typedef void (*Work)(int64_t begin, int64_t end, void *context);
 typedef int (*Parallel)(int64_t begin, int64_t end, int64_t grain, Work work, void *context);
@@ -58,7 +58,7 @@ typedef struct {
     int64_t left, right;  // key j is in the band of query i when i - left <= j <= i + right
     int64_t sign_bits, seed;
     char *output;         // (B, H, Lq, Ev), contiguous
-    int16_t *output_low;  // as `output`: float32 bits that rounding took from it; NULL where not asked for
+    int16_t *output_low;  // as `output`: its rounding error; NULL if not asked for
     Rows measured;
     // backward
     Strided g_output;
@@ -73,7 +73,7 @@ typedef struct {
     Parallel parallel;
     int64_t threads, poison;
     double scale, softcap, dropout;  // softcap 0 is none
-    // what native.c adds: the keys above are those that some row sees, and key 0 of them is key `origin` of all
+    // added by native.c, which leaves only the keys that some row sees in the fields above: their first is key `origin` of all
     int64_t origin, all_keys;
 } Call;
 

@@ -1,7 +1,7 @@
-// fold.c: rows into heads. One pass over the signs of a call gives the sums that ../../../heads.py names, where torch would
-// need some thirty small operations; a watched model pays for them in every layer.
+// fold.c: sums the rows of a call by head, in one pass. ../../../heads.py names the sums and has the definition. torch would need
+// about thirty small ops for it in every watched layer.
 #define REAL_IS_FLOAT 1
-#define VECTOR_BYTES 16  // what every processor has: this is no place to choose another
+#define VECTOR_BYTES 16  // every processor has these: this file is compiled once, not for each instruction set
 #include "blocks/simd.h"
 #include "call.h"
 
@@ -15,8 +15,8 @@ const int64_t attemper_fold_columns = COLUMN_COUNT;
 typedef struct {  // ../native.py has the same list
     const int32_t *visible;  // (B, H, L), contiguous, and so are the others
     const float *mean, *variance, *peak, *lse, *entropy, *p2;
-    const float *lse_low;  // what rounding took from lse; NULL: not known
-    const char *keep;      // which rows count, with the step from one of the batch, head or row to the next; NULL: all
+    const float *lse_low;  // the rounding error of lse; NULL: not known
+    const char *keep;      // which rows count, with its strides over batch, head and row; NULL: all rows
     int64_t keep_step[3];  // in bytes
     int64_t batch, heads, rows;
     double *sums, *peaks;  // (H, COLUMN_COUNT), (H)
@@ -45,7 +45,7 @@ INLINE void add_rows(Head *head, const Fold *fold, IntVec use, IntVec visible, c
     add(head, COLUMN_LSE, keep_where(use, lse));
     add(head, COLUMN_ENTROPY, keep_where(use, entropy));
     add(head, COLUMN_P2, keep_where(use, p2));
-    // a row of logits that are all -inf has weights of nothing
+    // a row whose logits are all -inf has no weights
     IntVec weighs = use & (lse != -INFINITY);
     Vec top = keep_where(weighs, exp_above(bounded(peak - lse - low)));
     add(head, COLUMN_TOP_WEIGHT, top);
@@ -56,7 +56,7 @@ INLINE void add_rows(Head *head, const Fold *fold, IntVec use, IntVec visible, c
     add(head, COLUMN_EVENNESS, keep_where(choosing, entropy / log_of(__builtin_convertvector(visible, Vec))));
     count(head, COLUMN_SATURABLE_ROWS, saturable);
     count(head, COLUMN_SATURATED, saturable & (top > (float)fold->saturated_weight));
-    // a NaN is larger than all, and stays
+    // NaN counts as the largest, and stays
     peak = choose(use, peak, splat(-INFINITY));
     head->peak = choose((head->peak != head->peak) | (head->peak >= peak), head->peak, peak);
 }

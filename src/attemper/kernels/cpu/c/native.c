@@ -57,7 +57,7 @@ static const Kernel *kernel_for(const Call *call, int variant) {
     return wide ? &attemper_portable_f64 : &attemper_portable_f32;
 }
 
-// The call on the keys that the band shows to some row, and no others: a long cache costs what its window costs.
+// The same call on only those keys that the band shows to some row: the cost depends on the window, not on the length of the cache.
 static Call on_seen_keys(const void *packed) {
     Call call = {0};
     memcpy(&call, packed, offsetof(Call, origin));
@@ -108,7 +108,7 @@ const Field attemper_rows_fields[] = {
 };
 #undef STRUCTURE
 
-// Fresh pages cost more than the arithmetic of a small call, so a few blocks are kept; whoever finds none asks the system.
+// Fresh pages cost more than the arithmetic of a small call, so a few blocks are kept. A call that finds none allocates one.
 enum { HEADER = 64, SLOTS = 4, KEPT = 16 << 20 };
 static char *kept[SLOTS];
 

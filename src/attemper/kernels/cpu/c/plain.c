@@ -61,8 +61,8 @@ static void find_band(Call *call, int causal, int64_t window) {  // as band() in
     if (!causal) call->right = window - 1;
 }
 
-// Run a forward whose output has the query's shape; NOT_PLAIN, and nothing done, where these three are no valid problem in 4
-// dimensions, or another than this takes. Called with the interpreter's lock held. `grouped`: fewer key heads are in order.
+// Run a forward whose output has the query's shape. Returns NOT_PLAIN, and does nothing, if the three tensors are not a valid 4-d
+// problem that this entry takes. Called with the interpreter's lock held. `grouped` allows fewer key heads than query heads.
 int attemper_plain_forward(void *query, void *key, void *value, char *output, const Rows *measured, int64_t sign_bits, int grouped,
                            int causal, int64_t window, double scale, double softcap, Parallel parallel, int64_t threads,
                            int64_t poison, int variant) {

@@ -206,18 +206,24 @@ class Chain:
 
     def _keep(self, name: str, tensors: list[Tensor], args: tuple[Any, ...], result: Tensor) -> bool:
         """Follow weights or scores through one op; whether it was applied to them."""
+        return self._keep_weights(name, tensors, result) or self._keep_scores(name, tensors, args, result)
+
+    def _keep_weights(self, name: str, tensors: list[Tensor], result: Tensor) -> bool:
         found = [(tensor, weights) for tensor in tensors if (weights := self.weights.get(tensor)) is not None]
-        if found:
-            tensor, weights = found[0]
-            if result.numel() > tensor.numel() and name == "mul":
-                if weights.calls:  # values by a product and a sum; a router does the same with its experts
-                    self._multiply_values(weights, result, result)
-            elif result.shape[-1] == tensor.shape[-1] or name in RESHAPING or name in SELECTING:
-                # a difference of two softmaxes: both calls wait for the values
-                calls = tuple(dict.fromkeys(call for _, each in found for call in each.calls))
-                alone = weights.alone and len(found) == 1 and not any(map(self.scores.has, tensors))
-                self.weights.put(result, replace(weights.after(name, tensor, result), calls=calls, alone=alone))
-            return True
+        if not found:
+            return False
+        tensor, weights = found[0]
+        if result.numel() > tensor.numel() and name == "mul":
+            if weights.calls:  # values by a product and a sum; a router does the same with its experts
+                self._multiply_values(weights, result, result)
+        elif result.shape[-1] == tensor.shape[-1] or name in RESHAPING or name in SELECTING:
+            # a difference of two softmaxes: both calls wait for the values
+            calls = tuple(dict.fromkeys(call for _, each in found for call in each.calls))
+            alone = weights.alone and len(found) == 1 and not any(map(self.scores.has, tensors))
+            self.weights.put(result, replace(weights.after(name, tensor, result), calls=calls, alone=alone))
+        return True
+
+    def _keep_scores(self, name: str, tensors: list[Tensor], args: tuple[Any, ...], result: Tensor) -> bool:
         for tensor in tensors:
             scores = self.scores.get(tensor)
             if scores is not None and (

@@ -98,9 +98,7 @@ class ScoreMatrix:
     masked: bool = False
     causal: bool = False
     strided: bool = True  # whether it is in memory as the product left it
-    steps: tuple[int, int] | None = (
-        None  # the strides of its rows and columns in a copy with another layout, if they are known
-    )
+    steps: tuple[int, int] | None = None  # in a copy with another layout: the strides of its rows and columns, if known
     in_order: bool = True  # whether its columns are the keys
     exponential: str = ""  # the op that replaces a softmax
     sink_columns: tuple[int, int] = (0, 0)  # columns added before and after the keys
@@ -125,22 +123,31 @@ class ScoreMatrix:
             return kept._widened(name, args, tensor, result)
         if name in SELECTING:
             return replace(kept, in_order=False)
-        if name not in SCALINGS:
-            if name in ("add", "sub") and len(args) > 1:
-                other = args[1] if args[0] is tensor else args[0]
-                if isinstance(other, Tensor) and other.is_floating_point() and other.numel():
-                    sign = 1 if name == "add" else -1
-                    if sign < 0 and other is args[1] and other.shape[-1:] in ((), (1,)) and result.shape[-1] > 1:
-                        # a softmax takes no notice of it
-                        return replace(kept, masked=True, shift=other if kept.shift is None else kept.shift + other)
-                    kept = replace(kept, added=(*kept.added, AddedMask(other, sign, result.shape, result.stride())))
-            return replace(kept, masked=kept.masked or name in ("add", "sub", "masked_fill", "where", "tril", "triu"))
+        if name in SCALINGS:
+            return kept._scaled(name, args)
+        if name in ("add", "sub"):
+            return kept._summed(name, args, tensor, result)
+        return replace(kept, masked=True) if name in ("masked_fill", "where", "tril", "triu") else kept
+
+    def _scaled(self, name: str, args: tuple[Any, ...]) -> ScoreMatrix:
+        """The scores times or divided by a number; after a tanh, it is the cap. Anything else makes the scale unknown."""
         factor = number(args[1] if len(args) > 1 else None)
-        if factor is None or kept.scale is None or factor == 0:
-            return replace(kept, scale=None)
+        if factor is None or self.scale is None or factor == 0:
+            return replace(self, scale=None)
         factor = factor if name == "mul" else 1 / factor
-        cap = factor if kept.capped and kept.cap is None else kept.cap
-        return replace(kept, scale=kept.scale * factor, cap=cap)
+        cap = factor if self.capped and self.cap is None else self.cap
+        return replace(self, scale=self.scale * factor, cap=cap)
+
+    def _summed(self, name: str, args: tuple[Any, ...], tensor: Tensor, result: Tensor) -> ScoreMatrix:
+        """A mask or a bias was added or subtracted, or one number from all keys of a row, which a softmax ignores."""
+        kept = replace(self, masked=True)
+        other = None if len(args) < 2 else args[1] if args[0] is tensor else args[0]
+        if not isinstance(other, Tensor) or not other.is_floating_point() or not other.numel():
+            return kept
+        if name == "sub" and other is args[1] and other.shape[-1:] in ((), (1,)) and result.shape[-1] > 1:
+            return replace(kept, shift=other if kept.shift is None else kept.shift + other)
+        mask = AddedMask(other, 1 if name == "add" else -1, result.shape, result.stride())
+        return replace(kept, added=(*kept.added, mask))
 
     def _steps_after(self, tensor: Tensor, result: Tensor) -> tuple[int, int] | None:
         rows, columns = (_stride_after(stride, tensor, result) for stride in self.strides or (None, None))

@@ -107,9 +107,8 @@ static void put(char *to, int dtype, int64_t offset, const REAL *from, int64_t n
 // Whether a number is below the normal ones of float16
 INLINE int is_small(int dtype, float x) { return dtype == F16 && x < 0x1p-14f && x > -0x1p-14f; }
 
-// What rounding took from each number that `put` wrote, in units in the last place of float: with it the float is whole again.
-// Of a small float16 it is in units of 2^-40, which 16 bits hold. 0 where the number became inf or NaN. `rounded_off` in contract.py is
-// the same.
+// The rounding error of each number that `put` wrote, in units in the last place of float; both together are the float again.
+// Below the normal range of float16 the unit is 2^-40. 0 where the number became inf or NaN. `rounded_off` in contract.py is the same.
 static void put_low(int16_t *low, int dtype, int64_t offset, const REAL *from, int64_t n, REAL factor) {
     if (!low) return;
     for (int64_t i = 0; i < n; i++) {
@@ -120,13 +119,13 @@ static void put_low(int16_t *low, int dtype, int64_t offset, const REAL *from, i
     }
 }
 
-// A row of the output, and what rounding took from it where that is asked for
+// A row of the output, and its rounding error if that is asked for
 static void put_output(const Call *call, int64_t row, const REAL *from, REAL factor) {
     put(call->output, (int)call->dtype, row * call->value_dim, from, call->value_dim, factor);
     put_low(call->output_low, (int)call->dtype, row * call->value_dim, from, call->value_dim, factor);
 }
 
-// n numbers that became whole again, as REAL
+// n numbers of the output before rounding, as REAL
 static void restore(REAL *numbers, int dtype, const int16_t *low, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         float y = (float)numbers[i];
@@ -144,7 +143,7 @@ INLINE const REAL *row_of(const Strided *t, int dtype, int64_t b, int64_t h, int
     return scratch;
 }
 
-// Whether rows are side by side, each number in a line of its own: keys of a cache that is stored (B, H, E, L)
+// Whether a matrix is stored transposed, with rows side by side: keys of a cache that is stored (B, H, E, L)
 INLINE int lies_turned(const Strided *t) { return t->step[3] != 1 && t->step[2] == 1; }
 
 // Rows [first, first + n) as REAL, `step` apart; where they are side by side, a line is read once for all of them

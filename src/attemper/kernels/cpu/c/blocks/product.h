@@ -107,7 +107,7 @@ INLINE int tile_rows(int64_t rows) {
 EACH_SIZE(INSTANCE)
 #undef INSTANCE
 
-// The scores of n keys, a multiple of ALIGNED; `tops`, where it is asked for, holds what was the largest of each row, lane by lane, and learns of what is larger
+// The scores of n keys, a multiple of ALIGNED. `tops`, if not NULL, holds the largest score of each row so far, lane by lane.
 static void scores(const Call *call, int rows, const REAL *query, const REAL *factors, int64_t dim, const REAL *keys,
                    int64_t n, REAL *z, Vec *tops) {
     (void)call, (void)factors;  // the factors are in the queries

@@ -81,7 +81,7 @@ INLINE REAL largest(Vec v) {
 }
 #endif
 
-// the sum in double: of numbers that do not cancel, a float loses what a mean could have kept
+// the sum in double, since a mean needs more digits than a float sum keeps
 INLINE double sum_wide(Vec v) {
     typedef double Wide __attribute__((vector_size(LANES * sizeof(double))));
     Wide wide = __builtin_convertvector(v, Wide);
@@ -130,7 +130,7 @@ INLINE Vec exp_above(Vec t) {
     p = p * r + 0.49999148f;
     p = p * r + 0.9999997f;
 #else
-    r = r - n * 2.3190468138462996e-17;  // ln 2 is not a double; 1000 times what it misses would show
+    r = r - n * 2.3190468138462996e-17;  // the rest of ln 2, which no double holds: times 1000 it would show
     Vec p = splat(1.0 / 6227020800.0);
     static const double coefficient[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,
                                          1.0 / 5040,      1.0 / 720,      1.0 / 120,     1.0 / 24,     1.0 / 6,
@@ -142,7 +142,7 @@ INLINE Vec exp_above(Vec t) {
     return times_two_to(p, n, shifted);
 }
 
-// t where exp sees a difference, else a number whose exp is 0; NaN stays NaN
+// t, or a number whose exp is 0 if t is smaller than that; NaN stays NaN
 INLINE Vec bounded(Vec t) { return larger(splat(NO_EXP), t); }
 
 // log of a normal number above 0 (NaN and inf stay), to 2 units in the last place: x = m 2^n with m near 1, a polynomial of m - 1

@@ -23,8 +23,8 @@ INLINE int64_t left_size(int64_t rows, int64_t depth) { return up_to(rows, MAX_R
 INLINE int64_t across_size(int64_t rows, int64_t dim) { return up_to(rows, PANEL) / 16 * groups_of(dim) * SLOT; }
 INLINE int64_t along_size(int64_t rows, int64_t dim) { return groups_of(rows) * up_to(dim, PANEL) / 16 * SLOT; }
 
-// Parts cannot hold what is not finite, and products lose what is too small. Whoever meets such a number says so, and the call is
-// done again without tiles.
+// Parts cannot hold inf or NaN, and products of very small numbers underflow. Packing reports such a number, and the call runs again
+// without tiles.
 static _Thread_local int unfit;
 
 INLINE void look_at(IntVec *most, Vec x) {
@@ -42,7 +42,7 @@ INLINE void put_pair(Packed *to, IntVec first, IntVec second) {
     _mm512_storeu_si512(to, _mm512_or_si512(_mm512_srli_epi32((__m512i)first, 16), (__m512i)upper(second)));
 }
 
-// Two vectors in parts, pair by pair. The first is rounded too: what it leaves has a sign, which is one more bit.
+// Two vectors in parts, pair by pair. The first part is rounded, not cut off: the rest then has a sign, which is one more bit.
 INLINE void split(Packed *to, Vec x, Vec y) {
     IntVec a = rounded(x), b = rounded(y);
     put_pair(to, a, b);
@@ -71,7 +71,7 @@ static const struct {
 
 static void begin_tiles(void) { _tile_loadconfig(&SHAPE); }
 
-// GCC does not know that tiles read memory: what was stored for them must be there
+// GCC does not know that tiles read memory: this makes it store what they will read
 INLINE void stored(void) { __asm__ volatile("" ::: "memory"); }
 
 // Tiles 0 to 3 += a · b, 32 × 32 sums (16 × 32 of them where there is one block of rows), the smallest products first. The

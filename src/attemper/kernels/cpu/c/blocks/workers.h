@@ -31,8 +31,8 @@ static void worker(int64_t begin, int64_t end, void *context) {
     int64_t self = __atomic_fetch_add(&job->workers, 1, __ATOMIC_RELAXED);
 #if defined(__x86_64__)
     unsigned state = _mm_getcsr();
-    // results too small to be normal become 0: on some processors they cost a hundred steps. Inputs do not, whatever
-    // torch.set_flush_denormal says: half-precision numbers are widened through them.
+    // denormal results become 0, because some processors take a hundred cycles for each. Denormal inputs stay, whatever
+    // torch.set_flush_denormal says: the conversion from half precision goes through them.
     _mm_setcsr((state | 0x8000) & ~0x40u);
 #endif
 #if TILES

@@ -1,5 +1,5 @@
 // backward_rows.h: dz, the gradient of a row's logits. With p = exp(z - lse), g the arriving gradients, δ = g_out · out and
-// r = exp(-lse_low), where lse_low is what rounding took from lse (r is a factor of every coefficient of p):
+// r = exp(-lse_low), where lse_low is the rounding error of lse (r is a factor of every coefficient of p):
 //
 //   dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)] + [g_mean + 2 g_var (z - mean)] / visible + g_peak at the arg-max
 //
@@ -12,7 +12,7 @@ typedef struct {  // a row's coefficients
 typedef struct {
     int rows;  // whether dQ is wanted, for the queries or the gain
     int64_t tiles, query_strip, value_strip, dq_step, dv_step, dq_head;  // packed numbers of MAX_ROWS rows; one head's dQ
-    int alone;             // whether a tile holds all keys: δ is then Σ p dP, as exact as a row can have it
+    int alone;             // whether one tile holds all keys: δ is then computed as Σ p dP, which is more exact
     int weights, moments;  // whether gradients of entropy or Σp², of mean or variance arrive
     Slopes *slopes;  // (B, H, Lq)
     REAL *dq;        // (parts, B, H, dq_head), where there are several parts; else NULL

@@ -1,5 +1,5 @@
-// few.h: the scores of few keys. Of a panel with one key, 31 of 32 numbers would be computed for nothing; here the keys take the place
-// that the queries have in decode.h, and the queries are read in place.
+// few.h: the scores of up to four keys. A panel with one key would compute 32 numbers and use one. So keys and queries swap their roles
+// of decode.h: the keys are the few rows, and the queries are read in place.
 
 #if TILES  // too short for them
 enum { FEW_KEYS = 0 };

@@ -18,7 +18,7 @@ static void finish_rows(const Call *call, Needs needs, const Row *rows, const Ve
             reference[r] = rows[r].reference == -INFINITY ? 0 : rows[r].reference;
             peak[r] = rows[r].peak;
             if (!needs.moments) continue;
-            // a key that is seen with a logit of -inf is counted, and adds nothing
+            // a visible key with a logit of -inf is counted, and adds nothing to the sums
             double count = rows[r].count ? (double)rows[r].count : 1, met = (double)rows[r].met;
             double level = rows[r].mean * (met / count), off = rows[r].mean - level;
             double spread = (rows[r].spread + (met < count ? met * off * off : 0)) / count;
@@ -29,10 +29,10 @@ static void finish_rows(const Call *call, Needs needs, const Row *rows, const Ve
         IntVec empty = (top == (REAL)-INFINITY) & (l == 0);
         l = choose(empty, splat(1), l);
         Vec log_l = log_of(l), part = 1 / l;
-        IntVec endless = top == (REAL)INFINITY;  // inf / inf: the weights are NaN, the largest logit and lse are not
-        write_some(to->lse, at, choose(empty | endless, top, m + log_l), some);
+        IntVec infinite = top == (REAL)INFINITY;  // inf / inf makes the weights NaN, but peak and lse are +inf
+        write_some(to->lse, at, choose(empty | infinite, top, m + log_l), some);
         write_some(to->lse_low, at, keep_where(m - m == 0, lost(m, log_l)), some);
-        write_some(to->peak, at, choose((l != l) & ~endless, l, top), some);
+        write_some(to->peak, at, choose((l != l) & ~infinite, l, top), some);
         write_some(to->entropy, at, keep_where(~empty, log_l - load(all[TILTED]) * part), some);
         write_some(to->p2, at, keep_where(~empty, load(all[SQUARES]) * part * part), some);
         if (needs.moments) {

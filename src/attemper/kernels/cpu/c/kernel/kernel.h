@@ -33,8 +33,8 @@ INLINE int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / 
 #include "backward.h"
 
 #if TILES
-// What does not suit tiles is done without them. Signs do not depend on values: `measure` and `attention` give the same bits
-// also where it is the values that do not suit.
+// A call whose numbers tiles cannot hold runs without them. If only its values do not fit, the signs still come from tiles, so that
+// `measure` and `attention` give the same bits.
 extern const Kernel attemper_avx512_f32;
 static int forward_anyhow(const Call *call) {
     int failed = forward(call);

@@ -2,14 +2,14 @@
 //
 // With a reference M and e = exp(z - M):  l = Σ e,  a = Σ e (z - M),  s = Σ e².  M is the largest logit of the row's first tile. It
 // is raised only when a logit exceeds it by more than SLACK, so no sum can overflow and most tiles rescale nothing. Each sum is
-// followed by what rounding took from it while tiles were added: equal terms would otherwise all round the same way.
+// followed by its rounding error, collected while tiles are added: equal terms would otherwise all round the same way.
 // The mean and the summed squares of z come tile by tile, from Σ d and Σ d² with d = z - (a mean of a few logits of the tile), so
 // that no shift of the logits, and no drift of them, cancels the variance; tiles are joined by Chan's formula.
 
 #define SLACK 8
 #define HIDDEN_BIAS (REAL)(-1e4)
 
-// LOW + i: what rounding took from sum i. The first tile of a row writes the sums, the second one what it took.
+// LOW + i: the rounding error of sum i. The first tile of a row writes the sums, the second one begins the errors.
 enum { SUM, TILTED, SQUARES, SUMS, LOW = SUMS, HELD = 2 * SUMS };
 
 enum { OPEN, CLOSED, BIASED };  // every key counts; -inf marks those that do not; a bias marks some as well
@@ -40,7 +40,7 @@ INLINE REAL row_factor(const Call *call, int64_t b, int64_t h, int64_t i) {
 
 INLINE void begin_row(Row *row) { *row = (Row){.reference = -INFINITY, .peak = -INFINITY, .argmax = -1}; }
 
-// z becomes cap · tanh(z / cap); where the difference is less than a rounding, nothing: z / cap may be too small a number
+// z becomes cap · tanh(z / cap). Where that equals z up to rounding, z stays: z / cap might underflow.
 static void cap_row(REAL *z, int64_t n, REAL cap) {
     for (int64_t j = 0; j < n; j += LANES) {
         Vec x = load(z + j) / cap, size = larger(x, -x);
@@ -62,7 +62,7 @@ static void cap_row(REAL *z, int64_t n, REAL cap) {
     }
 }
 
-// The slope of the cap at z, 1 - tanh², without the difference that loses its digits: 4u / (1 + u)² with u = exp(-2|z / cap|)
+// The derivative of the cap at z, 1 - tanh², in a form that does not cancel: 4u / (1 + u)² with u = exp(-2|z / cap|)
 static void cap_slopes(REAL *slope, const REAL *z, int64_t n, REAL cap) {
     for (int64_t j = 0; j < n; j += LANES) {
         Vec x = load(z + j) / cap, u = exp_above(bounded(larger(x, -x) * (REAL)-2));
@@ -116,7 +116,7 @@ INLINE REAL row_peak(const REAL *z, int64_t n) {
     return largest(larger(one, two));
 }
 
-// A mean of a few logits that are seen, from all over a tile
+// The mean of a few visible logits, spread over the tile
 INLINE REAL few_logits(const REAL *z, const REAL *bias, int64_t from, int64_t to) {
     enum { FEW = 8 };
     REAL total = 0;
@@ -151,7 +151,7 @@ INLINE void join_moments(Row *row, int64_t met, double mean, double spread) {
     row->met = total;
 }
 
-// What rounding took from a + b (Knuth)
+// The rounding error of a + b (Knuth's two-sum)
 INLINE Vec lost(Vec a, Vec b) {
     Vec total = a + b, part = total - a;
     return (a - (total - part)) + (b - part);
@@ -168,7 +168,7 @@ INLINE void add_to(Vec *sums, int i, Vec more, int64_t tiles) {
     sums[i] += more;
 }
 
-// A sum of so many tiles, lane by lane; what rounding took from inf is NaN, and is left out
+// A sum of so many tiles with its rounding error, lane by lane. The error of an infinite sum is NaN, and is left out.
 INLINE Vec whole(const Vec *sums, int i, int64_t tiles) {
     return tiles > 1 ? sums[i] + keep_where(sums[i] - sums[i] == 0, sums[LOW + i]) : sums[i];
 }
@@ -259,7 +259,7 @@ INLINE int64_t count_seen(const REAL *bias, int64_t from, int64_t to) {
     return count;
 }
 
-// How many logits of [from, to) are seen and not -inf. Without a bias nearly always all are, and one glance says so.
+// How many logits of [from, to) are visible and not -inf. Without a bias nearly always all are, which one comparison shows.
 INLINE int64_t count_met(const REAL *z, const REAL *bias, int64_t from, int64_t to) {
     int64_t count = 0, j = from;
     if (!bias) {
@@ -280,7 +280,7 @@ typedef struct {  // a row of a tile: n scores of keys key, key + 1, ...; those 
     const Vec *top;    // the largest scores, where all of them are seen as they are; else NULL
 } Sight;
 
-// Scores become logits, and the row's peak and reference know them.
+// Scores become logits; the row's peak and reference are updated.
 INLINE void look(const Call *call, Needs needs, Row *row, Vec *sums, Sight s, REAL *out, int64_t out_dim) {
     if (call->softcap) cap_row(s.z, s.n, (REAL)call->softcap);
     if (s.bias) add_bias(s.z, s.bias, s.n, call->mask_dtype == BOOL);
@@ -295,7 +295,7 @@ INLINE void look(const Call *call, Needs needs, Row *row, Vec *sums, Sight s, RE
     if (peak > row->reference + SLACK) raise_reference(row, sums, peak, out, out_dim);
 }
 
-// Logits become weights, and the row's sums know them.
+// Logits become weights; the row's sums are updated.
 INLINE void count_in(Needs needs, Row *row, Vec *sums, Sight s) {
     int kind = s.bias ? BIASED : s.from > 0 || s.to < s.n ? CLOSED : OPEN;
     int64_t from = s.from > 0 ? s.from : 0;
