@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from . import kernels
+from .errors import checked_options
 from .kernels.contract import Problem
 from .operation.checks import NO_VALUE, Signs, broadcast_like_torch, check_signs, prepare
 from .operation.direct import attend, attend_unchecked, plain_vitals
@@ -25,6 +26,7 @@ ProblemRunner = Callable[[Problem, tuple[str, ...], str], tuple[Tensor, Vitals]]
 """Runs a checked problem for some signs on a kernel."""
 
 
+@checked_options
 def attention(
     query: Tensor,
     key: Tensor,
@@ -83,6 +85,7 @@ def attention(
     return _run("attention", query, key, value, signs, kernel, options)
 
 
+@checked_options
 def measure(
     query: Tensor,
     key: Tensor,
@@ -106,6 +109,7 @@ def measure(
     return _measure(query, key, mask, causal, scale, window, softcap, names, kernel, attend)
 
 
+@checked_options
 def weights(
     query: Tensor,
     key: Tensor,
@@ -132,6 +136,7 @@ def weights(
     return found.reshape(*shape, found.shape[-1])
 
 
+@checked_options
 def sdpa(
     query: Tensor,
     key: Tensor,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from .finding import Finding, HeadRow, count, listed
 from .logits import coarse, high
 from .patterns import TELL, patterns
@@ -95,6 +95,7 @@ def verdict(findings: Sequence[Finding], heads: int | None = None) -> tuple[str,
     return level, f"{_OPENINGS[level]}: {_subject(same, heads)}{more}."
 
 
+@checked_options
 def check(record: Record, step: int | None = None) -> list[Finding]:
     """Findings from the record of a watch alone, the worst first.
 

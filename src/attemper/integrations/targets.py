@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import _files
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from ..watch.examine import check_path, to_path
 from .telling import Alert
 
@@ -41,6 +41,7 @@ class LogTarget:
         """Most loggers take images; a function and a file do not."""
 
 
+@checked_options
 def target(given: Any, where: str = "target") -> LogTarget:
     """What fits ``log=`` of a callback, as an object with ``log(metrics, step)``, ``alert()`` and ``image()``.
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from ..attention import attention
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from ..heads import SATURABLE_KEYS
 from ..vitals import Vitals
 from ..watch.examine import REPLACED, Replacement, attend_with
@@ -27,6 +27,7 @@ UNUSED = (
 )
 
 
+@checked_options
 def entropy_floor(vitals: Vitals | Iterable[Vitals], floor: float = 0.1) -> Tensor:
     """A loss that is 0 while attention is even enough: the mean of ``relu(floor - evenness)²`` over rows.
 
@@ -219,6 +220,7 @@ class FloorMode(TorchFunctionMode):
         return self.floor.add(output, vitals)
 
 
+@checked_options
 def floor(model: nn.Module, floor: float = 0.1, weight: float = 0.1, *, scale: float | None = None) -> EntropyFloor:
     """Keep a model's attention from collapsing while it trains, whatever trains it: no loss is touched.
 
