@@ -18,7 +18,7 @@ from ..attention import attention
 from ..errors import InputError, checked_options
 from ..heads import SATURABLE_KEYS
 from ..vitals import Vitals
-from ..watch.examine import REPLACED, Replacement, attend_with
+from ..watch.examine import FLOOR, REPLACED, Replacement, attend_with
 
 SIGNS = ("visible", "entropy")
 UNUSED = (
@@ -110,8 +110,8 @@ class EntropyFloor:
                     "floor(): a watch with replace=True, or another floor, computes this model's attention already. Close it "
                     "first, or watch without replace."
                 )
-            attend = attend_with(lambda: False, SIGNS, lambda call: None, self.add, "floor()")
-            self._replacement = Replacement(model, attend, "floor()")
+            attend = attend_with(lambda: False, SIGNS, lambda call: None, self.add, FLOOR)
+            self._replacement = Replacement(model, attend, FLOOR)
 
     @property
     def loss_gradient(self) -> Tensor | float:

@@ -52,6 +52,7 @@ from .record.ranks import are_many as are_many
 from .record.ranks import cut_over_heads as cut_over_heads
 from .record.store import check_path as check_path
 from .record.store import to_path as to_path
+from .routes.replace import FLOOR as FLOOR
 from .routes.replace import REPLACED as REPLACED
 from .routes.replace import Replacement as Replacement
 from .routes.replace import attend_with as attend_with
