@@ -2,6 +2,7 @@
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -209,3 +210,9 @@ def test_sinks_are_refused_with_another_treatment():
         sentence = r"^floor\(\) cannot compute Linear with attention sinks .* Use attemper\.qk_clip\(\)"
         with pytest.raises(attemper.errors.InputError, match=sentence):
             attend(nn.Linear(2, 2), query, query, query, None, s_aux=torch.zeros(2))
+
+
+def test_the_defaults_are_those_that_the_page_measures():
+    floored = attemper.floor(Plain())
+    page = (Path(__file__).parents[2] / "docs" / "treat.md").read_text(encoding="utf-8")
+    assert f"| {floored.floor:g}, {floored.weight:g} (the defaults) | 2.09" in page

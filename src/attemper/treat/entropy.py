@@ -221,7 +221,7 @@ class FloorMode(TorchFunctionMode):
 
 
 @checked_options
-def floor(model: nn.Module, floor: float = 0.1, weight: float = 0.1, *, scale: float | None = None) -> EntropyFloor:
+def floor(model: nn.Module, floor: float = 0.1, weight: float = 1.0, *, scale: float | None = None) -> EntropyFloor:
     """Keep a model's attention from collapsing while it trains, whatever trains it: no loss is touched.
 
     Inside ``with attemper.floor(model):`` attemper's kernels compute the attention of a Hugging Face model, or of a model that
@@ -234,7 +234,7 @@ def floor(model: nn.Module, floor: float = 0.1, weight: float = 0.1, *, scale: f
     Args:
         model: the model that is trained, without the wrapper of a trainer.
         floor: the evenness below which a row of attention costs something, between 0 and 1.
-        weight: of the term in the loss, above 0. The default is gentle; 1 to 10 held logits down in our runs (docs/treat.md).
+        weight: of the term in the loss, above 0. A tenth of the default did not keep logits down in our runs (docs/treat.md).
         scale: what the loss of a micro-batch is multiplied by: 1 / accumulation steps, times a loss scale. None: as the
             model's own loss shows it, or 1. It can be set between steps: ``floored.scale = …``.
 
