@@ -26,7 +26,6 @@ ProblemRunner = Callable[[Problem, tuple[str, ...], str], tuple[Tensor, Vitals]]
 """Runs a checked problem for some signs on a kernel."""
 
 
-@checked_options
 def attention(
     query: Tensor,
     key: Tensor,
@@ -85,7 +84,6 @@ def attention(
     return _run("attention", query, key, value, signs, kernel, options)
 
 
-@checked_options
 def measure(
     query: Tensor,
     key: Tensor,
@@ -136,7 +134,6 @@ def weights(
     return found.reshape(*shape, found.shape[-1])
 
 
-@checked_options
 def sdpa(
     query: Tensor,
     key: Tensor,
