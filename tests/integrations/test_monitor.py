@@ -193,7 +193,7 @@ def test_clipped_heads_come_down():
         ({"clip": math.inf}, "`clip` must be a logit above 0"),
         ({"stop_on": "critcal"}, "`stop_on` must be a level of a finding; got 'critcal'. Did you mean 'critical'?"),
         ({"path": "run.txt"}, "`path` must end in .jsonl; got 'run.txt'"),
-        ({"log": "run.csv"}, "`path` must end in .jsonl; got 'run.csv'"),
+        ({"log": "run.csv"}, "`log` must end in .jsonl; got 'run.csv'"),
         ({"log": 3}, "`log` must be a function (metrics, step), a run of W&B"),
         ({"log": dict}, "`log` must be a function (metrics, step)"),
         ({"start": -1}, "`start` must be the number of a step"),

@@ -14,7 +14,7 @@ from typing import Any
 from .. import _files
 from ..errors import checked_options
 from ..watch import Record
-from ..watch.examine import Ranks
+from ..watch.examine import Ranks, are_many
 from .monitoring import Monitor
 from .options import MonitorOptions
 from .targets import LogTarget, logger, open_runs, target
@@ -91,8 +91,7 @@ class HuggingFaceCallback(_callbacks.TrainerCallback, _callbacks.ExportableState
         self._monitor = Monitor(watched, options, state.global_step + 1, self.told)
         self._monitor.add_targets(self._found())
         self._monitor.__enter__()
-        ranks = Ranks(watched)
-        if self._trainer is None and ranks.many and not ranks.groups and not ranks.tensor_parallel:
+        if self._trainer is None and are_many() and _is_inside(watched, args):
             logger.warning(
                 "attemper: a callback is given the model inside DistributedDataParallel, so that numbers are those of rank 0. "
                 "Use HuggingFaceCallback.attach(trainer, …) to join all ranks."
@@ -161,3 +160,9 @@ class HuggingFaceCallback(_callbacks.TrainerCallback, _callbacks.ExportableState
                 "HuggingFaceCallback.attach(trainer) instead."
             )
         return found
+
+
+def _is_inside(model: Any, args: Any) -> bool:
+    """Whether a wrapper around the model may hold the ranks; with tensor parallelism and DeepSpeed there is none that does."""
+    ranks = Ranks(model)
+    return not ranks.groups and not ranks.tensor_parallel and not getattr(args, "deepspeed", None)

@@ -63,7 +63,7 @@ def target(given: Any, where: str = "target") -> LogTarget:
         return SeveralTargets([GuardedTarget(target(one, where)) for one in given])
     if isinstance(given, (str, os.PathLike)):
         path = to_path(where, given)
-        check_path(where, path, (".jsonl",))
+        check_path(where, path, (".jsonl",), "given" if where == "target" else "log")
         return LinesTarget(path)
     home = (given.__name__ if isinstance(given, ModuleType) else type(given).__module__).split(".")[0]
     for fits, make in (
