@@ -174,5 +174,7 @@ def test_a_finding_stops_the_run_and_a_checkpoint_keeps_what_was_told(tmp_path):
 
 
 def test_a_misspelt_option_gets_the_nearest():
-    with pytest.raises(TypeError, match=r"^LightningCallback\(\): unknown option 'evry'\. Did you mean 'every'\? Known: "):
+    with pytest.raises(
+        TypeError, match=r"^LightningCallback\(\): unknown option 'evry'\. Did you mean 'every'\? Known: "
+    ):
         LightningCallback(evry=2)
