@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from . import kernels
+from .errors import checked_options
 from .kernels.contract import Problem
 from .operation.checks import Signs, check_signs, prepare
 from .operation.direct import attend, attend_unchecked, plain_vitals
@@ -107,6 +108,7 @@ def measure(
     return _measure(query, key, mask, causal, scale, window, softcap, names, kernel, attend)
 
 
+@checked_options
 def weights(
     query: Tensor,
     key: Tensor,

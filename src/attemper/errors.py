@@ -2,14 +2,21 @@
 
 AttemperError
 ├── InputError (ValueError)              an argument breaks a rule; the message names it
+│   └── UnknownOption (TypeError)        an argument has a name that the function does not take
 ├── KernelUnavailable (RuntimeError)     a named kernel cannot serve the call, or a derivative it was asked for
 ├── SignNotMeasured (AttributeError)     a vital sign was read that `signs=` did not ask for
 └── MissingExtra (ImportError)           an optional dependency is absent; the message holds the pip line
 """
 
 import difflib
+import functools
+import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class AttemperError(Exception):
@@ -18,6 +25,10 @@ class AttemperError(Exception):
 
 class InputError(AttemperError, ValueError):
     """An argument breaks a rule."""
+
+
+class UnknownOption(InputError, TypeError):
+    """An argument has a name that the function does not take."""
 
 
 class KernelUnavailable(AttemperError, RuntimeError):
@@ -52,6 +63,22 @@ def nearest(word: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(word), known, n=1)
     guess = f"Did you mean {close[0]!r}? " if close else ""
     return f"{guess}Known: {', '.join(map(repr, known))}."
+
+
+def checked_options(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose misspelt arguments are met with the nearest name that it takes, where Python names none."""
+    where = function.__qualname__.removesuffix(".__init__")
+    known = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
+    names = frozenset(known)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in names:
+                raise UnknownOption(f"{where}(): unknown option {name!r}. {nearest(name, known)}")
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def nearest_divisors(number: int, wanted: int) -> list[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from .errors import InputError, nearest
+from .errors import InputError, checked_options, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -205,6 +205,7 @@ RULES: dict[str, Rule] = {
 """Every rule by name."""
 
 
+@checked_options
 def rule(name: str | Rule) -> Rule:
     """A scale rule by name, from the table ``attemper.RULES``.
 

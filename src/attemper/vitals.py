@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._torch_private import register_pytree_node
-from .errors import InputError, SignNotMeasured, nearest
+from .errors import InputError, SignNotMeasured, checked_options, nearest
 from .heads import HeadSummary
 
 SIGNS = ("visible", "mean", "variance", "peak", "lse", "entropy", "p2")
@@ -148,6 +148,7 @@ class Attended(NamedTuple):
 def merge(parts: Iterable[Attended]) -> Attended: ...
 @overload
 def merge(parts: Iterable[Vitals]) -> Vitals: ...
+@checked_options
 def merge(parts: Iterable[Attended] | Iterable[Vitals]) -> Attended | Vitals:
     """Join attention over shards of the keys into attention over all of them, exactly.
 

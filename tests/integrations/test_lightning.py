@@ -171,3 +171,10 @@ def test_a_finding_stops_the_run_and_a_checkpoint_keeps_what_was_told(tmp_path):
     again = LightningCallback()
     again.load_state_dict(callback.state_dict())
     assert again.told == callback.told != {}
+
+
+def test_a_misspelt_option_gets_the_nearest():
+    with pytest.raises(
+        TypeError, match=r"^LightningCallback\(\): unknown option 'evry'\. Did you mean 'every'\? Known: "
+    ):
+        LightningCallback(evry=2)

@@ -193,7 +193,7 @@ def test_clipped_heads_come_down():
         ({"clip": math.inf}, "`clip` must be a logit above 0"),
         ({"stop_on": "critcal"}, "`stop_on` must be a level of a finding; got 'critcal'. Did you mean 'critical'?"),
         ({"path": "run.txt"}, "`path` must end in .jsonl; got 'run.txt'"),
-        ({"log": "run.csv"}, "`path` must end in .jsonl; got 'run.csv'"),
+        ({"log": "run.csv"}, "`log` must end in .jsonl; got 'run.csv'"),
         ({"log": 3}, "`log` must be a function (metrics, step), a run of W&B"),
         ({"log": dict}, "`log` must be a function (metrics, step)"),
         ({"start": -1}, "`start` must be the number of a step"),
@@ -242,3 +242,14 @@ def test_memory_stays_flat_over_many_steps():
     assert sorted(watching.record.logged) == list(range(115, 120))
     assert len(watching.record._buffer.blocks) <= 2
     assert len(watching.record.notes) == 1
+
+
+def test_a_clip_that_is_not_possible_is_refused_before_the_first_step():
+    model = stack()
+    model[0].packed.weight.ds_id = 0  # as DeepSpeed ZeRO-3 marks it
+    with monitor(model, every=1):
+        model(X).sum().backward()  # it can be watched
+    with pytest.raises(InputError, match=r"^monitor\(clip=30\): 0\.packed\.weight belongs to DeepSpeed ZeRO"):
+        monitor(model, clip=30.0).__enter__()
+    with monitor(model, every=1):  # nothing is open
+        model(X).sum().backward()

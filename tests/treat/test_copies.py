@@ -296,6 +296,23 @@ def test_deepspeed_is_refused(llama, name, attribute):
         attemper.qk_clip(model, record, tau)
 
 
+def test_weights_that_are_elsewhere_are_refused(llama):
+    """As ZeRO-3 leaves them between two passes: a parameter without elements."""
+    model, _, record, tau = llama
+    weight, optimizer = model.get_parameter(NAME), torch.optim.SGD(model.parameters(), lr=0.1)
+    before, weight.data = weight.data, torch.empty(0, dtype=weight.dtype)
+    others = {name: one.clone() for name, one in model.named_parameters()}
+    for word, called in (
+        (r"qk_clip\(\)", lambda: attemper.qk_clip(model, record, tau)),
+        (r"scale_rates\(\)", lambda: attemper.scale_rates(optimizer, model)),
+        (r"Projections\.named\(\)", lambda: attemper.Projections.named(model, heads=4, q=NAME)),
+    ):
+        with pytest.raises(InputError, match=rf"^{word}: {NAME} has no elements on this rank, .* Train with FSDP2"):
+            called()
+    assert all(torch.equal(others[name], one) for name, one in model.named_parameters())
+    weight.data = before
+
+
 def test_fsdp1_is_refused(llama):
     model, _, record, tau = llama
     model.layers[0].__class__ = type("FullyShardedDataParallel", (type(model.layers[0]),), {})

@@ -232,7 +232,9 @@ def test_what_replace_cannot_do_it_refuses_aloud():
     with attemper.watch(llama.model, replace=True):
         llama.run()
         attend = transformers.AttentionInterface._global_mapping["attemper"]
-        with pytest.raises(InputError, match=r"cannot compute Linear with attention sinks \(s_aux\)"):
+        with pytest.raises(
+            InputError, match=r"cannot compute Linear with attention sinks \(s_aux\)\. Leave replace out"
+        ):
             attend(nn.Linear(2, 2), query, query, query, None, s_aux=torch.zeros(2))
 
 
@@ -341,7 +343,9 @@ def test_what_cannot_be_measured_is_said(foreign):
         original = layer.self_attn.forward
         layer.self_attn.forward = lambda *args, original=original, **options: original(*args, **options, s_aux=sinks)
     with pytest.warns(
-        UserWarning, match=r"layers\.\d\.self_attn: not measured: attn_implementation='foreign' with att"
+        UserWarning,
+        match=r"layers\.\d\.self_attn: not measured: attn_implementation='foreign' with attention sinks \(s_aux\)\. "
+        r"model\.set_attn_implementation\('eager'\) shows its scores\.$",
     ):
         record = record_of(subject.model, *subject.inputs.values())
     assert len(record.notes) == 2

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._files import finite
+from ..errors import checked_options
 from ..scale import Rule
 from .compute import LaneInfo, compute
 from .lesson import conclude, lesson
@@ -107,6 +108,7 @@ class Explanation:
         return render(self)
 
 
+@checked_options
 def explain(
     text: str,
     *,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from .._display import plural
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from .finding import Finding, HeadRow, listed
 from .logits import coarse, high
 from .patterns import TELL, patterns
@@ -96,6 +96,7 @@ def verdict(findings: Sequence[Finding], heads: int | None = None) -> tuple[str,
     return level, f"{_OPENINGS[level]}: {_subject(same, heads)}{more}."
 
 
+@checked_options
 def check(record: Record, step: int | None = None) -> list[Finding]:
     """Findings from the record of a watch alone, the worst first.
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, nearest
+from ..errors import InputError, checked_options, nearest
 from ..watch import Record
 from .numbers import of_step
 
@@ -19,6 +19,7 @@ SCALES = {"peak": (1.0, 1e4, True), "evenness": (0.0, 1.0, False), "saturated": 
 """Lowest and highest number, and whether the scale is logarithmic: the same in every step, so that images can be compared."""
 
 
+@checked_options
 def picture(record: Record, step: int | None = None, sign: str = "peak") -> NDArray[np.uint8]:
     """A heat map of one step, (height, width, 3): a row of cells for each layer, a cell for each head; darker is more.
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import _files
+from ..errors import checked_options
 from ..watch import Record
 from ..watch.examine import Ranks, are_many
 from .monitoring import Monitor
@@ -42,6 +43,7 @@ class HuggingFaceCallback(_callbacks.TrainerCallback, _callbacks.ExportableState
         stop_on: a level of a finding that ends the training, after a checkpoint.
     """
 
+    @checked_options
     def __init__(
         self,
         every: int | None = None,
@@ -89,7 +91,7 @@ class HuggingFaceCallback(_callbacks.TrainerCallback, _callbacks.ExportableState
         self._monitor = Monitor(watched, options, state.global_step + 1, self.told)
         self._monitor.add_targets(self._found())
         self._monitor.__enter__()
-        if self._trainer is None and are_many() and Ranks(watched).group is None:
+        if self._trainer is None and are_many() and _is_inside(watched, args):
             logger.warning(
                 "attemper: a callback is given the model inside DistributedDataParallel, so that numbers are those of rank 0. "
                 "Use HuggingFaceCallback.attach(trainer, …) to join all ranks."
@@ -158,3 +160,9 @@ class HuggingFaceCallback(_callbacks.TrainerCallback, _callbacks.ExportableState
                 "HuggingFaceCallback.attach(trainer) instead."
             )
         return found
+
+
+def _is_inside(model: Any, args: Any) -> bool:
+    """Whether a wrapper around the model may hold the ranks; with tensor parallelism and DeepSpeed there is none that does."""
+    ranks = Ranks(model)
+    return not ranks.groups and not ranks.tensor_parallel and not getattr(args, "deepspeed", None)

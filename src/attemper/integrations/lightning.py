@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import MissingExtra
+from ..errors import MissingExtra, checked_options
 from ..watch import Record
 from .monitoring import Monitor
 from .options import MonitorOptions
@@ -48,6 +48,7 @@ class LightningCallback(_base()):  # type: ignore[misc]
         stop_on: a level of a finding that ends the training.
     """
 
+    @checked_options
     def __init__(
         self,
         every: int | None = None,

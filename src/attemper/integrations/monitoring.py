@@ -11,9 +11,11 @@ from typing import Any
 from torch import distributed, nn
 
 from .. import health
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from ..health import LEVELS, Finding
 from ..treat import Finder, qk_clip
+from ..treat.table import parameters_of
+from ..treat.write import check_whole
 from ..watch import Record, Watch, watch
 from ..watch.examine import Examiner, Ranks, are_many
 from .heatmap import picture
@@ -30,6 +32,7 @@ NOT_JOINED = (
 )
 
 
+@checked_options
 def monitor(
     model: nn.Module,
     *,
@@ -123,8 +126,11 @@ class Monitor:
                 f"{self.options.where}(): this model has a monitor already. Use one callback or one monitor(); "
                 "its log= takes a list."
             )
-        if self.options.stop_on is not None and are_many() and Ranks(self.model).group is None:
+        if self.options.stop_on is not None and are_many() and not Ranks(self.model).groups:
             raise InputError(NOT_JOINED.format(where=self.options.where))
+        if self._finder is not None:  # now, and not at the first large logit
+            caller = f"{self.options.where}(clip={self.options.clip:g})"
+            check_whole(caller, self.model, parameters_of(self.model))
         self._watch.__enter__()
         if self._finder is not None:
             self._finder.__enter__()

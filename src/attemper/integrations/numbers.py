@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import health
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from ..health import Finding
 from ..health.thresholds import LEVELS, PEAK, SATURATED
 from ..watch import Record
@@ -21,6 +21,7 @@ WARN = next(rung for rung in PEAK if rung.level == "warn").value  # 50
 UNSAFE = re.compile(r"[^A-Za-z0-9_./-]")
 
 
+@checked_options
 def summary(record: Record, step: int | None = None, *, layers: bool = False) -> dict[str, float]:
     """The numbers of a step that a logger is given: eight of the whole model, and on request three of each layer.
 

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import _files
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from ..watch.examine import check_path, to_path
 from .telling import Alert
 
@@ -41,6 +41,7 @@ class LogTarget:
         """Most loggers take images; a function and a file do not."""
 
 
+@checked_options
 def target(given: Any, where: str = "target") -> LogTarget:
     """What fits ``log=`` of a callback, as an object with ``log(metrics, step)``, ``alert()`` and ``image()``.
 
@@ -62,7 +63,7 @@ def target(given: Any, where: str = "target") -> LogTarget:
         return SeveralTargets([GuardedTarget(target(one, where)) for one in given])
     if isinstance(given, (str, os.PathLike)):
         path = to_path(where, given)
-        check_path(where, path, (".jsonl",))
+        check_path(where, path, (".jsonl",), "given" if where == "target" else "log")
         return LinesTarget(path)
     home = (given.__name__ if isinstance(given, ModuleType) else type(given).__module__).split(".")[0]
     for fits, make in (

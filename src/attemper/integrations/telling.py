@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .. import health
+from ..errors import checked_options
 from ..health import LEVELS, Finding
 from ..watch import Record
 from .numbers import of_step
@@ -29,6 +30,7 @@ class Alert:
     findings: tuple[Finding, ...]
 
 
+@checked_options
 def alerts(record: Record, step: int | None = None, told: Told | None = None) -> list[Alert]:
     """The findings of a step from the level "warn" on that are new, grouped by name and level, the worst first.
 

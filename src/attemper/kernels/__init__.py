@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .._torch_private import mark_constant
-from ..errors import InputError, KernelUnavailable, nearest
+from ..errors import InputError, KernelUnavailable, checked_options, nearest
 from .contract import FLOATS, Request, Serves
 
 
@@ -134,6 +134,7 @@ def choose(where: str, request: Request, kernel: str) -> str:
     return kernel
 
 
+@checked_options
 def why(
     query: Tensor,
     key: Tensor,

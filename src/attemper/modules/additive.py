@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from ..operation.checks import Signs
 from ..scores import additive_attention
 from ..vitals import Attended
@@ -39,6 +39,7 @@ class AdditiveAttention(KeepsVitals):
         True
     """
 
+    @checked_options
     def __init__(
         self,
         d_model: int,

@@ -11,7 +11,7 @@ from torch.nn.functional import linear, pad
 
 from .. import kernels
 from ..attention import attention, attention_into, weights
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from ..operation.checks import Signs, check_dropout
 from ..operation.listen import TallyTarget, begin_target, end_target, target_of
 from ..scale import Rule
@@ -73,6 +73,7 @@ class MultiHeadAttention(KeepsVitals):
     bias_v: nn.Parameter | None
     gain: nn.Parameter | None
 
+    @checked_options
     def __init__(
         self,
         d_model: int,
@@ -144,6 +145,7 @@ class MultiHeadAttention(KeepsVitals):
             nn.init.constant_(self.gain, self.rule.gain or 0.0)
 
     @classmethod
+    @checked_options
     def from_torch(
         cls,
         module: nn.MultiheadAttention,

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from .input.batch import Input, make
 from .input.model import Loaded, load
 from .input.text import named
@@ -16,6 +16,7 @@ from .result import Scan
 from .run import run
 
 
+@checked_options
 def scan(
     model: nn.Module | str | Path | None = None,
     batch: Any = None,

@@ -7,13 +7,14 @@ from dataclasses import replace
 from torch import Tensor
 
 from .. import kernels
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from ..kernels.contract import measuring_dtype, savable
 from ..operation.checks import Signs, prepare
 from ..operation.direct import attend
 from ..vitals import Attended
 
 
+@checked_options
 def additive_attention(
     query: Tensor,
     key: Tensor,

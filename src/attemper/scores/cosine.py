@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from ..kernels.contract import LARGEST, measuring_dtype
 from ..operation.checks import Signs, prepare
 from ..operation.direct import attend
@@ -17,6 +17,7 @@ from ..operation.ops import without_autocast
 from ..vitals import Attended
 
 
+@checked_options
 def cosine_attention(
     query: Tensor,
     key: Tensor,

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from ..health import Finding
 from ..scale import rule as named_rule
 from ..scan.audit.audit import Audit
@@ -18,6 +18,7 @@ from ..scan.run import evaluating
 from ..watch.examine import NoAttentionCall, examine
 
 
+@checked_options
 def assert_causal(model: nn.Module, batch: Any) -> None:
     """No output, and no output of an attention layer, depends on tokens that come after its own.
 
@@ -39,6 +40,7 @@ def assert_causal(model: nn.Module, batch: Any) -> None:
     )
 
 
+@checked_options
 def assert_ignores_padding(model: nn.Module, batch: Any) -> None:
     """Real tokens do not depend on padding: not on the tokens there, on how much there is, or on which side it is.
 
@@ -58,6 +60,7 @@ def assert_ignores_padding(model: nn.Module, batch: Any) -> None:
     _experiment("assert_ignores_padding", "padding", model, batch, ("padding_visible", "padding_inverted"))
 
 
+@checked_options
 def assert_cache_matches(model: nn.Module, batch: Any) -> None:
     """Step by step with the KV cache, the outputs are those of the whole text at once.
 
@@ -71,6 +74,7 @@ def assert_cache_matches(model: nn.Module, batch: Any) -> None:
     _experiment("assert_cache_matches", "cache", model, batch)
 
 
+@checked_options
 def assert_heads_keep_positions(model: nn.Module, batch: Any) -> None:
     """Row i of every head's q, k and v belongs to token i: heads were not cut, or joined, across positions.
 
@@ -90,6 +94,7 @@ def assert_heads_keep_positions(model: nn.Module, batch: Any) -> None:
         _experiment(caller, "position", model, batch)
 
 
+@checked_options
 def assert_scale(model: nn.Module, batch: Any, rule: str | float = "sqrt_dk") -> None:
     """Every layer multiplies q·k by the number of a rule, and nothing multiplies it a second time.
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, nearest
+from ..errors import InputError, checked_options, nearest
 from ..watch import Record
 from .finder import found_before
 from .finder import projections as find
 from .peaks import NOT_FINITE, LayerPeaks, agree, check_record, group_of, peaks_of
 from .table import BY_LAYER, TAKES, LayerProjections, Projections, parameters_of
-from .write import Copies, check_whole, reshard, scale_rows, unscalable, unwrapped
+from .write import Copies, check_there, check_whole, reshard, scale_rows, unscalable, unwrapped
 
 SHARED = ("query", "group")
 BIASED = "{layer}: numbers are added to its scores, which a clip does not scale: clip again after the next watched step"
@@ -84,6 +84,7 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
+@checked_options
 def qk_clip(
     model: nn.Module,
     record: Record,
@@ -205,7 +206,7 @@ def _apply(
 ) -> None:
     reshard(model)
     parameters = parameters_of(model)
-    check_whole("qk_clip", model, parameters)
+    check_whole("qk_clip()", model, parameters)
     factors: dict[tuple[int, int, float], tuple[Tensor, Tensor]] = {}  # parameter, dimension, offset
     for layer in layers:
         found = known.get((layer.layer, layer.kind))
@@ -217,6 +218,8 @@ def _apply(
                 f"qk_clip(): the model has no parameter {missing[0]} any more, which its projections name. Call "
                 "attemper.projections(model, batch) again."
             )
+        for part in found.parts:
+            check_there("qk_clip()", part.parameter, parameters[part.parameter])
         scores = _scores(clip, layer, found)
         if not bool((scores > clip.tau).any()):
             continue

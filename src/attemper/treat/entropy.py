@@ -15,10 +15,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from ..attention import attention
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from ..heads import SATURABLE_KEYS
 from ..vitals import Vitals
-from ..watch.examine import REPLACED, Replacement, attend_with
+from ..watch.examine import FLOOR, REPLACED, Replacement, attend_with
 
 SIGNS = ("visible", "entropy")
 UNUSED = (
@@ -27,6 +27,7 @@ UNUSED = (
 )
 
 
+@checked_options
 def entropy_floor(vitals: Vitals | Iterable[Vitals], floor: float = 0.1) -> Tensor:
     """A loss that is 0 while attention is even enough: the mean of ``relu(floor - evenness)²`` over rows.
 
@@ -109,8 +110,8 @@ class EntropyFloor:
                     "floor(): a watch with replace=True, or another floor, computes this model's attention already. Close it "
                     "first, or watch without replace."
                 )
-            attend = attend_with(lambda: False, SIGNS, lambda call: None, self.add, "floor()")
-            self._replacement = Replacement(model, attend, "floor()")
+            attend = attend_with(lambda: False, SIGNS, lambda call: None, self.add, FLOOR)
+            self._replacement = Replacement(model, attend, FLOOR)
 
     @property
     def loss_gradient(self) -> Tensor | float:
@@ -219,7 +220,8 @@ class FloorMode(TorchFunctionMode):
         return self.floor.add(output, vitals)
 
 
-def floor(model: nn.Module, floor: float = 0.1, weight: float = 0.1, *, scale: float | None = None) -> EntropyFloor:
+@checked_options
+def floor(model: nn.Module, floor: float = 0.1, weight: float = 1.0, *, scale: float | None = None) -> EntropyFloor:
     """Keep a model's attention from collapsing while it trains, whatever trains it: no loss is touched.
 
     Inside ``with attemper.floor(model):`` attemper's kernels compute the attention of a Hugging Face model, or of a model that
@@ -232,7 +234,7 @@ def floor(model: nn.Module, floor: float = 0.1, weight: float = 0.1, *, scale: f
     Args:
         model: the model that is trained, without the wrapper of a trainer.
         floor: the evenness below which a row of attention costs something, between 0 and 1.
-        weight: of the term in the loss, above 0. The default is gentle; 1 to 10 held logits down in our runs (docs/treat.md).
+        weight: of the term in the loss, above 0. A tenth of the default did not keep logits down in our runs (docs/treat.md).
         scale: what the loss of a micro-batch is multiplied by: 1 / accumulation steps, times a loss scale. None: as the
             model's own loss shows it, or 1. It can be set between steps: ``floored.scale = …``.
 

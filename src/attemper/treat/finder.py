@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from ..vitals import Vitals
 from ..watch.examine import AttentionCall, Examiner, examine, named_modules, running, without_modes
 from .again import Build, build_of, found_again
 from .derivatives import Directional, share, tolerance, used
 from .find import Candidate, Made, find_layer
-from .table import LayerProjections, Projections
+from .table import LayerProjections, Projections, parameters_of
+from .write import check_whole
 
 SERVES_OTHERS = "its keys serve {layer} too"
 HIDDEN = -1e4  # an added number as low as this hides a key
@@ -226,6 +227,7 @@ def _is_biased(call: AttentionCall) -> bool:
     return bool((logits - slope * scores).norm() > 10 * tolerance(call.query) * logits.norm())
 
 
+@checked_options
 def projections(model: nn.Module, batch: Any) -> Projections:
     """Find which rows of which parameters make the q and k of each head of a model.
 
@@ -254,6 +256,7 @@ def projections(model: nn.Module, batch: Any) -> Projections:
         )
     if isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module  # a pass without a backward would disturb its reductions
+    check_whole("projections()", model, parameters_of(model))
     finder = Finder(model, cut=True)
     with evaluating(model), torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"watch\(\): ")  # no record is kept; what matters is in its notes

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from ..vitals import Vitals
 from ..watch.examine import AttentionCall, Examiner, examine, named_modules
 from .finder import call, evaluating
@@ -63,6 +63,7 @@ def _through(module: nn.Module, arguments: object, output: Tensor) -> Tensor:
     return output
 
 
+@checked_options
 def add_qk_norm(
     model: nn.Module, batch: Any, *, projections: Projections | None = None, eps: float = 1e-6
 ) -> list[nn.Parameter]:
@@ -128,6 +129,7 @@ def add_qk_norm(
     return added
 
 
+@checked_options
 def add_temperature(model: nn.Module, batch: Any, *, projections: Projections | None = None) -> list[nn.Parameter]:
     """Give every head a learned temperature: a factor on its logits that begins at 1, so that no bit of the output changes.
 

@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 
 from ..errors import InputError
 from ..watch import Record
+from ..watch.examine import DataRanks
 from .table import parameters_of
 
 CAP_REACHED = 0.99
@@ -107,9 +108,9 @@ def group_of(model: nn.Module, group: object) -> list[ProcessGroup]:
     if wrapped:
         return [wrapped[0].process_group]
     for parameter in parameters_of(model).values():
-        mesh = getattr(parameter, "device_mesh", None)
-        if mesh is not None:
-            return [mesh.get_group(dim) for dim in range(mesh.ndim)]
+        data = DataRanks.of_shards(parameter)
+        if data is not None:
+            return data.groups
     world = distributed.group.WORLD
     return [] if world is None else [world]
 

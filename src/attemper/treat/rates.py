@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from .finder import found_before
 from .table import LayerProjections, ProjectionPart, Projections, parameters_of
-from .write import check_whole, masters_of, rows_like, unwrapped
+from .write import check_there, check_whole, masters_of, rows_like, unwrapped
 
 
 class ScaledRates:
@@ -96,6 +96,7 @@ def sum_of_squares(parts: list[ProjectionPart], parameters: dict[str, Tensor], h
     return found
 
 
+@checked_options
 def scale_rates(optimizer: Any, model: nn.Module, projections: Projections | None = None) -> ScaledRates:
     """Scale the learning rates of q and k by the norms of each other's weights, at every step (QuacK).
 
@@ -138,8 +139,9 @@ def scale_rates(optimizer: Any, model: nn.Module, projections: Projections | Non
             f"scale_rates(): `projections` must be what attemper.projections(model, batch) returned; got {type(found).__name__}."
         )
     parameters = parameters_of(model)
-    check_whole("scale_rates", model, parameters)
+    check_whole("scale_rates()", model, parameters)
     for name in dict.fromkeys(part.parameter for layer in found.values() for part in layer.parts):
+        check_there("scale_rates()", name, parameters[name])
         if masters_of(parameters[name], inner, list(model.parameters())):
             raise InputError(
                 f"scale_rates(): the optimizer keeps a float32 master of {name}, from which it writes the weight, so that a "

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from ..watch.examine import named_modules
 from .derivatives import NOBODY
+from .write import check_there
 
 PER_HEAD, BY_LAYER = "per head", "by layer"
 SIDES = {"q": "q", "k": "k", "both": "q and k", "gain": "gain"}
@@ -142,6 +143,7 @@ class Projections(Mapping[tuple[str, str], LayerProjections]):
         return f"Projections(layers: {len(self)}, found: {found})"
 
     @classmethod
+    @checked_options
     def named(
         cls,
         model: nn.Module,
@@ -184,6 +186,7 @@ class Projections(Mapping[tuple[str, str], LayerProjections]):
                     "Names are those of model.named_parameters()."
                 )
             for name in names:
+                check_there("Projections.named()", name, parameters[name])
                 along = min(dim, parameters[name].dim() - 1)
                 rows = parameters[name].shape[along]
                 if not count or rows % count:

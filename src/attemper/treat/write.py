@@ -9,29 +9,48 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..watch.examine import are_many, cut_over_heads
 
 FROZEN = "{name} is frozen (requires_grad=False), so that its rows are not scaled"
 QUANTISED = "{name} is stored as {dtype}, whose rows cannot be scaled in place"
 NOT_WHOLE = {
     "FullyShardedDataParallel": (
-        "{caller}(): the model is wrapped in FullyShardedDataParallel (FSDP1), whose flat parameters have no rows. Use "
+        "{caller}: the model is wrapped in FullyShardedDataParallel (FSDP1), whose flat parameters have no rows. Use "
         "fully_shard (FSDP2); with accelerate set fsdp_version: 2."
     ),
     "ZeRO": (
-        "{caller}(): {name} belongs to DeepSpeed ZeRO, which keeps the weights elsewhere and would undo the change. Train with "
+        "{caller}: {name} belongs to DeepSpeed ZeRO, which keeps the weights elsewhere and would undo the change. Train with "
         "FSDP2 (fully_shard) or DistributedDataParallel."
+    ),
+    "empty": (
+        "{caller}: {name} has no elements on this rank, so that its rows are not here to find or to scale: something keeps the "
+        "weights elsewhere, as DeepSpeed ZeRO-3 does. Train with FSDP2 (fully_shard) or DistributedDataParallel."
+    ),
+    "tensor parallel": (
+        "{caller}: parallelize_module cuts {name} over ranks (tensor parallel), so that each rank runs other heads, and which "
+        "rows make a head is not found. Nothing was changed. Use FSDP2 (fully_shard) or DistributedDataParallel without it, or a "
+        "model with QK-norm, whose logits are bounded."
     ),
 }
 
 
 def check_whole(caller: str, model: nn.Module, parameters: dict[str, Tensor]) -> None:
-    """Refuse what keeps its weights in pieces without rows; gather nothing."""
+    """Refuse what keeps its weights in pieces without rows; gather nothing. ``caller`` is a call, as it is written."""
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
             raise InputError(NOT_WHOLE["FullyShardedDataParallel"].format(caller=caller))
     for name, parameter in parameters.items():
         if hasattr(parameter, "ds_id") or getattr(parameter, "_hp_mapping", None) is not None:
             raise InputError(NOT_WHOLE["ZeRO"].format(caller=caller, name=name))
+    cut = cut_over_heads(model) if are_many() else None
+    if cut is not None:
+        raise InputError(NOT_WHOLE["tensor parallel"].format(caller=caller, name=cut))
+
+
+def check_there(caller: str, name: str, parameter: Tensor) -> None:
+    """Refuse a parameter that has its rows elsewhere."""
+    if not parameter.numel():
+        raise InputError(NOT_WHOLE["empty"].format(caller=caller, name=name))
 
 
 def reshard(model: nn.Module) -> None:

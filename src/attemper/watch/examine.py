@@ -21,7 +21,8 @@
     without_modes       run code that no watch and no other dispatch mode sees
     Entry               one layer of a record in one step
     check_path, to_path     the path of a file for a record, checked
-    are_many, Ranks     whether there are several ranks, and the group over which a watch joins them
+    are_many, Ranks     whether there are several ranks, and the groups over which a watch joins them
+    DataRanks, cut_over_heads    the ranks that run the same heads; a weight that is cut over ranks with other heads
 """
 
 from __future__ import annotations
@@ -45,10 +46,13 @@ from .passes import is_in as is_in
 from .record.entry import Entry as Entry
 from .record.jsonl import ParsedLines as ParsedLines
 from .record.jsonl import check_header as check_header
+from .record.ranks import DataRanks as DataRanks
 from .record.ranks import Ranks as Ranks
 from .record.ranks import are_many as are_many
+from .record.ranks import cut_over_heads as cut_over_heads
 from .record.store import check_path as check_path
 from .record.store import to_path as to_path
+from .routes.replace import FLOOR as FLOOR
 from .routes.replace import REPLACED as REPLACED
 from .routes.replace import Replacement as Replacement
 from .routes.replace import attend_with as attend_with

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import InputError
+from ..errors import InputError, checked_options
 from ..kernels import check_name
 from ..operation.checks import Signs, check_signs
 from ..vitals import Vitals
@@ -35,6 +35,7 @@ from .routes.replace import Replacement, attend_with
 KEPT = 100  # steps that are held in memory if a file has all
 
 
+@checked_options
 def watch(
     model: nn.Module,
     *,
@@ -260,7 +261,7 @@ class Watch:
         try:
             drop_unfinished(self, ended_well)
             # if this rank fails, others may not get here; if it does not, they wait for it, whether it has rows or not
-            join = ended_well and self._ranks is not None and self._ranks.group is not None
+            join = ended_well and self._ranks is not None and bool(self._ranks.groups)
             if was_measuring and (self._sums.layers or join):
                 self._close_step(join)
                 self._step += 1  # the end of the block ends it
@@ -375,7 +376,7 @@ class Watch:
     def _close_step(self, join: bool) -> None:
         entries, facts = self._sums.close(self._step)
         self._passes.end_step()
-        whole, alone = None, self._ranks is None or self._ranks.group is None
+        whole, alone = None, self._ranks is None or not self._ranks.groups
         if join and self._ranks is not None:
             whole = self._ranks.join(self._step, entries, self._split, self._warn)
         if whole is not None or alone:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._torch_private import mark_static
-from ...errors import InputError
+from ...errors import InputError, checked_options
 from ...operation.listen import KIND, TALLY, begin_target, end_target, target_of
 from ...operation.tally import GRADES, KINDS, WIDTH
 from ..attach.names import named_modules
@@ -46,6 +46,7 @@ class Instruments:
         return f"Instruments({type(self.model).__name__}; {len(self.layers)} layers)"
 
 
+@checked_options
 def instrument(model: nn.Module) -> Instruments:
     """Prepare a model so that ``watch(model)`` measures it while it runs compiled, also as CUDA graphs.
 

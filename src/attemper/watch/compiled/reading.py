@@ -137,7 +137,7 @@ class TallyWatch(Watch):
         self._finish()
         self._pending = self._step, TallyCopies(self._tallies)
         self._empty()
-        many = self._ranks is not None and self._ranks.group is not None
+        many = self._ranks is not None and bool(self._ranks.groups)
         if self._journal is not None or many:
             self._finish()
 

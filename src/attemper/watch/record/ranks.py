@@ -1,17 +1,18 @@
 """Ranks: join the entries of a step over the processes that run the same heads on other data, by all_reduce of tensors.
 
 These are the ranks of the model's DistributedDataParallel, in its process group, or those that fully_shard (FSDP2) shards it
-over. If ranks hold different heads, or some are missing, each keeps its own rows. Nothing here hangs or ends a training: ranks
-meet first (Meeting), and waiting has an end.
+over, with their replicas (HSDP). If ranks hold different heads, or some are missing, each keeps its own rows. Nothing here
+hangs or ends a training: ranks meet first (Meeting), and waiting has an end.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -29,6 +30,10 @@ OWN = "each rank keeps its own rows, and a file has those of one rank"
 ALONE = (
     "there are several ranks, but the watched model is no DistributedDataParallel, and fully_shard does not shard it: each rank "
     "keeps its own rows, and a file has those of rank 0. Watch the wrapped model to join them."
+)
+TENSOR = (
+    "parallelize_module cuts weights of the model over ranks (tensor parallel), so that each rank runs other heads: each rank "
+    "keeps the rows of its own heads, counted from 0, and a file has those of rank 0. Read watch.record on every rank."
 )
 SEVERAL = f"the model has DistributedDataParallel modules over different ranks: {OWN}."
 PART = (
@@ -49,6 +54,45 @@ LATE = (
 FAILED = "ranks could not be joined in step {step}: {error}. From there on each rank keeps its own rows."
 
 
+class DataRanks(NamedTuple):
+    """The ranks that run the same heads on other data."""
+
+    groups: list[ProcessGroup]  # a reduction over one after the other is one over all members
+    members: list[int]
+
+    @classmethod
+    def of_group(cls, group: ProcessGroup) -> DataRanks:
+        return cls([group], distributed.get_process_group_ranks(group))
+
+    @classmethod
+    def of_shards(cls, parameter: Tensor) -> DataRanks | None:
+        """Those that fully_shard gave a parameter to; None if it is no shard.
+
+        The mesh begins with the ranks that shard it, or with its replicas and these. Behind them are those that hold other heads.
+        """
+        mesh: Any = getattr(parameter, "device_mesh", None)
+        if mesh is None:
+            return None
+        placements: Any = getattr(parameter, "placements", ())
+        dims = 2 if mesh.ndim > 1 and placements[0].is_replicate() else 1
+        mine = mesh.mesh[(slice(None),) * dims + tuple(mesh.get_coordinate()[dims:])]
+        return cls([mesh.get_group(dim) for dim in range(dims)], mine.flatten().tolist())
+
+
+def cut_over_heads(model: nn.Module) -> str | None:
+    """The name of a parameter that ranks hold different rows of for good: tensor parallel. None if there is none."""
+    from torch.distributed.fsdp import FSDPModule
+
+    shards = {id(one) for part in model.modules() if isinstance(part, FSDPModule) for one in part.parameters()}
+    for name, parameter in model.named_parameters():
+        placements = list(getattr(parameter, "placements", ()))
+        if id(parameter) in shards and placements:  # the first are those of fully_shard
+            placements = placements[2:] if placements[0].is_replicate() else placements[1:]
+        if any(one.is_shard() for one in placements):
+            return name
+    return None
+
+
 def are_many() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
@@ -57,13 +101,13 @@ class Ranks:
     """The ranks of one watch, found when it opens."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.group: ProcessGroup | None = None  # over which rows are joined
+        self.groups: list[ProcessGroup] = []  # over which rows are joined, one after the other
         self.first, self.whole = True, True  # whether this rank writes; whether the group is all ranks
         self.sentences: list[str] = []  # warnings for the start
         self.wrappers: list[nn.Module] = []
         self.handles: list[RemovableHandle] = []
         self.inputs: list[Tensor] = []  # a hash of each tensor that the model was given in this step
-        self.were_late = False
+        self.were_late, self.tensor_parallel = False, False
         self.many = are_many()
         if self.many:
             self._find(model)
@@ -71,25 +115,27 @@ class Ranks:
     def _find(self, model: nn.Module) -> None:
         self.first = distributed.get_rank() == 0
         wrappers = [part for part in model.modules() if isinstance(part, nn.parallel.DistributedDataParallel)]
-        groups = list({id(part.process_group): part.process_group for part in wrappers}.values())
-        roots: list[nn.Module] = list(wrappers)
+        groups = {id(part.process_group): part.process_group for part in wrappers}.values()
+        found, roots = [DataRanks.of_group(group) for group in groups], list[nn.Module](wrappers)
         if not wrappers:
-            roots, groups = _sharded(model)
-        if len(groups) != 1:
-            self.sentences.append(SEVERAL if groups else ALONE)
+            roots, found = _sharded(model)
+        if len(found) != 1:
+            self.tensor_parallel = not found and cut_over_heads(model) is not None
+            self.sentences.append(SEVERAL if found else TENSOR if self.tensor_parallel else ALONE)
             return
-        group, world = groups[0], distributed.get_world_size()
-        self.first, self.whole = distributed.get_rank(group) == 0, group.size() == world
+        (data,) = found
+        size, world = len(data.members), distributed.get_world_size()
+        self.first, self.whole = distributed.get_rank() == data.members[0], size == world
         if not self.whole:
-            self.sentences.append(PART.format(size=group.size(), world=world))
-        if group.size() == 1:
+            self.sentences.append(PART.format(size=size, world=world))
+        if size == 1:
             return
         try:
-            self.meeting = Meeting(group)
+            self.meeting = Meeting(data.members)
         except (RuntimeError, ValueError, AttributeError) as error:  # a process group that was made without a store
             self.sentences.append(FAILED.format(step=0, error=_line(error)))
             return
-        self.group, self.wrappers = group, roots
+        self.groups, self.wrappers = data.groups, roots
 
     def attach(self) -> None:
         """Register hooks that hash the model's inputs: the rows of ranks with the same input are not added."""
@@ -112,7 +158,7 @@ class Ranks:
     def join(self, step: int, entries: list[Entry], split: bool, warn: Callable[[str], None]) -> list[Entry] | None:
         """The same entries over all ranks; None if they must not be added, with a warning."""
         inputs, self.inputs = self.inputs, []
-        if self.group is None:
+        if not self.groups:
             return None
         try:
             if not distributed.is_initialized():
@@ -127,7 +173,7 @@ class Ranks:
                 return self._sum(entries)
             warn(reason)
         except (RuntimeError, ValueError) as error:  # a rank died, or the network failed
-            self.group = None
+            self.groups = []
             warn(FAILED.format(step=step, error=_line(error)))
         return None
 
@@ -140,7 +186,7 @@ class Ranks:
         given = sum(part.to(device) for part in inputs) >> 1 if inputs else -1 - distributed.get_rank()
         ends = torch.tensor([digest, -digest, 0, 0, split], dtype=torch.int64, device=device)
         ends[2], ends[3] = given, -given
-        distributed.all_reduce(ends, distributed.ReduceOp.MAX, self.group)
+        self._reduce(ends, distributed.ReduceOp.MAX)
         found = ends.tolist()
         # the largest and the smallest are equal only if all are
         if found[0] != -found[1]:
@@ -162,28 +208,30 @@ class Ranks:
         measured = peaks.new_tensor([entry.gradients is not None for entry in entries])
         total = torch.cat([sums, *(part.flatten() for part in grads)]).to(device)
         largest = torch.cat([peaks, measured]).to(device)
-        distributed.all_reduce(total, distributed.ReduceOp.SUM, self.group)
-        distributed.all_reduce(largest, distributed.ReduceOp.MAX, self.group)
+        self._reduce(total, distributed.ReduceOp.SUM)
+        self._reduce(largest, distributed.ReduceOp.MAX)
         return _split(entries, total, largest[: len(peaks)], largest[len(peaks) :].tolist(), len(sums))
 
+    def _reduce(self, tensor: Tensor, operation: distributed.ReduceOp.RedOpType) -> None:
+        for group in self.groups:
+            distributed.all_reduce(tensor, operation, group)
+
     def _device(self) -> torch.device:
-        """The device of this process group's reductions: a GPU for NCCL, the host for gloo."""
-        assert self.group is not None
-        types = {device.type for device in self.group._device_types}
+        """The device of the reductions: a GPU for NCCL, the host for gloo."""
+        types = {device.type for device in self.groups[0]._device_types}
         if "cpu" in types or not types:
             return torch.device("cpu")
         return torch.device(min(types), torch.accelerator.current_device_index())
 
 
-def _sharded(model: nn.Module) -> tuple[list[nn.Module], list[ProcessGroup]]:
-    """The outermost modules that fully_shard shards, and the group of ranks, if their mesh has one dimension: the data's."""
+def _sharded(model: nn.Module) -> tuple[list[nn.Module], list[DataRanks]]:
+    """The outermost modules that fully_shard shards, and their ranks."""
     from torch.distributed.fsdp import FSDPModule
 
     every = [part for part in model.modules() if isinstance(part, FSDPModule)]
     inner = {id(below) for part in every for below in part.modules() if below is not part}
-    meshes = [getattr(one, "device_mesh", None) for part in every[:1] for one in part.parameters()]
-    groups = [mesh.get_group() for mesh in meshes if mesh is not None and mesh.ndim == 1]
-    return [part for part in every if id(part) not in inner], groups[:1]
+    found = [DataRanks.of_shards(one) for part in every[:1] for one in part.parameters()]
+    return [part for part in every if id(part) not in inner], [one for one in found if one is not None][:1]
 
 
 def _split(entries: list[Entry], total: Tensor, peaks: Tensor, measured: list[float], start: int) -> list[Entry]:
@@ -216,24 +264,24 @@ def _line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
 
 
-_opened: Counter[str] = Counter()  # meetings of each group so far, by its name: the same number on every rank
+_opened: Counter[str] = Counter()  # meetings of the same ranks so far: the same number on each of them
 
 
 class Meeting:
-    """Whether every rank of a process group has come to the same point, found out without a collective.
+    """Whether all of some ranks have come to the same point, found out without a collective.
 
     A collective that one rank does not enter hangs all others, and may pair with another one of the training's. So ranks first
-    count themselves in the store of the process group, where waiting has an end. They go on together only if all came.
-    Made once per watch, on every rank of the group.
+    count themselves in the default store, where waiting has an end. They go on together only if all came.
+    Made once per watch, on every one of the ranks.
     """
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, ranks: Sequence[int]) -> None:
         from torch.distributed.distributed_c10d import PrefixStore
 
-        name = group.group_name
+        name = "-".join(map(str, ranks))
         self.store = PrefixStore(f"attemper/{name}/{_opened[name]}", default_store())
         _opened[name] += 1
-        self.size = group.size()
+        self.size = len(ranks)
         self.next = 0
         self.missed: int | None = None  # a point that this rank left before all had come
 

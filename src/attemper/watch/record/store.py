@@ -37,16 +37,16 @@ def to_path(where: str, path: object) -> Path:
     return Path(os.fsdecode(path))
 
 
-def check_path(where: str, path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> None:
+def check_path(where: str, path: Path, suffixes: tuple[str, ...] = SUFFIXES, name: str = "path") -> None:
     if path.suffix not in suffixes:
         known = " or ".join(suffixes)
         raise InputError(
-            f"{where}(): `path` must end in {known}; got {path.name!r}. Use 'run{suffixes[0]}', for example."
+            f"{where}(): `{name}` must end in {known}; got {path.name!r}. Use 'run{suffixes[0]}', for example."
         )
     if not path.absolute().parent.is_dir():
-        raise InputError(f"{where}(): there is no folder {str(path.parent)!r} for `path`. Make it first.")
+        raise InputError(f"{where}(): there is no folder {str(path.parent)!r} for `{name}`. Make it first.")
     if path.is_dir():
-        raise InputError(f"{where}(): `path` must be a file; {str(path)!r} is a folder. Choose another name.")
+        raise InputError(f"{where}(): `{name}` must be a file; {str(path)!r} is a folder. Choose another name.")
 
 
 def write(record: Record, path: Path) -> None:

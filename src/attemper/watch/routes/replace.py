@@ -23,7 +23,11 @@ from ..call import AttentionCall, Facts
 from .kind import kind_of
 from .transformers import is_causal, refusal, with_bias
 
-REPLACED, CALLER = "attemper", "watch(): replace=True"
+REPLACED, CALLER, FLOOR = "attemper", "watch(): replace=True", "floor()"
+OTHERWISE = {
+    CALLER: "Leave replace out: the model's own attention is then measured.",
+    FLOOR: "Use attemper.qk_clip() instead, which changes no attention function.",
+}
 
 
 class Replacement:
@@ -56,7 +60,7 @@ class Replacement:
             self.uninstall()
             raise InputError(
                 f"{self.caller}: {type(self.model).__name__} kept attn_implementation="
-                f"{stayed[0]._attn_implementation!r}; it does not take its attention from the interface. Leave replace out."
+                f"{stayed[0]._attn_implementation!r}; it does not take its attention from the interface. {OTHERWISE[self.caller]}"
             )
 
     def uninstall(self) -> None:
@@ -95,10 +99,7 @@ def read_arguments(
     """Keys, values and the options of ``attention()``, from what transformers gives to an attention function."""
     reason = refusal(attention_mask, options)
     if reason is not None:
-        raise InputError(
-            f"{caller} cannot compute {type(module).__name__} with {reason}. Leave replace out: "
-            "the model's own attention is then measured."
-        )
+        raise InputError(f"{caller} cannot compute {type(module).__name__} with {reason}. {OTHERWISE[caller]}")
     causal = attention_mask is None and is_causal(module, query, options)
     if attention_mask is None and causal and key.shape[2] > query.shape[2]:
         # a static cache that is being filled: the keys after the queries are not computed yet

@@ -131,7 +131,12 @@ class Interface:
         frames = tuple(running.frames)
         reason = refusal(mask, options)
         if reason is not None:
-            self.unmeasured(frames, f"attn_implementation={interfaced.implementation!r} with {reason}")
+            way_out = (
+                ""
+                if interfaced.implementation == "eager"
+                else ". model.set_attn_implementation('eager') shows its scores"
+            )
+            self.unmeasured(frames, f"attn_implementation={interfaced.implementation!r} with {reason}{way_out}")
             return
         rows, keys = query.shape[2], key.shape[2]
         flash = isinstance(mask, Tensor) and mask.dim() == 2
