@@ -15,6 +15,13 @@ QUIET = [
     "--disable-domain-reliability",
 ]
 
+SLOWER = float(os.environ.get("ATTEMPER_SLOW_BROWSER", "1"))
+"""So many times slower do pages run their scripts, and their frames come late: a test that reads a page too early fails."""
+LATE = """(() => {
+  const soon = window.requestAnimationFrame.bind(window);
+  window.requestAnimationFrame = (draw) => window.setTimeout(() => soon(draw), 100);
+})()"""
+
 
 def found() -> str | None:
     """Where a Chromium is; None where there is none, or no shell to look with."""
@@ -41,6 +48,27 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def slowed(browser, times):
+    """A browser whose pages are so many times slower."""
+    contexts = browser.new_context
+
+    def new_context(**options):
+        context = contexts(**options)
+        context.add_init_script(LATE)
+        pages = context.new_page
+
+        def new_page():
+            page = pages()
+            context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": times})
+            return page
+
+        context.new_page = new_page
+        return context
+
+    browser.new_context, browser.new_page = new_context, lambda **options: new_context(**options).new_page()
+    return browser
+
+
 @pytest.fixture(scope="session")
 def browser():
     from playwright.sync_api import sync_playwright
@@ -48,5 +76,5 @@ def browser():
     as_root = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=found(), args=[*QUIET, *as_root])
-        yield launched
+        yield launched if SLOWER == 1 else slowed(launched, SLOWER)
         launched.close()

@@ -1,6 +1,7 @@
 """Shared by every test: a seed, the device, memory that is poisoned before a kernel uses it, the command, what a watch leaves."""
 
 import os
+import sys
 
 # before torch is imported: CUDA wants the first for deterministic mode; some virtual machines have AMX and hide the leaf of CPUID
 # (0x1D) that oneDNN reads the palette of its tiles from: torch's own bfloat16 products then die of an illegal instruction
@@ -13,6 +14,12 @@ import torch
 from chromium import browser as browser
 from chromium import pytest_collection_modifyitems as pytest_collection_modifyitems
 from serving import DEVICE, SEED
+
+
+def pytest_collection_finish():
+    """While no test has run: tests/forked.py says why."""
+    if "forked" in sys.modules:
+        sys.modules["forked"].prepare()
 
 
 @pytest.fixture(autouse=True)

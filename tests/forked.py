@@ -1,22 +1,84 @@
-"""Processes for tests, forked from one that has imported torch and attemper: an import costs seconds, a fork nothing."""
+"""Processes for tests, forked from one that has imported what tests import: an import costs seconds, a fork nothing.
+
+The nursery is itself a fork of this process, made when all tests are collected, and so imported, and none has run: in the
+fork of a process that has computed gradients torch refuses to compute any.
+"""
 
 import atexit
-import functools
+import faulthandler
+import gc
 import json
 import os
-import subprocess
+import signal
 import sys
+import traceback
+import warnings
 
-NURSERY = """
-import faulthandler, json, os, signal, sys, traceback
-import torch, torch._dynamo, attemper
-from torch import distributed
-from torch.nn.parallel import DistributedDataParallel
-from attemper.bench import memory
-from attemper.watch import session
+_PIPES = []  # to the nursery and from it, once there is one
 
 
-def start(code, call, place, timeout):
+def prepare():
+    """Fork the nursery. It ends with its input."""
+    (theirs, ours), (answers, told) = os.pipe(), os.pipe()
+    if not (child := os.fork()):
+        try:
+            _tend(theirs, told)
+        finally:
+            os._exit(1)
+    os.close(theirs)
+    os.close(told)
+    _PIPES.extend((os.fdopen(ours, "w"), os.fdopen(answers)))
+    atexit.register(_end, child)
+
+
+def _end(child):
+    for pipe in _PIPES:
+        pipe.close()
+    os.waitpid(child, 0)
+
+
+def _tend(theirs, told):
+    """In the nursery: run what is asked for, one order after the other."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
+        # what this process holds open is not the nursery's: who waits for its end would wait for both
+        if (file := int(name)) not in (theirs, told, nothing) and _is_open(file):
+            os.dup2(nothing, file)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGALRM, _late)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _import()
+    gc.freeze()
+    with os.fdopen(theirs) as orders, os.fdopen(told, "w") as answers:
+        for line in orders:
+            print(json.dumps(_run(**json.loads(line))), file=answers, flush=True)
+    os._exit(0)
+
+
+def _is_open(file):
+    try:
+        os.fstat(file)
+    except OSError:
+        return False
+    return True
+
+
+def _import():
+    """What most of them need, where a few tests alone were collected."""
+    import torch
+    import torch._dynamo
+    from torch import distributed  # noqa: F401
+    from torch.nn.parallel import DistributedDataParallel  # noqa: F401
+
+    from attemper.bench import memory  # noqa: F401
+    from attemper.watch import session  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+def _start(code, call, place, timeout):
     child = os.fork()
     if child:
         return child
@@ -26,8 +88,8 @@ def start(code, call, place, timeout):
     try:
         exec(compile(code, "child", "exec"), {"__name__": "child", "argv": call})
         status = 0
-    except SystemExit:
-        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
         traceback.print_exc()
         status = 1
@@ -35,15 +97,15 @@ def start(code, call, place, timeout):
     os._exit(status)
 
 
-def late(*_):  # what the others said is the reason, or shows where they wait
+def _late(*_):  # what the others said is the reason, or shows where they wait
     raise TimeoutError
 
 
-def run(code, calls, folder, timeout, expected):
+def _run(code, calls, folder, timeout, expected):
     started = {}
     for number, call in enumerate(calls):
         place = f"{folder}/{number}.out"
-        started[start(code, call, place, timeout)] = call, place
+        started[_start(code, call, place, timeout)] = call, place
     signal.alarm(timeout)
     failed = []
     try:
@@ -62,30 +124,16 @@ def run(code, calls, folder, timeout, expected):
     return "".join(f"{call} {status} {open(place).read()}" for call, status, place in failed)
 
 
-signal.signal(signal.SIGALRM, late)
-for line in sys.stdin:
-    print(json.dumps(run(**json.loads(line))), flush=True)
-"""
-
-
-@functools.cache
-def _nursery() -> subprocess.Popen:
-    """One for all tests of this process; it ends with its input."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-W", "ignore", "-c", NURSERY]
-    nursery = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    atexit.register(nursery.communicate)  # closes its input, and waits for its end
-    return nursery
-
-
-def run(code, calls, folder, timeout=60, expected=0):
+def run(code, calls, folder, timeout=300, expected=0):
     """Run code once for each list of words in calls, all at the same time, with the words as `argv`.
 
-    `expected` is the status that each process must end with: 0, or the number of a signal.
+    `expected` is the status that each process must end with: 0, or the number of a signal. What each printed is then in
+    `folder`: `0.out`, `1.out`, …
     """
-    nursery = _nursery()
+    if not _PIPES:
+        prepare()
     words = {"calls": [list(map(str, call)) for call in calls], "folder": str(folder)}
-    nursery.stdin.write(json.dumps({"code": code, **words, "timeout": timeout, "expected": expected}) + "\n")
-    nursery.stdin.flush()
-    failures = json.loads(nursery.stdout.readline())
+    order = json.dumps({"code": code, **words, "timeout": timeout, "expected": expected})
+    print(order, file=_PIPES[0], flush=True)
+    failures = json.loads(_PIPES[1].readline())
     assert not failures, failures

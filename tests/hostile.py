@@ -204,6 +204,12 @@ def _wait(child: int, out: int, err: int, case: Case) -> tuple[list[str], int | 
     return [text.decode(errors="replace") for text in texts.values()], None if hung else code
 
 
+def spent(process: int) -> float:
+    """The seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _busy(parent: int) -> list[float]:
     """The seconds of processor time that each worker of a process has used."""
     found = []
@@ -211,7 +217,7 @@ def _busy(parent: int) -> list[float]:
         try:
             fields = path.read_text().rpartition(")")[2].split()
             if int(fields[1]) == parent and b"popen_loky" in path.with_name("cmdline").read_bytes():
-                found.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+                found.append(spent(int(path.parent.name)))
         except OSError:
             continue
     return found

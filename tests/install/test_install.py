@@ -55,7 +55,7 @@ def install(folder: Path, compiler: str | None) -> dict:
     if compiler is not None:
         environment["CC"] = compiler
     environment.pop("PYTHONPATH", None)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-compile"]
     done = subprocess.run(
         [*pip, "--target", str(target), str(tree)], capture_output=True, text=True, env=environment, check=False
     )

@@ -144,4 +144,4 @@ distributed.destroy_process_group()
 def test_two_ranks_are_one_process(trainer, package, tmp_path, free_port):
     pytest.importorskip(package, reason=f"{package} is not installed")
     words = [tmp_path, trainer, Path(__file__).parents[1], free_port]
-    forked.run(RANK, [(rank, *words) for rank in range(2)], tmp_path, timeout=120)
+    forked.run(RANK, [(rank, *words) for rank in range(2)], tmp_path)

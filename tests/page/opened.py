@@ -29,19 +29,3 @@ def opened(browser: Any, folder: Path, at: str = "", **options: Any) -> Iterator
     path.write_text(text(), encoding="utf-8", newline="\n")
     with visited(browser, path.as_uri(), at=at, **options) as page:
         yield page
-
-
-def settled(page: Any) -> None:
-    """Wait until what was asked for is drawn: two frames."""
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-
-
-def address(page: Any, part: str, there: bool = True) -> bool:
-    """Wait until a part is in the page's address, or is not: it changes at most every 150 ms. False where that does not come."""
-    from playwright.sync_api import TimeoutError as TooLate
-
-    try:
-        page.wait_for_url(lambda url: (part in url) is there, timeout=3000)
-    except TooLate:
-        return False
-    return True

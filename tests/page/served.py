@@ -15,6 +15,8 @@ from typing import Any
 from attemper.page.server.serve import Bound, StoppableServer, bind, server
 
 STUB = Path(__file__).with_name("stub_worker.py")
+PATIENCE = 60.0
+"""Seconds for what comes at once: a machine may do other work. What never comes takes longer."""
 
 
 class Running:
@@ -26,7 +28,7 @@ class Running:
         self.port = int(self.host.rpartition(":")[2])
 
     def ask(
-        self, method: str, path: str, body: Any = None, token: bool = True, timeout: float = 10.0, **headers: str
+        self, method: str, path: str, body: Any = None, token: bool = True, timeout: float = PATIENCE, **headers: str
     ) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and content. `body` is sent as JSON, bytes as they are; `Host=None` leaves a header out."""
         sent: dict[str, str | None] = {"Host": self.host}
@@ -65,7 +67,7 @@ def serving(stub: bool = True, **options: Any) -> Iterator[Running]:
         running.served.desk._command = [sys.executable, str(STUB)]
     thread = threading.Thread(target=running.run, kwargs={"sockets": [bound.socket]}, daemon=True)
     thread.start()
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE
     while not running.started:
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -73,5 +75,5 @@ def serving(stub: bool = True, **options: Any) -> Iterator[Running]:
         yield Running(bound, running)
     finally:
         running.should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE)
         assert not thread.is_alive()

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from close import in_float32
-from page.opened import DESK, GROUP, PHONE, opened, settled
+from page.opened import DESK, GROUP, PHONE, opened
+from report.opened import address, in_time, moved, settled
 
 pytestmark = pytest.mark.xdist_group(GROUP)
 
@@ -93,7 +94,7 @@ def test_predict_then_reveal(browser, tmp_path):
         assert re.search(r"Measured: 1[56]\.\d\. Variances add", predict.locator(".says").text_content())
         assert predict.get_by_role("button", name="16 ✓").is_visible()
         assert predict.get_by_role("button", name="256 ✗").is_visible()
-        assert "bench.d=256" in page.url
+        assert address(page, "bench.d=256")
         for right in ("√256 = 16", "all 64"):
             predict.get_by_role("button", name="Next question").click()
             predict.get_by_role("button", name=right).click()
@@ -141,9 +142,8 @@ def test_dragging_in_the_picture_moves_d_k(browser, tmp_path):
             page.mouse.move(box["x"] + share * box["width"], box["y"] + 100)
             settled(page)
         page.mouse.up()
-        page.wait_for_url(
-            lambda url: int(re.search(r"bench\.d=(\d+)", url)[1]) > 150
-        )  # the address follows a little later
+        dragged = re.compile(r"bench\.d=(\d+)")
+        page.wait_for_url(lambda url: (d := dragged.search(url)) and int(d[1]) > 150)  # it follows a little later
         assert page.locator(".trail circle").count() >= 9  # three dots for each d_k that was visited
 
 
@@ -174,8 +174,7 @@ def test_nothing_is_wider_than_the_screen_at_the_ends_of_all_sliders(browser, tm
         for state in [*states, "tab=scores&scores.length=0"]:
             shown = page.locator("section.panel:not([hidden])")
             before = shown.inner_html()
-            page.evaluate("(state) => { location.hash = state; }", state)
-            settled(page)
+            moved(page, state)
             assert (shown.inner_html() != before) is (state != states[0]), state
             assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
             drawn = page.locator("section.panel:not([hidden]) path").evaluate_all(
@@ -210,12 +209,12 @@ def test_the_steps_of_the_slider(browser, tmp_path):
             settled(page)
             paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? NaN")
             times = sorted(page.evaluate(STEPS, [24, 2]))
-        middle, p95 = statistics.median(times), times[int(0.95 * len(times))]
+            middle, p95 = statistics.median(times), times[int(0.95 * len(times))]
+            assert in_time(page, p95, 2000)
         print(
             f"\nd_k from 1 to 1024, n = {n}, fastest of two passes: a step takes {middle:.1f} ms (median), {p95:.1f} ms (p95)"
         )
         print(f"first paint {paint:.0f} ms after the page was asked for")
-        assert p95 < 2000
 
 
 @pytest.mark.parametrize(("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["light, desk", "dark, phone"])
@@ -240,7 +239,7 @@ def test_a_sweep_visits_every_d_k(browser, tmp_path, motion):
         page.get_by_role("button", name="Sweep d_k").wait_for()  # at its end, the name is there again
         settled(page)
         assert page.locator(".trail circle").count() >= 3 * 30
-        assert "bench.d=90" in page.url
+        assert address(page, "bench.d=90")
 
 
 def test_the_sentences_are_true_of_what_is_drawn(browser, tmp_path):
@@ -259,7 +258,7 @@ def test_the_sentences_are_true_of_what_is_drawn(browser, tmp_path):
         words = page.locator(".bench .trained .seen").text_content()
         for ratio in (at_first / 8, at_last / 8, at_first, at_last):  # d_k is 64: both units
             assert f"{float(f'{ratio:.2g}'):g}" in words
-        page.evaluate("location.hash = 'bench.d=256&bench.aligned=true'")
+        moved(page, "bench.d=256&bench.aligned=true")
         uneven.get_by_text("nearly every gradient vanishes").wait_for()
         assert "not all gradients vanish" not in uneven.text_content()
 
@@ -285,6 +284,6 @@ def test_a_sheet_is_as_wide_as_its_pictures_and_none_is_saved_without_any(browse
         width = float(ElementTree.fromstring(saved(page, "claims", "SVG")).get("width"))
         inner = page.locator("#panel-claims figure svg, #panel-claims svg").first.get_attribute("viewBox").split()[2]
         assert width == float(inner) + 2 * 24
-        page.evaluate("location.hash = 'tab=training&training.source=run'")
+        moved(page, "tab=training&training.source=run")
         page.locator("#panel-training .tools").get_by_role("button", name="SVG", exact=True).click()
         page.get_by_role("heading", name="There is no picture yet").wait_for()

@@ -13,8 +13,9 @@ from attemper.explain.settings import check
 from attemper.page.data import embedded
 from attemper.page.data.flow import read_flow
 from close import in_float32, in_float64, printed
-from page.opened import DESK, GROUP, PHONE, address, opened, settled
+from page.opened import DESK, GROUP, PHONE, opened
 from page.stubbed import modules, served
+from report.opened import address, settled
 
 pytestmark = pytest.mark.xdist_group(GROUP)
 
@@ -86,7 +87,8 @@ def test_the_model_s_flow_is_computed_as_the_model_does(parts):
 
 
 def cell(page, part, row, column):
-    """The middle of a cell, in pixels of the window."""
+    """The middle of a cell, in pixels of the window, once the page stands still."""
+    settled(page)
     return page.evaluate(
         """([part, row, column]) => {
           const block = document.querySelector(`.flow-picture [data-part="${part}"]`);

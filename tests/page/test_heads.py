@@ -12,8 +12,9 @@ import attemper
 from attemper.page.data import embedded
 from attemper.page.data.heads import read_heads
 from close import in_float32, in_float64
-from page.opened import DESK, GROUP, PHONE, address, opened, settled
+from page.opened import DESK, GROUP, PHONE, opened
 from page.stubbed import modules, served
+from report.opened import address, in_time, settled
 
 pytestmark = pytest.mark.xdist_group(GROUP)
 
@@ -245,6 +246,7 @@ def test_served_a_typed_sentence_and_the_step_of_a_long_head(browser):
         field.fill("long")
         page.keyboard.press("Enter")
         page.locator(".token-spot").nth(127).wait_for()
+        page.locator(".head-signs tbody tr", has_text="effective keys").locator("td.now", has_text=".").first.wait_for()
         assert page.evaluate("asked.at(-1)") == ["/heads/logits", {"text": "long", "layer": 4, "head": 3}]
         times = page.evaluate(
             """() => {
@@ -262,7 +264,7 @@ def test_served_a_typed_sentence_and_the_step_of_a_long_head(browser):
         print(
             f"\nre-temper step, 128 tokens: median {statistics.median(times):.1f} ms, p95 {times[int(0.95 * len(times))]:.1f} ms"
         )
-        assert times[len(times) // 10] < STEP  # the machine may be busy with other things at most others
+        assert in_time(page, times[len(times) // 10], STEP)  # the machine may be busy with other things at most others
         shown = page.locator(".head-signs tbody tr", has_text="effective keys").locator("td.now").first.text_content()
         _, signs = by_library(logits, 2 ** (59 / 10 - 3))
         assert shown == f"{signs['effective_keys']:.1f}"

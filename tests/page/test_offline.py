@@ -9,7 +9,8 @@ import pytest
 
 from attemper import errors
 from attemper.page import joined, offline
-from page.opened import GROUP, opened, settled, text
+from page.opened import GROUP, opened, text
+from report.opened import address, moved, settled
 from report.test_report import Elements
 
 pytestmark = pytest.mark.xdist_group(GROUP)
@@ -94,11 +95,10 @@ def test_the_state_is_in_the_address(browser, tmp_path):
         slider.focus()
         page.keyboard.press("ArrowRight")
         settled(page)
+        assert address(page, "bench.d=32", there=False)
         assert re.search(r"bench\.d=\d+", page.url)
-        assert "bench.d=32" not in page.url
-        page.evaluate("location.hash = '#bench.d=oops'")  # what cannot be read stays at its default
-        settled(page)
-        assert "bench.d" not in page.url
+        moved(page, "bench.d=oops")  # what cannot be read stays at its default
+        assert address(page, "bench.d", there=False)
 
 
 def test_a_teacher_hides_controls(browser, tmp_path):
@@ -109,4 +109,5 @@ def test_a_teacher_hides_controls(browser, tmp_path):
         page.get_by_label("tools", exact=True).check()
         settled(page)
         assert page.locator(".tools").first.is_visible()
+        assert address(page, "tools", there=False)
         assert page.url.endswith("#hide=theme")

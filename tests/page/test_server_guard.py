@@ -15,7 +15,7 @@ from attemper.page.server import guard, limits, serve
 from attemper.page.server.app import make
 from attemper.page.server.serve import Bound, bind
 from attemper.page.server.worker import Computing, Worker
-from page.served import serving
+from page.served import PATIENCE, serving
 
 PATHS = {"name": "page/page.css", "run": "0" * 16}
 BODIES = {"/heads": {"text": "a"}, "/heads/logits": {"text": "a", "layer": 0, "head": 0},
@@ -105,7 +105,7 @@ def test_every_route_answers_its_own_page(live, route):
 
 def sent(live, request):
     """Status, headers and content of what comes back for bytes as they are."""
-    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE) as client:
         client.sendall(request)
         with http.client.HTTPResponse(client) as answer:
             answer.begin()
@@ -135,7 +135,7 @@ def test_more_connections_than_there_may_be_are_refused_like_everything_else(liv
 
 
 def test_no_host_is_none(live):
-    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE) as client:
         client.sendall(f"GET / HTTP/1.0\r\nAuthorization: Bearer {live.token}\r\n\r\n".encode())
         assert client.recv(4096).split(b"\r\n")[0].split()[1] in (b"400", b"421")
 

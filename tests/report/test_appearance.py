@@ -5,7 +5,7 @@ import re
 import pytest
 
 from report.documents import asked, finding, lane, made
-from report.opened import cell, opened, token
+from report.opened import cell, opened, settled, token
 from report.test_report import HOSTILE, hostile
 
 # what steers a line or a terminal is shown by its number
@@ -71,19 +71,19 @@ def test_text_can_be_read(browser, tmp_path, scheme):
             summary.click()
         for sign in ("peak", "evenness"):
             page.get_by_label("shaded by").select_option(sign)
-            page.wait_for_timeout(200)
+            settled(page)
             found = page.evaluate(LIGHTNESS)
             assert len(found) > 150
             poor = [(one["what"], one["text"]) for one in found if contrast(one["ink"], one["back"]) < 4.5]
             assert poor == []
         page.get_by_role("button", name="text", exact=True).click()
-        page.wait_for_timeout(200)
+        settled(page)
         assert [one for one in page.evaluate(LIGHTNESS) if contrast(one["ink"], one["back"]) < 4.5] == []
 
 
 def test_light_and_dark_differ_and_can_be_switched(browser, tmp_path):
     def colours(page):
-        page.wait_for_timeout(150)
+        settled(page)
         return page.evaluate(
             "() => [document.documentElement, document.querySelector('h1'), document.querySelector('.cell.shaded')]"
             ".map((node, i) => getComputedStyle(node)[i === 1 ? 'color' : 'backgroundColor'])"

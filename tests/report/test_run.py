@@ -12,7 +12,7 @@ from attemper import cli
 from attemper.errors import InputError
 from attemper.report import run
 from attemper.report.run_text import text
-from report.opened import WATCH
+from report.opened import WATCH, resized
 from report.test_report import HOSTILE, Elements
 from watched import Block
 
@@ -197,7 +197,7 @@ def test_text_from_a_record_is_only_text(browser, grown, tmp_path):
 
 def test_a_narrow_page_does_not_scroll_sideways(browser, grown, tmp_path):
     page = opened(browser, grown, tmp_path)
-    page.set_viewport_size({"width": 390, "height": 800})
+    resized(page, {"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     closed(page)
 

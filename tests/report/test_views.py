@@ -9,7 +9,7 @@ import torch
 from attemper import report
 from close import printed
 from report.documents import TOKENS, asked, dense, finding, made, packed, top
-from report.opened import cell, opened, token
+from report.opened import address, cell, opened, settled, token
 
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 800}
 LONG = [
@@ -82,7 +82,7 @@ def test_many_heads_stay_cells_and_their_details_are_in_view(browser, tmp_path, 
         assert box.evaluate("e => e.scrollTop") > 0 or viewport is WIDE
         cell(page, 45, 60).scroll_into_view_if_needed()
         cell(page, 40, 60).click()
-        page.wait_for_timeout(50)
+        settled(page)
         there = page.locator("h2", has_text="Layer 40, head 60")
         assert there.evaluate_all(INSIDE) == [True]
         assert cell(page, 40, 60).evaluate_all(INSIDE) == [True]
@@ -135,7 +135,7 @@ def test_every_head_has_a_thumbnail_that_selects_it(browser, tmp_path):
         assert len(set(pixels(page, 2, 1)[2])) == 1  # a flat head is flat, though its largest weights are a few places
         cell(page, 1, 3).click()
         assert page.get_by_role("heading", name="Layer 1, head 3").is_visible()
-        assert "map=thumbnails" in page.url
+        assert address(page, "map=thumbnails")
     with opened(browser, document, tmp_path, at="#map=thumbnails&head=0.2") as page:
         assert page.locator("button.cell canvas").count() == len(document["heads"])
         page.get_by_role("button", name="numbers").click()

@@ -81,7 +81,7 @@ def test_a_fact_must_be_a_count(bad):
 
 def test_the_table_needs_no_torch():
     code = "import attemper, sys; attemper.rule('dk').scale(head_dim=8); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=600, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("name", [name for name, rule in attemper.RULES.items() if not rule.unit and name != "log_n"])

@@ -34,10 +34,11 @@ def test_a_writer_that_takes_longer_than_the_patience_is_waited_for(fifo, monkey
     """Once it is open somebody means it; a pipe holds 64 KiB, so the last content comes in parts."""
     monkeypatch.setattr(pipes, "PATIENCE", 0.3)
     told, waited = [], threading.Event()
+    opened = os.open(fifo, os.O_RDWR)  # here, so that it is there in time; with O_WRONLY it would wait for the reader
 
     def write():
-        with fifo.open("wb") as file:
-            waited.wait(10)
+        with os.fdopen(opened, "wb") as file:
+            waited.wait(60)
             time.sleep(0.4)
             file.write(content)
 
@@ -51,7 +52,7 @@ def test_a_writer_that_takes_longer_than_the_patience_is_waited_for(fifo, monkey
     try:
         assert pipes.read(fifo, 10**6, "--file", hear) == content
     finally:
-        writer.join(10)
+        writer.join(60)
     assert f"waiting for {str(fifo)!r}: a pipe that is open and silent" in told
 
 

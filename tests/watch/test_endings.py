@@ -56,7 +56,7 @@ def test_an_end_while_another_thread_runs_leaves_it_its_way_out():
     class Waiting(nn.Module):
         def forward(self, x):
             inside.set()
-            done.wait(10)
+            done.wait(60)
             return x
 
     model = nn.Sequential(Block(), Waiting())
@@ -69,7 +69,7 @@ def test_an_end_while_another_thread_runs_leaves_it_its_way_out():
     thread = threading.Thread(target=run)
     with attemper.watch(model):
         thread.start()
-        inside.wait(10)
+        inside.wait(60)
     done.set()
     thread.join()
     assert depths == [0]
@@ -135,12 +135,12 @@ def test_a_thread_that_was_ended_in_mid_pass_keeps_nothing_installed(lives_on):
             model(x)
         except SystemExit:
             ended.set()
-        done.wait(10 if lives_on else 0)
+        done.wait(60 if lives_on else 0)
 
     thread = threading.Thread(target=run)
     with attemper.watch(model) as watch:
         thread.start()
-        assert ended.wait(10)
+        assert ended.wait(60)
         if not lives_on:
             thread.join()
     left = attachment.interception.installed, attachment.passes, attachment.eager.stance

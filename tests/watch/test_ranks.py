@@ -17,8 +17,8 @@ from attemper.watch.record import ranks
 
 rank, world, folder, case = int(argv[0]), int(argv[1]), argv[2], argv[3]
 path = f"{folder}/{case}.jsonl"
-if case in ("missing", "late"):
-    ranks.PATIENCE = datetime.timedelta(seconds=0.5)
+LONG = datetime.timedelta(seconds=300)  # more processes than cores: a rank may be late for no reason of its own
+ranks.PATIENCE = datetime.timedelta(seconds=0.5) if case in ("missing", "late") else LONG
 torch.set_default_dtype(torch.float64)
 early = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), 2)
 watch = attemper.watch(early, gradients=True, path=path)  # made before there are ranks
@@ -106,7 +106,7 @@ with warnings.catch_warnings(record=True) as said:
             while not watch._ranks.meeting.store.check(["0/answer"]):  # until the other has given up
                 time.sleep(0.01)
         optimizer.step()
-        ranks.PATIENCE = datetime.timedelta(seconds=60) if case == "late" else ranks.PATIENCE
+        ranks.PATIENCE = LONG if case == "late" else ranks.PATIENCE
     if case in ("uneven", "rest") and rank == 0:
         layers(x)  # a pass of its own, after the last step
     if watched:
