@@ -107,19 +107,22 @@ def frozen_tile(
 
 
 @triton.jit
-def near_entropy(b_l, b_lanes, b_a, keys):
-    """The entropy from Σe, its lanes and those of Σet; and whether it errs at most twice as much as the careful pass's.
+def near_entropy(b_l, b_lanes, b_a, keys, WIDE_INPUTS: tl.constexpr):
+    """The entropy from Σe, its lanes and those of Σet; and whether it holds.
 
     ln Σe and Σet / Σe grow with the distance between reference and logits, and nearly cancel. So the reference is moved by a
     whole k, lane by lane, to where Σe is in 1 … 2: that rounds nothing large. What lanes lost before is left: roundings of
-    numbers as large as Σet / Σe, where those of the careful pass are of numbers up to ln(keys).
+    numbers as large as Σet / Σe, where those of the careful pass are of numbers up to ln(keys). For float32 inputs it may be
+    twice that, as much as a sign may err; half-precision inputs have lost far more by their own rounding.
     """
     b_k = (b_l.to(tl.int32, bitcast=True) >> 23) - 127
     b_down = ((127 - b_k) << 23).to(tl.float32, bitcast=True)  # 2^-k
     b_k = b_k.to(tl.float32)
     b_rest = tl.sum(tl.fma(-b_k[:, None], b_lanes, b_a), 1)
-    m_near = tl.abs(tl.fma(b_k, b_l, b_rest)) <= 2.0 * b_l * tl.log2(keys + 1.0)  # false for NaN, which 0 · -inf is
-    return entropy_of(b_l * b_down, b_rest * b_down), m_near
+    m_holds = b_rest == b_rest  # 0 · -inf is NaN
+    if WIDE_INPUTS:
+        m_holds &= tl.abs(tl.fma(b_k, b_l, b_rest)) <= 2.0 * b_l * tl.log2(keys + 1.0)
+    return entropy_of(b_l * b_down, b_rest * b_down), m_holds
 
 
 @triton.jit
@@ -161,7 +164,7 @@ def frozen(
     m_good &= m_empty | ((b_l >= 0.5) & (b_l <= WIDE) & (b_l * b_down <= NARROW))
     b_l = tl.where(m_empty, 1.0, b_l)
     b_s = tl.sum(b_s, 1)
-    b_entropy, m_mixed = near_entropy(b_l, b_lanes, b_a, keys)
+    b_entropy, m_mixed = near_entropy(b_l, b_lanes, b_a, keys, b_q.dtype == tl.float32)
     b_entropy = tl.where(b_count == 1.0, 0.0, b_entropy)  # no rounding of a reference for one key
     b_some = tl.maximum(b_count, 1.0)
     b_shift = tl.div_rn(tl.sum(b_first, 1), b_some)
