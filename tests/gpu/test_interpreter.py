@@ -56,6 +56,14 @@ def test_a_reference_that_does_not_fit_is_left_for_a_running_maximum(late):
     judge({"query": query, "key": key, "value": value}, {}, "triton")
 
 
+@pytest.mark.parametrize(("rows", "keys", "nats"), [(130, 9, 20.0), (40, 64, 15.0)])
+def test_the_entropy_does_not_suffer_from_a_reference_far_below_the_largest_logit(rows, keys, nats):
+    """Σe is then large, and the entropy a small difference of ln Σe and Σet / Σe, which are not."""
+    query, key, value = (torch.randn(1, 1, n, 16) for n in (rows, keys, keys))
+    query[..., 0], key[..., 0, 0] = 4.0, nats
+    judge({"query": query, "key": key, "value": value}, {}, "triton")
+
+
 def test_rows_of_many_calls_are_folded_at_once():
     summary = kernels.load("triton").summary  # as the watch finds it
     calls = []

@@ -48,13 +48,12 @@ def forward_kernel(
     w_holds, e_holds, m_holds = False, False, False
     if FAST:
         (
-            w_holds, e_holds, m_holds, m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_count,
+            w_holds, e_holds, m_holds, m_empty, b_top, b_top_low, b_l, b_s, b_entropy, b_rounded, b_out, b_peak, b_count,
             b_mean, b_variance,
         ) = frozen(
             b_q, b_base, p_key, p_value, k_tiles, v_tiles, i_b.to(tl.int32), i_g.to(tl.int32), step_kn, step_vn,
             o_m, i_row, rows, keys, right, E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS,
         )  # fmt: skip
-        b_entropy = tl.where(b_count == 1, 0.0, entropy_of(b_l, b_a))  # no rounding of a reference for one key
         store_signs(
             o_row, m_m, m_m, m_m, m_empty, b_top, b_top_low, b_l, b_s, b_entropy, b_peak, o_m, b_count, b_mean, b_variance,
             p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .store import entropy_of
 from .tile import ENTROPY, LN2, LN2_LOW, LOG2E, MEAN, P2, PEAK, VARIANCE, dot_added, load_rows
 
 SAMPLE: tl.constexpr = tl.constexpr(16)  # the keys that give the reference
@@ -106,6 +107,25 @@ def frozen_tile(
 
 
 @triton.jit
+def near_entropy(b_l, b_lanes, b_a, keys, WIDE_INPUTS: tl.constexpr):
+    """The entropy from Σe, its lanes and those of Σet; and whether it holds.
+
+    ln Σe and Σet / Σe grow with the distance between reference and logits, and nearly cancel. So the reference is moved by a
+    whole k, lane by lane, to where Σe is in 1 … 2: that rounds nothing large. What lanes lost before is left: roundings of
+    numbers as large as Σet / Σe, where those of the careful pass are of numbers up to ln(keys). For float32 inputs it may be
+    twice that, as much as a sign may err; half-precision inputs have lost far more by their own rounding.
+    """
+    b_k = (b_l.to(tl.int32, bitcast=True) >> 23) - 127
+    b_down = ((127 - b_k) << 23).to(tl.float32, bitcast=True)  # 2^-k
+    b_k = b_k.to(tl.float32)
+    b_rest = tl.sum(tl.fma(-b_k[:, None], b_lanes, b_a), 1)
+    m_holds = b_rest == b_rest  # 0 · -inf is NaN
+    if WIDE_INPUTS:
+        m_holds &= tl.abs(tl.fma(b_k, b_l, b_rest)) <= 2.0 * b_l * tl.log2(keys + 1.0)
+    return entropy_of(b_l * b_down, b_rest * b_down), m_holds
+
+
+@triton.jit
 def frozen(
     b_q, b_base, p_key, p_value, k_tiles, v_tiles, i_b, i_g, step_kn, step_vn, o_m, i_row, rows, keys, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -140,10 +160,12 @@ def frozen(
             E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, True,
         )  # fmt: skip
 
-    b_l = tl.sum(b_l, 1)
+    b_lanes, b_l = b_l, tl.sum(b_l, 1)
     m_good &= m_empty | ((b_l >= 0.5) & (b_l <= WIDE) & (b_l * b_down <= NARROW))
-    b_a, b_s = tl.sum(b_a, 1), tl.sum(b_s, 1)
-    m_mixed = m_empty | (b_a == b_a)  # 0 · -inf is NaN
+    b_l = tl.where(m_empty, 1.0, b_l)
+    b_s = tl.sum(b_s, 1)
+    b_entropy, m_mixed = near_entropy(b_l, b_lanes, b_a, keys, b_q.dtype == tl.float32)
+    b_entropy = tl.where(b_count == 1, 0.0, b_entropy)  # no rounding of a reference for one key
     b_some = tl.maximum(b_count, 1).to(tl.float32)
     b_shift = tl.div_rn(tl.sum(b_first, 1), b_some)
     b_squares = tl.sum(b_second, 1) - b_shift * b_shift * b_some
@@ -157,12 +179,11 @@ def frozen(
     b_mean = tl.where(m_empty, 0.0, (b_ref + b_shift) * LN2)
     b_variance = tl.where(m_empty, 0.0, tl.div_rn(tl.maximum(b_squares, 0.0), b_some) * (LN2 * LN2))
     b_rounded = tl.where(m_empty, 1.0, tl.max(b_rounded, 1))
-    b_l = tl.where(m_empty, 1.0, b_l)
     m_other = o_m >= rows
     w_holds = tl.min((m_good | m_other).to(tl.int32), 0) == 1
     e_holds = tl.min((m_mixed | m_other).to(tl.int32), 0) == 1 if ENTROPY & BITS else True
     m_holds = tl.min((m_near | m_other).to(tl.int32), 0) == 1 if (MEAN | VARIANCE) & BITS else True
     return (
-        w_holds, e_holds, m_holds, m_empty, b_top, b_top_low, b_l, b_a, b_s, b_rounded, b_out, b_peak, b_count,
+        w_holds, e_holds, m_holds, m_empty, b_top, b_top_low, b_l, b_s, b_entropy, b_rounded, b_out, b_peak, b_count,
         b_mean, b_variance,
     )  # fmt: skip
