@@ -348,6 +348,15 @@ class Interrupting:
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture
+def terminal():
+    """Ctrl-C as in a terminal: a job in the background ignores it, and so does what it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("terminal")
 @pytest.mark.parametrize(("on", "rows"), [(1, [5, None]), (2, [10, 5])])
 def test_ctrl_c_keeps_what_was_measured(
     attemper_command, folder, monkeypatch, tmp_path, on, rows, nothing_is_left_behind
@@ -378,6 +387,7 @@ def test_ctrl_c_before_anything_is_said(attemper_command, monkeypatch):
     assert err == "Stopped by Ctrl-C. Nothing was measured.\n"
 
 
+@pytest.mark.usefixtures("terminal")
 def test_ctrl_c_in_the_first_layer_leaves_an_empty_scan(attemper_command, folder, monkeypatch):
     loaded = command.load(folder("bert"))
     Interrupting(loaded.model, 0, 1)
