@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import json
+import re
 import threading
 
 import pytest
@@ -93,6 +94,18 @@ def test_a_run_is_trained_shown_and_cancelled(browser, live):
         button.click()
         page.get_by_text("Cancelled.").first.wait_for()
         page.get_by_role("button", name="Train again").wait_for()  # drawn a frame after the words are announced
+
+
+def test_a_run_is_cancelled_before_the_server_has_answered(browser, live):
+    with visiting(browser, live, "#tab=training&training.source=run&training.steps=600&training.seed=1") as page:
+        held = []
+        page.route("**/runs", lambda route: held.append(route))
+        with page.expect_request("**/runs"):
+            page.get_by_role("button", name="Train with the scale and without").click()
+        page.get_by_role("button", name="Cancel", exact=True).click()
+        held[0].continue_()
+        page.get_by_text("Cancelled.").first.wait_for()
+        page.get_by_role("button", name=re.compile("^Train ")).wait_for()  # again, if a row came before
 
 
 def test_another_site_cannot_use_it(browser, live, monkeypatch):

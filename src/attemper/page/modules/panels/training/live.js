@@ -5,7 +5,8 @@ const LOST = "The server does not answer. Is `attemper serve` still running? Try
 /** A training run of the server: `begin(settings)`, `cancel()`; `changed()` is called at every event. */
 export function pageRun(page, changed) {
   const run = { id: null, rows: [], rules: [], going: false, done: 0, says: "" };
-  let stop = null;
+  let stop = null,
+    cancelled = false; // before the server has told the number of the run
   function take({ name, data }) {
     if (name === "waiting") {
       run.rows = [];
@@ -36,17 +37,21 @@ export function pageRun(page, changed) {
   return Object.assign(run, {
     async begin(settings) {
       stop?.();
-      Object.assign(run, { rows: [], rules: settings.rules, going: true, done: 0, says: "Asking the server." });
+      cancelled = false;
+      Object.assign(run, { id: null, rows: [], rules: settings.rules, going: true, done: 0, says: "Asking the server." });
       changed();
       try {
         run.id = (await page.source.json("/runs", settings)).id;
         stop = page.source.events(`/runs/${run.id}/events`, take);
+        if (cancelled) await run.cancel();
       } catch (error) {
         Object.assign(run, { going: false, says: error.message });
         changed();
       }
     },
     async cancel() {
+      cancelled = run.id === null;
+      if (cancelled) return;
       try {
         await page.source.remove(`/runs/${run.id}`);
       } catch (error) {
