@@ -97,8 +97,8 @@ def read(model, examiner, *batches):
 
 
 def test_heads_made_blind_to_the_text_are_at_distance_zero():
-    vocabulary = torch.randn(50, 8)
-    batches = [vocabulary[torch.randint(0, 50, (length,))][None] for length in (20, 33, 26)]
+    vocabulary = torch.randn(8, 8)  # so few that every text repeats some: over 60 seeds the distance is 0.60 to 0.77
+    batches = [vocabulary[torch.randint(0, 8, (length,))][None] for length in (20, 33, 26)]
     back, flat, words = read(ByPlace(), TextDependence(), *batches)
     assert back < 1e-3
     assert flat < 1e-3
