@@ -21,7 +21,11 @@ from torch._C import _is_any_autocast_enabled as _is_any_autocast_enabled  # 2.2
 from torch._C import _is_torch_function_mode_enabled as _is_torch_function_mode_enabled  # 2.2
 from torch._C import _len_torch_dispatch_stack as _len_torch_dispatch_stack  # 2.0; how many dispatch modes are active
 from torch._C import _set_grad_enabled as _set_grad_enabled  # 2.0; torch.no_grad() for code that runs at every call
-from torch._C import is_grad_enabled, is_inference_mode_enabled  # public, without a wrapper in Python
+from torch._C import (  # public, without a wrapper in Python
+    is_autocast_enabled,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+)
 from torch._C._autograd import _profiler_enabled as _profiler_enabled  # 2.0
 from torch._C._functorch import peek_interpreter_stack as peek_interpreter_stack  # 2.0; None outside vmap, grad, jvp
 from torch._ops import HigherOrderOperator as HigherOrderOperator  # 2.0; flex_attention is one, for a watch
@@ -62,6 +66,11 @@ def at_rest() -> bool:
         or forward_ad._current_level >= 0  # 2.0
         or (is_inference_mode_enabled() and is_grad_enabled())
     )
+
+
+def is_autocast_on(device: str) -> bool:
+    """Whether autocast lowers tensors of this kind of device. Meta tensors know no autocast."""
+    return _is_any_autocast_enabled() and device != "meta" and is_autocast_enabled(device)
 
 
 def is_forward_mode() -> bool:

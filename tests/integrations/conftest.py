@@ -4,15 +4,6 @@ import socket
 
 import pytest
 
-from watched import state
-
-
-@pytest.fixture
-def nothing_is_left_behind():
-    before = state()
-    yield
-    assert state() == before
-
 
 @pytest.fixture
 def free_port():

@@ -201,9 +201,8 @@ class MetricsTarget(LogTarget):
     def __init__(self, given: Any) -> None:
         self.given = given
         name = given.__name__ if isinstance(given, ModuleType) else type(given).__name__
-        self.files = (
-            "mlflow" in name.lower()
-        )  # its store has a file for each name, and peak/<layer> cannot be in the file peak
+        # its store has a file for each name, and peak/<layer> cannot be in the file peak
+        self.files = "mlflow" in name.lower()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         if self.files:

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from .._torch_private import _dispatch_keys, _is_any_autocast_enabled, at_rest
+from .._torch_private import _dispatch_keys, at_rest, is_autocast_on
 from ..kernels.contract import FLOATS, LARGEST, Problem
 from .listen import listening, tallying
 
@@ -52,10 +52,8 @@ def all_plain(problem: Problem) -> bool:
 
 def _is_cast(query: Tensor) -> bool:
     """Whether autocast gives the query another dtype."""
-    if not _is_any_autocast_enabled():
-        return False
     device = "cuda" if query.is_cuda else "cpu"
-    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != query.dtype
+    return is_autocast_on(device) and torch.get_autocast_dtype(device) != query.dtype
 
 
 def is_plain_call(

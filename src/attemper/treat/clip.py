@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .._display import plural
 from ..errors import InputError, checked_options, nearest
 from ..watch import Record
 from .finder import found_before
@@ -71,17 +72,13 @@ class Clip(Sequence[ClippedHead]):
         first = f"qk_clip(): step {self.step}: nothing was clipped to {self.tau:g}; {where}."
         if self.heads:
             layers = len({one.layer for one in self.heads})
-            counts = f"{_count(len(self.heads), 'head')} of {_count(layers, 'layer')} clipped to {self.tau:g}"
+            counts = f"{plural(len(self.heads), 'head')} of {plural(layers, 'layer')} clipped to {self.tau:g}"
             least = min(one.factor for one in self.heads)
             first = f"qk_clip(): step {self.step}: {counts}; {where}; the smallest factor is {least:.3g}."
         rest = [f"{one.layer}{'' if one.head is None else f' head {one.head}'}: {one.reason}" for one in self.skipped]
         shown = [*rest, *self.notes]
         more = f" And {len(shown) - 2} more." if len(shown) > 2 else ""
         return first + (f"\nLeft alone, or to be noted: {'. '.join(shown[:2])}.{more}" if shown else "")
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 @checked_options

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..._torch_private import _get_tracing_state, _is_any_autocast_enabled, peek_interpreter_stack
+from ..._torch_private import _get_tracing_state, _is_any_autocast_enabled, is_autocast_on, peek_interpreter_stack
 from ...kernels.contract import Problem
 from ...operation.listen import listening
 from ...operation.ops import FORWARD
@@ -183,7 +183,7 @@ class Interception:
         if current.left_out and current.counts_for_none(self.attachment.observers):
             return original(*args, **kwargs)
         given = bound(*args, **kwargs)
-        if given is not None and _is_any_autocast_enabled() and torch.is_autocast_enabled(given.query.device.type):
+        if given is not None and is_autocast_on(given.query.device.type):
             given = lowered(given)
             args, kwargs = given[:6], {"scale": given.scale, "enable_gqa": given.enable_gqa}
         expected = self._expected(current, light, "sdpa")

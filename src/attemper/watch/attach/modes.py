@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from ..._torch_private import (
-    _is_any_autocast_enabled,
     _len_torch_dispatch_stack,
     _pop_mode,
     _push_mode,
     _set_grad_enabled,
+    is_autocast_on,
 )
 
 
@@ -28,28 +28,25 @@ class without_modes:  # noqa: N801 (used as a function)
             _push_mode(mode)
 
 
-class without_autograd_and_modes:  # noqa: N801 (used as a function)
-    """Run without autograd graph, autocast and dispatch modes. A class, not a generator: every measured call enters one."""
+class without_autograd_and_modes(without_modes):  # noqa: N801 (used as a function)
+    """Run without autograd graph, autocast and dispatch modes."""
 
-    __slots__ = ("autocast", "graph", "modes")
+    __slots__ = ("autocast", "graph")
 
     def __init__(self, device: str) -> None:
-        lowered = _is_any_autocast_enabled() and device != "meta" and torch.is_autocast_enabled(device)
-        self.autocast = torch.autocast(device, enabled=False) if lowered else None
+        self.autocast = torch.autocast(device, enabled=False) if is_autocast_on(device) else None
 
     def __enter__(self) -> None:
         self.graph = torch.is_grad_enabled()
         if self.graph:
             _set_grad_enabled(False)
-        many = _len_torch_dispatch_stack()
-        self.modes = [_pop_mode() for _ in range(many)] if many else []
+        super().__enter__()
         if self.autocast is not None:
             self.autocast.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         if self.autocast is not None:
             self.autocast.__exit__(*error)
-        for mode in reversed(self.modes):
-            _push_mode(mode)
+        super().__exit__()
         if self.graph:
             _set_grad_enabled(True)
