@@ -8,8 +8,8 @@ a loop over heads, bands are made entry by entry, and PyTorch differentiates. In
 shows how much error is usual. For half precision torch's math backend does, where it knows the call; for other gradients, the
 definition with weights and the gradient of the scores rounded, as a product of half-precision tensors needs them. A value fails
 when its error exceeds FACTOR times the usual one (1.5 in half precision) plus what rounding every term of its sums explains.
-Each case is drawn from its number: `--seed N --cases 1` runs one again. On a GPU the choices that a kernel is compiled for are
-the same for ALIKE cases in a row, which differ in lengths, layouts, numbers and masks.
+Each case is drawn from its number: `--seed N --cases 1` runs one again. On a GPU the choices that a kernel is compiled for, strides
+among them, are the same for ALIKE cases in a row, which differ in lengths, numbers, windows and masks.
 """
 
 import argparse
@@ -118,7 +118,7 @@ def draw(seed: int, device: str) -> dict:
         [(5, 5), (33, 33), (1, 70), (8, 300), (9, 300), (70, 20), (130, 130), (3, 1100), (17, 600), (40, 1)]
     )
     rows, keys = max(1, rows - rng.randrange(4)), max(1, keys - rng.randrange(9))
-    groups, repeat, batch = rng.choice([1, 2]), rng.choice([1, 1, 3]), rng.choice([1, 2])
+    groups, repeat, batch = kind.choice([1, 2]), kind.choice([1, 1, 3]), kind.choice([1, 2])
     dim, value_dim = kind.choice([1, 5, 16, 32, 60, 64, 128]), kind.choice([1, 7, 16, 32, 64, 96])
     heads = groups * repeat
     common = rng.choice(
@@ -136,7 +136,7 @@ def draw(seed: int, device: str) -> dict:
     case = {
         "seed": seed,
         "device": device,
-        "tensors": [laid_out(rng, t.to(dtype)) for t in (q, k, v)],
+        "tensors": [laid_out(kind, t.to(dtype)) for t in (q, k, v)],
         "causal": kind.choice([False, False, True, "lower_right"]),
         "window": rng.randint(1, keys + 2) if windowed else None,
         "softcap": kind.choice([None, None, None, 3.0, 30.0]),
@@ -149,10 +149,10 @@ def draw(seed: int, device: str) -> dict:
         "signs": kind.choice(["all", "all", ("entropy", "peak"), ()]),
     }
     if scaled:
-        shape = rng.choice([(), (heads,), (batch, heads, rows, 1)])
+        shape = kind.choice([(), (heads,), (batch, heads, rows, 1)])
         case["scale"] = torch.rand(shape, dtype=torch.promote_types(dtype, torch.float32)) / math.sqrt(dim) + 0.05
     if masked:
-        shape = [n if rng.random() < 0.6 else 1 for n in (batch, heads, rows, keys)]
+        shape = [n if kind.random() < 0.6 else 1 for n in (batch, heads, rows, keys)]
         noise = torch.randn(shape, dtype=torch.float64)
         if masked == "hides":
             case["mask"] = noise > rng.choice([-1.0, 1.0])
@@ -162,9 +162,9 @@ def draw(seed: int, device: str) -> dict:
     return case
 
 
-def laid_out(rng: random.Random, tensor: Tensor) -> Tensor:
+def laid_out(kinds: random.Random, tensor: Tensor) -> Tensor:
     """The same numbers in layouts that models use: (B, L, H, E) transposed, (B, H, E, L) turned, a slice of a cache."""
-    kind = rng.choice(["plain", "plain", "heads last", "turned", "cache"])
+    kind = kinds.choice(["plain", "plain", "heads last", "turned", "cache"])
     if kind == "heads last":
         return tensor.transpose(1, 2).contiguous().transpose(1, 2)
     if kind == "turned":

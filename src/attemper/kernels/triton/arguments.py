@@ -121,9 +121,13 @@ def is_added(mask: Tensor | None) -> bool:
 
 
 def is_fast(problem: Problem, sign_bits: int) -> bool:
-    """Whether the fast pass serves a call: logits that are the score times a number, and each row's keys begin with the first."""
+    """Whether the fast pass serves a call: logits that are the score times a number, and each row's keys begin with the first.
+
+    It takes the query as it is, which a scale that is not positive would change.
+    """
     plain = problem.mask is None and problem.softcap is None and problem.left is None and not problem.dropout
-    return plain and not keeps_weights(problem, sign_bits)
+    positive = problem.gain is not None or problem.scale > 0
+    return plain and positive and not keeps_weights(problem, sign_bits)
 
 
 def splits_of(problem: Problem) -> int:
@@ -174,7 +178,9 @@ def _copies(tensor: Tensor) -> bool:
 # The size of tiles: what was fastest on an H200, by head dim, dtype and direction; before Hopper, what fits without spilling.
 
 
-def forward_block(dim: int, dtype: torch.dtype, values: bool, fast: bool, signs: bool, hopper: bool) -> Block:
+def forward_block(problem: Problem, fast: bool, signs: bool, hopper: bool) -> Block:
+    """On Hopper with as few registers as let three or more programs run on a processor: they wait for products in turn."""
+    dim, dtype, keys = widest(problem), problem.query.dtype, problem.key.shape[2]
     if dtype == torch.float32:
         return _block(32, 32, 4, 1)
     if dim > 128:
@@ -183,11 +189,13 @@ def forward_block(dim: int, dtype: torch.dtype, values: bool, fast: bool, signs:
         return _block(64, 64, 4, 2) if dim <= 64 else _block(64, 32, 4, 2)
     if not fast:
         return _block(64, 64, 4, 3)
-    if not values:
-        return _block(64, 128, 4, 2, 168) if dim <= 64 else _block(64, 64, 4, 3, 128)
+    if problem.value is None:
+        if dim <= 64:
+            return _block(64, 64, 4, 3, 96)
+        return _block(64, 64, 4, 2, 128) if keys <= 8192 else _block(64, 128, 4, 3, 168)
     if dim <= 64:
-        return _block(64, 128 if signs else 64, 4, 3)
-    return _block(64, 64, 4, 2)
+        return _block(64, 64, 4, 3, 168)
+    return _block(64, 64, 4, 2) if signs and problem.right is None else _block(64, 32, 4, 3, 168)
 
 
 def decode_block(dim: int, dtype: torch.dtype, shared: int, room: int) -> Block:

@@ -37,7 +37,9 @@ def forward_kernel(
     if GAIN:
         b_scale *= tl.load(p_gain + i_b * step_gb + i_h * step_gh + o_m.to(tl.int64) * step_gm, mask=m_m, other=0.0)
     b_base = tl.full([BM], 1.0, tl.float32)
-    if not (CAP or MASK == ADDED):
+    if FAST and not GAIN and (VALUES or BE <= 64):
+        b_base = b_scale  # it is positive, see `is_fast`: products read the query from shared memory, where it lies
+    elif not (CAP or MASK == ADDED):
         b_q, b_base = with_positive_scale(b_q, b_scale)
     p_key += i_b * step_kb + i_g * step_kh
     p_value += i_b * step_vb + i_g * step_vh

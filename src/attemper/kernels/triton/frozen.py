@@ -31,6 +31,27 @@ def lanes(x, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
+def with_products(b_sum, x, y, BM: tl.constexpr, BN: tl.constexpr, WIDE_INPUTS: tl.constexpr):
+    """b_sum + Σ x y, one instruction for each product; in float32 a tile is summed by itself, see `dot_added`."""
+    if WIDE_INPUTS:
+        return b_sum + lanes(x * y, BM, BN)
+    elif BN == LANES:
+        return tl.fma(x, y, b_sum)
+    else:
+        x_first, x_second = halves(x, BM, BN)
+        y_first, y_second = halves(y, BM, BN)
+        b_sum = with_products(b_sum, x_first, y_first, BM, BN // 2, False)
+        return with_products(b_sum, x_second, y_second, BM, BN // 2, False)
+
+
+@triton.jit
+def halves(x, BM: tl.constexpr, BN: tl.constexpr):
+    """The first and the second half of the columns; they stay in the registers where they are."""
+    first, second = tl.split(tl.permute(tl.reshape(x, [BM, 2, BN // 2]), [0, 2, 1]))
+    return first, second
+
+
+@triton.jit
 def reference(
     b_q, b_unit, p_key, step_kn, o_m, i_row, keys, right, E: tl.constexpr, BE: tl.constexpr, RIGHT: tl.constexpr
 ):  # fmt: skip
@@ -84,9 +105,9 @@ def frozen_tile(
     b_e = tl.math.exp2(b_t)
     b_l += lanes(b_e, BM, BN)
     if ENTROPY & BITS:
-        b_a += lanes(b_e * b_t, BM, BN)
+        b_a = with_products(b_a, b_e, b_t, BM, BN, b_k.dtype == tl.float32)
     if P2 & BITS:
-        b_s += lanes(b_e * b_e, BM, BN)
+        b_s = with_products(b_s, b_e, b_e, BM, BN, b_k.dtype == tl.float32)
     if PEAK & BITS:
         # numbers above 0 are ordered as their bits are
         b_bits = tl.reshape(b_t.to(tl.int32, bitcast=True), [BM, BN // LANES, LANES])
@@ -94,7 +115,7 @@ def frozen_tile(
     if (MEAN | VARIANCE) & BITS:
         b_y = tl.where(m_seen, b_t, 0.0) if EDGE else b_t
         b_first += lanes(b_y, BM, BN)
-        b_second += lanes(b_y * b_y, BM, BN)
+        b_second = with_products(b_second, b_y, b_y, BM, BN, b_k.dtype == tl.float32)
     if VALUES:
         b_v = load_tile(p_value, v_tiles, i_b, i_g, i_n, step_vn, keys, EV, BEV, BN, TMA, EDGE)
         if b_v.dtype == tl.float16:  # whose weights must not pass 65504
