@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import math
 import os
 from contextlib import nullcontext
 
@@ -16,7 +17,7 @@ from attemper.heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT
 from attemper.kernels.contract import Serves
 from attemper.operation.ops import FORWARD
 from cases import GRID, pairwise
-from close import assert_reordered
+from close import assert_reordered, in_float32
 from judge import judge
 
 READY = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
@@ -164,6 +165,20 @@ def test_the_first_keys_may_be_unlike_the_others(monkeypatch, causal):
     key[:, :, 150] = 100 * query[:, :, 160]
     attemper.attention(query, key, value, causal=causal, kernel="triton")
     assert careful
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_many_keys_that_are_all_alike(monkeypatch, dtype):
+    """The sum of their weights grows with their number, and is no reason to compute them again."""
+    forward = importlib.import_module("attemper.kernels.triton.forward")
+    careful, online = [], forward.online
+    monkeypatch.setattr(forward, "online", lambda *args, **how: careful.append(1) or online(*args, **how))
+    keys = 33_000
+    query, key, value = torch.zeros(1, 1, 9, 16), torch.randn(1, 1, keys, 16), torch.ones(1, 1, keys, 16)
+    output, vitals = attemper.attention(query.to(dtype), key.to(dtype), value.to(dtype), kernel="triton")
+    assert not careful
+    assert torch.equal(output, torch.ones_like(output))
+    assert vitals.entropy[0, 0, 8].item() == in_float32(math.log(keys), terms=keys, logit=0.0)
 
 
 def from_base(*order):
