@@ -8,8 +8,8 @@ a loop over heads, bands are made entry by entry, and PyTorch differentiates. In
 shows how much error is usual. For half precision torch's math backend does, where it knows the call; for other gradients, the
 definition with weights and the gradient of the scores rounded, as a product of half-precision tensors needs them. A value fails
 when its error exceeds FACTOR times the usual one (1.5 in half precision) plus what rounding every term of its sums explains.
-Each case is drawn from its number: `--seed N --cases 1` runs one again. On a GPU the choices that a kernel is compiled for, strides
-among them, are the same for ALIKE cases in a row, which differ in lengths, numbers, windows and masks.
+Each case is drawn from its number: `--seed N --cases 1` runs one again. On a GPU the choices that a kernel is compiled for,
+layouts among them, are the same for ALIKE cases in a row, which differ in lengths, numbers, windows and masks.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -79,6 +79,18 @@ class HeadSummary:
         """The names that can be read from this summary."""
         return tuple(name for name in self.columns if not name.endswith("_rows"))
 
+    @property
+    def n_heads(self) -> int:
+        return len(self.sums)
+
+    def tensors(self) -> list[Tensor]:
+        """What holds its numbers."""
+        return [self.sums, self.peaks]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> HeadSummary:
+        """The same summary with other tensors in their place, such as copies on another device."""
+        return HeadSummary(self.columns, *tensors)
+
     def __getattr__(self, name: str) -> Tensor:
         if name.startswith("__") or "columns" not in self.__dict__:
             raise AttributeError(name)
@@ -100,6 +112,34 @@ class HeadSummary:
 
     def __repr__(self) -> str:
         return f"HeadSummary({', '.join(self.signs)}; heads {len(self.sums)})"
+
+
+class BlockSummary(HeadSummary):
+    """A summary whose numbers are some rows of a block: of many summaries, (heads of all, columns and peak).
+
+    What moves or keeps the numbers of many summaries does so once for a block.
+    """
+
+    def __init__(self, columns: tuple[str, ...], block: Tensor, first: int, heads: int) -> None:
+        self.columns, self.block, self.first, self.heads = columns, block, first, heads
+
+    @property
+    def sums(self) -> Tensor:  # type: ignore[override]
+        return self.block[self.first : self.first + self.heads, :-1]
+
+    @property
+    def peaks(self) -> Tensor:  # type: ignore[override]
+        return self.block[self.first : self.first + self.heads, -1]
+
+    @property
+    def n_heads(self) -> int:
+        return self.heads
+
+    def tensors(self) -> list[Tensor]:
+        return [self.block]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> BlockSummary:
+        return BlockSummary(self.columns, tensors[0], self.first, self.heads)
 
 
 def count_column(name: str) -> str:

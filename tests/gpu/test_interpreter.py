@@ -16,6 +16,7 @@ from attemper.errors import KernelUnavailable
 from attemper.heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT
 from attemper.kernels.contract import Serves
 from attemper.operation.ops import FORWARD
+from attemper.watch.call import UnfoldedRows
 from cases import GRID, pairwise
 from close import assert_reordered, in_float32
 from judge import judge
@@ -71,9 +72,13 @@ def test_rows_of_many_calls_are_folded_at_once():
     for batch, heads, rows in ((2, 3, 40), (1, 2, 300)):
         vitals = attemper.measure(*(torch.randn(batch, heads, rows, 8) * 2 for _ in range(2)), causal=True)
         calls.append((vitals, torch.rand(batch, 1, rows) > 0.3 if batch > 1 else None))
-    folded = summary.by_head(calls, SATURABLE_KEYS, SATURATED_WEIGHT)
-    for (vitals, keep), (sums, peaks) in zip(calls, folded, strict=True):
+    rows = [UnfoldedRows.of(vitals, keep, None) for vitals, keep in calls]
+    given = [(one.addresses, one.shape, one.rows) for one in rows]
+    folded, first = summary.by_head(given, torch.device("cpu"), SATURABLE_KEYS, SATURATED_WEIGHT), 0
+    for vitals, keep in calls:
         expected = vitals.by_head(keep)
+        found = folded[first : first + expected.n_heads]
+        sums, peaks, first = found[:, :-1], found[:, -1], first + expected.n_heads
         assert expected.columns == (*COLUMNS, "peak")
         assert torch.equal(peaks, expected.peaks)
         # each row's derived signs are float32, by another exp and log

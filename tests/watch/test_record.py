@@ -4,7 +4,6 @@ import json
 import math
 import signal
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,7 +52,7 @@ def test_rows_of_another_stream_are_waited_for():
             stream.reads.append(self)
 
     lse, keep, one, other = Sign(), Sign(), Stream(), Stream()
-    rows = UnfoldedRows(SimpleNamespace(lse=lse), keep, one)
+    rows = UnfoldedRows((), (1, 1, 1), (lse,), keep, one)
     rows.wait_on(one)
     assert not one.waited
     rows.wait_on(other)

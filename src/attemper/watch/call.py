@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from ..errors import InputError
 from ..heads import HeadSummary
-from ..vitals import Vitals
+from ..vitals import SIGNS, Vitals
 from .attach.running import Frame, OpPlace
 from .trace.paths import Traced
 
@@ -122,23 +123,37 @@ class AttentionCall:
 
 
 class UnfoldedRows(NamedTuple):
-    """The vitals of a call on a GPU, and which of its rows count, until the step's calls are folded together."""
+    """The signs of a call on a GPU, and which of its rows count, until the step's calls are folded together."""
 
-    vitals: Vitals
+    addresses: tuple[int, ...]  # of all signs and of `lse_low`
+    shape: tuple[int, int, int]  # batch, heads, rows
+    memory: tuple[Tensor, ...]  # what they are addresses in
     rows: Tensor | None
     stream: Any = None  # the CUDA stream that computes them
+
+    @classmethod
+    def of(cls, vitals: Vitals, rows: Tensor | None, stream: Any) -> UnfoldedRows:
+        """All signs of a call, as the kernel wrote them."""
+        signs, low = [getattr(vitals, name) for name in SIGNS], vitals._lse_low
+        addresses = (*[sign.data_ptr() for sign in signs], 0 if low is None else low.data_ptr())
+        batch, heads, count = vitals.lse.shape
+        return cls(addresses, (batch, heads, count), (*signs, *([] if low is None else [low])), rows, stream)
+
+    @property
+    def device(self) -> torch.device:
+        return self.memory[0].device
 
     @property
     def size(self) -> int:
         """Bytes that it keeps."""
-        return sum(sign.numel() * sign.element_size() for sign in self.vitals.__dict__.values())
+        return sum([tensor.nbytes for tensor in self.memory])
 
     def wait_on(self, stream: Any) -> None:
         """Let a stream wait until they are computed, and keep their memory until it has read them."""
         if self.stream is None or self.stream == stream:
             return
         stream.wait_stream(self.stream)
-        for tensor in (*self.vitals.__dict__.values(), *(() if self.rows is None else (self.rows,))):
+        for tensor in (*self.memory, *(() if self.rows is None else (self.rows,))):
             tensor.record_stream(stream)
 
 

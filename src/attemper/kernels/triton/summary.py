@@ -16,6 +16,7 @@ from torch import Tensor
 from ...heads import COLUMNS
 from ...vitals import SIGNS, Vitals
 from ..contract import are_as_written
+from .launch import Launch, run_as
 
 N_SUMS = len(COLUMNS)
 ROWS = 256
@@ -32,46 +33,52 @@ def serves(vitals: Vitals) -> bool:
 
 
 def by_head(
-    calls: Sequence[tuple[Vitals, Tensor | None]], saturable_keys: int, saturated_weight: float
-) -> list[tuple[Tensor, Tensor]]:
-    """For each call the sums of each head, (H, columns) as in ``heads.COLUMNS``, and its peak, (H,): parts of one block.
+    calls: Sequence[tuple[tuple[int, ...], tuple[int, int, int], Tensor | None]],
+    device: torch.device,
+    saturable_keys: int,
+    saturated_weight: float,
+) -> Tensor:
+    """The sums of each head of each call, as in ``heads.COLUMNS``, and its peak: (heads of all calls, columns + 1).
 
-    Each call has vitals that this serves, all on one device, and ``keep``: which rows count, or None for all.
+    Each call has the addresses of its signs and of ``lse_low`` (or 0), their shape (batch, heads, rows), and ``keep``: which
+    rows count, or None for all.
     """
     table: list[int] = []
-    head_calls: list[int] = []
+    first = 0
     kept = []  # what was expanded must live until the launch
-    for number, (vitals, keep) in enumerate(calls):
-        batch, heads, rows = vitals.lse.shape
-        low = vitals._lse_low
+    for addresses, (batch, heads, rows), keep in calls:
         if keep is not None:
             keep = keep.expand(batch, heads, rows)
             kept.append(keep)
-        table += [getattr(vitals, name).data_ptr() for name in SIGNS]
-        table += [0 if low is None else low.data_ptr()]
-        table += [0, 0, 0, 0] if keep is None else [keep.data_ptr(), *keep.stride()]
-        table += [batch, heads, rows, len(head_calls)]
-        head_calls += [number] * heads
-    device = calls[0][0].lse.device
-    found = torch.empty((len(head_calls), N_SUMS + 1), dtype=torch.float64, device=device)
-    numbers = torch.tensor(table + head_calls, dtype=torch.int64, device="cpu")
-    numbers = numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
-    by_head_kernel[(len(head_calls),)](
-        numbers,
-        found,
-        len(calls),
-        SATURABLE=saturable_keys,
-        SATURATED=saturated_weight,
-        N_SUMS=N_SUMS,
-        ROWS=ROWS,
-        FIELDS=FIELDS,
-    )
-    parts, first = [], 0
-    for vitals, _ in calls:
-        block = found[first : first + vitals.lse.shape[1]]
-        first += len(block)
-        parts.append((block[:, :N_SUMS], block[:, N_SUMS]))
-    return parts
+        table += addresses
+        table += (0, 0, 0, 0) if keep is None else (keep.data_ptr(), *keep.stride())
+        table += (batch, heads, rows, first)
+        first += heads
+    found = torch.empty((first, N_SUMS + 1), dtype=torch.float64, device=device)
+    constants = {"SATURABLE": saturable_keys, "SATURATED": saturated_weight, "N_SUMS": N_SUMS, "ROWS": ROWS}
+    constants["FIELDS"] = FIELDS
+    launch = Launch(by_head_kernel, (first, 1), (_on_device(table, device), found, len(calls)), constants, {})
+    run_as(("by_head", device.index, saturable_keys, saturated_weight), launch)
+    return found
+
+
+TABLES: dict[tuple[int, ...], Tensor] = {}
+"""Tables on a device, by the stream that they were copied on and what they say: step after step has the same addresses."""
+MOST_TABLES = 16
+
+
+def _on_device(table: list[int], device: torch.device) -> Tensor:
+    """The table of all calls, and after it for each head the number of its call."""
+    key = (torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0, *table)
+    found = TABLES.get(key)
+    if found is None:
+        head_calls = [call for call, place in enumerate(range(0, len(table), FIELDS)) for _ in range(table[place + 13])]
+        numbers = torch.tensor(table + head_calls, dtype=torch.int64, device="cpu")
+        if len(TABLES) >= MOST_TABLES:
+            TABLES.clear()
+        found = numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
+        TABLES[key] = found
+    return found
 
 
 def add_to(

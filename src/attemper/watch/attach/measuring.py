@@ -74,7 +74,7 @@ def by_head(vitals: Vitals, rows: Tensor | None) -> HeadSummary | UnfoldedRows:
             return vitals.by_head(rows)
         # the mask may be the user's, who may write into it before the step ends
         kept = None if rows is None else rows.clone()
-        return UnfoldedRows(vitals, kept, torch.cuda.current_stream(vitals.lse.device))
+        return UnfoldedRows.of(vitals, kept, torch.cuda.current_stream(vitals.lse.device))
     return folded(vitals, rows)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ... import kernels
 from ...errors import InputError
-from ...heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary, count_column
+from ...heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, BlockSummary, HeadSummary, count_column
 from ..attach.gradients import GradientHooks
 from ..call import AttentionCall, Facts, Summary, UnfoldedRows
 from ..passes import is_in
@@ -48,12 +49,11 @@ class Entry:
 
     def on_host(self) -> bool:
         """Whether its numbers can be read without waiting for a device."""
-        return self.summary.sums.device.type == "cpu"
+        return self.summary.tensors()[0].device.type == "cpu"
 
     def parts(self) -> list[Tensor]:
-        """Its numbers: sums, peaks, and gradients if it has them."""
-        summary = self.summary
-        return [summary.sums, summary.peaks, *([] if self.gradients is None else [self.gradients])]
+        """What holds its numbers: those of its summary, and the gradients if it has them."""
+        return [*self.summary.tensors(), *([] if self.gradients is None else [self.gradients])]
 
     def take(self, heads: Collection[int]) -> Entry | None:
         """The same entry with these heads only; None if it has none of them."""
@@ -175,19 +175,21 @@ class StepAccumulator:
         by_device: dict[torch.device, list[tuple[LayerSums, UnfoldedRows]]] = {}
         for layer in layers.values():
             for rows in layer.unfolded:
-                by_device.setdefault(rows.vitals.lse.device, []).append((layer, rows))
+                by_device.setdefault(rows.device, []).append((layer, rows))
             layer.unfolded = []
         self.kept = 0
         for device, pairs in by_device.items():
             with torch.cuda.device(device):
                 for _, rows in pairs:
                     rows.wait_on(torch.cuda.current_stream())
-                folded = kernels.load("triton").summary.by_head(
-                    [(rows.vitals, rows.rows) for _, rows in pairs], SATURABLE_KEYS, SATURATED_WEIGHT
-                )
-            for (layer, _), (sums, peaks) in zip(pairs, folded, strict=True):
-                summary = HeadSummary((*COLUMNS, "peak"), sums, peaks)
+                calls = [(rows.addresses, rows.shape, rows.rows) for _, rows in pairs]
+                block = kernels.load("triton").summary.by_head(calls, device, SATURABLE_KEYS, SATURATED_WEIGHT)
+            first = 0
+            for layer, rows in pairs:
+                heads = rows.shape[1]
+                summary = BlockSummary((*COLUMNS, "peak"), block, first, heads)
                 layer.summary = summary if layer.summary is None else layer.summary.merge(summary)
+                first += heads
 
     def drop(self, module: str) -> None:
         """Forget the calls of this step inside a module."""
@@ -209,13 +211,17 @@ class StepAccumulator:
                 self.failures[name] = layer.gradients.failure
             facts[name, kind] = layer.facts
             if layer.summary is not None:
-                heads = tuple(range(len(layer.summary.sums)))
-                entries.append(Entry(step, name, kind, heads, layer.summary, sums))
+                entries.append(Entry(step, name, kind, _all(layer.summary.n_heads), layer.summary, sums))
         return entries, facts
 
 
+@cache
+def _all(heads: int) -> tuple[int, ...]:
+    return tuple(range(heads))
+
+
 class Slot(NamedTuple):
-    """Where an entry's numbers are in a buffer: sums, then peaks, then gradients, one after the other."""
+    """Where an entry's numbers are in a buffer: for each head its sums, then its peak, then its gradients."""
 
     step: int
     layer: str
@@ -226,6 +232,11 @@ class Slot(NamedTuple):
     start: int
     width: int  # columns of the sums
     has_gradients: bool
+
+    @property
+    def row(self) -> int:
+        """Numbers of a head."""
+        return self.width + 1 + (6 if self.has_gradients else 0)
 
 
 class EntryBuffer:
@@ -242,23 +253,44 @@ class EntryBuffer:
         self.last, self.used = -1, BLOCK  # the block that is being filled, and how far
         self.shared: dict[Any, Any] = {}
 
-    def put(self, entry: Entry) -> None:
-        """Copy an entry's numbers into the buffer. This waits for the entry's device."""
-        summary = entry.summary
-        parts = entry.parts()
-        size = sum(part.numel() for part in parts)
+    def put(self, entries: Iterable[Entry]) -> None:
+        """Copy the numbers of entries into the buffer, those of a shared block at once. This waits for their devices."""
+        placed: dict[int, tuple[int, int]] = {}  # where the blocks of these entries are
+        for entry in entries:
+            summary, heads = entry.summary, len(entry.heads)
+            place = (entry.step, self._one(entry.layer), entry.kind, self._one(entry.heads), self._one(summary.columns))
+            if isinstance(summary, BlockSummary) and entry.gradients is None:
+                block = summary.block
+                if id(block) not in placed:
+                    placed[id(block)] = self._room(block.numel())
+                    self._numbers(*placed[id(block)], block.shape).copy_(block.detach())
+                number, start = placed[id(block)]
+                row = block.shape[1]
+                slot = Slot(*place, number, start + summary.first * row, row - 1, False)
+            else:
+                sums, peaks = summary.sums.detach(), summary.peaks.detach()
+                slot = Slot(*place, -1, -1, sums.shape[1], entry.gradients is not None)
+                number, start = self._room(heads * slot.row)
+                slot = slot._replace(block=number, start=start)
+                numbers = self._numbers(slot.block, slot.start, (heads, slot.row))
+                numbers[:, : slot.width], numbers[:, slot.width] = sums, peaks
+                if entry.gradients is not None:
+                    numbers[:, slot.width + 1 :] = entry.gradients.detach()
+            if not self.slots or self.slots[-1].step != entry.step:
+                self.begins.append(len(self.slots))
+            self.slots.append(slot)
+
+    def _room(self, size: int) -> tuple[int, int]:
+        """A block of memory and the first of so many free numbers in it."""
         if self.used + size > len(self.blocks.get(self.last, ())):
             self.last += 1
             self.blocks[self.last] = torch.empty(max(BLOCK, size), dtype=torch.float64, device="cpu")
             self.used = 0
-        start = self.used
-        for part in parts:
-            self.blocks[self.last][self.used : self.used + part.numel()].copy_(part.detach().reshape(-1))
-            self.used += part.numel()
-        place = (entry.step, self._one(entry.layer), entry.kind, self._one(entry.heads), self._one(summary.columns))
-        if not self.slots or self.slots[-1].step != entry.step:
-            self.begins.append(len(self.slots))
-        self.slots.append(Slot(*place, self.last, start, summary.sums.shape[1], entry.gradients is not None))
+        self.used += size
+        return self.last, self.used - size
+
+    def _numbers(self, block: int, start: int, shape: Sequence[int]) -> Tensor:
+        return self.blocks[block][start : start + shape[0] * shape[1]].view(*shape)
 
     def drop(self, keep: int) -> bool:
         """Keep the last steps only; whether there were more."""
@@ -277,10 +309,7 @@ class EntryBuffer:
         return self.shared.setdefault(thing, thing)
 
     def get(self, slot: Slot) -> Entry:
-        heads = len(slot.heads)
-        numbers = self.blocks[slot.block][slot.start :]
-        size = heads * slot.width
-        summary = HeadSummary(slot.columns, numbers[:size].view(heads, -1), numbers[size : size + heads])
-        rest = numbers[size + heads :]
-        gradients = rest[: 6 * heads].view(heads, 6) if slot.has_gradients else None
+        numbers = self._numbers(slot.block, slot.start, (len(slot.heads), slot.row))
+        summary = HeadSummary(slot.columns, numbers[:, : slot.width], numbers[:, slot.width])
+        gradients = numbers[:, slot.width + 1 :] if slot.has_gradients else None
         return Entry(slot.step, slot.layer, slot.kind, slot.heads, summary, gradients)

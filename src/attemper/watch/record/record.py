@@ -55,8 +55,7 @@ class Record:
 
     def _settle(self) -> None:
         waiting, self._waiting = self._waiting, Transfer()
-        for entry in waiting.finish():
-            self._buffer.put(entry)
+        self._buffer.put(waiting.finish())
 
     def _add(self, entries: Iterable[Entry], facts: dict[tuple[str, str], Facts]) -> None:
         """Add a step. The one before it goes to the buffer: its device has finished it by now."""

@@ -8,11 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...heads import HeadSummary
 from .entry import Entry
-
-SPARSE = 4
-"""Memory that is so many times as large as what is read of it is not copied whole."""
 
 
 class Transfer:
@@ -23,18 +19,17 @@ class Transfer:
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self.entries = list(entries)
-        by_device: dict[torch.device, list[Tensor]] = {}
+        by_device: dict[torch.device, dict[int, Tensor]] = {}  # by address: many entries may share a block
         for entry in self.entries:
             if not entry.on_host():
-                parts = [part.detach() for part in entry.parts()]
-                by_device.setdefault(parts[0].device, []).extend(parts)
-        self.copies: dict[int, Tensor] = {}  # by the address of the memory, or the part, that was copied
+                for part in entry.parts():
+                    by_device.setdefault(part.device, {})[part.data_ptr()] = part
+        self.copies: dict[int, Tensor] = {}  # by the address of what was copied
         for parts in by_device.values():
-            most = SPARSE * sum(part.nbytes for part in parts)
-            flat = dict(_flat(part, most) for part in parts)
-            whole = torch.cat(list(flat.values())) if len(flat) > 1 else next(iter(flat.values()))
-            copies = to_cpu(whole).split([len(one) for one in flat.values()])
-            self.copies |= dict(zip(flat, copies, strict=True))
+            flat = [part.detach().reshape(-1).double() for part in parts.values()]
+            copies = to_cpu(torch.cat(flat) if len(flat) > 1 else flat[0]).split([len(one) for one in flat])
+            for (address, part), copy in zip(parts.items(), copies, strict=True):
+                self.copies[address] = copy.view(part.shape)
         self.events = [event_on(device) for device in by_device if device.type == "cuda"]
 
     @property
@@ -49,27 +44,10 @@ class Transfer:
         return [entry if entry.on_host() else self._moved(entry) for entry in self.entries]
 
     def _moved(self, entry: Entry) -> Entry:
-        sums, peaks, *rest = map(self._copy, entry.parts())
-        summary = HeadSummary(entry.summary.columns, sums, peaks)
-        return replace(entry, summary=summary, gradients=rest[0] if rest else None)
-
-    def _copy(self, part: Tensor) -> Tensor:
-        own, shared = part.data_ptr(), part.untyped_storage().data_ptr()
-        if own in self.copies and self.copies[own].numel() == part.numel():
-            return self.copies[own].view(part.shape)
-        copy = self.copies[shared]
-        return copy.as_strided(part.shape, part.stride(), copy.storage_offset() + part.storage_offset())
-
-
-def _flat(part: Tensor, most: int) -> tuple[int, Tensor]:
-    """All of the memory that a part shares with others, up to so many bytes, or the part alone; and its address.
-
-    A whole step lies in one memory where kernels/triton/summary.py has written it.
-    """
-    memory = part.untyped_storage()
-    if part.dtype == torch.float64 and part.nbytes < memory.nbytes() <= most:
-        return memory.data_ptr(), part.as_strided((memory.nbytes() // part.element_size(),), (1,), 0)
-    return part.data_ptr(), part.reshape(-1).double()
+        summary = entry.summary
+        copies = [self.copies[part.data_ptr()] for part in summary.tensors()]
+        gradients = None if entry.gradients is None else self.copies[entry.gradients.data_ptr()]
+        return replace(entry, summary=summary.with_tensors(copies), gradients=gradients)
 
 
 def to_cpu(tensor: Tensor) -> Tensor:
