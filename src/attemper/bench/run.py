@@ -174,8 +174,8 @@ def cases(settings: BenchSettings) -> list[Case]:
 
 
 def memory_rows(settings: BenchSettings, note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Peak memory at each length with its growth since the one before: B = H = 1, E = 64, causal."""
-    found = []
+    """Peak memory at each length with its growth since the one before: B = H = 1, E = 64, causal; on a GPU E = 128."""
+    found, head_dim = [], 128 if torch.device(settings.device).type == "cuda" else 64
     for candidate, direction in (
         ("attemper", "forward"),
         ("attemper", "forward_backward"),
@@ -186,7 +186,7 @@ def memory_rows(settings: BenchSettings, note: Callable[[str], None]) -> list[di
         for length in sorted(settings.lengths):
             if candidate.startswith("eager") and length > EAGER_LENGTH:
                 break
-            case = Case((1, 1, length, 64), True, direction, settings.dtype, settings.device, settings.kernel)
+            case = Case((1, 1, length, head_dim), True, direction, settings.dtype, settings.device, settings.kernel)
             note(f"memory of {CANDIDATES[candidate]}: {case}")
             peak = memory.peak(candidate, case)
             found.append(
