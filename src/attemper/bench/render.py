@@ -44,9 +44,9 @@ SPEED_LEGEND = (
     "a share of the time it took."
 )
 MEMORY_LEGEND = (
-    "B = H = 1, E = 64 (on a GPU 128), causal, each in a fresh process. MiB: at the peak, beyond inputs, outputs, signs and gradients "
-    "(the last three are results). Backward with an entropy in the loss. Growth: from the length above; where lengths "
-    "double, 2 is linear and 4 quadratic."
+    "B = H = 1, E = 64 (on a GPU 128), causal, each in a fresh process. MiB: at the peak, beyond inputs, outputs, signs "
+    "and gradients (the last three are results). Backward with an entropy in the loss. Growth: from the length above; "
+    "where lengths double, 2 is linear and 4 quadratic."
 )
 WATCH_LEGEND = (
     "Forward passes, or training steps without an optimizer; random weights. Medians of interleaved rounds, with quartiles. "
