@@ -89,6 +89,7 @@ def launches(capability):
     """The launches that models make; on a card with the least shared memory, those that need most of it."""
     hopper = capability == 90
     kernel.is_hopper, kernel.room = lambda device: hopper, lambda device: ROOM[capability]
+    kernel._decode.room = kernel.room
     gathered = []
     running.Launch.run = lambda self: gathered.append(self)
     gather_largest(gathered) if ROOM[capability] == running.LEAST_ROOM else gather_usual(gathered, hopper)
@@ -107,7 +108,7 @@ def gather_usual(gathered, hopper):
             for what, sign_bits in ((problem, 0), (problem, ALL), (alone, ALL)):
                 gathered.append(kernel.forward_launch(what, empty_results(what, sign_bits), sign_bits, hopper))
         row = problem._replace(query=query[:, :, :1])
-        gathered += kernel.decode_launches(row, empty_results(row, ALL), ALL, 8)
+        gathered += kernel._decode.decode_launches(row, empty_results(row, ALL), ALL, 8)
         results = empty_results(problem, OUTPUT_LOW_BIT)
         upstream = Upstream(torch.empty_like(results.output), *[None] * 6)
         kernel.backward(problem, results, upstream, NeedsGrad(True, True, True, False, False))
@@ -122,7 +123,7 @@ def gather_largest(gathered):
         results = empty_results(problem, ALL | OUTPUT_LOW_BIT)
         gathered.append(kernel.forward_launch(problem, results, ALL | OUTPUT_LOW_BIT, False))
         rows = problem._replace(query=query[:, :, :8], mask=mask[:, :, :8], gain=gain[:, :, :8])
-        gathered += kernel.decode_launches(rows, empty_results(rows, ALL), ALL, 8)[:1]
+        gathered += kernel._decode.decode_launches(rows, empty_results(rows, ALL), ALL, 8)[:1]
         upstream = Upstream(torch.empty_like(results.output), *[torch.empty_like(results.lse) for _ in range(6)])
         kernel.backward(problem, results, upstream._replace(peak=None), NeedsGrad(True, True, True, True, True))
 

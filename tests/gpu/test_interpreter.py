@@ -288,12 +288,12 @@ def test_no_launch_has_more_programs_along_a_dimension_than_cuda_starts(monkeypa
 
 def test_a_plan_of_decode_is_used_again_only_for_what_was_compiled():
     from attemper.kernels.contract import OUTPUT_LOW_BIT, Problem
-    from attemper.kernels.triton import _decode_key
+    from attemper.kernels.triton.decode import decode_key
 
     def key(keys, bits=0, dtype=torch.float16, cache=None, right=None):
         query = torch.empty(2, 2, 1, 16, dtype=dtype)
         found = torch.empty(2, 2, keys, 16, dtype=dtype) if cache is None else cache
-        return _decode_key(Problem(query, found, found, *[None] * 4, 0.25, None, right, None, 0.0), bits)
+        return decode_key(Problem(query, found, found, *[None] * 4, 0.25, None, right, None, 0.0), bits)
 
     assert key(640) == key(960)
     assert key(640, right=639) == key(960, right=959)  # lower right: the bound grows with the keys

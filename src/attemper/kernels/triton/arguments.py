@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..contract import FAR_APART, OUTPUT_LOW_BIT, Problem, Results
+from ..contract import FAR_APART, OUTPUT_LOW_BIT, Problem, Results, empty_results
 from .launch import ALIGNED, Block
 
 SMALL_CALL = 128 * 128
@@ -23,32 +24,62 @@ MOST_SPLITS = 128
 
 def readable(problem: Problem) -> Problem:
     """With vectors of unit stride, and a mask of bytes or of floats."""
-    value, mask = problem.value, problem.mask
-    return problem._replace(
-        query=with_unit_stride(problem.query),
-        key=with_unit_stride(problem.key),
-        value=None if value is None else with_unit_stride(value),
-        mask=mask.view(torch.uint8) if mask is not None and mask.dtype == torch.bool else mask,
-    )
+    query, key, value, mask = problem[:4]
+    vectors = with_unit_stride(query), with_unit_stride(key), None if value is None else with_unit_stride(value)
+    bytes_ = mask.view(torch.uint8) if mask is not None and mask.dtype == torch.bool else mask
+    if vectors[0] is query and vectors[1] is key and vectors[2] is value and bytes_ is mask:
+        return problem
+    return Problem(*vectors, bytes_, *problem[4:])  # type: ignore[arg-type]
 
 
 def with_unit_stride(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(-1) == 1 and tensor.stride(-2) < FAR_APART else tensor.contiguous()
+    *_, between_rows, step = tensor.stride()
+    return tensor if step == 1 and between_rows < FAR_APART else tensor.contiguous()
 
 
 def as_written(saved: Results) -> Results:
     """What a forward saved, as it lay in memory then: a hook of saved tensors may return it in another layout."""
     output, low = saved.output, saved.output_low
-    signs = [sign.contiguous() for sign in saved[2:]]
-    by_head_or_token = output.is_contiguous() or (output.dim() == 4 and output.transpose(1, 2).is_contiguous())
-    if not by_head_or_token or (low.numel() and low.stride() != output.stride()):
-        output, low = output.contiguous(), low.contiguous()
+    signs = [sign if sign is None or sign.is_contiguous() else sign.contiguous() for sign in saved[2:]]
+    if output is not None:
+        by_head_or_token = output.is_contiguous() or (output.dim() == 4 and output.transpose(1, 2).is_contiguous())
+        if not by_head_or_token or (is_there(low) and low.stride() != output.stride()):
+            output, low = output.contiguous(), None if low is None else low.contiguous()
     return Results(output, low, *signs)
 
 
+def is_there(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.numel() > 0
+
+
+def complete(results: Results, query: Tensor) -> Results:
+    """With tensors of no elements for what is None: a kernel is compiled for the dtype of each."""
+    nothing = nothing_like(query)
+    return Results(*[empty if tensor is None else tensor for tensor, empty in zip(results, nothing, strict=True)])
+
+
+def nothing_like(query: Tensor) -> Results:
+    """Results of no elements, as a call with such a query has them."""
+    return _nothing(query.device, query.dtype)
+
+
+@cache
+def _nothing(device: torch.device, dtype: torch.dtype) -> Results:
+    problem = Problem(torch.empty((1, 1, 0, 1), dtype=dtype, device=device), *[None] * (len(Problem._fields) - 1))  # type: ignore[arg-type]
+    return empty_results(problem, 0)
+
+
 def inputs(problem: Problem) -> tuple[Tensor, ...]:
+    query, key, value, mask, gain = problem[:5]
     # a pointer that is not read: the query's
-    return tuple(problem.query if tensor is None else tensor for tensor in problem[:5])
+    none = query
+    return (
+        query,
+        key,
+        none if value is None else value,
+        none if mask is None else mask,
+        none if gain is None else gain,
+    )
 
 
 def steps(problem: Problem) -> tuple[int, ...]:
@@ -95,6 +126,16 @@ def compiled_for(problem: Problem) -> dict[str, Any]:
     }
 
 
+def written(sign_bits: int, results: Results) -> int:
+    """The bits of what is there to be written: a float32 output has no low part."""
+    return sign_bits if is_there(results.output_low) else sign_bits & ~OUTPUT_LOW_BIT
+
+
+def forward_constants(problem: Problem, sign_bits: int) -> dict[str, Any]:
+    asked = {"VALUES": problem.value is not None, "EXACT": keeps_weights(problem, sign_bits), "BITS": sign_bits}
+    return compiled_for(problem) | asked
+
+
 def cdiv(a: int, b: int) -> int:
     """Triton's own, which also serves inside of kernels, takes 10 µs."""
     return -(-a // b)
@@ -133,9 +174,11 @@ def is_fast(problem: Problem, sign_bits: int) -> bool:
 def splits_of(problem: Problem) -> int:
     """Over how many programs the keys of each row are split; 1 where rows fill the card, or are too many for one tile."""
     batch, heads, rows, _ = problem.query.shape
+    if rows > FEW_ROWS:
+        return 1
     groups, keys = problem.key.shape[1:3]
     shared = heads // groups * rows
-    if rows > FEW_ROWS or shared > 64 or keys < 2 * CHUNK or problem.dropout:
+    if shared > 64 or keys < 2 * CHUNK or problem.dropout:
         return 1
     return min(MOST_SPLITS, keys // CHUNK, max(1, PROGRAMS // (batch * groups)))
 
@@ -153,18 +196,12 @@ def is_small(problem: Problem) -> bool:
 
 def descriptors(*tensors: Tensor, rows: int) -> list[TensorDescriptor] | None:
     """Descriptors of tiles of so many rows; None where the hardware cannot copy them."""
-    return described(*tensors, rows=rows) if all(map(_copies, tensors)) else None
-
-
-def described(*tensors: Tensor, rows: int) -> list[TensorDescriptor]:
-    """`descriptors` of tensors that the hardware can copy."""
-    found = []
-    for tensor in tensors:
-        tile = TensorDescriptor.__new__(TensorDescriptor)  # its own checks, which `_copies` has made, take 10 µs
-        tile.base, tile.shape, tile.strides = tensor, list(tensor.shape), list(tensor.stride())
-        tile.block_shape = [1, 1, rows, padded(tensor.shape[3])]
-        found.append(tile)
-    return found
+    if not all(map(_copies, tensors)):
+        return None
+    return [
+        TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, rows, padded(tensor.shape[3])])
+        for tensor in tensors
+    ]
 
 
 def _copies(tensor: Tensor) -> bool:
@@ -240,3 +277,11 @@ def _block(rows: int, keys: int, warps: int, stages: int, registers: int = 0) ->
     """`registers` is the most that a thread may use, so that more programs run at a time; 0 leaves it to the compiler."""
     block = {"BM": rows, "BN": keys, "num_warps": warps, "num_stages": stages}
     return block | ({"maxnreg": registers} if registers else {})
+
+
+def tile_of(block: Block) -> Block:
+    return {"BM": block["BM"], "BN": block["BN"]}
+
+
+def options_of(block: Block) -> Block:
+    return {name: size for name, size in block.items() if name not in ("BM", "BN")}

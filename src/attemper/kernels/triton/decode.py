@@ -6,15 +6,85 @@ read once. Attention over a split is attention over the whole by the formulas of
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
+from ..contract import Problem, Results, is_by_token
+from .arguments import (
+    cdiv,
+    complete,
+    decode_block,
+    forward_constants,
+    inputs,
+    keeps_weights,
+    next_power_of_2,
+    numbers,
+    options_of,
+    steps,
+    tile_of,
+    widest,
+    written,
+)
+from .launch import ALIGNED, Launch, plans_of, room, run_and_plan
 from .online import online
 from .store import entropy_of, moments, store_output, store_signs, vector_index
 from .tile import ADDED, LOG2E, NUMBERS, program, with_positive_scale
 
 N_PARTS = 12
 """Numbers that a part has for each row, besides its sum of values."""
+
+
+def decode_key(problem: Problem, sign_bits: int) -> tuple[Any, ...]:
+    """All that the launches of a decode are compiled for. The number of keys, which grows from call to call, is not among it."""
+    query, value = problem.query, problem.value
+    strides = tuple([(step % 16, step == 1, step < 1 << 31) for step in steps(problem)])
+    bounds = (problem.left is None, problem.right is None, problem.softcap is None)  # their values are arguments
+    return (
+        *(query.get_device(), query.dtype, query.shape[1:], problem.key.shape[1], sign_bits, strides, bounds),
+        *(is_by_token(query), keeps_weights(problem, sign_bits)),
+        *[None if tensor is None else (tensor.dtype, tensor.data_ptr() % ALIGNED) for tensor in problem[:5]],
+        None if value is None else value.shape[3],
+    )
+
+
+def launch_decode(problem: Problem, results: Results, sign_bits: int, splits: int) -> None:
+    """Fields of `results` may be None."""
+    plans = plans_of(decode_key(problem, sign_bits))
+    split, join = decode_launches(problem, complete(results, problem.query), sign_bits, splits)
+    for name, launch, n_tensors in (("split", split, N_SPLIT), (join.constants["SPLITS"], join, N_JOIN)):
+        plan = None if plans is None else plans.get(name)
+        if plan is not None:
+            plan.run(launch.args[:n_tensors], launch.args[n_tensors:], launch.programs)
+        else:
+            run_and_plan(plans, name, len(launch.args), launch)
+
+
+N_SPLIT, N_JOIN = 5 + 2, 2 + len(Results._fields)
+"""Tensors that each of the two kernels gets; numbers follow, which change from call to call."""
+
+
+def decode_launches(problem: Problem, results: Results, sign_bits: int, splits: int) -> list[Launch]:
+    query, key, value = problem.query, problem.key, problem.value
+    n_rows, keys, groups = results.lse.numel(), key.shape[2], key.shape[1]
+    sign_bits = written(sign_bits, results)
+    block = decode_block(widest(problem), query.dtype, query.shape[1] // groups * query.shape[2], room(query.device))
+    chunk = cdiv(cdiv(keys, splits), block["BN"]) * block["BN"]
+    splits = cdiv(keys, chunk)
+    device = query.device
+    parts = torch.empty((N_PARTS, splits, n_rows), dtype=torch.float32, device=device)
+    sums = parts
+    if value is not None:
+        sums = torch.empty((splits, n_rows, value.shape[3]), dtype=torch.float32, device=device)
+    constants = forward_constants(problem, sign_bits) | tile_of(block)
+    args = (*inputs(problem), parts, sums, *steps(problem), *numbers(problem), chunk, n_rows)
+    split = Launch(decode_kernel, (splits, query.shape[0] * groups), args, constants, options_of(block))
+    joined = {name: constants[name] for name in ("EV", "BEV", "VALUES", "BITS")} | {"SPLITS": next_power_of_2(splits)}
+    joined["BY_TOKEN"] = is_by_token(query)
+    args = (parts, sums, *results, *query.shape[1:3], n_rows, splits)
+    return [split, Launch(join_kernel, (n_rows, 1), args, joined, {"num_warps": 4})]
 
 
 @triton.jit(do_not_specialize=[*NUMBERS, "chunk", "n_rows"])

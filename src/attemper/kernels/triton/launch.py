@@ -1,7 +1,8 @@
 """Launches: a kernel is started with what Triton compiled for an equal launch before.
 
 Triton's own way to a compiled kernel looks at every argument, which takes longer than a small kernel runs. A plan is found by
-the shapes of a call, and only the tensors are new. With ATTEMPER_TUNE=1 the tiles of a kernel are chosen by time.
+the shapes of a call. It calls the C function that Triton compiled for the kernel, and only the addresses of tensors are new.
+With ATTEMPER_TUNE=1 the tiles of a kernel are chosen by time.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cache
+from itertools import count
 from pathlib import Path
+from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +25,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...errors import KernelUnavailable
 
@@ -102,60 +108,147 @@ def _reason(error: Exception) -> str | None:
     return None
 
 
-class LaunchPlan(NamedTuple):
-    """A launch that was made before on tensors of the same shapes."""
+class CFunction(NamedTuple):
+    """The C function that Triton compiled to start a kernel, which takes the same arguments at each start but for a few."""
 
-    compiled: Any
-    programs: Programs
-    numbers: tuple[Any, ...]  # and constants: all but the tensors
-    copied_rows: int  # of a tile that the hardware copies; 0 if it does not
+    call: Callable[..., None]
+    same: tuple[Any, ...]  # what stands between the stream and the kernel's own arguments
+    tiles: tuple[dict[str, Any], ...]  # what Triton's compiler says of each tensor whose tiles the hardware copies
+    stream_of: Callable[[int], int]
+    device: int
 
-    def run(self, tensors: Sequence[Any]) -> None:
-        _start(self.compiled, self.programs, [*_addresses(tensors), *self.numbers])
+    @classmethod
+    def of(cls, compiled: Any, places: Sequence[int]) -> CFunction | None:
+        """`places` are those of descriptors among the arguments. None where anything is not as Triton 3.6 has it."""
+        nvidia = sys.modules.get("triton.backends.nvidia.driver")
+        if not KNOWN or nvidia is None or nvidia._BASE_ARGS_FORMAT != BASE_ARGS:
+            return None
+        launcher = compiled.run
+        has = vars(launcher) if type(launcher) is nvidia.CudaLauncher else {}
+        if has.keys() != LAUNCHER_HAS or has["global_scratch_size"] or has["profile_scratch_size"]:
+            return None
+        call, tiles = has["launch"], ()
+        if places:  # a function in Python expands descriptors
+            code, cells = getattr(call, "__code__", None), getattr(call, "__closure__", None) or ()
+            inside = dict(zip(code.co_freevars, [cell.cell_contents for cell in cells], strict=True)) if code else {}
+            if inside.keys() != EXPANDER_HAS or inside["tensordesc_indices"] != {*places}:
+                return None
+            call, tiles = inside["launcher"], tuple(inside["tensordesc_meta"])
+            if len(tiles) != len(places) or None in tiles:
+                return None
+        if not isinstance(call, C_FUNCTION):
+            return None
+        scratch, hooks = (None, None), (None, None, None)  # with the argument of hooks
+        same = (
+            compiled.function,
+            has["launch_cooperative_grid"],
+            has["launch_pdl"],
+            *scratch,
+            compiled.packed_metadata,
+        )
+        return cls(call, (*same, *hooks), tiles, driver.active.get_current_stream, driver.active.get_current_device())
 
 
+BASE_ARGS = "iiiKKppOOOOOO"
+"""Grid, stream, function, cooperative, dependent, two scratch memories, metadata of kernel and launch, two hooks."""
+LAUNCHER_HAS = {f"{kind}_scratch_{what}" for kind in ("global", "profile") for what in ("size", "align")}
+LAUNCHER_HAS |= {"num_ctas", "launch", "launch_cooperative_grid", "launch_pdl"}
+EXPANDER_HAS = {"launcher", "tensordesc_indices", "tensordesc_meta"}
+C_FUNCTION: Any = BuiltinFunctionType
+
+
+class LaunchPlan:
+    """A launch that was made before on tensors of the same shapes: a start needs only their addresses."""
+
+    def __init__(self, launch: Launch, compiled: Any, n_tensors: int):
+        self.compiled, self.programs = compiled, launch.programs
+        self.numbers = (*launch.args[n_tensors:], *launch.constants_in_order())  # all but the tensors
+        self.tiles = []  # place, number and descriptor of each tensor whose tiles the hardware copies; the last first
+        for place, arg in reversed([*enumerate(launch.args)]):
+            if isinstance(arg, TensorDescriptor):
+                tile = copy(arg)
+                tile.base = None
+                self.tiles.append((place, next(_NUMBERS), tile))
+        self.c_function = CFunction.of(compiled, [place for place, _, _ in reversed(self.tiles)])
+
+    def run(
+        self, tensors: Sequence[Tensor | None], numbers: Sequence[Any] = (), programs: Programs | None = None
+    ) -> None:
+        """Start the kernel with these tensors; None is one that is not read. `numbers` precede those of the plan."""
+        programs = programs or self.programs
+        if self.c_function is None or _is_followed():
+            args: list[Any] = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+            for place, _, tile in self.tiles:
+                args[place] = _based(tile, tensors[place])
+            _start(self.compiled, programs, [*args, *numbers, *self.numbers])
+            return
+        call, same, metas, stream_of, device = self.c_function
+        args = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        at = len(metas)
+        for place, number, tile in self.tiles:
+            at -= 1
+            found = EXPANDED.get((number, args[place]))
+            if found is None:
+                found = _expand(number, args[place], _based(tile, tensors[place]), metas[at])
+            args[place : place + 1] = found
+        call(*programs, stream_of(device), *same, *args, *numbers, *self.numbers)
+
+
+def _based(tile: TensorDescriptor, base: Tensor | None) -> TensorDescriptor:
+    based = copy(tile)
+    based.base = base
+    return based
+
+
+def _expand(number: int, address: int, tile: TensorDescriptor, meta: dict[str, Any]) -> list[Any]:
+    """What Triton passes for a descriptor: the hardware's own, which holds the address, then shape and strides."""
+    if len(EXPANDED) >= MOST_EXPANDED:
+        EXPANDED.clear()
+    found = sys.modules["triton.backends.nvidia.driver"].make_tensordesc_arg(tile, meta)
+    EXPANDED[number, address] = found
+    return found
+
+
+EXPANDED: dict[tuple[int, int], list[Any]] = {}
+"""Descriptors as the C function takes them, by plan and address: the steps of a training get the same memory again and again."""
+MOST_EXPANDED = 4096
+_NUMBERS = count()
+Plans = dict[Any, LaunchPlan]
 COMPILED: dict[tuple[Any, ...], Any] = {}
 """Compiled kernels by all that Triton compiles them for. In the interpreter, None for each."""
-PLANS: dict[tuple[Any, ...], LaunchPlan] = {}
+PLANS: dict[tuple[Any, ...], Plans] = {}
+"""Plans by all that their launches depend on, except the addresses of tensors, then by name."""
 MOST_PLANS = 4096
 ON_GPU = torch.cuda.is_available()
 WRITTEN_FOR = "3.6"
 KNOWN = triton.__version__.startswith(f"{WRITTEN_FOR}.")
-"""Whether this is the Triton whose compiled kernels `_start` can call directly. With another, Triton's own code calls them."""
+"""Whether this is the Triton whose compiled kernels can be called directly. With another, Triton's own code calls them."""
 
 
-def run(key: tuple[Any, ...], tensors: Sequence[Any], make: Callable[[], Launch]) -> None:
-    """Run the launch that `make` gives, whose first arguments are `tensors`; by its plan, if one was made for this key.
+def plans_of(key: tuple[Any, ...]) -> Plans | None:
+    """The plans that were made with this key: device, kernel, shapes, strides, alignment, numbers. None for an empty key."""
+    plans = PLANS.get(key)
+    if plans is None and key:
+        if len(PLANS) >= MOST_PLANS:
+            PLANS.clear()
+        plans = PLANS[key] = {}
+    return plans
 
-    `key` says all that the launch depends on, except the addresses of tensors: the kernel, shapes, strides, alignment,
-    numbers. An empty key has no plan.
-    """
-    plan = PLANS.get(key)
+
+def run(plans: Plans | None, name: Any, tensors: Sequence[Tensor | None], make: Callable[[], Launch]) -> None:
+    """Run the launch that `make` gives, whose first arguments are `tensors`; by its plan, if there is one of this name."""
+    plan = None if plans is None else plans.get(name)
     if plan is not None:
         plan.run(tensors)
     else:
-        run_and_plan(key, len(tensors), make())
+        run_and_plan(plans, name, len(tensors), make())
 
 
-def run_as(key: tuple[Any, ...], launch: Launch) -> None:
-    """Run a launch by what was compiled for the last one with this key: it says all that Triton compiles a launch for."""
-    plan = PLANS.get(key)
-    if plan is not None:
-        _start(plan.compiled, launch.programs, [*_addresses(launch.args), *plan.numbers])
-    else:
-        run_and_plan(key, len(launch.args), launch)
-
-
-def run_and_plan(key: tuple[Any, ...], n_tensors: int, launch: Launch) -> None:
+def run_and_plan(plans: Plans | None, name: Any, n_tensors: int, launch: Launch) -> None:
     """Run a launch, and keep a plan of it; tensors and descriptors of tiles are its first arguments."""
     compiled = launch.run()
-    if compiled is None or not key:
-        return
-    if len(PLANS) >= MOST_PLANS:
-        PLANS.clear()
-    numbers = (*launch.args[n_tensors:], *launch.constants_in_order())
-    copied_rows = launch.constants["BN"] if launch.constants.get("TMA") else 0
-    PLANS[key] = LaunchPlan(compiled, launch.programs, numbers, copied_rows)
+    if compiled is not None and plans is not None:
+        plans[name] = LaunchPlan(launch, compiled, n_tensors)
 
 
 def is_capturing() -> bool:
@@ -169,16 +262,21 @@ def _addresses(args: Sequence[Any]) -> list[Any]:
 
 
 def _start(compiled: Any, programs: Programs, args: list[Any]) -> None:
-    hooks = knobs.runtime
-    if not KNOWN or _listens(hooks.launch_enter_hook) or _listens(hooks.launch_exit_hook):
+    """Start a kernel by Triton's own code."""
+    if not KNOWN or _is_followed():
         compiled[programs](*args)
         return
     stream = driver.active.get_current_stream(driver.active.get_current_device())
     compiled.run(*programs, stream, compiled.function, compiled.packed_metadata, None, None, None, *args)
 
 
-def _listens(hook: Any) -> bool:
+def _is_followed() -> bool:
     """Whether a profiler follows launches: by a function, or by one in Triton's chain of them, which is there always."""
+    hooks = knobs.runtime
+    return _listens(hooks.launch_enter_hook) or _listens(hooks.launch_exit_hook)
+
+
+def _listens(hook: Any) -> bool:
     return hook is not None and bool(getattr(hook, "calls", True))
 
 
@@ -282,7 +380,7 @@ ALIGNED = 16
 
 
 def all_aligned(*tensors: Tensor | None) -> bool:
-    return not any(tensor is not None and tensor.data_ptr() % ALIGNED for tensor in tensors)
+    return not any([tensor.data_ptr() % ALIGNED for tensor in tensors if tensor is not None])
 
 
 def _specialised(arg: Any, changes: bool) -> Any:
