@@ -113,6 +113,31 @@ def test_padding_is_left_out(nested):
     assert {row["visible"] for row in watch.record.to_dicts()} == {(20 * 20 + 15 * 15) / 35}
 
 
+@pytest.mark.parametrize("name", ["SDPA", "TransformerEncoder"])
+@in_dtype
+def test_calls_like_earlier_ones_have_the_same_bits(name, dtype, monkeypatch):
+    """They go the short way: the launch of the first, all signs in one block, one table for the fold."""
+    kernel, used = attemper.kernels.load("triton"), []
+    again = kernel.rows_again
+
+    def counting(*args):
+        found = again(*args)
+        used.append(found is not None)
+        return found
+
+    monkeypatch.setattr(kernel, "rows_again", counting)
+    kernel._launch.PLANS.clear()
+    model, x = made(name, dtype, "cuda", dtype)
+    with attemper.watch(model) as watch:
+        for _ in range(5):
+            run(model, x, False)
+            watch.step()
+    first, *others = (watch.record.filter(steps=[step]).to_dicts() for step in range(5))
+    for rows in others:
+        assert [{**row, "step": 0} for row in rows] == first
+    assert any(used)
+
+
 def test_steps_and_microbatches_add_up():
     model, x = made("SDPA", torch.float32, "cuda", torch.float32)
     with attemper.watch(model) as watch:

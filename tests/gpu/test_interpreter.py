@@ -89,6 +89,30 @@ def test_rows_of_many_calls_are_folded_at_once():
         )
 
 
+@pytest.mark.parametrize("rows", [8, 9])
+def test_a_call_like_an_earlier_one_has_its_signs_in_one_block(monkeypatch, rows):
+    kernel = kernels.load("triton")
+    query, key, given = torch.randn(1, 3, rows, 16), torch.randn(1, 3, 20, 16), []
+
+    class Plan:
+        def run(self, tensors):
+            given.extend(tensors)
+            results = kernel.Results(*tensors[-len(kernel.Results._fields) :])
+            for number, name in enumerate((*kernel.SIGNS, "lse_low")):
+                getattr(results, name).fill_(number)
+
+    assert kernel.rows_again(query, key, 0.25, 0) is None
+    problem = kernel.Problem(query, key, None, None, None, None, None, 0.25, None, 0, None, 0.0)
+    monkeypatch.setitem(kernel._launch.PLANS, kernel._plan_key(problem, sum(kernel.BIT.values())), {"forward": Plan()})
+    addresses, shape, (block,) = kernel.rows_again(query, key, 0.25, 0)
+    assert shape == (1, 3, rows)
+    assert [tensor is query or tensor is key for tensor in given[:7]] == [True] * 7
+    for number, address in enumerate(addresses):
+        assert address % 16 == 0
+        found = block.view(-1)[(address - block.data_ptr()) // 4 :][: 3 * rows]
+        assert torch.equal(found, torch.full((3 * rows,), float(number)))
+
+
 def test_calls_are_added_to_a_tally():
     summary = kernels.load("triton").summary
     for batch, heads, rows in ((2, 3, 40), (1, 2, 1100)):

@@ -22,8 +22,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...vitals import SIGNS
 from ..contract import (
     ARGMAX_BIT,
+    BIT,
     OUTPUT_LOW_BIT,
     Gradients,
     NeedsGrad,
@@ -125,6 +127,28 @@ def _launch_forward(problem: Problem, results: Results, sign_bits: int) -> None:
         plan.run((*inputs(problem), key, value if plan.tiles and value is not None else key, *results))
 
 
+def rows_again(
+    query: Tensor, key: Tensor, scale: float, right: int | None
+) -> tuple[tuple[int, ...], tuple[int, int, int], tuple[Tensor]] | None:
+    """All signs of a call without values, by the launch of one with the same shapes; None if there was none.
+
+    They lie in one block of memory, which takes less time than a tensor for each. Returned are the addresses of all signs and of
+    `lse_low`, their shape (batch, heads, rows), and the block.
+    """
+    problem = Problem(query, key, None, None, None, None, None, scale, None, right, None, 0.0)
+    plan = _launch.PLANS.get(_plan_key(problem, ALL_SIGNS), {}).get("forward")
+    if plan is None:
+        return None
+    batch, heads, rows, _ = query.shape
+    each = cdiv(batch * heads * rows, 4) * 4  # all addresses are aligned, as those of tensors are
+    block = torch.empty((len(SIGNS) + 1, each), dtype=torch.float32, device=query.device)
+    *signs, low = block.unbind()
+    _on_its_device(query, plan.run, (*inputs(problem), key, key, None, None, None, low, *signs))
+    first, step = block.data_ptr(), 4 * each
+    return tuple(range(first, first + block.nbytes, step)), (batch, heads, rows), (block,)
+
+
+ALL_SIGNS = sum(BIT.values())
 N_FORWARD = 5 + 2 + len(Results._fields)
 """Tensors and descriptors that the kernel of the forward gets."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...heads import COLUMNS
 from ...vitals import SIGNS, Vitals
 from ..contract import are_as_written
-from .launch import Launch, run_as
+from .launch import Launch, plans_of, run_and_plan
 
 N_SUMS = len(COLUMNS)
 ROWS = 256
@@ -55,10 +55,14 @@ def by_head(
         table += (batch, heads, rows, first)
         first += heads
     found = torch.empty((first, N_SUMS + 1), dtype=torch.float64, device=device)
+    tensors, plans = (_on_device(table, device), found), plans_of(("by_head", device, saturable_keys, saturated_weight))
+    plan = None if plans is None else plans.get("by_head")
+    if plan is not None:
+        plan.run(tensors, (len(calls),), (first, 1, 1))
+        return found
     constants = {"SATURABLE": saturable_keys, "SATURATED": saturated_weight, "N_SUMS": N_SUMS, "ROWS": ROWS}
-    constants["FIELDS"] = FIELDS
-    launch = Launch(by_head_kernel, (first, 1), (_on_device(table, device), found, len(calls)), constants, {})
-    run_as(("by_head", device.index, saturable_keys, saturated_weight), launch)
+    launch = Launch(by_head_kernel, (first, 1), (*tensors, len(calls)), constants | {"FIELDS": FIELDS}, {})
+    run_and_plan(plans, "by_head", len(launch.args), launch)
     return found
 
 
