@@ -110,7 +110,7 @@ class EntropyFloor:
                     "floor(): a watch with replace=True, or another floor, computes this model's attention already. Close it "
                     "first, or watch without replace."
                 )
-            attend = attend_with(lambda: False, SIGNS, lambda call: None, self.add, FLOOR)
+            attend = attend_with(lambda: False, SIGNS, lambda call, current: None, self.add, FLOOR)
             self._replacement = Replacement(model, attend, FLOOR)
 
     @property

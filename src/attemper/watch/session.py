@@ -157,7 +157,7 @@ class Watch:
         self._optimizer_hook: Any = None
         self._replacement = None
         if replace:
-            attend = attend_with(self._connected, signs, lambda call: attachment.begin(call)(call.frames))
+            attend = attend_with(self._connected, signs, attachment.take)
             self._replacement = Replacement(model, attend)
 
     @property

@@ -18,12 +18,13 @@ from ...operation.listen import listening
 from ...vitals import Vitals
 from ..attach.attachment import attachment
 from ..attach.modes import without_modes
-from ..attach.running import running
+from ..attach.running import Pass, running
 from ..call import AttentionCall, Facts
 from .kind import kind_of
 from .transformers import is_causal, refusal, with_bias
 
 REPLACED, CALLER, FLOOR = "attemper", "watch(): replace=True", "floor()"
+MOST_FACTS = 64  # of different calls, that are kept
 OTHERWISE = {
     CALLER: "Leave replace out: the model's own attention is then measured.",
     FLOOR: "Use attemper.qk_clip() instead, which changes no attention function.",
@@ -112,7 +113,7 @@ def read_arguments(
 def attend_with(
     watching: Callable[[], bool],
     signs: tuple[str, ...],
-    report: Callable[[AttentionCall], None],
+    report: Callable[[AttentionCall, Pass], None],
     alter: Callable[[Tensor, Vitals], Tensor] | None = None,
     caller: str = CALLER,
 ) -> Callable[..., Any]:
@@ -120,6 +121,18 @@ def attend_with(
 
     ``alter`` is given the output and the vitals of every call, and returns the output.
     """
+
+    known: dict[Any, Facts] = {}  # by all that they depend on
+
+    def facts_of(kind: str, query: Tensor, key: Tensor, asked: dict[str, Any], **rest: Any) -> Facts:
+        place = (kind, query.shape, key.shape, query.dtype, asked["mask"] is None, *rest.values())
+        place += (asked["causal"], asked["scale"], asked["softcap"], asked["dropout"])
+        found = known.get(place)
+        if found is None:
+            if len(known) >= MOST_FACTS:
+                known.clear()
+            found = known[place] = Facts.of("replaced", kind, query, key, implementation=REPLACED, **asked, **rest)
+        return found
 
     def attend(
         module: nn.Module,
@@ -132,7 +145,8 @@ def attend_with(
         **options: Any,
     ) -> tuple[Tensor, None]:
         key, value, asked = read_arguments(module, query, key, value, attention_mask, dropout, scaling, options, caller)
-        measures = watching() and running.current is not None
+        current = running.current
+        measures = current is not None and watching()
         if measures:
             attachment.interface.expect(module, REPLACED)
         # a loss may hold the vitals that `alter` is given
@@ -141,20 +155,18 @@ def attend_with(
             output, vitals = run(query, key, value, signs=signs if measures or alter is not None else (), **asked)
         if alter is not None:
             output = alter(output, vitals)
-        if measures:
+        if current is not None and measures:
             frames = tuple(running.frames)
             kind = kind_of(frames, query, key, (query.shape[2], key.shape[2]))
-            declared: dict[str, Any] = {"declared": scaling, "window": options.get("sliding_window")}
-            facts = Facts.of("replaced", kind, query, key, implementation=REPLACED, **asked, **declared)
-            measured = {name: asked[name] for name in ("mask", "causal", "scale", "softcap")}
-            call = AttentionCall(facts, frames, query, key, **measured)
-            call.vitals = vitals
-            report(call)
+            facts = facts_of(kind, query, key, asked, declared=scaling, window=options.get("sliding_window"))
+            call = AttentionCall(facts, frames, query, key, None, asked["mask"], asked["causal"], asked["scale"])
+            call.softcap, call.vitals = asked["softcap"], vitals
+            report(call, current)
         return output.transpose(1, 2).contiguous(), None
 
     attend.measures_itself = True  # type: ignore[attr-defined]
     return attend
 
 
-unwatched = attend_with(lambda: False, (), lambda call: None)
+unwatched = attend_with(lambda: False, (), lambda call, current: None)
 """What stays registered: attention on attemper's kernels, without a reference to the watch."""
