@@ -52,8 +52,9 @@ def measured(call: AttentionCall, observers: list[Watch]) -> Measured:
 def _rows_again(call: AttentionCall, observer: Watch) -> UnfoldedRows | None:
     """The rows of a call like an earlier one on a GPU: by the same launch, without what only a first call needs."""
     query, key, causal, scale = call.query, call.key, call.causal, call.scale
-    others = (call.vitals, call.logits, call.mask, call.window, call.softcap)
-    if any(other is not None for other in others) or observer.signs != SIGNS or observer.examiners:
+    if not (call.vitals is None and call.logits is None and call.mask is None):
+        return None
+    if not (call.window is None and call.softcap is None and observer.signs == SIGNS and not observer.examiners):
         return None
     if not is_plain_call(query, key, None, causal, scale, None, None, 0.0) or query.dim() != 4 or key.dim() != 4:
         return None
