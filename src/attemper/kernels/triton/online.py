@@ -13,7 +13,37 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import ADDED, ARGMAX, ENTROPY, LOG2E, MEAN, P2, VARIANCE, VISIBLE, dot_added, kept, load_rows, masked, tanh
+from .tile import (
+    ADDED,
+    ALL,
+    ARGMAX,
+    ENTROPY,
+    LOG2E,
+    MEAN,
+    P2,
+    VARIANCE,
+    VISIBLE,
+    dot_added,
+    kept,
+    load_rows,
+    masked,
+    tanh,
+)
+
+
+@triton.jit
+def _two_sums_a_count_and_a_maximum(a, b, c, d, other_a, other_b, other_c, other_d):
+    return a + other_a, b + other_b, c + other_c, tl.maximum(d, other_d)
+
+
+@triton.jit
+def _two_sums(a, b, other_a, other_b):
+    return a + other_a, b + other_b
+
+
+@triton.jit
+def _five_sums(a, b, c, d, e, other_a, other_b, other_c, other_d, other_e):
+    return a + other_a, b + other_b, c + other_c, d + other_d, e + other_e
 
 
 @triton.jit
@@ -37,18 +67,29 @@ def online_tile(
         b_z, o_m[:, None], o_n[None, :], p_mask, step_mm, step_mn, rows, keys, left, right, MASK, LEFT, RIGHT, True
     )  # fmt: skip
 
+    # Threads exchange what they have of a row. Where many numbers are asked for, they do so twice, not once for each.
+    TOGETHER: tl.constexpr = (ALL & BITS) == ALL and VALUES and not EXACT
+    b_square = tl.zeros_like(b_z)
     if (MEAN | VARIANCE) & BITS:
         m_adds = m_seen & (b_z != float("-inf"))  # a logit of -inf is counted, and adds nothing
-        b_tile_met = tl.sum(m_adds.to(tl.float32), 1)
-        b_tile_mean = tl.div_rn(tl.sum(tl.where(m_adds, b_z, 0.0), 1), tl.maximum(b_tile_met, 1.0))
+        b_adds, b_added, b_seen = m_adds.to(tl.float32), tl.where(m_adds, b_z, 0.0), m_seen.to(tl.int32)
+        if TOGETHER and not (ARGMAX & BITS):
+            b_tile_met, b_tile_sum, b_tile_count, b_top = tl.reduce(
+                (b_adds, b_added, b_seen, b_z), 1, _two_sums_a_count_and_a_maximum
+            )
+        else:
+            b_tile_met, b_tile_sum, b_tile_count = tl.sum(b_adds, 1), tl.sum(b_added, 1), tl.sum(b_seen, 1)
+        b_count += b_tile_count
+        b_tile_mean = tl.div_rn(b_tile_sum, tl.maximum(b_tile_met, 1.0))
         b_d = tl.where(m_adds, b_z - b_tile_mean[:, None], 0.0)
+        b_square = b_d * b_d
         b_total = b_met + b_tile_met
         b_share = b_tile_met / tl.maximum(b_total, 1.0)
         b_step = b_tile_mean - b_mean
-        b_squares += tl.sum(b_d * b_d, 1) + b_step * b_step * b_met * b_share
+        b_squares += b_step * b_step * b_met * b_share
         b_mean += b_step * b_share
         b_met = b_total
-    if (MEAN | VARIANCE | VISIBLE) & BITS:
+    elif VISIBLE & BITS:
         b_count += tl.sum(m_seen.to(tl.int32), 1)
 
     if ARGMAX & BITS:
@@ -56,7 +97,7 @@ def online_tile(
         better = (b_top > b_best) | ((b_top == b_best) & (b_place + i_n < b_arg) & (b_top != float("-inf")))
         b_arg = tl.where(better, b_place + i_n, b_arg)
         b_best = tl.where(better, b_top, b_best)
-    else:
+    elif not TOGETHER:
         b_top = tl.max(b_z, 1)
 
     b_new = tl.maximum(b_ref, b_top)
@@ -67,12 +108,32 @@ def online_tile(
     b_c = tl.math.exp2(b_d_ref)
     if ENTROPY & BITS:
         b_t = tl.where(b_t < -1e4, 0.0, b_t)  # their weight is 0, and 0 · -inf is NaN
-        b_a = b_c * (b_a + b_d_ref * b_l) + tl.sum(b_e * b_t, 1)
-    if P2 & BITS:
-        b_s = b_c * b_c * b_s + tl.sum(b_e * b_e, 1)
-    b_l = b_c * b_l + tl.sum(b_e, 1)
+    if TOGETHER:
+        b_p = b_e.to(p_value.dtype.element_ty)
+        b_tile_l, b_tile_a, b_tile_s, b_tile_squares, b_tile_rounded = tl.reduce(
+            (b_e, b_e * b_t, b_e * b_e, b_square, b_p.to(tl.float32)), 1, _five_sums
+        )
+        b_a = b_c * (b_a + b_d_ref * b_l) + b_tile_a
+        b_s = b_c * b_c * b_s + b_tile_s
+        b_squares += b_tile_squares
+        b_l = b_c * b_l + b_tile_l
+        b_rounded = b_c * b_rounded + b_tile_rounded
+    else:
+        if ENTROPY & BITS:
+            b_a = b_c * (b_a + b_d_ref * b_l) + tl.sum(b_e * b_t, 1)
+        if P2 & BITS:
+            b_s = b_c * b_c * b_s + tl.sum(b_e * b_e, 1)
+        if (MEAN | VARIANCE) & BITS:
+            b_squares += tl.sum(b_square, 1)
+        if VALUES and not EXACT:
+            b_p = b_e.to(p_value.dtype.element_ty)
+            b_tile_l, b_tile_rounded = tl.reduce((b_e, b_p.to(tl.float32)), 1, _two_sums)
+            b_l, b_rounded = b_c * b_l + b_tile_l, b_c * b_rounded + b_tile_rounded
+        else:
+            b_l = b_c * b_l + tl.sum(b_e, 1)
     if VALUES:
         b_v = load_rows(p_value, i_n, step_vn, keys, EV, BEV, BN, True)
+        # these weights are rounded, and must add up to one: the output is divided by their sum
         b_p = b_e.to(b_v.dtype)
         b_out = b_out * b_c[:, None]
         if DROP:
@@ -83,9 +144,6 @@ def online_tile(
             if DROP:
                 b_rest = tl.where(m_kept, b_rest, 0.0)
             b_out = dot_added(b_rest, b_v, b_out)
-        else:
-            # what is multiplied by the values is rounded, and must add up to one: the output is divided by the sum of these
-            b_rounded = b_c * b_rounded + tl.sum(b_p.to(tl.float32), 1)
         if DROP:
             b_p = tl.where(m_kept, b_p, 0.0)
         b_out = dot_added(b_p, b_v, b_out)

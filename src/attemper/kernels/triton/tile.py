@@ -16,6 +16,7 @@ VARIANCE: tl.constexpr = tl.constexpr(BIT["variance"])
 PEAK: tl.constexpr = tl.constexpr(BIT["peak"])
 ENTROPY: tl.constexpr = tl.constexpr(BIT["entropy"])
 P2: tl.constexpr = tl.constexpr(BIT["p2"])
+ALL: tl.constexpr = tl.constexpr(sum(BIT.values()))
 ARGMAX: tl.constexpr = tl.constexpr(ARGMAX_BIT)
 OUTPUT_LOW: tl.constexpr = tl.constexpr(OUTPUT_LOW_BIT)
 
