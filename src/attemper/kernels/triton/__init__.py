@@ -165,7 +165,7 @@ def bare_backward(problem: Problem, saved: Results, upstream: Upstream, needs_gr
 def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
     """Fields of `saved` may be None."""
     asked, problem, saved = problem.mask, readable(problem), as_written(saved)
-    query, key, value, mask, gain = problem[:5]
+    query, key, value, mask = problem[:4]
     found: Any = Gradients(*_gradient_memory(problem, needs_grad))
     if not query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]:
         return Gradients(*[grad if grad is None else grad.zero_() for grad in found])  # type: ignore[arg-type]

@@ -374,7 +374,11 @@ ALIGNED = 16
 
 
 def all_aligned(*tensors: Tensor | None) -> bool:
-    return not any([tensor.data_ptr() % ALIGNED for tensor in tensors if tensor is not None])
+    bits = 0
+    for tensor in tensors:
+        if tensor is not None:
+            bits |= tensor.data_ptr()
+    return bits % ALIGNED == 0
 
 
 def _specialised(arg: Any, changes: bool) -> Any:
