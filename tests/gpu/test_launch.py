@@ -181,6 +181,7 @@ def test_a_repeated_call_starts_its_kernels_with_its_own_tensors(world, by_token
 
     call()
     assert not world.calls
+    planned = len(world.planned)
     (query, key, value), (output, vitals), upstream, grads = call()
     assert [kernel for kernel, _ in world.calls] == [
         "forward_kernel",
@@ -188,6 +189,7 @@ def test_a_repeated_call_starts_its_kernels_with_its_own_tensors(world, by_token
         "rows_kernel",
         "keys_kernel",
     ]
+    assert len(world.planned) == planned == 4
     started = world.started()
     shown = {"p_query": query, "p_key": key, "p_value": value, "p_mask": query, "p_gain": query, "p_output": output}
     shown |= {f"p_{name}": sign for name, sign in vitals.__dict__.items() if not name.startswith("_")}
@@ -221,6 +223,7 @@ def test_decode_of_a_longer_cache_starts_with_its_own_numbers(world):
     assert not world.calls
     key, (output, vitals) = call(2000)
     assert [args[:3] for _, args in world.calls] == [(6, 4, 1), (8, 1, 1)]
+    assert len(world.planned) == 2
     started = world.started()
     split, join = started["decode_kernel"], started["join_kernel"]
     assert (split["p_key"], split["keys"], split["step_kb"]) == (key.data_ptr(), 2000, key.stride(0))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from .._torch_private import at_rest
+from .._torch_private import apply_of, at_rest
 from ..kernels.contract import FLOATS, N_TENSORS, NeedsGrad, Problem, Results, Upstream, with_gradient_bits
 from ..vitals import SIGNS, Vitals
 from . import ops
@@ -71,13 +71,13 @@ def attend_plain(problem: Problem, names: tuple[str, ...], kernel: str, detached
             sign_bits |= with_gradient_bits(0, query, key, mask, gain)
             results: list[Results] = []
             call = _PlainCall(problem, sign_bits, OUTPUT_ALONE, kernel, results)
-            output = _PlainAttention.apply(query, key, value, mask, gain, call)
+            output = _apply_plain(query, key, value, mask, gain, call)
             return [output[0], *_named(results[0], names)[1:]]
         sign_bits = with_gradient_bits(sign_bits, query, key, mask, gain)
         fields = (*names, "lse_low") if "lse" in names else names
         outputs = fields if value is None else ("output", *fields)
         call = _PlainCall(problem, sign_bits, outputs, kernel, None)
-        found = _PlainAttention.apply(query, key, value, mask, gain, call)
+        found = _apply_plain(query, key, value, mask, gain, call)
         return [*found] if value is not None else [None, *found]
     return _named(kernels.load(kernel).bare_forward(problem, sign_bits), names)
 
@@ -185,6 +185,9 @@ class _PlainAttention(torch.autograd.Function):
             whole = Results(*[problem.query.new_empty(0) if tensor is None else tensor for tensor in results])
             found = differentiate(problem, whole, upstream, list(needs_grad), ctx.kernel)
         return (*found[:5], None)
+
+
+_apply_plain = apply_of(_PlainAttention)
 
 
 def _plain_backward(saved: Any, grads: Any) -> bool:

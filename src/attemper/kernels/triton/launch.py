@@ -347,13 +347,6 @@ def _write_chosen() -> None:
         pass  # tuned again the next time
 
 
-def facts(tensor: Tensor | None) -> Any:
-    """All of a tensor that a launch depends on."""
-    if tensor is None:
-        return None
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % ALIGNED
-
-
 @cache
 def room(device: torch.device) -> int:
     """Bytes of shared memory that a program may use; where there is no GPU, those of the cards that have the least."""
@@ -371,14 +364,6 @@ LEAST_ROOM = 99 << 10
 
 ALIGNED = 16
 """Triton compiles for addresses and strides that are multiples of so many bytes; whole tiles are copied only from such."""
-
-
-def all_aligned(*tensors: Tensor | None) -> bool:
-    bits = 0
-    for tensor in tensors:
-        if tensor is not None:
-            bits |= tensor.data_ptr()
-    return bits % ALIGNED == 0
 
 
 def _specialised(arg: Any, changes: bool) -> Any:
