@@ -6,6 +6,7 @@ something, look here first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import _foreach_zero_ as _foreach_zero_  # 2.0; many tensors in one launch
@@ -30,7 +31,7 @@ from torch._C._autograd import _profiler_enabled as _profiler_enabled  # 2.0
 from torch._C._functorch import peek_interpreter_stack as peek_interpreter_stack  # 2.0; None outside vmap, grad, jvp
 from torch._ops import HigherOrderOperator as HigherOrderOperator  # 2.0; flex_attention is one, for a watch
 from torch._ops import OpOverload as OpOverload  # 2.0; the type of torch.ops.….default
-from torch.autograd import forward_ad
+from torch.autograd import Function, forward_ad
 from torch.nn.modules.batchnorm import _NormBase as _NormBase  # 2.0; the base of every batch and instance norm
 
 # 2.0; while one of them holds a hook, any module may run code that is not its own
@@ -71,6 +72,14 @@ def at_rest() -> bool:
 def is_autocast_on(device: str) -> bool:
     """Whether autocast lowers tensors of this kind of device. Meta tensors know no autocast."""
     return _is_any_autocast_enabled() and device != "meta" and is_autocast_enabled(device)
+
+
+def apply_of(function: type[Function]) -> Callable[..., Any]:
+    """The `apply` of an autograd Function for a call that no functorch transform sees: without the layer that looks for one.
+
+    2.0; `Function.apply` calls it, after it has looked at every argument.
+    """
+    return super(Function, function).apply  # type: ignore[misc]
 
 
 def is_forward_mode() -> bool:

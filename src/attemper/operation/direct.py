@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import kernels
-from .._torch_private import at_rest
+from .._torch_private import apply_of, at_rest
 from ..kernels.contract import FLOATS, N_TENSORS, NeedsGrad, Problem, Results, Upstream, with_gradient_bits
 from ..vitals import SIGNS, Vitals
 from . import ops
@@ -26,7 +26,9 @@ _bits_of = cache(ops.bits_of)
 assert Results._fields[-len(SIGNS) :] == SIGNS
 FOR_OUTPUT = ("output", "output_low", "lse_low", "lse")
 """The results that a backward needs if a gradient arrives at the output alone."""
-_NO_RESULTS: dict[str, Any] = dict.fromkeys(Results._fields)
+OUTPUT_ALONE = ("output",)
+_NO_SIGNS = (None,) * (len(Upstream._fields) - 1)
+_IS_FOR_OUTPUT = [name in FOR_OUTPUT for name in Results._fields]
 NATIVE = ("cpu", "triton")
 """Kernels that can be called without an op: they have `bare_forward` and `bare_backward`."""
 
@@ -68,14 +70,14 @@ def attend_plain(problem: Problem, names: tuple[str, ...], kernel: str, detached
         if detached and value is not None:
             sign_bits |= with_gradient_bits(0, query, key, mask, gain)
             results: list[Results] = []
-            output = _PlainAttention.apply(
-                query, key, value, mask, gain, problem, sign_bits, ("output",), kernel, results
-            )
+            call = _PlainCall(problem, sign_bits, OUTPUT_ALONE, kernel, results)
+            output = _apply_plain(query, key, value, mask, gain, call)
             return [output[0], *_named(results[0], names)[1:]]
         sign_bits = with_gradient_bits(sign_bits, query, key, mask, gain)
         fields = (*names, "lse_low") if "lse" in names else names
         outputs = fields if value is None else ("output", *fields)
-        found = _PlainAttention.apply(query, key, value, mask, gain, problem, sign_bits, outputs, kernel, None)
+        call = _PlainCall(problem, sign_bits, outputs, kernel, None)
+        found = _apply_plain(query, key, value, mask, gain, call)
         return [*found] if value is not None else [None, *found]
     return _named(kernels.load(kernel).bare_forward(problem, sign_bits), names)
 
@@ -135,18 +137,33 @@ def plain_vitals(names: tuple[str, ...], tensors: Sequence[Tensor]) -> Vitals:
     return vitals
 
 
+class _PlainCall(NamedTuple):
+    """What `_PlainAttention` gets besides the tensors that may get a gradient: torch looks at each argument in turn."""
+
+    problem: Problem
+    sign_bits: int
+    outputs: tuple[str, ...]  # the fields of Results that it returns
+    kernel: str
+    detached: list[Results] | None  # a list gets the results that have no gradient
+
+
 class _PlainAttention(torch.autograd.Function):
     """`_Attention` for a plain call: it runs the native kernel without an op and returns only the outputs that were asked for."""
 
     @staticmethod
-    def forward(ctx: Any, query, key, value, mask, gain, problem, sign_bits, outputs, kernel, detached) -> Any:  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, query, key, value, mask, gain, call: _PlainCall) -> Any:  # type: ignore[no-untyped-def]
+        problem, sign_bits, outputs, kernel, detached = call
         results = kernels.load(kernel).bare_forward(problem, sign_bits, saved=True)
-        if detached is not None:  # a list, which gets what has no gradient; the output's gradient needs little of it
-            detached.append(results)
-            results = Results(**_NO_RESULTS | {name: getattr(results, name) for name in FOR_OUTPUT})
-        ctx.save_for_backward(*problem.tensors, *results)
         ctx.numbers, ctx.outputs, ctx.kernel = problem[N_TENSORS:], outputs, kernel
         ctx.set_materialize_grads(False)
+        if detached is not None:
+            detached.append(results)
+            kept = [
+                tensor if is_for_output else None for tensor, is_for_output in zip(results, _IS_FOR_OUTPUT, strict=True)
+            ]
+            ctx.save_for_backward(*problem[:N_TENSORS], *kept)
+            return (results.output,)
+        ctx.save_for_backward(*problem[:N_TENSORS], *results)
         ctx.mark_non_differentiable(*[getattr(results, name) for name in ("visible", "lse_low") if name in outputs])
         return tuple([getattr(results, name) for name in outputs])
 
@@ -155,16 +172,22 @@ class _PlainAttention(torch.autograd.Function):
         saved = ctx.saved_tensors
         problem, results = Problem(*saved[:N_TENSORS], *ctx.numbers), Results(*saved[N_TENSORS:])
         needs_grad = NeedsGrad(*ctx.needs_input_grad[:5])  # no weight: additive scores have no native kernel
-        arrived = dict(zip(ctx.outputs, grads, strict=True))
-        if not needs_grad.logits:
-            arrived = {"output": arrived.get("output")}  # no sign depends on the values
-        upstream = Upstream(*[arrived.get(name) for name in Upstream._fields])
+        if ctx.outputs == OUTPUT_ALONE:
+            upstream = Upstream(*grads, *_NO_SIGNS)
+        else:
+            arrived = dict(zip(ctx.outputs, grads, strict=True))
+            if not needs_grad.logits:
+                arrived = {"output": arrived.get("output")}  # no sign depends on the values
+            upstream = Upstream(*[arrived.get(name) for name in Upstream._fields])
         if _plain_backward(saved, grads):
             found = kernels.load(ctx.kernel).bare_backward(problem, results, upstream, needs_grad)
         else:
             whole = Results(*[problem.query.new_empty(0) if tensor is None else tensor for tensor in results])
             found = differentiate(problem, whole, upstream, list(needs_grad), ctx.kernel)
-        return (*found[:5], None, None, None, None, None)
+        return (*found[:5], None)
+
+
+_apply_plain = apply_of(_PlainAttention)
 
 
 def _plain_backward(saved: Any, grads: Any) -> bool:

@@ -44,11 +44,13 @@ from . import launch as _launch
 from . import row_terms as _rows
 from . import summary as summary  # the watch folds rows by it
 from .arguments import (
+    all_aligned,
     as_written,
     cdiv,
     compiled_for,
     complete,
     descriptors,
+    facts,
     forward_block,
     forward_constants,
     inputs,
@@ -71,7 +73,7 @@ from .arguments import (
     with_unit_stride,
     written,
 )
-from .launch import Block, Launch, Plans, all_aligned, facts, is_hopper, plans_of, room, tuned
+from .launch import Block, Launch, LaunchPlan, Plans, is_hopper, plans_of, room, tuned
 
 
 def forward(problem: Problem, sign_bits: int) -> Results:
@@ -86,10 +88,16 @@ def forward(problem: Problem, sign_bits: int) -> Results:
 
 def bare_forward(problem: Problem, sign_bits: int, saved: bool = False) -> Results:
     """`forward` for a caller that is no op: None for what was not asked for."""
-    problem = readable(problem)
+    plan = None
+    if splits_of(problem) == 1:
+        plan = _launch.PLANS.get(_plan_key(problem, sign_bits), _NO_PLANS).get("forward")
+    if plan is None:
+        problem = readable(problem)  # what has a plan is
     query, value = problem.query, problem.value
     results = bare_results(query, None if value is None else value.shape[3], sign_bits, saved=True, as_query=True)
-    if results.lse.numel():
+    if plan is not None:
+        _on_its_device(query, _run_forward, plan, problem, results)
+    elif results.lse.numel():
         _on_its_device(query, _launch_forward, problem, results, sign_bits)
     return results
 
@@ -107,24 +115,33 @@ def _plan_key(problem: Problem, sign_bits: int) -> tuple[Any, ...]:
     if problem.dropout:
         return ()
     query, key, value, mask, gain = problem[:5]
+    if mask is not None and mask.dtype == torch.bool:
+        mask = mask.view(torch.uint8)  # as `readable` has it
     tensors = (facts(query), facts(key), facts(value), facts(mask), facts(gain))
     return (query.get_device(), tensors, problem[7:], sign_bits)
 
 
 def _launch_forward(problem: Problem, results: Results, sign_bits: int) -> None:
-    """Fields of `results` may be None."""
+    """Of a problem that is readable; fields of `results` may be None."""
     splits = splits_of(problem)
     if splits > 1:
         _decode.launch_decode(problem, results, sign_bits, splits)
         return
     plans = plans_of(_plan_key(problem, sign_bits))
     plan = None if plans is None else plans.get("forward")
-    if plan is None:
-        launch = forward_launch(problem, complete(results, problem.query), sign_bits)
-        _launch.run_and_plan(plans, "forward", N_FORWARD, launch)
-    else:
-        key, value = problem.key, problem.value
-        plan.run((*inputs(problem), key, value if plan.tiles and value is not None else key, *results))
+    if plan is not None:
+        _run_forward(plan, problem, results)
+        return
+    launch = forward_launch(problem, complete(results, problem.query), sign_bits)
+    _launch.run_and_plan(plans, "forward", N_FORWARD, launch)
+
+
+_NO_PLANS: Plans = {}
+
+
+def _run_forward(plan: LaunchPlan, problem: Problem, results: Results) -> None:
+    key, value = problem.key, problem.value
+    plan.run((*inputs(problem), key, value if plan.tiles and value is not None else key, *results))
 
 
 def rows_again(
@@ -189,8 +206,8 @@ def bare_backward(problem: Problem, saved: Results, upstream: Upstream, needs_gr
 def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
     """Fields of `saved` may be None."""
     asked, problem, saved = problem.mask, readable(problem), as_written(saved)
-    query, key, value, mask, gain = problem[:5]
-    found: Any = Gradients(*_gradient_memory(problem, needs_grad))
+    query, key, value, mask = problem[:4]
+    found: Any = _gradient_memory(problem, needs_grad)
     if not query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]:
         return Gradients(*[grad if grad is None else grad.zero_() for grad in found])  # type: ignore[arg-type]
     g_output = None if value is None or upstream.output is None else with_unit_stride(upstream.output)
@@ -204,8 +221,7 @@ def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs
     lift = _lift(problem, g_output, arrived)
     argmax = nothing_like(query).argmax if upstream.peak is None else _argmax(problem, saved)
     # the query's address stands for a tensor that is not read
-    common = (*inputs(problem), query if g_output is None else g_output, terms)
-    common += (argmax, query if lift is None else lift)
+    common = (*inputs(problem), query if g_output is None else g_output, terms, argmax, query if lift is None else lift)
 
     def launches() -> _BackwardLaunches:
         return _BackwardLaunches(problem, g_output, arrived, lift is not None)
@@ -225,21 +241,18 @@ def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs
     return found
 
 
-def _gradient_memory(problem: Problem, needs_grad: NeedsGrad) -> list[Any]:
+def _gradient_memory(problem: Problem, needs_grad: NeedsGrad) -> Gradients:
     """Uninitialised memory for the gradients that are needed, of vectors as these lie; None for the others."""
-    found: list[Any] = [None] * len(Gradients._fields)
-    for place, (tensor, needed) in enumerate(zip(problem[:5], needs_grad, strict=False)):
-        if needed and tensor is not None:
-            found[place] = (
-                empty_vectors(tensor)
-                if place < N_VECTORS
-                else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-            )
-    return found
-
-
-N_VECTORS = 3
-"""Query, key and value: the first fields of a problem."""
+    query, key, value, mask, gain = problem[:5]
+    found: Any = (
+        empty_vectors(query) if needs_grad.query else None,
+        empty_vectors(key) if needs_grad.key else None,
+        empty_vectors(value) if needs_grad.value and value is not None else None,
+        mask.new_empty(mask.shape) if needs_grad.mask and mask is not None else None,
+        gain.new_empty(gain.shape) if needs_grad.gain and gain is not None else None,
+        None,
+    )
+    return Gradients(*found)
 
 
 def _backward_plans(
@@ -315,7 +328,9 @@ _ARRIVED = tuple(
 def row_terms(saved: Results, upstream: Upstream, arrived: int, plans: Plans | None = None) -> Tensor:
     """Nine numbers for each row, (9, B, H, Lq), from gradients of which that of the output has unit stride."""
     lse, output = saved.lse, saved.output
-    terms = torch.empty((_rows.N_TERMS, *lse.shape), dtype=lse.dtype, device=lse.device)
+    batch, heads, rows = lse.shape
+    n_rows = lse.numel()
+    terms = lse.new_empty_strided((_rows.N_TERMS, batch, heads, rows), (n_rows, heads * rows, rows, 1))
     g = lse if upstream.output is None else upstream.output
     arriving = [lse if grad is None else grad.contiguous() for grad in upstream[1:]]
     by_token = output is not None and output.dim() == 4 and is_by_token(output)
@@ -329,8 +344,8 @@ def row_terms(saved: Results, upstream: Upstream, arrived: int, plans: Plans | N
         constants = {"EV": value_dim, "BEV": padded(value_dim), "BM": 32}
         constants |= {"ARRIVED": arrived, "WHOLE": is_there(saved.output_low), "BY_TOKEN": by_token}
         whole = tensors(complete(saved, lse if output is None else output))
-        args = (*whole, *g.stride()[:3], lse.shape[1], lse.shape[2], lse.numel())
-        return Launch(_rows.row_terms_kernel, (cdiv(lse.numel(), 32), 1), args, constants, {"num_warps": 4})
+        args = (*whole, *g.stride()[:3], heads, rows, n_rows)
+        return Launch(_rows.row_terms_kernel, (cdiv(n_rows, 32), 1), args, constants, {"num_warps": 4})
 
     _launch.run(plans, ("terms", by_token), tensors(saved), launch)
     return terms

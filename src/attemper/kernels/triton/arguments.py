@@ -39,13 +39,22 @@ def with_unit_stride(tensor: Tensor) -> Tensor:
 
 def as_written(saved: Results) -> Results:
     """What a forward saved, as it lay in memory then: a hook of saved tensors may return it in another layout."""
-    output, low = saved.output, saved.output_low
-    signs = [sign if sign is None or sign.is_contiguous() else sign.contiguous() for sign in saved[2:]]
-    if output is not None:
-        by_head_or_token = output.is_contiguous() or (output.dim() == 4 and output.transpose(1, 2).is_contiguous())
-        if not by_head_or_token or (is_there(low) and low.stride() != output.stride()):
-            output, low = output.contiguous(), None if low is None else low.contiguous()
-    return Results(output, low, *signs)
+    output, low, *signs = saved
+    lies = output is None or output.is_contiguous() or _is_whole_by_token(output)
+    if not lies or (is_there(low) and low.stride() != output.stride()):
+        output, low = output.contiguous(), None if low is None else low.contiguous()
+        saved = Results(output, low, *signs)
+    for sign in signs:
+        if sign is not None and not sign.is_contiguous():
+            return Results(output, low, *[None if one is None else one.contiguous() for one in signs])
+    return saved
+
+
+def _is_whole_by_token(output: Tensor) -> bool:
+    if output.dim() != 4:
+        return False
+    _, heads, rows, dim = output.shape
+    return output.stride() == (heads * rows * dim, dim, heads * dim, 1)
 
 
 def is_there(tensor: Tensor | None) -> bool:
@@ -67,6 +76,21 @@ def nothing_like(query: Tensor) -> Results:
 def _nothing(device: torch.device, dtype: torch.dtype) -> Results:
     problem = Problem(torch.empty((1, 1, 0, 1), dtype=dtype, device=device), *[None] * (len(Problem._fields) - 1))  # type: ignore[arg-type]
     return empty_results(problem, 0)
+
+
+def facts(tensor: Tensor | None) -> Any:
+    """All of a tensor that a launch depends on."""
+    if tensor is None:
+        return None
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % ALIGNED
+
+
+def all_aligned(*tensors: Tensor | None) -> bool:
+    bits = 0
+    for tensor in tensors:
+        if tensor is not None:
+            bits |= tensor.data_ptr()
+    return bits % ALIGNED == 0
 
 
 def inputs(problem: Problem) -> tuple[Tensor, ...]:
@@ -235,6 +259,7 @@ def forward_block(problem: Problem, fast: bool, signs: bool, hopper: bool) -> Bl
     return _block(64, 64, 4, 2) if signs and problem.right is None else _block(64, 32, 4, 3, 168)
 
 
+@cache
 def decode_block(dim: int, dtype: torch.dtype, shared: int, room: int) -> Block:
     """`shared` is how many rows read one head of keys, `room` the bytes that tiles may take together."""
     rows, size = max(16, next_power_of_2(shared)), dtype.itemsize

@@ -6,11 +6,12 @@ read once. Attention over a split is attention over the whole by the formulas of
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..contract import Problem, Results, is_by_token
 from .arguments import (
@@ -28,7 +29,7 @@ from .arguments import (
     widest,
     written,
 )
-from .launch import ALIGNED, Launch, plans_of, room, run_and_plan
+from .launch import ALIGNED, Block, Launch, across, plans_of, room, run_and_plan
 from .online import online
 from .store import entropy_of, moments, store_output, store_signs, vector_index
 from .tile import ADDED, LOG2E, NUMBERS, program, with_positive_scale
@@ -39,51 +40,72 @@ N_PARTS = 12
 
 def decode_key(problem: Problem, sign_bits: int) -> tuple[Any, ...]:
     """All that the launches of a decode are compiled for. The number of keys, which grows from call to call, is not among it."""
-    query, value = problem.query, problem.value
-    strides = tuple([(step % 16, step == 1, step < 1 << 31) for step in steps(problem)])
+    query, key, value, mask, gain = problem[:5]
+    strides = [*query.stride()[:3], *key.stride()[:3], *(() if value is None else value.stride()[:3])]
+    if mask is not None or gain is not None:
+        strides = [*steps(problem)]
     bounds = (problem.left is None, problem.right is None, problem.softcap is None)  # their values are arguments
     return (
-        *(query.get_device(), query.dtype, query.shape[1:], problem.key.shape[1], sign_bits, strides, bounds),
-        *(is_by_token(query), keeps_weights(problem, sign_bits)),
+        *(query.get_device(), query.dtype, query.shape[1:], key.shape[1], sign_bits, bounds),
+        *(is_by_token(query), keeps_weights(problem, sign_bits), None if value is None else value.shape[3]),
         *[None if tensor is None else (tensor.dtype, tensor.data_ptr() % ALIGNED) for tensor in problem[:5]],
-        None if value is None else value.shape[3],
+        *[step % 16 if 1 != step < 1 << 31 else (step % 16, step == 1) for step in strides],
     )
+
+
+class Split(NamedTuple):
+    """How the keys of a call are split over programs, and the memory of their parts."""
+
+    block: Block
+    chunk: int  # keys of a program
+    programs: int
+    parts: Tensor
+    sums: Tensor
+
+    @classmethod
+    def of(cls, problem: Problem, n_rows: int, splits: int) -> Split:
+        query, key, value = problem.query, problem.key, problem.value
+        shared, keys = query.shape[1] // key.shape[1] * query.shape[2], key.shape[2]
+        block = decode_block(widest(problem), query.dtype, shared, room(query.device))
+        chunk = cdiv(cdiv(keys, splits), block["BN"]) * block["BN"]
+        programs = cdiv(keys, chunk)
+        parts = torch.empty((N_PARTS, programs, n_rows), dtype=torch.float32, device=query.device)
+        sums = parts
+        if value is not None:
+            sums = torch.empty((programs, n_rows, value.shape[3]), dtype=torch.float32, device=query.device)
+        return cls(block, chunk, programs, parts, sums)
 
 
 def launch_decode(problem: Problem, results: Results, sign_bits: int, splits: int) -> None:
     """Fields of `results` may be None."""
+    query, n_rows = problem.query, results.lse.numel()
+    split = Split.of(problem, n_rows, splits)
     plans = plans_of(decode_key(problem, sign_bits))
-    split, join = decode_launches(problem, complete(results, problem.query), sign_bits, splits)
-    for name, launch, n_tensors in (("split", split, N_SPLIT), (join.constants["SPLITS"], join, N_JOIN)):
-        plan = None if plans is None else plans.get(name)
-        if plan is not None:
-            plan.run(launch.args[:n_tensors], launch.args[n_tensors:], launch.programs)
-        else:
-            run_and_plan(plans, name, len(launch.args), launch)
-
-
-N_SPLIT, N_JOIN = 5 + 2, 2 + len(Results._fields)
-"""Tensors that each of the two kernels gets; numbers follow, which change from call to call."""
+    assert plans is not None  # a decode has no dropout
+    names = "split", next_power_of_2(split.programs)
+    if names[0] in plans and names[1] in plans:
+        tensors = (*inputs(problem), split.parts, split.sums)
+        changing = (*steps(problem), *numbers(problem), split.chunk, n_rows)
+        grid = (split.programs, *across(query.shape[0] * problem.key.shape[1]))
+        plans[names[0]].run(tensors, changing, grid)
+        tensors, changing = (split.parts, split.sums, *results), (*query.shape[1:3], n_rows, split.programs)
+        plans[names[1]].run(tensors, changing, (n_rows, 1, 1))
+        return
+    for name, launch in zip(names, decode_launches(problem, complete(results, query), sign_bits, splits), strict=True):
+        run_and_plan(plans, name, len(launch.args), launch)  # numbers change from call to call too
 
 
 def decode_launches(problem: Problem, results: Results, sign_bits: int, splits: int) -> list[Launch]:
-    query, key, value = problem.query, problem.key, problem.value
-    n_rows, keys, groups = results.lse.numel(), key.shape[2], key.shape[1]
+    query, n_rows = problem.query, results.lse.numel()
     sign_bits = written(sign_bits, results)
-    block = decode_block(widest(problem), query.dtype, query.shape[1] // groups * query.shape[2], room(query.device))
-    chunk = cdiv(cdiv(keys, splits), block["BN"]) * block["BN"]
-    splits = cdiv(keys, chunk)
-    device = query.device
-    parts = torch.empty((N_PARTS, splits, n_rows), dtype=torch.float32, device=device)
-    sums = parts
-    if value is not None:
-        sums = torch.empty((splits, n_rows, value.shape[3]), dtype=torch.float32, device=device)
+    block, chunk, programs, parts, sums = Split.of(problem, n_rows, splits)
     constants = forward_constants(problem, sign_bits) | tile_of(block)
     args = (*inputs(problem), parts, sums, *steps(problem), *numbers(problem), chunk, n_rows)
-    split = Launch(decode_kernel, (splits, query.shape[0] * groups), args, constants, options_of(block))
-    joined = {name: constants[name] for name in ("EV", "BEV", "VALUES", "BITS")} | {"SPLITS": next_power_of_2(splits)}
+    grid = (programs, query.shape[0] * problem.key.shape[1])
+    split = Launch(decode_kernel, grid, args, constants, options_of(block))
+    joined = {name: constants[name] for name in ("EV", "BEV", "VALUES", "BITS")} | {"SPLITS": next_power_of_2(programs)}
     joined["BY_TOKEN"] = is_by_token(query)
-    args = (parts, sums, *results, *query.shape[1:3], n_rows, splits)
+    args = (parts, sums, *results, *query.shape[1:3], n_rows, programs)
     return [split, Launch(join_kernel, (n_rows, 1), args, joined, {"num_warps": 4})]
 
 

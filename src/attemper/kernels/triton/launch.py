@@ -113,7 +113,7 @@ class CFunction(NamedTuple):
 
     call: Callable[..., None]
     same: tuple[Any, ...]  # what stands between the stream and the kernel's own arguments
-    tiles: tuple[dict[str, Any], ...]  # what Triton's compiler says of each tensor whose tiles the hardware copies
+    tiles: tuple[dict[str, Any], ...]  # what Triton's compiler says of the descriptors, the last first
     stream_of: Callable[[int], int]
     device: int
 
@@ -139,14 +139,10 @@ class CFunction(NamedTuple):
         if not isinstance(call, C_FUNCTION):
             return None
         scratch, hooks = (None, None), (None, None, None)  # with the argument of hooks
-        same = (
-            compiled.function,
-            has["launch_cooperative_grid"],
-            has["launch_pdl"],
-            *scratch,
-            compiled.packed_metadata,
-        )
-        return cls(call, (*same, *hooks), tiles, driver.active.get_current_stream, driver.active.get_current_device())
+        how = (has["launch_cooperative_grid"], has["launch_pdl"])
+        same = (compiled.function, *how, *scratch, compiled.packed_metadata, *hooks)
+        active = driver.active
+        return cls(call, same, tiles[::-1], active.get_current_stream, active.get_current_device())
 
 
 BASE_ARGS = "iiiKKppOOOOOO"
@@ -163,7 +159,7 @@ class LaunchPlan:
     def __init__(self, launch: Launch, compiled: Any, n_tensors: int):
         self.compiled, self.programs = compiled, launch.programs
         self.numbers = (*launch.args[n_tensors:], *launch.constants_in_order())  # all but the tensors
-        self.tiles = []  # place, number and descriptor of each tensor whose tiles the hardware copies; the last first
+        self.tiles = []  # of descriptors, the last first: place, a number for it alone, the same without its tensor
         for place, arg in reversed([*enumerate(launch.args)]):
             if isinstance(arg, TensorDescriptor):
                 tile = copy(arg)
@@ -184,12 +180,10 @@ class LaunchPlan:
             return
         call, same, metas, stream_of, device = self.c_function
         args = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        at = len(metas)
-        for place, number, tile in self.tiles:
-            at -= 1
+        for (place, number, tile), meta in zip(self.tiles, metas, strict=True):
             found = EXPANDED.get((number, args[place]))
             if found is None:
-                found = _expand(number, args[place], _based(tile, tensors[place]), metas[at])
+                found = _expand(number, args[place], _based(tile, tensors[place]), meta)
             args[place : place + 1] = found
         call(*programs, stream_of(device), *same, *args, *numbers, *self.numbers)
 
@@ -353,13 +347,6 @@ def _write_chosen() -> None:
         pass  # tuned again the next time
 
 
-def facts(tensor: Tensor | None) -> Any:
-    """All of a tensor that a launch depends on."""
-    if tensor is None:
-        return None
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % ALIGNED
-
-
 @cache
 def room(device: torch.device) -> int:
     """Bytes of shared memory that a program may use; where there is no GPU, those of the cards that have the least."""
@@ -377,10 +364,6 @@ LEAST_ROOM = 99 << 10
 
 ALIGNED = 16
 """Triton compiles for addresses and strides that are multiples of so many bytes; whole tiles are copied only from such."""
-
-
-def all_aligned(*tensors: Tensor | None) -> bool:
-    return not any([tensor.data_ptr() % ALIGNED for tensor in tensors if tensor is not None])
 
 
 def _specialised(arg: Any, changes: bool) -> Any:
