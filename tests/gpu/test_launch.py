@@ -304,6 +304,10 @@ def test_another_triton_is_not_called_directly(world, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, other)
             assert not is_direct()
+    for name in ("_BASE_ARGS_FORMAT", "CudaLauncher", "make_tensordesc_arg"):
+        with monkeypatch.context() as patch:
+            patch.delattr(world.nvidia, name)
+            assert not is_direct()
     signature = dict.fromkeys(launch.kernel.arg_names, "i32") | {"k_tiles": "tensordesc<>", "v_tiles": "tensordesc<>"}
     noted = Noted("", world.calls)
     compiled.run.launch = world.nvidia.wrap_handle_tensordesc(noted, signature, None)  # of a card before Hopper

@@ -208,9 +208,8 @@ def empty_vectors(like: Tensor, dim: int | None = None) -> Tensor:
     batch, heads, rows, own = like.shape
     dim = own if dim is None else dim
     between_heads, between_rows = (dim, heads * dim) if is_by_token(like) else (rows * dim, dim)
-    return like.new_empty_strided(
-        (batch, heads, rows, dim), (heads * rows * dim, between_heads, between_rows, 1)
-    )  # in half the time of new_empty
+    strides = (heads * rows * dim, between_heads, between_rows, 1)
+    return like.new_empty_strided((batch, heads, rows, dim), strides)  # in half the time of new_empty
 
 
 def empty_results(problem: Problem, sign_bits: int, as_query: bool = False) -> Results:

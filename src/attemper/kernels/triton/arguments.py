@@ -54,7 +54,8 @@ def _is_whole_by_token(output: Tensor) -> bool:
     if output.dim() != 4:
         return False
     _, heads, rows, dim = output.shape
-    return output.stride() == (heads * rows * dim, dim, heads * dim, 1)
+    usual = output.stride() == (heads * rows * dim, dim, heads * dim, 1)
+    return usual or output.transpose(1, 2).is_contiguous()  # a dimension of 1 may have any stride
 
 
 def is_there(tensor: Tensor | None) -> bool:

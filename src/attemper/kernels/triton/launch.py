@@ -121,10 +121,10 @@ class CFunction(NamedTuple):
     def of(cls, compiled: Any, places: Sequence[int]) -> CFunction | None:
         """`places` are those of descriptors among the arguments. None where anything is not as Triton 3.6 has it."""
         nvidia = sys.modules.get("triton.backends.nvidia.driver")
-        if not KNOWN or nvidia is None or nvidia._BASE_ARGS_FORMAT != BASE_ARGS:
+        if not KNOWN or getattr(nvidia, "_BASE_ARGS_FORMAT", None) != BASE_ARGS:
             return None
         launcher = compiled.run
-        has = vars(launcher) if type(launcher) is nvidia.CudaLauncher else {}
+        has = vars(launcher) if type(launcher) is getattr(nvidia, "CudaLauncher", None) else {}
         if has.keys() != LAUNCHER_HAS or has["global_scratch_size"] or has["profile_scratch_size"]:
             return None
         call, tiles = has["launch"], ()
@@ -133,8 +133,8 @@ class CFunction(NamedTuple):
             inside = dict(zip(code.co_freevars, [cell.cell_contents for cell in cells], strict=True)) if code else {}
             if inside.keys() != EXPANDER_HAS or inside["tensordesc_indices"] != {*places}:
                 return None
-            call, tiles = inside["launcher"], tuple(inside["tensordesc_meta"])
-            if len(tiles) != len(places) or None in tiles:
+            call, tiles = inside["launcher"], tuple(inside["tensordesc_meta"] or ())
+            if len(tiles) != len(places) or None in tiles or not hasattr(nvidia, "make_tensordesc_arg"):
                 return None
         if not isinstance(call, C_FUNCTION):
             return None
