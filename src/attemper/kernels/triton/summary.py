@@ -16,7 +16,7 @@ from torch import Tensor
 from ...heads import COLUMNS
 from ...vitals import SIGNS, Vitals
 from ..contract import are_as_written
-from .launch import Launch, plans_of, run_and_plan
+from .launch import ALIGNED, Launch, plans_of, run_and_plan
 
 N_SUMS = len(COLUMNS)
 ROWS = 256
@@ -99,11 +99,20 @@ def add_to(
     strides = (0, 0, 0) if keep is None else kept.stride()
     numbers = (slot.stride(0), *strides, batch, heads, rows, number, int(keep is not None))
     farthest = sum((size - 1) * step for size, step in zip(kept.shape, strides, strict=True))
+    wide = max(batch * heads * rows, farthest) >= 1 << 31
+    tensors = (slot, *[getattr(vitals, name) for name in SIGNS], low, kept)
+    aligned = tuple([tensor.data_ptr() % ALIGNED == 0 for tensor in tensors])
+    long = tuple([each >= 1 << 31 for each in numbers])  # those that are compiled as 64 bits
     constants = {"SATURABLE": saturable_keys, "SATURATED": saturated_weight, "N_SUMS": N_SUMS, "ROWS": ROWS_ALONE}
-    constants |= {"WIDE": max(batch * heads * rows, farthest) >= 1 << 31}
-    signs = [getattr(vitals, name) for name in SIGNS]
+    constants["WIDE"] = wide
+    plans = plans_of(("add", slot.device, kept.dtype, aligned, long, wide, saturable_keys, saturated_weight))
+    plan = None if plans is None else plans.get("add")
     with torch.cuda.device(slot.device) if slot.is_cuda else nullcontext():
-        add_kernel[(heads,)](slot, *signs, low, kept, *numbers, **constants, num_warps=WARPS_ALONE)
+        if plan is not None:
+            plan.run(tensors, numbers, (heads, 1, 1))
+            return
+        launch = Launch(add_kernel, (heads, 1), (*tensors, *numbers), constants, {"num_warps": WARPS_ALONE})
+        run_and_plan(plans, "add", len(launch.args), launch)
 
 
 @triton.jit(do_not_specialize=["calls"])
