@@ -115,6 +115,24 @@ def test_nine_numbers_of_a_row_need_64_bits(memory):
     assert_reordered(gradient[:, :, -40:], expected, terms=8)
 
 
+def test_a_sink_before_many_keys_in_float16():
+    """The weights of all others are small, and must not lose their digits: float16 has none below 6e-8."""
+    query, key, value = torch.randn(1, 1, 16, 16), torch.randn(1, 1, 131_072, 16), torch.randn(1, 1, 131_072, 16)
+    query[..., 0], key[..., 0], value[..., 0, :] = 2.0, 0.0, 0.0
+    key[..., 0, 0] = 24.0  # 12 nats
+    tensors = {"query": query, "key": key, "value": value}
+    judge({name: tensor.half().cuda() for name, tensor in tensors.items()}, {}, "triton")
+
+
+def test_asking_for_signs_changes_no_bit_of_the_output():
+    """Also in rows of the careful pass, whose weights are rounded against a running maximum."""
+    query, key, value = (small(1, 2, 500, 128) for _ in range(3))
+    key = key * torch.linspace(0, 8, 500, device="cuda")[:, None].bfloat16()
+    for causal in (False, True):
+        bare = attemper.attention(query, key, value, causal=causal, signs=(), kernel="triton")
+        assert torch.equal(bare.output, attemper.attention(query, key, value, causal=causal, kernel="triton").output)
+
+
 def test_more_heads_than_a_grid_has_programs_along_its_second_dimension():
     tensors = [small(70_000, 2, 5, 16, requires_grad=True) for _ in range(3)]
     found = attemper.attention(*tensors, causal=True)

@@ -113,6 +113,18 @@ def test_padding_is_left_out(nested):
     assert {row["visible"] for row in watch.record.to_dicts()} == {(20 * 20 + 15 * 15) / 35}
 
 
+def test_rows_may_be_given_on_the_cpu():
+    model, x = made("SDPA", torch.float32, "cuda", torch.float32)
+    keep = torch.zeros(3, LENGTH, dtype=torch.bool)
+    keep[:, :7] = True
+    with attemper.watch(model) as watch:
+        watch.rows(keep)
+        for _ in range(3):
+            run(model, x, False)
+            watch.step()
+    assert {row["rows"] for row in watch.record.to_dicts()} == {21.0}
+
+
 @pytest.mark.parametrize("name", ["SDPA", "TransformerEncoder"])
 @in_dtype
 def test_calls_like_earlier_ones_have_the_same_bits(name, dtype, monkeypatch):

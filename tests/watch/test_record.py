@@ -12,7 +12,9 @@ from torch import nn
 import attemper
 import forked
 from attemper.errors import InputError, MissingExtra
+from attemper.heads import COLUMNS, BlockSummary
 from attemper.watch.call import UnfoldedRows
+from attemper.watch.record.entry import LayerSums, _leave_large_block
 from attemper.watch.record.jsonl import HEADER
 from close import in_float64
 
@@ -58,6 +60,21 @@ def test_rows_of_another_stream_are_waited_for():
     rows.wait_on(other)
     assert other.waited == [one]
     assert other.reads == [lse, keep]
+
+
+def test_a_block_is_left_by_the_few_that_still_use_it():
+    """Layers with many calls in a step have merged their rows of the block; it must not be kept for the others."""
+    columns, block = (*COLUMNS, "peak"), torch.rand(400, len(COLUMNS) + 1, dtype=torch.float64)
+    one, many = LayerSums(None), LayerSums(None)
+    one.summary = BlockSummary(columns, block, 8, 4)
+    many.summary = BlockSummary(columns, block, 12, 4).merge(BlockSummary(columns, block, 16, 4))
+    expected = one.summary.sums.clone()
+    _leave_large_block([one, many], block)
+    assert one.summary.block.shape == (4, block.shape[1])
+    assert torch.equal(one.summary.sums, expected)
+    whole = [LayerSums(None, BlockSummary(columns, block, first, 100)) for first in range(0, 400, 100)]
+    _leave_large_block(whole, block)
+    assert all(layer.summary.block is block for layer in whole)
 
 
 def test_shape_and_names(record):

@@ -179,7 +179,7 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: b
     if fast:
         sign_bits &= ~ARGMAX_BIT  # see _argmax
     hopper = is_hopper(query.device) if hopper is None else hopper
-    block = forward_block(problem, fast, sign_bits > 0, hopper)
+    block = forward_block(problem, fast, hopper)
     constants = forward_constants(problem, sign_bits) | {"FAST": fast, "BY_TOKEN": is_by_token(query)}
 
     def make(block: Block) -> Launch:

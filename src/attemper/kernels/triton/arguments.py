@@ -240,8 +240,11 @@ def _copies(tensor: Tensor) -> bool:
 # The size of tiles: what was fastest on an H200, by head dim, dtype and direction; before Hopper, what fits without spilling.
 
 
-def forward_block(problem: Problem, fast: bool, signs: bool, hopper: bool) -> Block:
-    """On Hopper with as few registers as let three or more programs run on a processor: they wait for products in turn."""
+def forward_block(problem: Problem, fast: bool, hopper: bool) -> Block:
+    """On Hopper with as few registers as let three or more programs run on a processor: they wait for products in turn.
+
+    It does not depend on the signs that are asked for: the careful pass rounds weights tile by tile.
+    """
     dim, dtype, keys = widest(problem), problem.query.dtype, problem.key.shape[2]
     if dtype == torch.float32:
         return _block(32, 32, 4, 1)
@@ -257,7 +260,7 @@ def forward_block(problem: Problem, fast: bool, signs: bool, hopper: bool) -> Bl
         return _block(64, 64, 4, 2, 128) if keys <= 8192 else _block(64, 128, 4, 3, 168)
     if dim <= 64:
         return _block(64, 64, 4, 3, 168)
-    return _block(64, 64, 4, 2) if signs and problem.right is None else _block(64, 32, 4, 3, 168)
+    return _block(64, 32, 4, 3, 168)
 
 
 @cache

@@ -22,7 +22,7 @@ LANES: tl.constexpr = tl.constexpr(8)
 SHUT: tl.constexpr = tl.constexpr(-1000.0)  # 2 to this is 0, and 0 times it is 0, as 0 times -inf is not
 WIDE: tl.constexpr = tl.constexpr(1152921504606846976.0)  # 2^60: what Σe may reach
 NARROW: tl.constexpr = tl.constexpr(32768.0)  # what Σ e · down may reach, so that no weight overflows float16
-MANY: tl.constexpr = tl.constexpr(8192.0)  # the keys from which `down` is smaller, since the sum grows with them
+MANY: tl.constexpr = tl.constexpr(8192.0)  # with more keys `down` is smaller, since the sum grows with them
 FAR: tl.constexpr = tl.constexpr(4.0)  # times the variance: the square of how far the reference may be from the mean
 
 
@@ -159,7 +159,7 @@ def frozen(
     b_count = tl.maximum(tl.minimum(o_m + right + 1, keys), 0) if RIGHT else tl.zeros_like(o_m) + keys
     m_empty = b_count == 0
     m_good = m_empty | (b_sample_top > float("-inf"))
-    b_down = tl.where(m_empty, 1.0, tl.math.exp2(b_ref - b_sample_top) * tl.minimum(MANY / keys, 1.0))
+    b_down = tl.where(m_empty, 1.0, tl.minimum(tl.math.exp2(b_ref - b_sample_top), MANY / keys))
     b_l = tl.zeros([BM, LANES], tl.float32)
     b_a, b_s, b_first, b_second = b_l, b_l, b_l, b_l
     b_rise = tl.zeros([BM, LANES], tl.int32)

@@ -47,38 +47,21 @@ def _five_sums(a, b, c, d, e, other_a, other_b, other_c, other_d, other_e):
 
 
 @triton.jit
-def online_tile(
-    b_ref, b_l, b_a, b_s, b_rounded, b_out, b_best, b_arg, b_count, b_met, b_mean, b_squares,
-    b_q, b_scale, b_unit, i_n, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
-    o_m, i_head, rows, keys, left, right, softcap, dropout, seed,
-    E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr,
-    MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr,
+def add_logits(
+    b_count, b_met, b_mean, b_squares, b_z, m_seen, TOGETHER: tl.constexpr, BITS: tl.constexpr
 ):  # fmt: skip
-    """Take in the keys from i_n on."""
-    o_n = i_n + tl.arange(0, BN)
-    b_k = load_rows(p_key, i_n, step_kn, keys, E, BE, BN, True)
-    b_z = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")  # [BM, BN]
-    if CAP or MASK == ADDED:
-        b_z = b_z * b_scale[:, None]
-    if CAP:
-        b_z = softcap * tanh(b_z / softcap)
-    b_z, m_seen = masked(
-        b_z, o_m[:, None], o_n[None, :], p_mask, step_mm, step_mn, rows, keys, left, right, MASK, LEFT, RIGHT, True
-    )  # fmt: skip
-
-    # Threads exchange what they have of a row. Where many numbers are asked for, they do so twice, not once for each.
-    TOGETHER: tl.constexpr = (ALL & BITS) == ALL and VALUES and not EXACT
+    """Count, mean and summed squares with a tile, but for the squares about its own mean, which follow; and its maximum."""
     b_square = tl.zeros_like(b_z)
     if (MEAN | VARIANCE) & BITS:
         m_adds = m_seen & (b_z != float("-inf"))  # a logit of -inf is counted, and adds nothing
         b_adds, b_added, b_seen = m_adds.to(tl.float32), tl.where(m_adds, b_z, 0.0), m_seen.to(tl.int32)
-        if TOGETHER and not (ARGMAX & BITS):
+        if TOGETHER:
             b_tile_met, b_tile_sum, b_tile_count, b_top = tl.reduce(
                 (b_adds, b_added, b_seen, b_z), 1, _two_sums_a_count_and_a_maximum
             )
         else:
             b_tile_met, b_tile_sum, b_tile_count = tl.sum(b_adds, 1), tl.sum(b_added, 1), tl.sum(b_seen, 1)
+            b_top = tl.max(b_z, 1)
         b_count += b_tile_count
         b_tile_mean = tl.div_rn(b_tile_sum, tl.maximum(b_tile_met, 1.0))
         b_d = tl.where(m_adds, b_z - b_tile_mean[:, None], 0.0)
@@ -89,25 +72,19 @@ def online_tile(
         b_squares += b_step * b_step * b_met * b_share
         b_mean += b_step * b_share
         b_met = b_total
-    elif VISIBLE & BITS:
-        b_count += tl.sum(m_seen.to(tl.int32), 1)
-
-    if ARGMAX & BITS:
-        b_top, b_place = tl.max(b_z, 1, return_indices=True)
-        better = (b_top > b_best) | ((b_top == b_best) & (b_place + i_n < b_arg) & (b_top != float("-inf")))
-        b_arg = tl.where(better, b_place + i_n, b_arg)
-        b_best = tl.where(better, b_top, b_best)
-    elif not TOGETHER:
+    else:
         b_top = tl.max(b_z, 1)
+        if VISIBLE & BITS:
+            b_count += tl.sum(m_seen.to(tl.int32), 1)
+    return b_count, b_met, b_mean, b_squares, b_square, b_top
 
-    b_new = tl.maximum(b_ref, b_top)
-    b_finite = tl.where(b_new == float("-inf"), 0.0, b_new)
-    b_t = (b_z - b_finite[:, None]) * b_unit[:, None]
-    b_e = tl.math.exp2(b_t)
-    b_d_ref = tl.where(b_ref == float("-inf"), 0.0, b_ref - b_finite) * b_unit
-    b_c = tl.math.exp2(b_d_ref)
-    if ENTROPY & BITS:
-        b_t = tl.where(b_t < -1e4, 0.0, b_t)  # their weight is 0, and 0 · -inf is NaN
+
+@triton.jit
+def add_weights(
+    b_l, b_a, b_s, b_squares, b_rounded, b_e, b_t, b_square, b_c, b_d_ref, p_value,
+    TOGETHER: tl.constexpr, VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """The sums with those of a tile: of its weights, and of the squares of its logits."""
     if TOGETHER:
         b_p = b_e.to(p_value.dtype.element_ty)
         b_tile_l, b_tile_a, b_tile_s, b_tile_squares, b_tile_rounded = tl.reduce(
@@ -131,6 +108,52 @@ def online_tile(
             b_l, b_rounded = b_c * b_l + b_tile_l, b_c * b_rounded + b_tile_rounded
         else:
             b_l = b_c * b_l + tl.sum(b_e, 1)
+    return b_l, b_a, b_s, b_squares, b_rounded
+
+
+@triton.jit
+def online_tile(
+    b_ref, b_l, b_a, b_s, b_rounded, b_out, b_best, b_arg, b_count, b_met, b_mean, b_squares,
+    b_q, b_scale, b_unit, i_n, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
+    o_m, i_head, rows, keys, left, right, softcap, dropout, seed,
+    E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr,
+    MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
+    VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """Take in the keys from i_n on."""
+    o_n = i_n + tl.arange(0, BN)
+    b_k = load_rows(p_key, i_n, step_kn, keys, E, BE, BN, True)
+    b_z = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")  # [BM, BN]
+    if CAP or MASK == ADDED:
+        b_z = b_z * b_scale[:, None]
+    if CAP:
+        b_z = softcap * tanh(b_z / softcap)
+    b_z, m_seen = masked(
+        b_z, o_m[:, None], o_n[None, :], p_mask, step_mm, step_mn, rows, keys, left, right, MASK, LEFT, RIGHT, True
+    )  # fmt: skip
+
+    # Threads exchange what they have of a row. Where many numbers are asked for, they do so twice, not once for each.
+    TOGETHER: tl.constexpr = (ALL & BITS) == ALL and VALUES and not EXACT
+    b_count, b_met, b_mean, b_squares, b_square, b_top = add_logits(
+        b_count, b_met, b_mean, b_squares, b_z, m_seen, TOGETHER, BITS
+    )
+    if ARGMAX & BITS:
+        b_top, b_place = tl.max(b_z, 1, return_indices=True)
+        better = (b_top > b_best) | ((b_top == b_best) & (b_place + i_n < b_arg) & (b_top != float("-inf")))
+        b_arg = tl.where(better, b_place + i_n, b_arg)
+        b_best = tl.where(better, b_top, b_best)
+
+    b_new = tl.maximum(b_ref, b_top)
+    b_finite = tl.where(b_new == float("-inf"), 0.0, b_new)
+    b_t = (b_z - b_finite[:, None]) * b_unit[:, None]
+    b_e = tl.math.exp2(b_t)
+    b_d_ref = tl.where(b_ref == float("-inf"), 0.0, b_ref - b_finite) * b_unit
+    b_c = tl.math.exp2(b_d_ref)
+    if ENTROPY & BITS:
+        b_t = tl.where(b_t < -1e4, 0.0, b_t)  # their weight is 0, and 0 · -inf is NaN
+    b_l, b_a, b_s, b_squares, b_rounded = add_weights(
+        b_l, b_a, b_s, b_squares, b_rounded, b_e, b_t, b_square, b_c, b_d_ref, p_value, TOGETHER, VALUES, EXACT, BITS
+    )  # fmt: skip
     if VALUES:
         b_v = load_rows(p_value, i_n, step_vn, keys, EV, BEV, BN, True)
         # these weights are rounded, and must add up to one: the output is divided by their sum

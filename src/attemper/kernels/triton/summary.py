@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import triton
@@ -66,22 +67,23 @@ def by_head(
     return found
 
 
-TABLES: dict[tuple[int, ...], Tensor] = {}
+TABLES: dict[tuple[Any, ...], Tensor] = {}
 """Tables on a device, by the stream that they were copied on and what they say: step after step has the same addresses."""
-MOST_TABLES = 16
+MOST_TABLES, LONGEST_TABLE = 16, 1 << 12
 
 
 def _on_device(table: list[int], device: torch.device) -> Tensor:
     """The table of all calls, and after it for each head the number of its call."""
-    key = (torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0, *table)
+    key = (device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0, *table)
     found = TABLES.get(key)
     if found is None:
         head_calls = [call for call, place in enumerate(range(0, len(table), FIELDS)) for _ in range(table[place + 13])]
         numbers = torch.tensor(table + head_calls, dtype=torch.int64, device="cpu")
+        found = numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
         if len(TABLES) >= MOST_TABLES:
             TABLES.clear()
-        found = numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
-        TABLES[key] = found
+        if len(table) <= LONGEST_TABLE:
+            TABLES[key] = found
     return found
 
 

@@ -65,7 +65,7 @@ def _rows_again(call: AttentionCall, observer: Watch) -> UnfoldedRows | None:
     if found is None:
         return None
     rows = _given(observer.given_rows, call)
-    kept = None if rows is None else rows[:, None, :].clone()
+    kept = None if rows is None else rows[:, None, :].to(query.device, copy=True)
     addresses, shape, memory = found
     return UnfoldedRows(addresses, shape, memory, kept, torch.cuda.current_stream(query.device))
 
@@ -98,7 +98,7 @@ def by_head(vitals: Vitals, rows: Tensor | None) -> HeadSummary | UnfoldedRows:
         if kernels.triton_is_missing() is not None or not kernels.load("triton").summary.serves(vitals):
             return vitals.by_head(rows)
         # the mask may be the user's, who may write into it before the step ends
-        kept = None if rows is None else rows.clone()
+        kept = None if rows is None else rows.to(vitals.lse.device, copy=True)
         return UnfoldedRows.of(vitals, kept, torch.cuda.current_stream(vitals.lse.device))
     return folded(vitals, rows)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -28,6 +28,9 @@ GRADIENTS = tuple(f"grad_{name}_{sign}" for name in ("q", "k") for sign in ("rms
 BLOCK = 1 << 15  # numbers, 256 KiB
 MOST_KEPT = 256 << 20
 """Bytes of rows on a GPU that a step keeps before it folds them."""
+
+SPARSE = 4
+"""A block of sums that is more than so many times as large as what is used of it is not kept whole."""
 
 RecordRow = dict[str, Any]
 
@@ -190,6 +193,7 @@ class StepAccumulator:
                 summary = BlockSummary((*COLUMNS, "peak"), block, first, heads)
                 layer.summary = summary if layer.summary is None else layer.summary.merge(summary)
                 first += heads
+            _leave_large_block([layer for layer, _ in pairs], block)
 
     def drop(self, module: str) -> None:
         """Forget the calls of this step inside a module."""
@@ -215,9 +219,26 @@ class StepAccumulator:
         return entries, facts
 
 
+def _leave_large_block(layers: list[LayerSums], block: Tensor) -> None:
+    """Copy the rows that summaries still use of a block, if those are few: layers with many calls have merged theirs."""
+    using = [layer for layer in layers if isinstance(layer.summary, BlockSummary) and layer.summary.block is block]
+    if SPARSE * sum([layer.summary.n_heads for layer in using if layer.summary is not None]) >= len(block):
+        return
+    for layer in using:
+        summary = layer.summary
+        if isinstance(summary, BlockSummary):
+            rows = block[summary.first : summary.first + summary.heads].clone()
+            layer.summary = BlockSummary(summary.columns, rows, 0, summary.heads)
+
+
 @cache
 def _all(heads: int) -> tuple[int, ...]:
     return tuple(range(heads))
+
+
+def row_of(width: int, has_gradients: bool) -> int:
+    """How many numbers of a head are kept: sums, peak, gradients."""
+    return width + 1 + (6 if has_gradients else 0)
 
 
 class Slot(NamedTuple):
@@ -235,8 +256,7 @@ class Slot(NamedTuple):
 
     @property
     def row(self) -> int:
-        """Numbers of a head."""
-        return self.width + 1 + (6 if self.has_gradients else 0)
+        return row_of(self.width, self.has_gradients)
 
 
 class EntryBuffer:
@@ -253,7 +273,7 @@ class EntryBuffer:
         self.last, self.used = -1, BLOCK  # the block that is being filled, and how far
         self.shared: dict[Any, Any] = {}
 
-    def put(self, entries: Iterable[Entry]) -> None:
+    def put(self, entries: Sequence[Entry]) -> None:
         """Copy the numbers of entries into the buffer, those of a shared block at once. This waits for their devices."""
         placed: dict[int, tuple[int, int]] = {}  # where the blocks of these entries are
         for entry in entries:
@@ -269,9 +289,9 @@ class EntryBuffer:
                 slot = Slot(*place, number, start + summary.first * row, row - 1, False)
             else:
                 sums, peaks = summary.sums.detach(), summary.peaks.detach()
-                slot = Slot(*place, -1, -1, sums.shape[1], entry.gradients is not None)
-                number, start = self._room(heads * slot.row)
-                slot = slot._replace(block=number, start=start)
+                width, has_gradients = sums.shape[1], entry.gradients is not None
+                number, start = self._room(heads * row_of(width, has_gradients))
+                slot = Slot(*place, number, start, width, has_gradients)
                 numbers = self._numbers(slot.block, slot.start, (heads, slot.row))
                 numbers[:, : slot.width], numbers[:, slot.width] = sums, peaks
                 if entry.gradients is not None:
@@ -300,7 +320,7 @@ class EntryBuffer:
         cut = self.begins[more] if keep else len(self.slots)
         del self.slots[:cut]
         self.begins = [begin - cut for begin in self.begins[more:]]
-        needed = self.slots[0].block if self.slots else self.last
+        needed = min([slot.block for slot in self.slots], default=self.last)
         self.blocks = {number: block for number, block in self.blocks.items() if number >= needed}
         return True
 

@@ -21,10 +21,12 @@ from ..attach.modes import without_modes
 from ..attach.running import Pass, running
 from ..call import AttentionCall, Facts
 from .kind import kind_of
+from .sdpa import unreadable
 from .transformers import is_causal, refusal, with_bias
 
 REPLACED, CALLER, FLOOR = "attemper", "watch(): replace=True", "floor()"
 MOST_FACTS = 64  # of different calls, that are kept
+PLAIN_TYPES = {type(None), bool, int, float}
 OTHERWISE = {
     CALLER: "Leave replace out: the model's own attention is then measured.",
     FLOOR: "Use attemper.qk_clip() instead, which changes no attention function.",
@@ -127,11 +129,14 @@ def attend_with(
     def facts_of(kind: str, query: Tensor, key: Tensor, asked: dict[str, Any], **rest: Any) -> Facts:
         place = (kind, query.shape, key.shape, query.dtype, asked["mask"] is None, *rest.values())
         place += (asked["causal"], asked["scale"], asked["softcap"], asked["dropout"])
-        found = known.get(place)
+        plain = {*map(type, place[4:])} <= PLAIN_TYPES  # a learned scale has another value in each step
+        found = known.get(place) if plain else None
         if found is None:
+            found = Facts.of("replaced", kind, query, key, implementation=REPLACED, **asked, **rest)
             if len(known) >= MOST_FACTS:
                 known.clear()
-            found = known[place] = Facts.of("replaced", kind, query, key, implementation=REPLACED, **asked, **rest)
+            if plain:
+                known[place] = found
         return found
 
     def attend(
@@ -161,7 +166,11 @@ def attend_with(
             facts = facts_of(kind, query, key, asked, declared=scaling, window=options.get("sliding_window"))
             call = AttentionCall(facts, frames, query, key, None, asked["mask"], asked["causal"], asked["scale"])
             call.softcap, call.vitals = asked["softcap"], vitals
-            report(call, current)
+            reason = unreadable(query, key)
+            if reason is None:
+                report(call, current)
+            else:  # signs are summed by their addresses
+                attachment.unmeasured(frames, f"attention on {reason}")
         return output.transpose(1, 2).contiguous(), None
 
     attend.measures_itself = True  # type: ignore[attr-defined]
