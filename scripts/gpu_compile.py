@@ -20,14 +20,14 @@ from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attemper.kernels import triton as kernel
-from attemper.kernels.contract import BIT, OUTPUT_LOW_BIT, NeedsGrad, Problem, Upstream, empty_results
+from attemper.kernels.contract import ALL_SIGNS as ALL
+from attemper.kernels.contract import OUTPUT_LOW_BIT, NeedsGrad, Problem, Upstream, empty_results
 from attemper.kernels.triton import launch as running
 from attemper.kernels.triton.tile import NUMBERS
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int16: "i16"}
 TYPES |= {torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8"}
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-ALL = sum(BIT.values())
 ROOM = {80: 163 << 10, 86: running.LEAST_ROOM, 90: 227 << 10}
 """Bytes of shared memory that a program may use, by the capability of a card."""
 
@@ -108,10 +108,17 @@ def gather_usual(gathered, hopper):
             for what, sign_bits in ((problem, 0), (problem, ALL), (alone, ALL)):
                 gathered.append(kernel.forward_launch(what, empty_results(what, sign_bits), sign_bits, hopper))
         row = problem._replace(query=query[:, :, :1])
-        gathered += kernel._decode.decode_launches(row, empty_results(row, ALL), ALL, 8)
+        gathered += gather_decode(row)
         results = empty_results(problem, OUTPUT_LOW_BIT)
         upstream = Upstream(torch.empty_like(results.output), *[None] * 6)
         kernel.backward(problem, results, upstream, NeedsGrad(True, True, True, False, False))
+
+
+def gather_decode(problem):
+    results = empty_results(problem, ALL)
+    return kernel._decode.decode_launches(
+        problem, results, ALL, kernel._decode.Split.of(problem, results.lse.numel(), 8)
+    )
 
 
 def gather_largest(gathered):
@@ -123,7 +130,7 @@ def gather_largest(gathered):
         results = empty_results(problem, ALL | OUTPUT_LOW_BIT)
         gathered.append(kernel.forward_launch(problem, results, ALL | OUTPUT_LOW_BIT, False))
         rows = problem._replace(query=query[:, :, :8], mask=mask[:, :, :8], gain=gain[:, :, :8])
-        gathered += kernel._decode.decode_launches(rows, empty_results(rows, ALL), ALL, 8)[:1]
+        gathered += gather_decode(rows)[:1]
         upstream = Upstream(torch.empty_like(results.output), *[torch.empty_like(results.lse) for _ in range(6)])
         kernel.backward(problem, results, upstream._replace(peak=None), NeedsGrad(True, True, True, True, True))
 

@@ -135,6 +135,11 @@ class BlockSummary(HeadSummary):
     def n_heads(self) -> int:
         return self.heads
 
+    def alone(self) -> BlockSummary:
+        """The same with a block of its own."""
+        rows = self.block[self.first : self.first + self.heads]
+        return BlockSummary(self.columns, rows.clone(), 0, self.heads)
+
     def tensors(self) -> list[Tensor]:
         return [self.block]
 

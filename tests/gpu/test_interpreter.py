@@ -95,6 +95,8 @@ def test_a_call_like_an_earlier_one_has_its_signs_in_one_block(monkeypatch, rows
     query, key, given = torch.randn(1, 3, rows, 16), torch.randn(1, 3, 20, 16), []
 
     class Plan:
+        tiles = ()
+
         def run(self, tensors):
             given.extend(tensors)
             results = kernel.Results(*tensors[-len(kernel.Results._fields) :])
@@ -103,7 +105,7 @@ def test_a_call_like_an_earlier_one_has_its_signs_in_one_block(monkeypatch, rows
 
     assert kernel.rows_again(query, key, 0.25, 0) is None
     problem = kernel.Problem(query, key, None, None, None, None, None, 0.25, None, 0, None, 0.0)
-    monkeypatch.setitem(kernel._launch.PLANS, kernel._plan_key(problem, sum(kernel.BIT.values())), {"forward": Plan()})
+    monkeypatch.setitem(kernel._launch.PLANS, kernel._plan_key(problem, kernel.ALL_SIGNS), {"forward": Plan()})
     addresses, shape, (block,) = kernel.rows_again(query, key, 0.25, 0)
     assert shape == (1, 3, rows)
     assert [tensor is query or tensor is key for tensor in given[:7]] == [True] * 7

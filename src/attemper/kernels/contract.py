@@ -23,6 +23,7 @@ from ..vitals import SIGNS, Vitals
 
 BIT = {sign: 1 << place for place, sign in enumerate(SIGNS)}
 """The bit of each sign in ``sign_bits``."""
+ALL_SIGNS = sum(BIT.values())
 ARGMAX_BIT = 1 << len(SIGNS)
 """Ask for the arg-max of each row as well: the gradient of ``peak`` goes there."""
 OUTPUT_LOW_BIT = 1 << len(SIGNS) + 1

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from ...vitals import SIGNS
 from ..contract import (
+    ALL_SIGNS,
     ARGMAX_BIT,
-    BIT,
     OUTPUT_LOW_BIT,
     Gradients,
     NeedsGrad,
@@ -88,9 +88,7 @@ def forward(problem: Problem, sign_bits: int) -> Results:
 
 def bare_forward(problem: Problem, sign_bits: int, saved: bool = False) -> Results:
     """`forward` for a caller that is no op: None for what was not asked for."""
-    plan = None
-    if splits_of(problem) == 1:
-        plan = _launch.PLANS.get(_plan_key(problem, sign_bits), _NO_PLANS).get("forward")
+    plan = _forward_plan(problem, sign_bits) if splits_of(problem) == 1 else None
     if plan is None:
         problem = readable(problem)  # what has a plan is
     query, value = problem.query, problem.value
@@ -139,6 +137,11 @@ def _launch_forward(problem: Problem, results: Results, sign_bits: int) -> None:
 _NO_PLANS: Plans = {}
 
 
+def _forward_plan(problem: Problem, sign_bits: int) -> LaunchPlan | None:
+    """The plan of an earlier call like this one."""
+    return _launch.PLANS.get(_plan_key(problem, sign_bits), _NO_PLANS).get("forward")
+
+
 def _run_forward(plan: LaunchPlan, problem: Problem, results: Results) -> None:
     key, value = problem.key, problem.value
     plan.run((*inputs(problem), key, value if plan.tiles and value is not None else key, *results))
@@ -153,19 +156,18 @@ def rows_again(
     `lse_low`, their shape (batch, heads, rows), and the block.
     """
     problem = Problem(query, key, None, None, None, None, None, scale, None, right, None, 0.0)
-    plan = _launch.PLANS.get(_plan_key(problem, ALL_SIGNS), {}).get("forward")
+    plan = _forward_plan(problem, ALL_SIGNS)
     if plan is None:
         return None
     batch, heads, rows, _ = query.shape
     each = cdiv(batch * heads * rows, 4) * 4  # all addresses are aligned, as those of tensors are
     block = torch.empty((len(SIGNS) + 1, each), dtype=torch.float32, device=query.device)
     *signs, low = block.unbind()
-    _on_its_device(query, plan.run, (*inputs(problem), key, key, None, None, None, low, *signs))
+    _on_its_device(query, _run_forward, plan, problem, Results(None, None, None, low, *signs))  # type: ignore[arg-type]
     first, step = block.data_ptr(), 4 * each
     return tuple(range(first, first + block.nbytes, step)), (batch, heads, rows), (block,)
 
 
-ALL_SIGNS = sum(BIT.values())
 N_FORWARD = 5 + 2 + len(Results._fields)
 """Tensors and descriptors that the kernel of the forward gets."""
 

@@ -29,7 +29,7 @@ from .arguments import (
     widest,
     written,
 )
-from .launch import ALIGNED, Block, Launch, across, plans_of, room, run_and_plan
+from .launch import ALIGNED, Block, Launch, across, plans_of, room, run
 from .online import online
 from .store import entropy_of, moments, store_output, store_signs, vector_index
 from .tile import ADDED, LOG2E, NUMBERS, program, with_positive_scale
@@ -81,32 +81,32 @@ def launch_decode(problem: Problem, results: Results, sign_bits: int, splits: in
     query, n_rows = problem.query, results.lse.numel()
     split = Split.of(problem, n_rows, splits)
     plans = plans_of(decode_key(problem, sign_bits))
-    assert plans is not None  # a decode has no dropout
-    names = "split", next_power_of_2(split.programs)
-    if names[0] in plans and names[1] in plans:
-        tensors = (*inputs(problem), split.parts, split.sums)
-        changing = (*steps(problem), *numbers(problem), split.chunk, n_rows)
-        grid = (split.programs, *across(query.shape[0] * problem.key.shape[1]))
-        plans[names[0]].run(tensors, changing, grid)
-        tensors, changing = (split.parts, split.sums, *results), (*query.shape[1:3], n_rows, split.programs)
-        plans[names[1]].run(tensors, changing, (n_rows, 1, 1))
-        return
-    for name, launch in zip(names, decode_launches(problem, complete(results, query), sign_bits, splits), strict=True):
-        run_and_plan(plans, name, len(launch.args), launch)  # numbers change from call to call too
+
+    def launch(which: int) -> Launch:
+        return decode_launches(problem, complete(results, query), sign_bits, split)[which]
+
+    # numbers change from call to call too
+    tensors = (*inputs(problem), split.parts, split.sums)
+    changing = (*steps(problem), *numbers(problem), split.chunk, n_rows)
+    grid = (split.programs, *across(query.shape[0] * problem.key.shape[1]))
+    run(plans, "split", tensors, lambda: launch(0), changing, grid)
+    tensors, changing = (split.parts, split.sums, *results), (*query.shape[1:3], n_rows, split.programs)
+    run(plans, next_power_of_2(split.programs), tensors, lambda: launch(1), changing, (n_rows, 1, 1))
 
 
-def decode_launches(problem: Problem, results: Results, sign_bits: int, splits: int) -> list[Launch]:
+def decode_launches(problem: Problem, results: Results, sign_bits: int, split: Split) -> tuple[Launch, Launch]:
+    """The launch over parts of the keys, and the one that joins them."""
     query, n_rows = problem.query, results.lse.numel()
     sign_bits = written(sign_bits, results)
-    block, chunk, programs, parts, sums = Split.of(problem, n_rows, splits)
+    block, chunk, programs, parts, sums = split
     constants = forward_constants(problem, sign_bits) | tile_of(block)
     args = (*inputs(problem), parts, sums, *steps(problem), *numbers(problem), chunk, n_rows)
     grid = (programs, query.shape[0] * problem.key.shape[1])
-    split = Launch(decode_kernel, grid, args, constants, options_of(block))
+    over_parts = Launch(decode_kernel, grid, args, constants, options_of(block))
     joined = {name: constants[name] for name in ("EV", "BEV", "VALUES", "BITS")} | {"SPLITS": next_power_of_2(programs)}
     joined["BY_TOKEN"] = is_by_token(query)
     args = (parts, sums, *results, *query.shape[1:3], n_rows, programs)
-    return [split, Launch(join_kernel, (n_rows, 1), args, joined, {"num_warps": 4})]
+    return over_parts, Launch(join_kernel, (n_rows, 1), args, joined, {"num_warps": 4})
 
 
 @triton.jit(do_not_specialize=[*NUMBERS, "chunk", "n_rows"])

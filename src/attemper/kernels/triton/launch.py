@@ -229,13 +229,23 @@ def plans_of(key: tuple[Any, ...]) -> Plans | None:
     return plans
 
 
-def run(plans: Plans | None, name: Any, tensors: Sequence[Tensor | None], make: Callable[[], Launch]) -> None:
-    """Run the launch that `make` gives, whose first arguments are `tensors`; by its plan, if there is one of this name."""
+def run(
+    plans: Plans | None,
+    name: Any,
+    tensors: Sequence[Tensor | None],
+    make: Callable[[], Launch],
+    numbers: Sequence[Any] = (),
+    programs: Programs | None = None,
+) -> None:
+    """Run the launch that `make` gives, by its plan if there is one of this name.
+
+    Its first arguments are `tensors`, then `numbers`: those that the plan does not fix, as it does not fix `programs`.
+    """
     plan = None if plans is None else plans.get(name)
     if plan is not None:
-        plan.run(tensors)
+        plan.run(tensors, numbers, programs)
     else:
-        run_and_plan(plans, name, len(tensors), make())
+        run_and_plan(plans, name, len(tensors) + len(numbers), make())
 
 
 def run_and_plan(plans: Plans | None, name: Any, n_tensors: int, launch: Launch) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...heads import COLUMNS
 from ...vitals import SIGNS, Vitals
 from ..contract import are_as_written
-from .launch import ALIGNED, Launch, plans_of, run_and_plan
+from .launch import ALIGNED, Launch, plans_of, run
 
 N_SUMS = len(COLUMNS)
 ROWS = 256
@@ -56,14 +56,13 @@ def by_head(
         table += (batch, heads, rows, first)
         first += heads
     found = torch.empty((first, N_SUMS + 1), dtype=torch.float64, device=device)
-    tensors, plans = (_on_device(table, device), found), plans_of(("by_head", device, saturable_keys, saturated_weight))
-    plan = None if plans is None else plans.get("by_head")
-    if plan is not None:
-        plan.run(tensors, (len(calls),), (first, 1, 1))
-        return found
-    constants = {"SATURABLE": saturable_keys, "SATURATED": saturated_weight, "N_SUMS": N_SUMS, "ROWS": ROWS}
-    launch = Launch(by_head_kernel, (first, 1), (*tensors, len(calls)), constants | {"FIELDS": FIELDS}, {})
-    run_and_plan(plans, "by_head", len(launch.args), launch)
+    tensors, numbers = (_on_device(table, device), found), (len(calls),)
+
+    def launch() -> Launch:
+        constants = {"SATURABLE": saturable_keys, "SATURATED": saturated_weight, "N_SUMS": N_SUMS, "ROWS": ROWS}
+        return Launch(by_head_kernel, (first, 1), (*tensors, *numbers), constants | {"FIELDS": FIELDS}, {})
+
+    run(plans_of((device, saturable_keys, saturated_weight)), "by_head", tensors, launch, numbers, (first, 1, 1))
     return found
 
 
@@ -105,16 +104,15 @@ def add_to(
     tensors = (slot, *[getattr(vitals, name) for name in SIGNS], low, kept)
     aligned = tuple([tensor.data_ptr() % ALIGNED == 0 for tensor in tensors])
     long = tuple([each >= 1 << 31 for each in numbers])  # those that are compiled as 64 bits
-    constants = {"SATURABLE": saturable_keys, "SATURATED": saturated_weight, "N_SUMS": N_SUMS, "ROWS": ROWS_ALONE}
-    constants["WIDE"] = wide
-    plans = plans_of(("add", slot.device, kept.dtype, aligned, long, wide, saturable_keys, saturated_weight))
-    plan = None if plans is None else plans.get("add")
+
+    def launch() -> Launch:
+        constants = {"SATURABLE": saturable_keys, "SATURATED": saturated_weight, "N_SUMS": N_SUMS, "ROWS": ROWS_ALONE}
+        how = {"num_warps": WARPS_ALONE}
+        return Launch(add_kernel, (heads, 1), (*tensors, *numbers), constants | {"WIDE": wide}, how)
+
+    plans = plans_of((slot.device, kept.dtype, aligned, long, wide, saturable_keys, saturated_weight))
     with torch.cuda.device(slot.device) if slot.is_cuda else nullcontext():
-        if plan is not None:
-            plan.run(tensors, numbers, (heads, 1, 1))
-            return
-        launch = Launch(add_kernel, (heads, 1), (*tensors, *numbers), constants, {"num_warps": WARPS_ALONE})
-        run_and_plan(plans, "add", len(launch.args), launch)
+        run(plans, "add", tensors, launch, numbers, (heads, 1, 1))
 
 
 @triton.jit(do_not_specialize=["calls"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..contract import ARGMAX_BIT, BIT, OUTPUT_LOW_BIT
+from ..contract import ALL_SIGNS, ARGMAX_BIT, BIT, OUTPUT_LOW_BIT
 
 VISIBLE: tl.constexpr = tl.constexpr(BIT["visible"])
 MEAN: tl.constexpr = tl.constexpr(BIT["mean"])
@@ -16,7 +16,7 @@ VARIANCE: tl.constexpr = tl.constexpr(BIT["variance"])
 PEAK: tl.constexpr = tl.constexpr(BIT["peak"])
 ENTROPY: tl.constexpr = tl.constexpr(BIT["entropy"])
 P2: tl.constexpr = tl.constexpr(BIT["p2"])
-ALL: tl.constexpr = tl.constexpr(sum(BIT.values()))
+ALL: tl.constexpr = tl.constexpr(ALL_SIGNS)
 ARGMAX: tl.constexpr = tl.constexpr(ARGMAX_BIT)
 OUTPUT_LOW: tl.constexpr = tl.constexpr(OUTPUT_LOW_BIT)
 

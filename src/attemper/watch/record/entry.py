@@ -221,14 +221,11 @@ class StepAccumulator:
 
 def _leave_large_block(layers: list[LayerSums], block: Tensor) -> None:
     """Copy the rows that summaries still use of a block, if those are few: layers with many calls have merged theirs."""
-    using = [layer for layer in layers if isinstance(layer.summary, BlockSummary) and layer.summary.block is block]
-    if SPARSE * sum([layer.summary.n_heads for layer in using if layer.summary is not None]) >= len(block):
-        return
-    for layer in using:
-        summary = layer.summary
-        if isinstance(summary, BlockSummary):
-            rows = block[summary.first : summary.first + summary.heads].clone()
-            layer.summary = BlockSummary(summary.columns, rows, 0, summary.heads)
+    found = [(layer, layer.summary) for layer in layers]
+    using = [(layer, own) for layer, own in found if isinstance(own, BlockSummary) and own.block is block]
+    if SPARSE * sum([own.heads for _, own in using]) < len(block):
+        for layer, own in using:
+            layer.summary = own.alone()
 
 
 @cache
@@ -320,7 +317,9 @@ class EntryBuffer:
         cut = self.begins[more] if keep else len(self.slots)
         del self.slots[:cut]
         self.begins = [begin - cut for begin in self.begins[more:]]
-        needed = min([slot.block for slot in self.slots], default=self.last)
+        # later steps are in later blocks, but not the slots of one step
+        oldest = self.slots[: self.begins[1] if len(self.begins) > 1 else None]
+        needed = min([slot.block for slot in oldest], default=self.last)
         self.blocks = {number: block for number, block in self.blocks.items() if number >= needed}
         return True
 

@@ -150,17 +150,17 @@ def attend_with(
         **options: Any,
     ) -> tuple[Tensor, None]:
         key, value, asked = read_arguments(module, query, key, value, attention_mask, dropout, scaling, options, caller)
-        current = running.current
-        measures = current is not None and watching()
-        if measures:
+        current = running.current if watching() else None  # None: this call is not measured
+        if current is not None:
             attachment.interface.expect(module, REPLACED)
         # a loss may hold the vitals that `alter` is given
         run = attention_with_detached_signs if alter is None else attention
-        with without_listener_and_modes() if measures else nullcontext():
-            output, vitals = run(query, key, value, signs=signs if measures or alter is not None else (), **asked)
+        asks = current is not None or alter is not None
+        with nullcontext() if current is None else without_listener_and_modes():
+            output, vitals = run(query, key, value, signs=signs if asks else (), **asked)
         if alter is not None:
             output = alter(output, vitals)
-        if current is not None and measures:
+        if current is not None:
             frames = tuple(running.frames)
             kind = kind_of(frames, query, key, (query.shape[2], key.shape[2]))
             facts = facts_of(kind, query, key, asked, declared=scaling, window=options.get("sliding_window"))
