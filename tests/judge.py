@@ -93,10 +93,10 @@ def gradients(leaves: dict, results: dict, cotangents: dict[str, Tensor]) -> dic
     return {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(wanted.items(), found, strict=True)}
 
 
-def judge(tensors: dict[str, Tensor], options: dict, *ways: str) -> None:
+def judge(tensors: dict[str, Tensor], options: dict, *ways: str, losses: tuple[str, ...] = ("output", *SIGNS)) -> None:
     """Compare output, every vital and every gradient of kernels with the definition in float64, which is computed once for all.
 
-    A way is a kernel, or a variant of the native one, as "cpu:avx2".
+    A way is a kernel, or a variant of the native one, as "cpu:avx2". `losses` are those whose gradients are compared.
     """
     dtype = tensors["query"].dtype
     wide = measuring_dtype(dtype)
@@ -109,11 +109,15 @@ def judge(tensors: dict[str, Tensor], options: dict, *ways: str) -> None:
         with variant(way.partition(":")[2]):
             found[way] = by_kernel(tensors, options, way)
 
+    mass = sign_mass(problem, exact)
+    if wide != dtype and tensors["key"].shape[-2] > 4096:
+        # half precision on a GPU: logits are summed up as distances from a reference, up to two standard deviations away
+        mass["mean"] += exact["variance"].max().sqrt().item()
     for way, (_, actual) in found.items():
         with blaming(way):
-            assert_values(actual, exact, wide_plain | {"output": plain["output"]}, sign_mass(problem, exact))
+            assert_values(actual, exact, wide_plain | {"output": plain["output"]}, mass)
 
-    for loss in ("output", *SIGNS):
+    for loss in losses:
         cotangent = torch.randn_like(exact[loss])
         if loss == "peak":
             cotangent = cotangent * _clear_winner(exact)
@@ -121,12 +125,12 @@ def judge(tensors: dict[str, Tensor], options: dict, *ways: str) -> None:
             cotangent = cotangent.to(dtype).double()  # what arrives is the same for all
         exact_grads = gradients(exact_leaves, exact, {loss: cotangent})
         plain_grads = gradients(wide_leaves, wide_plain, {loss: cotangent})
-        mass = gradient_mass(problem, exact, loss, cotangent)
+        moved = gradient_mass(problem, exact, loss, cotangent)
         for way, (leaves, actual) in found.items():
             with blaming(way), variant(way.partition(":")[2]):
                 for name, grad in gradients(leaves, actual, {loss: cotangent}).items():
                     once = plain_grads[name].to(grad.dtype)
-                    assert_within(f"d({loss})/d({name})", grad, exact_grads[name], once, eps * mass[name])
+                    assert_within(f"d({loss})/d({name})", grad, exact_grads[name], once, eps * moved[name])
 
 
 def assert_values(actual: dict, exact: dict, plain: dict, mass: dict[str, float]) -> None:

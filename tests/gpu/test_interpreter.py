@@ -351,11 +351,10 @@ def test_parts_of_a_row_that_sees_more_keys_than_float32_can_count():
 
 
 def test_the_hardware_copies_what_its_descriptors_are_defined_for():
-    from attemper.kernels.triton.arguments import descriptors
+    from attemper.kernels.triton import arguments
 
     def copies(shape, steps, at=0):
-        memory = torch.zeros(40_000, dtype=torch.bfloat16)
-        return descriptors(memory.as_strided(shape, steps, at), rows=64) is not None
+        return arguments.copies(torch.zeros(40_000, dtype=torch.bfloat16).as_strided(shape, steps, at))
 
     shape, steps = (2, 2, 70, 64), (8960, 4480, 64, 1)
     assert copies(shape, steps)

@@ -21,7 +21,9 @@ def draw(*shape, dtype=torch.float32, device="cpu"):
     return torch.randn(shape).to(device, dtype)
 
 
-@pytest.mark.parametrize("shape", [(0, 2, 3, 3), (1, 0, 3, 3), (1, 2, 0, 3), (1, 2, 3, 0), (0, 0, 0, 0)])
+@pytest.mark.parametrize(
+    "shape", [(0, 2, 3, 3), (1, 0, 3, 3), (1, 2, 0, 3), (1, 2, 3, 0), (0, 2, 3, 9000), (0, 0, 0, 0)]
+)
 def test_empty_sizes(kernel, device, shape):
     b, h, lq, lk = shape
     q, k, v = (draw(b, h, n, 8, device=device).requires_grad_() for n in (lq, lk, lk))
@@ -87,6 +89,16 @@ def test_every_kind_of_scale(kernel, device, scale):
     if scale in shapes:
         tensors["scale"] = draw(*shapes[scale], device=device)
     judge(tensors, options, kernel)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_with_weights_and_no_key_that_counts(kernel, device, dtype):
+    """A bias of -20,000 at every key: they share the weight, and none is visible. The mean of no logits has no gradient."""
+    query, key, value = (draw(1, 2, n, 16, dtype=dtype, device=device) for n in (9, 20, 20))
+    mask = torch.zeros(1, 1, 9, 20, dtype=dtype, device=device)
+    mask[..., :5, :] = -2e4
+    tensors = {"query": query, "key": key + 4.0, "value": value, "mask": mask}
+    judge(tensors, {}, kernel, losses=("output", "mean", "variance"))
 
 
 @pytest.mark.parametrize("size", [30.0, 1e4])

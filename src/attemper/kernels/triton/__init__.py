@@ -49,6 +49,7 @@ from .arguments import (
     cdiv,
     compiled_for,
     complete,
+    copies,
     descriptors,
     facts,
     forward_block,
@@ -58,11 +59,11 @@ from .arguments import (
     is_fast,
     is_small,
     is_there,
+    is_usual,
     keys_block,
     nothing_like,
     numbers,
     options_of,
-    padded,
     readable,
     repeating,
     rows_block,
@@ -144,7 +145,7 @@ def _forward_plan(problem: Problem, sign_bits: int) -> LaunchPlan | None:
 
 def _run_forward(plan: LaunchPlan, problem: Problem, results: Results) -> None:
     key, value = problem.key, problem.value
-    plan.run((*inputs(problem), key, value if plan.tiles and value is not None else key, *results))
+    plan.run((*inputs(problem), key, key if value is None else value, *results))
 
 
 def rows_again(
@@ -185,10 +186,12 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: b
     constants = forward_constants(problem, sign_bits) | {"FAST": fast, "BY_TOKEN": is_by_token(query)}
 
     def make(block: Block) -> Launch:
-        tiles = descriptors(key, key if value is None else value, rows=block["BN"]) if fast and hopper else None
-        args = (*inputs(problem), *(tiles or (key, key)), *results, *steps(problem), *numbers(problem))
+        vectors = (key, key if value is None else value)
+        tma = fast and hopper and copies(*vectors)
+        tiles = descriptors(*vectors, rows=block["BN"]) if tma else vectors
+        args = (*inputs(problem), *tiles, *results, *steps(problem), *numbers(problem))
         grid = (cdiv(rows, block["BM"]), batch * heads)
-        how = constants | {"TMA": tiles is not None} | tile_of(block)
+        how = constants | {"TMA": tma} | tile_of(block)
         return Launch(_forward.forward_kernel, grid, args, how, options_of(block))
 
     return tuned(block, make)
@@ -219,26 +222,30 @@ def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs
         upstream = upstream._replace(output=g_output)
     arrived = sum([bit for bit, grad in zip(_ARRIVED, upstream, strict=True) if grad is not None])
     plans = _backward_plans(problem, saved, upstream, arrived, needs_grad)
-    terms = row_terms(saved, upstream, arrived, plans)
+    usual = arrived == _ARRIVED[0] and is_usual(problem) and is_hopper(query.device)
+    appends = usual and query.dtype == torch.bfloat16  # three of float16 would not have all digits of a small number
+    terms, columns = _rows.row_terms(saved, upstream, arrived, plans, problem.scale if appends else None)
     lift = _lift(problem, g_output, arrived)
     argmax = nothing_like(query).argmax if upstream.peak is None else _argmax(problem, saved)
     # the query's address stands for a tensor that is not read
     common = (*inputs(problem), query if g_output is None else g_output, terms, argmax, query if lift is None else lift)
 
     def launches() -> _BackwardLaunches:
-        return _BackwardLaunches(problem, g_output, arrived, lift is not None)
+        return _BackwardLaunches(problem, g_output, arrived, lift is not None, usual, appends)
 
     if needs_grad.query or needs_grad.gain or needs_grad.mask:
         # many rows, keys or heads may add to one entry, in float32
         dmask = None if mask is None or not needs_grad.mask else torch.zeros_like(mask, dtype=torch.float32)
         grads = (found.query, found.gain, dmask)
-        tensors = (*common, *[query if grad is None else grad for grad in grads])
+        vectors = (key, key if value is None else value)
+        tensors = (*common, *vectors, *[query if grad is None else grad for grad in grads])
         _launch.run(plans, "rows", tensors, lambda: launches().over_keys(tensors, grads))
         if dmask is not None and asked is not None:
             found = found._replace(mask=dmask.to(asked.dtype))
     dvalue = found.value if g_output is not None else None
     if found.key is not None or dvalue is not None:
-        both = (*common, *[query if grad is None else grad for grad in (found.key, dvalue)])
+        some = (columns, query, query if g_output is None else g_output)
+        both = (*common, *some, *[query if grad is None else grad for grad in (found.key, dvalue)])
         _launch.run(plans, "keys", both, lambda: launches().over_rows(both, (found.key, dvalue)))
     return found
 
@@ -274,9 +281,11 @@ class _BackwardLaunches(NamedTuple):
     g_output: Tensor | None
     arrived: int
     lifts: bool
+    usual: bool  # on Hopper: tiles may be copied by the hardware
+    appends: bool
 
     def over_keys(self, tensors: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> Launch:
-        """dq, d(gain) and d(mask)."""
+        """dq, d(gain) and d(mask). `tensors` end with keys and values, of which tiles are copied, and three gradients."""
         problem, query = self.problem, self.problem.query
         dq, dgain, dmask = grads
         asks = {"DQ": dq is not None, "DGAIN": dgain is not None, "DMASK": dmask is not None}
@@ -284,30 +293,38 @@ class _BackwardLaunches(NamedTuple):
         asks["SHARED"] = dmask is not None and dmask.shape != full
         asks["BY_TOKEN"] = is_by_token(query)
         asks["EVEN"] = problem.softcap is None and (query.dtype != torch.float32 or dgain is not None)
+        asks["TMA"] = self.usual and copies(*tensors[-5:-3])
         dmask_steps = (0, 0, 0, 0) if dmask is None else repeating(dmask)
-        args = (*tensors, *self._steps(), *dmask_steps, *numbers(problem))
+        rest = (*self._steps(), *dmask_steps, *numbers(problem))
 
         def make(block: Block) -> Launch:
+            tiles = descriptors(*tensors[-5:-3], rows=block["BN"]) if asks["TMA"] else tensors[-5:-3]
+            args = (*tensors[:-5], *tiles, *tensors[-3:], *rest)
             grid = (cdiv(query.shape[2], block["BM"]), query.shape[0] * query.shape[1])
             how = self._constants() | asks | tile_of(block)
             return Launch(_backward.rows_kernel, grid, args, how, options_of(block))
 
-        block = rows_block(widest(problem), query.dtype, is_hopper(query.device), room(query.device))
+        card = is_hopper(query.device), room(query.device)
+        block = rows_block(widest(problem), query.dtype, *card, asks["TMA"])
         return make(block) if asks["SHARED"] else tuned(block, make)  # running it twice would add twice
 
     def over_rows(self, tensors: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> Launch:
-        """dk and dv."""
+        """dk and dv. `tensors` end with queries and what arrives at the output, of which tiles are copied, and two gradients."""
         problem, key = self.problem, self.problem.key
         asks = {"DK": grads[0] is not None, "DV": grads[1] is not None, "KEYS_BY_TOKEN": is_by_token(key)}
         asks["VALUES_BY_TOKEN"] = problem.value is not None and is_by_token(problem.value)
-        args = (*tensors, *self._steps(), *numbers(problem))
+        asks["APPENDED"], asks["TMA"] = self.appends, self.usual and copies(*tensors[-4:-2])
+        rest = (*self._steps(), *numbers(problem))
 
         def make(block: Block) -> Launch:
+            tiles = descriptors(*tensors[-4:-2], rows=block["BM"]) if asks["TMA"] else tensors[-4:-2]
+            args = (*tensors[:-4], *tiles, *tensors[-2:], *rest)
             grid = (cdiv(key.shape[2], block["BN"]), key.shape[0] * key.shape[1])
             how = self._constants() | asks | tile_of(block)
             return Launch(_backward.keys_kernel, grid, args, how, options_of(block))
 
-        return tuned(keys_block(widest(problem), key.dtype, is_hopper(key.device), room(key.device)), make)
+        card, copied = (is_hopper(key.device), room(key.device)), self.appends and asks["TMA"]
+        return tuned(keys_block(widest(problem), key.dtype, *card, copied, problem.query.shape[2]), make)
 
     def _steps(self) -> tuple[int, ...]:
         return (*steps(self.problem), *((0, 0, 0) if self.g_output is None else self.g_output.stride()[:3]))
@@ -325,32 +342,6 @@ _ARRIVED = tuple(
     for bit in (_rows.G_OUTPUT, _rows.G_MEAN, _rows.G_VARIANCE, _rows.G_PEAK, _rows.G_LSE, _rows.G_ENTROPY, _rows.G_P2)
 )
 """The bit of each gradient of `Upstream`, in its order."""
-
-
-def row_terms(saved: Results, upstream: Upstream, arrived: int, plans: Plans | None = None) -> Tensor:
-    """Nine numbers for each row, (9, B, H, Lq), from gradients of which that of the output has unit stride."""
-    lse, output = saved.lse, saved.output
-    batch, heads, rows = lse.shape
-    n_rows = lse.numel()
-    terms = lse.new_empty_strided((_rows.N_TERMS, batch, heads, rows), (n_rows, heads * rows, rows, 1))
-    g = lse if upstream.output is None else upstream.output
-    arriving = [lse if grad is None else grad.contiguous() for grad in upstream[1:]]
-    by_token = output is not None and output.dim() == 4 and is_by_token(output)
-
-    def tensors(saved: Results) -> tuple[Tensor, ...]:
-        whole = saved.output, saved.output_low, saved.lse_low, saved.visible, saved.mean, lse, saved.entropy, saved.p2
-        return (terms, *whole, g, *arriving)
-
-    def launch() -> Launch:
-        value_dim = output.shape[-1] if output is not None and output.dim() == 4 else 1
-        constants = {"EV": value_dim, "BEV": padded(value_dim), "BM": 32}
-        constants |= {"ARRIVED": arrived, "WHOLE": is_there(saved.output_low), "BY_TOKEN": by_token}
-        whole = tensors(complete(saved, lse if output is None else output))
-        args = (*whole, *g.stride()[:3], heads, rows, n_rows)
-        return Launch(_rows.row_terms_kernel, (cdiv(n_rows, 32), 1), args, constants, {"num_warps": 4})
-
-    _launch.run(plans, ("terms", by_token), tensors(saved), launch)
-    return terms
 
 
 def _lift(problem: Problem, g_output: Tensor | None, arrived: int) -> Tensor | None:

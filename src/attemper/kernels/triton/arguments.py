@@ -199,9 +199,9 @@ def is_fast(problem: Problem, sign_bits: int) -> bool:
 def splits_of(problem: Problem) -> int:
     """Over how many programs the keys of each row are split; 1 where rows fill the card, or are too many for one tile."""
     batch, heads, rows, _ = problem.query.shape
-    if rows > FEW_ROWS:
-        return 1
     groups, keys = problem.key.shape[1:3]
+    if rows > FEW_ROWS or not batch * groups:
+        return 1
     shared = heads // groups * rows
     if shared > 64 or keys < 2 * CHUNK or problem.dropout:
         return 1
@@ -219,14 +219,27 @@ def is_small(problem: Problem) -> bool:
     return problem.query.dtype != torch.float32 and problem.query.shape[2] * problem.key.shape[2] <= SMALL_CALL
 
 
-def descriptors(*tensors: Tensor, rows: int) -> list[TensorDescriptor] | None:
-    """Descriptors of tiles of so many rows; None where the hardware cannot copy them."""
-    if not all(map(_copies, tensors)):
-        return None
+def is_usual(problem: Problem) -> bool:
+    """Whether the backward of a half-precision call has nothing but a band: it has tiles of its own.
+
+    Rows then enter products by columns with lse / scale, which needs a scale.
+    """
+    plain = problem.mask is None and problem.gain is None and problem.softcap is None and not problem.dropout
+    half = problem.query.dtype != torch.float32 and not is_small(problem)
+    return plain and half and abs(problem.scale) > 1e-6
+
+
+def descriptors(*tensors: Tensor, rows: int) -> list[TensorDescriptor]:
+    """Descriptors of tiles of so many rows, of tensors that the hardware copies."""
     return [
         TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, rows, padded(tensor.shape[3])])
         for tensor in tensors
     ]
+
+
+def copies(*tensors: Tensor) -> bool:
+    """Whether the hardware can copy tiles of these tensors."""
+    return all(map(_copies, tensors))
 
 
 def _copies(tensor: Tensor) -> bool:
@@ -278,21 +291,25 @@ def decode_block(dim: int, dtype: torch.dtype, shared: int, room: int) -> Block:
     return _block(rows, keys, 4, stages)
 
 
-def rows_block(dim: int, dtype: torch.dtype, hopper: bool, room: int) -> Block:
-    """Of the backward over keys, for dq."""
+def rows_block(dim: int, dtype: torch.dtype, hopper: bool, room: int, copied: bool) -> Block:
+    """Of the backward over keys, for dq. `copied`: tiles come from the hardware, which leaves more registers."""
     if dtype == torch.float32 or dim > 128:
         return _square(dim, dtype, room)
     if not hopper:
         return _block(64, 32, 4, 2)
+    if copied:
+        return _block(64, 64, 4, 3, 168) if dim <= 64 else _block(64, 64, 4, 2, 168)
     return _block(64, 64, 4, 3) if dim <= 64 else _block(128, 64, 8, 3)
 
 
-def keys_block(dim: int, dtype: torch.dtype, hopper: bool, room: int) -> Block:
-    """Of the backward over rows, for dk and dv."""
+def keys_block(dim: int, dtype: torch.dtype, hopper: bool, room: int, copied: bool, rows: int) -> Block:
+    """Of the backward over rows, for dk and dv. `copied`: the hardware copies tiles, to which a row's numbers are appended."""
     if dtype == torch.float32 or dim > 128:
         return _square(dim, dtype, room)
     if not hopper:
         return _block(32, 64, 4, 2)
+    if copied:
+        return _block(64, 64, 4, 3 if dim <= 64 and rows > 2048 else 2)
     return _block(64, 64, 4, 2) if dim <= 64 else _block(32, 64, 4, 3)
 
 

@@ -5,7 +5,8 @@ p = exp(z - lse) and what arrives at output and signs,
 
     dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)] + [g_mean + 2 g_var (z - mean)] / visible  +  g_peak at the arg-max
 
-The terms that a row shares are summed up before, as `constant`; see row_terms.py.
+The terms that a row shares are summed up before, as `constant`; see row_terms.py. By columns that are APPENDED to the query and
+to g, `b_s` is q·k - lse / scale and `b_dp` is g·v + constant.
 """
 
 from __future__ import annotations
@@ -28,21 +29,26 @@ from .row_terms import (
     REST,
     SLOPE,
     TOTAL,
+    WIDTH,
 )
 from .store import vector_index
-from .tile import LN2, LOG2E, NO_MASK, NUMBERS, dot_added, kept, key_tiles, load_rows, masked, program, row_tiles, tanh
+from .tile import (
+    LN2,
+    LOG2E,
+    NO_MASK,
+    NUMBERS,
+    dot_rounded,
+    kept,
+    key_tiles,
+    load_rows,
+    load_tile,
+    masked,
+    program,
+    row_tiles,
+    tanh,
+)
 
 WEIGHT_LIFT: tl.constexpr = tl.constexpr(1024.0)  # times a weight of float16: small ones keep their digits
-
-
-@triton.jit
-def dot_rounded(b_x, b_y, b_sum, SPLIT: tl.constexpr):
-    """b_sum + x y with x rounded to the dtype of y; with SPLIT, what rounding took is multiplied too."""
-    b_short = b_x.to(b_y.dtype)
-    b_sum = dot_added(b_short, b_y, b_sum)
-    if SPLIT:
-        b_sum = dot_added((b_x - b_short.to(tl.float32)).to(b_y.dtype), b_y, b_sum)
-    return b_sum
 
 
 @triton.jit
@@ -59,14 +65,17 @@ def load_row(p_rows, place: tl.constexpr, n_rows, o_local, m_m, SIDE: tl.constex
 def weights_tile(
     b_s, b_scale, o_i, o_j, p_rows, n_rows, o_local, m_m, p_mask, step_mm, step_mn, rows, keys, left, right, softcap,
     MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, LEAN: tl.constexpr,
-    EDGE: tl.constexpr, SIDE: tl.constexpr,
+    APPENDED: tl.constexpr, EDGE: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """Weights without their last correction (`REST`), ln of them, logits, which of these a row sees, and the softcap's slope."""
     b_cap = 1.0
-    b_lse = load_row(p_rows, LSE, n_rows, o_local, m_m, SIDE, EDGE)
+    if not APPENDED:
+        b_lse = load_row(p_rows, LSE, n_rows, o_local, m_m, SIDE, EDGE)
     if LEAN:
         # one multiplication and addition for each score; half precision needs no better
-        b_t = b_s * (b_scale * LOG2E) - b_lse * LOG2E
+        b_t = b_s * (b_scale * LOG2E)
+        if not APPENDED:
+            b_t -= b_lse * LOG2E
         m_seen = o_i + o_j >= 0
         if EDGE or MASK != NO_MASK:
             b_t, m_seen = masked(
@@ -93,15 +102,14 @@ def dz_tile(
     b_s, b_dp, b_scale, o_i, o_j, p_rows, p_argmax, n_rows, o_local, m_m, p_mask, step_mm, step_mn,
     i_head, rows, keys, left, right, softcap, dropout, seed,
     MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    ARRIVED: tl.constexpr, LEAN: tl.constexpr, EDGE: tl.constexpr, SIDE: tl.constexpr,
+    ARRIVED: tl.constexpr, LEAN: tl.constexpr, APPENDED: tl.constexpr, EDGE: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """The weights that multiplied the values, the gradient of the logits, and that of the scores. `b_s` is q·k, `b_dp` is g·v."""
     b_p, b_t, b_z, m_seen, b_cap = weights_tile(
         b_s, b_scale, o_i, o_j, p_rows, n_rows, o_local, m_m, p_mask, step_mm, step_mn, rows, keys, left, right, softcap,
-        MASK, LEFT, RIGHT, CAP, LEAN, EDGE, SIDE,
+        MASK, LEFT, RIGHT, CAP, LEAN, APPENDED, EDGE, SIDE,
     )  # fmt: skip
     OPEN: tl.constexpr = LEAN and not EDGE and MASK == NO_MASK
-    b_dz = load_row(p_rows, CONSTANT, n_rows, o_local, m_m, SIDE, EDGE) + tl.zeros_like(b_p)
     b_w = b_p
     if not LEAN:
         b_rest = load_row(p_rows, REST, n_rows, o_local, m_m, SIDE, EDGE)
@@ -111,8 +119,12 @@ def dz_tile(
         over = 1.0 / (1.0 - dropout)
         b_dp = tl.where(m_kept, b_dp * over, 0.0)
         b_w = tl.where(m_kept, b_w * over, 0.0)
-    if G_OUTPUT & ARRIVED:
-        b_dz += b_dp if LEAN else b_dp * b_rest
+    if APPENDED:
+        b_dz = b_dp  # the constant is in it
+    else:
+        b_dz = load_row(p_rows, CONSTANT, n_rows, o_local, m_m, SIDE, EDGE) + tl.zeros_like(b_p)
+        if G_OUTPUT & ARRIVED:
+            b_dz += b_dp if LEAN else b_dp * b_rest
     if G_ENTROPY & ARRIVED:
         if not OPEN:
             b_t = tl.where(b_t < -1e4, 0.0, b_t)  # their weight is 0, and 0 · -inf is NaN
@@ -136,26 +148,25 @@ def dz_tile(
 
 @triton.jit
 def rows_step(
-    b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_local, n_rows,
-    p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+    b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_b, i_g, i_n, o_m, m_m, o_local, n_rows,
+    p_key, p_value, k_tiles, v_tiles, p_mask, p_dmask, p_rows, p_argmax,
     step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr,
-    EVEN: tl.constexpr, SPLIT: tl.constexpr,
-    LEAN: tl.constexpr, EDGE: tl.constexpr,
+    EVEN: tl.constexpr, SPLIT: tl.constexpr, LEAN: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """What the keys from i_n on give to a tile of rows: Σ dz k, and Σ dz q·k."""
     o_n = i_n + tl.arange(0, BN)
-    b_k = load_rows(p_key, i_n, step_kn, keys, E, BE, BN, EDGE)
+    b_k = load_tile(p_key, k_tiles, i_b, i_g, i_n, step_kn, keys, E, BE, BN, TMA, EDGE)
     b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
     b_dp = b_s
     if G_OUTPUT & ARRIVED:
-        b_v = load_rows(p_value, i_n, step_vn, keys, EV, BEV, BN, EDGE)
+        b_v = load_tile(p_value, v_tiles, i_b, i_g, i_n, step_vn, keys, EV, BEV, BN, TMA, EDGE)
         b_dp = tl.dot(b_g, tl.trans(b_v), input_precision="ieee")
     _w, b_dz, b_ds = dz_tile(
         b_s, b_dp, b_scale[:, None], o_m[:, None], o_n[None, :], p_rows, p_argmax, n_rows, o_local, m_m, p_mask, step_mm, step_mn,
-        i_head, rows, keys, left, right, softcap, dropout, seed, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, LEAN, EDGE, 0,
+        i_head, rows, keys, left, right, softcap, dropout, seed, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, LEAN, False, EDGE, 0,
     )  # fmt: skip
     if DMASK:
         p_d = p_dmask + o_m.to(tl.int64)[:, None] * step_dm + o_n.to(tl.int64)[None, :] * step_dn
@@ -184,12 +195,13 @@ def rows_step(
 
 @triton.jit
 def keys_step(
-    b_dk, b_dv, lift, b_k, b_v, i_row, i_head, o_n, n_rows, p_query, p_g, p_gain, p_mask, p_rows, p_argmax,
+    b_dk, b_dv, lift, b_k, b_v, i_row, i_b, i_h, i_head, o_n, n_rows, p_query, p_g, q_tiles, g_tiles, p_gain, p_mask,
+    p_rows, p_argmax, p_appended,
     step_qm, step_om, step_gm, step_mm, step_mn, scale, rows, keys, left, right, softcap, dropout, seed,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     ARRIVED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr,
-    LEAN: tl.constexpr, EDGE: tl.constexpr,
+    LEAN: tl.constexpr, APPENDED: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """What the rows from i_row on give to a tile of keys: Σ dz scale q, and Σ p g. Tiles are [BN, BM] here."""
     o_local = tl.arange(0, BM)
@@ -197,19 +209,27 @@ def keys_step(
     m_m = o_m < rows
     p_rows += i_head * rows + i_row
     p_argmax += i_head * rows + i_row
-    b_q = load_rows(p_query, i_row, step_qm, rows, E, BE, BM, EDGE)
+    b_q = load_tile(p_query, q_tiles, i_b, i_h, i_row, step_qm, rows, E, BE, BM, TMA, EDGE)
     b_scale = tl.full([BM], 1.0, tl.float32) * scale
     if GAIN:
         b_scale *= tl.load(p_gain + o_m.to(tl.int64) * step_gm, mask=m_m, other=0.0)
-    b_s = tl.dot(b_k, tl.trans(b_q), input_precision="ieee")
+    b_s = tl.zeros([b_k.shape[0], BM], tl.float32)
     b_dp = b_s
+    if APPENDED:
+        # Loaded as numbers of rows they would come late, and each thread would load what others load too.
+        o_c = tl.arange(0, WIDTH)
+        b_ones = tl.where(o_c[None, :] + o_n[:, None] * 0 < 3, 1.0, 0.0).to(b_k.dtype)
+        p_appended += (i_head * rows + i_row + o_local[:, None]) * (2 * WIDTH) + o_c[None, :]
+        b_s = tl.dot(b_ones, tl.trans(tl.load(p_appended)), b_s)
+        b_dp = tl.dot(b_ones, tl.trans(tl.load(p_appended + WIDTH)), b_dp)
+    b_s = tl.dot(b_k, tl.trans(b_q), b_s, input_precision="ieee")
     b_g = b_q
     if G_OUTPUT & ARRIVED:
-        b_g = load_rows(p_g, i_row, step_om, rows, EV, BEV, BM, EDGE)
-        b_dp = tl.dot(b_v, tl.trans(b_g), input_precision="ieee")
+        b_g = load_tile(p_g, g_tiles, i_b, i_h, i_row, step_om, rows, EV, BEV, BM, TMA, EDGE)
+        b_dp = tl.dot(b_v, tl.trans(b_g), b_dp, input_precision="ieee")
     b_w, _dz, b_ds = dz_tile(
         b_s, b_dp, b_scale[None, :], o_m[None, :], o_n[:, None], p_rows, p_argmax, n_rows, o_local, m_m, p_mask, step_mm, step_mn,
-        i_head, rows, keys, left, right, softcap, dropout, seed, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, LEAN, EDGE, 1,
+        i_head, rows, keys, left, right, softcap, dropout, seed, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, LEAN, APPENDED, EDGE, 1,
     )  # fmt: skip
     if DV:
         b_dv = dot_rounded(b_w * WEIGHT_LIFT if LIFT else b_w, b_g, b_dv, SPLIT)
@@ -222,25 +242,22 @@ def keys_step(
 
 @triton.jit
 def mean_key(p_key, first, step_kn, keys, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr):
-    """The mean of a tile of keys: what they share.
-
-    A row of dz adds up to what arrives at lse, mean and peak. What rounding makes of that sum would be multiplied by the part
-    that all keys share, so it is put right along their mean.
-    """
+    """The mean of a tile of keys. A row of dz adds up to what arrives at lse, mean and peak: what rounding makes of that sum
+    would be multiplied by the part that all keys share, so it is put right along their mean."""
     b_sum = tl.sum(load_rows(p_key, first, step_kn, keys, E, BE, BN, True).to(tl.float32), 0)
     return b_sum / tl.maximum(tl.minimum(keys - first, BN), 1)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def rows_kernel(
-    p_query, p_key, p_value, p_mask, p_gain, p_g, p_rows, p_argmax, p_lift, p_dq, p_dgain, p_dmask,
+    p_query, p_key, p_value, p_mask, p_gain, p_g, p_rows, p_argmax, p_lift, k_tiles, v_tiles, p_dq, p_dgain, p_dmask,
     step_qb, step_qh, step_qm, step_kb, step_kh, step_kn, step_vb, step_vh, step_vn,
     step_mb, step_mh, step_mm, step_mn, step_gb, step_gh, step_gm, step_ob, step_oh, step_om, step_db, step_dh, step_dm, step_dn,
     scale, softcap, dropout, seed, heads, groups, rows, keys, left, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     ARRIVED: tl.constexpr, DQ: tl.constexpr, DGAIN: tl.constexpr, DMASK: tl.constexpr, SHARED: tl.constexpr,
-    EVEN: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr, LEAN: tl.constexpr, BY_TOKEN: tl.constexpr,
+    EVEN: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr, LEAN: tl.constexpr, TMA: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """dq, d(gain) and d(mask) of a tile of rows of one head."""
     i_m, i_head, n_heads = program()
@@ -277,20 +294,20 @@ def rows_kernel(
     first, whole_first, whole_stop, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
     for i_n in tl.range(whole_first, whole_stop, BN):
         b_raw, b_dgain, b_all, b_sum = rows_step(
-            b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_local, n_rows,
-            p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+            b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_b.to(tl.int32), i_g.to(tl.int32), i_n,
+            o_m, m_m, o_local, n_rows, p_key, p_value, k_tiles, v_tiles, p_mask, p_dmask, p_rows, p_argmax,
             step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
-            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, SPLIT, LEAN, False,
+            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, SPLIT, LEAN, TMA, False,
         )  # fmt: skip
     before = tl.maximum(whole_first - first, 0) // BN
     after = tl.cdiv(tl.maximum(stop - whole_stop, 0), BN)
     for i_t in tl.range(0, before + after):
         i_n = tl.where(i_t < before, first + i_t * BN, whole_stop + (i_t - before) * BN)
         b_raw, b_dgain, b_all, b_sum = rows_step(
-            b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_n, o_m, m_m, o_local, n_rows,
-            p_key, p_value, p_mask, p_dmask, p_rows, p_argmax,
+            b_raw, b_dgain, b_all, b_sum, lift, b_q, b_g, b_scale, i_b.to(tl.int32), i_g.to(tl.int32), i_n,
+            o_m, m_m, o_local, n_rows, p_key, p_value, k_tiles, v_tiles, p_mask, p_dmask, p_rows, p_argmax,
             step_kn, step_vn, step_mm, step_mn, step_dm, step_dn, i_head, rows, keys, left, right, softcap, dropout, seed,
-            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, SPLIT, LEAN, True,
+            E, EV, BE, BEV, BN, MASK, LEFT, RIGHT, CAP, DROP, ARRIVED, DQ, DGAIN, DMASK, SHARED, EVEN, SPLIT, LEAN, TMA, True,
         )  # fmt: skip
     if EVEN:
         b_shared = mean_key(p_key, first, step_kn, keys, E, BE, BN)
@@ -310,14 +327,14 @@ def rows_kernel(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def keys_kernel(
-    p_query, p_key, p_value, p_mask, p_gain, p_g, p_rows, p_argmax, p_lift, p_dk, p_dv,
+    p_query, p_key, p_value, p_mask, p_gain, p_g, p_rows, p_argmax, p_lift, p_appended, q_tiles, g_tiles, p_dk, p_dv,
     step_qb, step_qh, step_qm, step_kb, step_kh, step_kn, step_vb, step_vh, step_vn,
     step_mb, step_mh, step_mm, step_mn, step_gb, step_gh, step_gm, step_ob, step_oh, step_om,
     scale, softcap, dropout, seed, heads, groups, rows, keys, left, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     ARRIVED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LIFT: tl.constexpr, SPLIT: tl.constexpr, LEAN: tl.constexpr,
-    KEYS_BY_TOKEN: tl.constexpr, VALUES_BY_TOKEN: tl.constexpr,
+    APPENDED: tl.constexpr, TMA: tl.constexpr, KEYS_BY_TOKEN: tl.constexpr, VALUES_BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys of one key/value head: over the rows of every query head that shares it."""
     i_n, i_pair, n_pairs = program()
@@ -353,17 +370,18 @@ def keys_kernel(
         p_m = p_mask + i_b * step_mb + i_h * step_mh
         for i_t in tl.range(0, whole):
             b_dk, b_dv = keys_step(
-                b_dk, b_dv, lift, b_k, b_v, whole_first + i_t * BM, i_b * heads + i_h, o_n, n_rows,
-                p_q, p_o, p_s, p_m, p_rows, p_argmax,
+                b_dk, b_dv, lift, b_k, b_v, whole_first + i_t * BM, i_b.to(tl.int32), i_h.to(tl.int32),
+                i_b * heads + i_h, o_n, n_rows, p_q, p_o, q_tiles, g_tiles, p_s, p_m, p_rows, p_argmax, p_appended,
                 step_qm, step_om, step_gm, step_mm, step_mn, scale, rows, keys, left, right, softcap, dropout, seed,
-                E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, LIFT, SPLIT, LEAN, False,
+                E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, LIFT, SPLIT, LEAN, APPENDED, TMA, False,
             )  # fmt: skip
         for i_t in tl.range(0, edges):
             i_row = tl.where(i_t < before, first + i_t * BM, whole_stop + (i_t - before) * BM)
             b_dk, b_dv = keys_step(
-                b_dk, b_dv, lift, b_k, b_v, i_row, i_b * heads + i_h, o_n, n_rows, p_q, p_o, p_s, p_m, p_rows, p_argmax,
+                b_dk, b_dv, lift, b_k, b_v, i_row, i_b.to(tl.int32), i_h.to(tl.int32), i_b * heads + i_h, o_n, n_rows,
+                p_q, p_o, q_tiles, g_tiles, p_s, p_m, p_rows, p_argmax, p_appended,
                 step_qm, step_om, step_gm, step_mm, step_mn, scale, rows, keys, left, right, softcap, dropout, seed,
-                E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, LIFT, SPLIT, LEAN, True,
+                E, EV, BE, BEV, BM, MASK, GAIN, LEFT, RIGHT, CAP, DROP, ARRIVED, DK, DV, LIFT, SPLIT, LEAN, False, TMA, True,
             )  # fmt: skip
     if DK:
         if LIFT:

@@ -15,14 +15,15 @@ import triton
 import triton.language as tl
 
 from .store import entropy_of
-from .tile import ENTROPY, LN2, LN2_LOW, LOG2E, MEAN, P2, PEAK, VARIANCE, dot_added, load_rows
+from .tile import ENTROPY, LN2, LN2_LOW, LOG2E, MEAN, P2, PEAK, VARIANCE, dot_added, load_tile
 
 SAMPLE: tl.constexpr = tl.constexpr(16)  # the keys that give the reference
 LANES: tl.constexpr = tl.constexpr(8)
 SHUT: tl.constexpr = tl.constexpr(-1000.0)  # 2 to this is 0, and 0 times it is 0, as 0 times -inf is not
 WIDE: tl.constexpr = tl.constexpr(1152921504606846976.0)  # 2^60: what Σe may reach
-NARROW: tl.constexpr = tl.constexpr(32768.0)  # what Σ e · down may reach, so that no weight overflows float16
-MANY: tl.constexpr = tl.constexpr(8192.0)  # with more keys `down` is smaller, since the sum grows with them
+NARROW: tl.constexpr = tl.constexpr(32768.0)  # what Σ e · down may reach in float16, so that no weight overflows
+MANY: tl.constexpr = tl.constexpr(4096.0)  # with more keys `down` is smaller, since the sum grows with them
+LN2_WIDE: tl.constexpr = tl.constexpr(0.6931471805599453)  # for float64
 FAR: tl.constexpr = tl.constexpr(4.0)  # times the variance: the square of how far the reference may be from the mean
 
 
@@ -43,6 +44,28 @@ def with_products(b_sum, x, y, BM: tl.constexpr, BN: tl.constexpr, WIDE_INPUTS: 
         y_first, y_second = halves(y, BM, BN)
         b_sum = with_products(b_sum, x_first, y_first, BM, BN // 2, False)
         return with_products(b_sum, x_second, y_second, BM, BN // 2, False)
+
+
+@triton.jit
+def products(x, y, BM: tl.constexpr, BN: tl.constexpr, WIDE_INPUTS: tl.constexpr):
+    """Σ x y."""
+    if WIDE_INPUTS or BN == LANES:
+        return lanes(x * y, BM, BN)
+    else:
+        x_first, x_second = halves(x, BM, BN)
+        y_first, y_second = halves(y, BM, BN)
+        b_sum = products(x_first, y_first, BM, BN // 2, False)
+        return with_products(b_sum, x_second, y_second, BM, BN // 2, False)
+
+
+@triton.jit
+def with_lost(b_sum, b_lost, x, WIDE_INPUTS: tl.constexpr):
+    """b_sum + x, and for float32 inputs what rounding took from it so far: a long sum would lose the digits of the mean."""
+    if WIDE_INPUTS:
+        x -= b_lost
+        b_next = b_sum + x
+        return b_next, (b_next - b_sum) - x
+    return b_sum + x, b_lost
 
 
 @triton.jit
@@ -77,18 +100,8 @@ def reference(
 
 
 @triton.jit
-def load_tile(
-    p, tiles, i_b, i_g, i_n, step, n,
-    E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr,
-):  # fmt: skip
-    if TMA:
-        return tl.reshape(tiles.load([i_b, i_g, i_n, 0]), [BN, BE])
-    return load_rows(p, i_n, step, n, E, BE, BN, EDGE)
-
-
-@triton.jit
 def frozen_tile(
-    b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out,
+    b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out,
     b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr, EDGE: tl.constexpr,
@@ -106,7 +119,8 @@ def frozen_tile(
     b_e = tl.math.exp2(b_t)
     b_l += lanes(b_e, BM, BN)
     if ENTROPY & BITS:
-        b_a = with_products(b_a, b_e, b_t, BM, BN, b_k.dtype == tl.float32)
+        # A tile is summed by itself: next to a sink's term all others are small, and would be rounded one by one, all alike.
+        b_a += products(b_e, b_t, BM, BN, b_k.dtype == tl.float32)
     if P2 & BITS:
         b_s = with_products(b_s, b_e, b_e, BM, BN, b_k.dtype == tl.float32)
     if PEAK & BITS:
@@ -115,8 +129,8 @@ def frozen_tile(
         b_rise = tl.maximum(b_rise, tl.max(b_bits, 1))
     if (MEAN | VARIANCE) & BITS:
         b_y = tl.where(m_seen, b_t, 0.0) if EDGE else b_t
-        b_first += lanes(b_y, BM, BN)
-        b_second = with_products(b_second, b_y, b_y, BM, BN, b_k.dtype == tl.float32)
+        b_first, b_lost = with_lost(b_first, b_lost, lanes(b_y, BM, BN), b_k.dtype == tl.float32)
+        b_second += products(b_y, b_y, BM, BN, b_k.dtype == tl.float32)
     if VALUES:
         b_v = load_tile(p_value, v_tiles, i_b, i_g, i_n, step_vn, keys, EV, BEV, BN, TMA, EDGE)
         if b_v.dtype == tl.float16:  # whose weights must not pass 65504
@@ -125,7 +139,7 @@ def frozen_tile(
         # the weights that multiply the values are rounded: the output is divided by the sum of these
         b_rounded = tl.dot(b_p, tl.full([BN, 16], 1.0, b_v.dtype), b_rounded, input_precision="ieee")
         b_out = dot_added(b_p, b_v, b_out)
-    return b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out
+    return b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out
 
 
 @triton.jit
@@ -161,7 +175,7 @@ def frozen(
     m_good = m_empty | (b_sample_top > float("-inf"))
     b_down = tl.where(m_empty, 1.0, tl.minimum(tl.math.exp2(b_ref - b_sample_top), MANY / keys))
     b_l = tl.zeros([BM, LANES], tl.float32)
-    b_a, b_s, b_first, b_second = b_l, b_l, b_l, b_l
+    b_a, b_s, b_first, b_lost, b_second = b_l, b_l, b_l, b_l, b_l
     b_rise = tl.zeros([BM, LANES], tl.int32)
     b_rounded = tl.zeros([BM, 16], tl.float32)
     b_out = tl.zeros([BM, BEV if VALUES else 16], tl.float32)
@@ -170,20 +184,22 @@ def frozen(
     stop = tl.maximum(tl.minimum(i_last + right + 1, keys), 0) if RIGHT else keys
     whole = tl.maximum(tl.minimum(i_row + right + 1, keys), 0) // BN * BN if RIGHT else keys // BN * BN
     for i_n in tl.range(0, whole, BN):
-        b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out = frozen_tile(
-            b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out,
+        b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out = frozen_tile(
+            b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out,
             b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
             E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, False,
         )  # fmt: skip
     for i_n in tl.range(whole, stop, BN):
-        b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out = frozen_tile(
-            b_l, b_a, b_s, b_first, b_second, b_rise, b_rounded, b_out,
+        b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out = frozen_tile(
+            b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out,
             b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
             E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, True,
         )  # fmt: skip
 
     b_lanes, b_l = b_l, tl.sum(b_l, 1)
-    m_good &= m_empty | ((b_l >= 0.5) & (b_l <= WIDE) & (b_l * b_down <= NARROW))
+    m_good &= m_empty | ((b_l >= 0.5) & (b_l <= WIDE))
+    if VALUES and p_value.dtype.element_ty == tl.float16:
+        m_good &= m_empty | (b_l * b_down <= NARROW)
     b_l = tl.where(m_empty, 1.0, b_l)
     b_s = tl.sum(b_s, 1)
     b_entropy, m_mixed = near_entropy(b_l, b_lanes, b_a, keys, b_q.dtype == tl.float32)
@@ -198,7 +214,11 @@ def frozen(
     b_top_low = tl.fma(b_ref, LN2, -b_top) + b_ref * LN2_LOW
     b_rise = tl.max(b_rise, 1).to(tl.float32, bitcast=True)
     b_peak = tl.where(m_empty, float("-inf"), tl.fma(b_rise, LN2, b_top))
-    b_mean = tl.where(m_empty, 0.0, (b_ref + b_shift) * LN2)
+    b_mean = (b_ref + b_shift) * LN2
+    if b_q.dtype == tl.float32:  # the reference and its distance may nearly cancel
+        b_far = tl.sum(b_first.to(tl.float64) - b_lost.to(tl.float64), 1) / b_some.to(tl.float64)
+        b_mean = ((b_ref.to(tl.float64) + b_far) * LN2_WIDE).to(tl.float32)
+    b_mean = tl.where(m_empty, 0.0, b_mean)
     b_variance = tl.where(m_empty, 0.0, tl.div_rn(tl.maximum(b_squares, 0.0), b_some) * (LN2 * LN2))
     b_rounded = tl.where(m_empty, 1.0, tl.max(b_rounded, 1))
     m_other = o_m >= rows

@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from ..contract import Results, Upstream, is_by_token
+from .arguments import cdiv, complete, is_there, padded
+from .launch import Launch, Plans, run
 from .store import vector_index
 
 G_OUTPUT: tl.constexpr = tl.constexpr(1)  # which gradients arrived
@@ -29,6 +34,7 @@ SLOPE: tl.constexpr = tl.constexpr(6)
 PEAK: tl.constexpr = tl.constexpr(7)
 TOTAL: tl.constexpr = tl.constexpr(8)  # Σ dz
 N_TERMS = 9
+WIDTH: tl.constexpr = tl.constexpr(16)  # columns appended to the query and to g: the fewest that a product takes
 
 
 @triton.jit
@@ -43,13 +49,26 @@ def unrounded(b_short, b_low):
     return b_whole
 
 
-@triton.jit(do_not_specialize=["heads", "rows", "n_rows"])
+@triton.jit
+def append(p, b, o_row, m):
+    """Write a number of each row as three of bfloat16, whose sum has all its digits; they are multiplied by 1 and added up."""
+    o_c = tl.arange(0, WIDTH)
+    b_first = b.to(p.dtype.element_ty)
+    b_left = tl.where(tl.abs(b) < float("inf"), b - b_first.to(tl.float32), 0.0)
+    b_second = b_left.to(p.dtype.element_ty)
+    b_third = (b_left - b_second.to(tl.float32)).to(p.dtype.element_ty)
+    b_later = tl.where(o_c[None, :] == 1, b_second[:, None], tl.where(o_c[None, :] == 2, b_third[:, None], 0.0))
+    b_all = tl.where(o_c[None, :] == 0, b_first[:, None], b_later)
+    tl.store(p + o_row[:, None] * (2 * WIDTH) + o_c[None, :], b_all, mask=m[:, None])
+
+
+@triton.jit(do_not_specialize=["scale", "heads", "rows", "n_rows"])
 def row_terms_kernel(
-    p_terms, p_output, p_low, p_lse_low, p_visible, p_mean, p_lse, p_entropy, p_p2,
+    p_terms, p_appended, p_output, p_low, p_lse_low, p_visible, p_mean, p_lse, p_entropy, p_p2,
     p_g, p_g_mean, p_g_variance, p_g_peak, p_g_lse, p_g_entropy, p_g_p2,
-    step_ob, step_oh, step_om, heads, rows, n_rows,
+    step_ob, step_oh, step_om, scale, heads, rows, n_rows,
     EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, ARRIVED: tl.constexpr, WHOLE: tl.constexpr,
-    BY_TOKEN: tl.constexpr,
+    BY_TOKEN: tl.constexpr, APPENDED: tl.constexpr,
 ):  # fmt: skip
     n_rows = n_rows.to(tl.int64)  # nine times as many may not fit 32 bits
     o_row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
@@ -86,13 +105,17 @@ def row_terms_kernel(
         b_constant -= b_g_p2 * tl.load(p_p2 + o_row, mask=m, other=0.0)
         tl.store(p_terms + P2 * n_rows + o_row, b_g_p2 * b_rest * b_rest, mask=m)
     tl.store(p_terms + CONSTANT * n_rows + o_row, b_constant * b_rest, mask=m)
+    if APPENDED:
+        append(p_appended, -tl.where(b_lse == float("-inf"), float("inf"), b_lse) / scale, o_row, m)
+        append(p_appended + WIDTH, b_constant * b_rest, o_row, m)
     if G_MOMENTS & ARRIVED:
-        b_some = tl.maximum(tl.load(p_visible + o_row, mask=m, other=1), 1).to(tl.float32)
+        b_visible = tl.load(p_visible + o_row, mask=m, other=1)
+        b_some = tl.maximum(b_visible, 1).to(tl.float32)
         b_level = tl.zeros([BM], tl.float32)
         b_slope = tl.zeros([BM], tl.float32)
         if G_MEAN & ARRIVED:
             b_g_mean = tl.load(p_g_mean + o_row, mask=m, other=0.0)
-            b_total += b_g_mean
+            b_total += tl.where(b_visible > 0, b_g_mean, 0.0)  # a row may have weights, and no key that counts
             b_level += tl.div_rn(b_g_mean, b_some)
         if G_VARIANCE & ARRIVED:
             b_slope += tl.div_rn(2.0 * tl.load(p_g_variance + o_row, mask=m, other=0.0), b_some)
@@ -104,3 +127,35 @@ def row_terms_kernel(
         b_total += b_g_peak
         tl.store(p_terms + PEAK * n_rows + o_row, b_g_peak, mask=m)
     tl.store(p_terms + TOTAL * n_rows + o_row, tl.where(b_lse == float("-inf"), 0.0, b_total), mask=m)
+
+
+def row_terms(
+    saved: Results, upstream: Upstream, arrived: int, plans: Plans | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Nine numbers for each row, (9, B, H, Lq), from gradients of which that of the output has unit stride; and columns.
+
+    These are appended to the query (-lse / scale) and to g (the constant), (B H Lq, 2, WIDTH); without a scale there are none.
+    """
+    lse, output = saved.lse, saved.output
+    batch, heads, rows = lse.shape
+    n_rows = lse.numel()
+    terms = lse.new_empty_strided((N_TERMS, batch, heads, rows), (n_rows, heads * rows, rows, 1))
+    columns = terms if scale is None else lse.new_empty((n_rows, 2, WIDTH.value), dtype=torch.bfloat16)
+    g = lse if upstream.output is None else upstream.output
+    arriving = [lse if grad is None else grad.contiguous() for grad in upstream[1:]]
+    by_token = output is not None and output.dim() == 4 and is_by_token(output)
+
+    def tensors(saved: Results) -> tuple[Tensor, ...]:
+        whole = saved.output, saved.output_low, saved.lse_low, saved.visible, saved.mean, lse, saved.entropy, saved.p2
+        return (terms, columns, *whole, g, *arriving)
+
+    def launch() -> Launch:
+        value_dim = output.shape[-1] if output is not None and output.dim() == 4 else 1
+        constants = {"EV": value_dim, "BEV": padded(value_dim), "BM": 32, "APPENDED": scale is not None}
+        constants |= {"ARRIVED": arrived, "WHOLE": is_there(saved.output_low), "BY_TOKEN": by_token}
+        whole = tensors(complete(saved, lse if output is None else output))
+        args = (*whole, *g.stride()[:3], scale or 1.0, heads, rows, n_rows)
+        return Launch(row_terms_kernel, (cdiv(n_rows, 32), 1), args, constants, {"num_warps": 4})
+
+    run(plans, ("terms", by_token), tensors(saved), launch)
+    return terms, columns

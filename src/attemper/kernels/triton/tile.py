@@ -88,6 +88,16 @@ def dot_added(b_x, b_y, b_sum):
 
 
 @triton.jit
+def dot_rounded(b_x, b_y, b_sum, SPLIT: tl.constexpr):
+    """b_sum + x y with x rounded to the dtype of y; with SPLIT, what rounding took is multiplied too."""
+    b_short = b_x.to(b_y.dtype)
+    b_sum = dot_added(b_short, b_y, b_sum)
+    if SPLIT:
+        b_sum = dot_added((b_x - b_short.to(tl.float32)).to(b_y.dtype), b_y, b_sum)
+    return b_sum
+
+
+@triton.jit
 def with_positive_scale(b_q, b_scale):
     """A logit as a positive number times the score: a negative scale is taken into the query. The query, and the numbers."""
     b_q = tl.where(b_scale[:, None] < 0, -b_q, tl.where(b_scale[:, None] == 0, 0.0, b_q)).to(b_q.dtype)
@@ -104,6 +114,16 @@ def load_rows(p, i_n, step, n, E: tl.constexpr, BE: tl.constexpr, BN: tl.constex
     if E != BE:
         return tl.load(p_tile, mask=o_e[None, :] < E, other=0.0)
     return tl.load(p_tile)
+
+
+@triton.jit
+def load_tile(
+    p, tiles, i_b, i_g, i_n, step, n,
+    E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    if TMA:
+        return tl.reshape(tiles.load([i_b, i_g, i_n, 0]), [BN, BE])
+    return load_rows(p, i_n, step, n, E, BE, BN, EDGE)
 
 
 @triton.jit
