@@ -55,6 +55,16 @@ def _raw_squared(problem: Problem) -> Tensor:
     return (problem.query * factor).square() @ key.square().mT * _levels(key.shape[-1])
 
 
+def reference_mass(exact: dict[str, Tensor]) -> float:
+    """How far sums of distances from a reference, up to two standard deviations away, move the mean, in units of epsilon.
+
+    They are added tile after tile, at least 32 keys each, in eight sums. The partial sums grow to n / 8 times the distance, so
+    the roundings add up, as a random walk, to distance · √tiles / 17 of an epsilon for each key. One more rounds the result.
+    """
+    keys = exact["weights"].shape[-1]
+    return 2 * exact["variance"].max().sqrt().item() * (1 + math.sqrt(keys / 32) / 17)
+
+
 def _levels(terms: int) -> float:
     """How often a term is rounded while `terms` of them are summed by halves."""
     return 1 + math.log2(max(terms, 1))

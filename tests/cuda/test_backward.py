@@ -20,6 +20,8 @@ CALLS = {
     "head dim 40": ({"dim": 40}, {"causal": True}),
     "head dim 128": ({"dim": 128}, {"causal": True}),
     "head dims 96 and 32": ({"dim": 96, "value_dim": 32}, {}),
+    "head dims 32 and 96": ({"dim": 32, "value_dim": 96}, {"causal": True}),
+    "head dim 256": ({"dim": 256}, {"causal": True}),
 }
 
 
@@ -55,12 +57,73 @@ def test_tiles_that_the_hardware_cannot_copy(what):
     judge(tensors, {"causal": True}, "triton", losses=("output",))
 
 
-def test_an_infinite_logit_spoils_only_its_own_gradients():
-    """The lse of its row is infinite, and has no parts."""
+def test_an_infinite_logit_spoils_only_what_it_must():
+    """The lse of its row is infinite, and has no parts. A key whose logit there is -inf has no weight: its gradient is finite."""
     tensors = {name: tensor.requires_grad_() for name, tensor in draw(rows=256, keys=256).items()}
+    query, key, value = tensors.values()
     with torch.no_grad():
-        tensors["query"][0, 0, 3, 0], tensors["key"][0, 0, 5, :] = float("inf"), 1.0
-    output = attemper.attention(*tensors.values(), signs=(), kernel="triton").output
-    output.sum().backward()
-    assert tensors["query"].grad[1].isfinite().all()
-    assert tensors["value"].grad[:, 1].isfinite().all()
+        query[0, 0, 3, 0] = float("inf")
+    attemper.attention(query, key, value, signs=(), kernel="triton").output.sum().backward()
+    assert query.grad[1].isfinite().all()
+    assert value.grad[:, 1].isfinite().all()
+    assert value.grad[0, 0][key[0, 0, :, 0] < 0].isfinite().all()
+
+
+def gradients(tensors, arriving, which=("query", "key", "value")):
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
+    output = attemper.attention(*leaves.values(), causal=True, signs=(), kernel="triton").output
+    return torch.autograd.grad(output, [leaves[name] for name in which], arriving)
+
+
+@pytest.mark.parametrize("what", ["query", "key", "value", "gradient"])
+def test_addresses_that_are_not_aligned(what):
+    """Between two calls on aligned ones of the same shapes: their plans and descriptors must not be used."""
+    tensors, found = draw(rows=300, keys=300), []
+    tensors["gradient"] = torch.randn_like(tensors["query"])
+    memory = torch.empty(tensors[what].numel() + 16, device="cuda", dtype=torch.bfloat16)
+    for start in (0, 4, 0):
+        moved = memory[start : start + tensors[what].numel()].view(2, 300, 2, 64).transpose(1, 2).copy_(tensors[what])
+        *vectors, arriving = (tensors | {what: moved}).values()
+        found.append(gradients(dict(zip(("query", "key", "value"), vectors, strict=True)), arriving))
+    for later in found[1:]:
+        assert all(map(torch.equal, found[0], later))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_repetitions_have_the_same_bits(dim):
+    tensors = draw(rows=700, keys=700, dim=dim)
+    arriving = torch.randn_like(tensors["query"])
+    first = gradients(tensors, arriving)
+    for _ in range(30):
+        assert all(map(torch.equal, first, gradients(tensors, arriving)))
+
+
+def test_what_arrives_may_lie_in_any_way():
+    tensors = draw(rows=300, keys=300)
+    row = torch.randn(64, device="cuda", dtype=torch.bfloat16)
+    whole = row.expand(2, 2, 300, 64)
+    expected = gradients(tensors, whole.contiguous())
+    ways = {"expanded": whole, "turned": whole.mT.contiguous().mT, "sliced": torch.cat([whole, whole], -1)[..., 64:]}
+    for name, arriving in ways.items():
+        assert all(map(torch.equal, expected, gradients(tensors, arriving))), name
+
+
+@pytest.mark.parametrize("which", [("query",), ("key",), ("value",), ("key", "value")])
+def test_some_gradients_are_those_of_all(which):
+    tensors = draw(rows=300, keys=300)
+    arriving = torch.randn_like(tensors["query"])
+    of_all = dict(zip(tensors, gradients(tensors, arriving), strict=True))
+    assert all(map(torch.equal, gradients(tensors, arriving, which), [of_all[name] for name in which]))
+
+
+def test_a_capture():
+    tensors = draw(rows=300, keys=300)
+    arriving = torch.randn_like(tensors["query"])
+    expected = gradients(tensors, arriving)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = gradients(tensors, arriving)
+    for gradient in found:
+        gradient.zero_()
+    graph.replay()
+    assert all(map(torch.equal, expected, found))

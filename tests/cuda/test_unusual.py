@@ -115,13 +115,19 @@ def test_nine_numbers_of_a_row_need_64_bits(memory):
     assert_reordered(gradient[:, :, -40:], expected, terms=8)
 
 
-def test_a_sink_before_many_keys_in_float16():
-    """The weights of all others are small, and must not lose their digits: float16 has none below 6e-8."""
-    query, key, value = torch.randn(1, 1, 16, 16), torch.randn(1, 1, 131_072, 16), torch.randn(1, 1, 131_072, 16)
+@pytest.mark.parametrize(
+    ("keys", "losses"), [(131_072, ()), (16_384, ("output", "variance", "peak", "lse", "entropy", "p2"))]
+)
+def test_a_sink_before_many_keys_in_float16(keys, losses):
+    """The weights of all others are small, and must not lose their digits: float16 has none below 6e-8.
+
+    Gradients are left out where each is a sum of many that are rounded to float16: see the limits in docs/gpu.md.
+    """
+    query, key, value = torch.randn(1, 1, 16, 16), torch.randn(1, 1, keys, 16), torch.randn(1, 1, keys, 16)
     query[..., 0], key[..., 0], value[..., 0, :] = 2.0, 0.0, 0.0
     key[..., 0, 0] = 24.0  # 12 nats
     tensors = {"query": query, "key": key, "value": value}
-    judge({name: tensor.half().cuda() for name, tensor in tensors.items()}, {}, "triton", losses=())
+    judge({name: tensor.half().cuda() for name, tensor in tensors.items()}, {}, "triton", losses=losses)
 
 
 def test_asking_for_signs_changes_no_bit_of_the_output():

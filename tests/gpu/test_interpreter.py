@@ -350,6 +350,26 @@ def test_parts_of_a_row_that_sees_more_keys_than_float32_can_count():
     assert results.visible.item() == (1 << 24) + 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "keys", "heads", "dim", "options"),
+    [
+        (150, 130, 2, 64, {"causal": "lower_right"}),
+        (130, 200, 4, 40, {"causal": "lower_right"}),
+        (140, 140, 2, 32, {"causal": True, "window": 70}),
+    ],
+)
+@pytest.mark.parametrize("appends", [False, True])
+def test_the_backward_of_a_training_step(monkeypatch, appends, rows, keys, heads, dim, options):
+    """As on Hopper: tiles by descriptors, and a row's numbers as columns. Those are of bfloat16; here float16 stands for it."""
+    triton = importlib.import_module("attemper.kernels.triton")
+    monkeypatch.setattr(triton, "is_hopper", lambda device: True)
+    if appends:
+        monkeypatch.setattr(triton, "APPENDED_DTYPE", torch.float16)
+    lengths = {"query": (heads, rows), "key": (2, keys), "value": (2, keys)}
+    tensors = {name: torch.randn(1, n, length, dim).half() for name, (n, length) in lengths.items()}
+    judge(tensors, options, "triton", losses=("output",))
+
+
 def test_the_hardware_copies_what_its_descriptors_are_defined_for():
     from attemper.kernels.triton import arguments
 

@@ -203,6 +203,12 @@ def test_a_repeated_call_starts_its_kernels_with_its_own_tensors(world, by_token
         assert terms[f"p_{name}"] == forward[f"p_{name}"]
     assert terms["p_g"] == rows["p_g"] == keys["p_g"] == upstream.data_ptr()
     assert terms["p_terms"] == rows["p_rows"] == keys["p_rows"]
+    assert terms["p_appended"] == keys["p_appended"] != terms["p_terms"]
+    tiles = {"k_tiles": (rows, key), "v_tiles": (rows, value), "q_tiles": (keys, query), "g_tiles": (keys, upstream)}
+    for name, (launched, tensor) in tiles.items():
+        _, address, *_ = launched[name][0]
+        assert address == str(tensor.data_ptr())
+        assert launched[name][1:] == [*tensor.shape, *tensor.stride()]
     for launched in (rows, keys):
         assert [launched[f"p_{name}"] for name in ("query", "key", "value")] == [
             one.data_ptr() for one in (query, key, value)

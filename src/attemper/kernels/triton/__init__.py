@@ -223,7 +223,7 @@ def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs
     arrived = sum([bit for bit, grad in zip(_ARRIVED, upstream, strict=True) if grad is not None])
     plans = _backward_plans(problem, saved, upstream, arrived, needs_grad)
     usual = arrived == _ARRIVED[0] and is_usual(problem) and is_hopper(query.device)
-    appends = usual and query.dtype == torch.bfloat16  # three of float16 would not have all digits of a small number
+    appends = usual and query.dtype == APPENDED_DTYPE and abs(problem.scale) > 1e-6  # columns hold lse / scale
     terms, columns = _rows.row_terms(saved, upstream, arrived, plans, problem.scale if appends else None)
     lift = _lift(problem, g_output, arrived)
     argmax = nothing_like(query).argmax if upstream.peak is None else _argmax(problem, saved)
@@ -238,16 +238,24 @@ def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs
         dmask = None if mask is None or not needs_grad.mask else torch.zeros_like(mask, dtype=torch.float32)
         grads = (found.query, found.gain, dmask)
         vectors = (key, key if value is None else value)
-        tensors = (*common, *vectors, *[query if grad is None else grad for grad in grads])
-        _launch.run(plans, "rows", tensors, lambda: launches().over_keys(tensors, grads))
+        tensors = (*common, *vectors, *_or_else(query, grads))
+        _launch.run(plans, "rows", tensors, lambda: launches().over_keys(common, vectors, grads))
         if dmask is not None and asked is not None:
             found = found._replace(mask=dmask.to(asked.dtype))
     dvalue = found.value if g_output is not None else None
     if found.key is not None or dvalue is not None:
-        some = (columns, query, query if g_output is None else g_output)
-        both = (*common, *some, *[query if grad is None else grad for grad in (found.key, dvalue)])
-        _launch.run(plans, "keys", both, lambda: launches().over_rows(both, (found.key, dvalue)))
+        both, vectors = (found.key, dvalue), (query, query if g_output is None else g_output)
+        tensors = (*common, columns, *vectors, *_or_else(query, both))
+        _launch.run(plans, "keys", tensors, lambda: launches().over_rows((*common, columns), vectors, both))
     return found
+
+
+APPENDED_DTYPE = torch.bfloat16
+"""Of columns that are appended: three of float16 would not have all digits of a small number."""
+
+
+def _or_else(other: Tensor, tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    return tuple(other if tensor is None else tensor for tensor in tensors)
 
 
 def _gradient_memory(problem: Problem, needs_grad: NeedsGrad) -> Gradients:
@@ -281,11 +289,13 @@ class _BackwardLaunches(NamedTuple):
     g_output: Tensor | None
     arrived: int
     lifts: bool
-    usual: bool  # on Hopper: tiles may be copied by the hardware
+    usual: bool  # on Hopper: tiles are copied by the hardware, if it can
     appends: bool
 
-    def over_keys(self, tensors: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> Launch:
-        """dq, d(gain) and d(mask). `tensors` end with keys and values, of which tiles are copied, and three gradients."""
+    def over_keys(
+        self, common: tuple[Tensor, ...], vectors: tuple[Tensor, Tensor], grads: tuple[Tensor | None, ...]
+    ) -> Launch:
+        """dq, d(gain) and d(mask); tiles are of keys and values."""
         problem, query = self.problem, self.problem.query
         dq, dgain, dmask = grads
         asks = {"DQ": dq is not None, "DGAIN": dgain is not None, "DMASK": dmask is not None}
@@ -293,38 +303,39 @@ class _BackwardLaunches(NamedTuple):
         asks["SHARED"] = dmask is not None and dmask.shape != full
         asks["BY_TOKEN"] = is_by_token(query)
         asks["EVEN"] = problem.softcap is None and (query.dtype != torch.float32 or dgain is not None)
-        asks["TMA"] = self.usual and copies(*tensors[-5:-3])
-        dmask_steps = (0, 0, 0, 0) if dmask is None else repeating(dmask)
-        rest = (*self._steps(), *dmask_steps, *numbers(problem))
+        asks["TMA"] = self.usual and copies(*vectors)
+        numbers_after = (*self._steps(), *((0, 0, 0, 0) if dmask is None else repeating(dmask)), *numbers(problem))
 
         def make(block: Block) -> Launch:
-            tiles = descriptors(*tensors[-5:-3], rows=block["BN"]) if asks["TMA"] else tensors[-5:-3]
-            args = (*tensors[:-5], *tiles, *tensors[-3:], *rest)
+            tiles = descriptors(*vectors, rows=block["BN"]) if asks["TMA"] else vectors
+            args = (*common, *tiles, *_or_else(query, grads), *numbers_after)
             grid = (cdiv(query.shape[2], block["BM"]), query.shape[0] * query.shape[1])
             how = self._constants() | asks | tile_of(block)
             return Launch(_backward.rows_kernel, grid, args, how, options_of(block))
 
-        card = is_hopper(query.device), room(query.device)
-        block = rows_block(widest(problem), query.dtype, *card, asks["TMA"])
+        hopper, space = is_hopper(query.device), room(query.device)
+        block = rows_block(widest(problem), query.dtype, hopper, space, asks["TMA"])
         return make(block) if asks["SHARED"] else tuned(block, make)  # running it twice would add twice
 
-    def over_rows(self, tensors: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> Launch:
-        """dk and dv. `tensors` end with queries and what arrives at the output, of which tiles are copied, and two gradients."""
-        problem, key = self.problem, self.problem.key
+    def over_rows(
+        self, common: tuple[Tensor, ...], vectors: tuple[Tensor, Tensor], grads: tuple[Tensor | None, ...]
+    ) -> Launch:
+        """dk and dv; tiles are of queries and of what arrives at the output."""
+        problem, query, key = self.problem, self.problem.query, self.problem.key
         asks = {"DK": grads[0] is not None, "DV": grads[1] is not None, "KEYS_BY_TOKEN": is_by_token(key)}
         asks["VALUES_BY_TOKEN"] = problem.value is not None and is_by_token(problem.value)
-        asks["APPENDED"], asks["TMA"] = self.appends, self.usual and copies(*tensors[-4:-2])
-        rest = (*self._steps(), *numbers(problem))
+        asks["APPENDED"], asks["TMA"] = self.appends, self.usual and copies(*vectors)
+        numbers_after = (*self._steps(), *numbers(problem))
 
         def make(block: Block) -> Launch:
-            tiles = descriptors(*tensors[-4:-2], rows=block["BM"]) if asks["TMA"] else tensors[-4:-2]
-            args = (*tensors[:-4], *tiles, *tensors[-2:], *rest)
+            tiles = descriptors(*vectors, rows=block["BM"]) if asks["TMA"] else vectors
+            args = (*common, *tiles, *_or_else(query, grads), *numbers_after)
             grid = (cdiv(key.shape[2], block["BN"]), key.shape[0] * key.shape[1])
             how = self._constants() | asks | tile_of(block)
             return Launch(_backward.keys_kernel, grid, args, how, options_of(block))
 
-        card, copied = (is_hopper(key.device), room(key.device)), self.appends and asks["TMA"]
-        return tuned(keys_block(widest(problem), key.dtype, *card, copied, problem.query.shape[2]), make)
+        hopper, space, lean = is_hopper(key.device), room(key.device), self.appends and asks["TMA"]
+        return tuned(keys_block(widest(problem), key.dtype, hopper, space, lean, query.shape[2]), make)
 
     def _steps(self) -> tuple[int, ...]:
         return (*steps(self.problem), *((0, 0, 0) if self.g_output is None else self.g_output.stride()[:3]))

@@ -220,13 +220,9 @@ def is_small(problem: Problem) -> bool:
 
 
 def is_usual(problem: Problem) -> bool:
-    """Whether the backward of a half-precision call has nothing but a band: it has tiles of its own.
-
-    Rows then enter products by columns with lse / scale, which needs a scale.
-    """
+    """Half precision, not small, and no mask, gain, softcap or dropout: on Hopper its backward has tiles of its own."""
     plain = problem.mask is None and problem.gain is None and problem.softcap is None and not problem.dropout
-    half = problem.query.dtype != torch.float32 and not is_small(problem)
-    return plain and half and abs(problem.scale) > 1e-6
+    return plain and problem.query.dtype != torch.float32 and not is_small(problem)
 
 
 def descriptors(*tensors: Tensor, rows: int) -> list[TensorDescriptor]:
@@ -292,7 +288,7 @@ def decode_block(dim: int, dtype: torch.dtype, shared: int, room: int) -> Block:
 
 
 def rows_block(dim: int, dtype: torch.dtype, hopper: bool, room: int, copied: bool) -> Block:
-    """Of the backward over keys, for dq. `copied`: tiles come from the hardware, which leaves more registers."""
+    """Of the backward over keys, for dq. `copied`: the hardware copies tiles, which leaves more registers."""
     if dtype == torch.float32 or dim > 128:
         return _square(dim, dtype, room)
     if not hopper:
@@ -302,13 +298,13 @@ def rows_block(dim: int, dtype: torch.dtype, hopper: bool, room: int, copied: bo
     return _block(64, 64, 4, 3) if dim <= 64 else _block(128, 64, 8, 3)
 
 
-def keys_block(dim: int, dtype: torch.dtype, hopper: bool, room: int, copied: bool, rows: int) -> Block:
-    """Of the backward over rows, for dk and dv. `copied`: the hardware copies tiles, to which a row's numbers are appended."""
+def keys_block(dim: int, dtype: torch.dtype, hopper: bool, room: int, lean: bool, rows: int) -> Block:
+    """Of the backward over rows, for dk and dv. `lean`: the hardware copies tiles, and a row's numbers are appended to them."""
     if dtype == torch.float32 or dim > 128:
         return _square(dim, dtype, room)
     if not hopper:
         return _block(32, 64, 4, 2)
-    if copied:
+    if lean:
         return _block(64, 64, 4, 3 if dim <= 64 and rows > 2048 else 2)
     return _block(64, 64, 4, 2) if dim <= 64 else _block(32, 64, 4, 3)
 

@@ -5,8 +5,7 @@ p = exp(z - lse) and what arrives at output and signs,
 
     dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)] + [g_mean + 2 g_var (z - mean)] / visible  +  g_peak at the arg-max
 
-The terms that a row shares are summed up before, as `constant`; see row_terms.py. By columns that are APPENDED to the query and
-to g, `b_s` is q·k - lse / scale and `b_dp` is g·v + constant.
+The terms that a row shares are summed up before, as `constant`; see row_terms.py.
 """
 
 from __future__ import annotations
@@ -72,10 +71,9 @@ def weights_tile(
     if not APPENDED:
         b_lse = load_row(p_rows, LSE, n_rows, o_local, m_m, SIDE, EDGE)
     if LEAN:
-        # one multiplication and addition for each score; half precision needs no better
         b_t = b_s * (b_scale * LOG2E)
         if not APPENDED:
-            b_t -= b_lse * LOG2E
+            b_t -= b_lse * LOG2E  # in one instruction with the product; half precision needs no better
         m_seen = o_i + o_j >= 0
         if EDGE or MASK != NO_MASK:
             b_t, m_seen = masked(
@@ -104,7 +102,9 @@ def dz_tile(
     MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     ARRIVED: tl.constexpr, LEAN: tl.constexpr, APPENDED: tl.constexpr, EDGE: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """The weights that multiplied the values, the gradient of the logits, and that of the scores. `b_s` is q·k, `b_dp` is g·v."""
+    """The weights that multiplied the values, the gradient of the logits, and that of the scores.
+    `b_s` is q·k, `b_dp` is g·v; APPENDED, q·k - lse / scale and g·v + constant."""
+    tl.static_assert(LEAN or not APPENDED)
     b_p, b_t, b_z, m_seen, b_cap = weights_tile(
         b_s, b_scale, o_i, o_j, p_rows, n_rows, o_local, m_m, p_mask, step_mm, step_mn, rows, keys, left, right, softcap,
         MASK, LEFT, RIGHT, CAP, LEAN, APPENDED, EDGE, SIDE,

@@ -23,7 +23,6 @@ SHUT: tl.constexpr = tl.constexpr(-1000.0)  # 2 to this is 0, and 0 times it is 
 WIDE: tl.constexpr = tl.constexpr(1152921504606846976.0)  # 2^60: what Σe may reach
 NARROW: tl.constexpr = tl.constexpr(32768.0)  # what Σ e · down may reach in float16, so that no weight overflows
 MANY: tl.constexpr = tl.constexpr(4096.0)  # with more keys `down` is smaller, since the sum grows with them
-LN2_WIDE: tl.constexpr = tl.constexpr(0.6931471805599453)  # for float64
 FAR: tl.constexpr = tl.constexpr(4.0)  # times the variance: the square of how far the reference may be from the mean
 
 
@@ -48,7 +47,7 @@ def with_products(b_sum, x, y, BM: tl.constexpr, BN: tl.constexpr, WIDE_INPUTS: 
 
 @triton.jit
 def products(x, y, BM: tl.constexpr, BN: tl.constexpr, WIDE_INPUTS: tl.constexpr):
-    """Σ x y."""
+    """Σ x y of a tile, which is added to other sums at once; `with_products` adds each product by itself."""
     if WIDE_INPUTS or BN == LANES:
         return lanes(x * y, BM, BN)
     else:
@@ -217,7 +216,7 @@ def frozen(
     b_mean = (b_ref + b_shift) * LN2
     if b_q.dtype == tl.float32:  # the reference and its distance may nearly cancel
         b_far = tl.sum(b_first.to(tl.float64) - b_lost.to(tl.float64), 1) / b_some.to(tl.float64)
-        b_mean = ((b_ref.to(tl.float64) + b_far) * LN2_WIDE).to(tl.float32)
+        b_mean = ((b_ref.to(tl.float64) + b_far) * LN2).to(tl.float32)
     b_mean = tl.where(m_empty, 0.0, b_mean)
     b_variance = tl.where(m_empty, 0.0, tl.div_rn(tl.maximum(b_squares, 0.0), b_some) * (LN2 * LN2))
     b_rounded = tl.where(m_empty, 1.0, tl.max(b_rounded, 1))

@@ -363,6 +363,7 @@ def room(device: torch.device) -> int:
     return driver.active.utils.get_device_properties(device.index)["max_shared_mem"] if ON_GPU else LEAST_ROOM
 
 
+@cache
 def is_hopper(device: torch.device) -> bool:
     """Whether it is of that generation or newer, and not one of the cards with the least room."""
     capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

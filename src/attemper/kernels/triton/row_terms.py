@@ -1,11 +1,11 @@
 """What the gradient of a row's logits needs besides the tile, in one launch: nine numbers for each row (`LSE` … `TOTAL`).
 
 δ = g · output is taken of the output as it was before rounding, so that the gradients of half-precision inputs are exact.
+Two of the numbers are also written as columns that are appended to the query and to g (`append`).
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -76,9 +76,8 @@ def row_terms_kernel(
     b_lse = tl.load(p_lse + o_row, mask=m, other=0.0)
     b_low = tl.load(p_lse_low + o_row, mask=m, other=0.0)
     b_rest = tl.exp(-b_low)
-    tl.store(
-        p_terms + o_row, tl.where(b_lse == float("-inf"), float("inf"), b_lse), mask=m
-    )  # no keys: exp(z - inf) = 0
+    b_over = tl.where(b_lse == float("-inf"), float("inf"), b_lse)  # no keys: exp(z - inf) = 0
+    tl.store(p_terms + o_row, b_over, mask=m)
     tl.store(p_terms + REST * n_rows + o_row, b_rest, mask=m)
     b_constant = tl.zeros([BM], tl.float32)
     b_total = tl.zeros([BM], tl.float32)
@@ -104,10 +103,11 @@ def row_terms_kernel(
         b_g_p2 = 2.0 * tl.load(p_g_p2 + o_row, mask=m, other=0.0)
         b_constant -= b_g_p2 * tl.load(p_p2 + o_row, mask=m, other=0.0)
         tl.store(p_terms + P2 * n_rows + o_row, b_g_p2 * b_rest * b_rest, mask=m)
-    tl.store(p_terms + CONSTANT * n_rows + o_row, b_constant * b_rest, mask=m)
+    b_constant *= b_rest
+    tl.store(p_terms + CONSTANT * n_rows + o_row, b_constant, mask=m)
     if APPENDED:
-        append(p_appended, -tl.where(b_lse == float("-inf"), float("inf"), b_lse) / scale, o_row, m)
-        append(p_appended + WIDTH, b_constant * b_rest, o_row, m)
+        append(p_appended, -b_over / scale, o_row, m)
+        append(p_appended + WIDTH, b_constant, o_row, m)
     if G_MOMENTS & ARRIVED:
         b_visible = tl.load(p_visible + o_row, mask=m, other=1)
         b_some = tl.maximum(b_visible, 1).to(tl.float32)
@@ -140,8 +140,8 @@ def row_terms(
     batch, heads, rows = lse.shape
     n_rows = lse.numel()
     terms = lse.new_empty_strided((N_TERMS, batch, heads, rows), (n_rows, heads * rows, rows, 1))
-    columns = terms if scale is None else lse.new_empty((n_rows, 2, WIDTH.value), dtype=torch.bfloat16)
     g = lse if upstream.output is None else upstream.output
+    columns = terms if scale is None else lse.new_empty((n_rows, 2, WIDTH.value), dtype=g.dtype)
     arriving = [lse if grad is None else grad.contiguous() for grad in upstream[1:]]
     by_token = output is not None and output.dim() == 4 and is_by_token(output)
 

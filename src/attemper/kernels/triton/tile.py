@@ -121,6 +121,7 @@ def load_tile(
     p, tiles, i_b, i_g, i_n, step, n,
     E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
+    """`load_rows` of a head that `p` points to, or, by the hardware, of head i_g of batch i_b."""
     if TMA:
         return tl.reshape(tiles.load([i_b, i_g, i_n, 0]), [BN, BE])
     return load_rows(p, i_n, step, n, E, BE, BN, EDGE)
