@@ -91,15 +91,19 @@ def gradient_mass(problem: Problem, exact: dict[str, Tensor], loss: str, cotange
     ds2 = dz2 * (slope**2 + 1) if problem.softcap is not None else dz2  # 1 - tanh² rounds on the scale of 1
     factor = (problem.scale * gain).abs().unsqueeze(-1)
 
+    def over_group(squares: Tensor) -> Tensor:
+        """Keys and values get gradients from every query head that shares them."""
+        return squares.unflatten(1, (-1, repeat)).sum(2) if repeat else squares
+
     mass = {
         "query": (ds2 @ key.square()).sqrt() * factor,
-        "key": (ds2.mT @ (problem.query * factor).square()).sqrt(),
+        "key": over_group(ds2.mT @ (problem.query * factor).square()).sqrt(),
         "value": torch.zeros(1),
         "scale": (ds2 * _raw_squared(problem._replace(gain=None))).sum((0, 2, 3)).sqrt(),
         "mask": torch.zeros(1),
     }
     if loss == "output":
-        mass["value"] = ((exact["weights"].square() * through_exp).mT @ cotangent.square()).sqrt()
+        mass["value"] = over_group((exact["weights"].square() * through_exp).mT @ cotangent.square()).sqrt()
     if problem.mask is not None and problem.mask.is_floating_point():
         mass["mask"] = dz2.sum_to_size(problem.mask.shape).sqrt()
     return {name: m.max().item() if m.numel() else 0.0 for name, m in mass.items()}
