@@ -34,7 +34,7 @@ matrix: $(READY)  ## the numeric tests as other processors, libraries and seeds 
 TRITON := .venv-triton/bin/python
 triton: $(READY)  ## the Triton kernels without a GPU: compiled for Ampere and Hopper, and run by Triton's interpreter
 	@test -x $(TRITON) || { $(PYTHON) -m venv .venv-triton && .venv-triton/bin/pip install -q "triton==3.6.0" "numpy<2.4" && \
-		$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$($(TRITON) -c "import site; print(site.getsitepackages()[0])")/torch.pth; }
+		$(BIN)/python -c "import site; print(site.getsitepackages()[0]); print('$(CURDIR)/src')" > $$($(TRITON) -c "import site; print(site.getsitepackages()[0])")/torch.pth; }
 	$(TRITON) -W ignore scripts/gpu_compile.py
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(TRITON) -W ignore -m pytest -q -n $(CORES) tests/gpu
 

@@ -116,7 +116,7 @@ def test_nine_numbers_of_a_row_need_64_bits(memory):
 
 
 @pytest.mark.parametrize(
-    ("keys", "losses"), [(131_072, ()), (16_384, ("output", "variance", "peak", "lse", "entropy", "p2"))]
+    ("keys", "losses"), [(131_072, ()), (16_384, ("output", "mean", "variance", "peak", "lse", "entropy", "p2"))]
 )
 def test_a_sink_before_many_keys_in_float16(keys, losses):
     """The weights of all others are small, and must not lose their digits: float16 has none below 6e-8.
@@ -128,6 +128,19 @@ def test_a_sink_before_many_keys_in_float16(keys, losses):
     key[..., 0, 0] = 24.0  # 12 nats
     tensors = {"query": query, "key": key, "value": value}
     judge({name: tensor.half().cuda() for name, tensor in tensors.items()}, {}, "triton", losses=losses)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_gradient_of_the_mean_of_many_keys(dtype):
+    """It is the same small number for each key, so that what rounding takes from it adds up."""
+    query, key, value = (torch.randn(1, 1, n, 32, device="cuda").to(dtype) for n in (64, 131_072, 131_072))
+    tensors = {"query": query, "key": key + 1, "value": value}
+    judge(tensors, {}, "triton", losses=("mean",))
+    query.requires_grad_()
+    mean = attemper.measure(query, tensors["key"], kernel="triton").mean.sum()
+    (whole,) = torch.autograd.grad(mean, query, retain_graph=True)
+    (part,) = torch.autograd.grad(mean / 64, query)  # for each key 2^-23, of which float16 keeps one bit
+    assert torch.equal(part, whole / 64)
 
 
 def test_asking_for_signs_changes_no_bit_of_the_output():

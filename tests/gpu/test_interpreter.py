@@ -370,6 +370,32 @@ def test_the_backward_of_a_training_step(monkeypatch, appends, rows, keys, heads
     judge(tensors, options, "triton", losses=("output",))
 
 
+@pytest.mark.parametrize(
+    ("rows", "keys", "dim", "options"),
+    [(150, 130, 128, {"causal": "lower_right"}), (260, 64, 96, {}), (460, 36, 72, {"causal": True})],
+)
+def test_products_ahead_of_the_sums(monkeypatch, rows, keys, dim, options):
+    """As on Hopper, for head dims above 64: the scores of the next keys are computed first. That changes no bit."""
+    triton = importlib.import_module("attemper.kernels.triton")
+    monkeypatch.setattr(triton, "is_hopper", lambda device: True)
+    tensors = {name: torch.randn(1, 2, n, dim).half() for name, n in (("query", rows), ("key", keys), ("value", keys))}
+    launches, run = [], triton.Launch.run
+    monkeypatch.setattr(triton.Launch, "run", lambda launch: launches.append(launch) or run(launch))
+    judge(tensors, options, "triton", losses=())
+    ahead = attemper.attention(*tensors.values(), **options, kernel="triton")
+    alone = attemper.measure(tensors["query"], tensors["key"], **options, kernel="triton")
+    assert all(launch.constants["AHEAD"] for launch in launches)
+    monkeypatch.setattr(triton, "computes_ahead", lambda problem, sign_bits: False)
+    plain = attemper.attention(*tensors.values(), **options, kernel="triton")
+    assert not launches[-1].constants["AHEAD"]
+    assert torch.equal(ahead.output, plain.output)
+    for sign in attemper.vitals.SIGNS:
+        assert torch.equal(getattr(ahead.vitals, sign), getattr(plain.vitals, sign))
+    again = attemper.measure(tensors["query"], tensors["key"], **options, kernel="triton")
+    for sign in attemper.vitals.SIGNS:
+        assert torch.equal(getattr(alone, sign), getattr(again, sign))
+
+
 def test_the_hardware_copies_what_its_descriptors_are_defined_for():
     from attemper.kernels.triton import arguments
 

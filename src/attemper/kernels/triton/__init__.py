@@ -49,6 +49,7 @@ from .arguments import (
     cdiv,
     compiled_for,
     complete,
+    computes_ahead,
     copies,
     descriptors,
     facts,
@@ -191,7 +192,7 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: b
         tiles = descriptors(*vectors, rows=block["BN"]) if tma else vectors
         args = (*inputs(problem), *tiles, *results, *steps(problem), *numbers(problem))
         grid = (cdiv(rows, block["BM"]), batch * heads)
-        how = constants | {"TMA": tma} | tile_of(block)
+        how = constants | {"TMA": tma, "AHEAD": tma and computes_ahead(problem, sign_bits)} | tile_of(block)
         return Launch(_forward.forward_kernel, grid, args, how, options_of(block))
 
     return tuned(block, make)
@@ -225,7 +226,7 @@ def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs
     usual = arrived == _ARRIVED[0] and is_usual(problem) and is_hopper(query.device)
     appends = usual and query.dtype == APPENDED_DTYPE and abs(problem.scale) > 1e-6  # columns hold lse / scale
     terms, columns = _rows.row_terms(saved, upstream, arrived, plans, problem.scale if appends else None)
-    lift = _lift(problem, g_output, arrived)
+    lift = _rows.lift(problem, g_output, arrived, terms)
     argmax = nothing_like(query).argmax if upstream.peak is None else _argmax(problem, saved)
     # the query's address stands for a tensor that is not read
     common = (*inputs(problem), query if g_output is None else g_output, terms, argmax, query if lift is None else lift)
@@ -304,6 +305,8 @@ class _BackwardLaunches(NamedTuple):
         asks["BY_TOKEN"] = is_by_token(query)
         asks["EVEN"] = problem.softcap is None and (query.dtype != torch.float32 or dgain is not None)
         asks["TMA"] = self.usual and copies(*vectors)
+        # the mean's gradient is the same for all keys of a row, so that what rounding takes from it adds up
+        asks["SPLIT"] = is_small(problem) or bool(self.arrived & _rows.G_MEAN.value)
         numbers_after = (*self._steps(), *((0, 0, 0, 0) if dmask is None else repeating(dmask)), *numbers(problem))
 
         def make(block: Block) -> Launch:
@@ -353,26 +356,6 @@ _ARRIVED = tuple(
     for bit in (_rows.G_OUTPUT, _rows.G_MEAN, _rows.G_VARIANCE, _rows.G_PEAK, _rows.G_LSE, _rows.G_ENTROPY, _rows.G_P2)
 )
 """The bit of each gradient of `Upstream`, in its order."""
-
-
-def _lift(problem: Problem, g_output: Tensor | None, arrived: int) -> Tensor | None:
-    """For float16: two powers of 2, on the device, by which dz and dz times scale are multiplied before they are rounded.
-
-    So small ones keep their digits. |dz| <= |g · v| + |g · output| <= 2 max|g| max|v|, as long as gradients arrive at the
-    output alone.
-    """
-    if problem.query.dtype != torch.float16 or g_output is None or arrived != _rows.G_OUTPUT.value:
-        return None
-    assert problem.value is not None
-    most = (
-        2
-        * g_output.float().norm(dim=-1).amax()
-        * problem.value.float().norm(dim=-1).amax()
-        / max(1 - problem.dropout, 1e-3)
-    )
-    gain = 1.0 if problem.gain is None else problem.gain.abs().amax() * abs(problem.scale)
-    lifts = torch.exp2((15 - torch.stack([most, most * gain]).log2()).floor().clamp(-24, 24))
-    return torch.where(lifts.isfinite(), lifts, 1.0)
 
 
 def _argmax(problem: Problem, saved: Results) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..contract import FAR_APART, OUTPUT_LOW_BIT, Problem, Results, empty_results
+from ..contract import ALL_SIGNS, BIT, FAR_APART, OUTPUT_LOW_BIT, Problem, Results, empty_results
 from .launch import ALIGNED, Block
 
 SMALL_CALL = 128 * 128
@@ -196,6 +196,14 @@ def is_fast(problem: Problem, sign_bits: int) -> bool:
     return plain and positive and not keeps_weights(problem, sign_bits)
 
 
+def computes_ahead(problem: Problem, sign_bits: int) -> bool:
+    """Whether the fast pass multiplies the next keys while it sums the signs of these.
+
+    That takes registers, and pays where products take as long as sums. It changes no bit.
+    """
+    return bool(sign_bits & ALL_SIGNS & ~BIT["lse"]) and 64 < widest(problem) <= 128
+
+
 def splits_of(problem: Problem) -> int:
     """Over how many programs the keys of each row are split; 1 where rows fill the card, or are too many for one tile."""
     batch, heads, rows, _ = problem.query.shape
@@ -264,9 +272,11 @@ def forward_block(problem: Problem, fast: bool, hopper: bool) -> Block:
     if not fast:
         return _block(64, 64, 4, 3)
     if problem.value is None:
-        if dim <= 64:
-            return _block(64, 64, 4, 3, 96)
-        return _block(64, 64, 4, 2, 128) if keys <= 8192 else _block(64, 128, 4, 3, 168)
+        if dim > 64:
+            return _block(64, 64, 4, 2, 128)
+        # a wide tile has fewer instructions for each score, but more scores that a causal row does not see
+        narrow = problem.right is not None and keys <= 8192
+        return _block(64, 64, 4, 3, 96) if narrow else _block(64, 128, 4, 2, 128)
     if dim <= 64:
         return _block(64, 64, 4, 3, 168)
     return _block(64, 32, 4, 3, 168)

@@ -48,13 +48,7 @@ def with_products(b_sum, x, y, BM: tl.constexpr, BN: tl.constexpr, WIDE_INPUTS: 
 @triton.jit
 def products(x, y, BM: tl.constexpr, BN: tl.constexpr, WIDE_INPUTS: tl.constexpr):
     """Σ x y of a tile, which is added to other sums at once; `with_products` adds each product by itself."""
-    if WIDE_INPUTS or BN == LANES:
-        return lanes(x * y, BM, BN)
-    else:
-        x_first, x_second = halves(x, BM, BN)
-        y_first, y_second = halves(y, BM, BN)
-        b_sum = products(x_first, y_first, BM, BN // 2, False)
-        return with_products(b_sum, x_second, y_second, BM, BN // 2, False)
+    return with_products(tl.zeros([BM, LANES], tl.float32), x, y, BM, BN, WIDE_INPUTS)
 
 
 @triton.jit
@@ -99,16 +93,29 @@ def reference(
 
 
 @triton.jit
+def scores(
+    b_q, i_b, i_g, i_n, p_key, k_tiles, step_kn, keys,
+    E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    b_k = load_tile(p_key, k_tiles, i_b, i_g, i_n, step_kn, keys, E, BE, BN, TMA, EDGE)
+    return tl.dot(b_q, tl.trans(b_k), input_precision="ieee")  # [BM, BN]
+
+
+@triton.jit
 def frozen_tile(
-    b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out,
+    b_next, b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out,
     b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr, EDGE: tl.constexpr,
+    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr, BITS: tl.constexpr,
+    EDGE: tl.constexpr,
 ):  # fmt: skip
-    """Take in the keys from i_n on."""
+    """Take in the keys from i_n on; AHEAD, their scores are `b_next`, and those of the next keys are computed meanwhile."""
     o_n = i_n + tl.arange(0, BN)
-    b_k = load_tile(p_key, k_tiles, i_b, i_g, i_n, step_kn, keys, E, BE, BN, TMA, EDGE)
-    b_z = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")  # [BM, BN]
+    if AHEAD:
+        b_z = b_next
+        b_next = scores(b_q, i_b, i_g, i_n + BN, p_key, k_tiles, step_kn, keys, E, BE, BN, TMA, True)
+    else:
+        b_z = scores(b_q, i_b, i_g, i_n, p_key, k_tiles, step_kn, keys, E, BE, BN, TMA, EDGE)
     b_t = b_z * b_unit[:, None] - b_ref[:, None]
     if EDGE:
         m_seen = (o_n[None, :] < keys) & (o_m[:, None] >= 0)
@@ -119,17 +126,17 @@ def frozen_tile(
     b_l += lanes(b_e, BM, BN)
     if ENTROPY & BITS:
         # A tile is summed by itself: next to a sink's term all others are small, and would be rounded one by one, all alike.
-        b_a += products(b_e, b_t, BM, BN, b_k.dtype == tl.float32)
+        b_a += products(b_e, b_t, BM, BN, b_q.dtype == tl.float32)
     if P2 & BITS:
-        b_s = with_products(b_s, b_e, b_e, BM, BN, b_k.dtype == tl.float32)
+        b_s = with_products(b_s, b_e, b_e, BM, BN, b_q.dtype == tl.float32)
     if PEAK & BITS:
         # numbers above 0 are ordered as their bits are
         b_bits = tl.reshape(b_t.to(tl.int32, bitcast=True), [BM, BN // LANES, LANES])
         b_rise = tl.maximum(b_rise, tl.max(b_bits, 1))
     if (MEAN | VARIANCE) & BITS:
         b_y = tl.where(m_seen, b_t, 0.0) if EDGE else b_t
-        b_first, b_lost = with_lost(b_first, b_lost, lanes(b_y, BM, BN), b_k.dtype == tl.float32)
-        b_second += products(b_y, b_y, BM, BN, b_k.dtype == tl.float32)
+        b_first, b_lost = with_lost(b_first, b_lost, lanes(b_y, BM, BN), b_q.dtype == tl.float32)
+        b_second += products(b_y, b_y, BM, BN, b_q.dtype == tl.float32)
     if VALUES:
         b_v = load_tile(p_value, v_tiles, i_b, i_g, i_n, step_vn, keys, EV, BEV, BN, TMA, EDGE)
         if b_v.dtype == tl.float16:  # whose weights must not pass 65504
@@ -138,7 +145,7 @@ def frozen_tile(
         # the weights that multiply the values are rounded: the output is divided by the sum of these
         b_rounded = tl.dot(b_p, tl.full([BN, 16], 1.0, b_v.dtype), b_rounded, input_precision="ieee")
         b_out = dot_added(b_p, b_v, b_out)
-    return b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out
+    return b_next, b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out
 
 
 @triton.jit
@@ -164,7 +171,7 @@ def near_entropy(b_l, b_lanes, b_a, keys, WIDE_INPUTS: tl.constexpr):
 def frozen(
     b_q, b_base, p_key, p_value, k_tiles, v_tiles, i_b, i_g, step_kn, step_vn, o_m, i_row, rows, keys, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, BITS: tl.constexpr,
+    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Whether weights, entropy, and moments hold, for all rows of the tile; and what `online` returns, but the arg-max."""
     b_unit = b_base * LOG2E
@@ -182,17 +189,20 @@ def frozen(
     i_last = tl.minimum(i_row + BM, rows) - 1
     stop = tl.maximum(tl.minimum(i_last + right + 1, keys), 0) if RIGHT else keys
     whole = tl.maximum(tl.minimum(i_row + right + 1, keys), 0) // BN * BN if RIGHT else keys // BN * BN
+    b_next = b_ref  # of no use
+    if AHEAD:
+        b_next = scores(b_q, i_b, i_g, 0, p_key, k_tiles, step_kn, keys, E, BE, BN, TMA, True)
     for i_n in tl.range(0, whole, BN):
-        b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out = frozen_tile(
-            b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out,
+        b_next, b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out = frozen_tile(
+            b_next, b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out,
             b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
-            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, False,
+            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, AHEAD, BITS, False,
         )  # fmt: skip
     for i_n in tl.range(whole, stop, BN):
-        b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out = frozen_tile(
-            b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out,
+        b_next, b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out = frozen_tile(
+            b_next, b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out,
             b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
-            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, BITS, True,
+            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, AHEAD, BITS, True,
         )  # fmt: skip
 
     b_lanes, b_l = b_l, tl.sum(b_l, 1)

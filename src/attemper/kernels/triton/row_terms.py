@@ -6,12 +6,13 @@ Two of the numbers are also written as columns that are appended to the query an
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..contract import Results, Upstream, is_by_token
-from .arguments import cdiv, complete, is_there, padded
+from ..contract import Problem, Results, Upstream, is_by_token
+from .arguments import cdiv, complete, is_added, is_there, padded
 from .launch import Launch, Plans, run
 from .store import vector_index
 
@@ -159,3 +160,40 @@ def row_terms(
 
     run(plans, ("terms", by_token), tensors(saved), launch)
     return terms, columns
+
+
+def lift(problem: Problem, g_output: Tensor | None, arrived: int, terms: Tensor) -> Tensor | None:
+    """For float16: two powers of 2, on the device, by which dz and dz times scale are multiplied before they are rounded.
+
+    So small ones keep their digits. None of them is larger than this bound, by the formula of backward.py with p |ln p| < 1.
+    """
+    query, key, value, mask, gain = problem[:5]
+    if query.dtype != torch.float16:
+        return None
+    most = terms.new_zeros(())
+    if g_output is not None and value is not None:
+        most += 2 * _longest(g_output) * _longest(value) / max(1 - problem.dropout, 1e-3)  # |g · v| + |g · output|
+    shared = G_LSE.value | G_ENTROPY.value | G_P2.value
+    adding = (
+        (CONSTANT, shared),
+        (ENTROPY, G_ENTROPY.value),
+        (P2, G_P2.value),
+        (LEVEL, G_MOMENTS.value),
+        (PEAK, G_PEAK.value),
+    )
+    for place, bits in adding:
+        if arrived & bits:
+            most += terms[place.value].abs().amax()
+    gains = 1.0 if gain is None else gain.abs().amax()
+    if arrived & G_MOMENTS.value:
+        largest = abs(problem.scale) * gains * _longest(query) * _longest(key)
+        if mask is not None and is_added(mask):
+            largest += torch.where(mask.isfinite(), mask, 0.0).float().abs().amax()
+        most += terms[SLOPE.value].abs().amax() * largest
+    scaled = most if gain is None else most * gains * abs(problem.scale)
+    lifts = torch.exp2((15 - torch.stack([most, scaled]).log2()).floor().clamp(-24, 24))
+    return torch.where(lifts.isfinite(), lifts, 1.0)
+
+
+def _longest(vectors: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32).amax()

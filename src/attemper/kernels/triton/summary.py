@@ -20,6 +20,7 @@ from ..contract import are_as_written
 from .launch import ALIGNED, Launch, plans_of, run
 
 N_SUMS = len(COLUMNS)
+PLACES: tl.constexpr = tl.constexpr(16)  # of the sums in a block, whose length must be a power of 2
 ROWS = 256
 """Rows of one step of a program."""
 ROWS_ALONE, WARPS_ALONE = 1024, 16
@@ -142,8 +143,8 @@ def by_head_kernel(
         batch, heads, rows, i_head, SATURABLE, SATURATED, ROWS,
     )  # fmt: skip
     p_out = p_found + i_out.to(tl.int64) * (N_SUMS + 1)
-    for i in tl.static_range(N_SUMS):
-        tl.store(p_out + i, sums[i])
+    o_sum = tl.arange(0, PLACES)
+    tl.store(p_out + o_sum, sums, mask=o_sum < N_SUMS)
     tl.store(p_out + N_SUMS, peak)
 
 
@@ -163,8 +164,9 @@ def add_kernel(
     p_out = p_slot + i_head * width
     calls = tl.load(p_out + N_SUMS + 1)
     before = tl.load(p_out + N_SUMS)
-    for i in tl.static_range(N_SUMS):
-        tl.store(p_out + i, tl.load(p_out + i) + sums[i])
+    o_sum = tl.arange(0, PLACES)
+    m_sum = o_sum < N_SUMS
+    tl.store(p_out + o_sum, tl.load(p_out + o_sum, mask=m_sum, other=0.0) + sums, mask=m_sum)
     larger = tl.where((before != before) | (peak != peak), float("nan"), tl.maximum(before, peak))
     tl.store(p_out + N_SUMS, tl.where(calls == 0.0, peak, larger))
     tl.store(p_out + N_SUMS + 1, calls + 1.0)
@@ -176,7 +178,10 @@ def fold_rows(
     p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, p_low, p_keep, low, keep, step_b, step_h, step_r,
     batch, heads, rows, i_head, SATURABLE: tl.constexpr, SATURATED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The sums of one head, in the order of ``heads.COLUMNS``, and its peak; ``low`` and ``keep`` are 0 where there is none."""
+    """The sums of one head in the order of ``heads.COLUMNS``, then zeros, and its peak.
+
+    ``low`` and ``keep`` are 0 where there is none.
+    """
     b_rows = tl.zeros([ROWS], tl.float64)
     b_visible, b_mean, b_variance, b_lse, b_entropy, b_p2, b_top = (
         b_rows,
@@ -189,35 +194,36 @@ def fold_rows(
     )
     b_keys, b_choices, b_even, b_trace, b_saturable, b_saturated = b_rows, b_rows, b_rows, b_rows, b_rows, b_rows
     b_peaks = tl.full([ROWS], float("-inf"), tl.float32)
-    for start in range(0, batch * rows, ROWS):
+    for start in tl.range(0, batch * rows, ROWS, loop_unroll_factor=2):
         o = start + tl.arange(0, ROWS)
-        m = o < batch * rows
+        m_in = o < batch * rows
         i_b, i_r = o // rows, o % rows
         o_row = (i_b * heads + i_head) * rows + i_r
-        visible = tl.load(p_visible + o_row, mask=m, other=0)
-        m &= visible > 0
+        # no load waits for another one
+        visible = tl.load(p_visible + o_row, mask=m_in, other=0)
+        mean = tl.load(p_mean + o_row, mask=m_in, other=0.0)
+        variance = tl.load(p_variance + o_row, mask=m_in, other=0.0)
+        peak = tl.load(p_peak + o_row, mask=m_in, other=0.0)
+        lse = tl.load(p_lse + o_row, mask=m_in, other=0.0)
+        entropy = tl.load(p_entropy + o_row, mask=m_in, other=0.0)
+        p2 = tl.load(p_p2 + o_row, mask=m_in, other=0.0)
+        m = visible > 0
         if keep != 0:
-            m &= tl.load(p_keep + i_b * step_b + i_head * step_h + i_r * step_r, mask=m, other=0) != 0
-        mean = tl.load(p_mean + o_row, mask=m, other=0.0)
-        variance = tl.load(p_variance + o_row, mask=m, other=0.0)
-        peak = tl.load(p_peak + o_row, mask=m, other=float("-inf"))
-        lse = tl.load(p_lse + o_row, mask=m, other=0.0)
-        entropy = tl.load(p_entropy + o_row, mask=m, other=0.0)
-        p2 = tl.load(p_p2 + o_row, mask=m, other=0.0)
+            m &= tl.load(p_keep + i_b * step_b + i_head * step_h + i_r * step_r, mask=m_in, other=0) != 0
         below = peak - lse
         if low != 0:
-            below -= tl.load(p_low + o_row, mask=m, other=0.0)
-        top = tl.where(m, tl.exp(tl.where(lse == float("-inf"), float("-inf"), below)), 0.0)
+            below -= tl.load(p_low + o_row, mask=m_in, other=0.0)
+        top = tl.exp(tl.where(lse == float("-inf"), float("-inf"), below))
         m_choice = m & (visible > 1)
         m_saturable = m & (visible >= SATURABLE)
         b_rows += m.to(tl.float64)
         b_visible += tl.where(m, visible, 0).to(tl.float64)
-        b_mean += mean.to(tl.float64)
-        b_variance += variance.to(tl.float64)
-        b_lse += lse.to(tl.float64)
-        b_entropy += entropy.to(tl.float64)
-        b_p2 += p2.to(tl.float64)
-        b_top += top.to(tl.float64)
+        b_mean += tl.where(m, mean, 0.0).to(tl.float64)
+        b_variance += tl.where(m, variance, 0.0).to(tl.float64)
+        b_lse += tl.where(m, lse, 0.0).to(tl.float64)
+        b_entropy += tl.where(m, entropy, 0.0).to(tl.float64)
+        b_p2 += tl.where(m, p2, 0.0).to(tl.float64)
+        b_top += tl.where(m, top, 0.0).to(tl.float64)
         b_keys += tl.where(m & (lse != float("-inf")), tl.exp(entropy), 0.0).to(tl.float64)
         b_choices += m_choice.to(tl.float64)
         b_even += tl.where(m_choice, entropy / tl.log(tl.where(m_choice, visible, 2).to(tl.float32)), 0.0).to(
@@ -227,23 +233,20 @@ def fold_rows(
         b_saturable += m_saturable.to(tl.float64)
         b_saturated += (m_saturable & (top > SATURATED)).to(tl.float64)
         # NaN of a row is the head's, as amax has it
-        b_peaks = tl.where(m & (peak != peak), peak, tl.maximum(b_peaks, peak, propagate_nan=tl.PropagateNan.ALL))
+        larger = tl.maximum(b_peaks, peak, propagate_nan=tl.PropagateNan.ALL)
+        b_peaks = tl.where(m & (peak != peak), peak, tl.where(m, larger, b_peaks))
     bad = tl.sum((b_peaks != b_peaks).to(tl.int32), 0) > 0
     peak = tl.where(bad, float("nan"), tl.max(b_peaks, 0)).to(tl.float64)
-    sums = (
-        tl.sum(b_rows, 0),
-        tl.sum(b_visible, 0),
-        tl.sum(b_mean, 0),
-        tl.sum(b_variance, 0),
-        tl.sum(b_lse, 0),
-        tl.sum(b_entropy, 0),
-        tl.sum(b_p2, 0),
-        tl.sum(b_top, 0),
-        tl.sum(b_keys, 0),
-        tl.sum(b_choices, 0),
-        tl.sum(b_even, 0),
-        tl.sum(b_trace, 0),
-        tl.sum(b_saturable, 0),
-        tl.sum(b_saturated, 0),
+    # Side by side they are added up at once: each sum by itself would wait for all threads. Of `join(x, y)`, the outermost
+    # one gives the lowest bit of a place, the innermost one the highest.
+    none = tl.zeros([ROWS], tl.float64)
+    b_0426 = tl.join(
+        tl.join(tl.join(b_rows, b_keys), tl.join(b_lse, b_saturable)),
+        tl.join(tl.join(b_mean, b_even), tl.join(b_p2, none)),
     )
-    return sums, peak
+    b_1537 = tl.join(
+        tl.join(tl.join(b_visible, b_choices), tl.join(b_entropy, b_saturated)),
+        tl.join(tl.join(b_variance, b_trace), tl.join(b_top, none)),
+    )
+    b_all = tl.join(b_0426, b_1537)
+    return tl.reshape(tl.sum(b_all, 0), [PLACES]), peak

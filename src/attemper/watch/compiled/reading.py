@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -164,29 +165,28 @@ class TallyWatch(Watch):
     def _take_over(self, found: dict[str, Tensor]) -> None:
         """Add up what the calls of a step added to the tallies."""
         for name, tally in found.items():
-            counts = tally[:, :, 0, CALLS].tolist()  # by kind and grade
-            calls = [int(sum(count[grade] for count in counts)) for grade in range(GRADES)]
-            grades = self._passes.take_grades(name, calls)
+            counted = tally[:, :, 0, CALLS : NUMBER + 1].tolist()  # calls, and the last one's number, by kind and grade
+            calls = [int(sum(kind[grade][0] for kind in counted)) for grade in range(GRADES)]
+            grades = sorted(self._passes.take_grades(name, calls))
             if sum(calls) > sum(calls[grade] for grade in grades):
                 self._note(LEFT_OUT)
-            for kind, slots, count in zip(KINDS, tally, counts, strict=True):
-                self._take(name, kind, [slots[grade] for grade in sorted(grades) if count[grade]])
+            for at, (kind, slots) in enumerate(zip(KINDS, counted, strict=True)):
+                ran = [(tally[at, grade], *slots[grade]) for grade in grades if slots[grade][0]]
+                if ran:
+                    self._take(name, kind, ran)
 
-    def _take(self, name: str, kind: str, slots: list[Tensor]) -> None:
-        """Add the calls of a layer and kind to the step; of each grade that counts there is one slot."""
-        summary = None
-        for slot in slots:
-            call = DESCRIPTIONS[int(slot[0, NUMBER])]
-            own = slot[: call.shape[1]]
-            part = HeadSummary((*COLUMNS, "peak"), own[:, : len(COLUMNS)], own[:, PEAK])
-            summary = part if summary is None else summary.merge(part)
-            facts = facts_of(call)
+    def _take(self, name: str, kind: str, ran: list[tuple[Tensor, float, float]]) -> None:
+        """Add the calls of a layer and kind to the step: the slot, the calls and the number of each grade that counts."""
+        parts = []
+        for slot, calls, number in ran:
+            facts = facts_of(DESCRIPTIONS[int(number)])
+            own = slot[: facts.heads]
+            parts.append(HeadSummary((*COLUMNS, "peak"), own[:, : len(COLUMNS)], own[:, PEAK]))
             if kind == "cross" and facts.queries > 1:
                 self._note(CROSS_PADDING)
-            self._sums.calls += int(slot[0, CALLS])
-        if summary is not None:
-            place = (name, kind, facts.heads)
-            self._sums.layers[place] = LayerSums(facts, _with_signs(summary, self.signs))
+            self._sums.calls += int(calls)
+        summary = _with_signs(parts[0].merge(*parts[1:]), self.signs)
+        self._sums.layers[name, kind, facts.heads] = LayerSums(facts, summary)
 
 
 class TallyCopies:
@@ -215,13 +215,21 @@ class TallyCopies:
 
 def _with_signs(summary: HeadSummary, signs: tuple[str, ...]) -> HeadSummary:
     """Only what a watch with these signs has."""
-    row = torch.zeros((1, 1, 1), device="cpu")
-    columns = Vitals(**dict.fromkeys(signs, row)).by_head().columns
+    columns = _columns_of(signs)
+    if columns == summary.columns:
+        return summary
     places = [COLUMNS.index(name) for name in columns if name != "peak"]
     peaks = summary.peaks if "peak" in columns else torch.full_like(summary.peaks, float("-inf"))
     return HeadSummary(columns, summary.sums[:, places], peaks)
 
 
+@cache
+def _columns_of(signs: tuple[str, ...]) -> tuple[str, ...]:
+    row = torch.zeros((1, 1, 1), device="cpu")
+    return Vitals(**dict.fromkeys(signs, row)).by_head().columns
+
+
+@cache
 def facts_of(call: CallDescription) -> Facts:
     """The facts that a watch keeps of a call."""
     batch, heads, queries = call.shape
