@@ -83,7 +83,7 @@ def test_compiled_candidates_are_timed_counted_and_compared(monkeypatch):
         options = {"rounds": 1, "budget": 1.0, "note": said.append, "modes": ("default",), "unmeasured": True}
         return watch_compiled.rows(build, case, **options)
 
-    rows = measured(lambda: watch_cuda.make("gpt2", small))
+    rows = measured(lambda: watch_cuda.make("gpt2", small, "cpu"))
     assert [row["candidate"] for row in rows] == [*watch_compiled.CANDIDATES, "counts", "compared"]
     assert not any("failed" in row for row in rows)
     counts, compared = rows[-2:]

@@ -251,7 +251,7 @@ def main() -> None:
     }
     dtype = torch.bfloat16 if chosen.device != "cpu" else torch.float32
     rows(
-        lambda: make(family, config).to(chosen.device, dtype),
+        lambda: make(family, config, chosen.device).to(dtype),
         case,
         rounds=chosen.rounds,
         budget=60.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,7 @@ def rows(*, quick: bool, rounds: int, budget: float, device: str, note: Callable
     """Time every candidate on every model, forward and training step; cost is the time over the unwatched."""
     found = []
     for name, (family, config, batch, tokens) in list(SUBJECTS.items())[: 1 if quick else None]:
-        model = make(family, config).to(device, torch.bfloat16)
+        model = make(family, config, device).to(torch.bfloat16)
         ids = torch.randint(0, model.config.vocab_size, (batch, tokens), device=device)
         for training in (False, True):
             note(f"watch: {name}, {batch} × {tokens} tokens, {'training step' if training else 'forward'}, on {device}")
@@ -55,13 +56,16 @@ def rows(*, quick: bool, rounds: int, budget: float, device: str, note: Callable
                 "padded": False,
                 "device": device,
             }
-            found += cost_rows(times, case, STEPS)
+            measured = cost_rows(times, case, STEPS)
+            for row in measured:
+                note(json.dumps(row))  # a kill loses nothing
+            found += measured
         del model
         torch.cuda.empty_cache()
         if name == "GPT-2-medium":
             case = {"model": name, "training": True, "batch": batch, "length": tokens, "device": device}
             found += watch_compiled.rows(
-                lambda family=family, config=config: make(family, config).to(device, torch.bfloat16),  # type: ignore[misc]
+                lambda family=family, config=config: make(family, config, device).to(torch.bfloat16),  # type: ignore[misc]
                 case,
                 rounds=rounds,
                 budget=budget,
@@ -72,8 +76,8 @@ def rows(*, quick: bool, rounds: int, budget: float, device: str, note: Callable
     return found
 
 
-def make(family: str, config: dict[str, Any]) -> Any:
-    """A causal language model of Hugging Face, with random weights and without dropout."""
+def make(family: str, config: dict[str, Any], device: str) -> Any:
+    """A causal language model of Hugging Face, with random weights, which are drawn on the device, and without dropout."""
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
@@ -81,7 +85,8 @@ def make(family: str, config: dict[str, Any]) -> Any:
             "bench: watch needs transformers, which is not installed. Type pip install 'attemper[hf]'."
         ) from None
     dropped = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if family == "gpt2" else {}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config, **dropped, use_cache=False))
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config, **dropped, use_cache=False))
 
 
 def _calls(model: nn.Module, ids: torch.Tensor, training: bool) -> dict[str, Callable[[], object]]:
