@@ -396,6 +396,27 @@ def test_products_ahead_of_the_sums(monkeypatch, rows, keys, dim, options):
         assert torch.equal(getattr(alone, sign), getattr(again, sign))
 
 
+@pytest.mark.parametrize(
+    ("rows", "keys", "options"),
+    [(150, 300, {"causal": "lower_right"}), (200, 333, {}), (260, 70, {"causal": True}), (1830, 9, {})],
+)
+def test_signs_in_wide_tiles(monkeypatch, rows, keys, options):
+    """As on Hopper, for head dims up to 64: the last keys of a row are taken in by narrow tiles, which are loaded otherwise."""
+    triton = importlib.import_module("attemper.kernels.triton")
+    monkeypatch.setattr(triton, "is_hopper", lambda device: True)
+    wide = triton.arguments._block(64, 128, 4, 2)
+    monkeypatch.setattr(triton, "forward_block", lambda problem, fast, hopper: wide)
+    launches, run = [], triton.Launch.run
+    monkeypatch.setattr(triton.Launch, "run", lambda launch: launches.append(launch) or run(launch))
+    tensors = {name: torch.randn(1, 1, n, 56).half() for name, n in (("query", rows), ("key", keys), ("value", keys))}
+    judge(tensors, options, "triton", losses=())
+    together = attemper.attention(*tensors.values(), **options, kernel="triton").vitals
+    alone = attemper.measure(tensors["query"], tensors["key"], **options, kernel="triton")
+    assert {(launch.constants["BN"], launch.constants["TMA"]) for launch in launches} == {(128, True)}
+    for sign in attemper.vitals.SIGNS:
+        assert torch.equal(getattr(alone, sign), getattr(together, sign))
+
+
 def test_the_hardware_copies_what_its_descriptors_are_defined_for():
     from attemper.kernels.triton import arguments
 

@@ -198,11 +198,13 @@ def frozen(
             b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
             E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, AHEAD, BITS, False,
         )  # fmt: skip
-    for i_n in tl.range(whole, stop, BN):
+    # the last keys of a wide tile's rows in narrow ones: fewer of the scores belong to keys that a row does not see
+    LAST: tl.constexpr = BN // 2 if BN > 64 and not AHEAD else BN
+    for i_n in tl.range(whole, stop, LAST):
         b_next, b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out = frozen_tile(
             b_next, b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out,
             b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
-            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, AHEAD, BITS, True,
+            E, EV, BE, BEV, BM, LAST, RIGHT, VALUES, TMA and LAST == BN, AHEAD, BITS, True,
         )  # fmt: skip
 
     b_lanes, b_l = b_l, tl.sum(b_l, 1)
