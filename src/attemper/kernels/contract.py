@@ -224,10 +224,11 @@ def empty_results(problem: Problem, sign_bits: int, as_query: bool = False) -> R
         dim = value.shape[-1]
         output = empty_vectors(query, dim) if as_query else query.new_empty((*query.shape[:3], dim))
     lse = query.new_empty(query.shape[:3], dtype=measuring_dtype(query.dtype))
-    results = _results(output, lse, sign_bits, saved=True)
-    dtypes = _DTYPES | {"output": query.dtype}
-    absent = {name: dtypes.get(name, lse.dtype) for name, tensor in results._asdict().items() if tensor is None}
-    return results._replace(**{name: query.new_empty(0, dtype=dtype) for name, dtype in absent.items()})
+    results: Any = _results(output, lse, sign_bits, saved=True)
+    if output is None:
+        results = results._replace(output=query.new_empty(0))
+    pairs = zip(results, _DTYPES, strict=True)
+    return Results(*[query.new_empty(0, dtype=dtype or lse.dtype) if one is None else one for one, dtype in pairs])
 
 
 def bare_results(query: Tensor, value_dim: int | None, sign_bits: int, saved: bool, as_query: bool = False) -> Results:
@@ -273,7 +274,10 @@ def _results(output: Any, lse: Tensor, sign_bits: int, saved: bool) -> Results:
 
 
 _VISIBLE, _MEAN, _VARIANCE, _PEAK, _LSE, _ENTROPY, _P2 = BIT.values()
-_DTYPES = {"output_low": torch.int16, "argmax": torch.int64, "visible": torch.int32}
+_DTYPES = tuple(
+    {"output_low": torch.int16, "argmax": torch.int64, "visible": torch.int32}.get(name) for name in Results._fields
+)
+"""Of the results; None for those that have the dtype of lse, and for the output."""
 _NOTHING: Any = (None,) * (len(Results._fields) - 1)
 
 

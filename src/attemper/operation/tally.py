@@ -37,7 +37,7 @@ from .padding import kept_by_mask
 KINDS = ("self", "cross")
 GRADES = 3
 """Passes without gradients, with gradients in evaluation mode, and in training mode."""
-N_SUMS = len(COLUMNS)
+N_SIGNS, N_SUMS = len(SIGNS), len(COLUMNS)
 PEAK, CALLS, NUMBER, WIDTH = N_SUMS, N_SUMS + 1, N_SUMS + 2, N_SUMS + 3
 
 
@@ -63,7 +63,8 @@ class CallDescription(NamedTuple):
 
 
 DESCRIPTIONS: list[CallDescription] = []
-_NUMBERS: dict[CallDescription, int] = {}
+_NUMBERS: dict[tuple[Any, ...], tuple[int, str]] = {}
+"""By description, as a tuple: its number in the list, and self- or cross-attention."""
 
 torch.library.define(
     "attemper::tally",
@@ -80,16 +81,12 @@ def _tally(tally: Tensor, *args: Any) -> None:
     if _current_graph_task_id() != -1:
         return  # inside a backward: a checkpoint that is recomputed, and was counted in the forward
     _check(tally, args[0])
-    signs, low, keep, grade = args[: len(SIGNS)], *args[len(SIGNS) : len(SIGNS) + 3]
-    vitals = Vitals(**dict(zip(SIGNS, signs, strict=True)))._with_low(low)
-    heads = vitals.lse.shape[1]
-    call = CallDescription(*args[len(SIGNS) + 3 :])._replace(shape=tuple(vitals.lse.shape))
-    kind = call.kind or kind_by_lengths(call.shape[2], call.keys)
-    number = _NUMBERS.setdefault(call, len(DESCRIPTIONS))
-    if number == len(DESCRIPTIONS):
-        DESCRIPTIONS.append(call)
-    slot = tally[KINDS.index(kind), grade, :heads]
+    signs, (low, keep, grade), about = args[:N_SIGNS], args[N_SIGNS : N_SIGNS + 3], args[N_SIGNS + 3 :]
+    shape = tuple(args[0].shape)
+    number, kind = _NUMBERS.get((*about, shape)) or _numbered(about, shape)
+    slot = tally[KINDS.index(kind), grade, : shape[1]]
     rows = None if keep is None else keep[:, None, :]
+    vitals = Vitals(**dict(zip(SIGNS, signs, strict=True)))._with_low(low)
     if tally.is_cuda and kernels.triton_is_missing() is None:
         native = kernels.load("triton").summary
         if native.serves(vitals):
@@ -101,6 +98,14 @@ def _tally(tally: Tensor, *args: Any) -> None:
     slot[:, :N_SUMS] += summary.sums
     slot[:, CALLS] += 1
     slot[:, NUMBER] = number
+
+
+def _numbered(about: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, str]:
+    """The number of a call that is described for the first time, and its kind."""
+    call = CallDescription(*about, shape=shape)
+    DESCRIPTIONS.append(call)
+    found = _NUMBERS[call] = len(DESCRIPTIONS) - 1, call.kind or kind_by_lengths(shape[2], call.keys)
+    return found
 
 
 @torch.library.register_fake("attemper::tally")

@@ -274,8 +274,8 @@ def forward_block(problem: Problem, fast: bool, hopper: bool) -> Block:
     if problem.value is None:
         if dim > 64:
             return _block(64, 64, 4, 2, 128)
-        # a wide tile has fewer instructions for each score, but more scores that a causal row does not see
-        narrow = problem.right is not None and keys <= 8192
+        # a wide tile has fewer instructions for each score, but the last keys of a causal row take longer
+        narrow = problem.right is not None and keys <= 2048
         return _block(64, 64, 4, 3, 96) if narrow else _block(64, 128, 4, 2, 128)
     if dim <= 64:
         return _block(64, 64, 4, 3, 168)
