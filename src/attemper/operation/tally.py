@@ -102,7 +102,7 @@ def _tally(tally: Tensor, *args: Any) -> None:
 
 def _numbered(about: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, str]:
     """The number of a call that is described for the first time, and its kind."""
-    call = CallDescription(*about, shape=shape)
+    call = CallDescription._make((*about, shape))
     DESCRIPTIONS.append(call)
     found = _NUMBERS[call] = len(DESCRIPTIONS) - 1, call.kind or kind_by_lengths(shape[2], call.keys)
     return found
