@@ -417,6 +417,16 @@ def test_signs_in_wide_tiles(monkeypatch, rows, keys, options):
         assert torch.equal(getattr(alone, sign), getattr(together, sign))
 
 
+def test_p2_of_many_keys():
+    """All its terms are positive, so that the sum grows, and each term that is added by itself is rounded more."""
+    query, key = (torch.randn(1, 1, n, 16).half() for n in (64, 131_072))
+    p2 = attemper.measure(query, key, signs=["p2"], kernel="triton").p2.double()
+    exact = attemper.measure(query.double(), key.double(), signs=["p2"], kernel="blockwise").p2
+    levels = 1 + math.log2(key.shape[2])  # as tests/rounding.py counts them
+    allowed = 2 * torch.finfo(torch.float32).eps * (1 + 2 * math.sqrt(levels)) * exact.max()
+    assert (p2 - exact).abs().max() <= allowed
+
+
 def test_the_hardware_copies_what_its_descriptors_are_defined_for():
     from attemper.kernels.triton import arguments
 

@@ -33,7 +33,7 @@ def lanes(x, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def with_products(b_sum, x, y, BM: tl.constexpr, BN: tl.constexpr, WIDE_INPUTS: tl.constexpr):
-    """b_sum + Σ x y, one instruction for each product; in float32 a tile is summed by itself, see `dot_added`."""
+    """b_sum + Σ x y, one instruction for each product; in float32 by halves, see `dot_added`."""
     if WIDE_INPUTS:
         return b_sum + lanes(x * y, BM, BN)
     elif BN == LANES:
@@ -47,7 +47,7 @@ def with_products(b_sum, x, y, BM: tl.constexpr, BN: tl.constexpr, WIDE_INPUTS: 
 
 @triton.jit
 def products(x, y, BM: tl.constexpr, BN: tl.constexpr, WIDE_INPUTS: tl.constexpr):
-    """Σ x y of a tile, which is added to other sums at once; `with_products` adds each product by itself."""
+    """Σ x y of a tile."""
     return with_products(tl.zeros([BM, LANES], tl.float32), x, y, BM, BN, WIDE_INPUTS)
 
 
@@ -124,11 +124,11 @@ def frozen_tile(
         b_t = tl.where(m_seen, b_t, SHUT)
     b_e = tl.math.exp2(b_t)
     b_l += lanes(b_e, BM, BN)
+    # A tile is summed by itself: next to the sum of many keys, or of a sink, all terms are small, and would be rounded one by one.
     if ENTROPY & BITS:
-        # A tile is summed by itself: next to a sink's term all others are small, and would be rounded one by one, all alike.
         b_a += products(b_e, b_t, BM, BN, b_q.dtype == tl.float32)
     if P2 & BITS:
-        b_s = with_products(b_s, b_e, b_e, BM, BN, b_q.dtype == tl.float32)
+        b_s += products(b_e, b_e, BM, BN, b_q.dtype == tl.float32)
     if PEAK & BITS:
         # numbers above 0 are ordered as their bits are
         b_bits = tl.reshape(b_t.to(tl.int32, bitcast=True), [BM, BN // LANES, LANES])
