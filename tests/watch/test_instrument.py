@@ -8,7 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
+from torch._functorch.aot_autograd import make_boxed_func
 
 import attemper
 import zoo
@@ -191,6 +193,17 @@ def test_by_inductor(family, strict):
                 else other[name]
                 for name in found
             }
+
+
+def test_a_call_is_one_op_of_the_graph():
+    """It takes less time than two, and its signs are not values that the graph has to keep."""
+    model, inputs, graphs = tiny("gpt2"), batch(), []
+    attemper.instrument(model)
+    keep = aot_autograd(fw_compiler=lambda graph, _: graphs.append(graph) or make_boxed_func(graph))
+    loss_of(torch.compile(model, backend=keep, fullgraph=True), inputs).backward()
+    nodes = graphs[0].graph.nodes
+    ops = [str(node.args[0] if "auto_functionalized" in str(node.target) else node.target) for node in nodes]
+    assert [op for op in ops if op.startswith("attemper.")] == ["attemper.attend_and_tally.default"]
 
 
 def test_calls_of_a_step_add_up_and_evaluation_does_not_count():

@@ -20,7 +20,7 @@ from . import ops
 from .listen import TallyTarget, current_target, listening
 from .ops import differentiate
 from .plain import all_plain, are_plain, plain_problem
-from .tally import attend_and_tally
+from .tallied import attend_and_tally
 
 _bits_of = cache(ops.bits_of)
 assert Results._fields[-len(SIGNS) :] == SIGNS

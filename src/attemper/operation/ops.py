@@ -37,11 +37,11 @@ from ..kernels.contract import (
 )
 from ..vitals import Vitals
 
-_PROBLEM = (
+PROBLEM = (
     "Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor? gain, Tensor? weight, Tensor? seed, "
     "float scale, SymInt? left, SymInt? right, float? softcap, float dropout"
 )
-_RESULTS = ", ".join(f"Tensor {name}" for name in Results._fields)
+_SAVED = ", ".join(f"Tensor? {name}" for name in Results._fields)
 _UPSTREAM = ", ".join(f"Tensor? g_{name}" for name in Upstream._fields)
 N_PROBLEM, N_RESULTS, N_UPSTREAM = len(Problem._fields), len(Results._fields), len(Upstream._fields)
 
@@ -50,13 +50,15 @@ def _returns(count: int) -> str:
     return f"({', '.join(['Tensor'] * count)})"
 
 
-torch.library.define("attemper::forward", f"({_PROBLEM}, int sign_bits, str kernel) -> {_returns(N_RESULTS)}")
+torch.library.define("attemper::forward", f"({PROBLEM}, int sign_bits, str kernel) -> {_returns(N_RESULTS)}")
 torch.library.define(
     "attemper::backward",
-    f"({_PROBLEM}, {_RESULTS}, {_UPSTREAM}, bool[] needs_grad, str kernel) -> {_returns(len(Gradients._fields))}",
+    f"({PROBLEM}, {_SAVED}, {_UPSTREAM}, bool[] needs_grad, str kernel) -> {_returns(len(Gradients._fields))}",
 )
 
 FORWARD = torch.ops.attemper.forward.default
+TAKES_NONE = frozenset({"triton"})
+"""Kernels whose backward takes None for what was not saved."""
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
@@ -76,6 +78,8 @@ def _forward(*args: Any) -> Results:
 @torch.library.impl("attemper::backward", "CompositeExplicitAutograd")
 def _backward(*args: Any) -> Gradients:
     problem, saved, upstream, needs_grad, kernel = _split_backward(args)
+    if kernel not in TAKES_NONE:
+        saved = Results(*[problem.query.new_empty(0) if tensor is None else tensor for tensor in saved])
     with without_autocast(problem.query):
         return Gradients(*kernels.load(kernel).backward(problem, saved, upstream, needs_grad))
 
@@ -100,7 +104,7 @@ def _fake_backward(*args: Any) -> Gradients:
 
 
 def _split_backward(args: Any) -> tuple[Problem, Results, Upstream, NeedsGrad, str]:
-    """The arguments of the backward op, by group."""
+    """The arguments of the backward op, by group. What was not saved is None."""
     a, b = N_PROBLEM + N_RESULTS, N_PROBLEM + N_RESULTS + N_UPSTREAM
     needs_grad, kernel = args[b:]
     return Problem(*args[:N_PROBLEM]), Results(*args[N_PROBLEM:a]), Upstream(*args[a:b]), NeedsGrad(*needs_grad), kernel
@@ -242,8 +246,8 @@ def _split_batch(tensor: Tensor, size: int) -> Tensor:
     return tensor.unflatten(0, (size, tensor.shape[0] // size))
 
 
-def _has_rows(tensor: Tensor, dim: Any) -> bool:
-    return tensor.dim() - (dim is not None) > 1
+def _has_rows(tensor: Tensor | None, dim: Any) -> bool:
+    return tensor is not None and tensor.dim() - (dim is not None) > 1
 
 
 def _join_batch(tensor: Tensor, dim: Any, size: int) -> Tensor:

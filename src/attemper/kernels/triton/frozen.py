@@ -124,7 +124,7 @@ def frozen_tile(
         b_t = tl.where(m_seen, b_t, SHUT)
     b_e = tl.math.exp2(b_t)
     b_l += lanes(b_e, BM, BN)
-    # A tile is summed by itself: next to the sum of many keys, or of a sink, all terms are small, and would be rounded one by one.
+    # A tile is summed by itself: next to the sum of many keys, or a sink, all terms are small, and would be rounded one by one.
     if ENTROPY & BITS:
         b_a += products(b_e, b_t, BM, BN, b_q.dtype == tl.float32)
     if P2 & BITS:
