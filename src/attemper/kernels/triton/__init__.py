@@ -338,7 +338,8 @@ class _BackwardLaunches(NamedTuple):
             return Launch(_backward.keys_kernel, grid, args, how, options_of(block))
 
         hopper, space, lean = is_hopper(key.device), room(key.device), self.appends and asks["TMA"]
-        return tuned(keys_block(widest(problem), key.dtype, hopper, space, lean, query.shape[2]), make)
+        of_signs = self.arrived != _rows.G_OUTPUT.value
+        return tuned(keys_block(widest(problem), key.dtype, hopper, space, lean, of_signs, query.shape[2]), make)
 
     def _steps(self) -> tuple[int, ...]:
         return (*steps(self.problem), *((0, 0, 0) if self.g_output is None else self.g_output.stride()[:3]))

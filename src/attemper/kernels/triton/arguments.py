@@ -308,15 +308,21 @@ def rows_block(dim: int, dtype: torch.dtype, hopper: bool, room: int, copied: bo
     return _block(64, 64, 4, 3) if dim <= 64 else _block(128, 64, 8, 3)
 
 
-def keys_block(dim: int, dtype: torch.dtype, hopper: bool, room: int, lean: bool, rows: int) -> Block:
-    """Of the backward over rows, for dk and dv. `lean`: the hardware copies tiles, and a row's numbers are appended to them."""
+def keys_block(dim: int, dtype: torch.dtype, hopper: bool, room: int, lean: bool, of_signs: bool, rows: int) -> Block:
+    """Of the backward over rows, for dk and dv.
+
+    `lean`: the hardware copies tiles, and a row's numbers are appended to them. `of_signs`: gradients of signs arrive, for which
+    a row has more numbers than registers hold in a large tile.
+    """
     if dtype == torch.float32 or dim > 128:
         return _square(dim, dtype, room)
     if not hopper:
         return _block(32, 64, 4, 2)
     if lean:
         return _block(64, 64, 4, 3 if dim <= 64 and rows > 2048 else 2)
-    return _block(64, 64, 4, 2) if dim <= 64 else _block(32, 64, 4, 3)
+    if dim > 64:
+        return _block(32, 64, 4, 3)
+    return _block(32, 64, 4, 2) if of_signs else _block(64, 64, 4, 2)
 
 
 def _square(dim: int, dtype: torch.dtype, room: int) -> Block:
