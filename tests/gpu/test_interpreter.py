@@ -415,7 +415,8 @@ def test_products_ahead_of_the_sums(monkeypatch, rows, keys, dim, options):
     """As on Hopper, for head dims above 64: the scores of the next keys are computed first. That changes no bit."""
     triton = importlib.import_module("attemper.kernels.triton")
     monkeypatch.setattr(triton, "is_hopper", lambda device: True)
-    tensors = {name: torch.randn(1, 2, n, dim).half() for name, n in (("query", rows), ("key", keys), ("value", keys))}
+    lengths = {"query": (2, rows), "key": (1, keys), "value": (1, keys)}
+    tensors = {name: torch.randn(2, heads, n, dim).half() for name, (heads, n) in lengths.items()}
     launches, run = [], triton.Launch.run
     monkeypatch.setattr(triton.Launch, "run", lambda launch: launches.append(launch) or run(launch))
     judge(tensors, options, "triton", losses=())
@@ -435,7 +436,7 @@ def test_products_ahead_of_the_sums(monkeypatch, rows, keys, dim, options):
 
 @pytest.mark.parametrize(
     ("rows", "keys", "options"),
-    [(150, 300, {"causal": "lower_right"}), (200, 333, {}), (260, 70, {"causal": True}), (1830, 9, {})],
+    [(150, 300, {"causal": "lower_right"}), (200, 333, {}), (260, 70, {"causal": True}), (200, 100, {})],
 )
 def test_signs_in_wide_tiles(monkeypatch, rows, keys, options):
     """As on Hopper, for head dims up to 64: the last keys of a row are taken in by narrow tiles, which are loaded otherwise."""
@@ -445,13 +446,30 @@ def test_signs_in_wide_tiles(monkeypatch, rows, keys, options):
     monkeypatch.setattr(triton, "forward_block", lambda problem, fast, hopper: wide)
     launches, run = [], triton.Launch.run
     monkeypatch.setattr(triton.Launch, "run", lambda launch: launches.append(launch) or run(launch))
-    tensors = {name: torch.randn(1, 1, n, 56).half() for name, n in (("query", rows), ("key", keys), ("value", keys))}
+    lengths = {"query": (2, rows), "key": (1, keys), "value": (1, keys)}
+    tensors = {name: torch.randn(2, heads, n, 56).half() for name, (heads, n) in lengths.items()}
     judge(tensors, options, "triton", losses=())
     together = attemper.attention(*tensors.values(), **options, kernel="triton").vitals
     alone = attemper.measure(tensors["query"], tensors["key"], **options, kernel="triton")
     assert {(launch.constants["BN"], launch.constants["TMA"]) for launch in launches} == {(128, True)}
     for sign in attemper.vitals.SIGNS:
         assert torch.equal(getattr(alone, sign), getattr(together, sign))
+
+
+def test_float16_gradients_are_lifted_by_what_counts():
+    """Not by a finite bias that hides a key, nor to nothing by an infinite value of another sequence."""
+    tensors = {name: torch.randn(2, 1, 20, 16).half() for name in ("query", "key", "value")}
+    mask = torch.zeros(1, 1, 1, 20)
+    mask[..., 5:9] = -3e38
+    judge({**tensors, "mask": mask}, {}, "triton", losses=("variance",))
+    found = []
+    for far in (1.0, math.inf):
+        leaves = [tensor.clone().requires_grad_() for tensor in tensors.values()]
+        value = torch.cat([leaves[2][:1], torch.full_like(leaves[2][1:], far)])
+        output = attemper.attention(*leaves[:2], value, signs=(), kernel="triton").output
+        found.append(torch.autograd.grad(output[0].float().sum(), leaves[0])[0][0])
+    finite, beside_infinity = (gradient / found[0].abs().max() for gradient in found)
+    assert_reordered(beside_infinity, finite, terms=20)
 
 
 def test_p2_of_many_keys():

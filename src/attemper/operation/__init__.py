@@ -8,5 +8,4 @@ shapes.py   the part of these checks that is about tensors: types, dtypes, devic
 ops.py      every other call: torch.library ops with fakes, autograd, vmap, and errors for derivatives they lack
 padding.py  which queries are padding, for a tally and for a watch
 tally.py    the op that adds the vitals of a call, by head, to a tensor of its module: for compiled models
-tallied.py  attention whose vitals are added to a tally; in a compiled graph, one op
 """

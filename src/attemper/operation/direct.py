@@ -20,7 +20,7 @@ from . import ops
 from .listen import TallyTarget, current_target, listening
 from .ops import differentiate
 from .plain import all_plain, are_plain, plain_problem
-from .tallied import attend_and_tally
+from .tally import attend_and_tally
 
 _bits_of = cache(ops.bits_of)
 assert Results._fields[-len(SIGNS) :] == SIGNS
@@ -182,8 +182,7 @@ class _PlainAttention(torch.autograd.Function):
         if _plain_backward(saved, grads):
             found = kernels.load(ctx.kernel).bare_backward(problem, results, upstream, needs_grad)
         else:
-            whole = Results(*[problem.query.new_empty(0) if tensor is None else tensor for tensor in results])
-            found = differentiate(problem, whole, upstream, list(needs_grad), ctx.kernel)
+            found = differentiate(problem, results, upstream, list(needs_grad), ctx.kernel)
         return (*found[:5], None)
 
 

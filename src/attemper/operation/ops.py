@@ -37,7 +37,7 @@ from ..kernels.contract import (
 )
 from ..vitals import Vitals
 
-PROBLEM = (
+_PROBLEM = (
     "Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor? gain, Tensor? weight, Tensor? seed, "
     "float scale, SymInt? left, SymInt? right, float? softcap, float dropout"
 )
@@ -50,10 +50,10 @@ def _returns(count: int) -> str:
     return f"({', '.join(['Tensor'] * count)})"
 
 
-torch.library.define("attemper::forward", f"({PROBLEM}, int sign_bits, str kernel) -> {_returns(N_RESULTS)}")
+torch.library.define("attemper::forward", f"({_PROBLEM}, int sign_bits, str kernel) -> {_returns(N_RESULTS)}")
 torch.library.define(
     "attemper::backward",
-    f"({PROBLEM}, {_SAVED}, {_UPSTREAM}, bool[] needs_grad, str kernel) -> {_returns(len(Gradients._fields))}",
+    f"({_PROBLEM}, {_SAVED}, {_UPSTREAM}, bool[] needs_grad, str kernel) -> {_returns(len(Gradients._fields))}",
 )
 
 FORWARD = torch.ops.attemper.forward.default

@@ -7,6 +7,8 @@ the number of the last call's description. All zeros is empty.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +18,21 @@ from .. import kernels
 from .._torch_private import _current_graph_task_id
 from ..errors import InputError
 from ..heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary
+from ..kernels.contract import (
+    ARGMAX_BIT,
+    N_GRADS,
+    N_TENSORS,
+    NeedsGrad,
+    Problem,
+    Results,
+    Upstream,
+    is_recording,
+)
 from ..vitals import SIGNS, Vitals
+from . import ops
+from .listen import TallyTarget
+from .ops import N_PROBLEM, bits_of, differentiate
+from .padding import kept_by_mask
 
 KINDS = ("self", "cross")
 GRADES = 3
@@ -49,6 +65,7 @@ class CallDescription(NamedTuple):
 DESCRIPTIONS: list[CallDescription] = []
 _NUMBERS: dict[tuple[Any, ...], tuple[int, str]] = {}
 """By description, as a tuple: its number in the list, and self- or cross-attention."""
+_NUMBERING = Lock()
 
 torch.library.define(
     "attemper::tally",
@@ -62,20 +79,15 @@ torch.library.define(
 
 @torch.library.impl("attemper::tally", "CompositeExplicitAutograd")
 def _tally(tally: Tensor, *args: Any) -> None:
-    (low, keep, grade), about = args[N_SIGNS : N_SIGNS + 3], args[N_SIGNS + 3 :]
-    vitals = Vitals(**dict(zip(SIGNS, args, strict=False)))._with_low(low)
-    add(tally, vitals, keep, grade, about)
-
-
-def add(tally: Tensor, vitals: Vitals, keep: Tensor | None, grade: int, about: tuple[Any, ...]) -> None:
-    """Add all signs of a call to a tally; `about` has the fields of `CallDescription` up to its shape."""
     if _current_graph_task_id() != -1:
         return  # inside a backward: a checkpoint that is recomputed, and was counted in the forward
-    check(tally, vitals.lse)
-    shape = tuple(vitals.lse.shape)
+    _check(tally, args[0])
+    signs, (low, keep, grade), about = args[:N_SIGNS], args[N_SIGNS : N_SIGNS + 3], args[N_SIGNS + 3 :]
+    shape = tuple(args[0].shape)
     number, kind = _NUMBERS.get((*about, shape)) or _numbered(about, shape)
     slot = tally[KINDS.index(kind), grade, : shape[1]]
     rows = None if keep is None else keep[:, None, :]
+    vitals = Vitals(**dict(zip(SIGNS, signs, strict=True)))._with_low(low)
     if tally.is_cuda and kernels.triton_is_missing() is None:
         native = kernels.load("triton").summary
         if native.serves(vitals):
@@ -92,17 +104,19 @@ def add(tally: Tensor, vitals: Vitals, keep: Tensor | None, grade: int, about: t
 def _numbered(about: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, str]:
     """The number of a call that is described for the first time, and its kind."""
     call = CallDescription._make((*about, shape))
-    DESCRIPTIONS.append(call)
-    found = _NUMBERS[call] = len(DESCRIPTIONS) - 1, call.kind or kind_by_lengths(shape[2], call.keys)
-    return found
+    with _NUMBERING:
+        if call not in _NUMBERS:
+            DESCRIPTIONS.append(call)
+            _NUMBERS[call] = len(DESCRIPTIONS) - 1, call.kind or kind_by_lengths(shape[2], call.keys)
+        return _NUMBERS[call]
 
 
 @torch.library.register_fake("attemper::tally")
 def _fake_tally(tally: Tensor, *args: Any) -> None:
-    check(tally, args[0])
+    _check(tally, args[0])
 
 
-def check(tally: Tensor, sign: Tensor) -> None:
+def _check(tally: Tensor, sign: Tensor) -> None:
     heads = sign.shape[1]
     if heads > tally.shape[2]:
         raise InputError(
@@ -127,3 +141,86 @@ def folded(vitals: Vitals, rows: Tensor | None) -> HeadSummary:
 def kind_by_lengths(queries: int, keys: int) -> str:
     """Self- or cross-attention, if nothing else shows it. One query and many keys: a cache is being read."""
     return "cross" if 1 < queries != keys else "self"
+
+
+def attend_and_tally(
+    run: Callable[[Problem, tuple[str, ...], str], tuple[Tensor, Vitals]],
+    problem: Problem,
+    names: tuple[str, ...],
+    kernel: str,
+    target: TallyTarget,
+) -> tuple[Tensor, Vitals]:
+    """What `run` returns; the vitals are also added to the target. In a traced graph only the named signs have gradients."""
+    if not names and kernel != "reference" and torch.compiler.is_compiling():
+        output, vitals = _measured(problem, kernel)
+    else:
+        output, vitals = run(problem, SIGNS, kernel)
+    low = vitals._lse_low
+    low = torch.zeros_like(vitals.lse) if low is None else low
+    _add(problem, vitals, low, target)
+    return output, Vitals(**{name: getattr(vitals, name) for name in names})._with_low(low)
+
+
+def _measured(problem: Problem, kernel: str) -> tuple[Tensor, Vitals]:
+    """Output and all signs in a traced graph; only the output is differentiable."""
+    sign_bits = ops._with_gradient_bits(problem, bits_of(SIGNS)) & ~ARGMAX_BIT
+    results = Results(*_MeasuredAttention.apply(*ops.with_distinct_tensors(problem), sign_bits, kernel))
+    return results.output, ops._vitals_of(results, SIGNS)
+
+
+def _add(problem: Problem, vitals: Vitals, low: Tensor, target: TallyTarget) -> None:
+    query, key, mask = problem.query, problem.key, problem.mask
+    queries, keys = query.shape[2], key.shape[2]
+    keep = None
+    if mask is not None and target.kind != "cross" and queries == keys and mask.shape[-1] == keys:
+        keep = kept_by_mask(mask.detach())
+    signs = [getattr(vitals, name).detach() for name in SIGNS]
+    grade = (1 + target.training) * is_recording()
+    torch.ops.attemper.tally(
+        target.tally,
+        *signs,
+        low.detach(),
+        keep,
+        grade,
+        target.route,
+        target.kind,
+        target.implementation,
+        target.declared,
+        target.window,
+        str(query.dtype).removeprefix("torch."),
+        key.shape[1],
+        keys,
+        query.shape[3],
+        None if problem.gain is not None else problem.scale,
+        problem.left,
+        problem.right,
+        problem.softcap,
+        problem.dropout,
+        mask is not None,
+    )
+
+
+class _MeasuredAttention(torch.autograd.Function):
+    """`ops._Attention` with only the output differentiable. A graph would otherwise send zeros as gradients of the signs."""
+
+    forward = staticmethod(ops._Attention.forward)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        problem, results = Problem(*inputs[:N_PROBLEM]), Results(*output)
+        ctx.save_for_backward(*problem.tensors, results.output, results.output_low, results.lse, results.lse_low)
+        ctx.numbers, ctx.kernel = tuple(problem[N_TENSORS:]), inputs[-1]
+        ctx.mark_non_differentiable(*results[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        saved = ctx.saved_tensors
+        problem = Problem(*saved[:N_TENSORS], *ctx.numbers)
+        output, output_low, lse, lse_low = saved[N_TENSORS:]
+        kept = {"output": output, "output_low": output_low, "lse": lse, "lse_low": lse_low}
+        results: Any = Results(*[kept.get(name) for name in Results._fields])  # type: ignore[arg-type]
+        needs_grad = NeedsGrad(*[bool(needed) for needed in ctx.needs_input_grad[:N_GRADS]])
+        upstream = Upstream(grads[0], *[None] * (len(Upstream._fields) - 1))
+        found = differentiate(problem, results, upstream, list(needs_grad), ctx.kernel)
+        return (*found, *[None] * (N_PROBLEM + 2 - N_GRADS))

@@ -201,7 +201,8 @@ def computes_ahead(problem: Problem, sign_bits: int) -> bool:
 
     That takes registers, and pays where products take as long as sums. It changes no bit.
     """
-    return bool(sign_bits & ALL_SIGNS & ~BIT["lse"]) and 64 < widest(problem) <= 128
+    half = problem.query.dtype != torch.float32
+    return half and bool(sign_bits & ALL_SIGNS & ~BIT["lse"]) and 64 < widest(problem) <= 128
 
 
 def splits_of(problem: Problem) -> int:

@@ -32,23 +32,23 @@ def lanes(x, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def with_products(b_sum, x, y, BM: tl.constexpr, BN: tl.constexpr, WIDE_INPUTS: tl.constexpr):
-    """b_sum + Σ x y, one instruction for each product; in float32 by halves, see `dot_added`."""
+def products(x, y, BM: tl.constexpr, BN: tl.constexpr, WIDE_INPUTS: tl.constexpr):
+    """Σ x y of a tile."""
     if WIDE_INPUTS:
-        return b_sum + lanes(x * y, BM, BN)
-    elif BN == LANES:
+        return lanes(x * y, BM, BN)
+    return with_products(tl.zeros([BM, LANES], tl.float32), x, y, BM, BN)
+
+
+@triton.jit
+def with_products(b_sum, x, y, BM: tl.constexpr, BN: tl.constexpr):
+    """b_sum + Σ x y, one instruction for each product."""
+    if BN == LANES:
         return tl.fma(x, y, b_sum)
     else:
         x_first, x_second = halves(x, BM, BN)
         y_first, y_second = halves(y, BM, BN)
-        b_sum = with_products(b_sum, x_first, y_first, BM, BN // 2, False)
-        return with_products(b_sum, x_second, y_second, BM, BN // 2, False)
-
-
-@triton.jit
-def products(x, y, BM: tl.constexpr, BN: tl.constexpr, WIDE_INPUTS: tl.constexpr):
-    """Σ x y of a tile."""
-    return with_products(tl.zeros([BM, LANES], tl.float32), x, y, BM, BN, WIDE_INPUTS)
+        b_sum = with_products(b_sum, x_first, y_first, BM, BN // 2)
+        return with_products(b_sum, x_second, y_second, BM, BN // 2)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..contract import Problem, Results, Upstream, is_by_token
+from ..contract import HIDDEN_BIAS, Problem, Results, Upstream, is_by_token
 from .arguments import cdiv, complete, is_added, is_there, padded
 from .launch import Launch, Plans, run
 from .store import vector_index
@@ -172,7 +172,7 @@ def lift(problem: Problem, g_output: Tensor | None, arrived: int, terms: Tensor)
         return None
     most = terms.new_zeros(())
     if g_output is not None and value is not None:
-        most += 2 * _longest(g_output) * _longest(value) / max(1 - problem.dropout, 1e-3)  # |g · v| + |g · output|
+        most += 2 * _longest(g_output) * _longest(value) / max(1 - problem.dropout, 1e-30)  # |g · v| + |g · output|
     shared = G_LSE.value | G_ENTROPY.value | G_P2.value
     adding = (
         (CONSTANT, shared),
@@ -185,14 +185,16 @@ def lift(problem: Problem, g_output: Tensor | None, arrived: int, terms: Tensor)
         if arrived & bits:
             most += terms[place.value].abs().amax()
     gains = 1.0 if gain is None else gain.abs().amax()
-    if arrived & G_MOMENTS.value:
+    if arrived & G_VARIANCE.value:
         largest = abs(problem.scale) * gains * _longest(query) * _longest(key)
         if mask is not None and is_added(mask):
-            largest += torch.where(mask.isfinite(), mask, 0.0).float().abs().amax()
+            # a key behind a lower bias does not count, and an infinite logit adds nothing
+            least, highest = mask.clamp(HIDDEN_BIAS, torch.finfo(mask.dtype).max).aminmax()
+            largest += torch.maximum(least.abs(), highest.abs()).float()
         most += terms[SLOPE.value].abs().amax() * largest
-    scaled = most if gain is None else most * gains * abs(problem.scale)
-    lifts = torch.exp2((15 - torch.stack([most, scaled]).log2()).floor().clamp(-24, 24))
-    return torch.where(lifts.isfinite(), lifts, 1.0)
+    bounds = torch.stack([most, most if gain is None else most * gains * abs(problem.scale)])
+    lifts = torch.exp2((15 - bounds.log2()).floor().clamp(-24, 24))
+    return torch.where(bounds.isfinite(), lifts, 1.0)
 
 
 def _longest(vectors: Tensor) -> Tensor:

@@ -240,13 +240,13 @@ def fold_rows(
     # Side by side they are added up at once: each sum by itself would wait for all threads. Of `join(x, y)`, the outermost
     # one gives the lowest bit of a place, the innermost one the highest.
     none = tl.zeros([ROWS], tl.float64)
-    b_0426 = tl.join(
+    b_even_places = tl.join(
         tl.join(tl.join(b_rows, b_keys), tl.join(b_lse, b_saturable)),
         tl.join(tl.join(b_mean, b_even), tl.join(b_p2, none)),
     )
-    b_1537 = tl.join(
+    b_odd_places = tl.join(
         tl.join(tl.join(b_visible, b_choices), tl.join(b_entropy, b_saturated)),
         tl.join(tl.join(b_variance, b_trace), tl.join(b_top, none)),
     )
-    b_all = tl.join(b_0426, b_1537)
+    b_all = tl.join(b_even_places, b_odd_places)
     return tl.reshape(tl.sum(b_all, 0), [PLACES]), peak
