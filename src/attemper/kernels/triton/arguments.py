@@ -265,7 +265,9 @@ def forward_block(problem: Problem, fast: bool, hopper: bool) -> Block:
     """
     dim, dtype, keys = widest(problem), problem.query.dtype, problem.key.shape[2]
     if dtype == torch.float32:
-        return _block(32, 32, 4, 1)
+        return _block(
+            16, 32, 4, 1, 255
+        )  # 32 rows do not fit: the compiler then takes 32 registers, and local memory for the rest
     if dim > 128:
         return _block(64, 32, 4, 2)
     if not hopper:
@@ -300,7 +302,9 @@ def decode_block(dim: int, dtype: torch.dtype, shared: int, room: int) -> Block:
 
 def rows_block(dim: int, dtype: torch.dtype, hopper: bool, room: int, copied: bool) -> Block:
     """Of the backward over keys, for dq. `copied`: the hardware copies tiles, which leaves more registers."""
-    if dtype == torch.float32 or dim > 128:
+    if dtype == torch.float32:
+        return _block(16, _square(dim, dtype, room)["BN"], 4, 1, 255)  # as in the forward
+    if dim > 128:
         return _square(dim, dtype, room)
     if not hopper:
         return _block(64, 32, 4, 2)
