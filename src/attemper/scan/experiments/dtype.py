@@ -65,9 +65,9 @@ def dtype(trial: Trial) -> Answer:
     if not moved:
         raise CannotRun("no layer of the copy in bfloat16 could be compared")
     (layer, _), most = max(moved.items(), key=lambda one: one[1])
-    says = (
-        f"in bfloat16 a row moves {100 * most:.2g} % of its weight to other keys, on average, in {layer or 'the model'}"
-    )
+    # one digit: the next one depends on the order in which a machine adds, and so rounds
+    about = f"{10 * round(10 * most)}" if most >= 0.1 else f"{100 * most:.1g}"
+    says = f"in bfloat16 a row moves about {about} % of its weight to other keys, on average, in {layer or 'the model'}"
     if most < MIND:
         return Answer(says)
     return trial.fault("dtype_changes", Moved(layer, most, 0), f"{says[0].upper()}{says[1:]}.", TODO)
