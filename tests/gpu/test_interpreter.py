@@ -38,6 +38,16 @@ def on_the_cpu(monkeypatch):
 
 
 @pytest.fixture
+def hopper(monkeypatch):
+    """Kernels are launched as on Hopper; the launches, as they are made."""
+    triton = importlib.import_module("attemper.kernels.triton")
+    monkeypatch.setattr(triton, "is_hopper", lambda device: True)
+    launches, run = [], triton.Launch.run
+    monkeypatch.setattr(triton.Launch, "run", lambda launch: launches.append(launch) or run(launch))
+    return launches
+
+
+@pytest.fixture
 def bfloat16(monkeypatch):
     """The interpreter holds bfloat16 as 16 bits, multiplies these as whole numbers, and has no constants of it: mended here."""
     import numpy as np
@@ -385,24 +395,18 @@ def test_parts_of_a_row_that_sees_more_keys_than_float32_can_count():
     ],
     ids=str,
 )
-def test_the_backward_of_a_training_step(monkeypatch, bfloat16, dtype, rows, keys, heads, dim, options):
+def test_the_backward_of_a_training_step(hopper, bfloat16, dtype, rows, keys, heads, dim, options):
     """As on Hopper: tiles by descriptors, and in bfloat16 a row's numbers as columns."""
-    triton = importlib.import_module("attemper.kernels.triton")
-    monkeypatch.setattr(triton, "is_hopper", lambda device: True)
-    launches, run = [], triton.Launch.run
-    monkeypatch.setattr(triton.Launch, "run", lambda launch: launches.append(launch) or run(launch))
     lengths = {"query": (heads, rows), "key": (2, keys), "value": (2, keys)}
     tensors = {name: torch.randn(1, n, length, dim).to(dtype) for name, (n, length) in lengths.items()}
     judge(tensors, options, "triton", losses=("output",))
-    appended = {launch.constants["APPENDED"] for launch in launches if "APPENDED" in launch.constants}
+    appended = {launch.constants["APPENDED"] for launch in hopper if "APPENDED" in launch.constants}
     assert appended == {dtype == torch.bfloat16}
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True, "softcap": 5.0}], ids=str)
-def test_bfloat16(monkeypatch, bfloat16, options):
+def test_bfloat16(hopper, bfloat16, options):
     """All signs and their gradients, in calls that are not small."""
-    triton = importlib.import_module("attemper.kernels.triton")
-    monkeypatch.setattr(triton, "is_hopper", lambda device: True)
     tensors = {name: torch.randn(1, n, 130, 24).bfloat16() for name, n in (("query", 2), ("key", 1), ("value", 1))}
     judge(tensors, options, "triton")
 
@@ -411,21 +415,18 @@ def test_bfloat16(monkeypatch, bfloat16, options):
     ("rows", "keys", "dim", "options"),
     [(150, 130, 128, {"causal": "lower_right"}), (260, 64, 96, {}), (460, 36, 72, {"causal": True})],
 )
-def test_products_ahead_of_the_sums(monkeypatch, rows, keys, dim, options):
+def test_products_ahead_of_the_sums(monkeypatch, hopper, rows, keys, dim, options):
     """As on Hopper, for head dims above 64: the scores of the next keys are computed first. That changes no bit."""
     triton = importlib.import_module("attemper.kernels.triton")
-    monkeypatch.setattr(triton, "is_hopper", lambda device: True)
     lengths = {"query": (2, rows), "key": (1, keys), "value": (1, keys)}
     tensors = {name: torch.randn(2, heads, n, dim).half() for name, (heads, n) in lengths.items()}
-    launches, run = [], triton.Launch.run
-    monkeypatch.setattr(triton.Launch, "run", lambda launch: launches.append(launch) or run(launch))
     judge(tensors, options, "triton", losses=())
     ahead = attemper.attention(*tensors.values(), **options, kernel="triton")
     alone = attemper.measure(tensors["query"], tensors["key"], **options, kernel="triton")
-    assert all(launch.constants["AHEAD"] for launch in launches)
+    assert all(launch.constants["AHEAD"] for launch in hopper)
     monkeypatch.setattr(triton, "computes_ahead", lambda problem, sign_bits: False)
     plain = attemper.attention(*tensors.values(), **options, kernel="triton")
-    assert not launches[-1].constants["AHEAD"]
+    assert not hopper[-1].constants["AHEAD"]
     assert torch.equal(ahead.output, plain.output)
     for sign in attemper.vitals.SIGNS:
         assert torch.equal(getattr(ahead.vitals, sign), getattr(plain.vitals, sign))
@@ -438,20 +439,17 @@ def test_products_ahead_of_the_sums(monkeypatch, rows, keys, dim, options):
     ("rows", "keys", "options"),
     [(150, 300, {"causal": "lower_right"}), (200, 333, {}), (260, 70, {"causal": True}), (200, 100, {})],
 )
-def test_signs_in_wide_tiles(monkeypatch, rows, keys, options):
+def test_signs_in_wide_tiles(monkeypatch, hopper, rows, keys, options):
     """As on Hopper, for head dims up to 64: the last keys of a row are taken in by narrow tiles, which are loaded otherwise."""
     triton = importlib.import_module("attemper.kernels.triton")
-    monkeypatch.setattr(triton, "is_hopper", lambda device: True)
     wide = triton.arguments._block(64, 128, 4, 2)
     monkeypatch.setattr(triton, "forward_block", lambda problem, fast, hopper: wide)
-    launches, run = [], triton.Launch.run
-    monkeypatch.setattr(triton.Launch, "run", lambda launch: launches.append(launch) or run(launch))
     lengths = {"query": (2, rows), "key": (1, keys), "value": (1, keys)}
     tensors = {name: torch.randn(2, heads, n, 56).half() for name, (heads, n) in lengths.items()}
     judge(tensors, options, "triton", losses=())
     together = attemper.attention(*tensors.values(), **options, kernel="triton").vitals
     alone = attemper.measure(tensors["query"], tensors["key"], **options, kernel="triton")
-    assert {(launch.constants["BN"], launch.constants["TMA"]) for launch in launches} == {(128, True)}
+    assert {(launch.constants["BN"], launch.constants["TMA"]) for launch in hopper} == {(128, True)}
     for sign in attemper.vitals.SIGNS:
         assert torch.equal(getattr(alone, sign), getattr(together, sign))
 

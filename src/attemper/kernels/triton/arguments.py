@@ -265,9 +265,8 @@ def forward_block(problem: Problem, fast: bool, hopper: bool) -> Block:
     """
     dim, dtype, keys = widest(problem), problem.query.dtype, problem.key.shape[2]
     if dtype == torch.float32:
-        return _block(
-            16, 32, 4, 1, 255
-        )  # 32 rows do not fit: the compiler then takes 32 registers, and local memory for the rest
+        # 32 rows do not fit: the compiler then takes 32 registers, and local memory for the rest
+        return _block(16, 32, 4, 1, 255)
     if dim > 128:
         return _block(64, 32, 4, 2)
     if not hopper:
