@@ -82,18 +82,18 @@ def _tally(tally: Tensor, *args: Any) -> None:
     if _current_graph_task_id() != -1:
         return  # inside a backward: a checkpoint that is recomputed, and was counted in the forward
     _check(tally, args[0])
-    signs, (low, keep, grade), about = args[:N_SIGNS], args[N_SIGNS : N_SIGNS + 3], args[N_SIGNS + 3 :]
+    signs, (keep, grade), about = args[: N_SIGNS + 1], args[N_SIGNS + 1 : N_SIGNS + 3], args[N_SIGNS + 3 :]
     shape = tuple(args[0].shape)
     number, kind = _NUMBERS.get((*about, shape)) or _numbered(about, shape)
-    slot = tally[KINDS.index(kind), grade, : shape[1]]
+    place = (KINDS.index(kind), grade)
     rows = None if keep is None else keep[:, None, :]
-    vitals = Vitals(**dict(zip(SIGNS, signs, strict=True)))._with_low(low)
     if tally.is_cuda and kernels.triton_is_missing() is None:
         native = kernels.load("triton").summary
-        if native.serves(vitals):
-            native.add_to(slot, vitals, rows, number, SATURABLE_KEYS, SATURATED_WEIGHT)
+        if native.serves_each(signs):
+            native.add_to(tally, place, signs, rows, number, SATURABLE_KEYS, SATURATED_WEIGHT)
             return
-    summary = folded(vitals, rows)
+    slot = tally[place][: shape[1]]
+    summary = folded(Vitals(**dict(zip(SIGNS, signs, strict=False)))._with_low(signs[-1]), rows)
     peaks = torch.maximum(slot[:, PEAK], summary.peaks)
     slot[:, PEAK] = torch.where(slot[:, CALLS] == 0, summary.peaks, peaks)
     slot[:, :N_SUMS] += summary.sums

@@ -19,7 +19,7 @@ from .attach.attachment import attachment
 from .attach.dynamo import COMPILED, in_compiled, is_compiled
 from .attach.names import named_modules
 from .attach.running import running
-from .call import AttentionCall, Examiner, Summary
+from .call import AttentionCall, Examiner, Facts, Summary, UnfoldedRows
 from .endings import check_calls, check_end, drop_unfinished, note_gradients
 from .options import check_model, check_numbers, check_options, check_rows, check_step, with_hooks
 from .passes import LEFT_OUT, ONLY_OTHERS, Passes
@@ -326,13 +326,23 @@ class Watch:
         return [examiner.look(call, vitals, rows) for examiner in self.examiners]
 
     def add_call(self, name: str, call: AttentionCall, summary: Summary, found: list[Any] | None) -> None:
-        self._sums.add(name, call, summary)
+        self._sums.add(name, call.facts, summary, call)
         named = all_heads(call.frames) if self._ranks is not None and self._ranks.many else None
         if named is not None and named > call.facts.heads and named % call.facts.heads == 0:
             self._split = True
             self._warn(f"{self._title(name)}: {call.facts.heads} of its {named} heads run on this rank.")
         for examiner, one in zip(self.examiners, found or (), strict=False):
             examiner.keep(name, call, one)
+
+    def add_rows(self, name: str, facts: Facts, rows: UnfoldedRows) -> None:
+        """`add_call` for a call of which nothing but its rows is needed."""
+        self._sums.add(name, facts, rows)
+
+    @property
+    def wants_rows_alone(self) -> bool:
+        """Whether nothing but the rows of a call is needed: not its gradients, its modules, or which of its rows count."""
+        others = self.examiners or self.wants_gradients or self.given_rows is not None
+        return not others and not (self._ranks is not None and self._ranks.many)
 
     def add_unmeasured(self, name: str, reason: str) -> None:
         self._unmeasured += 1

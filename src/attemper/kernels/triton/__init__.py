@@ -16,7 +16,6 @@ __init__.py      forward() and backward(): the launches in order; bare_forward()
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +43,6 @@ from . import launch as _launch
 from . import row_terms as _rows
 from . import summary as summary  # the watch folds rows by it
 from .arguments import (
-    all_aligned,
     as_written,
     cdiv,
     compiled_for,
@@ -75,14 +73,25 @@ from .arguments import (
     with_unit_stride,
     written,
 )
-from .launch import Block, Launch, LaunchPlan, Plans, is_hopper, plans_of, room, tuned
+from .launch import (
+    Block,
+    Launch,
+    LaunchPlan,
+    Plans,
+    all_aligned,
+    is_hopper,
+    on_its_device,
+    plans_of,
+    room,
+    tuned,
+)
 
 
 def forward(problem: Problem, sign_bits: int) -> Results:
     problem = readable(problem)
     results = empty_results(problem, sign_bits, as_query=True)
     if results.lse.numel():
-        _on_its_device(problem.query, _launch_forward, problem, results, sign_bits)
+        on_its_device(problem.query, _launch_forward, problem, results, sign_bits)
     if sign_bits & ARGMAX_BIT and splits_of(problem) == 1 and _takes_fast_pass(problem, written(sign_bits, results)):
         results.argmax.fill_(-1)  # an op returns nothing that was not written
     return results
@@ -96,18 +105,10 @@ def bare_forward(problem: Problem, sign_bits: int, saved: bool = False) -> Resul
     query, value = problem.query, problem.value
     results = bare_results(query, None if value is None else value.shape[3], sign_bits, saved=True, as_query=True)
     if plan is not None:
-        _on_its_device(query, _run_forward, plan, problem, results)
+        on_its_device(query, _run_forward, plan, problem, results)
     elif results.lse.numel():
-        _on_its_device(query, _launch_forward, problem, results, sign_bits)
+        on_its_device(query, _launch_forward, problem, results, sign_bits)
     return results
-
-
-def _on_its_device(tensor: Tensor, run: Callable[..., Any], *args: Any) -> Any:
-    """Triton launches on the current device."""
-    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
-        return run(*args)
-    with torch.cuda.device_of(tensor):
-        return run(*args)
 
 
 def _plan_key(problem: Problem, sign_bits: int) -> tuple[Any, ...]:
@@ -157,17 +158,19 @@ def rows_again(
     They lie in one block of memory, which takes less time than a tensor for each. Returned are the addresses of all signs and of
     `lse_low`, their shape (batch, heads, rows), and the block.
     """
-    problem = Problem(query, key, None, None, None, None, None, scale, None, right, None, 0.0)
-    plan = _forward_plan(problem, ALL_SIGNS)
+    tensors = (facts(query), facts(key), None, None, None)
+    numbers = (scale, None, right, None, 0.0)
+    plan = _launch.PLANS.get((query.get_device(), tensors, numbers, ALL_SIGNS), _NO_PLANS).get("forward")
     if plan is None:
         return None
     batch, heads, rows, _ = query.shape
     each = cdiv(batch * heads * rows, 4) * 4  # all addresses are aligned, as those of tensors are
-    block = torch.empty((len(SIGNS) + 1, each), dtype=torch.float32, device=query.device)
-    *signs, low = block.unbind()
-    _on_its_device(query, _run_forward, plan, problem, Results(None, None, None, low, *signs))  # type: ignore[arg-type]
-    first, step = block.data_ptr(), 4 * each
-    return tuple(range(first, first + block.nbytes, step)), (batch, heads, rows), (block,)
+    block = query.new_empty_strided(((len(SIGNS) + 1) * each,), (1,), dtype=torch.float32)
+    first = block.data_ptr()
+    addresses = tuple(range(first, first + 4 * (len(SIGNS) + 1) * each, 4 * each))
+    results = (None, None, None, addresses[-1], *addresses[:-1])  # as in Results
+    on_its_device(query, plan.run, (query, key, query, query, query, key, key, *results))
+    return addresses, (batch, heads, rows), (block,)
 
 
 N_FORWARD = 5 + 2 + len(Results._fields)
@@ -200,13 +203,13 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: b
 
 def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
     nothing = problem.query.new_empty(0)
-    found = _on_its_device(problem.query, _launch_backward, problem, saved, upstream, needs_grad)
+    found = on_its_device(problem.query, _launch_backward, problem, saved, upstream, needs_grad)
     return Gradients(*[nothing if grad is None else grad for grad in found])
 
 
 def bare_backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
     """`backward` for a caller that is no op, of what `bare_forward` saved: None for what is not needed."""
-    return _on_its_device(problem.query, _launch_backward, problem, saved, upstream, needs_grad)
+    return on_its_device(problem.query, _launch_backward, problem, saved, upstream, needs_grad)
 
 
 def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:

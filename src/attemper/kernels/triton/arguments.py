@@ -86,14 +86,6 @@ def facts(tensor: Tensor | None) -> Any:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % ALIGNED
 
 
-def all_aligned(*tensors: Tensor | None) -> bool:
-    bits = 0
-    for tensor in tensors:
-        if tensor is not None:
-            bits |= tensor.data_ptr()
-    return bits % ALIGNED == 0
-
-
 def inputs(problem: Problem) -> tuple[Tensor, ...]:
     query, key, value, mask, gain = problem[:5]
     # a pointer that is not read: the query's

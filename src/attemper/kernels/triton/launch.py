@@ -168,18 +168,17 @@ class LaunchPlan:
         self.c_function = CFunction.of(compiled, [place for place, _, _ in reversed(self.tiles)])
 
     def run(
-        self, tensors: Sequence[Tensor | None], numbers: Sequence[Any] = (), programs: Programs | None = None
+        self, tensors: Sequence[Tensor | int | None], numbers: Sequence[Any] = (), programs: Programs | None = None
     ) -> None:
-        """Start the kernel with these tensors; None is one that is not read. `numbers` precede those of the plan."""
+        """Start the kernel with these tensors; an int is an address, None is not read. `numbers` precede those of the plan."""
         programs = programs or self.programs
+        args: list[Any] = [0 if t is None else t if type(t) is int else t.data_ptr() for t in tensors]  # type: ignore[union-attr]
         if self.c_function is None or _is_followed():
-            args: list[Any] = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
             for place, _, tile in self.tiles:
                 args[place] = _based(tile, tensors[place])
             _start(self.compiled, programs, [*args, *numbers, *self.numbers])
             return
         call, same, metas, stream_of, device = self.c_function
-        args = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         for (place, number, tile), meta in zip(self.tiles, metas, strict=True):
             found = EXPANDED.get((number, args[place]))
             if found is None:
@@ -253,6 +252,14 @@ def run_and_plan(plans: Plans | None, name: Any, n_tensors: int, launch: Launch)
     compiled = launch.run()
     if compiled is not None and plans is not None:
         plans[name] = LaunchPlan(launch, compiled, n_tensors)
+
+
+def on_its_device(tensor: Tensor, run: Callable[..., Any], *args: Any) -> Any:
+    """Triton launches on the current device."""
+    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
+        return run(*args)
+    with torch.cuda.device_of(tensor):
+        return run(*args)
 
 
 def is_capturing() -> bool:
@@ -375,6 +382,14 @@ LEAST_ROOM = 99 << 10
 
 ALIGNED = 16
 """Triton compiles for addresses and strides that are multiples of so many bytes; whole tiles are copied only from such."""
+
+
+def all_aligned(*tensors: Tensor | None) -> bool:
+    bits = 0
+    for tensor in tensors:
+        if tensor is not None:
+            bits |= tensor.data_ptr()
+    return bits % ALIGNED == 0
 
 
 def _specialised(arg: Any, changes: bool) -> Any:

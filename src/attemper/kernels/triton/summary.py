@@ -6,7 +6,6 @@ No program waits for another and nothing is read back: one program for each head
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ...heads import COLUMNS
-from ...vitals import SIGNS, Vitals
+from ...vitals import Vitals
 from ..contract import are_as_written
-from .launch import ALIGNED, Launch, plans_of, run
+from .launch import ALIGNED, Launch, all_aligned, on_its_device, plans_of, run
 
 N_SUMS = len(COLUMNS)
 PLACES: tl.constexpr = tl.constexpr(16)  # of the sums in a block, whose length must be a power of 2
@@ -32,6 +31,15 @@ FIELDS = 16
 def serves(vitals: Vitals) -> bool:
     """Whether these are all signs of a call in float32, as this kernel writes them."""
     return are_as_written(vitals, "cuda")
+
+
+def serves_each(signs: Sequence[Tensor]) -> bool:
+    """The same of all signs and `lse_low`, on one device, in less time."""
+    first = signs[0]
+    for sign in signs[1:]:
+        if sign.dtype is not torch.float32 or not sign.is_contiguous():
+            return False
+    return first.dtype is torch.int32 and first.is_contiguous() and first.dim() == 3
 
 
 def by_head(
@@ -88,32 +96,41 @@ def _on_device(table: list[int], device: torch.device) -> Tensor:
 
 
 def add_to(
-    slot: Tensor, vitals: Vitals, keep: Tensor | None, number: int, saturable_keys: int, saturated_weight: float
+    tally: Tensor,
+    place: tuple[int, int],
+    signs: Sequence[Tensor],
+    keep: Tensor | None,
+    number: int,
+    saturable_keys: int,
+    saturated_weight: float,
 ) -> None:
-    """Add a call to the slot of a tally, (H, columns + 3): sums, peak, how many calls there are, and this call's number.
+    """Add a call, all its signs and `lse_low`, to one place of a tally, (kinds, grades, H, columns + 3).
 
-    All numbers are arguments of the launch, so a CUDA graph can hold it.
+    For each head that has the sums, the peak, how many calls there are, and this call's number. All numbers are arguments of
+    the launch, so a CUDA graph can hold it.
     """
-    batch, heads, rows = vitals.lse.shape
-    low = vitals._lse_low
-    assert low is not None
-    kept = vitals.visible if keep is None else keep.expand(batch, heads, rows).view(torch.int8)
-    strides = (0, 0, 0) if keep is None else kept.stride()
-    numbers = (slot.stride(0), *strides, batch, heads, rows, number, int(keep is not None))
-    farthest = sum((size - 1) * step for size, step in zip(kept.shape, strides, strict=True))
+    visible = signs[0]
+    batch, heads, rows = visible.shape
+    step_kind, step_grade, step_head, _ = tally.stride()
+    slot = place[0] * step_kind + place[1] * step_grade
+    kept, strides, farthest = visible, (0, 0, 0), 0
+    if keep is not None:
+        kept = keep.expand(batch, heads, rows).view(torch.int8)
+        strides = kept.stride()
+        farthest = sum((size - 1) * step for size, step in zip(kept.shape, strides, strict=True))
+    numbers = (slot, step_head, *strides, batch, heads, rows, number, int(keep is not None))
+    tensors = (tally, *signs, kept)
     wide = max(batch * heads * rows, farthest) >= 1 << 31
-    tensors = (slot, *[getattr(vitals, name) for name in SIGNS], low, kept)
-    aligned = tuple([tensor.data_ptr() % ALIGNED == 0 for tensor in tensors])
-    long = tuple([each >= 1 << 31 for each in numbers])  # those that are compiled as 64 bits
+    long = tuple([each >= 1 << 31 for each in numbers]) if max(numbers) >= 1 << 31 else ()  # compiled as 64 bits
+    aligned = all_aligned(*tensors) or tuple([tensor.data_ptr() % ALIGNED == 0 for tensor in tensors])
 
     def launch() -> Launch:
         constants = {"SATURABLE": saturable_keys, "SATURATED": saturated_weight, "N_SUMS": N_SUMS, "ROWS": ROWS_ALONE}
         how = {"num_warps": WARPS_ALONE}
         return Launch(add_kernel, (heads, 1), (*tensors, *numbers), constants | {"WIDE": wide}, how)
 
-    plans = plans_of((slot.device, kept.dtype, aligned, long, wide, saturable_keys, saturated_weight))
-    with torch.cuda.device(slot.device) if slot.is_cuda else nullcontext():
-        run(plans, "add", tensors, launch, numbers, (heads, 1, 1))
+    plans = plans_of((tally.device, kept.dtype, aligned, long, wide, saturable_keys, saturated_weight))
+    on_its_device(tally, run, plans, "add", tensors, launch, numbers, (heads, 1, 1))
 
 
 @triton.jit(do_not_specialize=["calls"])
@@ -148,10 +165,10 @@ def by_head_kernel(
     tl.store(p_out + N_SUMS, peak)
 
 
-@triton.jit(do_not_specialize=["width", "step_b", "step_h", "step_r", "batch", "heads", "rows", "number", "keep"])
+@triton.jit(do_not_specialize=["slot", "width", "step_b", "step_h", "step_r", "batch", "heads", "rows", "number", "keep"])
 def add_kernel(
-    p_slot, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, p_low, p_keep,
-    width, step_b, step_h, step_r, batch, heads, rows, number, keep,
+    p_tally, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, p_low, p_keep,
+    slot, width, step_b, step_h, step_r, batch, heads, rows, number, keep,
     SATURABLE: tl.constexpr, SATURATED: tl.constexpr, N_SUMS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     i_head = tl.program_id(0)
@@ -161,7 +178,7 @@ def add_kernel(
         p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, p_low, p_keep, 1, keep, step_b, step_h, step_r,
         batch, heads, rows, i_head, SATURABLE, SATURATED, ROWS,
     )  # fmt: skip
-    p_out = p_slot + i_head * width
+    p_out = p_tally + slot + i_head * width
     calls = tl.load(p_out + N_SUMS + 1)
     before = tl.load(p_out + N_SUMS)
     o_sum = tl.arange(0, PLACES)

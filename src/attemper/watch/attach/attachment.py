@@ -15,23 +15,23 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..._torch_private import HigherOrderOperator, TorchDispatchMode, _current_graph_task_id, _pop_mode, _push_mode
 from ...errors import AttemperError
 from ...operation.ops import FORWARD
-from ..call import AttentionCall
+from ..call import AttentionCall, Facts
 from ..routes import attemper as own
 from ..routes import sdpa as fused
 from ..routes.handwritten.chain import Chain, shared
 from ..routes.handwritten.op_names import SOFTMAXES, is_followed, op_name
-from ..routes.padding import leave_padding_out
+from ..routes.padding import leave_none_out, leave_padding_out
 from ..routes.transformers import Interface
 from ..trace.trace import Trace
 from .dynamo import Eager
 from .learned import pattern_of
 from .light import Interception
-from .measuring import Measured, measured
+from .measuring import Measured, is_captured, measured, rows_again
 from .modes import without_autograd_and_modes
 from .names import name_in
 from .running import Frame, Pass, Site, is_quiet, running, traits
@@ -320,6 +320,34 @@ class Attachment:
         found = self._measure(call, observers, current)
         if found is not None:
             self._count(call, observers, found, current, names)
+
+    def take_again(
+        self, facts: Facts, query: Tensor, key: Tensor, causal: bool | str, scale: float | None, current: Pass
+    ) -> bool:
+        """`take` for a call without a mask like an earlier one, in a light pass on a GPU, by the same launch.
+
+        False if it needs more than that. Python takes longer than the kernel here, so that each question counts.
+        """
+        frames, light = running.frames, current.begun_light
+        if len(self.observers) != 1 or current.left_out or light is None or facts.kind == "cross":
+            return False
+        observer, module = self.observers[0], frames[-1].module
+        name = observer.names.get(id(module))
+        if name is None or not observer.wants_rows_alone or _current_graph_task_id() != -1 or is_captured(query):
+            return False
+        try:
+            rows = rows_again(query, key, causal, scale, observer)
+        except (AttemperError, RuntimeError) as error:
+            self.unmeasured(tuple(frames), str(error).removesuffix("."))
+            return True
+        if rows is None:
+            return False
+        leave_none_out(current, facts, query, key)
+        light.counted(module)
+        for frame in frames:
+            frame.accounted = True
+        observer.add_rows(name, facts, rows)
+        return True
 
     def _measure(self, call: AttentionCall, observers: list[Watch], current: Pass | None) -> Measured | None:
         # a forward inside a backward is a checkpoint computed again: its numbers are counted, its gradients are still to come

@@ -227,9 +227,10 @@ class LightPass:
         made = self.made.get(id(module), 0)
         return calls[made] if made < len(calls) else None
 
-    def counted(self, module: nn.Module, call: AttentionCall) -> None:
+    def counted(self, module: nn.Module, product: bool = False) -> None:
+        """A call was counted in this module; `product` if it was read from a product of q and k."""
         number, order = id(module), self.plan.order
-        self.last_is_op = not call.product
+        self.last_is_op = not product
         self.made[number] = self.made.get(number, 0) + 1
         if self.position >= len(order) or order[self.position] != number:
             self.differs = True

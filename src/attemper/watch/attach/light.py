@@ -22,7 +22,7 @@ from ..._torch_private import _get_tracing_state, _is_any_autocast_enabled, is_a
 from ...kernels.contract import Problem
 from ...operation.listen import listening
 from ...operation.ops import FORWARD
-from ..call import AttentionCall
+from ..call import AttentionCall, Facts
 from ..routes import sdpa as fused
 from ..routes.kind import LearnedSequences
 from .learned import CHECK_EVERY, ExpectedCall, FullPass, LightPass, PassType, plans
@@ -191,8 +191,10 @@ class Interception:
         facts = light.plan.facts.get(signature)
         if facts is not None and given is not None:
             out = original(*args, **kwargs)
-            call = AttentionCall(facts, tuple(running.frames), given.query, given.key, mask=given.attn_mask)
-            call.causal, call.scale = given.is_causal, given.scale
+            query, key, _, mask, _, causal, scale, _ = given
+            if mask is None and query.is_cuda and self._take_again(current, facts, query, key, causal, scale):
+                return out
+            call = AttentionCall(facts, tuple(running.frames), query, key, mask=mask, causal=causal, scale=scale)
             self._take(current, call)
             return out
         form = form_of(given)
@@ -292,15 +294,26 @@ class Interception:
             self.attachment.unmeasured(frames, f"a {op} call on {call}")
 
     def _take(self, current: Pass, call: AttentionCall) -> None:
-        if current.interfaced is not None:
-            current.interfaced.followed = True
         current.intercepting = True
         try:
             self.attachment.take(call, current)
         finally:
-            current.intercepting = False
-            if isinstance(current.sequences, LearnedSequences):
-                current.sequences.now = None
+            self._taken(current)
+
+    def _take_again(self, current: Pass, facts: Facts, query: Tensor, key: Tensor, causal: bool, scale: Any) -> bool:
+        """`_take` in the short way, if that is possible. It calls nothing that is intercepted."""
+        taken = self.attachment.take_again(facts, query, key, causal, scale, current)
+        if taken:
+            self._taken(current)
+        return taken
+
+    def _taken(self, current: Pass) -> None:
+        """The call of an intercepted function was read."""
+        current.intercepting = False
+        if current.interfaced is not None:
+            current.interfaced.followed = True
+        if isinstance(current.sequences, LearnedSequences):
+            current.sequences.now = None
 
 
 def announced(

@@ -50,24 +50,28 @@ def measured(call: AttentionCall, observers: list[Watch]) -> Measured:
 
 
 def _rows_again(call: AttentionCall, observer: Watch) -> UnfoldedRows | None:
-    """The rows of a call like an earlier one on a GPU: by the same launch, without what only a first call needs."""
-    query, key, causal, scale = call.query, call.key, call.causal, call.scale
+    """The rows of a call like an earlier one on a GPU."""
     if not (call.vitals is None and call.logits is None and call.mask is None):
         return None
-    if not (call.window is None and call.softcap is None and observer.signs == SIGNS and not observer.examiners):
+    if not (call.window is None and call.softcap is None):
+        return None
+    found = rows_again(call.query, call.key, call.causal, call.scale, observer)
+    rows = None if found is None else _given(observer.given_rows, call)
+    if found is None or rows is None:
+        return found
+    return found._replace(rows=rows[:, None, :].to(call.query.device, copy=True))
+
+
+def rows_again(query: Tensor, key: Tensor, causal: bool | str, scale: Any, observer: Watch) -> UnfoldedRows | None:
+    """All rows of a call like an earlier one on a GPU: by the same launch, without what only a first call needs."""
+    if observer.signs != SIGNS or observer.examiners or kernels.takes_plain(observer.kernel, cuda=True) is None:
         return None
     if not is_plain_call(query, key, None, causal, scale, None, None, 0.0) or query.dim() != 4 or key.dim() != 4:
         return None
-    if kernels.takes_plain(observer.kernel, cuda=True) is None:
-        return None
-    _, right = band(causal, None, query.shape[2], key.shape[2])
-    found = kernels.load("triton").rows_again(query, key, query.shape[3] ** -0.5 if scale is None else scale, right)
-    if found is None:
-        return None
-    rows = _given(observer.given_rows, call)
-    kept = None if rows is None else rows[:, None, :].to(query.device, copy=True)
-    addresses, shape, memory = found
-    return UnfoldedRows(addresses, shape, memory, kept, torch.cuda.current_stream(query.device))
+    shape = query.shape
+    _, right = band(causal, None, shape[2], key.shape[2])
+    found = kernels.load("triton").rows_again(query, key, shape[3] ** -0.5 if scale is None else scale, right)
+    return None if found is None else UnfoldedRows(*found, None, torch.cuda.current_stream(query.device))
 
 
 def vitals_of(call: AttentionCall, signs: tuple[str, ...], kernel: str) -> Vitals:

@@ -148,7 +148,7 @@ class Pass:
             sequences = self.sequences.of_call(call.query, call.key)
             self.full_pass.counted(call, frames, sequences)
         elif self.begun_light is not None:
-            self.begun_light.counted(frames[-1].module, call)
+            self.begun_light.counted(frames[-1].module, call.product)
 
     def spoil(self) -> None:
         """Something was seen that can only be noted: a pass like this one must be full each time."""

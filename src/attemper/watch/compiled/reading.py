@@ -5,16 +5,26 @@ from __future__ import annotations
 import weakref
 from functools import cache
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..._torch_private import _foreach_zero_
 from ...errors import InputError
-from ...heads import COLUMNS, HeadSummary
+from ...heads import COLUMNS, BlockSummary, HeadSummary
 from ...operation.listen import TALLY
-from ...operation.tally import CALLS, DESCRIPTIONS, GRADES, KINDS, NUMBER, PEAK, CallDescription, kind_by_lengths
+from ...operation.tally import (
+    CALLS,
+    DESCRIPTIONS,
+    GRADES,
+    KINDS,
+    NUMBER,
+    PEAK,
+    WIDTH,
+    CallDescription,
+    kind_by_lengths,
+)
 from ...vitals import Vitals
 from ..attach.dynamo import is_compiled
 from ..attach.names import named_modules
@@ -120,7 +130,8 @@ class TallyWatch(Watch):
                 self._take_over(found)
                 self._is_taken = True
             elif not self._passes.begun:  # no step was measured: did the model run at all?
-                self._passes.begun = max((int(tally[..., 0, CALLS].sum()) for tally in found.values()), default=0)
+                ran = (sum(slot.calls for slot in slots) for slots in found.slots().values())
+                self._passes.begun = max(map(int, ran), default=0)
         except BaseException:
             self._close()
             raise
@@ -162,55 +173,98 @@ class TallyWatch(Watch):
         with torch.no_grad():
             _foreach_zero_(list(self._tallies.values()))
 
-    def _take_over(self, found: dict[str, Tensor]) -> None:
+    def _take_over(self, found: TallyRows) -> None:
         """Add up what the calls of a step added to the tallies."""
-        for name, tally in found.items():
-            counted = tally[:, :, 0, CALLS : NUMBER + 1].tolist()  # calls, and the last one's number, by kind and grade
-            calls = [int(sum(kind[grade][0] for kind in counted)) for grade in range(GRADES)]
-            grades = sorted(self._passes.take_grades(name, calls))
+        chosen: list[tuple[str, str, list[TallySlot]]] = []  # layer, kind, the slots that count
+        for name, slots in found.slots().items():
+            calls = [int(sum(slot.calls for slot in slots if slot.grade == grade)) for grade in range(GRADES)]
+            grades = self._passes.take_grades(name, calls)
             if sum(calls) > sum(calls[grade] for grade in grades):
                 self._note(LEFT_OUT)
-            for at, (kind, slots) in enumerate(zip(KINDS, counted, strict=True)):
-                ran = [(tally[at, grade], *slots[grade]) for grade in grades if slots[grade][0]]
+            for kind in KINDS:
+                ran = [slot for slot in slots if slot.kind == kind and slot.grade in grades and slot.calls]
                 if ran:
-                    self._take(name, kind, ran)
-
-    def _take(self, name: str, kind: str, ran: list[tuple[Tensor, float, float]]) -> None:
-        """Add the calls of a layer and kind to the step: the slot, the calls and the number of each grade that counts."""
-        parts = []
-        for slot, calls, number in ran:
-            facts = facts_of(DESCRIPTIONS[int(number)])
-            own = slot[: facts.heads]
-            parts.append(HeadSummary((*COLUMNS, "peak"), own[:, : len(COLUMNS)], own[:, PEAK]))
-            if kind == "cross" and facts.queries > 1:
-                self._note(CROSS_PADDING)
-            self._sums.calls += int(calls)
-        summary = _with_signs(parts[0].merge(*parts[1:]), self.signs)
-        self._sums.layers[name, kind, facts.heads] = LayerSums(facts, summary)
+                    chosen.append((name, kind, ran))
+        block = found.rows_of([slot for _, _, ran in chosen for slot in ran])
+        first = 0
+        for name, kind, ran in chosen:
+            parts = []
+            for slot in ran:
+                parts.append(BlockSummary((*COLUMNS, "peak"), block, first, slot.facts.heads))
+                first += slot.facts.heads
+                if kind == "cross" and slot.facts.queries > 1:
+                    self._note(CROSS_PADDING)
+                self._sums.calls += int(slot.calls)
+            facts, summary = ran[-1].facts, _with_signs(parts[0].merge(*parts[1:]), self.signs)
+            self._sums.layers[name, kind, facts.heads] = LayerSums(facts, summary)
 
 
 class TallyCopies:
     """Copies of tallies in host memory, begun when it was made, one from each device; ``finish`` waits for them alone."""
 
     def __init__(self, found: dict[str, Tensor]) -> None:
-        self.shapes = {name: tally.shape for name, tally in found.items()}
+        self.heads = {name: tally.shape[2] for name, tally in found.items()}
         by_device: dict[torch.device, list[str]] = {}
         for name, tally in found.items():
             by_device.setdefault(tally.device, []).append(name)
         self.numbers = [
-            (names, to_cpu(torch.cat([found[name].detach().reshape(-1) for name in names])))
+            (names, to_cpu(torch.cat([found[name].detach().reshape(-1, WIDTH) for name in names])))
             for names in by_device.values()
         ]
         self.events = [event_on(device) for device in by_device if device.type == "cuda"]
 
-    def finish(self) -> dict[str, Tensor]:
+    def finish(self) -> TallyRows:
         for event in self.events:
             event.synchronize()
-        copied: dict[str, Tensor] = {}
-        for names, numbers in self.numbers:
-            parts = numbers.split([self.shapes[name].numel() for name in names])
-            copied |= {name: part.view(self.shapes[name]) for name, part in zip(names, parts, strict=True)}
-        return {name: copied[name] for name in self.shapes}
+        places, first = {}, 0
+        for names, _ in self.numbers:
+            for name in names:
+                places[name] = first
+                first += len(KINDS) * GRADES * self.heads[name]
+        tables = [numbers for _, numbers in self.numbers]
+        rows = tables[0] if len(tables) == 1 else torch.cat(tables)
+        return TallyRows(rows, [(name, heads, places[name]) for name, heads in self.heads.items()])
+
+
+class TallySlot(NamedTuple):
+    """The calls of a layer, of one kind and grade."""
+
+    kind: str
+    grade: int
+    calls: float
+    number: float  # of the last call's description
+    first: int  # row of its heads
+
+    @property
+    def facts(self) -> Facts:
+        return facts_of(DESCRIPTIONS[int(self.number)])
+
+
+class TallyRows(NamedTuple):
+    """The rows of all tallies in host memory, one for each layer, kind, grade and head.
+
+    They are read together: an op on each of them would take longer than a step's kernels leave time for.
+    """
+
+    rows: Tensor  # (rows, WIDTH)
+    layers: list[tuple[str, int, int]]  # name, heads, first row
+
+    def slots(self) -> dict[str, list[TallySlot]]:
+        """By layer, those of all kinds and grades."""
+        counted = self.rows[:, CALLS : NUMBER + 1].tolist()
+        found = {}
+        for name, heads, first in self.layers:
+            places = [(kind, grade) for kind in KINDS for grade in range(GRADES)]
+            begins = range(first, first + len(places) * heads, heads)
+            found[name] = [
+                TallySlot(*place, *counted[begin], begin) for place, begin in zip(places, begins, strict=True)
+            ]
+        return found
+
+    def rows_of(self, slots: list[TallySlot]) -> Tensor:
+        """The sums and peaks of all heads of these slots, (heads, columns + 1)."""
+        places = [row for slot in slots for row in range(slot.first, slot.first + slot.facts.heads)]
+        return self.rows[torch.tensor(places, dtype=torch.int64, device="cpu"), : PEAK + 1]
 
 
 def _with_signs(summary: HeadSummary, signs: tuple[str, ...]) -> HeadSummary:

@@ -152,13 +152,14 @@ class StepAccumulator:
         self.kept = 0  # bytes of rows that are not folded yet
         self.failures: dict[str, str] = {}  # layers whose gradients could not be measured in the last closed step
 
-    def add(self, name: str, call: AttentionCall, summary: Summary) -> None:
-        place = (name, call.facts.kind, call.facts.heads)
+    def add(self, name: str, facts: Facts, summary: Summary, call: AttentionCall | None = None) -> None:
+        """Add a call to its layer; `call` where its gradients are wanted."""
+        place = (name, facts.kind, facts.heads)
         with self.lock:
             layer = self.layers.get(place)
             if layer is None:
-                layer = self.layers[place] = LayerSums(call.facts)
-            layer.facts = call.facts
+                layer = self.layers[place] = LayerSums(facts)
+            layer.facts = facts
             if summary is not None:
                 self.calls += 1
                 if isinstance(summary, UnfoldedRows):
@@ -168,9 +169,9 @@ class StepAccumulator:
                         self._fold(self.layers)
                 else:
                     layer.summary = summary if layer.summary is None else layer.summary.merge(summary)
-            if self.wants_gradients:
+            if self.wants_gradients and call is not None:
                 if layer.gradients is None:
-                    layer.gradients = GradientHooks(call.facts.heads)
+                    layer.gradients = GradientHooks(facts.heads)
                 layer.gradients.follow(call)
 
     def _fold(self, layers: Mapping[Any, LayerSums]) -> None:

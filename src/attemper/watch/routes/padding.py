@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from ...operation.padding import kept_by_mask
-from ..attach.running import running
-from ..call import AttentionCall
+from ..attach.running import Pass, running
+from ..call import AttentionCall, Facts
 
 
 def leave_padding_out(call: AttentionCall) -> None:
@@ -34,6 +34,13 @@ def leave_padding_out(call: AttentionCall) -> None:
                 call.rows = _remembered(current.masks, matrix)
     if place is not None:
         current.kept[place] = call.rows
+
+
+def leave_none_out(current: Pass, facts: Facts, query: Tensor, key: Tensor) -> None:
+    """The same for self-attention without a mask, all of whose rows count."""
+    sequence, _ = current.sequences.of_call(query, key)
+    if sequence is not None:
+        current.kept[sequence, facts.batch, facts.queries] = None
 
 
 def _remembered(masks: dict[Any, tuple[Tensor, Tensor]], mask: Tensor) -> Tensor:
