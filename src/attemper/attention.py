@@ -16,7 +16,7 @@ from . import kernels
 from .errors import checked_options
 from .kernels.contract import Problem
 from .operation.checks import Signs, check_signs, prepare
-from .operation.direct import attend, attend_unchecked, plain_vitals
+from .operation.direct import attend, attend_again, attend_unchecked, plain_vitals
 from .operation.listen import TallyTarget
 from .operation.ops import attend_without_autograd_and_modes, matrix
 from .operation.plain import is_plain_call
@@ -189,6 +189,23 @@ def attention_with_detached_signs(
     return attention(
         query, key, value, mask=mask, causal=causal, scale=scale, softcap=softcap, dropout=dropout, signs=signs
     )
+
+
+def attention_again(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: None,
+    causal: bool,
+    scale: float | None,
+    softcap: float | None,
+    dropout: float,
+) -> tuple[Tensor, Any] | None:
+    """`attention_with_detached_signs` for a call like an earlier one on a GPU; all signs are rows of memory. None if not."""
+    if not is_plain_call(query, key, value, causal, scale, None, softcap, dropout):
+        return None
+    return attend_again(query, key, value, causal, scale, softcap)
 
 
 def measure_without_autograd_and_modes(

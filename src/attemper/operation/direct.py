@@ -118,6 +118,35 @@ def attend_unchecked(
     return attend_plain(problem, names, native, detached)
 
 
+def attend_again(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool | str, scale: float | None, softcap: float | None
+) -> tuple[Tensor, Any] | None:
+    """A plain call like an earlier one on a GPU, by the same launch: its output, and all signs as rows of memory.
+
+    The signs have no gradients. None if there was no such call, or this one may be invalid.
+    """
+    if kernels.takes_plain("auto", cuda=True) is None:
+        return None
+    problem = plain_problem(query, key, value, None, causal, scale, None, softcap)
+    if problem is None or not kernels.KERNELS["triton"].takes(problem):
+        return None
+    native, sign_bits = kernels.load("triton"), _bits_of(SIGNS)
+    tracked = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    if tracked:
+        if query.is_inference() or key.is_inference() or value.is_inference():
+            return None  # see attend_unchecked
+        sign_bits |= with_gradient_bits(0, query, key)
+    plan = native.forward_plan(problem, sign_bits)
+    if plan is None:
+        return None
+    if not tracked:
+        results, rows = native.forward_again(plan, problem, sign_bits)
+        return results.output, rows
+    detached: list[Any] = []
+    call = _PlainCall(problem, sign_bits, OUTPUT_ALONE, "triton", detached, plan)
+    return _apply_plain(query, key, value, None, None, call)[0], detached[0]
+
+
 def _tracked(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.requires_grad
 
@@ -144,7 +173,8 @@ class _PlainCall(NamedTuple):
     sign_bits: int
     outputs: tuple[str, ...]  # the fields of Results that it returns
     kernel: str
-    detached: list[Results] | None  # a list gets the results that have no gradient
+    detached: list[Any] | None  # a list gets the results that have no gradient
+    plan: Any = None  # of the launch of an earlier call: the list then gets the rows of its signs
 
 
 class _PlainAttention(torch.autograd.Function):
@@ -152,12 +182,15 @@ class _PlainAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query, key, value, mask, gain, call: _PlainCall) -> Any:  # type: ignore[no-untyped-def]
-        problem, sign_bits, outputs, kernel, detached = call
-        results = kernels.load(kernel).bare_forward(problem, sign_bits, saved=True)
+        problem, sign_bits, outputs, kernel, detached, plan = call
         ctx.numbers, ctx.outputs, ctx.kernel = problem[N_TENSORS:], outputs, kernel
         ctx.set_materialize_grads(False)
+        if plan is None:
+            results = without_gradient = kernels.load(kernel).bare_forward(problem, sign_bits, saved=True)
+        else:
+            results, without_gradient = kernels.load(kernel).forward_again(plan, problem, sign_bits)
         if detached is not None:
-            detached.append(results)
+            detached.append(without_gradient)
             kept = [
                 tensor if is_for_output else None for tensor, is_for_output in zip(results, _IS_FOR_OUTPUT, strict=True)
             ]

@@ -99,7 +99,7 @@ def forward(problem: Problem, sign_bits: int) -> Results:
 
 def bare_forward(problem: Problem, sign_bits: int, saved: bool = False) -> Results:
     """`forward` for a caller that is no op: None for what was not asked for."""
-    plan = _forward_plan(problem, sign_bits) if splits_of(problem) == 1 else None
+    plan = forward_plan(problem, sign_bits)
     if plan is None:
         problem = readable(problem)  # what has a plan is
     query, value = problem.query, problem.value
@@ -140,8 +140,10 @@ def _launch_forward(problem: Problem, results: Results, sign_bits: int) -> None:
 _NO_PLANS: Plans = {}
 
 
-def _forward_plan(problem: Problem, sign_bits: int) -> LaunchPlan | None:
-    """The plan of an earlier call like this one."""
+def forward_plan(problem: Problem, sign_bits: int) -> LaunchPlan | None:
+    """The plan of an earlier call like this one; None if there was none, or the keys of each row are split over programs."""
+    if splits_of(problem) > 1:
+        return None
     return _launch.PLANS.get(_plan_key(problem, sign_bits), _NO_PLANS).get("forward")
 
 
@@ -150,27 +152,47 @@ def _run_forward(plan: LaunchPlan, problem: Problem, results: Results) -> None:
     plan.run((*inputs(problem), key, key if value is None else value, *results))
 
 
-def rows_again(
-    query: Tensor, key: Tensor, scale: float, right: int | None
-) -> tuple[tuple[int, ...], tuple[int, int, int], tuple[Tensor]] | None:
-    """All signs of a call without values, by the launch of one with the same shapes; None if there was none.
+SignRows = tuple[tuple[int, ...], tuple[int, int, int], tuple[Tensor, ...]]
+"""The addresses of all signs and of `lse_low`, their shape (batch, heads, rows), and the memory that they are in."""
 
-    They lie in one block of memory, which takes less time than a tensor for each. Returned are the addresses of all signs and of
-    `lse_low`, their shape (batch, heads, rows), and the block.
-    """
+
+def rows_again(query: Tensor, key: Tensor, scale: float, right: int | None) -> SignRows | None:
+    """All signs of a call without values, by the launch of one with the same shapes; None if there was none."""
     tensors = (facts(query), facts(key), None, None, None)
     numbers = (scale, None, right, None, 0.0)
     plan = _launch.PLANS.get((query.get_device(), tensors, numbers, ALL_SIGNS), _NO_PLANS).get("forward")
     if plan is None:
         return None
-    batch, heads, rows, _ = query.shape
-    each = cdiv(batch * heads * rows, 4) * 4  # all addresses are aligned, as those of tensors are
-    block = query.new_empty_strided(((len(SIGNS) + 1) * each,), (1,), dtype=torch.float32)
-    first = block.data_ptr()
-    addresses = tuple(range(first, first + 4 * (len(SIGNS) + 1) * each, 4 * each))
+    block, addresses = _sign_block(query, len(SIGNS) + 1)
     results = (None, None, None, addresses[-1], *addresses[:-1])  # as in Results
     on_its_device(query, plan.run, (query, key, query, query, query, key, key, *results))
-    return addresses, (batch, heads, rows), (block,)
+    return (*addresses,), query.shape[:3], (block,)
+
+
+def forward_again(plan: LaunchPlan, problem: Problem, sign_bits: int) -> tuple[Results, SignRows]:
+    """`bare_forward` with values and all signs, by the `forward_plan` of a call like it.
+
+    The signs lie in one block; of them, only `lse` and `lse_low` are among the results.
+    """
+    query, key, value = problem[:3]
+    assert value is not None
+    saved = bare_results(query, value.shape[3], sign_bits & OUTPUT_LOW_BIT, saved=True, as_query=True)
+    block, (visible, mean, variance, peak, entropy, p2) = _sign_block(query, len(SIGNS) - 1)
+    output, output_low, _, lse_low, *_ = saved
+    lse = saved.lse
+    results = (output, output_low, None, lse_low, visible, mean, variance, peak, lse, entropy, p2)
+    on_its_device(query, plan.run, (*inputs(problem), key, value, *results))
+    addresses = (visible, mean, variance, peak, lse.data_ptr(), entropy, p2, lse_low.data_ptr())
+    return saved, (addresses, query.shape[:3], (block, lse, lse_low))
+
+
+def _sign_block(query: Tensor, count: int) -> tuple[Tensor, range]:
+    """Memory for so many signs of a call, and their addresses. It takes less time than a tensor for each."""
+    batch, heads, rows, _ = query.shape
+    each = cdiv(batch * heads * rows, 4) * 4  # all addresses are aligned, as those of tensors are
+    block = query.new_empty_strided((count * each,), (1,), dtype=torch.float32)
+    first = block.data_ptr()
+    return block, range(first, first + 4 * count * each, 4 * each)
 
 
 N_FORWARD = 5 + 2 + len(Results._fields)

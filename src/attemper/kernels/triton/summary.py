@@ -165,7 +165,9 @@ def by_head_kernel(
     tl.store(p_out + N_SUMS, peak)
 
 
-@triton.jit(do_not_specialize=["slot", "width", "step_b", "step_h", "step_r", "batch", "heads", "rows", "number", "keep"])
+@triton.jit(
+    do_not_specialize=["slot", "width", "step_b", "step_h", "step_r", "batch", "heads", "rows", "number", "keep"]
+)
 def add_kernel(
     p_tally, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, p_low, p_keep,
     slot, width, step_b, step_h, step_r, batch, heads, rows, number, keep,

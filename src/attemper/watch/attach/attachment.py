@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..._torch_private import HigherOrderOperator, TorchDispatchMode, _current_graph_task_id, _pop_mode, _push_mode
 from ...errors import AttemperError
 from ...operation.ops import FORWARD
-from ..call import AttentionCall, Facts
+from ..call import AttentionCall, Facts, UnfoldedRows
 from ..routes import attemper as own
 from ..routes import sdpa as fused
 from ..routes.handwritten.chain import Chain, shared
@@ -324,30 +324,43 @@ class Attachment:
     def take_again(
         self, facts: Facts, query: Tensor, key: Tensor, causal: bool | str, scale: float | None, current: Pass
     ) -> bool:
-        """`take` for a call without a mask like an earlier one, in a light pass on a GPU, by the same launch.
-
-        False if it needs more than that. Python takes longer than the kernel here, so that each question counts.
-        """
-        frames, light = running.frames, current.begun_light
-        if len(self.observers) != 1 or current.left_out or light is None or facts.kind == "cross":
-            return False
-        observer, module = self.observers[0], frames[-1].module
-        name = observer.names.get(id(module))
-        if name is None or not observer.wants_rows_alone or _current_graph_task_id() != -1 or is_captured(query):
+        """`take` for a call without a mask like an earlier one, by the same launch; False if it needs more than that."""
+        observer = self.alone(facts, query, current)
+        if observer is None:
             return False
         try:
             rows = rows_again(query, key, causal, scale, observer)
         except (AttemperError, RuntimeError) as error:
-            self.unmeasured(tuple(frames), str(error).removesuffix("."))
+            self.unmeasured(tuple(running.frames), str(error).removesuffix("."))
             return True
-        if rows is None:
-            return False
+        if rows is not None:
+            self.count_rows(facts, query, key, rows, observer, current)
+        return rows is not None
+
+    def alone(self, facts: Facts, query: Tensor, current: Pass) -> Watch | None:
+        """The only watch of a light pass on a GPU, if it needs nothing but the rows of a call, all of which count.
+
+        Python takes longer than the kernel here, so that each question counts.
+        """
+        if len(self.observers) != 1 or current.left_out or current.light is None or facts.kind == "cross":
+            return None
+        observer = self.observers[0]
+        named = id(running.frames[-1].module) in observer.names
+        if not named or not observer.wants_rows_alone or _current_graph_task_id() != -1 or is_captured(query):
+            return None
+        return observer
+
+    def count_rows(
+        self, facts: Facts, query: Tensor, key: Tensor, rows: UnfoldedRows, observer: Watch, current: Pass
+    ) -> None:
+        """Count a call of which there are only rows, for the watch that `alone` returned."""
+        frames, module = running.frames, running.frames[-1].module
         leave_none_out(current, facts, query, key)
-        light.counted(module)
+        if current.begun_light is not None:
+            current.begun_light.counted(module)
         for frame in frames:
             frame.accounted = True
-        observer.add_rows(name, facts, rows)
-        return True
+        observer.add_rows(observer.names[id(module)], facts, rows)
 
     def _measure(self, call: AttentionCall, observers: list[Watch], current: Pass | None) -> Measured | None:
         # a forward inside a backward is a checkpoint computed again: its numbers are counted, its gradients are still to come

@@ -7,7 +7,7 @@ from. Tensors are known by weak references to their storage, so an address that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from torch import Tensor
@@ -88,7 +88,7 @@ def shown_kind(frame: Frame, query: Tensor, key: Tensor) -> str | None:
     return "self" if address(query) == address(key) != 0 else None
 
 
-def kind_of(frames: tuple[Frame, ...], query: Tensor, key: Tensor, lengths: tuple[int, int]) -> str:
+def kind_of(frames: Sequence[Frame], query: Tensor, key: Tensor, lengths: tuple[int, int]) -> str:
     """Self- or cross-attention: by the module's arguments, by its name, by the sequences of q and k, then by lengths."""
     shown = shown_kind(frames[-1], query, key)
     if shown is not None:

@@ -10,16 +10,17 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ...attention import attention, attention_with_detached_signs
+from ...attention import attention, attention_again, attention_with_detached_signs
 from ...errors import InputError
 from ...operation.listen import listening
-from ...vitals import Vitals
+from ...vitals import SIGNS, Vitals
 from ..attach.attachment import attachment
 from ..attach.modes import without_modes
 from ..attach.running import Pass, running
-from ..call import AttentionCall, Facts
+from ..call import AttentionCall, Facts, UnfoldedRows
 from .kind import kind_of
 from .sdpa import unreadable
 from .transformers import is_causal, refusal, with_bias
@@ -139,6 +140,26 @@ def attend_with(
                 known[place] = found
         return found
 
+    def attend_alone(
+        current: Pass, query: Tensor, key: Tensor, value: Tensor, asked: dict[str, Any], options: dict[str, Any]
+    ) -> Tensor | None:
+        """The output of a call like an earlier one on a GPU, which is counted; None if it needs more than its rows."""
+        if not query.is_cuda or signs != SIGNS:
+            return None
+        kind = kind_of(running.frames, query, key, (query.shape[2], key.shape[2]))
+        facts = facts_of(kind, query, key, asked, declared=asked["scale"], window=options.get("sliding_window"))
+        observer = attachment.alone(facts, query, current)
+        if observer is None:
+            return None
+        with without_listener_and_modes():
+            found = attention_again(query, key, value, **asked)
+        if found is None:
+            return None
+        output, rows = found
+        measured = UnfoldedRows(*rows, None, torch.cuda.current_stream(query.device))
+        attachment.count_rows(facts, query, key, measured, observer, current)
+        return output
+
     def attend(
         module: nn.Module,
         query: Tensor,
@@ -153,6 +174,10 @@ def attend_with(
         current = running.current if watching() else None  # None: this call is not measured
         if current is not None:
             attachment.interface.expect(module, REPLACED)
+        if current is not None and current.light is not None and asked["mask"] is None and alter is None:
+            output = attend_alone(current, query, key, value, asked, options)
+            if output is not None:
+                return output.transpose(1, 2).contiguous(), None
         # a loss may hold the vitals that `alter` is given
         run = attention_with_detached_signs if alter is None else attention
         asks = current is not None or alter is not None
