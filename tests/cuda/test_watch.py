@@ -150,6 +150,37 @@ def test_calls_like_earlier_ones_have_the_same_bits(name, dtype, monkeypatch):
     assert any(used)
 
 
+@in_dtype
+@passes
+def test_replaced_calls_like_earlier_ones_have_the_same_bits(dtype, train, monkeypatch):
+    """The same with replace=True, where the launch also computes the output."""
+    transformers = pytest.importorskip("transformers")
+    kernel, used = attemper.kernels.load("triton"), []
+    again = kernel.forward_again
+    monkeypatch.setattr(kernel, "forward_again", lambda *args: used.append(args) or again(*args))
+    kernel._launch.PLANS.clear()
+    sizes = {"n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 64, "bos_token_id": 1, "eos_token_id": 1}
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
+    config = transformers.GPT2Config(**sizes, **off)
+    model = transformers.GPT2LMHeadModel(config).to("cuda", dtype).train(train)
+    ids, found = torch.randint(0, 64, (3, 150), device="cuda"), []
+    with attemper.watch(model, replace=True) as watch:
+        for _ in range(4):
+            model.zero_grad()
+            with torch.set_grad_enabled(train):
+                logits = model(ids).logits
+            if train:
+                logits.float().logsumexp(-1).mean().backward()
+            watch.step()
+            found.append([logits.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    assert len(used) == 3 * 2  # the first pass is a full one, which learns the calls
+    first, *others = (watch.record.filter(steps=[step]).to_dicts() for step in range(4))
+    for rows in others:
+        assert [{**row, "step": 0} for row in rows] == first
+    for results in found[1:]:
+        assert all(map(torch.equal, results, found[0]))
+
+
 def test_steps_and_microbatches_add_up():
     model, x = made("SDPA", torch.float32, "cuda", torch.float32)
     with attemper.watch(model) as watch:

@@ -1,5 +1,6 @@
 """The Triton kernels without a GPU, by Triton's interpreter: `make triton`."""
 
+import ctypes
 import importlib
 import importlib.util
 import math
@@ -14,8 +15,9 @@ import attemper
 from attemper import kernels
 from attemper.errors import KernelUnavailable
 from attemper.heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT
-from attemper.kernels.contract import Serves
+from attemper.kernels.contract import ALL_SIGNS, Serves
 from attemper.operation.ops import FORWARD
+from attemper.vitals import SIGNS
 from attemper.watch.call import UnfoldedRows
 from cases import GRID, pairwise
 from close import assert_reordered, in_float32
@@ -137,17 +139,51 @@ def test_a_call_like_an_earlier_one_has_its_signs_in_one_block(monkeypatch, rows
 
     assert kernel.rows_again(query, key, 0.25, 0) is None
     problem = kernel.Problem(query, key, None, None, None, None, None, 0.25, None, 0, None, 0.0)
-    monkeypatch.setitem(kernel._launch.PLANS, kernel._plan_key(problem, kernel.ALL_SIGNS), {"forward": Plan()})
+    monkeypatch.setitem(kernel._launch.PLANS, kernel.plan_key(problem, ALL_SIGNS), {"forward": Plan()})
     addresses, shape, (block,) = kernel.rows_again(query, key, 0.25, 0)
     assert shape == (1, 3, rows)
     assert [tensor is query or tensor is key for tensor in given[:7]] == [True] * 7
     results = kernel.Results(*given[7:])
-    assert [getattr(results, name) for name in (*kernel.SIGNS, "lse_low")] == list(addresses)
+    assert [getattr(results, name) for name in (*SIGNS, "lse_low")] == list(addresses)
     assert results[:3] == (None, None, None)
     begins = [(address - block.data_ptr()) // 4 for address in addresses]
     assert all(address % 16 == 0 for address in addresses)
     assert all(after - before >= 3 * rows for before, after in zip(begins, [*begins[1:], block.numel()], strict=True))
     assert begins[0] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_call_with_values_like_an_earlier_one_has_its_signs_in_one_block(dtype):
+    kernel = kernels.load("triton")
+    query, key, value = (torch.randn(1, 3, n, 16).to(dtype) for n in (9, 20, 20))
+    problem = kernel.Problem(query, key, value, None, None, None, None, 0.25, None, 0, None, 0.0)
+    bits = ALL_SIGNS | kernel.OUTPUT_LOW_BIT
+    expected, given = kernel.bare_forward(problem, bits), []
+
+    class Plan:
+        """Writes what the kernel would write, where it would."""
+
+        def run(self, tensors):
+            given.extend(tensors[:7])
+            for source, target in zip(expected, tensors[7:], strict=True):
+                if type(target) is int:
+                    ctypes.memmove(target, source.data_ptr(), source.nbytes)
+                elif target is not None:
+                    target.copy_(source)
+
+    saved, (addresses, shape, memory) = kernel.forward_again(Plan(), problem, bits)
+    wanted = (query, key, value, query, query, key, value)
+    assert all(tensor is other for tensor, other in zip(given, wanted, strict=True))
+    assert shape == (1, 3, 9)
+    for name in ("output", "output_low", "lse", "lse_low"):
+        found, right = getattr(saved, name), getattr(expected, name)
+        assert found is right is None or torch.equal(found, right)
+    for name, address in zip((*SIGNS, "lse_low"), addresses, strict=True):
+        right = getattr(expected, name)
+        found = torch.empty_like(right)
+        ctypes.memmove(found.data_ptr(), address, right.nbytes)
+        assert torch.equal(found, right), name
+        assert any(one.data_ptr() <= address < one.data_ptr() + one.nbytes for one in memory), name
 
 
 def test_calls_are_added_to_a_tally():
@@ -158,7 +194,7 @@ def test_calls_are_added_to_a_tally():
         for number in (5, 7):
             vitals = attemper.measure(*(torch.randn(batch, heads, rows, 8) * 2 for _ in range(2)), causal=True)
             keep = torch.rand(batch, 1, rows) > 0.3 if batch > 1 else None
-            signs = [*(getattr(vitals, name) for name in kernels.load("triton").SIGNS), vitals._lse_low]
+            signs = [*(getattr(vitals, name) for name in SIGNS), vitals._lse_low]
             summary.add_to(tally, (1, 2), signs, keep, number, SATURABLE_KEYS, SATURATED_WEIGHT)
             alone = vitals.by_head(keep)
             expected = alone if expected is None else expected.merge(alone)

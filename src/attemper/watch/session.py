@@ -19,7 +19,7 @@ from .attach.attachment import attachment
 from .attach.dynamo import COMPILED, in_compiled, is_compiled
 from .attach.names import named_modules
 from .attach.running import running
-from .call import AttentionCall, Examiner, Facts, Summary, UnfoldedRows
+from .call import AttentionCall, Examiner, Summary
 from .endings import check_calls, check_end, drop_unfinished, note_gradients
 from .options import check_model, check_numbers, check_options, check_rows, check_step, with_hooks
 from .passes import LEFT_OUT, ONLY_OTHERS, Passes
@@ -333,16 +333,6 @@ class Watch:
             self._warn(f"{self._title(name)}: {call.facts.heads} of its {named} heads run on this rank.")
         for examiner, one in zip(self.examiners, found or (), strict=False):
             examiner.keep(name, call, one)
-
-    def add_rows(self, name: str, facts: Facts, rows: UnfoldedRows) -> None:
-        """`add_call` for a call of which nothing but its rows is needed."""
-        self._sums.add(name, facts, rows)
-
-    @property
-    def wants_rows_alone(self) -> bool:
-        """Whether nothing but the rows of a call is needed: not its gradients, its modules, or which of its rows count."""
-        others = self.examiners or self.wants_gradients or self.given_rows is not None
-        return not others and not (self._ranks is not None and self._ranks.many)
 
     def add_unmeasured(self, name: str, reason: str) -> None:
         self._unmeasured += 1

@@ -10,6 +10,8 @@ store.py         signs and output of a row, written
 row_terms.py     what the gradient needs of each row
 backward.py      two kernels: over keys (dq, d(gain), d(mask)) and over rows (dk, dv)
 launch.py        a launch by what was compiled for an equal one before
+again.py         a call like an earlier one, by its launch
+tune.py          tiles that are chosen by time
 summary.py       rows to heads, for all calls of a step in one launch
 __init__.py      forward() and backward(): the launches in order; bare_forward() and bare_backward() without an op around them
 """
@@ -21,9 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...vitals import SIGNS
 from ..contract import (
-    ALL_SIGNS,
     ARGMAX_BIT,
     OUTPUT_LOW_BIT,
     Gradients,
@@ -42,6 +42,10 @@ from . import forward as _forward
 from . import launch as _launch
 from . import row_terms as _rows
 from . import summary as summary  # the watch folds rows by it
+from .again import SignRows as SignRows  # of calls like earlier ones, for a watch
+from .again import forward_again as forward_again
+from .again import forward_plan, plan_key
+from .again import rows_again as rows_again
 from .arguments import (
     as_written,
     cdiv,
@@ -83,8 +87,8 @@ from .launch import (
     on_its_device,
     plans_of,
     room,
-    tuned,
 )
+from .tune import tuned
 
 
 def forward(problem: Problem, sign_bits: int) -> Results:
@@ -111,24 +115,13 @@ def bare_forward(problem: Problem, sign_bits: int, saved: bool = False) -> Resul
     return results
 
 
-def _plan_key(problem: Problem, sign_bits: int) -> tuple[Any, ...]:
-    """All that a launch of the forward depends on; () for a call with dropout, whose seed is new each time."""
-    if problem.dropout:
-        return ()
-    query, key, value, mask, gain = problem[:5]
-    if mask is not None and mask.dtype == torch.bool:
-        mask = mask.view(torch.uint8)  # as `readable` has it
-    tensors = (facts(query), facts(key), facts(value), facts(mask), facts(gain))
-    return (query.get_device(), tensors, problem[7:], sign_bits)
-
-
 def _launch_forward(problem: Problem, results: Results, sign_bits: int) -> None:
     """Of a problem that is readable; fields of `results` may be None."""
     splits = splits_of(problem)
     if splits > 1:
         _decode.launch_decode(problem, results, sign_bits, splits)
         return
-    plans = plans_of(_plan_key(problem, sign_bits))
+    plans = plans_of(plan_key(problem, sign_bits))
     plan = None if plans is None else plans.get("forward")
     if plan is not None:
         _run_forward(plan, problem, results)
@@ -137,62 +130,9 @@ def _launch_forward(problem: Problem, results: Results, sign_bits: int) -> None:
     _launch.run_and_plan(plans, "forward", N_FORWARD, launch)
 
 
-_NO_PLANS: Plans = {}
-
-
-def forward_plan(problem: Problem, sign_bits: int) -> LaunchPlan | None:
-    """The plan of an earlier call like this one; None if there was none, or the keys of each row are split over programs."""
-    if splits_of(problem) > 1:
-        return None
-    return _launch.PLANS.get(_plan_key(problem, sign_bits), _NO_PLANS).get("forward")
-
-
 def _run_forward(plan: LaunchPlan, problem: Problem, results: Results) -> None:
     key, value = problem.key, problem.value
     plan.run((*inputs(problem), key, key if value is None else value, *results))
-
-
-SignRows = tuple[tuple[int, ...], tuple[int, int, int], tuple[Tensor, ...]]
-"""The addresses of all signs and of `lse_low`, their shape (batch, heads, rows), and the memory that they are in."""
-
-
-def rows_again(query: Tensor, key: Tensor, scale: float, right: int | None) -> SignRows | None:
-    """All signs of a call without values, by the launch of one with the same shapes; None if there was none."""
-    tensors = (facts(query), facts(key), None, None, None)
-    numbers = (scale, None, right, None, 0.0)
-    plan = _launch.PLANS.get((query.get_device(), tensors, numbers, ALL_SIGNS), _NO_PLANS).get("forward")
-    if plan is None:
-        return None
-    block, addresses = _sign_block(query, len(SIGNS) + 1)
-    results = (None, None, None, addresses[-1], *addresses[:-1])  # as in Results
-    on_its_device(query, plan.run, (query, key, query, query, query, key, key, *results))
-    return (*addresses,), query.shape[:3], (block,)
-
-
-def forward_again(plan: LaunchPlan, problem: Problem, sign_bits: int) -> tuple[Results, SignRows]:
-    """`bare_forward` with values and all signs, by the `forward_plan` of a call like it.
-
-    The signs lie in one block; of them, only `lse` and `lse_low` are among the results.
-    """
-    query, key, value = problem[:3]
-    assert value is not None
-    saved = bare_results(query, value.shape[3], sign_bits & OUTPUT_LOW_BIT, saved=True, as_query=True)
-    block, (visible, mean, variance, peak, entropy, p2) = _sign_block(query, len(SIGNS) - 1)
-    output, output_low, _, lse_low, *_ = saved
-    lse = saved.lse
-    results = (output, output_low, None, lse_low, visible, mean, variance, peak, lse, entropy, p2)
-    on_its_device(query, plan.run, (*inputs(problem), key, value, *results))
-    addresses = (visible, mean, variance, peak, lse.data_ptr(), entropy, p2, lse_low.data_ptr())
-    return saved, (addresses, query.shape[:3], (block, lse, lse_low))
-
-
-def _sign_block(query: Tensor, count: int) -> tuple[Tensor, range]:
-    """Memory for so many signs of a call, and their addresses. It takes less time than a tensor for each."""
-    batch, heads, rows, _ = query.shape
-    each = cdiv(batch * heads * rows, 4) * 4  # all addresses are aligned, as those of tensors are
-    block = query.new_empty_strided((count * each,), (1,), dtype=torch.float32)
-    first = block.data_ptr()
-    return block, range(first, first + 4 * count * each, 4 * each)
 
 
 N_FORWARD = 5 + 2 + len(Results._fields)
@@ -302,7 +242,7 @@ def _backward_plans(
     problem: Problem, saved: Results, upstream: Upstream, arrived: int, needs_grad: NeedsGrad
 ) -> Plans | None:
     """The plans of a backward; None where it can have none."""
-    key = _plan_key(problem, -1)
+    key = plan_key(problem, -1)
     if not key or not all_aligned(*saved, *upstream[1:]):
         return None  # of these the key says nothing: they are new memory, unless a hook or a view gave another
     return plans_of((*key, facts(upstream.output), arrived, is_there(saved.output_low), needs_grad))

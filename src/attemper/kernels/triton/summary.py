@@ -113,7 +113,8 @@ def add_to(
     batch, heads, rows = visible.shape
     step_kind, step_grade, step_head, _ = tally.stride()
     slot = place[0] * step_kind + place[1] * step_grade
-    kept, strides, farthest = visible, (0, 0, 0), 0
+    kept, farthest = visible, 0
+    strides: tuple[int, ...] = (0, 0, 0)
     if keep is not None:
         kept = keep.expand(batch, heads, rows).view(torch.int8)
         strides = kept.stride()

@@ -15,23 +15,23 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..._torch_private import HigherOrderOperator, TorchDispatchMode, _current_graph_task_id, _pop_mode, _push_mode
 from ...errors import AttemperError
 from ...operation.ops import FORWARD
-from ..call import AttentionCall, Facts, UnfoldedRows
+from ..call import AttentionCall
 from ..routes import attemper as own
 from ..routes import sdpa as fused
 from ..routes.handwritten.chain import Chain, shared
 from ..routes.handwritten.op_names import SOFTMAXES, is_followed, op_name
-from ..routes.padding import leave_none_out, leave_padding_out
+from ..routes.padding import leave_padding_out
 from ..routes.transformers import Interface
 from ..trace.trace import Trace
 from .dynamo import Eager
 from .learned import pattern_of
 from .light import Interception
-from .measuring import Measured, is_captured, measured, rows_again
+from .measuring import Measured, measured
 from .modes import without_autograd_and_modes
 from .names import name_in
 from .running import Frame, Pass, Site, is_quiet, running, traits
@@ -320,47 +320,6 @@ class Attachment:
         found = self._measure(call, observers, current)
         if found is not None:
             self._count(call, observers, found, current, names)
-
-    def take_again(
-        self, facts: Facts, query: Tensor, key: Tensor, causal: bool | str, scale: float | None, current: Pass
-    ) -> bool:
-        """`take` for a call without a mask like an earlier one, by the same launch; False if it needs more than that."""
-        observer = self.alone(facts, query, current)
-        if observer is None:
-            return False
-        try:
-            rows = rows_again(query, key, causal, scale, observer)
-        except (AttemperError, RuntimeError) as error:
-            self.unmeasured(tuple(running.frames), str(error).removesuffix("."))
-            return True
-        if rows is not None:
-            self.count_rows(facts, query, key, rows, observer, current)
-        return rows is not None
-
-    def alone(self, facts: Facts, query: Tensor, current: Pass) -> Watch | None:
-        """The only watch of a light pass on a GPU, if it needs nothing but the rows of a call, all of which count.
-
-        Python takes longer than the kernel here, so that each question counts.
-        """
-        if len(self.observers) != 1 or current.left_out or current.light is None or facts.kind == "cross":
-            return None
-        observer = self.observers[0]
-        named = id(running.frames[-1].module) in observer.names
-        if not named or not observer.wants_rows_alone or _current_graph_task_id() != -1 or is_captured(query):
-            return None
-        return observer
-
-    def count_rows(
-        self, facts: Facts, query: Tensor, key: Tensor, rows: UnfoldedRows, observer: Watch, current: Pass
-    ) -> None:
-        """Count a call of which there are only rows, for the watch that `alone` returned."""
-        frames, module = running.frames, running.frames[-1].module
-        leave_none_out(current, facts, query, key)
-        if current.begun_light is not None:
-            current.begun_light.counted(module)
-        for frame in frames:
-            frame.accounted = True
-        observer.add_rows(observer.names[id(module)], facts, rows)
 
     def _measure(self, call: AttentionCall, observers: list[Watch], current: Pass | None) -> Measured | None:
         # a forward inside a backward is a checkpoint computed again: its numbers are counted, its gradients are still to come

@@ -22,9 +22,10 @@ from ..._torch_private import _get_tracing_state, _is_any_autocast_enabled, is_a
 from ...kernels.contract import Problem
 from ...operation.listen import listening
 from ...operation.ops import FORWARD
-from ..call import AttentionCall, Facts
+from ..call import AttentionCall
 from ..routes import sdpa as fused
 from ..routes.kind import LearnedSequences
+from .again import take_again
 from .learned import CHECK_EVERY, ExpectedCall, FullPass, LightPass, PassType, plans
 from .running import Pass, Switch, is_innermost, module_call, running, running_modules
 from .storages import address
@@ -192,10 +193,12 @@ class Interception:
         if facts is not None and given is not None:
             out = original(*args, **kwargs)
             query, key, _, mask, _, causal, scale, _ = given
-            if mask is None and query.is_cuda and self._take_again(current, facts, query, key, causal, scale):
-                return out
-            call = AttentionCall(facts, tuple(running.frames), query, key, mask=mask, causal=causal, scale=scale)
-            self._take(current, call)
+            short = mask is None and query.is_cuda
+            if short and take_again(self.attachment, facts, query, key, causal, scale, current):
+                self._taken(current)
+            else:
+                frames = tuple(running.frames)
+                self._take(current, AttentionCall(facts, frames, query, key, None, mask, causal, scale))
             return out
         form = form_of(given)
         if expected is not None and form in light.plan.forms:
@@ -270,14 +273,7 @@ class Interception:
             current.sequences.now = None if expected is None else expected.sequences
         return expected
 
-    def _read(
-        self,
-        current: Pass,
-        op: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        signature: object = None,
-    ) -> None:
+    def _read(self, current: Pass, op: Any, args: Any, kwargs: dict[str, Any], signature: object = None) -> None:
         """Read a call from the arguments of an op; keep its facts for later calls with the same signature."""
         frames = tuple(running.frames)
         call = self.attachment.readers[op](op, args, kwargs, frames)
@@ -298,18 +294,11 @@ class Interception:
         try:
             self.attachment.take(call, current)
         finally:
+            current.intercepting = False
             self._taken(current)
-
-    def _take_again(self, current: Pass, facts: Facts, query: Tensor, key: Tensor, causal: bool, scale: Any) -> bool:
-        """`_take` in the short way, if that is possible. It calls nothing that is intercepted."""
-        taken = self.attachment.take_again(facts, query, key, causal, scale, current)
-        if taken:
-            self._taken(current)
-        return taken
 
     def _taken(self, current: Pass) -> None:
         """The call of an intercepted function was read."""
-        current.intercepting = False
         if current.interfaced is not None:
             current.interfaced.followed = True
         if isinstance(current.sequences, LearnedSequences):

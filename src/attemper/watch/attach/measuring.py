@@ -17,6 +17,7 @@ from ...vitals import SIGNS, Vitals
 from ..call import AttentionCall, Summary, UnfoldedRows
 
 if TYPE_CHECKING:
+    from ...kernels.triton import SignRows
     from ..session import Watch
 
 
@@ -71,7 +72,13 @@ def rows_again(query: Tensor, key: Tensor, causal: bool | str, scale: Any, obser
     shape = query.shape
     _, right = band(causal, None, shape[2], key.shape[2])
     found = kernels.load("triton").rows_again(query, key, shape[3] ** -0.5 if scale is None else scale, right)
-    return None if found is None else UnfoldedRows(*found, None, torch.cuda.current_stream(query.device))
+    return None if found is None else unfolded(query, found)
+
+
+def unfolded(query: Tensor, found: SignRows) -> UnfoldedRows:
+    """What the kernel wrote of all rows of a call that the current stream computes."""
+    addresses, shape, memory = found
+    return UnfoldedRows(addresses, shape, memory, None, torch.cuda.current_stream(query.device))
 
 
 def vitals_of(call: AttentionCall, signs: tuple[str, ...], kernel: str) -> Vitals:

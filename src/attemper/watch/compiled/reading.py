@@ -252,13 +252,14 @@ class TallyRows(NamedTuple):
     def slots(self) -> dict[str, list[TallySlot]]:
         """By layer, those of all kinds and grades."""
         counted = self.rows[:, CALLS : NUMBER + 1].tolist()
-        found = {}
+        found: dict[str, list[TallySlot]] = {}
         for name, heads, first in self.layers:
-            places = [(kind, grade) for kind in KINDS for grade in range(GRADES)]
-            begins = range(first, first + len(places) * heads, heads)
-            found[name] = [
-                TallySlot(*place, *counted[begin], begin) for place, begin in zip(places, begins, strict=True)
-            ]
+            slots = found[name] = []
+            for kind in KINDS:
+                for grade in range(GRADES):
+                    calls, number = counted[first]
+                    slots.append(TallySlot(kind, grade, calls, number, first))
+                    first += heads
         return found
 
     def rows_of(self, slots: list[TallySlot]) -> Tensor:

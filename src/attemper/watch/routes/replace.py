@@ -10,17 +10,18 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ...attention import attention, attention_again, attention_with_detached_signs
 from ...errors import InputError
 from ...operation.listen import listening
 from ...vitals import SIGNS, Vitals
+from ..attach.again import alone, count_rows
 from ..attach.attachment import attachment
+from ..attach.measuring import unfolded
 from ..attach.modes import without_modes
 from ..attach.running import Pass, running
-from ..call import AttentionCall, Facts, UnfoldedRows
+from ..call import AttentionCall, Facts
 from .kind import kind_of
 from .sdpa import unreadable
 from .transformers import is_causal, refusal, with_bias
@@ -113,6 +114,55 @@ def read_arguments(
     return key, value, asked
 
 
+class KnownFacts:
+    """The facts of calls, by all that they depend on."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, Facts] = {}
+
+    def of(self, kind: str, query: Tensor, key: Tensor, asked: dict[str, Any], options: dict[str, Any]) -> Facts:
+        """The facts of a call with these options of ``attention()``, and of transformers."""
+        window = options.get("sliding_window")
+        given = (asked["mask"] is None, window, asked["causal"], asked["scale"], asked["softcap"], asked["dropout"])
+        plain = {*map(type, given)} <= PLAIN_TYPES  # a learned scale has another value in each step
+        place = (kind, query.shape, key.shape, query.dtype, *given)
+        found = self.known.get(place) if plain else None
+        if found is None:
+            rest = {"declared": asked["scale"], "window": window, "implementation": REPLACED}
+            found = Facts.of("replaced", kind, query, key, **asked, **rest)
+            if len(self.known) >= MOST_FACTS:
+                self.known.clear()
+            if plain:
+                self.known[place] = found
+        return found
+
+
+def attend_alone(
+    current: Pass,
+    known: KnownFacts,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    asked: dict[str, Any],
+    options: dict[str, Any],
+) -> Tensor | None:
+    """The output of a call like an earlier one on a GPU, which is counted; None if it needs more than its rows."""
+    if not query.is_cuda:
+        return None
+    kind = kind_of(running.frames, query, key, (query.shape[2], key.shape[2]))
+    facts = known.of(kind, query, key, asked, options)
+    observer = alone(attachment, facts, query, current)
+    if observer is None:
+        return None
+    with without_listener_and_modes():
+        found = attention_again(query, key, value, **asked)
+    if found is None:
+        return None
+    output, rows = found
+    count_rows(facts, query, key, unfolded(query, rows), observer, current)
+    return output
+
+
 def attend_with(
     watching: Callable[[], bool],
     signs: tuple[str, ...],
@@ -125,40 +175,7 @@ def attend_with(
     ``alter`` is given the output and the vitals of every call, and returns the output.
     """
 
-    known: dict[Any, Facts] = {}  # by all that they depend on
-
-    def facts_of(kind: str, query: Tensor, key: Tensor, asked: dict[str, Any], **rest: Any) -> Facts:
-        place = (kind, query.shape, key.shape, query.dtype, asked["mask"] is None, *rest.values())
-        place += (asked["causal"], asked["scale"], asked["softcap"], asked["dropout"])
-        plain = {*map(type, place[4:])} <= PLAIN_TYPES  # a learned scale has another value in each step
-        found = known.get(place) if plain else None
-        if found is None:
-            found = Facts.of("replaced", kind, query, key, implementation=REPLACED, **asked, **rest)
-            if len(known) >= MOST_FACTS:
-                known.clear()
-            if plain:
-                known[place] = found
-        return found
-
-    def attend_alone(
-        current: Pass, query: Tensor, key: Tensor, value: Tensor, asked: dict[str, Any], options: dict[str, Any]
-    ) -> Tensor | None:
-        """The output of a call like an earlier one on a GPU, which is counted; None if it needs more than its rows."""
-        if not query.is_cuda or signs != SIGNS:
-            return None
-        kind = kind_of(running.frames, query, key, (query.shape[2], key.shape[2]))
-        facts = facts_of(kind, query, key, asked, declared=asked["scale"], window=options.get("sliding_window"))
-        observer = attachment.alone(facts, query, current)
-        if observer is None:
-            return None
-        with without_listener_and_modes():
-            found = attention_again(query, key, value, **asked)
-        if found is None:
-            return None
-        output, rows = found
-        measured = UnfoldedRows(*rows, None, torch.cuda.current_stream(query.device))
-        attachment.count_rows(facts, query, key, measured, observer, current)
-        return output
+    known = KnownFacts()
 
     def attend(
         module: nn.Module,
@@ -175,7 +192,7 @@ def attend_with(
         if current is not None:
             attachment.interface.expect(module, REPLACED)
         if current is not None and current.light is not None and asked["mask"] is None and alter is None:
-            output = attend_alone(current, query, key, value, asked, options)
+            output = attend_alone(current, known, query, key, value, asked, options) if signs == SIGNS else None
             if output is not None:
                 return output.transpose(1, 2).contiguous(), None
         # a loss may hold the vitals that `alter` is given
@@ -188,7 +205,7 @@ def attend_with(
         if current is not None:
             frames = tuple(running.frames)
             kind = kind_of(frames, query, key, (query.shape[2], key.shape[2]))
-            facts = facts_of(kind, query, key, asked, declared=scaling, window=options.get("sliding_window"))
+            facts = known.of(kind, query, key, asked, options)
             call = AttentionCall(facts, frames, query, key, None, asked["mask"], asked["causal"], asked["scale"])
             call.softcap, call.vitals = asked["softcap"], vitals
             reason = unreadable(query, key)
