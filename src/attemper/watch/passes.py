@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from torch import nn
 
 from .._torch_private import _current_graph_task_id
@@ -90,6 +92,7 @@ class Passes:
         return max((grade for other, grade in self.highest.items() if _are_nested(name, other)), default=0)
 
 
+@lru_cache(1 << 16)  # each step asks for all pairs of layers
 def _are_nested(name: str, other: str) -> bool:
     return is_in(name, other) or is_in(other, name)
 

@@ -71,6 +71,7 @@ class TallyWatch(Watch):
                 "watch(): another watch of this instrumented model is open, and a tally has one reader. Close that one first, "
                 "or use its record."
             )
+        self._layout = TallyLayout(self._tallies)
         self._pending: tuple[int, TallyCopies] | None = None  # a step that ended, and what is being copied of it
         self._kept: list[Tensor] | None = None  # the tallies as a pause found them
         self._is_taken = False  # whether the step that the end of the block ends was taken over
@@ -125,7 +126,7 @@ class TallyWatch(Watch):
             if self._paused:
                 self.resume()
             self._finish()
-            found = TallyCopies(self._tallies).finish()
+            found = TallyCopies(self._layout).finish()
             if self._measuring:
                 self._take_over(found)
                 self._is_taken = True
@@ -147,7 +148,7 @@ class TallyWatch(Watch):
             super()._close_step(join)
             return
         self._finish()
-        self._pending = self._step, TallyCopies(self._tallies)
+        self._pending = self._step, TallyCopies(self._layout)
         self._empty()
         many = self._ranks is not None and bool(self._ranks.groups)
         if self._journal is not None or many:
@@ -177,12 +178,12 @@ class TallyWatch(Watch):
         """Add up what the calls of a step added to the tallies."""
         chosen: list[tuple[str, str, list[TallySlot]]] = []  # layer, kind, the slots that count
         for name, slots in found.slots().items():
-            calls = [int(sum(slot.calls for slot in slots if slot.grade == grade)) for grade in range(GRADES)]
+            calls = [int(sum([slot.calls for slot in slots if slot.grade == grade])) for grade in range(GRADES)]
             grades = self._passes.take_grades(name, calls)
-            if sum(calls) > sum(calls[grade] for grade in grades):
+            if sum(calls) > sum([calls[grade] for grade in grades]):
                 self._note(LEFT_OUT)
             for kind in KINDS:
-                ran = [slot for slot in slots if slot.kind == kind and slot.grade in grades and slot.calls]
+                ran = [slot for slot in slots if slot.kind == kind and slot.grade in grades]
                 if ran:
                     chosen.append((name, kind, ran))
         block = found.rows_of([slot for _, _, ran in chosen for slot in ran])
@@ -199,31 +200,42 @@ class TallyWatch(Watch):
             self._sums.layers[name, kind, facts.heads] = LayerSums(facts, summary)
 
 
+class TallyLayout:
+    """Where the rows of all tallies are, one for each kind, grade and head, if they are put below one another.
+
+    Tallies are copied and read together: an op for each of them, in each step, takes longer than a watch may.
+    """
+
+    def __init__(self, found: dict[str, Tensor]) -> None:
+        by_device: dict[torch.device, dict[str, Tensor]] = {}
+        for name, tally in found.items():
+            by_device.setdefault(tally.device, {})[name] = tally
+        self.parts = {device: [tally.view(-1, WIDTH) for tally in mine.values()] for device, mine in by_device.items()}
+        below = [(name, tally.shape[2]) for mine in by_device.values() for name, tally in mine.items()]
+        first, firsts = 0, {}
+        for name, heads in below:
+            firsts[name] = (first, heads)
+            first += len(KINDS) * GRADES * heads
+        self.places: list[tuple[str, str, int, int]] = []  # layer, kind, grade, first row
+        for name in found:
+            first, heads = firsts[name]
+            for number, (kind, grade) in enumerate((kind, grade) for kind in KINDS for grade in range(GRADES)):
+                self.places.append((name, kind, grade, first + number * heads))
+        self.firsts = torch.tensor([first for *_, first in self.places], dtype=torch.int64, device="cpu")
+
+
 class TallyCopies:
     """Copies of tallies in host memory, begun when it was made, one from each device; ``finish`` waits for them alone."""
 
-    def __init__(self, found: dict[str, Tensor]) -> None:
-        self.heads = {name: tally.shape[2] for name, tally in found.items()}
-        by_device: dict[torch.device, list[str]] = {}
-        for name, tally in found.items():
-            by_device.setdefault(tally.device, []).append(name)
-        self.numbers = [
-            (names, to_cpu(torch.cat([found[name].detach().reshape(-1, WIDTH) for name in names])))
-            for names in by_device.values()
-        ]
-        self.events = [event_on(device) for device in by_device if device.type == "cuda"]
+    def __init__(self, layout: TallyLayout) -> None:
+        self.layout = layout
+        self.copies = [to_cpu(torch.cat(parts)) for parts in layout.parts.values()]
+        self.events = [event_on(device) for device in layout.parts if device.type == "cuda"]
 
     def finish(self) -> TallyRows:
         for event in self.events:
             event.synchronize()
-        places, first = {}, 0
-        for names, _ in self.numbers:
-            for name in names:
-                places[name] = first
-                first += len(KINDS) * GRADES * self.heads[name]
-        tables = [numbers for _, numbers in self.numbers]
-        rows = tables[0] if len(tables) == 1 else torch.cat(tables)
-        return TallyRows(rows, [(name, heads, places[name]) for name, heads in self.heads.items()])
+        return TallyRows(self.copies[0] if len(self.copies) == 1 else torch.cat(self.copies), self.layout)
 
 
 class TallySlot(NamedTuple):
@@ -232,34 +244,24 @@ class TallySlot(NamedTuple):
     kind: str
     grade: int
     calls: float
-    number: float  # of the last call's description
+    facts: Facts  # of the last one
     first: int  # row of its heads
-
-    @property
-    def facts(self) -> Facts:
-        return facts_of(DESCRIPTIONS[int(self.number)])
 
 
 class TallyRows(NamedTuple):
-    """The rows of all tallies in host memory, one for each layer, kind, grade and head.
-
-    They are read together: an op on each of them would take longer than a step's kernels leave time for.
-    """
+    """The rows of all tallies in host memory."""
 
     rows: Tensor  # (rows, WIDTH)
-    layers: list[tuple[str, int, int]]  # name, heads, first row
+    layout: TallyLayout
 
     def slots(self) -> dict[str, list[TallySlot]]:
-        """By layer, those of all kinds and grades."""
-        counted = self.rows[:, CALLS : NUMBER + 1].tolist()
+        """By layer, those of all kinds and grades that have calls."""
+        counted = self.rows[self.layout.firsts, CALLS : NUMBER + 1].tolist()
         found: dict[str, list[TallySlot]] = {}
-        for name, heads, first in self.layers:
-            slots = found[name] = []
-            for kind in KINDS:
-                for grade in range(GRADES):
-                    calls, number = counted[first]
-                    slots.append(TallySlot(kind, grade, calls, number, first))
-                    first += heads
+        for (name, kind, grade, first), (calls, number) in zip(self.layout.places, counted, strict=True):
+            if calls:
+                slot = TallySlot(kind, grade, calls, facts_of(DESCRIPTIONS[int(number)]), first)
+                found.setdefault(name, []).append(slot)
         return found
 
     def rows_of(self, slots: list[TallySlot]) -> Tensor:
