@@ -192,7 +192,7 @@ def test_attention_by_hand_that_begins_at_a_step_is_said(softmax, kinds):
 
 
 def test_what_light_passes_cannot_see_is_found_by_the_next_check(kinds, monkeypatch):
-    monkeypatch.setattr(learned, "CHECK_EVERY", 4)
+    monkeypatch.setattr(learned, "CHECK_AFTER", 4)
 
     def change(model, step):
         model[1].way = "none" if step < 3 else "hidden"
@@ -207,13 +207,15 @@ def test_what_light_passes_cannot_see_is_found_by_the_next_check(kinds, monkeypa
     assert any("full=True follows every pass" in note for note in watch.record.notes)
 
 
-def test_every_so_many_passes_one_is_full(kinds):
+def test_every_so_many_passes_one_is_full(kinds, monkeypatch):
+    monkeypatch.setattr(learned, "CHECK_AFTER", 5)
+    monkeypatch.setattr(learned, "MOST_UNCHECKED", 20)
     model, x = stack(), torch.randn(1, 5, 16)
     with attemper.watch(model):
-        for _ in range(2 * learned.CHECK_EVERY + 2):
+        for _ in range(57):
             model(x)
-    places = [place for place, kind in enumerate(kinds) if kind == "full"]
-    assert places == [0, learned.CHECK_EVERY, 2 * learned.CHECK_EVERY]
+    # after 5 passes, then 10, and from then on 20
+    assert [place for place, kind in enumerate(kinds) if kind == "full"] == [0, 5, 15, 35, 55]
 
 
 def test_an_alias_is_never_light(kinds):

@@ -81,6 +81,10 @@ class Results(NamedTuple):
     p2: Tensor
 
 
+FOR_OUTPUT = ("output", "output_low", "lse_low", "lse")
+"""The results that a backward needs if a gradient arrives at the output alone."""
+
+
 class Upstream(NamedTuple):
     """The gradients that arrive; None is zero."""
 

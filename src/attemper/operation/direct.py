@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import kernels
 from .._torch_private import apply_of, at_rest
-from ..kernels.contract import FLOATS, N_TENSORS, NeedsGrad, Problem, Results, Upstream, with_gradient_bits
+from ..kernels.contract import FLOATS, FOR_OUTPUT, N_TENSORS, NeedsGrad, Problem, Results, Upstream, with_gradient_bits
 from ..vitals import SIGNS, Vitals
 from . import ops
 from .listen import TallyTarget, current_target, listening
@@ -24,8 +24,6 @@ from .tally import attend_and_tally
 
 _bits_of = cache(ops.bits_of)
 assert Results._fields[-len(SIGNS) :] == SIGNS
-FOR_OUTPUT = ("output", "output_low", "lse_low", "lse")
-"""The results that a backward needs if a gradient arrives at the output alone."""
 OUTPUT_ALONE = ("output",)
 _NO_SIGNS = (None,) * (len(Upstream._fields) - 1)
 _IS_FOR_OUTPUT = [name in FOR_OUTPUT for name in Results._fields]

@@ -20,6 +20,7 @@ from ..errors import InputError
 from ..heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary
 from ..kernels.contract import (
     ARGMAX_BIT,
+    FOR_OUTPUT,
     N_GRADS,
     N_TENSORS,
     NeedsGrad,
@@ -208,7 +209,7 @@ class _MeasuredAttention(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         problem, results = Problem(*inputs[:N_PROBLEM]), Results(*output)
-        ctx.save_for_backward(*problem.tensors, results.output, results.output_low, results.lse, results.lse_low)
+        ctx.save_for_backward(*problem.tensors, *[getattr(results, name) for name in FOR_OUTPUT])
         ctx.numbers, ctx.kernel = tuple(problem[N_TENSORS:]), inputs[-1]
         ctx.mark_non_differentiable(*results[1:])
         ctx.set_materialize_grads(False)
@@ -217,8 +218,7 @@ class _MeasuredAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         saved = ctx.saved_tensors
         problem = Problem(*saved[:N_TENSORS], *ctx.numbers)
-        output, output_low, lse, lse_low = saved[N_TENSORS:]
-        kept = {"output": output, "output_low": output_low, "lse": lse, "lse_low": lse_low}
+        kept = dict(zip(FOR_OUTPUT, saved[N_TENSORS:], strict=True))
         results: Any = Results(*[kept.get(name) for name in Results._fields])  # type: ignore[arg-type]
         needs_grad = NeedsGrad(*[bool(needed) for needed in ctx.needs_input_grad[:N_GRADS]])
         upstream = Upstream(grads[0], *[None] * (len(Upstream._fields) - 1))

@@ -82,7 +82,7 @@ def watch(
             them, or with ``path`` the last 100 of those that are in the file.
         full: follow every op of every watched pass. By default the first pass is followed in full; if all its attention went
             through functions that can be intercepted, later passes intercept only those, which costs less. What differs makes
-            a pass full again, and so is every 50th.
+            a pass full again, and so is the 50th and later ones up to 400 passes apart.
         examiners: objects that look at the q, k and logits of each call (``from attemper.watch.examine import Examiner``);
             for extensions such as ``scan``.
 

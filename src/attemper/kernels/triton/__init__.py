@@ -293,6 +293,7 @@ class _BackwardLaunches(NamedTuple):
         asks = {"DK": grads[0] is not None, "DV": grads[1] is not None, "KEYS_BY_TOKEN": is_by_token(key)}
         asks["VALUES_BY_TOKEN"] = problem.value is not None and is_by_token(problem.value)
         asks["APPENDED"], asks["TMA"] = self.appends, self.usual and copies(*vectors)
+        asks["SPLIT"] = is_small(problem)
         numbers_after = (*self._steps(), *numbers(problem))
 
         def make(block: Block) -> Launch:
@@ -313,7 +314,7 @@ class _BackwardLaunches(NamedTuple):
         problem = self.problem
         small = is_small(problem)
         exact = problem.query.dtype == torch.float32 or is_added(problem.mask) or small
-        how = {"ARRIVED": self.arrived, "LIFT": self.lifts, "SPLIT": small}
+        how = {"ARRIVED": self.arrived, "LIFT": self.lifts}
         return compiled_for(problem) | how | {"LEAN": not exact and problem.softcap is None}
 
 

@@ -20,8 +20,9 @@ from ..routes.kind import shown_kind
 from .running import Frame
 from .storages import address
 
-CHECK_EVERY = 50
-"""Every 50th pass of a type is a full one, which checks what was learned."""
+CHECK_AFTER, MOST_UNCHECKED = 50, 400
+"""The 50th pass of a type is a full one, which checks what was learned. After a check that found the same calls, twice as many
+passes are light, at most 400: a full pass takes twice as long as the model's own."""
 
 DECLARED = ("interface", "replaced")  # routes that read a call from the arguments of a function, in any pass
 
@@ -131,7 +132,7 @@ class PassPlan:
         inner = {*self.calls, *self.patterns, id(full_pass.entry)}
         self.without_calls = frozenset(number for number, around in self.around.items() if not around)
         self.not_innermost = frozenset(number for number in self.around if number not in inner)
-        self.uses = 0
+        self.uses, self.check_at = 0, CHECK_AFTER
         self.valid = full_pass.can_be_light
         mine = weakref.ref(self)
 
@@ -175,23 +176,30 @@ class PassPlans:
         if plan is None or not plan.valid:
             return None
         plan.uses += 1
-        return plan if plan.uses % CHECK_EVERY else None
+        return plan if plan.uses < plan.check_at else None
 
-    def learn(self, full_pass: FullPass) -> list[nn.Module]:
-        """Keep what a full pass showed; returns the modules with calls that light passes since the last one may have missed."""
+    def learn(self, full_pass: FullPass) -> tuple[list[nn.Module], int]:
+        """Keep what a full pass showed.
+
+        Returns the modules with calls that light passes since the last full one may have missed, and how many passes that were.
+        """
         plans = self.plans.setdefault(full_pass.entry, {})
         if len(plans) > PASS_TYPES:
             plans.clear()
-        before, plans[full_pass.pass_type] = plans.get(full_pass.pass_type), PassPlan(full_pass)
+        before = plans.get(full_pass.pass_type)
+        plan = plans[full_pass.pass_type] = PassPlan(full_pass)
         if before is None or not before.valid or not before.uses:
-            return []
+            return [], 0
+        if plan.order == before.order:
+            plan.check_at = min(2 * before.check_at, MOST_UNCHECKED)
         now = Counter(call.module for call in full_pass.calls)
-        return [
+        missed = [
             full_pass.modules[number]
             for number, count in now.items()
             if number in before.around
             and count * before.runs.get(number, 1) > before.each(number) * full_pass.runs[number]
         ]
+        return missed, before.uses - 1
 
 
 plans = PassPlans()

@@ -26,7 +26,7 @@ from ..call import AttentionCall
 from ..routes import sdpa as fused
 from ..routes.kind import LearnedSequences
 from .again import take_again
-from .learned import CHECK_EVERY, ExpectedCall, FullPass, LightPass, PassType, plans
+from .learned import ExpectedCall, FullPass, LightPass, PassType, plans
 from .running import Pass, Switch, is_innermost, module_call, running, running_modules
 from .storages import address
 
@@ -151,8 +151,8 @@ class Interception:
             # a checkpoint that is computed again may be stopped as soon as its backward has all it needs
             if complete or current.full_pass.pass_type.again:
                 with self.attachment.lock:
-                    found = plans.learn(current.full_pass)
-                self._lost(current, map(id, found), FOUND.format(passes=CHECK_EVERY - 1))
+                    found, passes = plans.learn(current.full_pass)
+                self._lost(current, map(id, found), FOUND.format(passes=passes))
         elif light is not None and complete and not current.counts_for_none(self.attachment.observers):
             self._lost(current, light.silent(), SILENT)
             if not light.is_complete:
