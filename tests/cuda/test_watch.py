@@ -181,6 +181,27 @@ def test_replaced_calls_like_earlier_ones_have_the_same_bits(dtype, train, monke
         assert all(map(torch.equal, results, found[0]))
 
 
+@pytest.mark.parametrize("keep", [None, 1, 3])
+def test_steps_end_while_the_device_is_busy(keep):
+    """Nothing waits for the device before the record is read, unless more steps are on their way than are kept."""
+    model, x = made("SDPA", torch.float32, "cuda", torch.float32)
+    busy, done = torch.randn(8192, 8192, device="cuda"), torch.cuda.Event()
+    with attemper.watch(model, keep=keep) as watch:
+        run(model, x, False)
+        watch.step()
+        for _ in range(30):
+            busy = busy @ busy * 1e-3
+        done.record()
+        for _ in range(3):
+            run(model, x, False)
+            watch.step()
+        assert done.query() == (keep == 1)
+    steps = sorted({row["step"] for row in watch.record.to_dicts()})
+    assert steps == list(range(4))[-(keep or 4) :]
+    found = [table(watch.record.filter(steps=[step]))[0]["entropy"] for step in steps]
+    assert all(torch.equal(found[0], other) for other in found)
+
+
 def test_steps_and_microbatches_add_up():
     model, x = made("SDPA", torch.float32, "cuda", torch.float32)
     with attemper.watch(model) as watch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from functools import cache
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ from ..call import Facts
 from ..passes import LEFT_OUT, ONLY_OTHERS
 from ..record.entry import LayerSums
 from ..record.record import Record
-from ..record.transfer import event_on, to_cpu
+from ..record.transfer import MOST_WAITING, are_done, event_on, to_cpu
 from ..routes.attemper import band
 from ..session import Watch
 from .find import way_of
@@ -72,7 +73,7 @@ class TallyWatch(Watch):
                 "or use its record."
             )
         self._layout = TallyLayout(self._tallies)
-        self._pending: tuple[int, TallyCopies] | None = None  # a step that ended, and what is being copied of it
+        self._pending: deque[tuple[int, TallyCopies]] = deque()  # steps that ended, and what is being copied of each
         self._kept: list[Tensor] | None = None  # the tallies as a pause found them
         self._is_taken = False  # whether the step that the end of the block ends was taken over
         self._empty()
@@ -143,29 +144,25 @@ class TallyWatch(Watch):
         super()._close()
 
     def _close_step(self, join: bool) -> None:
-        """Begin to copy a step. It is taken over when the next one ends, so that nothing waits for the device."""
+        """Begin to copy a step. It is taken over when a later one ends, so that nothing waits for the device."""
         if self._is_taken:
             super()._close_step(join)
             return
-        self._finish()
-        self._pending = self._step, TallyCopies(self._layout)
+        self._pending.append((self._step, TallyCopies(self._layout)))
         self._empty()
         many = self._ranks is not None and bool(self._ranks.groups)
-        if self._journal is not None or many:
-            self._finish()
+        self._finish(0 if self._journal is not None or many else MOST_WAITING)
 
-    def _finish(self) -> None:
-        """Take over the step that is being copied, if there is one."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
+    def _finish(self, most: int = 0) -> None:
+        """Take over the steps that were copied, and wait for others until no more than so many are missing."""
         now = self._step
-        self._step, copies = pending
         try:
-            self._take_over(copies.finish())
-            if self._passes.left_out and not self._sums.layers:
-                self._warn(ONLY_OTHERS)
-            super()._close_step(join=True)
+            while self._pending and (len(self._pending) > most or are_done(self._pending[0][1].events)):
+                self._step, copies = self._pending.popleft()
+                self._take_over(copies.finish())
+                if self._passes.left_out and not self._sums.layers:
+                    self._warn(ONLY_OTHERS)
+                super()._close_step(join=True)
         finally:
             self._step = now
 

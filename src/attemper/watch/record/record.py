@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from ... import _files
 from ...errors import InputError
 from ..call import Facts
 from .entry import KEYS, Entry, EntryBuffer, Slot
-from .transfer import Transfer
+from .transfer import MOST_WAITING, Transfer
 
 
 class Record:
@@ -43,7 +44,9 @@ class Record:
         logged: dict[int, dict[str, float]] | None = None,
     ) -> None:
         self._buffer = EntryBuffer()
-        self._waiting = Transfer(entries)  # their device may still compute; it is waited for when they are read
+        self._waiting = deque(
+            (Transfer(entries),)
+        )  # their device may still compute; it is waited for when they are read
         self.facts = dict(facts or {})
         self.notes = list(notes)
         self.logged = {step: dict(numbers) for step, numbers in (logged or {}).items()}
@@ -53,21 +56,21 @@ class Record:
         """One entry per step and layer, in host memory: its heads, their summary, and the sums of their gradients."""
         return [self._buffer.get(slot) for slot in self._slots]
 
-    def _settle(self) -> None:
-        waiting, self._waiting = self._waiting, Transfer()
-        self._buffer.put(waiting.finish())
+    def _settle(self, most: int = 0) -> None:
+        """Put the steps that have arrived into the buffer, and wait for others until no more than so many are missing."""
+        while self._waiting and (len(self._waiting) > most or self._waiting[0].is_done):
+            self._buffer.put(self._waiting.popleft().finish())
 
     def _add(self, entries: Iterable[Entry], facts: dict[tuple[str, str], Facts]) -> None:
-        """Add a step. The one before it goes to the buffer: its device has finished it by now."""
-        self._settle()
-        self._waiting = Transfer(entries)
+        """Add a step."""
+        self._waiting.append(Transfer(entries))
         self.facts |= facts
-        if self._waiting.is_done:
-            self._settle()
+        self._settle(MOST_WAITING)
 
     def _forget(self, keep: int) -> bool:
-        """Keep the last steps only; whether there were more. A step that waits for its device counts, and is kept."""
-        dropped = self._buffer.drop(keep - bool(self._waiting.entries))
+        """Keep the last steps only; whether there were more. Those that wait for their device count, and are kept."""
+        self._settle(keep)
+        dropped = self._buffer.drop(keep - len(self._waiting))
         if dropped and self._buffer.slots:
             first = self._buffer.slots[0].step
             self.logged = {step: numbers for step, numbers in self.logged.items() if step >= first}

@@ -10,6 +10,10 @@ from torch import Tensor
 
 from .entry import Entry
 
+MOST_WAITING = 8
+"""Steps whose numbers may still be on their way to the host. If it waited for each of them, it could not run ahead of its device,
+and each delay of the host would also delay the device."""
+
 
 class Transfer:
     """Copies that were begun when it was made, one from each device.
@@ -34,8 +38,8 @@ class Transfer:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is waited for."""
-        return not self.events
+        """Whether nothing has to be waited for."""
+        return are_done(self.events)
 
     def finish(self) -> list[Entry]:
         """The entries in host memory."""
@@ -59,6 +63,10 @@ def event_on(device: torch.device) -> torch.cuda.Event:
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     return event
+
+
+def are_done(events: Sequence[torch.cuda.Event]) -> bool:
+    return all(event.query() for event in events)
 
 
 def to_host(entries: Sequence[Entry]) -> list[Entry]:
