@@ -196,13 +196,16 @@ def attention_again(
     key: Tensor,
     value: Tensor,
     *,
-    mask: None,
+    mask: None,  # as in `attention_with_detached_signs`
     causal: bool,
     scale: float | None,
     softcap: float | None,
     dropout: float,
 ) -> tuple[Tensor, Any] | None:
-    """`attention_with_detached_signs` for a call like an earlier one on a GPU; all signs are rows of memory. None if not."""
+    """`attention_with_detached_signs` for a call like an earlier one on a GPU: its output, and all signs as rows of memory.
+
+    None if no earlier call was like it, or this one is not plain.
+    """
     if not is_plain_call(query, key, value, causal, scale, None, softcap, dropout):
         return None
     return attend_again(query, key, value, causal, scale, softcap)

@@ -226,12 +226,12 @@ def test_lengths_are_compiled_once():
 
 def test_tiles_of_other_sizes_give_the_same(monkeypatch):
     """What tuning may choose is right too."""
-    from attemper.kernels.triton import launch
+    from attemper.kernels.triton import tune
 
     tensors = {name: torch.randn(1, 2, 70, 16) for name in ("query", "key", "value")}
     for number in range(1, 4):
         monkeypatch.setattr(
-            kernels.load("triton"), "tuned", lambda block, make, at=number: make(launch.others(block)[at])
+            kernels.load("triton"), "tuned", lambda block, make, at=number: make(tune.others(block)[at])
         )
         judge(tensors, {"causal": True}, "triton")
 

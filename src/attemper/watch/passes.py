@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from torch import nn
 
 from .._torch_private import _current_graph_task_id
@@ -70,8 +68,10 @@ class Passes:
 
     def _compare(self, name: str, grade: int) -> list[str] | None:
         """None if a pass of this grade does not count; otherwise the modules whose earlier passes do not."""
-        others = {other: found for other, found in self.grades.items() if _are_nested(name, other)}
-        if any(grade < found for found in others.values()) or (not grade and self._highest(name)):
+        # mostly all passes have one grade: then no names are compared, of which a step would have all pairs
+        alike = {*self.grades.values()} <= {grade} and (grade or not any(self.highest.values()))
+        others = {} if alike else {other: found for other, found in self.grades.items() if _are_nested(name, other)}
+        if any(grade < found for found in others.values()) or (not alike and not grade and self._highest(name)):
             self.left_out = True
             return None
         worse = [other for other, found in others.items() if found < grade]
@@ -92,7 +92,6 @@ class Passes:
         return max((grade for other, grade in self.highest.items() if _are_nested(name, other)), default=0)
 
 
-@lru_cache(1 << 16)  # each step asks for all pairs of layers
 def _are_nested(name: str, other: str) -> bool:
     return is_in(name, other) or is_in(other, name)
 

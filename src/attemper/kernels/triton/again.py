@@ -1,4 +1,4 @@
-"""Again: a call like an earlier one, by the launch of that. Only the addresses of its tensors are new."""
+"""Again: a call with the shapes, strides and options of an earlier one is started by the compiled launch of that."""
 
 from __future__ import annotations
 
@@ -34,12 +34,24 @@ def forward_plan(problem: Problem, sign_bits: int) -> LaunchPlan | None:
     return PLANS.get(plan_key(problem, sign_bits), _NO_PLANS).get("forward")
 
 
+assert SIGNS == (
+    "visible",
+    "mean",
+    "variance",
+    "peak",
+    "lse",
+    "entropy",
+    "p2",
+)  # `forward_again` has them in this order
 SignRows = tuple[tuple[int, ...], tuple[int, int, int], tuple[Tensor, ...]]
 """The addresses of all signs and of `lse_low`, their shape (batch, heads, rows), and the memory that they are in."""
 
 
 def rows_again(query: Tensor, key: Tensor, scale: float, right: int | None) -> SignRows | None:
-    """All signs of a call without values, by the launch of one with the same shapes; None if there was none."""
+    """All signs of a call without values, by the launch of one with the same shapes; None if there was none.
+
+    A call whose keys are split over programs has no plan of this name.
+    """
     tensors = (facts(query), facts(key), None, None, None)
     numbers = (scale, None, right, None, 0.0)
     plan = PLANS.get((query.get_device(), tensors, numbers, ALL_SIGNS), _NO_PLANS).get("forward")

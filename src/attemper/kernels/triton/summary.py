@@ -34,7 +34,7 @@ def serves(vitals: Vitals) -> bool:
 
 
 def serves_each(signs: Sequence[Tensor]) -> bool:
-    """The same of all signs and `lse_low`, on one device, in less time."""
+    """Whether signs and `lse_low` that one kernel wrote can be added: int32 `visible`, float32 others, all contiguous."""
     first = signs[0]
     for sign in signs[1:]:
         if sign.dtype is not torch.float32 or not sign.is_contiguous():
@@ -104,7 +104,7 @@ def add_to(
     saturable_keys: int,
     saturated_weight: float,
 ) -> None:
-    """Add a call, all its signs and `lse_low`, to one place of a tally, (kinds, grades, H, columns + 3).
+    """Add a call, all its signs and `lse_low`, to one place of a tally, (kinds, grades, H, columns + 3), which is contiguous.
 
     For each head that has the sums, the peak, how many calls there are, and this call's number. All numbers are arguments of
     the launch, so a CUDA graph can hold it.

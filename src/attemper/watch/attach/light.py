@@ -193,12 +193,13 @@ class Interception:
         if facts is not None and given is not None:
             out = original(*args, **kwargs)
             query, key, _, mask, _, causal, scale, _ = given
-            short = mask is None and query.is_cuda
-            if short and take_again(self.attachment, facts, query, key, causal, scale, current):
+            current.intercepting = True
+            try:
+                if mask is not None or not take_again(self.attachment, facts, query, key, causal, scale, current):
+                    call = AttentionCall(facts, tuple(running.frames), query, key, None, mask, causal, scale)
+                    self.attachment.take(call, current)
+            finally:
                 self._taken(current)
-            else:
-                frames = tuple(running.frames)
-                self._take(current, AttentionCall(facts, frames, query, key, None, mask, causal, scale))
             return out
         form = form_of(given)
         if expected is not None and form in light.plan.forms:
@@ -294,11 +295,11 @@ class Interception:
         try:
             self.attachment.take(call, current)
         finally:
-            current.intercepting = False
             self._taken(current)
 
     def _taken(self, current: Pass) -> None:
         """The call of an intercepted function was read."""
+        current.intercepting = False
         if current.interfaced is not None:
             current.interfaced.followed = True
         if isinstance(current.sequences, LearnedSequences):

@@ -66,6 +66,11 @@ class TallyWatch(Watch):
 
     def __enter__(self) -> Watch:
         self._tallies = tallies(self.model)
+        if not self._tallies:
+            raise InputError(
+                "watch(): the model was instrumented when this watch was made, and is not any more. Make another one with "
+                "attemper.watch(model)."
+            )
         mine = {id(tally) for tally in self._tallies.values()}
         if any(id(tally) in mine for other in OPEN for tally in other._tallies.values()):
             raise InputError(
@@ -200,7 +205,7 @@ class TallyWatch(Watch):
 class TallyLayout:
     """Where the rows of all tallies are, one for each kind, grade and head, if they are put below one another.
 
-    Tallies are copied and read together: an op for each of them, in each step, takes longer than a watch may.
+    Tallies are copied and read together: a few ops for each of them would take a millisecond of each step.
     """
 
     def __init__(self, found: dict[str, Tensor]) -> None:

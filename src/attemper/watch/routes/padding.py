@@ -36,8 +36,8 @@ def leave_padding_out(call: AttentionCall) -> None:
         current.kept[place] = call.rows
 
 
-def leave_none_out(current: Pass, facts: Facts, query: Tensor, key: Tensor) -> None:
-    """The same for self-attention without a mask, all of whose rows count."""
+def count_all_rows(current: Pass, facts: Facts, query: Tensor, key: Tensor) -> None:
+    """What `leave_padding_out` does for self-attention without a mask."""
     sequence, _ = current.sequences.of_call(query, key)
     if sequence is not None:
         current.kept[sequence, facts.batch, facts.queries] = None

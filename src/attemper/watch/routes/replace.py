@@ -16,7 +16,7 @@ from ...attention import attention, attention_again, attention_with_detached_sig
 from ...errors import InputError
 from ...operation.listen import listening
 from ...vitals import SIGNS, Vitals
-from ..attach.again import alone, count_rows
+from ..attach.again import count_rows, only_watch
 from ..attach.attachment import attachment
 from ..attach.measuring import unfolded
 from ..attach.modes import without_modes
@@ -137,29 +137,19 @@ class KnownFacts:
         return found
 
 
-def attend_alone(
-    current: Pass,
-    known: KnownFacts,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    asked: dict[str, Any],
-    options: dict[str, Any],
+def attend_again_and_count(
+    current: Pass, facts: Facts, query: Tensor, key: Tensor, value: Tensor, asked: dict[str, Any]
 ) -> Tensor | None:
     """The output of a call like an earlier one on a GPU, which is counted; None if it needs more than its rows."""
-    if not query.is_cuda:
-        return None
-    kind = kind_of(running.frames, query, key, (query.shape[2], key.shape[2]))
-    facts = known.of(kind, query, key, asked, options)
-    observer = alone(attachment, facts, query, current)
-    if observer is None:
+    only = only_watch(attachment, facts, query, current)
+    if only is None:
         return None
     with without_listener_and_modes():
         found = attention_again(query, key, value, **asked)
     if found is None:
         return None
     output, rows = found
-    count_rows(facts, query, key, unfolded(query, rows), observer, current)
+    count_rows(facts, query, key, unfolded(query, rows), only, current)
     return output
 
 
@@ -191,10 +181,12 @@ def attend_with(
         current = running.current if watching() else None  # None: this call is not measured
         if current is not None:
             attachment.interface.expect(module, REPLACED)
-        if current is not None and current.light is not None and asked["mask"] is None and alter is None:
-            output = attend_alone(current, known, query, key, value, asked, options) if signs == SIGNS else None
-            if output is not None:
-                return output.transpose(1, 2).contiguous(), None
+            kind = kind_of(running.frames, query, key, (query.shape[2], key.shape[2]))
+            facts = known.of(kind, query, key, asked, options)
+            if current.light is not None and asked["mask"] is None and alter is None and signs == SIGNS:
+                output = attend_again_and_count(current, facts, query, key, value, asked)
+                if output is not None:
+                    return output.transpose(1, 2).contiguous(), None
         # a loss may hold the vitals that `alter` is given
         run = attention_with_detached_signs if alter is None else attention
         asks = current is not None or alter is not None
@@ -204,8 +196,6 @@ def attend_with(
             output = alter(output, vitals)
         if current is not None:
             frames = tuple(running.frames)
-            kind = kind_of(frames, query, key, (query.shape[2], key.shape[2]))
-            facts = known.of(kind, query, key, asked, options)
             call = AttentionCall(facts, frames, query, key, None, asked["mask"], asked["causal"], asked["scale"])
             call.softcap, call.vitals = asked["softcap"], vitals
             reason = unreadable(query, key)
