@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+import transformers
 from torch._subclasses import FakeTensorMode
 
 import attemper
@@ -57,3 +58,36 @@ def test_the_facts_of_a_learned_scale_are_those_of_the_last_call():
         scale.fill_(0.5)
         subject.run()
     assert {facts.scale for facts in watch.record.facts.values()} == {0.5}
+
+
+def test_several_models_are_replaced_at_once():
+    """Each is measured by its own watch, also after the one that was opened first has closed."""
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32, "bos_token_id": 1, "eos_token_id": 1}
+    models = [transformers.GPT2Model(transformers.GPT2Config(**sizes)).eval() for _ in range(2)]
+    ids = torch.randint(0, 32, (2, 9))
+    watches = [attemper.watch(model, replace=True) for model in models]
+    for watch in watches:
+        watch.__enter__()
+    for length in (9, 5):
+        for model, watch in zip(models, watches, strict=True):
+            model(ids[:, :length])
+            watch.step()
+    watches[0].__exit__(None, None, None)
+    models[1](ids)
+    watches[1].step()
+    watches[1].__exit__(None, None, None)
+    assert [watch.record.steps for watch in watches] == [[0, 1], [0, 1, 2]]
+    for watch in watches:
+        assert {facts.route for facts in watch.record.facts.values()} == {"replaced"}
+        assert [row["rows"] for row in watch.record.to_dicts()][:4] == [18.0, 18.0, 10.0, 10.0]
+    assert all(model.config._attn_implementation == "sdpa" for model in models)
+
+
+def test_a_floor_and_the_replaced_attention_of_another_model():
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32, "bos_token_id": 1, "eos_token_id": 1}
+    one, two = (transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)) for _ in range(2))
+    ids = torch.randint(0, 32, (2, 9))
+    with attemper.floor(one) as floor, attemper.watch(two, replace=True):
+        one(ids, labels=ids).loss.backward()
+        two(ids, labels=ids).loss.backward()
+    assert floor.calls == 1

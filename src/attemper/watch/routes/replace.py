@@ -1,6 +1,6 @@
 """replace=True: attemper's kernels replace a Hugging Face model's own attention, so that vitals need no second pass.
 
-One name is registered in two tables. Without the second, the mask table, transformers would silently pass no mask.
+One name is registered in two tables for all models. Without the second, the mask table, transformers would silently pass no mask.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class Replacement:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
 
-        self.tables = (AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping)
-        self.entries = (attend, sdpa_mask)
+        AttentionInterface._global_mapping[REPLACED] = attend_by_config
+        AttentionMaskInterface._global_mapping[REPLACED] = sdpa_mask
+        self.attend = attend
         self.configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
         self.model, self.caller = model, caller
 
     def install(self) -> None:
         self.before = [(config, config._attn_implementation_internal) for config in self.configs.values()]
-        self.replaced = [table.get(REPLACED) for table in self.tables]
-        for table, entry in zip(self.tables, self.entries, strict=True):
-            table[REPLACED] = entry
+        for key in self.configs:
+            ATTENDING.setdefault(key, []).append(self.attend)
         used = [config for config, implementation in self.before if implementation is not None]
         self.model.set_attn_implementation(REPLACED)
         stayed = [config for config in used if config._attn_implementation != REPLACED]
@@ -69,11 +69,13 @@ class Replacement:
             )
 
     def uninstall(self) -> None:
-        """Restore the model. The name stays registered, since a copy made meanwhile may use it, but measures nothing."""
+        """Restore the model. The name stays registered: a copy of the model that was made meanwhile may use it."""
         for config, implementation in self.before:
             config._attn_implementation_internal = implementation
-        for table, entry, left in zip(self.tables, self.replaced, (unwatched, self.entries[1]), strict=True):
-            table[REPLACED] = left if entry is None else entry
+        for key in self.configs:
+            ATTENDING[key].remove(self.attend)
+            if not ATTENDING[key]:
+                del ATTENDING[key]
 
 
 class without_listener_and_modes(without_modes):  # noqa: N801 (used as a function)
@@ -205,9 +207,23 @@ def attend_with(
                 attachment.unmeasured(frames, f"attention on {reason}")
         return output.transpose(1, 2).contiguous(), None
 
-    attend.measures_itself = True  # type: ignore[attr-defined]
     return attend
 
 
+ATTENDING: dict[int, list[Callable[..., Any]]] = {}
+"""What replaces the attention of models, by the id of a config; the last of each is used."""
 unwatched = attend_with(lambda: False, (), lambda call, current: None)
-"""What stays registered: attention on attemper's kernels, without a reference to the watch."""
+"""Attention on attemper's kernels, for a copy of a replaced model."""
+
+
+def attend_by_config(module: nn.Module, *args: Any, **options: Any) -> Any:
+    """What transformers calls: it has one table of attention functions for all models, and several may be replaced."""
+    config, found = getattr(module, "config", None), [unwatched]
+    if config is not None:
+        found = ATTENDING.get(id(config), found)
+    elif ATTENDING:
+        found = list(ATTENDING.values())[-1]  # nothing shows whose module it is
+    return found[-1](module, *args, **options)
+
+
+attend_by_config.measures_itself = True  # type: ignore[attr-defined]
