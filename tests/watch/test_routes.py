@@ -14,7 +14,7 @@ import attemper
 import zoo
 from attemper.errors import InputError
 from attemper.watch.examine import Examiner
-from attemper.watch.routes.replace import unwatched
+from attemper.watch.routes.replace import ATTENDING, attend_by_config
 from close import in_float64
 from judge import assert_as_exact
 
@@ -225,8 +225,9 @@ def test_what_replace_cannot_do_it_refuses_aloud():
     ):
         pass
     assert bloom.model.config._attn_implementation == implementation
-    # a name that stays known, for copies, holds nothing of the watch
-    assert transformers.AttentionInterface._global_mapping["attemper"] is unwatched
+    # the name stays known, for copies, and holds nothing of the watch
+    assert transformers.AttentionInterface._global_mapping["attemper"] is attend_by_config
+    assert ATTENDING == {}
     query = torch.randn(1, 2, 5, 8)
     llama = zoo.make("llama")
     with attemper.watch(llama.model, replace=True):
