@@ -77,17 +77,7 @@ from .arguments import (
     with_unit_stride,
     written,
 )
-from .launch import (
-    Block,
-    Launch,
-    LaunchPlan,
-    Plans,
-    all_aligned,
-    is_hopper,
-    on_its_device,
-    plans_of,
-    room,
-)
+from .launch import Block, Launch, LaunchPlan, Plans, all_aligned, is_hopper, on_its_device, plans_of, room
 from .tune import tuned
 
 

@@ -34,15 +34,8 @@ def forward_plan(problem: Problem, sign_bits: int) -> LaunchPlan | None:
     return PLANS.get(plan_key(problem, sign_bits), _NO_PLANS).get("forward")
 
 
-assert SIGNS == (
-    "visible",
-    "mean",
-    "variance",
-    "peak",
-    "lse",
-    "entropy",
-    "p2",
-)  # `forward_again` has them in this order
+# `forward_again` has them in this order
+assert SIGNS == ("visible", "mean", "variance", "peak", "lse", "entropy", "p2")
 SignRows = tuple[tuple[int, ...], tuple[int, int, int], tuple[Tensor, ...]]
 """The addresses of all signs and of `lse_low`, their shape (batch, heads, rows), and the memory that they are in."""
 

@@ -66,7 +66,7 @@ def only_watch(attachment: Attachment, facts: Facts, query: Tensor, current: Pas
 
 
 def is_on_gpu(tensor: Tensor) -> bool:
-    return tensor.is_cuda
+    return tensor.is_cuda  # tests without a GPU replace this function
 
 
 def count_rows(facts: Facts, query: Tensor, key: Tensor, rows: Summary, only: OnlyWatch, current: Pass) -> None:
