@@ -349,3 +349,12 @@ def test_what_is_not_measured_is_said_and_copies_are_their_own():
     assert [row["rows"] for row in watch.record.to_dicts()] == [5.0] * 4
     del watch
     gc.collect()
+
+
+def test_a_watch_whose_instruments_were_removed_says_so():
+    model = attemper.MultiHeadAttention(16, 2, batch_first=True)
+    instruments = attemper.instrument(model)
+    watch = attemper.watch(model)
+    instruments.remove()
+    with pytest.raises(InputError, match=r"is not any more\. Make another one with attemper\.watch\(model\)"), watch:
+        pass
