@@ -6,9 +6,12 @@ from torch.func import grad, jacrev, vmap
 
 import attemper
 from attemper.errors import KernelUnavailable
-from attemper.kernels.contract import Results, Upstream
+from attemper.kernels.contract import OUTPUT_LOW_BIT, Results, Upstream
+from attemper.operation import measured  # noqa: F401 (its ops)
 from attemper.operation.checks import prepare
 from attemper.operation.ops import ARGMAX_BIT, BIT
+from attemper.operation.tally import CALLS, WIDTH
+from attemper.vitals import SIGNS
 from close import assert_float64
 from serving import ON_CPU
 
@@ -59,6 +62,47 @@ def test_opcheck(options):
         opcheck(backward.default, (*problem, *results, *upstream, every, kernel), test_utils=checks)
         one = (*problem, *results, *upstream, [True, *[False] * 5], kernel)
         opcheck(backward.default, one, test_utils=checks[:2])
+
+
+@pytest.mark.parametrize("options", PROBLEMS.values(), ids=PROBLEMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_ops_of_packed_signs(options, dtype):
+    """The forward's signs in one tensor, added to a tally as those of the other op are."""
+    given = {
+        name: one.to(dtype) if torch.is_tensor(one) and one.is_floating_point() else one
+        for name, one in options.items()
+    }
+    problem = prepare("test", *tensors(dtype=dtype), **given).problem
+    keep = torch.rand(2, 6) > 0.2
+    about = (keep, 2, "replaced", "self", "", None, None, "float32", 2, 9, 8, 0.5, None, None, None, 0.0, False)
+    for kernel, more in zip(FUSED, [("test_aot_dispatch_dynamic",), *[()] * len(FUSED)], strict=False):
+        checks = ("test_schema", "test_faketensor", *more)
+        arguments = (*problem, sum(BIT.values()) | OUTPUT_LOW_BIT, kernel)
+        torch.library.opcheck(torch.ops.attemper.forward_packed.default, arguments, test_utils=checks)
+        results = Results(*torch.ops.attemper.forward(*arguments))
+        output, output_low, lse_low, lse, packed = torch.ops.attemper.forward_packed(*arguments)
+        for found, name in ((output, "output"), (output_low, "output_low"), (lse_low, "lse_low"), (lse, "lse")):
+            assert torch.equal(found, getattr(results, name)), name
+        tally, expected = (torch.zeros(2, 3, 4, WIDTH, dtype=torch.float64) for _ in range(2))
+        arguments = (tally, lse, lse_low, packed, *about)
+        torch.library.opcheck(torch.ops.attemper.tally_packed.default, arguments, test_utils=checks)
+        tally.zero_()
+        torch.ops.attemper.tally_packed(*arguments)
+        torch.ops.attemper.tally(expected, *(getattr(results, name) for name in SIGNS), lse_low, *about)
+        assert expected[0, 2, :, CALLS].tolist() == [1.0] * 4
+        assert torch.equal(tally, expected)
+
+
+def test_packed_signs_have_no_gradients_and_the_output_has():
+    """Also of the bare op: a tracer may look through the Function around it."""
+    inputs = [one.requires_grad_() for one in tensors()]
+    problem = prepare("test", *inputs).problem
+    arguments = (sum(BIT.values()) | OUTPUT_LOW_BIT, "blockwise")
+    output, *others = torch.ops.attemper.forward_packed(*problem, *arguments)
+    assert not any(one.requires_grad for one in others)
+    found = torch.autograd.grad(output.square().sum(), inputs)
+    expected = torch.autograd.grad(attemper.attention(*inputs, kernel="blockwise").output.square().sum(), inputs)
+    assert all(map(torch.equal, found, expected))
 
 
 def test_opcheck_without_values():

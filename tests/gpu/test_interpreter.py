@@ -15,7 +15,7 @@ import attemper
 from attemper import kernels
 from attemper.errors import KernelUnavailable
 from attemper.heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT
-from attemper.kernels.contract import ALL_SIGNS, Serves
+from attemper.kernels.contract import ALL_SIGNS, OUTPUT_LOW_BIT, PACKED, Results, Serves, packed_size
 from attemper.operation.ops import FORWARD
 from attemper.vitals import SIGNS
 from attemper.watch.call import UnfoldedRows
@@ -128,24 +128,28 @@ def test_rows_of_many_calls_are_folded_at_once():
 
 @pytest.mark.parametrize("rows", [8, 9])
 def test_a_call_like_an_earlier_one_has_its_signs_in_one_block(monkeypatch, rows):
+    from attemper.kernels.triton import again
+
     kernel = kernels.load("triton")
     query, key, given = torch.randn(1, 3, rows, 16), torch.randn(1, 3, 20, 16), []
 
     class Plan:
-        tiles = ()
+        def run_at(self, addresses, tensors):
+            given.append((addresses, tensors))
 
-        def run(self, tensors):
-            given.extend(tensors)
-
+    monkeypatch.setattr(again, "_last", ((), None))  # and it forgets this plan
     assert kernel.rows_again(query, key, 0.25, 0) is None
     problem = kernel.Problem(query, key, None, None, None, None, None, 0.25, None, 0, None, 0.0)
     monkeypatch.setitem(kernel._launch.PLANS, kernel.plan_key(problem, ALL_SIGNS), {"forward": Plan()})
     addresses, shape, (block,) = kernel.rows_again(query, key, 0.25, 0)
     assert shape == (1, 3, rows)
-    assert [tensor is query or tensor is key for tensor in given[:7]] == [True] * 7
-    results = kernel.Results(*given[7:])
+    ((started, tensors),) = given
+    q, k = query.data_ptr(), key.data_ptr()
+    assert started[:7] == (q, k, q, q, q, k, k)
+    assert tensors[5] is tensors[6] is key  # what is copied by tiles
+    results = kernel.Results(*started[7:])
     assert [getattr(results, name) for name in (*SIGNS, "lse_low")] == list(addresses)
-    assert results[:3] == (None, None, None)
+    assert results[:3] == (0, 0, 0)
     begins = [(address - block.data_ptr()) // 4 for address in addresses]
     assert all(address % 16 == 0 for address in addresses)
     assert all(after - before >= 3 * rows for before, after in zip(begins, [*begins[1:], block.numel()], strict=True))
@@ -186,15 +190,48 @@ def test_a_call_with_values_like_an_earlier_one_has_its_signs_in_one_block(dtype
         assert any(one.data_ptr() <= address < one.data_ptr() + one.nbytes for one in memory), name
 
 
-def test_calls_are_added_to_a_tally():
-    summary = kernels.load("triton").summary
-    for batch, heads, rows in ((2, 3, 40), (1, 2, 1100)):
+def packed(vitals):
+    """All signs but `lse` in one tensor, each at a multiple of 16 bytes."""
+    rows = vitals.lse.numel()
+    memory = torch.full((len(PACKED), packed_size(rows)), float("nan"))
+    for row, name in zip(memory, PACKED, strict=True):
+        sign = getattr(vitals, name).flatten()
+        row[:rows] = sign.view(torch.float32) if name == "visible" else sign
+    return memory.flatten()
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 2, 9, 20), (1, 2, 2, 7, 7), (1, 2, 1, 1, 600), (2, 2, 2, 0, 7)], ids=str)
+@pytest.mark.parametrize("options", [(None, 0, None, 0.0), (3, 3, 2.0, 0.0), (None, None, None, 0.4)], ids=str)
+def test_packed_signs_are_those_of_the_forward(shape, options):
+    batch, heads, groups, rows, keys = shape
+    vectors = [torch.randn(batch, *size, 8) for size in ((heads, rows), (groups, keys), (groups, keys))]
+    seed = torch.tensor(3) if options[-1] else None
+    problem = (*vectors, None, None, None, seed, 0.3, *options)
+    expected = Results(*FORWARD(*problem, ALL_SIGNS, "triton"))
+    output, _, lse_low, lse, found = torch.ops.attemper.forward_packed(*problem, ALL_SIGNS, "triton")
+    for one, other in ((output, expected.output), (lse, expected.lse), (lse_low, expected.lse_low)):
+        assert torch.equal(one, other)
+    count = lse.numel()
+    for row, name in zip(found.view(len(PACKED), -1), PACKED, strict=True):
+        sign = getattr(expected, name)
+        held = row.view(torch.int32) if name == "visible" else row
+        assert torch.equal(held[:count].view(sign.shape), sign), name
+
+
+@pytest.mark.parametrize("as_rows", [False, True])
+def test_calls_are_added_to_a_tally(as_rows):
+    """As tensors, and as what a call with packed signs wrote."""
+    kernel = kernels.load("triton")
+    summary = kernel.summary
+    for batch, heads, rows in ((2, 3, 40), (1, 2, 1100), (1, 3, 7)):
         tally, expected = torch.zeros(2, 3, heads + 1, len(COLUMNS) + 3, dtype=torch.float64), None
         slot = tally[1, 2]
         for number in (5, 7):
             vitals = attemper.measure(*(torch.randn(batch, heads, rows, 8) * 2 for _ in range(2)), causal=True)
             keep = torch.rand(batch, 1, rows) > 0.3 if batch > 1 else None
             signs = [*(getattr(vitals, name) for name in SIGNS), vitals._lse_low]
+            if as_rows:
+                signs = kernel.packed_rows(vitals.lse, vitals._lse_low, packed(vitals))
             summary.add_to(tally, (1, 2), signs, keep, number, SATURABLE_KEYS, SATURATED_WEIGHT)
             alone = vitals.by_head(keep)
             expected = alone if expected is None else expected.merge(alone)
@@ -327,7 +364,8 @@ def test_a_compiler_is_told_how_results_lie_in_memory(layout, shape):
     def run(problem, g_output):
         saved = FORWARD(*problem, (1 << 9) - 1, "triton")
         found = backward(*problem, *saved, g_output, *[None] * 6, [True] * 3 + [False] * 3, "triton")
-        return [(tuple(one.shape), one.stride(), one.dtype) for one in (*saved, *found)]
+        packed = torch.ops.attemper.forward_packed(*problem, ALL_SIGNS | OUTPUT_LOW_BIT, "triton")
+        return [(tuple(one.shape), one.stride(), one.dtype) for one in (*saved, *found, *packed)]
 
     g_output = torch.randn(batch, heads, rows, 16)
     with FakeTensorMode() as mode:

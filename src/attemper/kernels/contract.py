@@ -285,6 +285,15 @@ _DTYPES = tuple(
 _NOTHING: Any = (None,) * (len(Results._fields) - 1)
 
 
+PACKED = tuple(name for name in SIGNS if name != "lse")
+"""The signs that one tensor holds, one after another, where a call needs none for each. `visible` is there as integers."""
+
+
+def packed_size(rows: int) -> int:
+    """How many numbers one sign of so many rows takes there: each begins at a multiple of 16 bytes, as a tensor does."""
+    return (rows + 3) // 4 * 4
+
+
 def rounded_off(wide: Tensor, output: Tensor) -> Tensor:
     """The rounding error of `output`, which is float32 `wide` in half precision: int16, in units in the last place of `wide`.
 

@@ -18,9 +18,9 @@ from ..kernels.contract import FLOATS, FOR_OUTPUT, N_TENSORS, NeedsGrad, Problem
 from ..vitals import SIGNS, Vitals
 from . import ops
 from .listen import TallyTarget, current_target, listening
+from .measured import attend_and_tally
 from .ops import differentiate
 from .plain import all_plain, are_plain, plain_problem
-from .tally import attend_and_tally
 
 _bits_of = cache(ops.bits_of)
 assert Results._fields[-len(SIGNS) :] == SIGNS

@@ -37,7 +37,7 @@ from ..kernels.contract import (
 )
 from ..vitals import Vitals
 
-_PROBLEM = (
+PROBLEM_SCHEMA = (
     "Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor? gain, Tensor? weight, Tensor? seed, "
     "float scale, SymInt? left, SymInt? right, float? softcap, float dropout"
 )
@@ -50,10 +50,10 @@ def _returns(count: int) -> str:
     return f"({', '.join(['Tensor'] * count)})"
 
 
-torch.library.define("attemper::forward", f"({_PROBLEM}, int sign_bits, str kernel) -> {_returns(N_RESULTS)}")
+torch.library.define("attemper::forward", f"({PROBLEM_SCHEMA}, int sign_bits, str kernel) -> {_returns(N_RESULTS)}")
 torch.library.define(
     "attemper::backward",
-    f"({_PROBLEM}, {_SAVED}, {_UPSTREAM}, bool[] needs_grad, str kernel) -> {_returns(len(Gradients._fields))}",
+    f"({PROBLEM_SCHEMA}, {_SAVED}, {_UPSTREAM}, bool[] needs_grad, str kernel) -> {_returns(len(Gradients._fields))}",
 )
 
 FORWARD = torch.ops.attemper.forward.default
@@ -209,7 +209,7 @@ def _vmap_forward(run: Callable[..., Any], info: Any, in_dims: Any, *args: Any) 
     size = info.batch_size
     sign_bits, kernel = args[N_PROBLEM:]
     problem = _join_problem(Problem(*args[:N_PROBLEM]), Problem(*in_dims[:N_PROBLEM]), size)
-    out = run(*problem, _with_gradient_bits(problem, sign_bits), kernel)
+    out = run(*problem, problem_bits(problem, sign_bits), kernel)
     split = tuple(_split_batch(t, size) if t.dim() > 1 else t for t in out)
     return split, tuple(0 if t.dim() > 1 else None for t in out)
 
@@ -294,7 +294,7 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
     """Run a checked problem on a kernel; output (B, H, Lq, Ev), empty without values, and the signs named, (B, H, Lq) each."""
     if kernel == "reference":
         return _by_definition(problem, names)
-    sign_bits = _with_gradient_bits(problem, bits_of(names))
+    sign_bits = problem_bits(problem, bits_of(names))
     if torch.compiler.is_compiling():
         results = Results(*_Attention.apply(*with_distinct_tensors(problem), sign_bits, kernel))
     elif not is_recording() and not is_forward_mode():
@@ -335,7 +335,8 @@ def bits_of(names: tuple[str, ...]) -> int:
     return sign_bits
 
 
-def _with_gradient_bits(problem: Problem, sign_bits: int) -> int:
+def problem_bits(problem: Problem, sign_bits: int) -> int:
+    """The bits, with those of what the backward needs if an input may get a gradient."""
     return with_gradient_bits(sign_bits, problem.query, problem.key, problem.mask, problem.gain, problem.weight)
 
 

@@ -87,6 +87,16 @@ def is_plain_call(
     )
 
 
+def is_plain_pair(query: Tensor, key: Tensor) -> bool:
+    """Whether a call without values on these tensors is plain, if its numbers are valid."""
+    if torch.compiler.is_compiling() or not at_rest() or type(query) not in _TYPES or type(key) not in _TYPES:
+        return False
+    keys = _plain_keys(query.is_cuda)
+    if _dispatch_keys(query).raw_repr() not in keys or _dispatch_keys(key).raw_repr() not in keys:
+        return False
+    return query.get_device() == key.get_device() and not _is_cast(query)
+
+
 def plain_problem(
     query: Tensor,
     key: Tensor,

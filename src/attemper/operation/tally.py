@@ -7,7 +7,7 @@ the number of the last call's description. All zeros is empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -18,21 +18,9 @@ from .. import kernels
 from .._torch_private import _current_graph_task_id
 from ..errors import InputError
 from ..heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary
-from ..kernels.contract import (
-    ARGMAX_BIT,
-    FOR_OUTPUT,
-    N_GRADS,
-    N_TENSORS,
-    NeedsGrad,
-    Problem,
-    Results,
-    Upstream,
-    is_recording,
-)
+from ..kernels.contract import Problem, is_recording
 from ..vitals import SIGNS, Vitals
-from . import ops
 from .listen import TallyTarget
-from .ops import N_PROBLEM, bits_of, differentiate
 from .padding import kept_by_mask
 
 KINDS = ("self", "cross")
@@ -68,32 +56,42 @@ _NUMBERS: dict[tuple[Any, ...], tuple[int, str]] = {}
 """By description, as a tuple: its number in the list, and self- or cross-attention."""
 _NUMBERING = Lock()
 
+CALL_SCHEMA = (
+    "Tensor? keep, int grade, str route, str kind, str implementation, float? declared, SymInt? window, str dtype, "
+    "SymInt kv_heads, SymInt keys, SymInt head_dim, float? scale, SymInt? left, SymInt? right, float? softcap, float dropout, "
+    "bool masked"
+)
+"""Which rows of a call count, its grade, and the fields of its description but for the shape."""
 torch.library.define(
     "attemper::tally",
-    "(Tensor(a!) tally, "
-    + ", ".join(f"Tensor {name}" for name in SIGNS)
-    + ", Tensor lse_low, Tensor? keep, int grade, str route, str kind, str implementation, float? declared, SymInt? window, "
-    "str dtype, SymInt kv_heads, SymInt keys, SymInt head_dim, float? scale, SymInt? left, SymInt? right, float? softcap, "
-    "float dropout, bool masked) -> ()",
+    f"(Tensor(a!) tally, {', '.join(f'Tensor {name}' for name in SIGNS)}, Tensor lse_low, {CALL_SCHEMA}) -> ()",
 )
 
 
 @torch.library.impl("attemper::tally", "CompositeExplicitAutograd")
 def _tally(tally: Tensor, *args: Any) -> None:
-    if _current_graph_task_id() != -1:
-        return  # inside a backward: a checkpoint that is recomputed, and was counted in the forward
-    _check(tally, args[0])
+    if is_recomputed():
+        return
+    check_tally(tally, args[0])
     signs, (keep, grade), about = args[: N_SIGNS + 1], args[N_SIGNS + 1 : N_SIGNS + 3], args[N_SIGNS + 3 :]
-    shape = tuple(args[0].shape)
-    number, kind = _NUMBERS.get((*about, shape)) or _numbered(about, shape)
-    place = (KINDS.index(kind), range(GRADES)[grade])  # the kernel gets an address: no other grade may be asked for
+    add_signs(tally, signs, keep, grade, (*about, tuple(args[0].shape)))
+
+
+def is_recomputed() -> bool:
+    """Whether a backward runs: a call is computed again for a checkpoint, and was counted in the forward."""
+    return _current_graph_task_id() != -1
+
+
+def add_signs(tally: Tensor, signs: Sequence[Tensor], keep: Tensor | None, grade: int, about: tuple[Any, ...]) -> None:
+    """Add all signs of a call, and `lse_low` after them; `about` are the fields of a `CallDescription`."""
+    place, number = place_of(about, grade)
     rows = None if keep is None else keep[:, None, :]
     if tally.is_cuda and kernels.triton_is_missing() is None:
         native = kernels.load("triton").summary
         if native.serves_each(signs):
             native.add_to(tally, place, signs, rows, number, SATURABLE_KEYS, SATURATED_WEIGHT)
             return
-    slot = tally[place][: shape[1]]
+    slot = tally[place][: signs[0].shape[1]]
     summary = folded(Vitals(**dict(zip(SIGNS, signs, strict=False)))._with_low(signs[-1]), rows)
     peaks = torch.maximum(slot[:, PEAK], summary.peaks)
     slot[:, PEAK] = torch.where(slot[:, CALLS] == 0, summary.peaks, peaks)
@@ -102,22 +100,31 @@ def _tally(tally: Tensor, *args: Any) -> None:
     slot[:, NUMBER] = number
 
 
-def _numbered(about: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, str]:
+def place_of(about: tuple[Any, ...], grade: int) -> tuple[tuple[int, int], int]:
+    """Kind and grade, where a call is added to a tally, and the number of its description."""
+    number, kind = _NUMBERS.get(about) or _numbered(about)
+    return (
+        KINDS.index(kind),
+        range(GRADES)[grade],
+    ), number  # a kernel gets an address: no other grade may be asked for
+
+
+def _numbered(about: tuple[Any, ...]) -> tuple[int, str]:
     """The number of a call that is described for the first time, and its kind."""
-    call = CallDescription._make((*about, shape))
+    call = CallDescription._make(about)
     with _NUMBERING:
         if call not in _NUMBERS:
             DESCRIPTIONS.append(call)
-            _NUMBERS[call] = len(DESCRIPTIONS) - 1, call.kind or kind_by_lengths(shape[2], call.keys)
+            _NUMBERS[call] = len(DESCRIPTIONS) - 1, call.kind or kind_by_lengths(call.shape[2], call.keys)
         return _NUMBERS[call]
 
 
 @torch.library.register_fake("attemper::tally")
 def _fake_tally(tally: Tensor, *args: Any) -> None:
-    _check(tally, args[0])
+    check_tally(tally, args[0])
 
 
-def _check(tally: Tensor, sign: Tensor) -> None:
+def check_tally(tally: Tensor, sign: Tensor) -> None:
     heads = sign.shape[1]
     if heads > tally.shape[2]:
         raise InputError(
@@ -144,45 +151,22 @@ def kind_by_lengths(queries: int, keys: int) -> str:
     return "cross" if 1 < queries != keys else "self"
 
 
-def attend_and_tally(
-    run: Callable[[Problem, tuple[str, ...], str], tuple[Tensor, Vitals]],
-    problem: Problem,
-    names: tuple[str, ...],
-    kernel: str,
-    target: TallyTarget,
-) -> tuple[Tensor, Vitals]:
-    """What `run` returns; the vitals are also added to the target. In a traced graph only the named signs have gradients."""
-    if not names and kernel != "reference" and torch.compiler.is_compiling():
-        output, vitals = _measured(problem, kernel)
-    else:
-        output, vitals = run(problem, SIGNS, kernel)
-    low = vitals._lse_low
-    low = torch.zeros_like(vitals.lse) if low is None else low
-    _add(problem, vitals, low, target)
-    return output, Vitals(**{name: getattr(vitals, name) for name in names})._with_low(low)
+def add_vitals(problem: Problem, vitals: Vitals, low: Tensor, target: TallyTarget) -> None:
+    """Add the vitals of a call to a target."""
+    signs = [getattr(vitals, name).detach() for name in SIGNS]
+    torch.ops.attemper.tally(target.tally, *signs, low.detach(), *call_arguments(problem, target))
 
 
-def _measured(problem: Problem, kernel: str) -> tuple[Tensor, Vitals]:
-    """Output and all signs in a traced graph; only the output is differentiable."""
-    sign_bits = ops._with_gradient_bits(problem, bits_of(SIGNS)) & ~ARGMAX_BIT
-    results = Results(*_MeasuredAttention.apply(*ops.with_distinct_tensors(problem), sign_bits, kernel))
-    return results.output, ops._vitals_of(results, SIGNS)
-
-
-def _add(problem: Problem, vitals: Vitals, low: Tensor, target: TallyTarget) -> None:
+def call_arguments(problem: Problem, target: TallyTarget) -> tuple[Any, ...]:
+    """What an op gets of a call, as in CALL_SCHEMA."""
     query, key, mask = problem.query, problem.key, problem.mask
     queries, keys = query.shape[2], key.shape[2]
     keep = None
     if mask is not None and target.kind != "cross" and queries == keys and mask.shape[-1] == keys:
         keep = kept_by_mask(mask.detach())
-    signs = [getattr(vitals, name).detach() for name in SIGNS]
-    grade = (1 + target.training) * is_recording()
-    torch.ops.attemper.tally(
-        target.tally,
-        *signs,
-        low.detach(),
+    return (
         keep,
-        grade,
+        (1 + target.training) * is_recording(),
         target.route,
         target.kind,
         target.implementation,
@@ -199,28 +183,3 @@ def _add(problem: Problem, vitals: Vitals, low: Tensor, target: TallyTarget) -> 
         problem.dropout,
         mask is not None,
     )
-
-
-class _MeasuredAttention(torch.autograd.Function):
-    """`ops._Attention` with only the output differentiable. A graph would otherwise send zeros as gradients of the signs."""
-
-    forward = staticmethod(ops._Attention.forward)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        problem, results = Problem(*inputs[:N_PROBLEM]), Results(*output)
-        ctx.save_for_backward(*problem.tensors, *[getattr(results, name) for name in FOR_OUTPUT])
-        ctx.numbers, ctx.kernel = tuple(problem[N_TENSORS:]), inputs[-1]
-        ctx.mark_non_differentiable(*results[1:])
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        saved = ctx.saved_tensors
-        problem = Problem(*saved[:N_TENSORS], *ctx.numbers)
-        kept = dict(zip(FOR_OUTPUT, saved[N_TENSORS:], strict=True))
-        results: Any = Results(*[kept.get(name) for name in Results._fields])  # type: ignore[arg-type]
-        needs_grad = NeedsGrad(*[bool(needed) for needed in ctx.needs_input_grad[:N_GRADS]])
-        upstream = Upstream(grads[0], *[None] * (len(Upstream._fields) - 1))
-        found = differentiate(problem, results, upstream, list(needs_grad), ctx.kernel)
-        return (*found, *[None] * (N_PROBLEM + 2 - N_GRADS))

@@ -26,6 +26,7 @@ from torch import Tensor
 from ..contract import (
     ARGMAX_BIT,
     OUTPUT_LOW_BIT,
+    PACKED,
     Gradients,
     NeedsGrad,
     Problem,
@@ -35,6 +36,7 @@ from ..contract import (
     empty_results,
     empty_vectors,
     is_by_token,
+    packed_size,
 )
 from . import backward as _backward
 from . import decode as _decode
@@ -44,7 +46,8 @@ from . import row_terms as _rows
 from . import summary as summary  # the watch folds rows by it
 from .again import SignRows as SignRows  # of calls like earlier ones, for a watch
 from .again import forward_again as forward_again
-from .again import forward_plan, plan_key
+from .again import forward_plan, plan_key, sign_tensors
+from .again import packed_rows as packed_rows  # for a tally
 from .again import rows_again as rows_again
 from .arguments import (
     as_written,
@@ -78,6 +81,7 @@ from .arguments import (
     written,
 )
 from .launch import Block, Launch, LaunchPlan, Plans, all_aligned, is_hopper, on_its_device, plans_of, room
+from .launch import current_stream as current_stream  # for a watch
 from .tune import tuned
 
 
@@ -103,6 +107,22 @@ def bare_forward(problem: Problem, sign_bits: int, saved: bool = False) -> Resul
     elif results.lse.numel():
         on_its_device(query, _launch_forward, problem, results, sign_bits)
     return results
+
+
+def forward_packed(problem: Problem, sign_bits: int) -> tuple[Results, Tensor]:
+    """`bare_forward` with values and all signs; of these, all but `lse` are in the tensor, as `packed_rows` reads it."""
+    plan = forward_plan(problem, sign_bits)
+    if plan is not None:
+        results, rows = forward_again(plan, problem, sign_bits)
+        return results, rows.memory[0]
+    problem = readable(problem)
+    results = empty_results(problem, sign_bits & OUTPUT_LOW_BIT, as_query=True)
+    packed = results.lse.new_empty(len(PACKED) * packed_size(results.lse.numel()))
+    if results.lse.numel():
+        *signs, _ = sign_tensors(packed_rows(results.lse, results.lse_low, packed))
+        whole = Results(*results[: len(Results._fields) - len(signs)], *signs)
+        on_its_device(problem.query, _launch_forward, problem, whole, sign_bits)
+    return results, packed
 
 
 def _launch_forward(problem: Problem, results: Results, sign_bits: int) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...vitals import SIGNS
-from ..contract import ALL_SIGNS, OUTPUT_LOW_BIT, Problem, Results, bare_results
-from .arguments import cdiv, facts, inputs, splits_of
+from ..contract import ALL_SIGNS, OUTPUT_LOW_BIT, Problem, Results, bare_results, packed_size
+from .arguments import facts, inputs, splits_of
 from .launch import PLANS, LaunchPlan, Plans, on_its_device
 
 
@@ -25,19 +26,34 @@ def plan_key(problem: Problem, sign_bits: int) -> tuple[Any, ...]:
 
 
 _NO_PLANS: Plans = {}
+_last: tuple[tuple[Any, ...], LaunchPlan | None] = ((), None)
+
+
+def _plan_at(key: tuple[Any, ...]) -> LaunchPlan | None:
+    """The plan of the forward with this key. The layers of a model mostly have one: comparing takes less time than hashing."""
+    global _last
+    last, plan = _last
+    if key != last or plan is None:
+        plan = PLANS.get(key, _NO_PLANS).get("forward")
+        _last = (key, plan)
+    return plan
 
 
 def forward_plan(problem: Problem, sign_bits: int) -> LaunchPlan | None:
     """The plan of an earlier call like this one; None if there was none, or the keys of each row are split over programs."""
-    if splits_of(problem) > 1:
-        return None
-    return PLANS.get(plan_key(problem, sign_bits), _NO_PLANS).get("forward")
+    return None if splits_of(problem) > 1 else _plan_at(plan_key(problem, sign_bits))
 
 
 # `forward_again` has them in this order
 assert SIGNS == ("visible", "mean", "variance", "peak", "lse", "entropy", "p2")
-SignRows = tuple[tuple[int, ...], tuple[int, int, int], tuple[Tensor, ...]]
-"""The addresses of all signs and of `lse_low`, their shape (batch, heads, rows), and the memory that they are in."""
+
+
+class SignRows(NamedTuple):
+    """The signs of a call, as addresses."""
+
+    addresses: tuple[int, ...]  # of all signs and of `lse_low`
+    shape: tuple[int, int, int]  # batch, heads, rows
+    memory: tuple[Tensor, ...]  # what they are addresses in
 
 
 def rows_again(query: Tensor, key: Tensor, scale: float, right: int | None) -> SignRows | None:
@@ -47,38 +63,57 @@ def rows_again(query: Tensor, key: Tensor, scale: float, right: int | None) -> S
     """
     tensors = (facts(query), facts(key), None, None, None)
     numbers = (scale, None, right, None, 0.0)
-    plan = PLANS.get((query.get_device(), tensors, numbers, ALL_SIGNS), _NO_PLANS).get("forward")
+    plan = _plan_at((query.get_device(), tensors, numbers, ALL_SIGNS))
     if plan is None:
         return None
-    block, addresses = _sign_block(query, len(SIGNS) + 1)
-    results = (None, None, None, addresses[-1], *addresses[:-1])  # as in Results
-    on_its_device(query, plan.run, (query, key, query, query, query, key, key, *results))
+    memory, addresses = _sign_memory(query, len(SIGNS) + 1)
+    results = (0, 0, 0, addresses[-1], *addresses[:-1])  # as in Results
+    q, k = query.data_ptr(), key.data_ptr()
+    on_its_device(query, plan.run_at, (q, k, q, q, q, k, k, *results), (query, key, None, None, None, key, key))
     batch, heads, rows, _ = query.shape
-    return (*addresses,), (batch, heads, rows), (block,)
+    return SignRows((*addresses,), (batch, heads, rows), (memory,))
 
 
 def forward_again(plan: LaunchPlan, problem: Problem, sign_bits: int) -> tuple[Results, SignRows]:
     """`bare_forward` with values and all signs, by the `forward_plan` of a call like it.
 
-    The signs lie in one block; of them, only `lse` and `lse_low` are among the results.
+    One tensor holds the signs; of them, only `lse` and `lse_low` are among the results.
     """
     query, key, value = problem[:3]
     assert value is not None
     saved = bare_results(query, value.shape[3], sign_bits & OUTPUT_LOW_BIT, saved=True, as_query=True)
-    block, (visible, mean, variance, peak, entropy, p2) = _sign_block(query, len(SIGNS) - 1)
-    output, output_low, _, lse_low, *_ = saved
-    lse = saved.lse
-    results = (output, output_low, None, lse_low, visible, mean, variance, peak, lse, entropy, p2)
-    on_its_device(query, plan.run, (*inputs(problem), key, value, *results))
+    rows = packed_rows(saved.lse, saved.lse_low, _sign_memory(query, len(SIGNS) - 1)[0])
+    *signs, lse_low = rows.addresses
+    on_its_device(
+        query, plan.run, (*inputs(problem), key, value, saved.output, saved.output_low, None, lse_low, *signs)
+    )
+    return saved, rows
+
+
+def packed_rows(lse: Tensor, lse_low: Tensor, packed: Tensor) -> SignRows:
+    """The rows of a call whose signs but for `lse` one tensor holds."""
+    batch, heads, rows = lse.shape
+    each, first = 4 * packed_size(batch * heads * rows), packed.data_ptr()
+    visible, mean, variance, peak, entropy, p2 = range(first, first + 6 * each, each)
     addresses = (visible, mean, variance, peak, lse.data_ptr(), entropy, p2, lse_low.data_ptr())
-    batch, heads, rows, _ = query.shape
-    return saved, (addresses, (batch, heads, rows), (block, lse, lse_low))
+    return SignRows(addresses, (batch, heads, rows), (packed, lse, lse_low))
 
 
-def _sign_block(query: Tensor, count: int) -> tuple[Tensor, range]:
+def _sign_memory(query: Tensor, count: int) -> tuple[Tensor, range]:
     """Memory for so many signs of a call, and their addresses. It takes less time than a tensor for each."""
     batch, heads, rows, _ = query.shape
-    each = cdiv(batch * heads * rows, 4) * 4  # all addresses are aligned, as those of tensors are
+    each = packed_size(batch * heads * rows)
     block = query.new_empty_strided((count * each,), (1,), dtype=torch.float32)
     first = block.data_ptr()
     return block, range(first, first + 4 * count * each, 4 * each)
+
+
+def sign_tensors(found: SignRows) -> list[Tensor]:
+    """The signs and `lse_low` as tensors."""
+    addresses, shape, memory = found
+    size, tensors = math.prod(shape), []
+    for address in addresses:
+        holder = next(one for one in memory if 0 <= address - one.data_ptr() < 4 * one.numel())
+        first = (address - holder.data_ptr()) // 4
+        tensors.append(holder.view(-1)[first : first + size].view(shape))
+    return [tensors[0].view(torch.int32), *tensors[1:]]

@@ -16,7 +16,8 @@ from torch import Tensor
 from ...heads import COLUMNS
 from ...vitals import Vitals
 from ..contract import are_as_written
-from .launch import ALIGNED, Launch, all_aligned, on_its_device, plans_of, run
+from .again import SignRows, sign_tensors
+from .launch import ALIGNED, Launch, on_its_device, plans_of, run
 
 N_SUMS = len(COLUMNS)
 PLACES: tl.constexpr = tl.constexpr(16)  # of the sums in a block, whose length must be a power of 2
@@ -98,7 +99,7 @@ def _on_device(table: list[int], device: torch.device) -> Tensor:
 def add_to(
     tally: Tensor,
     place: tuple[int, int],
-    signs: Sequence[Tensor],
+    signs: Sequence[Tensor] | SignRows,
     keep: Tensor | None,
     number: int,
     saturable_keys: int,
@@ -109,29 +110,30 @@ def add_to(
     For each head that has the sums, the peak, how many calls there are, and this call's number. All numbers are arguments of
     the launch, so a CUDA graph can hold it.
     """
-    visible = signs[0]
-    batch, heads, rows = visible.shape
+    found, shape = (signs.addresses, signs.shape) if isinstance(signs, SignRows) else (signs, signs[0].shape)
+    batch, heads, rows = shape
     step_kind, step_grade, step_head, _ = tally.stride()
     slot = place[0] * step_kind + place[1] * step_grade
-    kept, farthest = visible, 0
+    kept, dtype, farthest = found[0], torch.int32, 0  # not read
     strides: tuple[int, ...] = (0, 0, 0)
     if keep is not None:
-        kept = keep.expand(batch, heads, rows).view(torch.int8)
-        strides = kept.stride()
-        farthest = sum((size - 1) * step for size, step in zip(kept.shape, strides, strict=True))
+        keep = keep.expand(batch, heads, rows).view(torch.int8)
+        kept, dtype, strides = keep, keep.dtype, keep.stride()
+        farthest = sum((size - 1) * step for size, step in zip(keep.shape, strides, strict=True))
     numbers = (slot, step_head, *strides, batch, heads, rows, number, int(keep is not None))
-    tensors = (tally, *signs, kept)
     wide = max(batch * heads * rows, farthest) >= 1 << 31
     long = tuple([each >= 1 << 31 for each in numbers]) if max(numbers) >= 1 << 31 else ()  # compiled as 64 bits
-    aligned = all_aligned(*tensors) or tuple([tensor.data_ptr() % ALIGNED == 0 for tensor in tensors])
+    addresses = [one if type(one) is int else one.data_ptr() for one in (tally, *found, kept)]
+    aligned = tuple([address % ALIGNED == 0 for address in addresses])
 
     def launch() -> Launch:
+        of_call = sign_tensors(signs) if isinstance(signs, SignRows) else signs
         constants = {"SATURABLE": saturable_keys, "SATURATED": saturated_weight, "N_SUMS": N_SUMS, "ROWS": ROWS_ALONE}
-        how = {"num_warps": WARPS_ALONE}
-        return Launch(add_kernel, (heads, 1), (*tensors, *numbers), constants | {"WIDE": wide}, how)
+        args = (tally, *of_call, of_call[0] if keep is None else keep, *numbers)
+        return Launch(add_kernel, (heads, 1), args, constants | {"WIDE": wide}, {"num_warps": WARPS_ALONE})
 
-    plans = plans_of((tally.device, kept.dtype, aligned, long, wide, saturable_keys, saturated_weight))
-    on_its_device(tally, run, plans, "add", tensors, launch, numbers, (heads, 1, 1))
+    plans = plans_of((tally.device, dtype, aligned, long, wide, saturable_keys, saturated_weight))
+    on_its_device(tally, run, plans, "add", addresses, launch, numbers, (heads, 1, 1))
 
 
 @triton.jit(do_not_specialize=["calls"])

@@ -11,7 +11,7 @@ from ... import kernels
 from ...attention import measure_without_autograd_and_modes
 from ...errors import KernelUnavailable
 from ...heads import HeadSummary
-from ...operation.plain import band, is_plain_call
+from ...operation.plain import band, is_plain_pair
 from ...operation.tally import folded
 from ...vitals import SIGNS, Vitals
 from ..call import AttentionCall, Summary, UnfoldedRows
@@ -67,9 +67,9 @@ def rows_again(query: Tensor, key: Tensor, causal: bool | str, scale: Any, obser
     """All rows of a call like an earlier one on a GPU: by the same launch, without what only a first call needs."""
     if observer.signs != SIGNS or observer.examiners or kernels.takes_plain(observer.kernel, cuda=True) is None:
         return None
-    if not is_plain_call(query, key, None, causal, scale, None, None, 0.0) or query.dim() != 4 or key.dim() != 4:
-        return None
     shape = query.shape
+    if not (len(shape) == key.dim() == 4 and is_plain_pair(query, key)):
+        return None
     _, right = band(causal, None, shape[2], key.shape[2])
     found = kernels.load("triton").rows_again(query, key, shape[3] ** -0.5 if scale is None else scale, right)
     return None if found is None else unfolded(query, found)
@@ -77,8 +77,7 @@ def rows_again(query: Tensor, key: Tensor, causal: bool | str, scale: Any, obser
 
 def unfolded(query: Tensor, found: SignRows) -> UnfoldedRows:
     """What the kernel wrote of all rows of a call that the current stream computes."""
-    addresses, shape, memory = found
-    return UnfoldedRows(addresses, shape, memory, None, torch.cuda.current_stream(query.device))
+    return UnfoldedRows(*found, None, kernels.load("triton").current_stream(query.get_device()))
 
 
 def vitals_of(call: AttentionCall, signs: tuple[str, ...], kernel: str) -> Vitals:

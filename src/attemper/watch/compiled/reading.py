@@ -81,6 +81,7 @@ class TallyWatch(Watch):
         self._pending: deque[tuple[int, TallyCopies]] = deque()  # steps that ended, and what is being copied of each
         self._kept: list[Tensor] | None = None  # the tallies as a pause found them
         self._is_taken = False  # whether the step that the end of the block ends was taken over
+        self._chosen: ChosenSlots | None = None  # of the last step, if the next one may have the same
         self._empty()
         super().__enter__()
         OPEN.add(self)
@@ -137,7 +138,7 @@ class TallyWatch(Watch):
                 self._take_over(found)
                 self._is_taken = True
             elif not self._passes.begun:  # no step was measured: did the model run at all?
-                ran = (sum(slot.calls for slot in slots) for slots in found.slots().values())
+                ran = (sum(slot.calls for slot in slots) for slots in found.slots(found.counted()).values())
                 self._passes.begun = max(map(int, ran), default=0)
         except BaseException:
             self._close()
@@ -178,8 +179,28 @@ class TallyWatch(Watch):
 
     def _take_over(self, found: TallyRows) -> None:
         """Add up what the calls of a step added to the tallies."""
-        chosen: list[tuple[str, str, list[TallySlot]]] = []  # layer, kind, the slots that count
-        for name, slots in found.slots().items():
+        counted = found.counted()
+        if self._chosen is None or not torch.equal(self._chosen.counted, counted):
+            self._chosen = self._choose(found, counted)
+        chosen = self._chosen
+        self._passes.grades = dict(chosen.grades)
+        if self._passes.left_out or len({*chosen.grades.values()}) > 1:
+            self._chosen = None  # what counts depends on the steps before
+        self._sums.calls += chosen.calls
+        block = found.rows[chosen.rows, : PEAK + 1]
+        first = 0
+        for name, kind, ran in chosen.layers:
+            parts = []
+            for facts in ran:
+                parts.append(BlockSummary((*COLUMNS, "peak"), block, first, facts.heads))
+                first += facts.heads
+            summary = _with_signs(parts[0].merge(*parts[1:]), self.signs)
+            self._sums.layers[name, kind, ran[-1].heads] = LayerSums(ran[-1], summary)
+
+    def _choose(self, found: TallyRows, counted: Tensor) -> ChosenSlots:
+        """What counts of a step, by its passes."""
+        layers: list[tuple[str, str, list[TallySlot]]] = []
+        for name, slots in found.slots(counted).items():
             calls = [int(sum([slot.calls for slot in slots if slot.grade == grade])) for grade in range(GRADES)]
             grades = self._passes.take_grades(name, calls)
             if sum(calls) > sum([calls[grade] for grade in grades]):
@@ -187,19 +208,27 @@ class TallyWatch(Watch):
             for kind in KINDS:
                 ran = [slot for slot in slots if slot.kind == kind and slot.grade in grades]
                 if ran:
-                    chosen.append((name, kind, ran))
-        block = found.rows_of([slot for _, _, ran in chosen for slot in ran])
-        first = 0
-        for name, kind, ran in chosen:
-            parts = []
-            for slot in ran:
-                parts.append(BlockSummary((*COLUMNS, "peak"), block, first, slot.facts.heads))
-                first += slot.facts.heads
-                if kind == "cross" and slot.facts.queries > 1:
+                    layers.append((name, kind, ran))
+                if kind == "cross" and any(slot.facts.queries > 1 for slot in ran):
                     self._note(CROSS_PADDING)
-                self._sums.calls += int(slot.calls)
-            facts, summary = ran[-1].facts, _with_signs(parts[0].merge(*parts[1:]), self.signs)
-            self._sums.layers[name, kind, facts.heads] = LayerSums(facts, summary)
+        rows = [row for _, _, ran in layers for slot in ran for row in range(slot.first, slot.first + slot.facts.heads)]
+        return ChosenSlots(
+            counted,
+            [(name, kind, [slot.facts for slot in ran]) for name, kind, ran in layers],
+            torch.tensor(rows, dtype=torch.int64, device="cpu"),
+            sum([int(slot.calls) for _, _, ran in layers for slot in ran]),
+            dict(self._passes.grades),
+        )
+
+
+class ChosenSlots(NamedTuple):
+    """What counts of a step. The next step has the same, if it added as many calls of the same descriptions."""
+
+    counted: Tensor
+    layers: list[tuple[str, str, list[Facts]]]  # layer, kind, the facts of each slot
+    rows: Tensor  # of the heads of all slots
+    calls: int
+    grades: dict[str, int]  # of the passes
 
 
 class TallyLayout:
@@ -256,20 +285,18 @@ class TallyRows(NamedTuple):
     rows: Tensor  # (rows, WIDTH)
     layout: TallyLayout
 
-    def slots(self) -> dict[str, list[TallySlot]]:
+    def counted(self) -> Tensor:
+        """How many calls were added of each layer, kind and grade, and the number of the last one's description."""
+        return self.rows[self.layout.firsts, CALLS : NUMBER + 1]
+
+    def slots(self, counted: Tensor) -> dict[str, list[TallySlot]]:
         """By layer, those of all kinds and grades that have calls."""
-        counted = self.rows[self.layout.firsts, CALLS : NUMBER + 1].tolist()
         found: dict[str, list[TallySlot]] = {}
-        for (name, kind, grade, first), (calls, number) in zip(self.layout.places, counted, strict=True):
+        for (name, kind, grade, first), (calls, number) in zip(self.layout.places, counted.tolist(), strict=True):
             if calls:
                 slot = TallySlot(kind, grade, calls, facts_of(DESCRIPTIONS[int(number)]), first)
                 found.setdefault(name, []).append(slot)
         return found
-
-    def rows_of(self, slots: list[TallySlot]) -> Tensor:
-        """The sums and peaks of all heads of these slots, (heads, columns + 1)."""
-        places = [row for slot in slots for row in range(slot.first, slot.first + slot.facts.heads)]
-        return self.rows[torch.tensor(places, dtype=torch.int64, device="cpu"), : PEAK + 1]
 
 
 def _with_signs(summary: HeadSummary, signs: tuple[str, ...]) -> HeadSummary:
