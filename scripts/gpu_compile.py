@@ -26,7 +26,7 @@ from attemper.kernels.triton import launch as running
 from attemper.kernels.triton.tile import NUMBERS
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int16: "i16"}
-TYPES |= {torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8"}
+TYPES |= {torch.float64: "fp64", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8"}
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 ROOM = {80: 163 << 10, 86: running.LEAST_ROOM, 90: 227 << 10}
 """Bytes of shared memory that a program may use, by the capability of a card."""
@@ -147,14 +147,23 @@ def gather_decode(problem):
 
 def gather_largest(gathered):
     """Forward, decode and backward with a mask and a gain that have gradients, a softcap, and gradients at every sign."""
-    for dtype, dim in ((torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float32, 256)):
-        query, key, value = (torch.empty(1, heads, 4096, dim, dtype=dtype) for heads in (8, 1, 1))
-        mask, gain = torch.empty(1, 1, 4096, 4096, dtype=dtype), torch.empty(1, 8, 4096)
+    # the gradient of the last mask is summed in float64
+    cases = (
+        (torch.bfloat16, 128, 4096),
+        (torch.bfloat16, 256, 4096),
+        (torch.float32, 256, 4096),
+        (torch.bfloat16, 128, 256),
+    )
+    for dtype, dim, keys in cases:
+        query, key, value = (
+            torch.empty(1, heads, n, dim, dtype=dtype) for heads, n in ((8, 4096), (1, keys), (1, keys))
+        )
+        mask, gain = torch.empty(1, 1, 4096, keys, dtype=dtype), torch.empty(1, 8, 4096)
         problem = Problem(query, key, value, mask, gain, None, None, dim**-0.5, None, 0, 30.0, 0.0)
         results = empty_results(problem, ALL | OUTPUT_LOW_BIT)
         gathered.append(kernel.forward_launch(problem, results, ALL | OUTPUT_LOW_BIT, False))
         rows = problem._replace(query=query[:, :, :8], mask=mask[:, :, :8], gain=gain[:, :, :8])
-        gathered += gather_decode(rows)[:1]
+        gathered += gather_decode(rows)[:1] if keys > 512 else []
         upstream = Upstream(torch.empty_like(results.output), *[torch.empty_like(results.lse) for _ in range(6)])
         kernel.backward(problem, results, upstream._replace(peak=None), NeedsGrad(True, True, True, True, True))
 

@@ -17,6 +17,7 @@ COLUMNS = (
     *("evenness_rows", "evenness", "jacobian_trace", "saturable_rows", "saturated"),
 )
 """What is summed, in this order, of the signs that were measured; ``peak`` is a maximum and is kept apart."""
+ALL_COLUMNS = (*COLUMNS, "peak")
 
 
 class HeadSummary:

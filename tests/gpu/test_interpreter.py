@@ -79,6 +79,24 @@ def test_as_exact_as_plain_pytorch(case):
     judge(case.tensors(), case.options(), "triton")
 
 
+@pytest.mark.parametrize("shape", [(), (7,), (5, 1), (4, 1, 7), (2, 1, 5, 7), (2, 4, 5, 7)], ids=str)
+def test_the_gradient_of_a_mask_that_is_shared(shape):
+    lengths = {"query": (4, 5), "key": (2, 7), "value": (2, 7)}
+    tensors = {name: torch.randn(2, *length, 8) for name, length in lengths.items()}
+    judge({**tensors, "mask": torch.randn(shape)}, {"causal": "lower_right"}, "triton")
+
+
+def test_a_large_mask_that_is_shared_is_summed_in_float32(monkeypatch):
+    kernel, mask = kernels.load("triton"), torch.randn(1, 1, 5, 7)
+    tensors = {name: torch.randn(2, 2, n, 8) for name, n in (("query", 5), ("key", 7), ("value", 7))}
+    problem = kernel.Problem(*tensors.values(), mask, *[None] * 3, 0.3, None, None, None, 0.0)
+    assert kernel._sum_dtype(problem) == torch.float64
+    assert kernel._sum_dtype(problem._replace(mask=torch.randn(2, 2, 5, 7))) == torch.float32
+    monkeypatch.setattr(kernel, "MOST_WIDE", 34)
+    assert kernel._sum_dtype(problem) == torch.float32
+    judge({**tensors, "mask": mask}, {}, "triton")
+
+
 @pytest.mark.parametrize(("rows", "keys", "heads", "groups"), [(1, 520, 2, 2), (2, 600, 2, 1)])
 def test_decode_is_split_and_joined(rows, keys, heads, groups):
     tensors = {"query": torch.randn(2, heads, rows, 16)}

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import kernels
 from .._torch_private import _current_graph_task_id
 from ..errors import InputError
-from ..heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary
+from ..heads import ALL_COLUMNS, COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary
 from ..kernels.contract import Problem, is_recording
 from ..vitals import SIGNS, Vitals
 from .listen import TallyTarget
@@ -142,7 +142,7 @@ def folded(vitals: Vitals, rows: Tensor | None) -> HeadSummary:
     """``vitals.by_head(rows)``, by the native library if it is installed and serves them."""
     if kernels.cpu_is_missing() is None and (native := kernels.load("cpu").summary).serves(vitals):
         sums, peaks = native.by_head(vitals, rows, SATURABLE_KEYS, SATURATED_WEIGHT)
-        return HeadSummary((*COLUMNS, "peak"), sums, peaks)
+        return HeadSummary(ALL_COLUMNS, sums, peaks)
     return vitals.by_head(rows)
 
 

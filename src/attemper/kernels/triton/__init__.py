@@ -210,8 +210,7 @@ def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs
         return _BackwardLaunches(problem, g_output, arrived, lift is not None, usual, appends)
 
     if needs_grad.query or needs_grad.gain or needs_grad.mask:
-        # many rows, keys or heads may add to one entry, in float32
-        dmask = None if mask is None or not needs_grad.mask else torch.zeros_like(mask, dtype=torch.float32)
+        dmask = None if mask is None or not needs_grad.mask else torch.zeros_like(mask, dtype=_sum_dtype(problem))
         grads = (found.query, found.gain, dmask)
         vectors = (key, key if value is None else value)
         tensors = (*common, *vectors, *_or_else(query, grads))
@@ -226,6 +225,17 @@ def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs
     return found
 
 
+def _sum_dtype(problem: Problem) -> torch.dtype:
+    """Of the gradient of a mask while it is summed: many rows, keys or heads may add to one entry, in any order."""
+    query, key, mask = problem.query, problem.key, problem.mask
+    assert mask is not None
+    shared = mask.numel() < query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
+    return torch.float64 if shared and mask.numel() <= MOST_WIDE else torch.float32
+
+
+MOST_WIDE = 1 << 23
+"""Entries of a shared mask (64 MiB) up to which its gradient is summed in float64. In float32 the mean's gradient at a scalar
+mask erred too much in 3 % of 9,000 random orders; a larger mask has fewer summands for each entry."""
 APPENDED_DTYPE = torch.bfloat16
 """Of columns that are appended: three of float16 would not have all digits of a small number."""
 

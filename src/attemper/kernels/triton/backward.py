@@ -172,7 +172,7 @@ def rows_step(
         p_d = p_dmask + o_m.to(tl.int64)[:, None] * step_dm + o_n.to(tl.int64)[None, :] * step_dn
         m_d = m_m[:, None] & (o_n[None, :] < keys)
         if SHARED:
-            tl.atomic_add(p_d, b_dz, mask=m_d)
+            tl.atomic_add(p_d, b_dz.to(p_dmask.dtype.element_ty), mask=m_d)
         else:
             tl.store(p_d, b_dz, mask=m_d)
     if DGAIN:

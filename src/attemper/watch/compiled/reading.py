@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..._torch_private import _foreach_zero_
 from ...errors import InputError
-from ...heads import COLUMNS, BlockSummary, HeadSummary
+from ...heads import ALL_COLUMNS, COLUMNS, BlockSummary, HeadSummary
 from ...operation.listen import TALLY
 from ...operation.tally import (
     CALLS,
@@ -192,7 +192,7 @@ class TallyWatch(Watch):
         for name, kind, ran in chosen.layers:
             parts = []
             for facts in ran:
-                parts.append(BlockSummary((*COLUMNS, "peak"), block, first, facts.heads))
+                parts.append(BlockSummary(ALL_COLUMNS, block, first, facts.heads))
                 first += facts.heads
             summary = _with_signs(parts[0].merge(*parts[1:]), self.signs)
             self._sums.layers[name, kind, ran[-1].heads] = LayerSums(ran[-1], summary)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ... import kernels
 from ...errors import InputError
-from ...heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, BlockSummary, HeadSummary, count_column
+from ...heads import ALL_COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, BlockSummary, HeadSummary, count_column
 from ..attach.gradients import GradientHooks
 from ..call import AttentionCall, Facts, Summary, UnfoldedRows
 from ..passes import is_in
@@ -52,7 +52,7 @@ class Entry:
 
     def on_host(self) -> bool:
         """Whether its numbers can be read without waiting for a device."""
-        return self.summary.tensors()[0].device.type == "cpu"
+        return self.summary.tensors()[0].is_cpu
 
     def parts(self) -> list[Tensor]:
         """What holds its numbers: those of its summary, and the gradients if it has them."""
@@ -191,7 +191,7 @@ class StepAccumulator:
             first = 0
             for layer, rows in pairs:
                 heads = rows.shape[1]
-                summary = BlockSummary((*COLUMNS, "peak"), block, first, heads)
+                summary = BlockSummary(ALL_COLUMNS, block, first, heads)
                 layer.summary = summary if layer.summary is None else layer.summary.merge(summary)
                 first += heads
             _leave_large_block([layer for layer, _ in pairs], block)

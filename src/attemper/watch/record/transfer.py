@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -51,7 +50,7 @@ class Transfer:
         summary = entry.summary
         copies = [self.copies[part.data_ptr()] for part in summary.tensors()]
         gradients = None if entry.gradients is None else self.copies[entry.gradients.data_ptr()]
-        return replace(entry, summary=summary.with_tensors(copies), gradients=gradients)
+        return Entry(*entry.place, summary.with_tensors(copies), gradients)
 
 
 def to_cpu(tensor: Tensor) -> Tensor:
