@@ -18,6 +18,7 @@ COLUMNS = (
 )
 """What is summed, in this order, of the signs that were measured; ``peak`` is a maximum and is kept apart."""
 ALL_COLUMNS = (*COLUMNS, "peak")
+"""The columns of a call of which all signs were measured."""
 
 
 class HeadSummary:

@@ -1,6 +1,7 @@
 """The direct path to the native kernel: which calls take it, that they give the bits of the op, and what must not take it."""
 
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from attemper import kernels
 from attemper.attention import attention_with_detached_signs
 from attemper.errors import InputError, KernelUnavailable
 from attemper.operation import direct as _direct
+from attemper.operation.plain import is_plain_call, is_plain_pair
 from attemper.vitals import SIGNS
 from close import assert_float64
 from native import native, needed
@@ -215,6 +217,32 @@ def test_transforms_and_tracers_see_the_op(direct):
     with FakeTensorMode() as mode:
         assert attemper.sdpa(*(mode.from_tensor(t) for t in inputs)).shape == expected.shape
     assert direct == ["op"]
+
+
+class Marked(torch.Tensor):
+    """A subclass that changes nothing."""
+
+
+def test_the_shorter_test_of_a_pair_agrees_with_that_of_a_call():
+    query, key = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
+    others = {
+        "negated": torch.randn(1, 2, 3, 4, dtype=torch.complex64).conj().imag,
+        "subclass": query.as_subclass(Marked),
+        "parameter": torch.nn.Parameter(query),
+        "meta": query.to("meta"),
+        "sparse": query.to_sparse(),
+        "float64": query.double(),
+    }
+    scales = (None, 0.5, 1, float("inf"), torch.tensor(0.5), torch.rand(1, 2, 3, 1))
+    calls = [(query, key, causal, scale) for causal in (False, True, "lower_right", "upper", 1) for scale in scales]
+    calls += [(other, key, False, None) for other in others.values()]
+    found = []
+    for call in calls:
+        for around in (nullcontext, torch.inference_mode, lambda: torch.autocast("cpu"), FakeTensorMode):
+            with around():
+                found.append(is_plain_pair(*call))
+                assert found[-1] == is_plain_call(*call[:2], None, *call[2:], None, None, 0.0), call
+    assert set(found) == {False, True}
 
 
 def test_a_tensor_that_outlived_its_transform_is_refused_by_torch(direct):

@@ -93,6 +93,18 @@ def test_the_ops_of_packed_signs(options, dtype):
         assert torch.equal(tally, expected)
 
 
+@pytest.mark.parametrize("kernel", FUSED)
+def test_the_op_of_packed_signs_reads_a_lazily_negated_query(kernel):
+    _, key, value = tensors(dtype=torch.float32)
+    query = torch.randn(2, 4, 6, 8, dtype=torch.complex64).conj().imag
+    assert query.is_neg()
+    numbers = (None, None, None, None, 0.3, None, None, None, 0.0, sum(BIT.values()), kernel)
+    output, _, _, lse, _ = torch.ops.attemper.forward_packed(query, key, value, *numbers)
+    expected = Results(*torch.ops.attemper.forward(query.resolve_neg(), key, value, *numbers))
+    assert torch.equal(output, expected.output)
+    assert torch.equal(lse, expected.lse)
+
+
 def test_packed_signs_have_no_gradients_and_the_output_has():
     """Also of the bare op: a tracer may look through the Function around it."""
     inputs = [one.requires_grad_() for one in tensors()]

@@ -208,3 +208,22 @@ def test_steps_and_microbatches_add_up():
     first, second = (table(watch.record.filter(steps=[step]))[0] for step in (0, 1))
     for column, expected in second.items():
         torch.testing.assert_close(first[column], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_layers_with_a_learned_scale_are_measured_in_every_step():
+    """Their scale is a tensor, which no launch of an earlier call has."""
+    torch.manual_seed(0)
+    layers = [attemper.MultiHeadAttention(64, HEADS, batch_first=True, rule="qk_norm") for _ in range(2)]
+    model, x = torch.nn.ModuleList(layers).cuda(), torch.randn(2, 40, 64, device="cuda")
+    records = []
+    for full in (True, False):
+        with attemper.watch(model, full=full) as watch:
+            for _ in range(3):
+                for layer in layers:
+                    layer(x, need_weights=False)
+                watch.step()
+        records.append(watch.record)
+    expected, record = records
+    assert not record.notes
+    assert {row["rows"] for row in record.to_dicts()} == {80.0}
+    assert record.to_dicts() == expected.to_dicts()

@@ -236,6 +236,35 @@ def test_packed_signs_are_those_of_the_forward(shape, options):
         assert torch.equal(held[:count].view(sign.shape), sign), name
 
 
+@pytest.mark.parametrize("shape", [(0, 3, 5), (2, 3, 0)], ids=str)
+def test_a_call_without_rows_is_added_to_a_tally(shape):
+    kernel = kernels.load("triton")
+    tally, lse = torch.zeros(2, 3, 3, len(COLUMNS) + 3, dtype=torch.float64), torch.zeros(shape)
+    rows = kernel.packed_rows(lse, lse.clone(), torch.zeros(0))
+    kernel.summary.add_to(tally, (0, 1), rows, None, 4, SATURABLE_KEYS, SATURATED_WEIGHT)
+    slot = tally[0, 1]
+    assert slot[:, len(COLUMNS) + 1].tolist() == [1.0] * 3
+    assert not slot[:, : len(COLUMNS)].any()
+
+
+def test_the_plan_of_the_last_call_is_not_that_of_another_one(monkeypatch):
+    from attemper.kernels.triton import again
+
+    kernel = kernels.load("triton")
+    problems = [
+        kernel.Problem(*(torch.randn(1, 2, n, 16) for _ in range(3)), None, None, None, None, scale, None, 0, None, 0.0)
+        for n, scale in ((9, 0.25), (9, 0.5), (8, 0.25))
+    ]
+    plans = [object() for _ in problems]
+    monkeypatch.setattr(again, "_last", ((), None))  # and it forgets these plans
+    for problem, plan in zip(problems, plans, strict=True):
+        assert kernel.forward_plan(problem, ALL_SIGNS) is None
+        monkeypatch.setitem(kernel._launch.PLANS, kernel.plan_key(problem, ALL_SIGNS), {"forward": plan})
+    for number in (0, 0, 1, 0, 2, 1, 1):
+        assert kernel.forward_plan(problems[number], ALL_SIGNS) is plans[number]
+        assert kernel.forward_plan(problems[number], 1) is None
+
+
 @pytest.mark.parametrize("as_rows", [False, True])
 def test_calls_are_added_to_a_tally(as_rows):
     """As tensors, and as what a call with packed signs wrote."""

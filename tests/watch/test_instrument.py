@@ -14,6 +14,7 @@ import attemper
 import zoo
 from attemper.errors import InputError
 from attemper.watch import Watch
+from attemper.watch.compiled import reading
 from close import in_float32
 from judge import assert_as_exact
 
@@ -270,6 +271,87 @@ def test_an_exported_model_has_gradients():
     exported(x, need_weights=False)[0].sum().backward()
     for name, parameter in exported.named_parameters():
         assert torch.equal(parameter.grad, expected[name]), name
+
+
+def test_torch_func_differentiates_a_compiled_model():
+    """Dynamo looks through the autograd Function at its op there."""
+    torch.manual_seed(0)
+    model, x = Own(), torch.randn(2, 6, 16)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).square().sum()
+
+    expected = torch.func.grad(loss)(parameters, x)
+    attemper.instrument(model)
+    with attemper.watch(model) as watch:
+        found = torch.compile(torch.func.grad(loss), backend="aot_eager", fullgraph=True)(parameters, x)
+    for name, gradient in found.items():
+        assert torch.equal(gradient, expected[name]), name
+    assert {row["rows"] for row in watch.record.to_dicts()} == {12.0}
+
+
+@pytest.mark.parametrize("options", [{"full": True}, {"gradients": True}], ids=str)
+def test_watches_that_read_ops_measure_an_exported_model(options):
+    torch.manual_seed(0)
+    model, x = Own(), torch.randn(2, 6, 16)
+    with attemper.watch(model) as expected:
+        model(x)
+    attemper.instrument(model)
+    exported = torch.export.export(model, (x,)).module()
+    with attemper.watch(exported, **options) as watch:
+        exported(x).sum().backward()
+    assert not watch.record.notes
+    rows = expected.record.to_dicts()
+    for row, other in zip(watch.record.to_dicts(), rows, strict=True):
+        assert row["rows"] == other["rows"] == 12.0
+        assert row["entropy"] == other["entropy"]
+
+
+PLANS = [
+    ["train", "train", "train"],
+    ["train", "longer", "longer", "train"],
+    ["train", "nograd", "nograd", "train"],
+    ["nograd", "nograd", "train", "nograd"],
+    ["eval", "eval", "train", "train", "eval"],
+    ["part", "part", "train", "part"],
+    ["train+nograd", "train+nograd", "nograd", "nograd"],
+    ["part+nograd", "part+nograd", "train+train", "train+train", "train"],
+]
+
+
+@pytest.mark.parametrize("passes", ["training", "all"])
+@pytest.mark.parametrize("plan", PLANS, ids=" ".join)
+def test_a_step_like_the_one_before_counts_as_if_it_were_the_first(monkeypatch, plan, passes):
+    """What counts of a step is kept for the next one, if that has the same calls."""
+
+    def watched(keeps):
+        torch.manual_seed(0)
+        model = nn.ModuleDict({name: attemper.MultiHeadAttention(8, 2, batch_first=True) for name in ("a", "b")})
+        attemper.instrument(model)
+        if not keeps:
+            real = reading.TallyWatch._take_over
+
+            def forgetting(watch, found):
+                watch._chosen = None
+                real(watch, found)
+
+            monkeypatch.setattr(reading.TallyWatch, "_take_over", forgetting)
+        with warnings.catch_warnings(action="ignore"), attemper.watch(model, passes=passes) as watch:
+            for step in plan:
+                for each in step.split("+"):
+                    x = torch.randn(1, 5 if each == "longer" else 3, 8)
+                    model.train(each != "eval")
+                    with torch.set_grad_enabled(each != "nograd"):
+                        for part in list(model.values())[: 1 if each == "part" else None]:
+                            part(x, need_weights=False)
+                watch.step()
+        return watch.record.to_dicts(), watch.record.notes, watch._passes.begun, watch._passes.counted
+
+    found = watched(keeps=True)
+    expected = watched(keeps=False)
+    assert repr(found) == repr(expected)
+    assert found[0]
 
 
 def test_replace_instruments_a_compiled_model():

@@ -11,6 +11,7 @@ that tracks gradients (operation/ops.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -286,12 +287,26 @@ _NOTHING: Any = (None,) * (len(Results._fields) - 1)
 
 
 PACKED = tuple(name for name in SIGNS if name != "lse")
-"""The signs that one tensor holds, one after another, where a call needs none for each. `visible` is there as integers."""
+"""The signs that one tensor holds, one after another, where a call does not need a tensor for each.
+
+The memory of `visible` holds integers: of 32 bits if the others are float32, of 64 bits if they are float64.
+"""
+INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
+"""As which integers `visible` lies there, by the dtype of the others."""
 
 
 def packed_size(rows: int) -> int:
     """How many numbers one sign of so many rows takes there: each begins at a multiple of 16 bytes, as a tensor does."""
     return (rows + 3) // 4 * 4
+
+
+def packed_signs(packed: Tensor, shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """The signs of such a tensor, as views of it."""
+    rows = math.prod(shape)
+    found = packed.view(len(PACKED), packed_size(rows))[:, :rows].unflatten(1, shape).unbind()
+    signs = dict(zip(PACKED, found, strict=True))
+    signs["visible"] = signs["visible"].view(INTEGERS[packed.dtype])
+    return signs
 
 
 def rounded_off(wide: Tensor, output: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ from .. import kernels
 from .._torch_private import _AutoDispatchBelowAutograd, at_rest
 from ..heads import SATURABLE_KEYS, SATURATED_WEIGHT
 from ..kernels.contract import (
-    ARGMAX_BIT,
+    ALL_SIGNS,
     FOR_OUTPUT,
+    INTEGERS,
     KEEP_LAYOUT,
     N_GRADS,
     N_TENSORS,
@@ -30,6 +31,7 @@ from ..kernels.contract import (
     Upstream,
     empty_results,
     is_recording,
+    packed_signs,
     packed_size,
 )
 from ..vitals import SIGNS, Vitals
@@ -37,12 +39,12 @@ from .listen import TallyTarget
 from .ops import (
     N_PROBLEM,
     PROBLEM_SCHEMA,
-    bits_of,
     differentiate,
-    problem_bits,
+    with_bits_of_gradients,
     with_distinct_tensors,
     without_autocast,
 )
+from .plain import are_plain
 from .tally import CALL_SCHEMA, add_signs, add_vitals, call_arguments, check_tally, is_recomputed, place_of
 
 torch.library.define(
@@ -53,11 +55,13 @@ torch.library.define(
     "attemper::tally_packed", f"(Tensor(a!) tally, Tensor lse, Tensor lse_low, Tensor packed, {CALL_SCHEMA}) -> ()"
 )
 
+FORWARD_PACKED = torch.ops.attemper.forward_packed.default
+
 
 def _forward_packed(*args: Any) -> tuple[Tensor, ...]:
-    """The results of FOR_OUTPUT, and the signs of PACKED."""
+    """The results of FOR_OUTPUT, and the signs of PACKED. Of the bits, only the one of `output_low` is read."""
     problem, (sign_bits, kernel) = Problem(*args[:N_PROBLEM]), args[N_PROBLEM:]
-    native = kernels.load(kernel)
+    sign_bits, native = sign_bits & OUTPUT_LOW_BIT | ALL_SIGNS, kernels.load(kernel)
     with without_autocast(problem.query):
         if kernel == "triton":
             results, packed = native.forward_packed(problem, sign_bits)
@@ -72,16 +76,14 @@ torch.library.impl("attemper::forward_packed", "CompositeExplicitAutograd", _for
 
 
 def _pack(results: Results) -> Tensor:
-    """The signs of another kernel, copied."""
+    """The signs of another kernel, copied into one tensor."""
     lse = results.lse
-    packed = lse.new_zeros((len(PACKED), packed_size(lse.numel())))
-    for row, name in zip(packed, PACKED, strict=True):
-        held = row.view(_INTEGERS[lse.dtype]) if name == "visible" else row
-        held[: lse.numel()] = getattr(results, name).flatten()
-    return packed.view(-1)
-
-
-_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
+    signs = [getattr(results, name).flatten() for name in PACKED]
+    place = PACKED.index("visible")
+    signs[place] = signs[place].to(INTEGERS[lse.dtype]).view(lse.dtype)
+    more = packed_size(lse.numel()) - lse.numel()
+    parts = [part for sign in signs for part in (sign, lse.new_zeros(more))] if more else signs
+    return torch.cat(parts)
 
 
 @torch.library.register_fake("attemper::forward_packed")
@@ -98,16 +100,16 @@ def _tally_packed(tally: Tensor, lse: Tensor, lse_low: Tensor, packed: Tensor, *
         return
     check_tally(tally, lse)
     keep, grade, about = args[0], args[1], (*args[2:], tuple(lse.shape))
-    if tally.is_cuda and packed.dtype is torch.float32 and kernels.triton_is_missing() is None:
+    is_whole = lse.is_contiguous() and lse_low.is_contiguous() and packed.is_contiguous()
+    if tally.is_cuda and is_whole and packed.dtype is torch.float32 and kernels.triton_is_missing() is None:
         native = kernels.load("triton")
         place, number = place_of(about, grade)
         kept = None if keep is None else keep[:, None, :]
         rows = native.packed_rows(lse, lse_low, packed)
         native.summary.add_to(tally, place, rows, kept, number, SATURABLE_KEYS, SATURATED_WEIGHT)
         return
-    found = [row[: lse.numel()].view(lse.shape) for row in packed.view(len(PACKED), -1)]
-    signs = {**dict(zip(PACKED, found, strict=True)), "lse": lse}
-    signs["visible"] = signs["visible"].view(_INTEGERS[lse.dtype]).to(torch.int32)
+    signs = {"lse": lse, **packed_signs(packed, tuple(lse.shape))}
+    signs["visible"] = signs["visible"].to(torch.int32)
     add_signs(tally, [*[signs[name] for name in SIGNS], lse_low], keep, grade, about)
 
 
@@ -117,7 +119,7 @@ def _fake_tally_packed(tally: Tensor, lse: Tensor, *args: Any) -> None:
 
 
 class _MeasuredAttention(torch.autograd.Function):
-    """`forward_packed` with its derivative: only the output is differentiable."""
+    """`forward_packed` with its derivative. Only the output has one: a graph would send zeros as gradients of the signs."""
 
     # Dynamo counts the parameters of this signature, so they are spelled out
     @staticmethod
@@ -154,7 +156,7 @@ class _MeasuredAttention(torch.autograd.Function):
 def _differentiable(*args: Any) -> Any:
     if is_recording() and any(one is not None and one.requires_grad for one in args[:N_GRADS]):
         return _MeasuredAttention.apply(*args)
-    if at_rest() and type(args[0]) is Tensor:
+    if at_rest() and are_plain(args[:N_GRADS]):
         return _forward_packed(*args)
     with _AutoDispatchBelowAutograd():
         return torch.ops.attemper.forward_packed(*args)
@@ -169,7 +171,7 @@ def attend_and_tally(
 ) -> tuple[Tensor, Vitals]:
     """What `run` returns; all vitals are also added to the target. In a traced graph only the named signs have gradients."""
     if not names and kernel != "reference" and torch.compiler.is_compiling():
-        sign_bits = problem_bits(problem, bits_of(SIGNS)) & ~ARGMAX_BIT
+        sign_bits = with_bits_of_gradients(problem, ALL_SIGNS)
         found = _MeasuredAttention.apply(*with_distinct_tensors(problem), sign_bits, kernel)
         output, _, lse_low, lse, packed = found
         torch.ops.attemper.tally_packed(target.tally, lse, lse_low, packed, *call_arguments(problem, target))

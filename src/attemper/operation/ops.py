@@ -209,7 +209,7 @@ def _vmap_forward(run: Callable[..., Any], info: Any, in_dims: Any, *args: Any) 
     size = info.batch_size
     sign_bits, kernel = args[N_PROBLEM:]
     problem = _join_problem(Problem(*args[:N_PROBLEM]), Problem(*in_dims[:N_PROBLEM]), size)
-    out = run(*problem, problem_bits(problem, sign_bits), kernel)
+    out = run(*problem, with_bits_of_gradients(problem, sign_bits), kernel)
     split = tuple(_split_batch(t, size) if t.dim() > 1 else t for t in out)
     return split, tuple(0 if t.dim() > 1 else None for t in out)
 
@@ -294,7 +294,7 @@ def attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tenso
     """Run a checked problem on a kernel; output (B, H, Lq, Ev), empty without values, and the signs named, (B, H, Lq) each."""
     if kernel == "reference":
         return _by_definition(problem, names)
-    sign_bits = problem_bits(problem, bits_of(names))
+    sign_bits = with_bits_of_gradients(problem, bits_of(names))
     if torch.compiler.is_compiling():
         results = Results(*_Attention.apply(*with_distinct_tensors(problem), sign_bits, kernel))
     elif not is_recording() and not is_forward_mode():
@@ -335,7 +335,7 @@ def bits_of(names: tuple[str, ...]) -> int:
     return sign_bits
 
 
-def problem_bits(problem: Problem, sign_bits: int) -> int:
+def with_bits_of_gradients(problem: Problem, sign_bits: int) -> int:
     """The bits, with those of what the backward needs if an input may get a gradient."""
     return with_gradient_bits(sign_bits, problem.query, problem.key, problem.mask, problem.gain, problem.weight)
 

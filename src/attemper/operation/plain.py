@@ -87,8 +87,12 @@ def is_plain_call(
     )
 
 
-def is_plain_pair(query: Tensor, key: Tensor) -> bool:
-    """Whether a call without values on these tensors is plain, if its numbers are valid."""
+def is_plain_pair(query: Tensor, key: Tensor, causal: bool | str, scale: float | Tensor | None) -> bool:
+    """`is_plain_call` of a call without values, window, softcap and dropout, in less time."""
+    if not (scale is None or (type(scale) is float and abs(scale) <= LARGEST)):
+        return False
+    if not (causal is False or causal is True or (type(causal) is str and causal == "lower_right")):
+        return False
     if torch.compiler.is_compiling() or not at_rest() or type(query) not in _TYPES or type(key) not in _TYPES:
         return False
     keys = _plain_keys(query.is_cuda)

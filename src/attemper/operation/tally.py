@@ -103,10 +103,8 @@ def add_signs(tally: Tensor, signs: Sequence[Tensor], keep: Tensor | None, grade
 def place_of(about: tuple[Any, ...], grade: int) -> tuple[tuple[int, int], int]:
     """Kind and grade, where a call is added to a tally, and the number of its description."""
     number, kind = _NUMBERS.get(about) or _numbered(about)
-    return (
-        KINDS.index(kind),
-        range(GRADES)[grade],
-    ), number  # a kernel gets an address: no other grade may be asked for
+    place = (KINDS.index(kind), range(GRADES)[grade])  # a kernel gets an address: another grade must raise here
+    return place, number
 
 
 def _numbered(about: tuple[Any, ...]) -> tuple[int, str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...vitals import SIGNS
-from ..contract import ALL_SIGNS, OUTPUT_LOW_BIT, Problem, Results, bare_results, packed_size
+from ..contract import ALL_SIGNS, OUTPUT_LOW_BIT, PACKED, Problem, Results, bare_results, packed_signs, packed_size
 from .arguments import facts, inputs, splits_of
 from .launch import PLANS, LaunchPlan, Plans, on_its_device
 
@@ -30,7 +29,7 @@ _last: tuple[tuple[Any, ...], LaunchPlan | None] = ((), None)
 
 
 def _plan_at(key: tuple[Any, ...]) -> LaunchPlan | None:
-    """The plan of the forward with this key. The layers of a model mostly have one: comparing takes less time than hashing."""
+    """The plan of the forward with this key. Layers of a model mostly share one, and comparing takes less time than hashing."""
     global _last
     last, plan = _last
     if key != last or plan is None:
@@ -77,7 +76,7 @@ def rows_again(query: Tensor, key: Tensor, scale: float, right: int | None) -> S
 def forward_again(plan: LaunchPlan, problem: Problem, sign_bits: int) -> tuple[Results, SignRows]:
     """`bare_forward` with values and all signs, by the `forward_plan` of a call like it.
 
-    One tensor holds the signs; of them, only `lse` and `lse_low` are among the results.
+    One tensor holds the signs but for `lse`, which is among the results, as is `lse_low`.
     """
     query, key, value = problem[:3]
     assert value is not None
@@ -94,7 +93,7 @@ def packed_rows(lse: Tensor, lse_low: Tensor, packed: Tensor) -> SignRows:
     """The rows of a call whose signs but for `lse` one tensor holds."""
     batch, heads, rows = lse.shape
     each, first = 4 * packed_size(batch * heads * rows), packed.data_ptr()
-    visible, mean, variance, peak, entropy, p2 = range(first, first + 6 * each, each)
+    visible, mean, variance, peak, entropy, p2 = [first + place * each for place in range(len(PACKED))]
     addresses = (visible, mean, variance, peak, lse.data_ptr(), entropy, p2, lse_low.data_ptr())
     return SignRows(addresses, (batch, heads, rows), (packed, lse, lse_low))
 
@@ -103,17 +102,13 @@ def _sign_memory(query: Tensor, count: int) -> tuple[Tensor, range]:
     """Memory for so many signs of a call, and their addresses. It takes less time than a tensor for each."""
     batch, heads, rows, _ = query.shape
     each = packed_size(batch * heads * rows)
-    block = query.new_empty_strided((count * each,), (1,), dtype=torch.float32)
-    first = block.data_ptr()
-    return block, range(first, first + 4 * count * each, 4 * each)
+    memory = query.new_empty_strided((count * each,), (1,), dtype=torch.float32)
+    first = memory.data_ptr()
+    return memory, range(first, first + 4 * count * each, 4 * each)
 
 
-def sign_tensors(found: SignRows) -> list[Tensor]:
-    """The signs and `lse_low` as tensors."""
-    addresses, shape, memory = found
-    size, tensors = math.prod(shape), []
-    for address in addresses:
-        holder = next(one for one in memory if 0 <= address - one.data_ptr() < 4 * one.numel())
-        first = (address - holder.data_ptr()) // 4
-        tensors.append(holder.view(-1)[first : first + size].view(shape))
-    return [tensors[0].view(torch.int32), *tensors[1:]]
+def sign_tensors(rows: SignRows) -> list[Tensor]:
+    """The signs and `lse_low` of `packed_rows` as tensors."""
+    packed, lse, lse_low = rows.memory
+    signs = {"lse": lse, **packed_signs(packed, rows.shape)}
+    return [*[signs[name] for name in SIGNS], lse_low]

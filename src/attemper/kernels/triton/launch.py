@@ -176,7 +176,7 @@ class LaunchPlan:
         numbers: Sequence[Any] = (),
         programs: Programs | None = None,
     ) -> None:
-        """`run` with the addresses of the tensors, of which only those that are copied by tiles are needed."""
+        """`run` with the addresses of the tensors. `tensors` is read only at the places of descriptors."""
         programs, args = programs or self.programs, [*addresses]
         if self.c_function is None or _is_followed():
             for place, _, tile in self.tiles:

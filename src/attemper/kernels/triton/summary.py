@@ -110,29 +110,29 @@ def add_to(
     For each head that has the sums, the peak, how many calls there are, and this call's number. All numbers are arguments of
     the launch, so a CUDA graph can hold it.
     """
-    found, shape = (signs.addresses, signs.shape) if isinstance(signs, SignRows) else (signs, signs[0].shape)
+    given, shape = (signs.addresses, signs.shape) if isinstance(signs, SignRows) else (signs, signs[0].shape)
     batch, heads, rows = shape
     step_kind, step_grade, step_head, _ = tally.stride()
     slot = place[0] * step_kind + place[1] * step_grade
-    kept, dtype, farthest = found[0], torch.int32, 0  # not read
-    strides: tuple[int, ...] = (0, 0, 0)
+    kept, strides, farthest = None, (0, 0, 0), 0
     if keep is not None:
-        keep = keep.expand(batch, heads, rows).view(torch.int8)
-        kept, dtype, strides = keep, keep.dtype, keep.stride()
-        farthest = sum((size - 1) * step for size, step in zip(keep.shape, strides, strict=True))
+        kept = keep.expand(batch, heads, rows).view(torch.int8)
+        strides = kept.stride()  # type: ignore[assignment]
+        farthest = sum((size - 1) * step for size, step in zip(kept.shape, strides, strict=True))
     numbers = (slot, step_head, *strides, batch, heads, rows, number, int(keep is not None))
     wide = max(batch * heads * rows, farthest) >= 1 << 31
     long = tuple([each >= 1 << 31 for each in numbers]) if max(numbers) >= 1 << 31 else ()  # compiled as 64 bits
-    addresses = [one if type(one) is int else one.data_ptr() for one in (tally, *found, kept)]
+    last = given[0] if kept is None else kept  # where all rows count, an address that is not read
+    addresses = [one if type(one) is int else one.data_ptr() for one in (tally, *given, last)]
     aligned = tuple([address % ALIGNED == 0 for address in addresses])
 
     def launch() -> Launch:
-        of_call = sign_tensors(signs) if isinstance(signs, SignRows) else signs
+        tensors = sign_tensors(signs) if isinstance(signs, SignRows) else signs
         constants = {"SATURABLE": saturable_keys, "SATURATED": saturated_weight, "N_SUMS": N_SUMS, "ROWS": ROWS_ALONE}
-        args = (tally, *of_call, of_call[0] if keep is None else keep, *numbers)
+        args = (tally, *tensors, tensors[0] if kept is None else kept, *numbers)
         return Launch(add_kernel, (heads, 1), args, constants | {"WIDE": wide}, {"num_warps": WARPS_ALONE})
 
-    plans = plans_of((tally.device, dtype, aligned, long, wide, saturable_keys, saturated_weight))
+    plans = plans_of((tally.device, kept is None, aligned, long, wide, saturable_keys, saturated_weight))
     on_its_device(tally, run, plans, "add", addresses, launch, numbers, (heads, 1, 1))
 
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from ..._torch_private import HigherOrderOperator, TorchDispatchMode, _current_graph_task_id, _pop_mode, _push_mode
 from ...errors import AttemperError
+from ...operation.measured import FORWARD_PACKED
 from ...operation.ops import FORWARD
 from ..call import AttentionCall
 from ..routes import attemper as own
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from ..session import Watch
 
 EINSUM = torch.ops.aten.einsum.default
-READERS = {**fused.readers(), FORWARD: own.read}
+READERS = {**fused.readers(), FORWARD: own.read, FORWARD_PACKED: own.read}
 
 
 class Mode(TorchDispatchMode):

@@ -68,7 +68,7 @@ def rows_again(query: Tensor, key: Tensor, causal: bool | str, scale: Any, obser
     if observer.signs != SIGNS or observer.examiners or kernels.takes_plain(observer.kernel, cuda=True) is None:
         return None
     shape = query.shape
-    if not (len(shape) == key.dim() == 4 and is_plain_pair(query, key)):
+    if not (len(shape) == key.dim() == 4 and is_plain_pair(query, key, causal, scale)):
         return None
     _, right = band(causal, None, shape[2], key.shape[2])
     found = kernels.load("triton").rows_again(query, key, shape[3] ** -0.5 if scale is None else scale, right)

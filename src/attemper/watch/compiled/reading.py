@@ -185,7 +185,7 @@ class TallyWatch(Watch):
         chosen = self._chosen
         self._passes.grades = dict(chosen.grades)
         if self._passes.left_out or len({*chosen.grades.values()}) > 1:
-            self._chosen = None  # what counts depends on the steps before
+            self._chosen = None  # with passes of several grades, what counts may depend on the steps before
         self._sums.calls += chosen.calls
         block = found.rows[chosen.rows, : PEAK + 1]
         first = 0
