@@ -15,7 +15,6 @@ from torch import Tensor
 
 from .. import kernels
 from .._torch_private import _AutoDispatchBelowAutograd, at_rest
-from ..heads import SATURABLE_KEYS, SATURATED_WEIGHT
 from ..kernels.contract import (
     ALL_SIGNS,
     FOR_OUTPUT,
@@ -39,13 +38,14 @@ from .listen import TallyTarget
 from .ops import (
     N_PROBLEM,
     PROBLEM_SCHEMA,
+    calling,
     differentiate,
     with_bits_of_gradients,
     with_distinct_tensors,
     without_autocast,
 )
 from .plain import are_plain
-from .tally import CALL_SCHEMA, add_signs, add_vitals, call_arguments, check_tally, is_recomputed, place_of
+from .tally import CALL_SCHEMA, add_signs, add_vitals, call_arguments, check_tally, is_recomputed
 
 torch.library.define(
     "attemper::forward_packed",
@@ -102,11 +102,7 @@ def _tally_packed(tally: Tensor, lse: Tensor, lse_low: Tensor, packed: Tensor, *
     keep, grade, about = args[0], args[1], (*args[2:], tuple(lse.shape))
     is_whole = lse.is_contiguous() and lse_low.is_contiguous() and packed.is_contiguous()
     if tally.is_cuda and is_whole and packed.dtype is torch.float32 and kernels.triton_is_missing() is None:
-        native = kernels.load("triton")
-        place, number = place_of(about, grade)
-        kept = None if keep is None else keep[:, None, :]
-        rows = native.packed_rows(lse, lse_low, packed)
-        native.summary.add_to(tally, place, rows, kept, number, SATURABLE_KEYS, SATURATED_WEIGHT)
+        add_signs(tally, kernels.load("triton").packed_rows(lse, lse_low, packed), keep, grade, about)
         return
     signs = {"lse": lse, **packed_signs(packed, tuple(lse.shape))}
     signs["visible"] = signs["visible"].to(torch.int32)
@@ -121,14 +117,7 @@ def _fake_tally_packed(tally: Tensor, lse: Tensor, *args: Any) -> None:
 class _MeasuredAttention(torch.autograd.Function):
     """`forward_packed` with its derivative. Only the output has one: a graph would send zeros as gradients of the signs."""
 
-    # Dynamo counts the parameters of this signature, so they are spelled out
-    @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        query, key, value, mask, gain, weight, seed, scale, left, right, softcap, dropout, sign_bits, kernel
-    ) -> Any:
-        return torch.ops.attemper.forward_packed(
-            query, key, value, mask, gain, weight, seed, scale, left, right, softcap, dropout, sign_bits, kernel
-        )
+    forward = calling(FORWARD_PACKED)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

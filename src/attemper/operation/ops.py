@@ -110,17 +110,22 @@ def _split_backward(args: Any) -> tuple[Problem, Results, Upstream, NeedsGrad, s
     return Problem(*args[:N_PROBLEM]), Results(*args[N_PROBLEM:a]), Upstream(*args[a:b]), NeedsGrad(*needs_grad), kernel
 
 
-class _Attention(torch.autograd.Function):
-    """From the problem, the bits of the signs and the kernel to `Results`."""
+def calling(op: Any) -> Any:
+    """The forward of a Function: an op that gets a problem, the bits of the signs and the kernel."""
 
     # Dynamo counts the parameters of this signature, so they are spelled out
-    @staticmethod
     def forward(  # type: ignore[no-untyped-def]
         query, key, value, mask, gain, weight, seed, scale, left, right, softcap, dropout, sign_bits, kernel
     ) -> Any:
-        return torch.ops.attemper.forward(
-            query, key, value, mask, gain, weight, seed, scale, left, right, softcap, dropout, sign_bits, kernel
-        )
+        return op(query, key, value, mask, gain, weight, seed, scale, left, right, softcap, dropout, sign_bits, kernel)
+
+    return staticmethod(forward)
+
+
+class _Attention(torch.autograd.Function):
+    """From the problem, the bits of the signs and the kernel to `Results`."""
+
+    forward = calling(torch.ops.attemper.forward)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -71,34 +71,28 @@ def is_plain_call(
     A call with values is not plain while a watch listens or a tally is active: `attend` has to announce it.
     """
     return (
-        not torch.compiler.is_compiling()
-        and at_rest()
+        is_plain_pair(query, key, causal, scale)
         and ((listening.listener is None and not tallying.targets) or value is None)
-        and are_plain((query, key, value))
-        and query.device == key.device
-        and (value is None or query.device == value.device)
-        and not _is_cast(query)  # a plain problem has one dtype
+        and (value is None or (is_plain(value) and query.get_device() == value.get_device()))
         and type(dropout) is float
         and dropout == 0.0
-        and (scale is None or (type(scale) is float and abs(scale) <= LARGEST))
-        and (causal is False or causal is True or (type(causal) is str and causal == "lower_right"))
         and (window is None or (type(window) is int and 0 < window <= _LARGEST_INT))
         and (softcap is None or (type(softcap) is float and 0 < softcap <= LARGEST))
     )
 
 
 def is_plain_pair(query: Tensor, key: Tensor, causal: bool | str, scale: float | Tensor | None) -> bool:
-    """`is_plain_call` of a call without values, window, softcap and dropout, in less time."""
-    if not (scale is None or (type(scale) is float and abs(scale) <= LARGEST)):
-        return False
-    if not (causal is False or causal is True or (type(causal) is str and causal == "lower_right")):
-        return False
-    if torch.compiler.is_compiling() or not at_rest() or type(query) not in _TYPES or type(key) not in _TYPES:
-        return False
-    keys = _plain_keys(query.is_cuda)
-    if _dispatch_keys(query).raw_repr() not in keys or _dispatch_keys(key).raw_repr() not in keys:
-        return False
-    return query.get_device() == key.get_device() and not _is_cast(query)
+    """`is_plain_call` of a call without values, window, softcap and dropout."""
+    return (
+        not torch.compiler.is_compiling()
+        and at_rest()
+        and is_plain(query)
+        and is_plain(key)
+        and query.get_device() == key.get_device()
+        and not _is_cast(query)  # a plain problem has one dtype
+        and (scale is None or (type(scale) is float and abs(scale) <= LARGEST))
+        and (causal is False or causal is True or (type(causal) is str and causal == "lower_right"))
+    )
 
 
 def plain_problem(

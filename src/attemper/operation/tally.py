@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from ..kernels.contract import Problem, is_recording
 from ..vitals import SIGNS, Vitals
 from .listen import TallyTarget
 from .padding import kept_by_mask
+
+if TYPE_CHECKING:
+    from ..kernels.triton import SignRows
 
 KINDS = ("self", "cross")
 GRADES = 3
@@ -82,29 +85,26 @@ def is_recomputed() -> bool:
     return _current_graph_task_id() != -1
 
 
-def add_signs(tally: Tensor, signs: Sequence[Tensor], keep: Tensor | None, grade: int, about: tuple[Any, ...]) -> None:
+def add_signs(
+    tally: Tensor, signs: Sequence[Tensor] | SignRows, keep: Tensor | None, grade: int, about: tuple[Any, ...]
+) -> None:
     """Add all signs of a call, and `lse_low` after them; `about` are the fields of a `CallDescription`."""
-    place, number = place_of(about, grade)
+    number, kind = _NUMBERS.get(about) or _numbered(about)
+    place = (KINDS.index(kind), range(GRADES)[grade])  # a kernel gets an address: another grade must raise here
     rows = None if keep is None else keep[:, None, :]
     if tally.is_cuda and kernels.triton_is_missing() is None:
         native = kernels.load("triton").summary
         if native.serves_each(signs):
             native.add_to(tally, place, signs, rows, number, SATURABLE_KEYS, SATURATED_WEIGHT)
             return
-    slot = tally[place][: signs[0].shape[1]]
-    summary = folded(Vitals(**dict(zip(SIGNS, signs, strict=False)))._with_low(signs[-1]), rows)
+    tensors: Any = signs  # rows of memory were added above
+    slot = tally[place][: tensors[0].shape[1]]
+    summary = folded(Vitals(**dict(zip(SIGNS, tensors, strict=False)))._with_low(tensors[-1]), rows)
     peaks = torch.maximum(slot[:, PEAK], summary.peaks)
     slot[:, PEAK] = torch.where(slot[:, CALLS] == 0, summary.peaks, peaks)
     slot[:, :N_SUMS] += summary.sums
     slot[:, CALLS] += 1
     slot[:, NUMBER] = number
-
-
-def place_of(about: tuple[Any, ...], grade: int) -> tuple[tuple[int, int], int]:
-    """Kind and grade, where a call is added to a tally, and the number of its description."""
-    number, kind = _NUMBERS.get(about) or _numbered(about)
-    place = (KINDS.index(kind), range(GRADES)[grade])  # a kernel gets an address: another grade must raise here
-    return place, number
 
 
 def _numbered(about: tuple[Any, ...]) -> tuple[int, str]:

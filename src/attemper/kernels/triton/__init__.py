@@ -227,10 +227,14 @@ def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs
 
 def _sum_dtype(problem: Problem) -> torch.dtype:
     """Of the gradient of a mask while it is summed: many rows, keys or heads may add to one entry, in any order."""
-    query, key, mask = problem.query, problem.key, problem.mask
+    mask = problem.mask
     assert mask is not None
-    shared = mask.numel() < query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
-    return torch.float64 if shared and mask.numel() <= MOST_WIDE else torch.float32
+    return torch.float64 if _is_shared(mask, problem) and mask.numel() <= MOST_WIDE else torch.float32
+
+
+def _is_shared(mask: Tensor, problem: Problem) -> bool:
+    """Whether some of its entries, or those of its gradient, belong to several scores."""
+    return mask.shape != (*problem.query.shape[:3], problem.key.shape[2])
 
 
 MOST_WIDE = 1 << 23
@@ -285,8 +289,7 @@ class _BackwardLaunches(NamedTuple):
         problem, query = self.problem, self.problem.query
         dq, dgain, dmask = grads
         asks = {"DQ": dq is not None, "DGAIN": dgain is not None, "DMASK": dmask is not None}
-        full = (*query.shape[:3], problem.key.shape[2])
-        asks["SHARED"] = dmask is not None and dmask.shape != full
+        asks["SHARED"] = dmask is not None and _is_shared(dmask, problem)
         asks["BY_TOKEN"] = is_by_token(query)
         asks["EVEN"] = problem.softcap is None and (query.dtype != torch.float32 or dgain is not None)
         asks["TMA"] = self.usual and copies(*vectors)

@@ -34,8 +34,10 @@ def serves(vitals: Vitals) -> bool:
     return are_as_written(vitals, "cuda")
 
 
-def serves_each(signs: Sequence[Tensor]) -> bool:
+def serves_each(signs: Sequence[Tensor] | SignRows) -> bool:
     """Whether signs and `lse_low` that one kernel wrote can be added: int32 `visible`, float32 others, all contiguous."""
+    if isinstance(signs, SignRows):
+        return True
     first = signs[0]
     for sign in signs[1:]:
         if sign.dtype is not torch.float32 or not sign.is_contiguous():
