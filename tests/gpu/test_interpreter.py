@@ -594,14 +594,19 @@ def test_float16_gradients_are_lifted_by_what_counts():
     assert_reordered(beside_infinity, finite, terms=20)
 
 
-def test_p2_of_many_keys():
+@pytest.mark.parametrize(("keys", "sink"), [(16_384, False), (16_384, True), (131_072, False)])
+def test_p2_of_many_keys(hopper, keys, sink):
     """All its terms are positive, so that the sum grows, and each term that is added by itself is rounded more."""
-    query, key = (torch.randn(1, 1, n, 16).half() for n in (64, 131_072))
+    query, key = (torch.randn(1, 1, n, 16).half() for n in (64, keys))
+    if sink:
+        query[..., 0], key[..., 0] = 4.0, 0.0
+        key[0, 0, 0, 0] = 12.0
     p2 = attemper.measure(query, key, signs=["p2"], kernel="triton").p2.double()
     exact = attemper.measure(query.double(), key.double(), signs=["p2"], kernel="blockwise").p2
-    levels = 1 + math.log2(key.shape[2])  # as tests/rounding.py counts them
+    levels = 1 + math.log2(keys)  # as tests/rounding.py counts them
     allowed = 2 * torch.finfo(torch.float32).eps * (1 + 2 * math.sqrt(levels)) * exact.max()
     assert (p2 - exact).abs().max() <= allowed
+    assert hopper[-1].constants["LONG"] == (keys > 16_384)
 
 
 def test_the_hardware_copies_what_its_descriptors_are_defined_for():
