@@ -331,7 +331,7 @@ def test_the_numbers_of_a_step_come_in_one_transfer(gradients, monkeypatch):
     with attemper.watch(model, gradients=gradients) as expected:
         model(x).sum().backward()
     transfers = []
-    monkeypatch.setattr(entries.Entry, "on_host", lambda entry: False)  # as if they were on a device
+    monkeypatch.setattr(transfer, "is_on_host", lambda tensor: False)  # as if they were on a device
     monkeypatch.setattr(transfer, "to_cpu", lambda tensor: transfers.append(len(tensor)) or tensor.clone())
     with attemper.watch(model, gradients=gradients) as watch:
         model(x).sum().backward()
@@ -350,7 +350,7 @@ def test_parts_of_one_memory_are_copied_with_it(monkeypatch):
         )
         for n, part in enumerate(parts)
     ]
-    monkeypatch.setattr(entries.Entry, "on_host", lambda entry: False)
+    monkeypatch.setattr(transfer, "is_on_host", lambda tensor: False)
     copied = []
     monkeypatch.setattr(transfer, "to_cpu", lambda tensor: copied.append(tensor.clone()) or copied[-1])
     moved = transfer.to_host(made)

@@ -150,7 +150,7 @@ class UnfoldedRows(NamedTuple):
 
     def wait_on(self, stream: Any) -> None:
         """Let a stream wait until they are computed, and keep their memory until it has read them."""
-        if self.stream is None or self.stream == stream:
+        if self.stream is None or self.stream is stream or self.stream == stream:
             return
         stream.wait_stream(self.stream)
         for tensor in (*self.memory, *(() if self.rows is None else (self.rows,))):

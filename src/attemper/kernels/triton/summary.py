@@ -5,8 +5,8 @@ No program waits for another and nothing is read back: one program for each head
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
@@ -57,44 +57,28 @@ def by_head(
     rows count, or None for all.
     """
     table: list[int] = []
+    head_calls: list[int] = []  # for each head the number of its call
     first = 0
     kept = []  # what was expanded must live until the launch
-    for addresses, (batch, heads, rows), keep in calls:
+    for number, (addresses, (batch, heads, rows), keep) in enumerate(calls):
         if keep is not None:
             keep = keep.expand(batch, heads, rows)
             kept.append(keep)
         table += addresses
         table += (0, 0, 0, 0) if keep is None else (keep.data_ptr(), *keep.stride())
         table += (batch, heads, rows, first)
+        head_calls += [number] * heads
         first += heads
     found = torch.empty((first, N_SUMS + 1), dtype=torch.float64, device=device)
-    tensors, numbers = (_on_device(table, device), found), (len(calls),)
+    on_host = torch.frombuffer(array("q", table + head_calls), dtype=torch.int64)
+    # CUDA has read it when this returns, since it is not pinned; nothing waits for the device
+    tensors, numbers = (on_host.to(device, non_blocking=True), found), (len(calls),)
 
     def launch() -> Launch:
         constants = {"SATURABLE": saturable_keys, "SATURATED": saturated_weight, "N_SUMS": N_SUMS, "ROWS": ROWS}
         return Launch(by_head_kernel, (first, 1), (*tensors, *numbers), constants | {"FIELDS": FIELDS}, {})
 
     run(plans_of((device, saturable_keys, saturated_weight)), "by_head", tensors, launch, numbers, (first, 1, 1))
-    return found
-
-
-TABLES: dict[tuple[Any, ...], Tensor] = {}
-"""Tables on a device, by the stream that they were copied on and what they say: step after step has the same addresses."""
-MOST_TABLES, LONGEST_TABLE = 16, 1 << 12
-
-
-def _on_device(table: list[int], device: torch.device) -> Tensor:
-    """The table of all calls, and after it for each head the number of its call."""
-    key = (device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0, *table)
-    found = TABLES.get(key)
-    if found is None:
-        head_calls = [call for call, place in enumerate(range(0, len(table), FIELDS)) for _ in range(table[place + 13])]
-        numbers = torch.tensor(table + head_calls, dtype=torch.int64, device="cpu")
-        found = numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
-        if len(TABLES) >= MOST_TABLES:
-            TABLES.clear()
-        if len(table) <= LONGEST_TABLE:
-            TABLES[key] = found
     return found
 
 

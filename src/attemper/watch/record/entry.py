@@ -35,8 +35,7 @@ SPARSE = 4
 RecordRow = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One layer in one step: its heads, their summary, and the sums of their gradients if a backward ran."""
 
     step: int
@@ -48,11 +47,7 @@ class Entry:
 
     @property
     def place(self) -> tuple[int, str, str, tuple[int, ...]]:
-        return self.step, self.layer, self.kind, self.heads
-
-    def on_host(self) -> bool:
-        """Whether its numbers can be read without waiting for a device."""
-        return self.summary.tensors()[0].is_cpu
+        return self[:4]
 
     def parts(self) -> list[Tensor]:
         """What holds its numbers: those of its summary, and the gradients if it has them."""
@@ -90,6 +85,14 @@ class Entry:
             {**keys, "head": head, **{name: column[place] for name, column in columns.items()}}
             for place, head in enumerate(self.heads)
         ]
+
+
+def moved(
+    summary: HeadSummary, gradients: Tensor | None, copies: Mapping[int, Tensor]
+) -> tuple[HeadSummary, Tensor | None]:
+    """The numbers of an entry, with copies of some of their tensors, by the ids of these."""
+    summary = summary.with_tensors([copies.get(id(part), part) for part in summary.tensors()])
+    return summary, None if gradients is None else copies.get(id(gradients), gradients)
 
 
 def from_rows(rows: Sequence[RecordRow]) -> Entry:
@@ -184,10 +187,12 @@ class StepAccumulator:
         self.kept = 0
         for device, pairs in by_device.items():
             with torch.cuda.device(device):
+                triton = kernels.load("triton")
+                stream = triton.current_stream(device.index)
                 for _, rows in pairs:
-                    rows.wait_on(torch.cuda.current_stream())
+                    rows.wait_on(stream)
                 calls = [(rows.addresses, rows.shape, rows.rows) for _, rows in pairs]
-                block = kernels.load("triton").summary.by_head(calls, device, SATURABLE_KEYS, SATURATED_WEIGHT)
+                block = triton.summary.by_head(calls, device, SATURABLE_KEYS, SATURATED_WEIGHT)
             first = 0
             for layer, rows in pairs:
                 heads = rows.shape[1]
@@ -271,30 +276,34 @@ class EntryBuffer:
         self.last, self.used = -1, BLOCK  # the block that is being filled, and how far
         self.shared: dict[Any, Any] = {}
 
-    def put(self, entries: Sequence[Entry]) -> None:
-        """Copy the numbers of entries into the buffer, those of a shared block at once. This waits for their devices."""
+    def put(self, entries: Sequence[Entry], on_host: Mapping[int, Tensor]) -> None:
+        """Copy the numbers of entries into the buffer, those of a shared block at once.
+
+        `on_host` has copies of those tensors that are on a device, by their ids.
+        """
         placed: dict[int, tuple[int, int]] = {}  # where the blocks of these entries are
-        for entry in entries:
-            summary, heads = entry.summary, len(entry.heads)
-            place = (entry.step, self._one(entry.layer), entry.kind, self._one(entry.heads), self._one(summary.columns))
-            if isinstance(summary, BlockSummary) and entry.gradients is None:
+        one = self.shared.setdefault  # one object for equal names and tuples, however many entries have them
+        for step, layer, kind, heads, summary, gradients in entries:
+            place = (step, one(layer, layer), kind, one(heads, heads), one(summary.columns, summary.columns))
+            if isinstance(summary, BlockSummary) and gradients is None:
                 block = summary.block
                 if id(block) not in placed:
                     placed[id(block)] = self._room(block.numel())
-                    self._numbers(*placed[id(block)], block.shape).copy_(block.detach())
+                    self._numbers(*placed[id(block)], block.shape).copy_(on_host.get(id(block), block).detach())
                 number, start = placed[id(block)]
                 row = block.shape[1]
                 slot = Slot(*place, number, start + summary.first * row, row - 1, False)
             else:
+                summary, gradients = moved(summary, gradients, on_host)
                 sums, peaks = summary.sums.detach(), summary.peaks.detach()
-                width, has_gradients = sums.shape[1], entry.gradients is not None
-                number, start = self._room(heads * row_of(width, has_gradients))
+                width, has_gradients = sums.shape[1], gradients is not None
+                number, start = self._room(len(heads) * row_of(width, has_gradients))
                 slot = Slot(*place, number, start, width, has_gradients)
-                numbers = self._numbers(slot.block, slot.start, (heads, slot.row))
+                numbers = self._numbers(slot.block, slot.start, (len(heads), slot.row))
                 numbers[:, : slot.width], numbers[:, slot.width] = sums, peaks
-                if entry.gradients is not None:
-                    numbers[:, slot.width + 1 :] = entry.gradients.detach()
-            if not self.slots or self.slots[-1].step != entry.step:
+                if gradients is not None:
+                    numbers[:, slot.width + 1 :] = gradients.detach()
+            if not self.slots or self.slots[-1].step != step:
                 self.begins.append(len(self.slots))
             self.slots.append(slot)
 
@@ -323,10 +332,6 @@ class EntryBuffer:
         needed = min([slot.block for slot in oldest], default=self.last)
         self.blocks = {number: block for number, block in self.blocks.items() if number >= needed}
         return True
-
-    def _one(self, thing: Any) -> Any:
-        """One object for equal names and tuples, however many entries have them."""
-        return self.shared.setdefault(thing, thing)
 
     def get(self, slot: Slot) -> Entry:
         numbers = self._numbers(slot.block, slot.start, (len(slot.heads), slot.row))

@@ -59,7 +59,7 @@ class Record:
     def _settle(self, most: int = 0) -> None:
         """Put the steps that have arrived into the buffer, and wait for others until no more than so many are missing."""
         while self._waiting and (len(self._waiting) > most or self._waiting[0].is_done):
-            self._buffer.put(self._waiting.popleft().finish())
+            self._waiting.popleft().put_into(self._buffer)
 
     def _add(self, entries: Iterable[Entry], facts: dict[tuple[str, str], Facts]) -> None:
         """Add a step."""

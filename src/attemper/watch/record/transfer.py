@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from .entry import Entry
+from .entry import Entry, EntryBuffer, moved
 
 MOST_WAITING = 8
 """Steps whose numbers may still be on their way to the host. If it waited for each of them, it could not run ahead of its device,
@@ -17,22 +17,21 @@ and each delay of the host would also delay the device."""
 class Transfer:
     """Copies that were begun when it was made, one from each device.
 
-    ``finish`` waits for them, and for nothing that the device does later.
+    ``wait`` waits for them, and for nothing that the device does later.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self.entries = list(entries)
-        by_device: dict[torch.device, dict[int, Tensor]] = {}  # by address: many entries may share a block
-        for entry in self.entries:
-            if not entry.on_host():
-                for part in entry.parts():
-                    by_device.setdefault(part.device, {})[part.data_ptr()] = part
-        self.copies: dict[int, Tensor] = {}  # by the address of what was copied
-        for parts in by_device.values():
-            flat = [part.detach().reshape(-1).double() for part in parts.values()]
+        parts = {id(part): part for entry in self.entries for part in entry.parts()}  # many entries may share a block
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for part in parts.values():
+            if not is_on_host(part):
+                by_device.setdefault(part.device, []).append(part)
+        self.copies: dict[int, Tensor] = {}  # by the id of what was copied
+        for moving in by_device.values():
+            flat = [part.detach().reshape(-1).double() for part in moving]
             copies = to_cpu(torch.cat(flat) if len(flat) > 1 else flat[0]).split([len(one) for one in flat])
-            for (address, part), copy in zip(parts.items(), copies, strict=True):
-                self.copies[address] = copy.view(part.shape)
+            self.copies |= {id(part): copy.view(part.shape) for part, copy in zip(moving, copies, strict=True)}
         self.events = [event_on(device) for device in by_device if device.type == "cuda"]
 
     @property
@@ -40,17 +39,23 @@ class Transfer:
         """Whether nothing has to be waited for."""
         return are_done(self.events)
 
-    def finish(self) -> list[Entry]:
-        """The entries in host memory."""
+    def wait(self) -> None:
         for event in self.events:
             event.synchronize()
-        return [entry if entry.on_host() else self._moved(entry) for entry in self.entries]
 
-    def _moved(self, entry: Entry) -> Entry:
-        summary = entry.summary
-        copies = [self.copies[part.data_ptr()] for part in summary.tensors()]
-        gradients = None if entry.gradients is None else self.copies[entry.gradients.data_ptr()]
-        return Entry(*entry.place, summary.with_tensors(copies), gradients)
+    def finish(self) -> list[Entry]:
+        """The entries in host memory."""
+        self.wait()
+        return [Entry(*entry.place, *moved(entry.summary, entry.gradients, self.copies)) for entry in self.entries]
+
+    def put_into(self, buffer: EntryBuffer) -> None:
+        """Keep the numbers in a buffer."""
+        self.wait()
+        buffer.put(self.entries, self.copies)
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    return tensor.is_cpu  # tests without a GPU replace this function
 
 
 def to_cpu(tensor: Tensor) -> Tensor:
