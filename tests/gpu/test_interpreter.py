@@ -21,7 +21,9 @@ from attemper.vitals import SIGNS
 from attemper.watch.call import UnfoldedRows
 from cases import GRID, pairwise
 from close import assert_reordered, in_float32
-from judge import judge
+from judge import SIGNS as COMPARED
+from judge import assert_within, by_definition, judge
+from rounding import reference_mass, sign_mass
 
 READY = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 pytestmark = [
@@ -594,19 +596,37 @@ def test_float16_gradients_are_lifted_by_what_counts():
     assert_reordered(beside_infinity, finite, terms=20)
 
 
-@pytest.mark.parametrize(("keys", "sink"), [(16_384, False), (16_384, True), (131_072, False)])
-def test_p2_of_many_keys(hopper, keys, sink):
+def test_p2_of_many_keys():
     """All its terms are positive, so that the sum grows, and each term that is added by itself is rounded more."""
-    query, key = (torch.randn(1, 1, n, 16).half() for n in (64, keys))
-    if sink:
-        query[..., 0], key[..., 0] = 4.0, 0.0
-        key[0, 0, 0, 0] = 12.0
+    query, key = (torch.randn(1, 1, n, 16).half() for n in (64, 131_072))
     p2 = attemper.measure(query, key, signs=["p2"], kernel="triton").p2.double()
     exact = attemper.measure(query.double(), key.double(), signs=["p2"], kernel="blockwise").p2
-    levels = 1 + math.log2(keys)  # as tests/rounding.py counts them
+    levels = 1 + math.log2(key.shape[2])  # as tests/rounding.py counts them
     allowed = 2 * torch.finfo(torch.float32).eps * (1 + 2 * math.sqrt(levels)) * exact.max()
     assert (p2 - exact).abs().max() <= allowed
-    assert hopper[-1].constants["LONG"] == (keys > 16_384)
+
+
+@pytest.mark.parametrize("apart", ["one key", "sampled keys"])
+def test_signs_of_many_small_terms(hopper, apart):
+    """A sink as large as all other keys together, or keys that are all alike: small terms must not be lost in a large sum."""
+    tensors = {name: torch.randn(1, 1, n, 16).half() for name, n in (("query", 16), ("key", 8192), ("value", 8192))}
+    query, key, _ = tensors.values()
+    if apart == "one key":
+        query *= 0.1
+        key[..., 0] = 0.0
+        key[0, 0, 7, 0] = 8.5
+    else:  # those that give the reference
+        query *= 0.0
+        key[..., 0] = 0.75
+        key[:, :, ::512, 0] = 0.0
+    query[..., 0] = 4.0
+    _, exact, problem = by_definition(tensors, {}, torch.float64)
+    _, plain, _ = by_definition(tensors, {}, torch.float32)
+    mass, vitals = sign_mass(problem, exact), attemper.measure(query, key, kernel="triton")
+    for name in COMPARED:
+        rounding = torch.finfo(torch.float32).eps * (mass[name] + (reference_mass(exact) if name == "mean" else 0.0))
+        assert_within(name, getattr(vitals, name), exact[name], plain[name], rounding)
+    assert [launch.constants["FAST"] for launch in hopper] == [True]
 
 
 def test_the_hardware_copies_what_its_descriptors_are_defined_for():

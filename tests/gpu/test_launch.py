@@ -11,6 +11,9 @@ import torch
 import attemper
 from attemper import kernels
 from attemper.kernels.contract import Serves
+from attemper.operation import direct
+from attemper.operation.plain import plain_problem
+from attemper.vitals import SIGNS
 
 READY = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 pytestmark = pytest.mark.skipif(not READY, reason="needs triton beside torch, and its interpreter: make triton")
@@ -345,3 +348,47 @@ def test_a_profiler_that_follows_launches_is_called(world):
         ]
     plan.run(tensors)
     assert world.take() == direct
+
+
+def test_only_a_call_like_an_earlier_one_is_run_again(world, monkeypatch):
+    """Such a call is not checked: whatever makes it invalid, or another one, must be in the key of its launch."""
+    monkeypatch.setattr(direct.kernels, "takes_plain", lambda kernel, cuda: "triton")
+    module = importlib.import_module("attemper.kernels.triton.again")
+    monkeypatch.setattr(module, "PLANS", world.module.PLANS)
+    monkeypatch.setattr(module, "_last", ((), None))
+
+    def given(batch=2, heads=4, groups=2, rows=140, keys=190, dim=64, wide=64, value_keys=190, **dtypes):
+        shapes = {"query": (batch, heads, rows, dim), "key": (2, groups, keys, dim), "value": (2, 2, value_keys, wide)}
+        return [vectors(*shape, dtype=dtypes.get(name, torch.bfloat16)) for name, shape in shapes.items()]
+
+    def again(tensors, causal=True, scale=None, softcap=None):
+        return direct.attend_again(*tensors, causal, scale, softcap)
+
+    assert again(given()) is None
+    direct.attend_plain(plain_problem(*given(), None, True, None, None, None), SIGNS, "triton", detached=True)
+    assert not world.calls
+    tensors = given()
+    output, rows = again(tensors)
+    forward = world.started()["forward_kernel"]
+    names = ("p_query", "p_key", "p_value", "p_output", "p_visible", "p_lse_low")
+    expected = [*[tensor.data_ptr() for tensor in (*tensors, output)], rows.addresses[0], rows.addresses[-1]]
+    assert [forward[name] for name in names] == expected
+    world.calls.clear()
+    other = [
+        *({"batch": 1}, {"heads": 3}, {"groups": 4}, {"rows": 141}, {"keys": 191}, {"dim": 32}, {"wide": 32}),
+        *({"value_keys": 189}, {"key": torch.float16}, {"value": torch.float32}, {"query": torch.float16}, {"dim": 0}),
+    ]
+    for options in other:
+        assert again(given(**options)) is None, options
+    for options in ({"causal": False}, {"causal": "lower_right"}, {"scale": 0.5}, {"softcap": 5.0}):
+        assert again(given(), **options) is None, options
+    for place in range(3):
+        less = given()
+        less[place] = less[place][0]
+        assert again(less) is None
+    with torch.no_grad():  # a launch that keeps less
+        assert again(given()) is None
+    with torch.inference_mode():
+        made = [vectors(2, heads, n, 64).detach() for heads, n in ((4, 140), (2, 190), (2, 190))]
+    assert again([made[0], *given()[1:]]) is None  # a backward may not save it
+    assert not world.calls

@@ -1,9 +1,12 @@
 """Record: rows in and out of every form, exact merging, and files that survive a kill."""
 
+import copy
 import json
 import math
+import pickle
 import signal
 import sys
+import threading
 
 import pytest
 import torch
@@ -14,8 +17,10 @@ import forked
 from attemper.errors import InputError, MissingExtra
 from attemper.heads import COLUMNS, BlockSummary
 from attemper.watch.call import UnfoldedRows
+from attemper.watch.compiled.reading import TallyWatch
 from attemper.watch.record.entry import LayerSums, _leave_large_block
 from attemper.watch.record.jsonl import HEADER
+from attemper.watch.record.transfer import Transfer
 from close import in_float64
 
 
@@ -37,6 +42,44 @@ def same(first, second):
         assert list(a) == list(b)
         for name, value in a.items():
             assert b[name] == (in_float64(value) if isinstance(value, float) else value)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Transfer, "put_into"), (TallyWatch, "_take_over")])
+def test_a_reader_in_another_thread_waits_while_a_step_ends(monkeypatch, owner, name):
+    model, original, readers, found = nn.Sequential(Answers(16, 2)), getattr(owner, name), [], []
+    if owner is TallyWatch:
+        attemper.instrument(model)
+
+    def read():
+        found.append((watch.record.steps, len(watch.record)))
+
+    def meanwhile(self, *args):
+        if not readers:
+            readers.append(threading.Thread(target=read))
+            readers[0].start()
+            readers[0].join(0.3)
+            assert readers[0].is_alive()
+        return original(self, *args)
+
+    with attemper.watch(model) as watch:
+        model(torch.randn(1, 9, 16))
+        monkeypatch.setattr(owner, name, meanwhile)
+        watch.step()
+        len(watch.record)
+        readers[0].join()
+    assert found == [([0], 2)]
+
+
+class Answers(attemper.MultiHeadAttention):
+    """With the attention alone as its answer."""
+
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda record: pickle.loads(pickle.dumps(record))])
+def test_copies(record, copied):
+    same(copied(record), record)
 
 
 def test_rows_of_another_stream_are_waited_for():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ INNER = 4
 BUSY = 8192
 """A product of two such matrices takes about 1.5 ms: longer than the Python of INNER calls."""
 
+OPTIONAL = (*BACKENDS, "flex", "flex_max", "eager_statistics")
 Call = Callable[[], object]
 
 
@@ -50,7 +52,7 @@ def rows(*, quick: bool, rounds: int, note: Callable[[str], None]) -> list[Bench
         for direction, candidates in (("forward", forward), ("backward", backward)):
             note(f"{direction}: d {head_dim}, n {length}, {'causal' if causal else 'full'}")
             calls, flops = candidates(head_dim, length, causal)
-            measured = _rows(calls, rounds, flops)
+            measured = _rows(calls, rounds, flops, note)
             note("  " + ", ".join(f"{row['candidate']} {row['ms']} ms" for row in measured))  # a kill loses nothing
             found += [{"direction": direction, **case, **row} for row in measured]
             del calls
@@ -59,13 +61,13 @@ def rows(*, quick: bool, rounds: int, note: Callable[[str], None]) -> list[Bench
         note(f"decode: {sizes}")
         calls, moved = decode(*sizes)
         named = dict(zip(("batch", "heads", "kv_heads", "length", "head_dim"), sizes, strict=True))
-        for row in _rows(calls, rounds, 0.0):
+        for row in _rows(calls, rounds, 0.0, note):
             found.append({"direction": "decode", **named, **row, "tb_per_s": round(moved / row["ms"] / 1e9, 3)})
     note("each sign: d 64, n 4096, causal")
     calls, flops = signs(64, 4096)
     found += [
         {"direction": "signs", "head_dim": 64, "length": 4096, "causal": True, **row}
-        for row in _rows(calls, rounds, flops)
+        for row in _rows(calls, rounds, flops, note)
     ]
     return found
 
@@ -105,14 +107,14 @@ def backward(head_dim: int, length: int, causal: bool) -> tuple[dict[str, Call],
     leaves = [t.requires_grad_() for t in _tensors(head_dim, length)]
     query, key, value = leaves
     g = torch.randn_like(query)
-    calls: dict[str, Call] = {}
-    for name in ("sdpa", *BACKENDS):
-        if name == "sdpa":
-            output = scaled_dot_product_attention(query, key, value, is_causal=causal)
-        else:
-            with sdpa_kernel(BACKENDS[name]):
-                output = scaled_dot_product_attention(query, key, value, is_causal=causal)
-        calls[name] = _gradient([output], leaves, [g])
+
+    def by_torch() -> Call:
+        return _gradient([scaled_dot_product_attention(query, key, value, is_causal=causal)], leaves, [g])
+
+    calls: dict[str, Call] = {"sdpa": by_torch()}
+    for name, backend in BACKENDS.items():
+        with suppress(RuntimeError), sdpa_kernel(backend):  # what a card refuses was noted by the forward
+            calls[name] = by_torch()
     bare = attention(query, key, value, causal=causal, signs=()).output
     calls["attemper_bare"] = _gradient([bare], leaves, [g])
     attended = attention(query, key, value, causal=causal)
@@ -148,8 +150,8 @@ def signs(head_dim: int, length: int) -> tuple[dict[str, Call], float]:
     return calls, _flops(length, True)
 
 
-def _rows(calls: dict[str, Call], rounds: int, flops: float) -> list[dict[str, Any]]:
-    times = _interleave(calls, rounds)
+def _rows(calls: dict[str, Call], rounds: int, flops: float, note: Callable[[str], None]) -> list[dict[str, Any]]:
+    times = _interleave(calls, rounds, note)
     first = next(iter(calls))
     return [
         {
@@ -164,16 +166,17 @@ def _rows(calls: dict[str, Call], rounds: int, flops: float) -> list[dict[str, A
     ]
 
 
-def _interleave(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each call, by round; a candidate that this card or this torch refuses is left out."""
+def _interleave(calls: dict[str, Call], rounds: int, note: Callable[[str], None]) -> dict[str, list[float]]:
+    """Milliseconds of each call, by round; one of OPTIONAL that this card or this torch refuses is left out, with a note."""
     working = {}
     for name, call in calls.items():
         try:
             call()
             working[name] = call
-        except Exception:  # torch.compile raises errors of many types
-            if name == next(iter(calls)):
+        except Exception as error:  # torch.compile raises errors of many types
+            if name not in OPTIONAL:
                 raise
+            note(f"  {name} is left out: {next(iter(str(error).splitlines()), type(error).__name__)}")
     torch.cuda.synchronize()
     busy = torch.zeros(BUSY, BUSY, dtype=torch.bfloat16, device="cuda")
     names = list(working)

@@ -60,7 +60,6 @@ from .arguments import (
     facts,
     forward_block,
     forward_constants,
-    has_long_sums,
     inputs,
     is_added,
     is_fast,
@@ -169,7 +168,6 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: b
         args = (*inputs(problem), *tiles, *results, *steps(problem), *numbers(problem))
         grid = (cdiv(rows, block["BM"]), batch * heads)
         how = constants | {"TMA": tma, "AHEAD": tma and computes_ahead(problem, sign_bits)} | tile_of(block)
-        how["LONG"] = fast and has_long_sums(problem, sign_bits)
         return Launch(_forward.forward_kernel, grid, args, how, options_of(block))
 
     return tuned(block, make)

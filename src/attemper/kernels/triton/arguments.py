@@ -20,8 +20,6 @@ CHUNK = 256
 PROGRAMS = 132 * 4
 """How many programs fill a card: four for each multiprocessor of an H200. More than a smaller card needs does no harm."""
 MOST_SPLITS = 128
-MOST_ONE_BY_ONE = 16_384
-"""Keys up to which the fast pass adds the terms of Σp² one by one: that loses half of what float32 PyTorch loses."""
 
 
 def readable(problem: Problem) -> Problem:
@@ -197,12 +195,6 @@ def computes_ahead(problem: Problem, sign_bits: int) -> bool:
     """
     half = problem.query.dtype != torch.float32
     return half and bool(sign_bits & ALL_SIGNS & ~BIT["lse"]) and 64 < widest(problem) <= 128
-
-
-def has_long_sums(problem: Problem, sign_bits: int) -> bool:
-    """Whether the fast pass sums Σp² tile by tile: added one by one to a sum of many, its terms would lose digits."""
-    half = problem.query.dtype != torch.float32
-    return half and bool(sign_bits & BIT["p2"]) and problem.key.shape[2] > MOST_ONE_BY_ONE
 
 
 def splits_of(problem: Problem) -> int:

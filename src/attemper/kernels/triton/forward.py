@@ -21,7 +21,7 @@ def forward_kernel(
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     MASK: tl.constexpr, GAIN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     VALUES: tl.constexpr, EXACT: tl.constexpr, FAST: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr,
-    LONG: tl.constexpr, BITS: tl.constexpr, BY_TOKEN: tl.constexpr,
+    BITS: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     i_m, i_head, _ = program()
     if RIGHT:
@@ -54,7 +54,7 @@ def forward_kernel(
             b_mean, b_variance,
         ) = frozen(
             b_q, b_base, p_key, p_value, k_tiles, v_tiles, i_b.to(tl.int32), i_g.to(tl.int32), step_kn, step_vn,
-            o_m, i_row, rows, keys, right, E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, AHEAD, LONG, BITS,
+            o_m, i_row, rows, keys, right, E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, AHEAD, BITS,
         )  # fmt: skip
         store_signs(
             o_row, m_m, m_m, m_m, m_empty, b_top, b_top_low, b_l, b_s, b_entropy, b_peak, o_m, b_count, b_mean, b_variance,

@@ -106,8 +106,8 @@ def frozen_tile(
     b_next, b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out,
     b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr, LONG: tl.constexpr,
-    BITS: tl.constexpr, EDGE: tl.constexpr,
+    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr, BITS: tl.constexpr,
+    EDGE: tl.constexpr,
 ):  # fmt: skip
     """Take in the keys from i_n on; AHEAD, their scores are `b_next`, and those of the next keys are computed meanwhile."""
     o_n = i_n + tl.arange(0, BN)
@@ -128,10 +128,7 @@ def frozen_tile(
     if ENTROPY & BITS:
         b_a += products(b_e, b_t, BM, BN, b_q.dtype == tl.float32)
     if P2 & BITS:
-        if LONG or b_q.dtype == tl.float32:
-            b_s += products(b_e, b_e, BM, BN, b_q.dtype == tl.float32)
-        else:  # in less time
-            b_s = with_products(b_s, b_e, b_e, BM, BN)
+        b_s += products(b_e, b_e, BM, BN, b_q.dtype == tl.float32)
     if PEAK & BITS:
         # numbers above 0 are ordered as their bits are
         b_bits = tl.reshape(b_t.to(tl.int32, bitcast=True), [BM, BN // LANES, LANES])
@@ -174,8 +171,7 @@ def near_entropy(b_l, b_lanes, b_a, keys, WIDE_INPUTS: tl.constexpr):
 def frozen(
     b_q, b_base, p_key, p_value, k_tiles, v_tiles, i_b, i_g, step_kn, step_vn, o_m, i_row, rows, keys, right,
     E: tl.constexpr, EV: tl.constexpr, BE: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr, LONG: tl.constexpr,
-    BITS: tl.constexpr,
+    RIGHT: tl.constexpr, VALUES: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Whether weights, entropy, and moments hold, for all rows of the tile; and what `online` returns, but the arg-max."""
     b_unit = b_base * LOG2E
@@ -200,7 +196,7 @@ def frozen(
         b_next, b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out = frozen_tile(
             b_next, b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out,
             b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
-            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, AHEAD, LONG, BITS, False,
+            E, EV, BE, BEV, BM, BN, RIGHT, VALUES, TMA, AHEAD, BITS, False,
         )  # fmt: skip
     # the last keys of a wide tile's rows in narrow ones: fewer of the scores belong to keys that a row does not see
     LAST: tl.constexpr = BN // 2 if BN > 64 and not AHEAD else BN
@@ -208,7 +204,7 @@ def frozen(
         b_next, b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out = frozen_tile(
             b_next, b_l, b_a, b_s, b_first, b_lost, b_second, b_rise, b_rounded, b_out,
             b_q, b_unit, b_ref, b_down, i_b, i_g, i_n, p_key, p_value, k_tiles, v_tiles, step_kn, step_vn, o_m, keys, right,
-            E, EV, BE, BEV, BM, LAST, RIGHT, VALUES, TMA and LAST == BN, AHEAD, LONG, BITS, True,
+            E, EV, BE, BEV, BM, LAST, RIGHT, VALUES, TMA and LAST == BN, AHEAD, BITS, True,
         )  # fmt: skip
 
     b_lanes, b_l = b_l, tl.sum(b_l, 1)

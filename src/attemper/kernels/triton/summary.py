@@ -70,9 +70,7 @@ def by_head(
         head_calls += [number] * heads
         first += heads
     found = torch.empty((first, N_SUMS + 1), dtype=torch.float64, device=device)
-    on_host = torch.frombuffer(array("q", table + head_calls), dtype=torch.int64)
-    # CUDA has read it when this returns, since it is not pinned; nothing waits for the device
-    tensors, numbers = (on_host.to(device, non_blocking=True), found), (len(calls),)
+    tensors, numbers = (_on_device(table + head_calls, device), found), (len(calls),)
 
     def launch() -> Launch:
         constants = {"SATURABLE": saturable_keys, "SATURATED": saturated_weight, "N_SUMS": N_SUMS, "ROWS": ROWS}
@@ -80,6 +78,18 @@ def by_head(
 
     run(plans_of((device, saturable_keys, saturated_weight)), "by_head", tensors, launch, numbers, (first, 1, 1))
     return found
+
+
+SMALL_TABLE = 1 << 13
+"""Numbers, 64 KiB: CUDA keeps a copy of so many and returns. For more of them it may wait for the device, unless they are pinned,
+which takes longer."""
+
+
+def _on_device(numbers: list[int], device: torch.device) -> Tensor:
+    on_host = torch.frombuffer(array("q", numbers), dtype=torch.int64)
+    if device.type == "cuda" and len(numbers) > SMALL_TABLE:
+        on_host = on_host.pin_memory()
+    return on_host.to(device, non_blocking=True)
 
 
 def add_to(

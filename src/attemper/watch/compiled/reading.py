@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from functools import cache
@@ -64,6 +65,11 @@ def class_of_watch(model: nn.Module, replace: bool, by_ops: bool) -> type[Watch]
 class TallyWatch(Watch):
     """A watch of a model that has tallies: steps, passes and the record are as in any other."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._lock = threading.RLock()  # another thread may read the record, which takes over what a step left
+        self._pending: deque[tuple[int, TallyCopies]] = deque()  # steps that ended, and what is being copied of each
+
     def __enter__(self) -> Watch:
         self._tallies = tallies(self.model)
         if not self._tallies:
@@ -78,7 +84,7 @@ class TallyWatch(Watch):
                 "or use its record."
             )
         self._layout = TallyLayout(self._tallies)
-        self._pending: deque[tuple[int, TallyCopies]] = deque()  # steps that ended, and what is being copied of each
+        self._pending.clear()
         self._kept: list[Tensor] | None = None  # the tallies as a pause found them
         self._is_taken = False  # whether the step that the end of the block ends was taken over
         self._chosen: ChosenSlots | None = None  # of the last step, if the next one may have the same
@@ -90,8 +96,15 @@ class TallyWatch(Watch):
     @property
     def record(self) -> Record:
         """What was measured up to the last step that ended; with ``keep``, the last steps of it, and a note."""
-        self._finish()
+        with self._lock:
+            self._finish()
         return super().record
+
+    def step(self, number: int | None = None) -> None:
+        with self._lock:
+            super().step(number)
+
+    step.__doc__ = Watch.step.__doc__
 
     def rows(self, keep: Tensor | None) -> None:
         raise InputError(
@@ -127,6 +140,12 @@ class TallyWatch(Watch):
             self._ranks.detach()
 
     def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._exit(error_type, error, trace)
+
+    def _exit(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:

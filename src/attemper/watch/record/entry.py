@@ -88,11 +88,11 @@ class Entry(NamedTuple):
 
 
 def moved(
-    summary: HeadSummary, gradients: Tensor | None, copies: Mapping[int, Tensor]
+    summary: HeadSummary, gradients: Tensor | None, on_host: Mapping[int, Tensor]
 ) -> tuple[HeadSummary, Tensor | None]:
-    """The numbers of an entry, with copies of some of their tensors, by the ids of these."""
-    summary = summary.with_tensors([copies.get(id(part), part) for part in summary.tensors()])
-    return summary, None if gradients is None else copies.get(id(gradients), gradients)
+    """The numbers of an entry in host memory, where `on_host` has each of their tensors, by the id that it has now."""
+    summary = summary.with_tensors([on_host[id(part)] for part in summary.tensors()])
+    return summary, None if gradients is None else on_host[id(gradients)]
 
 
 def from_rows(rows: Sequence[RecordRow]) -> Entry:
@@ -277,10 +277,7 @@ class EntryBuffer:
         self.shared: dict[Any, Any] = {}
 
     def put(self, entries: Sequence[Entry], on_host: Mapping[int, Tensor]) -> None:
-        """Copy the numbers of entries into the buffer, those of a shared block at once.
-
-        `on_host` has copies of those tensors that are on a device, by their ids.
-        """
+        """Copy the numbers of entries into the buffer, those of a shared block at once. `on_host` as in `moved`."""
         placed: dict[int, tuple[int, int]] = {}  # where the blocks of these entries are
         one = self.shared.setdefault  # one object for equal names and tuples, however many entries have them
         for step, layer, kind, heads, summary, gradients in entries:
@@ -289,7 +286,7 @@ class EntryBuffer:
                 block = summary.block
                 if id(block) not in placed:
                     placed[id(block)] = self._room(block.numel())
-                    self._numbers(*placed[id(block)], block.shape).copy_(on_host.get(id(block), block).detach())
+                    self._numbers(*placed[id(block)], block.shape).copy_(on_host[id(block)].detach())
                 number, start = placed[id(block)]
                 row = block.shape[1]
                 slot = Slot(*place, number, start + summary.first * row, row - 1, False)

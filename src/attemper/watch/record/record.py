@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from ... import _files
 from ...errors import InputError
 from ..call import Facts
 from .entry import KEYS, Entry, EntryBuffer, Slot
 from .transfer import MOST_WAITING, Transfer
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def locked(method: Method) -> Method:
+    """A method of a record that no other thread disturbs: one may read it while a step ends in another."""
+
+    @wraps(method)
+    def alone(record: Record, *args: Any, **kwargs: Any) -> Any:
+        with record._lock:
+            return method(record, *args, **kwargs)
+
+    return cast(Method, alone)
 
 
 class Record:
@@ -43,15 +58,16 @@ class Record:
         notes: Iterable[str] = (),
         logged: dict[int, dict[str, float]] | None = None,
     ) -> None:
+        self._lock = threading.RLock()
         self._buffer = EntryBuffer()
-        self._waiting = deque(
-            (Transfer(entries),)
-        )  # their device may still compute; it is waited for when they are read
+        # their device may still compute; it is waited for when they are read
+        self._waiting = deque((Transfer(entries),))
         self.facts = dict(facts or {})
         self.notes = list(notes)
         self.logged = {step: dict(numbers) for step, numbers in (logged or {}).items()}
 
     @property
+    @locked
     def entries(self) -> list[Entry]:
         """One entry per step and layer, in host memory: its heads, their summary, and the sums of their gradients."""
         return [self._buffer.get(slot) for slot in self._slots]
@@ -61,12 +77,14 @@ class Record:
         while self._waiting and (len(self._waiting) > most or self._waiting[0].is_done):
             self._waiting.popleft().put_into(self._buffer)
 
+    @locked
     def _add(self, entries: Iterable[Entry], facts: dict[tuple[str, str], Facts]) -> None:
         """Add a step."""
         self._waiting.append(Transfer(entries))
         self.facts |= facts
         self._settle(MOST_WAITING)
 
+    @locked
     def _forget(self, keep: int) -> bool:
         """Keep the last steps only; whether there were more. Those that wait for their device count, and are kept."""
         self._settle(keep)
@@ -76,6 +94,7 @@ class Record:
             self.logged = {step: numbers for step, numbers in self.logged.items() if step >= first}
         return dropped
 
+    @locked
     def _at(self, step: int) -> list[Entry]:
         """The entries of one step, without reading the others."""
         slots, begins = self._slots, self._buffer.begins
@@ -89,16 +108,19 @@ class Record:
         return self._buffer.slots
 
     @property
+    @locked
     def steps(self) -> list[int]:
         """The steps that were watched, in order."""
         return sorted({slot.step for slot in self._slots})
 
     @property
+    @locked
     def layers(self) -> list[str]:
         """The layers, in the order they ran."""
         return list(dict.fromkeys(slot.layer for slot in self._slots))
 
     @property
+    @locked
     def signs(self) -> list[str]:
         """The columns that hold measurements."""
         names: dict[str, None] = {}
@@ -108,6 +130,7 @@ class Record:
                 names |= dict.fromkeys(("grad_q_rms", "grad_q_median", "grad_k_rms", "grad_k_median"))
         return list(names)
 
+    @locked
     def filter(
         self,
         *,
@@ -222,8 +245,12 @@ class Record:
 
         return read(to_path("Record.read", path))
 
+    @locked
     def __len__(self) -> int:
         return sum(len(slot.heads) for slot in self._slots)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Record, (self.entries, self.facts, self.notes, self.logged)  # a copy has a lock of its own
 
     def __repr__(self) -> str:
         counts = ((len(self.steps), "step"), (len(self.layers), "layer"), (len(self), "row"))

@@ -22,16 +22,16 @@ class Transfer:
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self.entries = list(entries)
-        parts = {id(part): part for entry in self.entries for part in entry.parts()}  # many entries may share a block
+        # by id: many entries may share a block
+        self.on_host = {id(part): part for entry in self.entries for part in entry.parts()}
         by_device: dict[torch.device, list[Tensor]] = {}
-        for part in parts.values():
+        for part in self.on_host.values():
             if not is_on_host(part):
                 by_device.setdefault(part.device, []).append(part)
-        self.copies: dict[int, Tensor] = {}  # by the id of what was copied
-        for moving in by_device.values():
-            flat = [part.detach().reshape(-1).double() for part in moving]
+        for parts in by_device.values():
+            flat = [part.detach().reshape(-1).double() for part in parts]
             copies = to_cpu(torch.cat(flat) if len(flat) > 1 else flat[0]).split([len(one) for one in flat])
-            self.copies |= {id(part): copy.view(part.shape) for part, copy in zip(moving, copies, strict=True)}
+            self.on_host |= {id(part): copy.view(part.shape) for part, copy in zip(parts, copies, strict=True)}
         self.events = [event_on(device) for device in by_device if device.type == "cuda"]
 
     @property
@@ -46,12 +46,12 @@ class Transfer:
     def finish(self) -> list[Entry]:
         """The entries in host memory."""
         self.wait()
-        return [Entry(*entry.place, *moved(entry.summary, entry.gradients, self.copies)) for entry in self.entries]
+        return [Entry(*entry.place, *moved(entry.summary, entry.gradients, self.on_host)) for entry in self.entries]
 
     def put_into(self, buffer: EntryBuffer) -> None:
         """Keep the numbers in a buffer."""
         self.wait()
-        buffer.put(self.entries, self.copies)
+        buffer.put(self.entries, self.on_host)
 
 
 def is_on_host(tensor: Tensor) -> bool:
