@@ -20,7 +20,7 @@ from . import ops
 from .listen import TallyTarget, current_target, listening
 from .measured import attend_and_tally
 from .ops import differentiate
-from .plain import all_plain, are_plain, band, plain_problem
+from .plain import all_plain, are_plain, plain_problem, unchecked_problem
 
 _bits_of = cache(ops.bits_of)
 assert Results._fields[-len(SIGNS) :] == SIGNS
@@ -124,12 +124,11 @@ def attend_again(
     The signs have no gradients. None if there was no such call. One with the shapes, strides and dtypes of a call that ran is
     valid as that was.
     """
-    if kernels.takes_plain("auto", cuda=True) is None or not query.dim() == key.dim() == value.dim() == 4:
+    if kernels.takes_plain("auto", cuda=True) is None:
         return None
-    _, _, rows, dim = query.shape
-    left, right = band(causal, None, rows, key.shape[2])
-    scale = max(dim, 1) ** -0.5 if scale is None else scale  # no kernel has run a head dim of 0
-    problem = Problem(query, key, value, None, None, None, None, scale, left, right, softcap, 0.0)
+    if not query.dim() == key.dim() == value.dim() == 4 or 0 in query.shape:
+        return None
+    problem = unchecked_problem(query, key, value, None, causal, scale, None, softcap)
     native, sign_bits = kernels.load("triton"), _bits_of(SIGNS)
     tracked = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     if tracked:

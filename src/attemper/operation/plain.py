@@ -118,8 +118,22 @@ def plain_problem(
         return None
     if not (mask is None or _fits(mask, query.device, (batch, heads, rows, keys))):
         return None
-    left, right = band(causal, window, rows, keys)
-    scale = dim**-0.5 if scale is None else scale
+    return unchecked_problem(query, key, value, mask, causal, scale, window, softcap)
+
+
+def unchecked_problem(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    mask: Tensor | None,
+    causal: bool | str,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Problem:
+    """The problem of a plain call in 4 dimensions, none of which is 0."""
+    left, right = band(causal, window, query.shape[2], key.shape[2])
+    scale = query.shape[3] ** -0.5 if scale is None else scale
     return Problem(query, key, value, mask, None, None, None, scale, left, right, softcap, 0.0)
 
 

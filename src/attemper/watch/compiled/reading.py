@@ -33,7 +33,7 @@ from ..attach.names import named_modules
 from ..call import Facts
 from ..passes import LEFT_OUT, ONLY_OTHERS
 from ..record.entry import LayerSums
-from ..record.record import Record
+from ..record.record import Record, locked
 from ..record.transfer import MOST_WAITING, are_done, event_on, to_cpu
 from ..routes.attemper import band
 from ..session import Watch
@@ -93,18 +93,14 @@ class TallyWatch(Watch):
         OPEN.add(self)
         return self
 
+    step = locked(Watch.step)
+
     @property
+    @locked
     def record(self) -> Record:
         """What was measured up to the last step that ended; with ``keep``, the last steps of it, and a note."""
-        with self._lock:
-            self._finish()
+        self._finish()
         return super().record
-
-    def step(self, number: int | None = None) -> None:
-        with self._lock:
-            super().step(number)
-
-    step.__doc__ = Watch.step.__doc__
 
     def rows(self, keep: Tensor | None) -> None:
         raise InputError(
@@ -139,13 +135,8 @@ class TallyWatch(Watch):
         if self._ranks is not None:
             self._ranks.detach()
 
+    @locked
     def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._lock:
-            self._exit(error_type, error, trace)
-
-    def _exit(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:

@@ -21,12 +21,12 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def locked(method: Method) -> Method:
-    """A method of a record that no other thread disturbs: one may read it while a step ends in another."""
+    """A method during which no other thread runs one of the same object: one may read a record while a step ends in another."""
 
     @wraps(method)
-    def alone(record: Record, *args: Any, **kwargs: Any) -> Any:
-        with record._lock:
-            return method(record, *args, **kwargs)
+    def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return method(self, *args, **kwargs)
 
     return cast(Method, alone)
 
