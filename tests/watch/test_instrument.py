@@ -242,6 +242,23 @@ def test_checkpoints_are_counted_once(strict):
     assert eager.record.to_dicts() == watch.record.to_dicts() == expected.record.to_dicts()
 
 
+def test_a_pass_that_raises_is_counted_as_far_as_it_came():
+    """The graph has added its calls to the tally by then: docs/watch.md says so."""
+    model, inputs = tiny("gpt2"), batch()
+    attemper.instrument(model)
+
+    def fail(module, args):
+        raise torch.OutOfMemoryError("planted")
+
+    with attemper.watch(model) as watch:
+        handle = model.ln_f.register_forward_pre_hook(fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            model(**inputs)
+        handle.remove()
+        model(**inputs)
+    assert {row["rows"] for row in watch.record.to_dicts()} == {2.0 * (LENGTH + REAL)}
+
+
 def test_two_forwards_before_one_backward(strict):
     """With checkpoints too: what a backward computes again must not depend on a tally, which the second forward changes."""
     model, inputs = tiny("llama"), batch()

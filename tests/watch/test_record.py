@@ -18,8 +18,8 @@ from attemper.errors import InputError, MissingExtra
 from attemper.heads import COLUMNS, BlockSummary
 from attemper.watch.call import UnfoldedRows
 from attemper.watch.compiled.reading import TallyWatch
-from attemper.watch.record.entry import LayerSums, _leave_large_block
 from attemper.watch.record.jsonl import HEADER
+from attemper.watch.record.sums import LayerSums, _leave_large_block
 from attemper.watch.record.transfer import Transfer
 from close import in_float64
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .attach.gradients import NO_GRADIENTS
 from .call import NoAttentionCall
-from .passes import UNFINISHED
+from .passes import FAILED, UNFINISHED
 from .record.entry import Entry
 
 if TYPE_CHECKING:
@@ -21,8 +22,22 @@ FOLLOWS = (
 )
 
 
+def drop_failed(watch: Watch, threads: Collection[int] | None = None) -> None:
+    """Forget passes that raised, in these threads or in all: the step goes on without them."""
+    if watch._sums.drop_failed(threads):
+        watch._note(FAILED)
+
+
+def settle(watch: Watch, goes_on: bool) -> None:
+    """Decide what counts of the passes that did not end: a step ends now. Those that raised do not if the training goes on."""
+    if goes_on:
+        drop_failed(watch)
+    watch._sums.settle()
+
+
 def drop_unfinished(watch: Watch, ended_well: bool) -> None:
     """Forget evaluation after the last step. Training passes before an error are kept: they may show what went wrong."""
+    settle(watch, goes_on=ended_well)
     unfinished = watch._passes.unfinished(ended_well and watch.optimizer is not None and watch._steps_ended > 0)
     if unfinished:
         watch._note(UNFINISHED)

@@ -21,6 +21,11 @@ UNFINISHED = (
     "optimizer followed. Use passes='all' to count every pass."
 )
 
+FAILED = (
+    "a pass raised an error before it ended, and its step went on without it: the calls that it had made are left out. They are "
+    "counted only if an error ends the block."
+)
+
 
 class Passes:
     """Decides whether a pass counts, by the mode of the model when it begins.

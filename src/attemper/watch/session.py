@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -20,14 +21,14 @@ from .attach.dynamo import COMPILED, in_compiled, is_compiled
 from .attach.names import named_modules
 from .attach.running import running
 from .call import AttentionCall, Examiner, Summary
-from .endings import check_calls, check_end, drop_unfinished, note_gradients
+from .endings import check_calls, check_end, drop_failed, drop_unfinished, note_gradients, settle
 from .options import check_model, check_numbers, check_options, check_rows, check_step, with_hooks
 from .passes import LEFT_OUT, ONLY_OTHERS, Passes
-from .record.entry import StepAccumulator
 from .record.jsonl import Journal
 from .record.ranks import Ranks
 from .record.record import Record
 from .record.store import check_path, to_path
+from .record.sums import StepAccumulator
 from .record.transfer import to_host
 from .routes.handwritten.layout import all_heads
 from .routes.replace import Replacement, attend_with
@@ -195,6 +196,7 @@ class Watch:
             self._step = number
         attachment.forget_ended()
         if self._measuring:
+            settle(self, goes_on=True)
             if self._passes.left_out and not self._sums.layers:
                 self._warn(ONLY_OTHERS)
             self._close_step(join=True)
@@ -316,6 +318,7 @@ class Watch:
             self._note(LEFT_OUT)
         if worse is None:
             return False
+        drop_failed(self, (get_ident(),))
         for name in worse:  # the earlier passes of this step were evaluation
             self._sums.drop(name)
         if in_compiled():

@@ -267,7 +267,7 @@ class Attachment:
         if depth == 0 and current is not None:
             current.chain.end()
             running.current = None
-            current.end()
+            current.end(complete)
             for frames in current.doubtful:
                 if not frames[-1].accounted:
                     reason = f"{type(frames[-1].module).__name__} ran, but no attention call was found in it"

@@ -14,6 +14,7 @@ from torch.nn.modules import module as torch_modules
 
 from ..._torch_private import (
     TorchDispatchMode,
+    _current_graph_task_id,
     _get_dispatch_stack_at,
     _get_tracing_state,
     _global_backward_hooks,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ..routes.handwritten.chain import Chain
     from ..routes.kind import Sequences
     from ..routes.transformers import Interfaced
+    from ..session import Watch
     from ..trace.trace import Trace
     from .attachment import Attachment
     from .learned import FullPass, LightPass
@@ -119,8 +121,8 @@ class Pass:
         self.skips: frozenset[int] = frozenset()  # modules that need no frame in it, by their ids
         self.intercepting = False  # whether an intercepted function reads a call now
         self.interfaced: Interfaced | None = None
-        self.begun: list[object] = []  # the watches that were told of this pass
-        self.left_out: list[object] = []  # those of them for which it does not count
+        self.begun: list[Watch] = []  # the watches that were told of this pass
+        self.left_out: list[Watch] = []  # those of them for which it does not count
         self.sequences: Sequences = chain.sequences
         self.kept: dict[tuple[int, int, int], Tensor | None] = {}  # sequence, batch, length → rows that are not padding
         self.masks: dict[Any, tuple[Tensor, Tensor]] = {}  # in a light pass: place in memory → mask, rows that it shows
@@ -161,7 +163,7 @@ class Pass:
         if isinstance(result, Tensor):
             self.sequences.put(result, self.sequences.of(call.query))
 
-    def counts_for_none(self, observers: tuple[object, ...]) -> bool:
+    def counts_for_none(self, observers: tuple[Watch, ...]) -> bool:
         return bool(self.left_out) and all(observer in self.left_out for observer in observers)
 
     def resume(self) -> None:
@@ -178,8 +180,8 @@ class Pass:
             self.active = False
         return not self.active
 
-    def end(self) -> None:
-        """Remove the mode, wherever in the stack it is."""
+    def end(self, complete: bool) -> None:
+        """Remove the mode, wherever in the stack it is, and tell the watches; `complete` if the pass raised nothing."""
         above = []
         while self.active:
             top = _pop_mode()
@@ -188,6 +190,10 @@ class Pass:
                 above.append(top)
         for mode in reversed(above):
             _push_mode(mode)
+        # a checkpoint that is computed again is stopped by an exception as soon as its backward has all it needs
+        complete = complete or _current_graph_task_id() != -1
+        for observer in self.begun:
+            observer._sums.end_pass(complete)
 
 
 class Site:

@@ -32,8 +32,8 @@ from ..attach.dynamo import is_compiled
 from ..attach.names import named_modules
 from ..call import Facts
 from ..passes import LEFT_OUT, ONLY_OTHERS
-from ..record.entry import LayerSums
 from ..record.record import Record, locked
+from ..record.sums import LayerSums
 from ..record.transfer import MOST_WAITING, are_done, event_on, to_cpu
 from ..routes.attemper import band
 from ..session import Watch

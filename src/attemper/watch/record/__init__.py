@@ -2,7 +2,8 @@
 
 Data passes the files in this order:
 
-    entry     sums the calls of a step per layer, and holds them as entries, in a buffer or as rows
+    sums      sums the calls of a step, by pass and layer
+    entry     holds what a step closed into: as entries, in a buffer or as rows
     ranks     joins the entries of a step over the ranks of a process group
     transfer  copies entries from their devices to host memory
     record    the table that the user gets: filters, merges and converts entries

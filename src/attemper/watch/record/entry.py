@@ -1,36 +1,23 @@
-"""Entry: one layer's numbers in one step: as they are summed, as one entry, as rows, and as many entries in memory.
+"""Entry: one layer's numbers in one step: as one entry, as rows, and as many entries in memory.
 
-StepAccumulator sums the calls of a step; it closes into one Entry per layer; EntryBuffer keeps entries; ``to_dicts`` and
-``from_rows`` convert an entry to rows and back.
+EntryBuffer keeps entries; ``to_dicts`` and ``from_rows`` convert an entry to rows and back.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ... import kernels
 from ...errors import InputError
-from ...heads import ALL_COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, BlockSummary, HeadSummary, count_column
-from ..attach.gradients import GradientHooks
-from ..call import AttentionCall, Facts, Summary, UnfoldedRows
-from ..passes import is_in
+from ...heads import BlockSummary, HeadSummary, count_column
 
 KEYS = ("step", "layer", "kind", "head")
 GRADIENTS = tuple(f"grad_{name}_{sign}" for name in ("q", "k") for sign in ("rms", "median", "count"))
 BLOCK = 1 << 15  # numbers, 256 KiB
-MOST_KEPT = 256 << 20
-"""Bytes of rows on a GPU that a step keeps before it folds them."""
-
-SPARSE = 4
-"""A block of sums that is more than so many times as large as what is used of it is not kept whole."""
 
 RecordRow = dict[str, Any]
 
@@ -132,111 +119,6 @@ def _gradient_sums(column: dict[str, Tensor]) -> Tensor | None:
         rms, median = column[f"grad_{name}_rms"], column[f"grad_{name}_median"]
         parts += [count, _sum(rms.square(), count), _sum(median, count)]
     return torch.stack(parts, dim=-1)
-
-
-@dataclass
-class LayerSums:
-    """A layer in the current step."""
-
-    facts: Facts
-    summary: HeadSummary | None = None
-    unfolded: list[UnfoldedRows] = field(default_factory=list)
-    gradients: GradientHooks | None = None
-
-
-class StepAccumulator:
-    """Sums the calls of a step, by layer and kind. Micro-batches and threads add up; nothing is read back from a device."""
-
-    def __init__(self, gradients: bool) -> None:
-        self.wants_gradients = gradients
-        self.lock = threading.Lock()
-        self.layers: dict[tuple[str, str, int], LayerSums] = {}  # layer, kind, heads
-        self.calls = 0  # since the watch began
-        self.kept = 0  # bytes of rows that are not folded yet
-        self.failures: dict[str, str] = {}  # layers whose gradients could not be measured in the last closed step
-
-    def add(self, name: str, facts: Facts, summary: Summary, call: AttentionCall | None = None) -> None:
-        """Add a call to its layer; `call` where its gradients are wanted."""
-        place = (name, facts.kind, facts.heads)
-        with self.lock:
-            layer = self.layers.get(place)
-            if layer is None:
-                layer = self.layers[place] = LayerSums(facts)
-            layer.facts = facts
-            if summary is not None:
-                self.calls += 1
-                if isinstance(summary, UnfoldedRows):
-                    layer.unfolded.append(summary)
-                    self.kept += summary.size
-                    if self.kept > MOST_KEPT:
-                        self._fold(self.layers)
-                else:
-                    layer.summary = summary if layer.summary is None else layer.summary.merge(summary)
-            if self.wants_gradients and call is not None:
-                if layer.gradients is None:
-                    layer.gradients = GradientHooks(facts.heads)
-                layer.gradients.follow(call)
-
-    def _fold(self, layers: Mapping[Any, LayerSums]) -> None:
-        """Fold the rows that are kept, those of each device in one launch. Nothing waits for a device."""
-        by_device: dict[torch.device, list[tuple[LayerSums, UnfoldedRows]]] = {}
-        for layer in layers.values():
-            for rows in layer.unfolded:
-                by_device.setdefault(rows.device, []).append((layer, rows))
-            layer.unfolded = []
-        self.kept = 0
-        for device, pairs in by_device.items():
-            with torch.cuda.device(device):
-                triton = kernels.load("triton")
-                stream = triton.current_stream(device.index)
-                for _, rows in pairs:
-                    rows.wait_on(stream)
-                calls = [(rows.addresses, rows.shape, rows.rows) for _, rows in pairs]
-                block = triton.summary.by_head(calls, device, SATURABLE_KEYS, SATURATED_WEIGHT)
-            first = 0
-            for layer, rows in pairs:
-                heads = rows.shape[1]
-                summary = BlockSummary(ALL_COLUMNS, block, first, heads)
-                layer.summary = summary if layer.summary is None else layer.summary.merge(summary)
-                first += heads
-            _leave_large_block([layer for layer, _ in pairs], block)
-
-    def drop(self, module: str) -> None:
-        """Forget the calls of this step inside a module."""
-        with self.lock:
-            for place in [place for place in self.layers if is_in(place[0], module)]:
-                layer = self.layers.pop(place)
-                if layer.gradients is not None:
-                    layer.gradients.close()
-
-    def close(self, step: int) -> tuple[list[Entry], dict[tuple[str, str], Facts]]:
-        """The entries and facts of this step; the next one starts empty."""
-        with self.lock:
-            layers, self.layers = self.layers, {}
-            self._fold(layers)
-        entries, facts, self.failures = [], {}, {}
-        for (name, kind, _), layer in layers.items():
-            sums = layer.gradients.close() if layer.gradients is not None else None
-            if layer.gradients is not None and layer.gradients.failure is not None:
-                self.failures[name] = layer.gradients.failure
-            facts[name, kind] = layer.facts
-            if layer.summary is not None:
-                entries.append(Entry(step, name, kind, _all(layer.summary.n_heads), layer.summary, sums))
-        return entries, facts
-
-
-def _leave_large_block(layers: list[LayerSums], block: Tensor) -> None:
-    """Copy the rows that summaries still use of a block, if those are few: layers with many calls have merged theirs."""
-    found = [(layer, layer.summary) for layer in layers]
-    using = [(layer, own) for layer, own in found if isinstance(own, BlockSummary) and own.block is block]
-    if SPARSE * sum([own.heads for _, own in using]) < len(block):
-        for layer, own in using:
-            layer.summary = own.alone()
-
-
-@cache
-def _all(heads: int) -> tuple[int, ...]:
-    return tuple(range(heads))
 
 
 def row_of(width: int, has_gradients: bool) -> int:

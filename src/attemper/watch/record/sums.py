@@ -1,0 +1,193 @@
+"""Sums: the calls of a step, by pass, layer and kind, until the step closes into one entry per layer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ... import kernels
+from ...heads import ALL_COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, BlockSummary, HeadSummary
+from ..attach.gradients import GradientHooks
+from ..call import AttentionCall, Facts, Summary, UnfoldedRows
+from ..passes import is_in
+from .entry import Entry
+
+MOST_KEPT = 256 << 20
+"""Bytes of rows on a GPU that a step keeps before it folds them."""
+
+SPARSE = 4
+"""A block of sums that is more than so many times as large as what is used of it is not kept whole."""
+
+
+@dataclass
+class LayerSums:
+    """A layer in one pass, or in the passes of a step."""
+
+    facts: Facts
+    summary: HeadSummary | None = None
+    unfolded: list[UnfoldedRows] = field(default_factory=list)
+    gradients: list[GradientHooks] = field(default_factory=list)  # one for each pass
+
+    def add(self, summary: HeadSummary | None) -> None:
+        if self.summary is None or summary is None:
+            self.summary = self.summary or summary
+        else:
+            self.summary = self.summary.merge(summary)
+
+    def join(self, later: LayerSums) -> None:
+        """Add the same layer in a later pass."""
+        self.facts = later.facts
+        self.add(later.summary)
+        self.unfolded += later.unfolded
+        self.gradients += later.gradients
+
+    def close_hooks(self) -> Tensor | None:
+        """Remove the hooks; returns the sums of the gradients."""
+        found = [sums for hooks in self.gradients if (sums := hooks.close()) is not None]
+        return sum(found[1:], found[0]) if found else None
+
+
+LayersByPlace = dict[tuple[str, str, int], LayerSums]
+"""By layer, kind and heads."""
+
+
+class StepAccumulator:
+    """Sums the calls of a step, by layer and kind. Micro-batches and threads add up; nothing is read back from a device.
+
+    The calls of a pass are kept apart until it ends: those of one that raises are dropped if the step goes on without it.
+    """
+
+    def __init__(self, gradients: bool) -> None:
+        self.wants_gradients = gradients
+        self.lock = threading.Lock()
+        self.layers: LayersByPlace = {}  # in the passes that ended
+        self.running: dict[int, LayersByPlace] = {}  # in the pass that a thread runs
+        self.failed: dict[int, LayersByPlace] = {}  # in passes of a thread that raised
+        self.calls = 0  # since the watch began
+        self.kept = 0  # bytes of rows that are not folded yet
+        self.failures: dict[str, str] = {}  # layers whose gradients could not be measured in the last closed step
+
+    def add(self, name: str, facts: Facts, summary: Summary, call: AttentionCall | None = None) -> None:
+        """Add a call to its layer; `call` where its gradients are wanted."""
+        place = (name, facts.kind, facts.heads)
+        with self.lock:
+            layers = self.running.setdefault(threading.get_ident(), {})
+            layer = layers.get(place)
+            if layer is None:
+                layer = layers[place] = LayerSums(facts)
+            layer.facts = facts
+            if summary is not None:
+                self.calls += 1
+                if isinstance(summary, UnfoldedRows):
+                    layer.unfolded.append(summary)
+                    self.kept += summary.size
+                    if self.kept > MOST_KEPT:
+                        self._fold([layer for layers in self._all() for layer in layers.values()])
+                else:
+                    layer.add(summary)
+            if self.wants_gradients and call is not None:
+                if not layer.gradients:
+                    layer.gradients.append(GradientHooks(facts.heads))
+                layer.gradients[0].follow(call)
+
+    def _all(self) -> list[LayersByPlace]:
+        return [self.layers, *self.running.values(), *self.failed.values()]
+
+    def end_pass(self, complete: bool) -> None:
+        """The pass of this thread has ended."""
+        thread = threading.get_ident()
+        with self.lock:
+            layers = self.running.pop(thread, {})
+            if complete:
+                _join(self.layers, layers)
+            elif layers:
+                _join(self.failed.setdefault(thread, {}), layers)
+
+    def drop_failed(self, threads: Collection[int] | None = None) -> bool:
+        """Forget the passes that raised, in these threads or in all; whether there were any."""
+        with self.lock:
+            dropped = [self.failed.pop(one) for one in [*self.failed] if threads is None or one in threads]
+        for layer in (layer for layers in dropped for layer in layers.values()):
+            layer.close_hooks()
+        return bool(dropped)
+
+    def settle(self) -> None:
+        """Count what running passes have so far, and passes that raised: the step ends."""
+        with self.lock:
+            parts, self.running, self.failed = self._all()[1:], {}, {}
+            for layers in parts:
+                _join(self.layers, layers)
+
+    def _fold(self, layers: Sequence[LayerSums]) -> None:
+        """Fold the rows that are kept, those of each device in one launch. Nothing waits for a device."""
+        by_device: dict[torch.device, list[tuple[LayerSums, UnfoldedRows]]] = {}
+        for layer in layers:
+            for rows in layer.unfolded:
+                by_device.setdefault(rows.device, []).append((layer, rows))
+            layer.unfolded = []
+        self.kept = 0
+        for device, pairs in by_device.items():
+            with torch.cuda.device(device):
+                triton = kernels.load("triton")
+                stream = triton.current_stream(device.index)
+                for _, rows in pairs:
+                    rows.wait_on(stream)
+                calls = [(rows.addresses, rows.shape, rows.rows) for _, rows in pairs]
+                block = triton.summary.by_head(calls, device, SATURABLE_KEYS, SATURATED_WEIGHT)
+            first = 0
+            for layer, rows in pairs:
+                heads = rows.shape[1]
+                layer.add(BlockSummary(ALL_COLUMNS, block, first, heads))
+                first += heads
+            _leave_large_block([layer for layer, _ in pairs], block)
+
+    def drop(self, module: str) -> None:
+        """Forget the calls of this step inside a module."""
+        with self.lock:
+            for layers in self._all():
+                for place in [place for place in layers if is_in(place[0], module)]:
+                    layers.pop(place).close_hooks()
+
+    def close(self, step: int) -> tuple[list[Entry], dict[tuple[str, str], Facts]]:
+        """The entries and facts of this step; the next one starts empty."""
+        with self.lock:
+            layers, self.layers = self.layers, {}
+            self._fold([*layers.values()])
+        entries, facts, self.failures = [], {}, {}
+        for (name, kind, _), layer in layers.items():
+            sums = layer.close_hooks()
+            failures = [hooks.failure for hooks in layer.gradients if hooks.failure is not None]
+            if failures:
+                self.failures[name] = failures[-1]
+            facts[name, kind] = layer.facts
+            if layer.summary is not None:
+                entries.append(Entry(step, name, kind, _all(layer.summary.n_heads), layer.summary, sums))
+        return entries, facts
+
+
+def _join(layers: LayersByPlace, later: LayersByPlace) -> None:
+    """Add the calls of a later pass."""
+    for place, layer in later.items():
+        if place in layers:
+            layers[place].join(layer)
+        else:
+            layers[place] = layer
+
+
+def _leave_large_block(layers: list[LayerSums], block: Tensor) -> None:
+    """Copy the rows that summaries still use of a block, if those are few: layers with many calls have merged theirs."""
+    found = [(layer, layer.summary) for layer in layers]
+    using = [(layer, own) for layer, own in found if isinstance(own, BlockSummary) and own.block is block]
+    if SPARSE * sum([own.heads for _, own in using]) < len(block):
+        for layer, own in using:
+            layer.summary = own.alone()
+
+
+@cache
+def _all(heads: int) -> tuple[int, ...]:
+    return tuple(range(heads))
