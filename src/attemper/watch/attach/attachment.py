@@ -350,7 +350,7 @@ class Attachment:
     ) -> None:
         call.counted = True
         if current is not None:
-            current.counted(call, running.frames)
+            current.counted(call, running.frames or [*call.frames])
         self._note_doubts(call, observers)
         for observer, name, (summary, looked) in zip(observers, names, found, strict=True):
             if name is not None:

@@ -37,6 +37,7 @@ from .op_names import (
 )
 
 UNTRACED = "a softmax is multiplied by values, but its scores could not be traced to queries and keys"
+OVER = "its softmax runs over the {over}, not over the keys: its signs do too"
 Miss = Callable[[tuple[Frame, ...], str], None]
 
 
@@ -84,6 +85,7 @@ class Chain:
                 if not waiting.call.counted:
                     waiting.call.over = waiting.over
                     waiting(frames)
+                    self.missed(frames, OVER.format(over=waiting.over))
         self.across = []
 
     def carry(self, source: Tensor, made: Tensor, module: nn.Module) -> None:
