@@ -28,6 +28,9 @@ from torch._C import (  # public, without a wrapper in Python
     is_inference_mode_enabled,
 )
 from torch._C._autograd import _profiler_enabled as _profiler_enabled  # 2.0
+from torch._C._functorch import (
+    is_functorch_wrapped_tensor as is_functorch_wrapped_tensor,
+)  # 2.0; its numbers cannot be read
 from torch._C._functorch import peek_interpreter_stack as peek_interpreter_stack  # 2.0; None outside vmap, grad, jvp
 from torch._ops import HigherOrderOperator as HigherOrderOperator  # 2.0; flex_attention is one, for a watch
 from torch._ops import OpOverload as OpOverload  # 2.0; the type of torch.ops.….default

@@ -312,3 +312,33 @@ def test_every_fault_says_what_is_wrong_and_what_to_do():
         assert 40 < len(layer.says) < 300, name
         assert layer.todo.endswith("."), name
         assert "nan" not in layer.says, name
+
+
+@pytest.mark.parametrize("number", [-1, -7])
+def test_a_layer_number_that_stands_for_no_layer(number):
+    """Zamba2's attention is shared by several layers, and says layer_idx = -1."""
+    layer = nn.TransformerEncoderLayer(32, 4, batch_first=True).eval()
+    layer.self_attn.layer_idx = number
+    assert [one["scale"]["rule"] for one in attemper.scan(layer, torch.randn(1, 12, 32)).layers] == ["sqrt_dk"]
+
+
+@pytest.mark.parametrize("each", ["a norm", "its gradient", "a projection"])
+def test_modules_that_a_transform_runs_are_not_read(each):
+    """Under vmap or grad the tensors of a module have no numbers to read; titans' memory is such a model."""
+
+    class Memory(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(32), nn.Linear(32, 32)
+            self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+
+        def forward(self, x):
+            of_one = {
+                "a norm": self.norm,
+                "its gradient": torch.func.grad(lambda row: self.norm(row).square().sum()),
+                "a projection": lambda row: self.norm(self.linear(row)),
+            }[each]
+            return self.attention(*3 * [x + torch.vmap(torch.vmap(of_one))(x)], need_weights=False)[0]
+
+    layers = attemper.scan(Memory().eval(), torch.randn(2, 12, 32)).layers
+    assert [one["scale"]["rule"] for one in layers] == ["sqrt_dk"]

@@ -86,12 +86,15 @@ def hinted(call: AttentionCall, applied: float, factors: list[float]) -> Declare
 
 
 def layer_index(call: AttentionCall) -> int | None:
-    """The layer's number in the model, from 0: from its module, else the first number in its name."""
+    """The layer's number in the model, from 0: from its module, else the first number in its name.
+
+    A negative number stands for no layer: attention that several layers share, as Zamba2's.
+    """
     for frame in reversed(call.frames):
         for name in ("layer_idx", "layer_id", "layer_index"):
             value = getattr(frame.module, name, None)
             if isinstance(value, int) and not isinstance(value, bool):
-                return value
+                return value if value >= 0 else None
     numbers = [part for part in call.frames[-1].name.split(".") if part.isdigit()]
     return int(numbers[0]) if numbers else None
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from ..._torch_private import is_functorch_wrapped_tensor
 from ..attach.modes import without_autograd_and_modes
 from ..attach.running import NORM, QUIET, projects
 from ..attach.storages import Storages, address
@@ -366,7 +367,7 @@ class Trace:
 
 def _is_plain(value: object) -> TypeGuard[Tensor]:
     """Whether it is a tensor with numbers in a storage: not nested, sparse, meta or wrapped."""
-    if not isinstance(value, Tensor) or type(value) not in PLAIN:
+    if not isinstance(value, Tensor) or type(value) not in PLAIN or is_functorch_wrapped_tensor(value):
         return False
     return value.layout is torch.strided and not (value.is_nested or value.is_meta)
 
