@@ -93,3 +93,85 @@ def test_a_causal_mask_shows_no_padding(diagonal):
             return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
 
     assert row_of(Causal(), torch.randn(2, HEADS, LENGTH, 8))["rows"] == 2 * LENGTH
+
+
+class Chooses(nn.Module):
+    """Attention whose queries choose their keys."""
+
+    num_heads = HEADS
+
+    def __init__(self, choose, route):
+        super().__init__()
+        self.q, self.k = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.choose, self.route = choose, route
+
+    def forward(self, x):
+        q, k = (part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.q, self.k))
+        scores = q @ k.mT
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        keep = self.choose(scores.masked_fill(~causal, -math.inf), q) & causal
+        self.hidden_keys = (~keep.any(-2)).any()
+        if self.route == "an argument":
+            return F.scaled_dot_product_attention(q, k, k, attn_mask=keep)
+        if self.route == "an added argument":
+            return F.scaled_dot_product_attention(q, k, k, attn_mask=torch.zeros(keep.shape).masked_fill(~keep, -1e9))
+        return scores.masked_fill(~keep, -torch.finfo(scores.dtype).max).softmax(-1) @ k
+
+
+def best(scores, count):
+    return scores >= scores.topk(count, -1).values[..., -1:]
+
+
+CHOICES = {
+    "the best two": lambda scores, q: best(scores, 2),
+    "the best one": lambda scores, q: best(scores, 1),
+    "the best two for all heads": lambda scores, q: best(scores.sum(1, keepdim=True), 2).expand_as(scores),
+    "buckets": lambda scores, q: ((q[..., :1] > 0) == (q.flip(-1)[..., :1] > 0).mT) | (torch.arange(LENGTH) == 0),
+    "the best two of one head": lambda scores, q: best(scores[:, :1], 2),
+}
+
+
+@pytest.mark.parametrize("route", ["by hand", "an argument", "an added argument"])
+@pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
+def test_a_key_that_no_query_chose_is_no_padding(choose, route):
+    net = Chooses(choose, route).eval()
+    for _ in range(3):
+        row = row_of(net, torch.randn(2, LENGTH, WIDTH))
+        assert row["rows"] == 2 * LENGTH
+    assert net.hidden_keys
+
+
+PADS = {
+    "right": lambda: hidden(),
+    "left": lambda: hidden().flip(-1),
+    "in the middle": lambda: hidden().roll(-2, -1),
+    "both sides": lambda: hidden().roll(2, -1),
+}
+I, J = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
+SEEN = {
+    "all": I == I,
+    "causal": J <= I,
+    "backward": J >= I,
+    "a window": (I - J).abs() < 3,
+    "documents": I // 5 == J // 5,
+    "a prefix": (J <= I) | (J < 3),
+    "a window and a global token": ((I - J).abs() < 3) | (J == 0),
+    "every other token": (I - J) % 2 == 0,
+}
+
+
+@pytest.mark.parametrize("route", ["by hand", "an argument"])
+@pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
+@pytest.mark.parametrize("pads", PADS.values(), ids=PADS)
+def test_padding_behind_every_mask_is_left_out(pads, seen, route):
+    class Padded(nn.Module):
+        num_heads = HEADS
+
+        def forward(self, x):
+            q = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            keep = seen & ~pads()[:, None, None]
+            if route == "an argument":
+                return F.scaled_dot_product_attention(q, q, q, attn_mask=keep)
+            return (q @ q.mT).masked_fill(~keep, -1e9).softmax(-1) @ q
+
+    assert row_of(Padded(), torch.randn(2, LENGTH, WIDTH))["rows"] == ROWS
