@@ -204,6 +204,19 @@ def test_attached_to_a_trainer_it_finds_its_writer(tmp_path):
     assert {step for _, _, step in seen} == {4, 8, 12}
 
 
+def test_every_head_in_the_trainer_s_log_and_in_a_checkpoint(tmp_path):
+    seen = {}
+    callback = HuggingFaceCallback(
+        every=4, log=lambda metrics, step: seen.update({step: metrics}), signs=("entropy", "evenness"), heads=True
+    )
+    train(callback, tmp_path)
+    for row in callback.record.to_dicts():
+        for sign in ("entropy", "evenness"):
+            assert seen[row["step"]][f"attemper/{sign}/{row['layer']}/head_{row['head']}"] == row[sign]
+    state = json.loads(json.dumps(callback.state()))["args"]
+    assert HuggingFaceCallback(**state).options.logged == callback.options.logged
+
+
 def test_two_callbacks_for_one_model_are_an_error(tmp_path):
     two = [HuggingFaceCallback(every=1, log=lambda *_: None) for _ in range(2)]
     with pytest.raises(InputError, match=r"this model has a monitor already. Use one callback"), two[0]:

@@ -1,6 +1,8 @@
 """LightningCallback in real runs of Lightning: rows, signs and weights are those of a plain loop, to the bit."""
 
+import csv
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,6 +161,18 @@ def test_the_trainer_s_loggers_get_the_numbers(tmp_path):
     ours = {step: metrics for step, metrics in seen if "attemper/peak" in metrics}
     assert list(ours) == [0, 6]
     assert all(len(metrics) == 8 and all(type(one) is float for one in metrics.values()) for metrics in ours.values())
+
+
+def test_a_csv_logger_has_a_column_for_each_head(tmp_path):
+    logger = pytorch_lightning.loggers.CSVLogger(tmp_path)
+    callback = LightningCallback(every=6, signs="entropy", heads=[1], keep=2)
+    train(callback, tmp_path / "run", loggers=[logger])
+    with open(Path(logger.log_dir) / "metrics.csv", newline="", encoding="utf-8") as file:
+        kept = {int(line["step"]): line for line in csv.DictReader(file) if line["attemper/peak"]}
+    assert list(kept) == callback.record.steps == [0, 6]
+    for row in callback.record.filter(heads=1).to_dicts():
+        assert float(kept[row["step"]][f"attemper/entropy/{row['layer']}/head_1"]) == row["entropy"]
+    assert not any("head_0" in name for name in kept[0])
 
 
 def test_a_finding_stops_the_run_and_a_checkpoint_keeps_what_was_told(tmp_path):

@@ -3,13 +3,14 @@
 import logging
 import math
 import re
+import statistics
 
 import pytest
 import torch
 
 import attemper
 from attemper.errors import InputError
-from attemper.integrations import alerts, monitor, picture, summary
+from attemper.integrations import alerts, monitor, monitoring, picture, summary
 from integrations.trained import Tiny, batches, optimizer_of, plain
 from watched import Block, stack
 
@@ -54,6 +55,84 @@ def test_eight_numbers_of_a_step_and_three_of_each_layer():
     assert "attemper/grad_q_rms" in summary(watched(gradients=True))
 
 
+OF_A_LAYER = {"peak": max, "variance": max, "logit_std": max, "grad_q_rms": max, "evenness": min}
+
+
+@pytest.mark.parametrize("heads", [False, True, [1], 0, range(2)])
+@pytest.mark.parametrize("layers", [False, True])
+@pytest.mark.parametrize("signs", [None, "entropy", ("entropy", "peak"), ["logit_std", "grad_q_rms"], "all"])
+def test_signs_of_layers_and_heads(signs, layers, heads):
+    """Every number is that of the record's row, under a name with the sign first."""
+    record = watched(gradients=True)
+    every = [*record.signs, "logit_std"]
+    every.remove("rows")
+    named = {"all": every, None: ["peak", "evenness", "logit_std"], "entropy": ["entropy"]}
+    chosen = named[signs] if signs is None or isinstance(signs, str) else signs
+    shown = {True: [0, 1], False: []}.get(heads, heads) if isinstance(heads, bool) else [heads] if heads == 0 else heads
+    expected = {}
+    for layer in record.layers:
+        rows = record.filter(layers=layer).to_dicts()
+        for sign in chosen:
+            values = [row["variance"] ** 0.5 if sign == "logit_std" else row[sign] for row in rows]
+            if layers or (signs is not None and not shown):
+                reduce = OF_A_LAYER.get(sign, OF_A_LAYER["peak"] if sign.startswith("grad_") else statistics.fmean)
+                expected[f"attemper/{sign}/{layer}"] = reduce(values)
+            expected |= {f"attemper/{sign}/{layer}/head_{head}": values[head] for head in shown}
+    found = summary(record, layers=layers, signs=signs, heads=heads)
+    assert {name: found[name] for name in found if name not in summary(record)} == expected
+
+
+def test_the_logger_gets_what_summary_gives():
+    """Also where signs and heads can be read only once, and where a layer has fewer heads than another."""
+    seen, model = {}, torch.nn.Sequential(Block(heads=4), Block(heads=2))
+    options = {"signs": ("entropy", "top_weight"), "heads": [0, 3], "layers": True}
+    once = {"signs": iter(options["signs"]), "heads": iter(options["heads"]), "layers": True}
+    with monitor(model, every=1, log=lambda metrics, step: seen.update({step: metrics}), **once) as watching:
+        for _ in range(2):
+            model(X)
+            watching.step()
+    for step in (0, 1):
+        assert seen[step] == summary(watching.record, step, **options)
+    assert {name for name in seen[1] if "entropy" in name} == {
+        *("attemper/entropy/0", "attemper/entropy/0/head_0", "attemper/entropy/0/head_3"),
+        *("attemper/entropy/1", "attemper/entropy/1/head_0"),
+    }
+
+
+def test_cross_attention_has_names_of_its_own():
+    layer = torch.nn.TransformerDecoderLayer(16, 2, 16, 0.0, batch_first=True)
+    with attemper.watch(layer) as watch:
+        layer(X, X[:, :4])
+    names = {
+        f"attemper/entropy/{part}/head_{head}" for part in ("self_attn", "multihead_attn/cross") for head in (0, 1)
+    }
+    assert set(summary(watch.record, signs="entropy", heads=True)) - set(summary(watch.record)) == names
+
+
+def test_what_a_record_lacks_is_an_error_in_a_summary():
+    record = watched(signs="peak")
+    with pytest.raises(InputError, match="this record has no 'entropy' for `signs`"):
+        summary(record, signs="entropy")
+    with pytest.raises(InputError, match="no layer has head 7; `heads` may be some of 0 … 1"):
+        summary(record, signs="peak", heads=[0, 7])
+    assert len(summary(record, signs="all")) == len(summary(record)) + 2
+
+
+def test_numbers_that_are_missing_or_too_many_are_said_once(caplog, monkeypatch):
+    monkeypatch.setattr(monitoring, "MANY", 9)
+    model = stack()
+    with monitor(model, every=1, signs="entropy", heads=(1, 5), log=lambda metrics, step: None) as watching:
+        for _ in range(2):
+            model(X)
+            watching.step()
+    said = [one.getMessage() for one in caplog.records]
+    assert said == [
+        "attemper: 10 numbers are logged of each measured step. Pages of loggers become slow: name fewer signs= or heads=, or "
+        "keep them in a file with path= for attemper report.",
+        "attemper: no layer has head 5; `heads` may be some of 0 … 1.",
+    ]
+
+
 def test_what_was_not_measured_or_is_not_finite_is_left_out():
     assert sorted(summary(watched(signs="peak"))) == [
         f"attemper/{name}" for name in ("heads_over_50", "level", "peak", "peak_p90")
@@ -61,7 +140,7 @@ def test_what_was_not_measured_or_is_not_finite_is_left_out():
     model = stack()
     with attemper.watch(model) as watch:
         model(X * math.nan)
-    found = summary(watch.record)
+    found = summary(watch.record, layers=True, signs="all", heads=True)
     assert found["attemper/level"] == 5.0
     assert all(map(math.isfinite, found.values()))
 
@@ -187,6 +266,15 @@ def test_clipped_heads_come_down():
         ({"keep": 0}, "`keep` must be a whole number, at least 1; got 0. Leave it out for 100"),
         ({"pictures": -1}, "`pictures` must be a whole number, at least 0; got -1. Use 0 for none"),
         ({"layers": 1}, "`layers` must be True or False; got 1"),
+        ({"signs": "entrpy"}, "`signs` must be 'all', a sign's name or several; got 'entrpy'. Did you mean 'entropy'?"),
+        ({"signs": ("peak", 3)}, "`signs` must be 'all', a sign's name or several; got 3. Known: 'all', 'peak'"),
+        ({"signs": 3}, "`signs` must be 'all', a sign's name or several; got 3"),
+        ({"signs": [["peak"]]}, "`signs` must be 'all', a sign's name or several; got ['peak']"),
+        ({"signs": "grad_q_rms"}, "'grad_q_rms' in `signs` is measured only with gradients=True. Add it"),
+        ({"heads": "all"}, "`heads` must be True for all, or the numbers of heads, such as [0, 3]; got 'all'"),
+        ({"heads": [0, True]}, "`heads` must be True for all, or the numbers of heads"),
+        ({"heads": 0.5}, "`heads` must be True for all, or the numbers of heads, such as [0, 3]; got 0.5"),
+        ({"heads": None}, "`heads` must be True for all, or the numbers of heads, such as [0, 3]; got None"),
         ({"clip": 0}, "`clip` must be a logit above 0, such as 100; got 0. Leave it out for no clip"),
         ({"clip": math.nan}, "`clip` must be a logit above 0"),
         ({"clip": True}, "`clip` must be a logit above 0"),

@@ -11,6 +11,7 @@ from attemper.integrations import monitor
 from attemper.integrations.targets import open_runs
 
 STEPS = [0, 2, 4]
+NAMES = ("attemper/peak", "attemper/peak/attention", "attemper/peak/attention/head_1")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -30,13 +31,18 @@ def trained(log):
     torch.manual_seed(0)
     model, seen = Large(), {}
     with monitor(
-        model, every=2, layers=True, pictures=2, log=[log, lambda metrics, step: seen.update({step: metrics})]
+        model,
+        every=2,
+        layers=True,
+        heads=True,
+        pictures=2,
+        log=[log, lambda metrics, step: seen.update({step: metrics})],
     ) as watching:
         for _ in range(5):
             model(40 * torch.randn(2, 12, 16)).square().mean().backward()
             watching.step()
     assert list(seen) == STEPS
-    assert "attemper/peak/attention" in seen[0]
+    assert {*NAMES} <= {*seen[0]}
     return seen
 
 
@@ -82,7 +88,7 @@ def test_wandb(tmp_path, monkeypatch):
             axes[record.metric.name or record.metric.glob_name] = record.metric.step_metric
         elif record.WhichOneof("record_type") == "alert":
             alerts.append((record.alert.title, record.alert.level))
-    for name in ("attemper/peak", "attemper/peak/attention", "attemper/level"):
+    for name in (*NAMES, "attemper/level"):
         found = {int(row["attemper/step"]): float(row[name]) for row in rows if name in row}
         assert found == {step: metrics[name] for step, metrics in seen.items()}
     assert axes["attemper/*"] == "attemper/step"
@@ -101,7 +107,9 @@ def test_mlflow(tmp_path, monkeypatch):
         assert [type(one).__name__ for one in open_runs()] == ["MetricsTarget"]
         seen = trained(mlflow)
     client = mlflow.MlflowClient()
-    for name, kept in (("attemper/peak", "attemper/peak"), ("attemper/peak/attention", "attemper/peak.attention")):
+    for name, kept in zip(
+        NAMES, ("attemper/peak", "attemper/peak.attention", "attemper/peak.attention.head_1"), strict=True
+    ):
         found = {one.step: one.value for one in client.get_metric_history(run.info.run_id, kept)}
         assert found == {step: metrics[name] for step, metrics in seen.items()}
     images = [one.path for one in client.list_artifacts(run.info.run_id, "images") if one.path.endswith(".png")]
@@ -123,7 +131,7 @@ def test_trackio(given, tmp_path, monkeypatch):
     seen = trained(trackio if given == "module" else run)
     trackio.finish()
     rows = storage.SQLiteStorage.get_logs("attemper", given)
-    for name in ("attemper/peak", "attemper/peak/attention"):
+    for name in NAMES:
         assert {row["step"]: row[name] for row in rows if name in row} == {
             step: metrics[name] for step, metrics in seen.items()
         }
@@ -144,7 +152,7 @@ def test_tensorboard(tmp_path):
         seen = trained(writer)
     read = EventAccumulator(str(tmp_path))
     read.Reload()
-    for name in ("attemper/peak", "attemper/peak/attention"):
+    for name in NAMES:
         found = {one.step: one.value for one in read.Scalars(name)}
         assert found == {step: np.float32(metrics[name]) for step, metrics in seen.items()}
     assert [one.step for one in read.Images("attemper/heads/peak")] == [0, 4]

@@ -8,10 +8,12 @@ import types
 
 import numpy as np
 import pytest
+import torch
 
 from attemper.errors import InputError
-from attemper.integrations import Alert, target
+from attemper.integrations import Alert, monitor, target
 from attemper.integrations.targets import GuardedTarget, open_runs
+from watched import stack
 
 METRICS = {"attemper/peak": 3.5, "attemper/level": 1.0}
 ALERT = Alert("attemper act: large logits, step 7", "Step 7, layers.0 head 1.", "error", "act", ())
@@ -130,25 +132,50 @@ def test_a_wandb_logger_of_lightning_keeps_its_own_axis(monkeypatch):
 
 def test_tensorboard_read_back(tmp_path):
     writers = pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
-    from tensorboardX.proto import event_pb2
-
     with writers.SummaryWriter(str(tmp_path)) as writer:
         to = target(writer)
         to.log(METRICS, 7)
         to.alert(ALERT, 7)
         to.image("attemper/heads/peak", PIXELS, 7)
-    (file,) = tmp_path.iterdir()
+    values = read_back(tmp_path)
+    for name, number in METRICS.items():
+        assert (values[name, 7].simple_value) == number
+    image = values["attemper/heads/peak", 7].image
+    assert (image.height, image.width) == (4, 5)
+    assert any(tag.startswith("attemper/alerts") for tag, _ in values)
+
+
+def test_every_head_in_tensorboard(tmp_path):
+    writers = pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    torch.manual_seed(0)
+    model = stack()
+    with (
+        writers.SummaryWriter(str(tmp_path)) as writer,
+        monitor(model, every=2, log=writer, signs=("entropy", "effective_keys"), heads=True) as watching,
+    ):
+        for _ in range(3):
+            model(torch.randn(2, 9, 16))
+            watching.step()
+    values = read_back(tmp_path)
+    for row in watching.record.to_dicts():
+        for sign in ("entropy", "effective_keys"):
+            kept = values[f"attemper/{sign}/{row['layer']}/head_{row['head']}", row["step"]].simple_value
+            assert kept == torch.tensor(row[sign], dtype=torch.float32).item()
+    assert len({tag for tag, _ in values if "/head_" in tag}) == 2 * 2 * 2
+
+
+def read_back(folder):
+    """What TensorBoard's file holds, by name and step."""
+    from tensorboardX.proto import event_pb2
+
+    (file,) = folder.iterdir()
     content, values = file.read_bytes(), {}
     while content:  # length, its checksum, the event, its checksum
         length = int.from_bytes(content[:8], "little")
         event = event_pb2.Event.FromString(content[12 : 12 + length])
-        values |= {value.tag: (event.step, value) for value in event.summary.value}
+        values |= {(value.tag, event.step): value for value in event.summary.value}
         content = content[16 + length :]
-    for name, number in METRICS.items():
-        assert (values[name][0], values[name][1].simple_value) == (7, number)
-    step, image = values["attemper/heads/peak"]
-    assert (step, image.image.height, image.image.width) == (7, 4, 5)
-    assert any(tag.startswith("attemper/alerts") for tag in values)
+    return values
 
 
 def test_other_loggers_by_their_methods(tmp_path):

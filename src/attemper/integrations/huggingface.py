@@ -7,6 +7,7 @@ Passes count between on_step_begin and on_step_end; evaluation, saving and loggi
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,7 @@ from ..errors import checked_options
 from ..watch import Record
 from ..watch.examine import Ranks, are_many
 from .monitoring import Monitor
+from .numbers import HeadNumbers
 from .options import MonitorOptions
 from .targets import LogTarget, logger, open_runs, target
 from .telling import Told
@@ -36,7 +38,9 @@ class HuggingFaceCallback(_callbacks.TrainerCallback, _callbacks.ExportableState
         log: as in ``monitor()``. None: the runs of W&B, trackio and MLflow that are open when the training begins.
         path: a ``.jsonl`` file for the whole record.
         keep: how many measured steps ``record`` holds in memory.
-        layers: also log three numbers of every layer.
+        layers: also log three numbers of every layer, or its ``signs``.
+        signs: which signs to log of every layer, or with ``heads`` of every head: ``"entropy"``, several, or ``"all"``.
+        heads: also log every head: True for all, or the numbers of those of each layer, such as ``[0, 3]``.
         pictures: send an image with every n-th log; 0 for none.
         gradients: also measure |dq| and |dk|.
         clip: a logit; heads with a larger one are clipped after the optimizer's step, unless a scaler skipped that step.
@@ -51,13 +55,15 @@ class HuggingFaceCallback(_callbacks.TrainerCallback, _callbacks.ExportableState
         path: str | Path | None = None,
         keep: int = 100,
         layers: bool = False,
+        signs: str | Iterable[str] | None = None,
+        heads: HeadNumbers = False,
         pictures: int = 10,
         gradients: bool = False,
         clip: float | None = None,
         stop_on: str | None = None,
     ) -> None:
         self.options = MonitorOptions(
-            "HuggingFaceCallback", every, log, path, keep, layers, pictures, gradients, clip, stop_on
+            "HuggingFaceCallback", every, log, path, keep, layers, pictures, gradients, clip, stop_on, signs, heads
         )
         self.told: Told = {}
         self._monitor: Monitor | None = None

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..errors import MissingExtra, checked_options
 from ..watch import Record
 from .monitoring import Monitor
+from .numbers import HeadNumbers
 from .options import MonitorOptions
 from .targets import target
 from .telling import Told
@@ -41,7 +43,9 @@ class LightningCallback(_base()):  # type: ignore[misc]
         log: more places for the numbers, as in ``monitor()``; the trainer's loggers get them in any case.
         path: a ``.jsonl`` file for the whole record.
         keep: how many measured steps ``record`` holds in memory.
-        layers: also log three numbers of every layer.
+        layers: also log three numbers of every layer, or its ``signs``.
+        signs: which signs to log of every layer, or with ``heads`` of every head: ``"entropy"``, several, or ``"all"``.
+        heads: also log every head: True for all, or the numbers of those of each layer, such as ``[0, 3]``.
         pictures: send an image with every n-th log; 0 for none.
         gradients: also measure |dq| and |dk|.
         clip: a logit; heads with a larger one are clipped after the optimizer's step.
@@ -56,6 +60,8 @@ class LightningCallback(_base()):  # type: ignore[misc]
         path: str | Path | None = None,
         keep: int = 100,
         layers: bool = False,
+        signs: str | Iterable[str] | None = None,
+        heads: HeadNumbers = False,
         pictures: int = 10,
         gradients: bool = False,
         clip: float | None = None,
@@ -63,7 +69,7 @@ class LightningCallback(_base()):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.options = MonitorOptions(
-            "LightningCallback", every, log, path, keep, layers, pictures, gradients, clip, stop_on
+            "LightningCallback", every, log, path, keep, layers, pictures, gradients, clip, stop_on, signs, heads
         )
         self.told: Told = {}
         self._monitor: Monitor | None = None

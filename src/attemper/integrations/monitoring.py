@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,12 +19,16 @@ from ..treat.write import check_whole
 from ..watch import Record, Watch, watch
 from ..watch.examine import Examiner, Ranks, are_many
 from .heatmap import picture
-from .numbers import PREFIX, numbers
+from .numbers import PREFIX, HeadNumbers, absent_heads, numbers
 from .options import MonitorOptions
 from .targets import GuardedTarget, LogTarget, SeveralTargets, logger
 from .telling import Told, grouped, news
 
 _monitored: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+MANY = 10_000  # up to here W&B calls the number of metrics good for its pages
+FEWER = (
+    "Pages of loggers become slow: name fewer signs= or heads=, or keep them in a file with path= for attemper report."
+)
 NOT_JOINED = (
     "{where}(): `stop_on` needs the rows of all ranks, and this model is neither a DistributedDataParallel nor sharded by "
     "fully_shard, so that ranks would stop at different steps. Leave it out; with DistributedDataParallel in transformers, use "
@@ -41,6 +45,8 @@ def monitor(
     path: str | Path | None = None,
     keep: int = 100,
     layers: bool = False,
+    signs: str | Iterable[str] | None = None,
+    heads: HeadNumbers = False,
     pictures: int = 10,
     gradients: bool = False,
     clip: float | None = None,
@@ -60,7 +66,9 @@ def monitor(
             ``mlflow``, a ``SummaryWriter``, a path ending in ``.jsonl``, or a list of these.
         path: a ``.jsonl`` file for the whole record, every head of every measured step; ``attemper report`` shows it.
         keep: how many measured steps ``record`` holds in memory.
-        layers: also log the peak, the evenness and the logit std of every layer.
+        layers: also log the peak, the evenness and the logit std of every layer, or its ``signs``.
+        signs: which signs to log of every layer, or with ``heads`` of every head, as in :func:`summary`: ``"entropy"``.
+        heads: also log every head: True for all, or the numbers of those of each layer, such as ``[0, 3]``.
         pictures: send an image of all heads' peaks with every n-th log, if the logger takes images; 0 for none.
         gradients: also measure |dq| and |dk|.
         clip: a logit. After a measured step, heads with a larger one are clipped by ``attemper.qk_clip``.
@@ -79,7 +87,9 @@ def monitor(
         >>> list(seen)
         [0, 2]
     """
-    options = MonitorOptions("monitor", every, log, path, keep, layers, pictures, gradients, clip, stop_on)
+    options = MonitorOptions(
+        "monitor", every, log, path, keep, layers, pictures, gradients, clip, stop_on, signs, heads
+    )
     return Monitor(model, options, start, optimizer=optimizer)
 
 
@@ -196,13 +206,17 @@ class Monitor:
 
     def _tell(self, rows: Record, step: int, may_clip: bool) -> None:
         findings = health.check(rows)
-        metrics = numbers(rows, findings, self.options.layers)
+        metrics = numbers(rows, findings, self.options.logged)
         if self.options.clip is not None:
             metrics[f"{PREFIX}/clipped"] = float(self._clip(rows) if may_clip else 0)
         self._judge(findings)
         if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() > 0:
             return
         self._target.log(metrics, step)
+        if not self._logs and len(metrics) > MANY:
+            logger.warning("attemper: %d numbers are logged of each measured step. %s", len(metrics), FEWER)
+        if not self._logs and (absent := absent_heads(rows, self.options.logged)):
+            logger.warning("attemper: %s", absent)
         if not self._logs:  # an untrained model is flat: that is how a training begins, and no alert
             news([one for one in findings if one.name == "flat"], self.told)
         for alert in grouped(news(findings, self.told), step):

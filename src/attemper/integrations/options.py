@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from ..errors import InputError, nearest
 from ..health.thresholds import LEVELS
 from ..watch.examine import check_path, to_path
+from .numbers import HeadNumbers, check_signs
 from .targets import LogTarget, target
 
 STOPS = LEVELS[LEVELS.index("note") :]
@@ -29,15 +31,20 @@ class MonitorOptions:
     gradients: bool
     clip: float | None
     stop_on: str | None
+    signs: str | Iterable[str] | None = None
+    heads: HeadNumbers = False
 
     def __post_init__(self) -> None:
         if self.every is not None:
             self._whole("every", self.every, 1, "Leave it out to measure when the trainer logs")
         self._whole("keep", self.keep, 1, "Leave it out for 100")
         self._whole("pictures", self.pictures, 0, "Use 0 for none")
-        for name in ("layers", "gradients"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{self.where}(): `{name}` must be True or False; got {getattr(self, name)!r}.")
+        if not isinstance(self.gradients, bool):
+            raise InputError(f"{self.where}(): `gradients` must be True or False; got {self.gradients!r}.")
+        self.logged = check_signs(self.where, self.layers, self.signs, self.heads, self.gradients)
+        # what is iterated over once is read once, and a checkpoint of transformers keeps lists
+        self.signs = None if self.signs is None else list(self.logged.signs)
+        self.heads = True if self.logged.heads is None else sorted(self.logged.heads)
         if self.clip is not None and not (_is_number(self.clip) and 0 < self.clip < math.inf):
             raise InputError(
                 f"{self.where}(): `clip` must be a logit above 0, such as 100; got {self.clip!r}. Leave it out for no clip."

@@ -44,6 +44,7 @@ from .call import Facts as Facts
 from .call import NoAttentionCall as NoAttentionCall
 from .passes import is_in as is_in
 from .record.entry import Entry as Entry
+from .record.entry import RecordRow as RecordRow
 from .record.jsonl import ParsedLines as ParsedLines
 from .record.jsonl import check_header as check_header
 from .record.ranks import DataRanks as DataRanks
