@@ -1,6 +1,7 @@
 """Record: rows in and out of every form, exact merging, and files that survive a kill."""
 
 import copy
+import csv
 import json
 import math
 import pickle
@@ -207,6 +208,23 @@ def test_files_there_and_back(record, tmp_path, suffix):
     assert attemper.Record.read(str(path)).filter(steps=0).merge(record.filter(steps=1)).steps == [0, 1]
 
 
+def test_a_table_of_the_rows(record, tmp_path):
+    path = tmp_path / "rows.csv"
+    record.write(path)
+    with open(path, newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    names = ("layer", "kind")
+    assert repr([{name: one if name in names else float(one) for name, one in row.items()} for row in found]) == repr(
+        [{name: one if name in names else float(one) for name, one in row.items()} for row in record.to_dicts()]
+    )
+    with pytest.raises(
+        InputError, match=r"'.*rows.csv' is a table of rows, without the facts and notes of a record\. Read the"
+    ):
+        attemper.Record.read(path)
+    attemper.Record().write(path)
+    assert path.read_text(encoding="utf-8") == "step,layer,kind,head\n"
+
+
 def test_a_file_holds_what_json_cannot_say(tmp_path):
     """A head without rows has no mean, its peak is -inf; NaN and infinities of a diverging model stay what they are."""
     model = nn.MultiheadAttention(16, 2, batch_first=True)
@@ -345,9 +363,9 @@ def test_without_pyarrow_or_pandas_the_pip_line_is_given(record, tmp_path, monke
 def test_where_a_record_can_go(record, tmp_path):
     with pytest.raises(
         InputError,
-        match=r"^Record\.write\(\): `path` must end in \.jsonl or \.parquet; got 'a\.csv'\. Use 'run\.jsonl', for example\.$",
+        match=r"^Record\.write\(\): `path` must end in \.jsonl, \.parquet or \.csv; got 'a\.txt'\. Use 'run\.jsonl'",
     ):
-        record.write(tmp_path / "a.csv")
+        record.write(tmp_path / "a.txt")
     with pytest.raises(InputError, match=r"^Record\.write\(\): there is no folder '.*no'.* Make it first\.$"):
         record.write(tmp_path / "no" / "a.jsonl")
 

@@ -226,7 +226,8 @@ class Record:
         """Write the record to a new file, by suffix. An existing file is replaced once the new one is complete.
 
         Args:
-            path: ending in ``.jsonl``, or ``.parquet``, which needs ``pip install 'attemper[record]'``.
+            path: ending in ``.jsonl``, or ``.parquet``, which needs ``pip install 'attemper[record]'``, or ``.csv`` for the rows
+                alone, as in ``to_dicts()``: a table for other programs, which ``read()`` does not take.
         """
         from .store import to_path, write
 

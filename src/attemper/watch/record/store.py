@@ -1,4 +1,4 @@
-"""Store: write a record to a JSONL or Parquet file, and read it. Both hold their schema. jsonl.py appends to a file."""
+"""Store: write a record to a JSONL or Parquet file, which hold their schema, and read it; write its rows as CSV."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .jsonl import (
 )
 from .record import Record
 
-SUFFIXES = (".jsonl", ".parquet")
+SUFFIXES = (".jsonl", ".parquet", ".csv")
 EXTRA = "record"  # of attemper: pandas and pyarrow
 
 
@@ -39,7 +39,7 @@ def to_path(where: str, path: object) -> Path:
 
 def check_path(where: str, path: Path, suffixes: tuple[str, ...] = SUFFIXES, name: str = "path") -> None:
     if path.suffix not in suffixes:
-        known = " or ".join(suffixes)
+        known = " or ".join(filter(None, (", ".join(suffixes[:-1]), suffixes[-1])))
         raise InputError(
             f"{where}(): `{name}` must end in {known}; got {path.name!r}. Use 'run{suffixes[0]}', for example."
         )
@@ -55,6 +55,8 @@ def write(record: Record, path: Path) -> None:
         table, sink = to_arrow(record, "Record.write(): Parquet"), io.BytesIO()
         _files.load("Record.write(): Parquet", "pyarrow.parquet", EXTRA).write_table(table, sink)
         content = sink.getvalue()
+    elif path.suffix == ".csv":
+        content = _files.csv_bytes(record.to_dicts()) if len(record) else f"{','.join(KEYS)}\n".encode()
     else:
         facts = (facts_line(*item) for item in record.facts.items())
         lines = [HEADER, *facts, *({"note": note} for note in record.notes), *row_lines(record.entries)]
@@ -73,6 +75,11 @@ def _unwritable(path: Path, error: OSError) -> InputError:
 def read(path: Path) -> Record:
     if not path.is_file():
         raise InputError(f"Record.read(): there is no file {str(path)!r}. Check the path and the folder you are in.")
+    if path.suffix == ".csv":
+        raise InputError(
+            f"Record.read(): {str(path)!r} is a table of rows, without the facts and notes of a record. Read the .jsonl or "
+            ".parquet file of the same run, or the table itself with pandas.read_csv()."
+        )
     return _read_parquet(path) if path.suffix == ".parquet" else _read_lines(path)
 
 
