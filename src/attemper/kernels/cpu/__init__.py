@@ -149,7 +149,7 @@ def _check_saved(problem: Problem, saved: Results, wide: torch.dtype) -> None:
         and (heads % key.shape[1] == 0 if key.shape[1] else not heads)
         and key.shape[3] == dim
         and (value is None or (value.dtype is real and value.shape[:3] == key.shape[:3]))
-        and (value is None or (saved.output.dtype is real and saved.output.shape == (*full, value.shape[3])))
+        and (value is None or _is_output(saved.output, real, (*full, value.shape[3])))
         and (saved.output_low is None or saved.output_low.shape == saved.output.shape)
         and all(t is None or t.shape == full for t in (*saved[2:], gain))
         and all(t is None or t.dtype is wide for t in (saved.lse_low, *saved[5:]))
@@ -160,6 +160,11 @@ def _check_saved(problem: Problem, saved: Results, wide: torch.dtype) -> None:
             "attention(): a tensor that was saved for the backward has another shape or dtype now. Do not set `.data` of an "
             "input before the backward, and let saved-tensor hooks give back what they were given."
         )
+
+
+def _is_output(tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    """Whether a saved output has this dtype and shape. An empty one comes back from an op as None."""
+    return 0 in shape if tensor is None else tensor.dtype is dtype and tensor.shape == shape
 
 
 def _like(tensor: Tensor) -> Any:
