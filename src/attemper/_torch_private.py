@@ -15,12 +15,17 @@ from torch import _foreach_zero_ as _foreach_zero_  # 2.0; many tensors in one l
 # several times slower, or do not exist.
 from torch._C import _AutoDispatchBelowAutograd as _AutoDispatchBelowAutograd  # 2.0; runs an op without autograd
 from torch._C import _current_graph_task_id as _current_graph_task_id  # 2.0; -1 unless a backward runs
+from torch._C import (
+    _disabled_torch_function_impl as _disabled_torch_function_impl,
+)  # 2.0; what nn.Parameter has, see biases.py
 from torch._C import _dispatch_keys as _dispatch_keys  # 2.0; what a tensor is, beyond its Python type
 from torch._C import _get_dispatch_stack_at as _get_dispatch_stack_at  # 2.0; which dispatch mode is on top
+from torch._C import _get_function_stack_at as _get_function_stack_at  # 2.2; which function mode is there
 from torch._C import _get_tracing_state as _get_tracing_state  # 2.0; None unless torch.jit.trace runs
 from torch._C import _is_any_autocast_enabled as _is_any_autocast_enabled  # 2.2; on any device, in one question
 from torch._C import _is_torch_function_mode_enabled as _is_torch_function_mode_enabled  # 2.2
 from torch._C import _len_torch_dispatch_stack as _len_torch_dispatch_stack  # 2.0; how many dispatch modes are active
+from torch._C import _len_torch_function_stack as _len_torch_function_stack  # 2.2; how many function modes are active
 from torch._C import _set_grad_enabled as _set_grad_enabled  # 2.0; torch.no_grad() for code that runs at every call
 from torch._C import (  # public, without a wrapper in Python
     is_autocast_enabled,
@@ -70,6 +75,14 @@ def at_rest() -> bool:
         or forward_ad._current_level >= 0  # 2.0
         or (is_inference_mode_enabled() and is_grad_enabled())
     )
+
+
+def may_be_rewritten() -> bool:
+    """Whether a function mode is active that may call a function of torch with other arguments, or not at all."""
+    if not _is_torch_function_mode_enabled():
+        return False
+    active = [_get_function_stack_at(place) for place in range(_len_torch_function_stack())]
+    return any(type(mode).__name__ != "DeviceContext" for mode in active)  # that one belongs to a default device
 
 
 def is_autocast_on(device: str) -> bool:

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.attention.flex_attention import create_block_mask
 
 import attemper
 from attemper.errors import AttemperError, InputError, KernelUnavailable
@@ -25,6 +27,12 @@ def kv(*shape, dtype=torch.float32):
     return {"key": torch.randn(*shape).to(dtype), "value": torch.randn(*shape).to(dtype)}
 
 
+class Answers(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
 SENTENCES = {
     "head dim": {"key": torch.randn(2, 12, 5, 16)},
     "heads": kv(2, 5, 5, 8),
@@ -43,6 +51,10 @@ SENTENCES = {
     "mask shape": {"mask": torch.ones(2, 5, dtype=torch.bool)},
     "mask dimensions": {"mask": torch.ones(1, 2, 12, 5, 5, dtype=torch.bool)},
     "mask type": {"mask": "causal"},
+    "mask of flex attention": {"mask": create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 5, 5, device="cpu")},
+    "mask that answers for torch": {"mask": torch.ones(5, 5).as_subclass(Answers)},
+    "causal bias and causal": {"mask": causal_upper_left(5, 5), "causal": True},
+    "causal bias of other sizes": {"mask": causal_lower_right(4, 5)},
     "scale nan": {"scale": math.nan},
     "scale inf": {"scale": math.inf},
     "scale name": {"scale": "sqrt_dk"},

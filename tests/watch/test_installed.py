@@ -51,7 +51,7 @@ def test_classes_change_a_few_times_in_thousands_of_cycles(few, changes):
                 model(x)
             watch.step()
     assert state() == before
-    assert len(changes) == 2 * 3 * few  # of Module one, of Tensor two; once put and once back
+    assert len(changes) == 2 * 4 * few  # of Module one, of Tensor three; once put and once back
     assert attachment.interception.installed == []
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import InputError, nearest_divisors
+from ..operation.biases import answers_for_torch
 
 NESTED = (
     "MultiHeadAttention(): a nested tensor is accepted only for self-attention, batch first and without masks. "
@@ -117,6 +118,11 @@ def check_mask(where: str, name: str, mask: object, true: str) -> None:
     if not isinstance(mask, Tensor):
         raise InputError(
             f"{where}: `{name}` must be a torch.Tensor; got {type(mask).__name__}. Use torch.as_tensor({name})."
+        )
+    if answers_for_torch(mask):
+        raise InputError(
+            f"{where}: `{name}` must hold its values itself; got {type(mask).__name__}, whose class decides what torch does with "
+            f"it. Pass a boolean tensor (True = {true})."
         )
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise InputError(

@@ -4,6 +4,7 @@ plain.py     decides whether a call is plain: ordinary tensors, nothing that tra
 listen.py    the watch that is told of each call of this thread, and the tally that each call is added to
 direct.py    a plain call to the native kernel, without an op
 checks.py    every other call: each argument checked, with its error; the result is one 4-d Problem
+biases.py    masks whose class answers for torch: CausalBias is a band, another is refused
 shapes.py    the part of these checks that is about tensors: types, dtypes, devices, shapes; how they broadcast
 ops.py       every other call: torch.library ops with fakes, autograd, vmap, and errors for derivatives they lack
 padding.py   which queries are padding, for a tally and for a watch

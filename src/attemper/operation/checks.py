@@ -16,6 +16,7 @@ from ..errors import InputError, nearest
 from ..kernels.contract import HALVES, LARGEST, Problem, Request, savable
 from ..scale import RULES
 from ..vitals import DERIVED, SIGNS
+from .biases import without_bias
 from .plain import band
 from .shapes import (
     as_4d,
@@ -67,6 +68,11 @@ def prepare(
     spelt = _TORCH_NAMES if torch_names else {}
     dropout = check_dropout(where, dropout, spelt.get("dropout", "dropout"))
     tensors = check_tensors(where, query, key, value, no_value)
+    if torch_names and not isinstance(causal, bool):
+        raise InputError(
+            f"{where}(): `is_causal` must be False or True; got {causal!r}. attention() takes 'lower_right'."
+        )
+    mask, causal = without_bias(where, spelt, mask, causal, tensors[0].shape[-2], tensors[1].shape[-2])
     query, key, value = _autocast(*tensors)
     check_dtypes(where, query, key, value)
     check_devices(where, {"query": query, "key": key, "value": value, spelt.get("mask", "mask"): mask, "scale": scale})
@@ -83,10 +89,6 @@ def prepare(
     if mask is not None:
         mask = check_mask(where, spelt.get("mask", "mask"), mask, lead, heads, rows, keys, dims=tensors[0].dim())
     gain = check_gain(where, scale, query, lead, tensors[0]) if isinstance(scale, Tensor) else None
-    if torch_names and not isinstance(causal, bool):
-        raise InputError(
-            f"{where}(): `is_causal` must be False or True; got {causal!r}. attention() takes 'lower_right'."
-        )
     left, right = _check_band(where, causal, window, rows, keys)
     problem = Problem(
         query=query,
@@ -132,7 +134,7 @@ def _shown(thing: object) -> str:
     return type(thing).__name__ if isinstance(thing, Tensor) else repr(thing)
 
 
-_TORCH_NAMES = {"mask": "attn_mask", "dropout": "dropout_p"}
+_TORCH_NAMES = {"mask": "attn_mask", "dropout": "dropout_p", "causal": "is_causal"}
 
 
 def _autocast(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -121,10 +121,10 @@ def check_mask(
 ) -> Tensor:
     """The mask in 4 dimensions, each of full size or 1. Only a mask with more dimensions is expanded, and copied."""
     if not isinstance(mask, Tensor):
-        raise InputError(
-            f"{where}(): `{name}` must be a torch.Tensor; got {type(mask).__name__}. "
-            "Pass a boolean tensor, in which True keeps a key."
-        )
+        way = "Pass a boolean tensor, in which True keeps a key."
+        if type(mask).__name__ == "BlockMask":
+            way = "torch.nn.attention.flex_attention.create_mask makes a tensor of its mask_mod."
+        raise InputError(f"{where}(): `{name}` must be a torch.Tensor; got {type(mask).__name__}. {way}")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise InputError(
             f"{where}(): `{name}` must be boolean (True = keep) or floating point (added to the logits); "

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from ..attention import attention
 from ..errors import InputError, checked_options
 from ..heads import SATURABLE_KEYS
+from ..operation.biases import answers_for_torch, causal_bias
 from ..vitals import Vitals
 from ..watch.examine import FLOOR, REPLACED, Replacement, attend_with
 
@@ -213,6 +214,8 @@ class FloorMode(TorchFunctionMode):
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
         given: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None}
         given |= dict(zip(names, args, strict=False)) | kwargs
+        if answers_for_torch(given["attn_mask"]) and causal_bias(given["attn_mask"]) is None:
+            return scaled_dot_product_attention(*args, **kwargs)  # only its class knows what it means
         options: dict[str, Any] = {"mask": given["attn_mask"], "causal": given["is_causal"], "scale": given["scale"]}
         output, vitals = attention(
             given["query"], given["key"], given["value"], **options, dropout=given["dropout_p"], signs=SIGNS

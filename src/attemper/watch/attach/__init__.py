@@ -8,6 +8,7 @@ Data passes the files in this order:
     running       holds the modules in their forward and the state of one pass, per thread
     learned       keeps what a full pass showed, for the light passes that follow
     light         intercepts the functions that models call for attention, so that a light pass needs no mode
+    overrides     puts torch's functions back while a class or a mode answers a call of one
     again         counts calls like earlier ones on a GPU by the rows of their signs alone
     alter         counts the ops that make scores, and replaces their scale (what-if only)
     storages      keeps facts about tensors, by the memory behind them

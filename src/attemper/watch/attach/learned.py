@@ -125,7 +125,7 @@ class PassPlan:
         numbers = [number for call in full_pass.calls for number in call.sequences if number is not None]
         self.last_sequence = max(numbers, default=0)
         self.forms, self.softmaxes = full_pass.forms, full_pass.softmaxes
-        self.facts: dict[Any, Facts] = {}  # of the calls that were read, by `light.signature_of`
+        self.facts: dict[Any, Facts] = {}  # of the calls that were read, by `arguments.signature_of`
         self.patterns = {
             number: full_pass.patterns[number] for number in full_pass.patterned if number in full_pass.patterns
         }

@@ -18,17 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..._torch_private import _get_tracing_state, _is_any_autocast_enabled, is_autocast_on, peek_interpreter_stack
+from ..._torch_private import _get_tracing_state, is_autocast_on
 from ...kernels.contract import Problem
 from ...operation.listen import listening
 from ...operation.ops import FORWARD
 from ..call import AttentionCall
 from ..routes import sdpa as fused
+from ..routes.arguments import bound, form_of, lowered, signature_of
 from ..routes.kind import LearnedSequences
 from .again import take_again
 from .learned import ExpectedCall, FullPass, LightPass, PassType, plans
+from .overrides import Function, InItsPlace, constructing
 from .running import Pass, Switch, is_innermost, module_call, running, running_modules
-from .storages import address
 
 if TYPE_CHECKING:
     from ..session import Watch
@@ -53,8 +54,6 @@ ROUNDS = 100 if sys.version_info >= (3, 13) else math.inf
 Since 3.13, Python gives a class 1,000 versions. After as many changes it caches no attribute of the class and of its subclasses
 any more: every later lookup on nn.Module and Tensor takes several times as long.
 """
-
-Function = Callable[..., Any]
 
 
 class Installed(NamedTuple):
@@ -92,6 +91,7 @@ class Interception:
             (functional, "scaled_dot_product_attention", self._sdpa),
             *((torch, name, self._fast_path) for name in FUSED),
             *((owner, name, self._softmax) for owner, name in SOFTMAXES),
+            (Tensor, "__new__", constructing),
         ]
         new = [self._make(*one) for one in made if one[:2] not in there]
         self.rounds += any(isinstance(one.owner, type) for one in new)
@@ -103,7 +103,11 @@ class Interception:
 
     def _make(self, owner: Any, name: str, make: Callable[[Function, Switch], Function]) -> Installed:
         original, switch = getattr(owner, name), Switch()
-        return Installed(owner, name, vars(owner).get(name), wraps(original)(make(original, switch)), switch)
+        called = original if isinstance(owner, type) else InItsPlace(owner, name, original, switch)
+        ours = wraps(original)(make(called, switch))
+        if isinstance(called, InItsPlace):
+            called.ours = ours
+        return Installed(owner, name, vars(owner).get(name), ours, switch)
 
     def uninstall(self) -> None:
         """Put torch's functions back. Those of classes may stay while a watch is open, switched off: see `ROUNDS`."""
@@ -202,9 +206,9 @@ class Interception:
                 self._taken(current)
             return out
         form = form_of(given)
-        if expected is not None and form in light.plan.forms:
+        if expected is not None and given is not None and form in light.plan.forms:
             out = original(*args, **kwargs)
-            self._read(current, SDPA, args, kwargs, signature)
+            self._read(current, SDPA, given, {}, signature)
             return out
         new = expected is not None and form is not None  # the expected call, with arguments of a new form
         self.convert(current, differs=not new)
@@ -216,8 +220,8 @@ class Interception:
             light.differs = True
         return out
 
-    def _fast_path(self, original: Function, switch: Switch) -> Function:
-        op = getattr(torch.ops.aten, original.__name__).default
+    def _fast_path(self, original: Any, switch: Switch) -> Function:
+        op = getattr(torch.ops.aten, original.name).default
 
         def function(*args: Any, **kwargs: Any) -> Any:
             current = running.current
@@ -314,83 +318,3 @@ def announced(
     out = original(*args, **kwargs)
     full_pass.announce(before, form)
     return out
-
-
-class SDPAArguments(NamedTuple):
-    """The arguments of SDPA."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    attn_mask: Tensor | None = None
-    dropout_p: float = 0.0
-    is_causal: bool = False
-    scale: float | None = None
-    enable_gqa: bool = False
-
-
-def bound(*args: Any, **kwargs: Any) -> SDPAArguments | None:
-    """SDPA's arguments by name; None if they are not tensors that can be read as they are."""
-    try:
-        given = SDPAArguments(*args, **kwargs)
-    except TypeError:
-        return None  # torch's own error is raised
-    query, key, value, mask = given[:4]
-    plain = type(query) in fused.PLAIN and type(key) in fused.PLAIN and type(value) in fused.PLAIN
-    if not plain or not (mask is None or type(mask) in fused.PLAIN) or query.is_nested or query.is_meta:
-        return None
-    if _is_any_autocast_enabled() and any(tensor is not None and _is_cached(tensor) for tensor in given[:4]):
-        return None
-    return None if peek_interpreter_stack() is not None or _get_tracing_state() is not None else given
-
-
-def form_of(given: SDPAArguments | None) -> object:
-    """What of SDPA's arguments decides which op it becomes; None if they cannot be read."""
-    if given is None or fused.unreadable(given.query, given.key, given.attn_mask) is not None:
-        return None
-    query, key, value, mask, dropout, causal, _, grouped = given
-    shape, others = query.shape, key.shape
-    return (
-        *(query.dtype, query.device.type, query.dim(), shape[-1], shape[-1] == value.shape[-1], shape[-2] == 1),
-        *(shape[-3:-2] == others[-3:-2], shape[:-3] == others[:-3], dropout > 0, causal, grouped),
-        None if mask is None else (mask.dtype, mask.requires_grad, mask.dim()),
-    )
-
-
-def signature_of(given: SDPAArguments, current: Pass) -> object:
-    """Everything that the facts of a call depend on; None if they also depend on the modules around it."""
-    query, key, value, mask, dropout, causal, scale, grouped = given
-    frame, shape, interfaced = running.frames[-1], query.shape, current.interfaced
-    if len(shape) != 4:
-        return None
-    return (
-        *(id(frame.module), frame.kind, shape, key.shape, value.shape[-1], query.dtype, query.device),
-        *(dropout, causal, scale, grouped, address(query) == address(key)),
-        current.sequences.of_call(query, key),
-        None if mask is None else (mask.dtype, mask.requires_grad, mask.dim()),
-        None if interfaced is None else interfaced.signature,
-    )
-
-
-def lowered(given: SDPAArguments) -> SDPAArguments:
-    """The arguments as autocast gives them to the op."""
-    dtype = torch.get_autocast_dtype(given.query.device.type)
-    query, key, value = (_lower(tensor, dtype) for tensor in given[:3])
-    mask = None if given.attn_mask is None else _lower(given.attn_mask, dtype)
-    return given._replace(query=query, key=key, value=value, attn_mask=mask)
-
-
-def _lower(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if _is_lowered(tensor, dtype) else tensor
-
-
-def _is_lowered(tensor: Tensor, dtype: torch.dtype) -> bool:
-    return tensor.is_floating_point() and tensor.dtype not in (dtype, torch.float64)
-
-
-def _is_cached(tensor: Tensor) -> bool:
-    """Whether autocast gives an op the copy of a parameter that it keeps; only the op shows that copy."""
-    device = tensor.device.type
-    if not (tensor.is_leaf and tensor.requires_grad and torch.is_autocast_enabled(device)):
-        return False
-    return _is_lowered(tensor, torch.get_autocast_dtype(device))

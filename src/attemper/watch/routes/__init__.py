@@ -3,6 +3,7 @@
 Data passes the files in this order; each call takes one of the first five routes:
 
     sdpa            torch's fused ops, and the fast paths of nn.MultiheadAttention and the encoder layer
+    arguments       the same call in a light pass, by the arguments of torch's function
     attemper        attemper's own op
     transformers    the Hugging Face attention interface
     replace         the same interface, computed by attemper's kernels

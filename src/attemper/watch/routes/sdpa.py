@@ -29,6 +29,7 @@ SDPA = (
     "_scaled_dot_product_fused_attention_overrideable",
     "_scaled_dot_product_attention_math_for_mps",
 )
+FLASH = "aten::_scaled_dot_product_flash_attention"
 PLAIN = (Tensor, Parameter)
 ENCODER = "_transformer_encoder_layer_fwd"
 MHA = "_native_multi_head_attention"
@@ -95,7 +96,10 @@ def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tupl
         heads = found or 1
         query, key = (tensor.unflatten(0, (-1, heads)) for tensor in (query, key))
         mask = mask if mask is None or mask.dim() < 3 else mask.unflatten(0, (-1, min(heads, mask.shape[0])))
-    call = _call("sdpa", frames, query, key, mask, given["is_causal"], given["scale"], given["dropout_p"])
+    causal = given["is_causal"]
+    if causal and func.name() == FLASH:
+        causal = "lower_right"  # of this op alone; torch calls it where both corners are the same, and for a CausalBias
+    call = _call("sdpa", frames, query, key, mask, causal, given["scale"], given["dropout_p"])
     call.heads_known, call.by_sdpa, call.value = found is not None, True, given["value"]
     return call
 
@@ -106,12 +110,12 @@ def _call(
     query: Tensor,
     key: Tensor,
     mask: Tensor | None,
-    causal: bool,
+    causal: bool | str,
     scale: float | None,
     dropout: float = 0.0,
 ) -> AttentionCall:
     kind = kind_of(frames, query, key, (query.shape[-2], key.shape[-2]))
-    facts = Facts.of(route, kind, query, key, scale=scale, causal=causal, mask=mask, dropout=dropout)
+    facts = Facts.of(route, kind, query, key, scale=scale, causal=causal is not False, mask=mask, dropout=dropout)
     return AttentionCall(facts, frames, query, key, mask=mask, causal=causal, scale=scale)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...operation.biases import answers_for_torch
 from ..attach.modes import without_modes
 from ..attach.running import Frame, Pass, running
 from ..call import AttentionCall, Facts
@@ -166,7 +167,7 @@ def refusal(mask: object, options: dict[str, Any]) -> str | None:
         return "a paged cache"
     if type(mask).__name__ == "BlockMask":
         return None
-    if mask is not None and not (isinstance(mask, Tensor) and mask.dim() in (2, 4)):
+    if mask is not None and (answers_for_torch(mask) or not (isinstance(mask, Tensor) and mask.dim() in (2, 4))):
         return f"a {type(mask).__name__} as its mask"
     return None
 
