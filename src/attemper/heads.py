@@ -26,13 +26,19 @@ class HeadSummary:
 
     ``rows`` is how many rows were counted (those that see a key). ``saturated`` is the share of rows whose top weight
     is above 0.99, among rows that see at least 8 keys. Summaries merge exactly with ``a.merge(b)``: over calls, over
-    steps, and over ranks (all-reduce ``sums`` with SUM and ``peaks`` with MAX).
+    steps, and over ranks (all-reduce ``sums`` with SUM and ``peaks`` with MAX). ``score_peaks`` are the largest scale · q·k of
+    a watch's heads, where numbers are added to them (ALiBi, T5); None if ``peaks`` are these.
     """
 
-    def __init__(self, columns: tuple[str, ...], sums: Tensor, peaks: Tensor) -> None:
+    score_peaks: Tensor | None = None
+
+    def __init__(
+        self, columns: tuple[str, ...], sums: Tensor, peaks: Tensor, score_peaks: Tensor | None = None
+    ) -> None:
         self.columns = columns
         self.sums = sums  # (H, columns), float64
         self.peaks = peaks  # (H,), float64
+        self.score_peaks = score_peaks  # (H,), float64
 
     @classmethod
     def of(cls, signs: Mapping[str, Tensor], rows: Tensor | None = None) -> HeadSummary:
@@ -72,9 +78,21 @@ class HeadSummary:
                     f"merge(): summaries must hold the same signs and heads; got {found!r} and {other!r}. "
                     "Measure both with the same signs=."
                 )
-            peaks = torch.maximum(found.peaks, other.peaks)
-            found = HeadSummary(found.columns, found.sums + other.sums, peaks)
+            peaks, scores = torch.maximum(found.peaks, other.peaks), None
+            if found.score_peaks is not None or other.score_peaks is not None:
+                scores = torch.maximum(found.largest_scores, other.largest_scores)
+            found = HeadSummary(found.columns, found.sums + other.sums, peaks, scores)
         return found
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the largest scores are not the largest logits."""
+        return self.score_peaks is not None and not torch.equal(self.score_peaks, self.peaks)
+
+    @property
+    def largest_scores(self) -> Tensor:
+        """The largest scale · q·k of each head ``(H,)``: its peak, unless something is added to the scores."""
+        return self.peaks if self.score_peaks is None else self.score_peaks
 
     @property
     def signs(self) -> tuple[str, ...]:
@@ -87,7 +105,7 @@ class HeadSummary:
 
     def tensors(self) -> list[Tensor]:
         """What holds its numbers."""
-        return [self.sums, self.peaks]
+        return [self.sums, self.peaks, *([] if self.score_peaks is None else [self.score_peaks])]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> HeadSummary:
         """The same summary with other tensors in their place, such as copies on another device."""

@@ -35,8 +35,8 @@ def documents(folder):
     asked.findings[0]["level"] = "warn"  # so that all parts of a baseline have something in them
     worse = [{**one, "level": "act"} for one in asked.findings[:1]]
     new = {**asked.document, "findings": [*worse, *[{**one, "layer": "new"} for one in asked.findings[1:]]]}
-    new["layers"] = [{**one, "scale": {**one["scale"], "applied": 0.7}} for one in asked.layers]
-    new["heads"] = [{**one, "peak": (one["peak"] or 0.0) * 9 + 9} for one in asked.heads]
+    new["layers"] = [{**one, "biased": True, "scale": {**one["scale"], "applied": 0.7}} for one in asked.layers]
+    new["heads"] = [{**one, "peak": (one["peak"] or 0.0) * 9 + 9, "score_peak": 7.5} for one in asked.heads]
     new["baseline"] = baseline.compare(asked.document, new, "old.json")
     new["baseline"]["uncompared"] = new["findings"][:1]
     yield new

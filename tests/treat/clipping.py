@@ -44,11 +44,11 @@ def watched(model: nn.Module, inputs: Inputs) -> attemper.Record:
     return watch.record
 
 
-def first(record: attemper.Record) -> tuple[tuple[str, str], Tensor]:
+def first(record: attemper.Record, sign: str = "peak") -> tuple[tuple[str, str], Tensor]:
     """The first layer that ran, since later ones get other inputs once it is clipped: its place, and the peaks of its heads."""
     rows = record.to_dicts()
     place = (rows[0]["layer"], rows[0]["kind"])
-    peaks = [row["peak"] for row in rows if (row["layer"], row["kind"]) == place]
+    peaks = [row[sign] for row in rows if (row["layer"], row["kind"]) == place]
     return place, torch.tensor(peaks, dtype=torch.float64)
 
 

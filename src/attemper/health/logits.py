@@ -28,12 +28,16 @@ WIDEN = "Use torch's scaled_dot_product_attention, which keeps scores in float32
 
 def high(row: HeadRow, facts: HeadRow, names: set[str]) -> Finding | None:
     """The level of the largest logit; a note if something explains it."""
-    peak, mean, cap = number(row, "peak"), number(row, "mean"), number(facts, "softcap")
+    score, mean, cap = number(row, "score_peak"), number(row, "mean"), number(facts, "softcap")
+    peak = number(row, "peak") if score is None else score
     rung = past(PEAK, peak)
     if rung is None or peak is None:
         return None
-    says, why = f"The largest logit is {peak:.4g}, above {rung.value:g}", None
-    if cap is not None and peak <= cap:  # some kernels ignore a cap that is declared
+    what = "logit" if score is None else "scale · q·k, without the numbers that are added to it,"
+    says, why = f"The largest {what} is {peak:.4g}, above {rung.value:g}", None
+    if facts.get("biased") and score is None:
+        why = "it may hold numbers that are added to the scores, and the largest q·k without them is not known"
+    elif cap is not None and peak <= cap:  # some kernels ignore a cap that is declared
         why = f"it stays below the cap of {cap:g}"
     elif rung.level == "warn" and "positional" in names:
         why = "this head attends to a neighbouring token and is sharp by design"

@@ -91,8 +91,9 @@ def summary(
     ``attemper/peak`` is the largest logit, ``peak_p90`` the 90th percentile of the heads' largest logits, ``logit_std`` the
     largest standard deviation of a head's logits, ``evenness_p05`` the 5th percentile of the heads' evenness, ``saturated`` the
     share of heads that are saturated, ``effective_keys`` the median over heads, ``heads_over_50`` how many heads have a logit
-    above 50, ``level`` that of the worst finding (0 ok, 1 note, 2 warn, 3 act, 4 critical, 5 diverging). With gradients there is
-    also ``grad_q_rms``, the largest of any head. Numbers that are not finite are left out: a finding reports them.
+    above 50 (without what is added to scale · q·k, as ALiBi does), ``level`` that of the worst finding (0 ok, 1 note, 2 warn,
+    3 act, 4 critical, 5 diverging). With gradients there is also ``grad_q_rms``, the largest of any head. Numbers that are not
+    finite are left out: a finding reports them.
 
     Args:
         record: of a watch.
@@ -143,7 +144,7 @@ def numbers(record: Record, findings: Sequence[Finding], logged: LoggedSigns) ->
         "evenness_p05": _quantile(evenness, 0.05),
         "saturated": _mean(_joined(entries, "saturated") > SATURATED.value, entries, "saturated"),
         "effective_keys": _quantile(_joined(entries, "effective_keys"), 0.5),
-        "heads_over_50": float((peak > WARN).sum()) if len(peak) else math.nan,
+        "heads_over_50": float(sum(_over(entry) for entry in entries)) if len(peak) else math.nan,
         "level": float(_level(findings)),
         "grad_q_rms": _largest(torch.cat([_gradient(entry) for entry in entries])),
     }
@@ -182,6 +183,11 @@ def _joined(entries: Sequence[Entry], sign: str) -> Tensor:
     parts = [getattr(entry.summary, sign) for entry in entries if sign in entry.summary.columns]
     every = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64, device="cpu")
     return every[every.isfinite()]
+
+
+def _over(entry: Entry) -> int:
+    scores = entry.summary.largest_scores
+    return int((scores.isfinite() & (scores > WARN)).sum())
 
 
 def _gradient(entry: Entry) -> Tensor:

@@ -51,6 +51,7 @@ class CallDescription(NamedTuple):
     softcap: float | None
     dropout: float
     masked: bool
+    biased: bool
     shape: tuple[int, ...] = ()  # (B, H, Lq)
 
 
@@ -62,7 +63,7 @@ _NUMBERING = Lock()
 CALL_SCHEMA = (
     "Tensor? keep, int grade, str route, str kind, str implementation, float? declared, SymInt? window, str dtype, "
     "SymInt kv_heads, SymInt keys, SymInt head_dim, float? scale, SymInt? left, SymInt? right, float? softcap, float dropout, "
-    "bool masked"
+    "bool masked, bool biased"
 )
 """Which rows of a call count, its grade, and the fields of its description but for the shape."""
 torch.library.define(
@@ -180,4 +181,5 @@ def call_arguments(problem: Problem, target: TallyTarget) -> tuple[Any, ...]:
         problem.softcap,
         problem.dropout,
         mask is not None,
+        mask is not None and mask.dtype != torch.bool,
     )

@@ -120,6 +120,7 @@ class Layer:
     window: int | None
     implementation: str | None
     scale: Scale
+    biased: Annotated[bool | None, said("the largest q·k without what is added to it is not known")] = None
 
 
 @dataclass(kw_only=True)
@@ -159,6 +160,9 @@ class Head(HeadSigns):
         },
     ]
     text_distance: Annotated[Number, said("null with one text")]
+    score_peak: Annotated[Number, said("the largest scale · q·k, where numbers are added to it; left out if not")] = (
+        None
+    )
 
 
 @dataclass(kw_only=True)
@@ -373,8 +377,8 @@ class Document:
 
 SIGNS = tuple(field.name for field in fields(HeadSigns))
 """The columns of a head that ``Record.to_dicts()`` has."""
-COLUMNS = tuple(field.name for field in fields(Head))
-"""The columns of a head in the document."""
+COLUMNS = tuple(field.name for field in fields(Head) if field.default is not None)
+"""The columns of every head in the document."""
 
 
 def key(name: str) -> str:

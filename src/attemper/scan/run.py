@@ -199,7 +199,8 @@ def _verdict(found: Sequence[health.Finding], heads: Sequence[Json]) -> ScanVerd
 def _layer(place: tuple[str, str], record: Record, scale: LayerScale | None) -> Layer:
     facts = record.facts[place].to_dict()
     known = {field.name: facts[field.name] for field in fields(Layer) if field.name in facts and field.name != "scale"}
-    return Layer(**known | {"layer": place[0], "kind": place[1], "scale": UNAUDITED if scale is None else scale.part()})
+    known |= {"layer": place[0], "kind": place[1], "biased": facts["biased"] or None}
+    return Layer(**known | {"scale": UNAUDITED if scale is None else scale.part()})
 
 
 _NONE: Json = dict.fromkeys(field.name for field in fields(Scale))
@@ -211,7 +212,7 @@ def _heads(record: Record, examiners: Examiners) -> list[Json]:
     found = []
     for row in record.to_dicts():
         place, head = (row["layer"], row["kind"]), row["head"]
-        known = dict.fromkeys(COLUMNS) | {name: row[name] for name in SIGNS}
+        known = dict.fromkeys(COLUMNS) | {name: row[name] for name in (*SIGNS, "score_peak") if name in row}
         for table in tables:
             rows = table.get(place, [])
             known |= rows[head] if head < len(rows) else {}

@@ -20,7 +20,6 @@ from .table import BY_LAYER, TAKES, LayerProjections, Projections, parameters_of
 from .write import Copies, check_there, check_whole, reshard, scale_rows, unscalable, unwrapped
 
 SHARED = ("query", "group")
-BIASED = "{layer}: numbers are added to its scores, which a clip does not scale: clip again after the next watched step"
 
 
 class ClippedHead(NamedTuple):
@@ -293,8 +292,6 @@ def _gamma(clip: Clip, layer: LayerPeaks, found: LayerProjections, scores: Tenso
     gamma = torch.full_like(scores, clip.tau) / scores.clamp(min=clip.tau)
     if found.how == BY_LAYER:
         gamma = gamma.min().expand(found.heads)
-    if found.biased:
-        clip.notes.append(BIASED.format(layer=layer.layer))
     names = tuple(part.parameter for part in found.parts)
     assert found.how is not None
     for head in (gamma < 1).nonzero().flatten().tolist():

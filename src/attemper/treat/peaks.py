@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 
 from ..errors import InputError
 from ..watch import Record
-from ..watch.examine import DataRanks
+from ..watch.examine import DataRanks, Entry
 from .table import parameters_of
 
 CAP_REACHED = 0.99
@@ -26,6 +26,10 @@ SHIFTED = (
 )
 NOT_FINITE = (
     "its largest logit is {peak}: the scores overflowed, which no factor undoes; go back to an earlier checkpoint"
+)
+BIASED = (
+    "numbers may be added to its scores, which no factor of q and k scales, and the record does not show the largest score "
+    "without them"
 )
 DIFFERENT = (
     "qk_clip(): ranks were called with different arguments: another step, tau, alpha, shared, or other layers. Nothing was "
@@ -79,8 +83,11 @@ def peaks_of(record: Record, step: int) -> list[LayerPeaks]:
                 f"qk_clip(): the record holds no `peak`, only {', '.join(entry.summary.signs)}. Watch with signs='all', or "
                 "add 'peak' to signs=."
             )
-        scores, reasons = entry.summary.peaks.double().clone(), {}
+        scores, reasons = entry.summary.largest_scores.double().clone(), {}
         facts = record.facts.get((entry.layer, entry.kind))
+        if facts is not None and facts.biased and entry.summary.score_peaks is None:
+            found.append(_unknown(entry, BIASED))
+            continue
         if facts is not None and facts.softcap is not None:
             cap = float(facts.softcap)
             full = scores >= CAP_REACHED * cap
@@ -91,6 +98,12 @@ def peaks_of(record: Record, step: int) -> list[LayerPeaks]:
             reasons = dict.fromkeys(entry.heads, SHIFTED)
         found.append(LayerPeaks(entry.layer, entry.kind, entry.heads, scores, reasons))
     return found
+
+
+def _unknown(entry: Entry, reason: str) -> LayerPeaks:
+    """A layer whose largest scores the record does not show."""
+    scores = torch.full((len(entry.heads),), -math.inf, dtype=torch.float64, device="cpu")
+    return LayerPeaks(entry.layer, entry.kind, entry.heads, scores, dict.fromkeys(entry.heads, reason))
 
 
 def group_of(model: nn.Module, group: object) -> list[ProcessGroup]:
@@ -147,7 +160,7 @@ def _divided(layers: list[LayerPeaks], scores: Tensor, missing: Tensor) -> list[
         end = start + len(layer.heads)
         reasons = dict(layer.reasons)
         for place in missing[start:end].nonzero().flatten().tolist():
-            reasons.setdefault(layer.heads[place], "another rank cannot tell its scores: its softcap is reached there")
+            reasons.setdefault(layer.heads[place], "another rank cannot tell its scores")
         part = scores[start:end].masked_fill(missing[start:end], -math.inf)
         found.append(LayerPeaks(layer.layer, layer.kind, layer.heads, part, reasons))
         start = end

@@ -8,6 +8,7 @@ Data passes the files in this order:
     passes      decides which calls of the model count in a step
     routes/     recognises attention calls and reads their arguments
     call        one attention call, as all routes give it
+    bias        the largest scores of a call to which numbers are added
     trace/      what q and k were multiplied by, for examiners
     record/     what was measured, in memory and in files
     compiled/   instrument(), and the watch of a model that runs compiled

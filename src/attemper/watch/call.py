@@ -40,6 +40,7 @@ class Facts:
     window: int | None = None
     declared: float | None = None
     implementation: str | None = None  # of the Hugging Face interface
+    biased: bool = False  # whether numbers may be added to its scores, without which the largest score is not known
 
     @classmethod
     def of(
@@ -111,6 +112,7 @@ class AttentionCall:
     softmaxes: int = 1  # how many were applied, one to the result of another
     value: Tensor | None = None  # (…, Lk, Ev), from when the weights meet the values until the call is kept
     gain: Tensor | None = None  # the learned part of `scale`, with its graph, from attemper's own operation alone
+    scores: Tensor | None = None  # (B, H, Lq, Lk): the logits without what was added to visible keys, if anything was
 
     def options(self) -> dict[str, Any]:
         """Its options, as ``measure()`` takes them."""
@@ -130,6 +132,7 @@ class UnfoldedRows(NamedTuple):
     memory: tuple[Tensor, ...]  # what they are addresses in
     rows: Tensor | None
     stream: Any = None  # the CUDA stream that computes them
+    score_peaks: Tensor | None = None  # (H,): the largest scale · q·k, where numbers are added to the scores
 
     @classmethod
     def of(cls, vitals: Vitals, rows: Tensor | None, stream: Any) -> UnfoldedRows:
@@ -153,7 +156,7 @@ class UnfoldedRows(NamedTuple):
         if self.stream is None or self.stream is stream or self.stream == stream:
             return
         stream.wait_stream(self.stream)
-        for tensor in (*self.memory, *(() if self.rows is None else (self.rows,))):
+        for tensor in (*self.memory, *(one for one in (self.rows, self.score_peaks) if one is not None)):
             tensor.record_stream(stream)
 
 

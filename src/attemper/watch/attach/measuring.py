@@ -14,6 +14,7 @@ from ...heads import HeadSummary
 from ...operation.plain import band, is_plain_pair
 from ...operation.tally import folded
 from ...vitals import SIGNS, Vitals
+from ..bias import with_scores
 from ..call import AttentionCall, Summary, UnfoldedRows
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def measured(call: AttentionCall, observers: list[Watch]) -> Measured:
         request = (observer.signs, observer.kernel, id(rows))
         if request not in done:
             vitals = vitals_of(call, observer.signs, observer.kernel)
-            done[request] = vitals, by_head(vitals, None if rows is None else rows[:, None, :])
+            kept = None if rows is None else rows[:, None, :]
+            done[request] = vitals, with_scores(by_head(vitals, kept), call, vitals, observer.kernel, kept)
         vitals, summary = done[request]
         found.append((summary, observer.examine(call, vitals, rows)))
     return found

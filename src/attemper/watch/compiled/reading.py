@@ -332,7 +332,18 @@ def facts_of(call: CallDescription) -> Facts:
     causal, window = band(call.left, call.right)
     given: dict[str, Any] = {
         name: getattr(call, name)
-        for name in ("route", "dtype", "kv_heads", "head_dim", "keys", "scale", "masked", "dropout", "softcap")
+        for name in (
+            "route",
+            "dtype",
+            "kv_heads",
+            "head_dim",
+            "keys",
+            "scale",
+            "masked",
+            "biased",
+            "dropout",
+            "softcap",
+        )
     }
     return Facts(
         **given,

@@ -16,6 +16,9 @@ from ...errors import InputError
 from ...heads import BlockSummary, HeadSummary, count_column
 
 KEYS = ("step", "layer", "kind", "head")
+SCORE_PEAK = "score_peak"
+"""The largest scale · q·k of a head, in rows where it is not the largest logit: numbers are added to its scores."""
+
 GRADIENTS = tuple(f"grad_{name}_{sign}" for name in ("q", "k") for sign in ("rms", "median", "count"))
 BLOCK = 1 << 15  # numbers, 256 KiB
 
@@ -46,7 +49,8 @@ class Entry(NamedTuple):
         if not chosen:
             return None
         rows = torch.tensor(chosen, device=self.summary.sums.device)
-        summary = HeadSummary(self.summary.columns, self.summary.sums[rows], self.summary.peaks[rows])
+        own, scores = self.summary, self.summary.score_peaks
+        summary = HeadSummary(own.columns, own.sums[rows], own.peaks[rows], None if scores is None else scores[rows])
         names = tuple(self.heads[place] for place in chosen)
         gradients = None if self.gradients is None else self.gradients[rows]
         return Entry(self.step, self.layer, self.kind, names, summary, gradients)
@@ -65,6 +69,8 @@ class Entry(NamedTuple):
     def to_dicts(self) -> list[RecordRow]:
         """One row per head. :func:`from_rows` is the inverse."""
         columns = {name: getattr(self.summary, name).tolist() for name in self.summary.columns}
+        if self.summary.has_scores:
+            columns[SCORE_PEAK] = self.summary.largest_scores.tolist()
         if self.gradients is not None:
             columns |= {name: column.tolist() for name, column in _gradient_columns(self.gradients).items()}
         keys = {"step": self.step, "layer": self.layer, "kind": self.kind}
@@ -87,10 +93,11 @@ def from_rows(rows: Sequence[RecordRow]) -> Entry:
     first = rows[0]
     values = {name: [row[name] for row in rows] for name in first if name not in KEYS}
     column = {name: torch.tensor(each, dtype=torch.float64, device="cpu") for name, each in values.items()}
-    names = [name for name in column if name != "peak" and not name.startswith("grad_")]
+    names = [name for name in column if name not in ("peak", SCORE_PEAK) and not name.startswith("grad_")]
     sums = torch.stack([_sum(column[name], column.get(count_column(name))) for name in names], dim=-1)
     peaks = column.get("peak", torch.full((len(rows),), -math.inf, dtype=torch.float64, device="cpu"))
-    summary = HeadSummary((*names, "peak") if "peak" in column else tuple(names), sums, peaks)
+    columns = (*names, "peak") if "peak" in column else tuple(names)
+    summary = HeadSummary(columns, sums, peaks, column.get(SCORE_PEAK))
     heads = tuple(row["head"] for row in rows)
     return Entry(first["step"], first["layer"], first["kind"], heads, summary, _gradient_sums(column))
 
@@ -121,13 +128,13 @@ def _gradient_sums(column: dict[str, Tensor]) -> Tensor | None:
     return torch.stack(parts, dim=-1)
 
 
-def row_of(width: int, has_gradients: bool) -> int:
-    """How many numbers of a head are kept: sums, peak, gradients."""
-    return width + 1 + (6 if has_gradients else 0)
+def row_of(width: int, has_scores: bool, has_gradients: bool) -> int:
+    """How many numbers of a head are kept: sums, peak, the peak of its scores, gradients."""
+    return width + 1 + has_scores + (6 if has_gradients else 0)
 
 
 class Slot(NamedTuple):
-    """Where an entry's numbers are in a buffer: for each head its sums, then its peak, then its gradients."""
+    """Where an entry's numbers are in a buffer: for each head its sums, then its peaks, then its gradients."""
 
     step: int
     layer: str
@@ -137,11 +144,12 @@ class Slot(NamedTuple):
     block: int
     start: int
     width: int  # columns of the sums
+    has_scores: bool
     has_gradients: bool
 
     @property
     def row(self) -> int:
-        return row_of(self.width, self.has_gradients)
+        return row_of(self.width, self.has_scores, self.has_gradients)
 
 
 class EntryBuffer:
@@ -171,17 +179,19 @@ class EntryBuffer:
                     self._numbers(*placed[id(block)], block.shape).copy_(on_host[id(block)].detach())
                 number, start = placed[id(block)]
                 row = block.shape[1]
-                slot = Slot(*place, number, start + summary.first * row, row - 1, False)
+                slot = Slot(*place, number, start + summary.first * row, row - 1, False, False)
             else:
                 summary, gradients = moved(summary, gradients, on_host)
-                sums, peaks = summary.sums.detach(), summary.peaks.detach()
+                sums, peaks, has_scores = summary.sums.detach(), summary.peaks.detach(), summary.has_scores
                 width, has_gradients = sums.shape[1], gradients is not None
-                number, start = self._room(len(heads) * row_of(width, has_gradients))
-                slot = Slot(*place, number, start, width, has_gradients)
+                number, start = self._room(len(heads) * row_of(width, has_scores, has_gradients))
+                slot = Slot(*place, number, start, width, has_scores, has_gradients)
                 numbers = self._numbers(slot.block, slot.start, (len(heads), slot.row))
                 numbers[:, : slot.width], numbers[:, slot.width] = sums, peaks
+                if has_scores:
+                    numbers[:, slot.width + 1] = summary.largest_scores.detach()
                 if gradients is not None:
-                    numbers[:, slot.width + 1 :] = gradients.detach()
+                    numbers[:, slot.width + 1 + has_scores :] = gradients.detach()
             if not self.slots or self.slots[-1].step != step:
                 self.begins.append(len(self.slots))
             self.slots.append(slot)
@@ -214,6 +224,7 @@ class EntryBuffer:
 
     def get(self, slot: Slot) -> Entry:
         numbers = self._numbers(slot.block, slot.start, (len(slot.heads), slot.row))
-        summary = HeadSummary(slot.columns, numbers[:, : slot.width], numbers[:, slot.width])
-        gradients = numbers[:, slot.width + 1 :] if slot.has_gradients else None
+        scores = numbers[:, slot.width + 1] if slot.has_scores else None
+        summary = HeadSummary(slot.columns, numbers[:, : slot.width], numbers[:, slot.width], scores)
+        gradients = numbers[:, slot.width + 1 + slot.has_scores :] if slot.has_gradients else None
         return Entry(slot.step, slot.layer, slot.kind, slot.heads, summary, gradients)

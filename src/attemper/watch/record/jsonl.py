@@ -22,7 +22,7 @@ from ... import _files
 from ...errors import InputError
 from ...heads import count_column
 from ..call import Facts
-from .entry import GRADIENTS, KEYS, Entry, RecordRow, from_rows
+from .entry import GRADIENTS, KEYS, SCORE_PEAK, Entry, RecordRow, from_rows
 
 SCHEMA, VERSION = "attemper.record", 1
 HEADER = {"schema": SCHEMA, "version": VERSION}
@@ -310,7 +310,7 @@ def _read_row(found: dict[str, Any]) -> RecordRow:
     if IN_STEP in found:
         row[IN_STEP] = _whole(found, IN_STEP)
     gradients = [name for name in row if name.startswith("grad_")]
-    counts = {count_column(name) for name in row if name not in (*KEYS, IN_STEP, "peak", *gradients)}
+    counts = {count_column(name) for name in row if name not in (*KEYS, IN_STEP, "peak", SCORE_PEAK, *gradients)}
     if "rows" not in row or not counts <= {"", *row} or (gradients and set(gradients) != set(GRADIENTS)):
         raise ValueError
     return row

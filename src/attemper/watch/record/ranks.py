@@ -200,7 +200,7 @@ class Ranks:
             return entries
         device = self._device()
         sums = torch.cat([entry.summary.sums.flatten() for entry in entries])
-        peaks = torch.cat([entry.summary.peaks for entry in entries])
+        peaks = torch.cat([part for one in entries for part in (one.summary.peaks, one.summary.largest_scores)])
         # a rank without a backward adds nothing
         grads = [
             entry.gradients if entry.gradients is not None else sums.new_zeros(len(entry.heads), 6) for entry in entries
@@ -238,12 +238,11 @@ def _split(entries: list[Entry], total: Tensor, peaks: Tensor, measured: list[fl
     found, place, row, grad = [], 0, 0, start
     for entry, has_gradients in zip(entries, measured, strict=True):
         heads, width = len(entry.heads), entry.summary.sums.shape[1]
-        summary = HeadSummary(
-            entry.summary.columns, total[place : place + heads * width].view(heads, width), peaks[row : row + heads]
-        )
+        sums = total[place : place + heads * width].view(heads, width)
+        summary = HeadSummary(entry.summary.columns, sums, *peaks[row : row + 2 * heads].split(heads))
         gradients = total[grad : grad + heads * 6].view(heads, 6)
         found.append(Entry(*entry.place, summary, gradients if has_gradients else None))
-        place, row, grad = place + heads * width, row + heads, grad + heads * 6
+        place, row, grad = place + heads * width, row + 2 * heads, grad + heads * 6
     return found
 
 

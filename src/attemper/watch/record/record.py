@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from ... import _files
 from ...errors import InputError
 from ..call import Facts
-from .entry import KEYS, Entry, EntryBuffer, Slot
+from .entry import KEYS, SCORE_PEAK, Entry, EntryBuffer, Slot
 from .transfer import MOST_WAITING, Transfer
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -35,10 +35,11 @@ class Record:
     """Vitals per step, layer and head, as ``watch.record`` holds them and as files keep them.
 
     A row has ``step``, ``layer`` (as the model names it), ``kind`` (self or cross), ``head``, and one number per sign: the mean
-    over the rows counted (``rows`` of them), except ``peak``, which is the largest. With gradients also ``grad_q_rms``,
-    ``grad_q_median``, ``grad_k_rms``, ``grad_k_median``. ``facts`` holds the scale, head dim, heads, lengths and route of the
-    calls, per layer and kind. ``logged`` holds what ``watch.log()`` was given, such as the loss, by step. ``notes`` lists what
-    was not measured, and why, and whether only the last steps are in memory.
+    over the rows counted (``rows`` of them), except ``peak``, which is the largest logit. Where numbers are added to the scores
+    (ALiBi, T5), ``score_peak`` is the largest scale · q·k without them, by which alerts and the clip judge. With gradients also
+    ``grad_q_rms``, ``grad_q_median``, ``grad_k_rms``, ``grad_k_median``. ``facts`` holds the scale, head dim, heads, lengths and
+    route of the calls, per layer and kind. ``logged`` holds what ``watch.log()`` was given, such as the loss, by step. ``notes``
+    lists what was not measured, and why, and whether only the last steps are in memory.
 
     Example:
         >>> model = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
@@ -126,6 +127,8 @@ class Record:
         names: dict[str, None] = {}
         for slot in self._slots:
             names |= dict.fromkeys(name for name in slot.columns if not name.endswith("_rows"))
+            if slot.has_scores:
+                names[SCORE_PEAK] = None
             if slot.has_gradients:
                 names |= dict.fromkeys(("grad_q_rms", "grad_q_median", "grad_k_rms", "grad_k_median"))
         return list(names)

@@ -142,7 +142,10 @@ class StepAccumulator:
             first = 0
             for layer, rows in pairs:
                 heads = rows.shape[1]
-                layer.add(BlockSummary(ALL_COLUMNS, block, first, heads))
+                summary: HeadSummary = BlockSummary(ALL_COLUMNS, block, first, heads)
+                if rows.score_peaks is not None:
+                    summary = HeadSummary(ALL_COLUMNS, summary.sums, summary.peaks, rows.score_peaks)
+                layer.add(summary)
                 first += heads
             _leave_large_block([layer for layer, _ in pairs], block)
 

@@ -95,7 +95,7 @@ class Chain:
             self.scores.drop(made)
             scores = None
         if scores is not None:
-            self.scores.put(made, replace(scores, scale=None, strided=False, steps=None))
+            self.scores.put(made, replace(scores.without_added_values(), scale=None, strided=False, steps=None))
         elif self.weights and (weights := self.weights.get(source)) is not None:
             if address(made) != address(source):
                 self.weights.put(made, replace(weights, stride=None))
@@ -127,6 +127,9 @@ class Chain:
             scale = None  # q or k was multiplied before: the whole factor is unknown
         shape = (left.shape[-2], right.shape[-1] if right.dim() > 1 else 1)
         scores = ScoreMatrix(left, right, tuple(running.frames), shape, scale, root, masked=biased)
+        beta = number(kwargs.get("beta", 1.0)) if biased else 0.0
+        if beta != 0 and not (self.scores and self.scores.has(args[0])):
+            scores = scores.with_added(args[0], 1, out, beta)
         current = running.current
         if current is not None and current.place is not None:
             scores = scores.made_at(current.place, current.ratio)
@@ -169,7 +172,7 @@ class Chain:
         if self.is_parameter(other):
             if not scores.are_across(tensor, axis):
                 return False  # a linear layer: its input is no longer logits
-            self.scores.put(out, replace(scores, scale=None, strided=False, steps=None))
+            self.scores.put(out, replace(scores.without_added_values(), scale=None, strided=False, steps=None))
         elif scores.exponential:
             self.missed(
                 tuple(running.frames), f"scores are multiplied by values after {scores.exponential}(), not a softmax"
@@ -232,6 +235,9 @@ class Chain:
                 name in SELECTING or result.shape[-2:].numel() >= tensor.shape[-2:].numel() or tensor.dim() < 2
             ):
                 after = scores.after(name, args, tensor, result)
+                terms = [each for one in tensors if one is not tensor and (each := self.scores.get(one)) is not None]
+                if terms and name in ("add", "sub"):  # a term of the scores, as relative positions are, is no bias
+                    after = replace(after, added=sum([each.added for each in terms], scores.added))
                 if self.triangles and any(map(self.triangles.get, tensors)):
                     after = replace(after, causal=True)
                 if after.places and name not in SCALINGS:  # terms of one sum, or entries of one matrix
@@ -296,6 +302,7 @@ def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tupl
     if not logits.numel() or logits.is_meta or type(logits) is not Tensor:
         return None
     logits = scores.hidden(logits, dim)
+    alone, alone_known = scores.without_added(logits)
     if logits.dim() == 1:
         matrix, flipped = logits[None], scores.shape[1] == 1
     else:
@@ -320,8 +327,13 @@ def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tupl
         causal=math and scores.causal,
         masked=scores.masked,
         softcap=scores.cap if scores.capped else None,
+        biased=not alone_known,
     )
     call = AttentionCall(facts, frames, query, key, logits=matrix)
+    if alone is not None:
+        before, after = scores.sink_columns
+        alone = alone[None] if alone.dim() == 1 else ordered(alone, dim, *scores.shape, scores.strides, frames)[0]
+        call.scores = by_head(alone, frames)[0][..., before : keys - after]
     call.product, call.flipped, call.heads_known = True, flipped, known
     call.sink_columns, call.in_order, call.places = scores.sink_columns, scores.in_order, scores.places
     call.by_sdpa, call.as_product = math, scores.strided and address(matrix) == address(logits)

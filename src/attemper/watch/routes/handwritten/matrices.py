@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ from torch import Tensor
 from ....kernels.contract import HIDDEN_BIAS
 from ...attach.modes import without_autograd_and_modes
 from ...attach.running import Frame, OpPlace
+from ...attach.storages import address
+from ...bias import adds
 from .op_names import EXPONENTIALS, RESHAPING, SCALINGS, SELECTING
 
 if TYPE_CHECKING:
@@ -60,26 +62,41 @@ class Waiting:
 
 @dataclass(frozen=True)
 class AddedMask:
-    """A mask that was added to logits of this shape and these strides, or subtracted from them."""
+    """A mask or a bias that was added to logits of this shape and these strides, or subtracted from them."""
 
     mask: Tensor
     sign: int
     shape: torch.Size
     stride: tuple[int, ...]
+    factor: float | None = 1.0  # by which it was multiplied, with the logits, since then; None: not known
+
+    @property
+    def signed(self) -> Tensor:
+        return self.mask if self.sign > 0 else -self.mask
 
     def hides(self, logits: Tensor) -> Tensor | None:
         """Which logits it hides; None if the sum shows it. A score above 0 lifts a mask of −1e4 above HIDDEN_BIAS."""
-        mask = self.mask if self.sign > 0 else -self.mask
+        mask = self.signed
         # reading numbers of another device would wait for it
         if mask.device.type == "cpu" and (
             mask.amin() > HIDDEN_BIAS or not ((mask <= HIDDEN_BIAS) & (mask > FAR)).any()
         ):
             return None
-        hidden = mask <= HIDDEN_BIAS
-        if logits.shape == self.shape and logits.stride() == self.stride:
-            return hidden
+        return self._over(mask <= HIDDEN_BIAS, logits)
+
+    def values(self, logits: Tensor) -> Tensor | None:
+        """What it adds to logits that it does not hide; None if that is not known."""
+        if self.factor is None:
+            return None
+        values = self._over(self.signed.masked_fill(self.signed <= HIDDEN_BIAS, 0), logits)
+        return values if values is None or self.factor == 1 else values * self.factor
+
+    def _over(self, each: Tensor, logits: Tensor) -> Tensor | None:
+        """Entries of the mask in a shape that broadcasts over these logits; None if their layout is another one now."""
+        if logits.shape == self.shape and _order(logits.shape, logits.stride()) == _order(self.shape, self.stride):
+            return each
         if logits.numel() == self.shape.numel() and logits.is_contiguous():
-            return hidden.expand(self.shape).reshape(logits.shape)
+            return each.expand(self.shape).reshape(logits.shape)
         return None
 
 
@@ -116,7 +133,7 @@ class ScoreMatrix:
         if self.shift is not None:
             kept = replace(kept, shift=_shift_after(self.shift, name, args))
         if name == "tanh":
-            return replace(kept, capped=True)
+            return replace(kept.without_added_values(), capped=True)
         if name in EXPONENTIALS:
             return replace(kept, exponential=name)
         if name in ("cat", "constant_pad_nd"):
@@ -132,22 +149,34 @@ class ScoreMatrix:
     def _scaled(self, name: str, args: tuple[Any, ...]) -> ScoreMatrix:
         """The scores times or divided by a number; after a tanh, it is the cap. Anything else makes the scale unknown."""
         factor = number(args[1] if len(args) > 1 else None)
-        if factor is None or self.scale is None or factor == 0:
-            return replace(self, scale=None)
+        if factor is None or factor == 0:
+            return replace(self.without_added_values(), scale=None)
         factor = factor if name == "mul" else 1 / factor
-        cap = factor if self.capped and self.cap is None else self.cap
-        return replace(self, scale=self.scale * factor, cap=cap)
+        cap = factor if self.scale is not None and self.capped and self.cap is None else self.cap
+        added = tuple(replace(one, factor=None if one.factor is None else one.factor * factor) for one in self.added)
+        return replace(self, scale=None if self.scale is None else self.scale * factor, cap=cap, added=added)
+
+    def without_added_values(self) -> ScoreMatrix:
+        """The same after an op that makes something unknown of what was added."""
+        return replace(self, added=tuple(replace(one, factor=None) for one in self.added)) if self.added else self
 
     def _summed(self, name: str, args: tuple[Any, ...], tensor: Tensor, result: Tensor) -> ScoreMatrix:
         """A mask or a bias was added or subtracted, or one number from all keys of a row, which a softmax ignores."""
         kept = replace(self, masked=True)
         other = None if len(args) < 2 else args[1] if args[0] is tensor else args[0]
+        if isinstance(other, (int, float)) and other:
+            other = torch.tensor(float(other), dtype=torch.float64, device="cpu")
         if not isinstance(other, Tensor) or not other.is_floating_point() or not other.numel():
             return kept
         if name == "sub" and other is args[1] and other.shape[-1:] in ((), (1,)) and result.shape[-1] > 1:
             return replace(kept, shift=other if kept.shift is None else kept.shift + other)
-        mask = AddedMask(other, 1 if name == "add" else -1, result.shape, result.stride())
-        return replace(kept, added=(*kept.added, mask))
+        return kept.with_added(other, 1 if name == "add" else -1, result)
+
+    def with_added(self, other: Tensor, sign: int, result: Tensor, factor: float | None = 1.0) -> ScoreMatrix:
+        """The same with a mask or a bias that was added, which made `result`."""
+        factor = None if address(other) == address(result) else factor  # it was overwritten by the sum
+        mask = AddedMask(other, sign, result.shape, result.stride(), factor)
+        return replace(self, added=(*self.added, mask))
 
     def _steps_after(self, tensor: Tensor, result: Tensor) -> tuple[int, int] | None:
         rows, columns = (_stride_after(stride, tensor, result) for stride in self.strides or (None, None))
@@ -194,6 +223,22 @@ class ScoreMatrix:
                 if hides is not None:
                     logits = logits.masked_fill(hides, -torch.inf)
         return logits
+
+    def without_added(self, logits: Tensor) -> tuple[Tensor | None, bool]:
+        """Logits without what was added to visible ones, None if nothing was; and whether that is known."""
+        before, after = self.sink_columns
+        adding = [one for one in self.added if adds(one.signed)]
+        if not adding:
+            return None, True
+        with without_autograd_and_modes(logits.device.type):
+            scores = torch.empty_strided(logits.shape, logits.stride(), dtype=logits.dtype, device=logits.device)
+            inner = scores.copy_(logits)[..., before : logits.shape[-1] - after]
+            for one in adding:
+                values = one.values(inner)
+                if values is None:
+                    return None, False
+                inner -= values
+            return scores.masked_fill_(logits <= HIDDEN_BIAS, -torch.inf), True
 
 
 @dataclass(frozen=True)
@@ -244,6 +289,11 @@ def _shift_after(shift: Tensor, name: str, args: tuple[Any, ...]) -> Tensor | No
     if factor:
         return shift * factor if name == "mul" else shift / factor
     return shift if name in SHIFTED else None
+
+
+def _order(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
+    """The dimensions with more than one entry, as memory has them."""
+    return sorted((axis for axis, size in enumerate(shape) if size > 1), key=lambda axis: -stride[axis])
 
 
 def _stride_after(stride: int | None, tensor: Tensor, result: Tensor) -> int | None:
