@@ -8,7 +8,7 @@ RUNS := .venv/runs
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist loadgroup
 
-.PHONY: run test test-all matrix triton snapshots browser check format native fuzz sanitize hostile bench docs figures clean
+.PHONY: run test test-all matrix triton transformers snapshots browser check format native fuzz sanitize hostile bench docs figures clean
 
 run: $(RUNS)  ## a scan of the embedded model, with and without its scale, and the report
 	$(BIN)/attemper scan --deep --token it --what-if none -o attemper-report.html --force
@@ -37,6 +37,9 @@ triton: $(READY)  ## the Triton kernels without a GPU: compiled for Ampere and H
 		$(BIN)/python -c "import site; print(site.getsitepackages()[0]); print('$(CURDIR)/src')" > $$($(TRITON) -c "import site; print(site.getsitepackages()[0])")/torch.pth; }
 	$(TRITON) -W ignore scripts/gpu_compile.py
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(TRITON) -W ignore -m pytest -q -n $(CORES) tests/gpu
+
+transformers: $(READY)  ## tests/versions on every supported minor version of transformers, each in an environment of its own
+	$(BIN)/python scripts/transformers_versions.py
 
 snapshots: $(READY)  ## the sentences of errors, tests/*/sentences.json, from the source; read the difference
 	ATTEMPER_SNAPSHOTS=write OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(addsuffix test_errors.py,$(dir $(wildcard tests/*/sentences.json)))

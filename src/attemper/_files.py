@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError, MissingExtra
+from .errors import InputError, MissingExtra, out_of_memory
 
 try:
     import fcntl
@@ -32,6 +32,8 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 CHUNK = 1 << 16
+OLDEST = {"transformers": (4, 48)}
+"""Packages of which an older version does not do, as pyproject.toml says too."""
 
 
 def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
@@ -138,12 +140,35 @@ def parquet_bytes(rows: Sequence[Mapping[str, Any]], extra: str) -> bytes:
 
 
 def load(what: str, package: str, extra: str) -> Any:
-    """A package that something needs, or an error with the pip command for the extra of attemper that has it."""
+    """A package that something needs, or an error: the pip command for the extra of attemper that has it, or what is broken."""
+    name = package.split(".")[0]
     try:
-        return importlib.import_module(package)
-    except ImportError:
-        name = package.split(".")[0]
-        raise MissingExtra(f"{what} needs {name}. Type pip install 'attemper[{extra}]'.") from None
+        found = importlib.import_module(package)
+    except (
+        Exception
+    ) as error:  # what an installation that is broken raises: also of other packages, and not ImportError alone
+        if out_of_memory(error):
+            raise
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            shown = {"PIL": "Pillow"}.get(name, name)
+            raise MissingExtra(f"{what} needs {shown}. Type pip install 'attemper[{extra}]'.") from None
+        words = " ".join(str(error).split())[:400].rstrip(".")
+        raise MissingExtra(
+            f"{what} needs {name}, which is installed but cannot be imported: {type(error).__name__}: {words}. Mend that "
+            f"installation; python -c 'import {package}' shows the whole error."
+        ) from error
+    oldest = OLDEST.get(package)
+    if oldest is not None and version_of(found) < oldest:
+        raise InputError(
+            f"{what} needs {name} {'.'.join(map(str, oldest))} or newer; {found.__version__} is installed. "
+            f"Type pip install -U 'attemper[{extra}]'."
+        )
+    return found
+
+
+def version_of(package: Any) -> tuple[int, ...]:
+    """The first two numbers of a package's version."""
+    return tuple(map(int, str(package.__version__).split(".")[:2]))
 
 
 def open_lines(path: Path) -> int:

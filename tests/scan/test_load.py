@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import re
 import shutil
 import socket
 import sys
@@ -320,3 +321,39 @@ def test_transformers_says_as_much_as_before(folder):
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     load.load(folder("bert"))
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+MISSING = r"needs transformers. Type pip install 'attemper\[{extra}\]'.$"
+BROKEN = r"needs transformers, which is installed but cannot be imported: {error}. Mend that installation; python -c 'import "
+INSTALLATIONS = {
+    "none": (ModuleNotFoundError("No module named 'transformers'", name="transformers"), MISSING),
+    "a part of it": (ModuleNotFoundError("No module named 'regex'", name="regex"), BROKEN),
+    "another version": (ImportError("tokenizers>=0.22.0 is required"), BROKEN),
+    "a compiled part": (OSError("libfoo.so.1: cannot open shared object file"), BROKEN),
+}
+
+
+@pytest.mark.parametrize("installation", INSTALLATIONS)
+@pytest.mark.parametrize(("model", "extra"), [(None, "demo"), ("demo:scaled", "hf"), ("folder", "hf")])
+def test_an_installation_without_transformers_is_asked_for_once_and_a_broken_one_named(
+    installation, model, extra, folder, monkeypatch
+):
+    error, says = INSTALLATIONS[installation]
+
+    class Broken:
+        def find_spec(self, name, path=None, target=None):
+            if name == "transformers":
+                raise error
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "transformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(MissingExtra) as raised:
+        load.load(folder("bert") if model == "folder" else model)
+    words = f"{type(error).__name__}: {error}"
+    assert re.search(says.format(extra=extra, error=re.escape(words)), str(raised.value)), str(raised.value)
+
+
+def test_a_transformers_that_is_too_old_is_said(folder, monkeypatch):
+    monkeypatch.setattr(transformers, "__version__", "4.47.1")
+    assert "needs transformers 4.48 or newer; 4.47.1 is installed. Type pip install -U" in refused(folder("bert"))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .._files import load
 from .._timing import Times, interleave
-from ..errors import MissingExtra
 from ..watch import Watch, watch
 from . import BenchRow
 
@@ -35,16 +36,11 @@ class Subject:
     """Two encoders with the same random weights, one on SDPA and one eager, and a batch of tokens."""
 
     def __init__(self, batch: int, length: int, padded: bool) -> None:
-        try:
-            from transformers import BertConfig, BertModel
-        except ImportError:
-            raise MissingExtra(
-                "bench: watch needs transformers, which is not installed. Type pip install 'attemper[hf]'."
-            ) from None
+        transformers = load("bench: watch", "transformers", "hf")
         generator = torch.Generator().manual_seed(0)
-        config = BertConfig(**MINILM, max_position_embeddings=length)
-        self.model = BertModel(config).eval()
-        self.eager = BertModel(BertConfig(**MINILM, max_position_embeddings=length)).eval()
+        config = transformers.BertConfig(**MINILM, max_position_embeddings=length)
+        self.model = transformers.BertModel(config).eval()
+        self.eager = transformers.BertModel(copy.deepcopy(config)).eval()
         self.eager.load_state_dict(self.model.state_dict())
         self.eager.set_attn_implementation("eager")
         tokens = torch.randint(0, config.vocab_size, (batch, length), generator=generator, device="cpu")

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._files import load
 from .._timing import interleave
-from ..errors import MissingExtra
 from ..watch import Watch, watch
 from . import BenchRow, watch_compiled
 from .watch import NEVER, cost_rows, watched_steps
@@ -78,15 +78,12 @@ def rows(*, quick: bool, rounds: int, budget: float, device: str, note: Callable
 
 def make(family: str, config: dict[str, Any], device: str) -> Any:
     """A causal language model of Hugging Face, with random weights, which are drawn on the device, and without dropout."""
-    try:
-        from transformers import AutoConfig, AutoModelForCausalLM
-    except ImportError:
-        raise MissingExtra(
-            "bench: watch needs transformers, which is not installed. Type pip install 'attemper[hf]'."
-        ) from None
+    transformers = load("bench: watch", "transformers", "hf")
     dropped = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if family == "gpt2" else {}
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config, **dropped, use_cache=False))
+        return transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(family, **config, **dropped, use_cache=False)
+        )
 
 
 def _calls(model: nn.Module, ids: torch.Tensor, training: bool) -> dict[str, Callable[[], object]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import warnings
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...errors import MissingExtra
+from ..._files import load
 from ..engine.experiment import Cell, Expectation, Parameter, Row, Rows, define, generator
 
 NAMED = (64, 128, 512)
@@ -24,10 +23,7 @@ HEADS = ("num_attention_heads", "encoder_attention_heads", "num_heads", "n_head"
 
 
 def measure(cell: Cell) -> list[Row]:
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError:
-        raise MissingExtra("run head_dims: needs transformers. Type pip install 'attemper[hf]'.") from None
+    transformers = load("run head_dims:", "transformers", "hf")
     names = sorted(transformers.CONFIG_MAPPING.keys())
     order = torch.randperm(len(names), generator=generator("cpu", "head_dims", cell["seed"]), device="cpu").tolist()
     rows = []

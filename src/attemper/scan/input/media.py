@@ -14,9 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import InputError, MissingExtra
+from ..._files import load
+from ...demo import package as transformers
+from ...errors import InputError
 from . import folder
-from .model import Loaded, quiet, reason, transformers
+from .model import LOADING, Loaded, quiet, reason
 
 RATE = 16_000
 LARGEST = 2**28  # numbers of an image
@@ -64,7 +66,7 @@ def _processed(
         from PIL import Image
 
         with quiet():
-            processor = transformers().AutoImageProcessor.from_pretrained(
+            processor = transformers(LOADING).AutoImageProcessor.from_pretrained(
                 loaded.folder, local_files_only=True, trust_remote_code=False
             )
             image = Image.fromarray((pixels * 255).round().byte().permute(1, 2, 0).numpy())
@@ -127,7 +129,7 @@ def _preprocessor(loaded: Loaded) -> dict[str, Any]:
 
 def _extractor(loaded: Loaded, described: bool) -> Any:
     """transformers' feature extractor: the one the folder describes, or Whisper's for a Whisper."""
-    package = transformers()
+    package = transformers(LOADING)
     config: Any = getattr(loaded.model, "config", None)
     with quiet():
         if described:
@@ -177,16 +179,14 @@ def _check_plain(option: str, path: Path) -> None:
 
 
 def _read_image(path: Path) -> Tensor:
-    try:
-        import numpy
-        from PIL import Image
-    except ImportError:
-        raise MissingExtra("scan: reading an image needs Pillow. Type pip install 'attemper[hf]'.") from None
+    import numpy
+
+    image = load("scan: reading an image", "PIL.Image", "hf")
     _check_plain("--image", path)
     try:
-        with Image.open(path) as picture:
-            pixels = numpy.asarray(picture.convert("RGB"), dtype=numpy.float32)
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        with image.open(path) as picture:
+            pixels = numpy.asarray(picture.convert("RGB"), dtype="float32")
+    except (OSError, ValueError, image.DecompressionBombError) as error:
         raise InputError(
             f"scan: --image {str(path)!r} could not be read as an image: {error}. Give a PNG or JPEG."
         ) from None

@@ -16,13 +16,16 @@ import torch
 from torch import nn
 
 from ... import demo
-from ...errors import AttemperError, InputError, MissingExtra, nearest
+from ..._files import version_of
+from ...demo import package as transformers
+from ...errors import AttemperError, InputError, nearest
 from ..document import AboutModel
 from . import checkpoint, folder
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 HASHED = 2 * 2**30  # bytes of weights up to which a sha256 is computed
+LOADING = "scan: loading a model"  # begins the errors of a transformers that is missing, broken or too old
 TASKS = {
     "feature-extraction": ("AutoModel", ("Model",)),
     "fill-mask": ("AutoModelForMaskedLM", ("ForMaskedLM",)),
@@ -91,7 +94,7 @@ def load(
         raise InputError(f"scan: unknown --dtype {dtype!r}. {nearest(dtype, DTYPES)}")
     device = _device(device)
     progress("loading transformers")
-    transformers()
+    transformers("scan: the embedded model", "demo") if model is None else transformers(LOADING)
     progress("reading the model" if model is None else f"reading {model}")
     digest, sample = None, demo.SENTENCE
     if model is None:
@@ -109,19 +112,10 @@ def load(
     return Loaded(module, shown, source, place, task=task, sha256=digest, notes=notes, drawn=drawn, sample=sample)
 
 
-def transformers() -> Any:
-    """The package, or an error with the command that installs it."""
-    try:
-        import_module("safetensors")
-        return import_module("transformers")
-    except ImportError:
-        raise MissingExtra("scan: loading a model needs transformers. Type pip install 'attemper[hf]'.") from None
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """No progress bars and no warnings of transformers: what matters is in the notes."""
-    package = transformers()
+    package = transformers(LOADING)
     logging = package.utils.logging
     level = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
@@ -174,7 +168,6 @@ def _place(model: str | Path, allow_download: bool) -> tuple[Path, str]:
 
 def _hub(name: str, allow_download: bool) -> Path:
     """A snapshot of a hub repository: safetensors, JSON and vocabularies, never code and never a pickle."""
-    transformers()
     hub = import_module("huggingface_hub")
     wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
     try:
@@ -197,7 +190,7 @@ def _hub(name: str, allow_download: bool) -> Path:
 
 def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple[nn.Module, list[str], list[str]]:
     """The model, notes on how it was loaded, and the weights of its attention that were initialised at random."""
-    package = transformers()
+    package = transformers(LOADING)
     given = folder.check(place)
     model_type, foreign = given.get("model_type"), folder.foreign(given)
     known = package.CONFIG_MAPPING.keys()
@@ -214,7 +207,9 @@ def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple
         "local_files_only": True,
         "trust_remote_code": False,
         "use_safetensors": True,
-        "dtype": "auto" if dtype is None else getattr(torch, dtype),
+        "dtype" if version_of(package) >= (4, 56) else "torch_dtype": "auto"
+        if dtype is None
+        else getattr(torch, dtype),
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # refused below, with names and sizes
     }

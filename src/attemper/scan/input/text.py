@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...demo import package as transformers
 from ...errors import InputError
-from .model import Loaded, quiet, reason, transformers
+from .model import LOADING, Loaded, quiet, reason
 from .token_text import readable
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tekken.json", "*.model", "*.spm", "vocab.*")
@@ -74,7 +75,7 @@ class FolderTokenizer:
                 f"scan: {where}, so a text cannot be tokenized. Put tokenizer.json next to config.json, or call "
                 "attemper.scan(model, {'input_ids': …}) with ids of your own."
             )
-        package = transformers()
+        package = transformers(LOADING)
         with quiet():
             try:
                 return package.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)

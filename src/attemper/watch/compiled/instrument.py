@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
@@ -15,6 +14,7 @@ from ...operation.listen import KIND, TALLY, begin_target, end_target, target_of
 from ...operation.tally import GRADES, KINDS, WIDTH
 from ..attach.names import named_modules
 from ..routes.kind import kind_by_name
+from ..routes.versions import check_switchable, modeling
 from . import interface
 from .find import heads_of, way_of
 
@@ -121,10 +121,11 @@ def _add_tally(module: nn.Module, name: str) -> None:
 
 def _switch(model: nn.Module, found: Instruments) -> set[nn.Module]:
     """Let the Hugging Face models inside attend by attemper's kernels; returns the modules of those that do."""
-    library = sys.modules.get("transformers.modeling_utils")
+    library = modeling()
     inside: set[nn.Module] = set()
     if library is None:
         return inside
+    check_switchable("instrument()", "Or leave instrument out: attemper.watch(model) then runs watched steps eagerly.")
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(interface.NAME, interface.attend)

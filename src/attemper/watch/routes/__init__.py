@@ -6,6 +6,7 @@ Data passes the files in this order; each call takes one of the first five route
     arguments       the same call in a light pass, by the arguments of torch's function
     attemper        attemper's own op
     transformers    the Hugging Face attention interface
+    versions        where the versions of transformers differ in that
     replace         the same interface, computed by attemper's kernels
     handwritten/    a product, a softmax and a product, written by hand
     kind            whether a call is self- or cross-attention

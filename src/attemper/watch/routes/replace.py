@@ -5,7 +5,6 @@ One name is registered in two tables for all models. Without the second, the mas
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -25,6 +24,7 @@ from ..call import AttentionCall, Facts
 from .kind import kind_of
 from .sdpa import unreadable
 from .transformers import is_causal, refusal, with_bias
+from .versions import check_switchable, modeling
 
 REPLACED, CALLER, FLOOR = "attemper", "watch(): replace=True", "floor()"
 MOST_FACTS = 64  # of different calls, that are kept
@@ -39,12 +39,13 @@ class Replacement:
     """Switches a model to attemper's kernels and back. ``caller`` begins the sentences of its errors."""
 
     def __init__(self, model: nn.Module, attend: Callable[..., Any], caller: str = CALLER) -> None:
-        library = sys.modules.get("transformers.modeling_utils")
+        library = modeling()
         if library is None or not isinstance(model, library.PreTrainedModel):
             raise InputError(
                 f"{caller} needs a Hugging Face model that uses the attention interface; "
                 f"got {type(model).__name__}. Leave it out: the model's own attention is then measured."
             )
+        check_switchable(caller, OTHERWISE[caller])
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
 

@@ -6,7 +6,6 @@ key/value heads). If no op can be followed (a kernel from outside torch), the ca
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +20,7 @@ from ..attach.running import Frame, Pass, running
 from ..call import AttentionCall, Facts
 from .handwritten.op_names import FLEX
 from .kind import LearnedSequences, kind_of
+from .versions import hand_out, modeling
 
 Begin = Callable[[AttentionCall], Callable[[tuple[Frame, ...]], None]]
 Unmeasured = Callable[[tuple[Frame, ...], str], None]
@@ -59,36 +59,32 @@ class Interfaced:
 
 
 class Interface:
-    """Wraps what ``AttentionInterface.get_interface`` returns: also eager, which is in no table."""
+    """Wraps what models get from the attention interface."""
 
     def __init__(self, begin: Begin, unmeasured: Unmeasured, convert: Callable[[Pass], None]) -> None:
         self.begin, self.unmeasured, self.convert = begin, unmeasured, convert
-        self.original: Callable[..., Any] | None = None
+        self.undo: Callable[[], None] | None = None
         self.wrapped: dict[tuple[int, str | None], Callable[..., Any]] = {}  # by the id of what they wrap
 
     def install(self) -> None:
         """Only if transformers is loaded; there is no model of it otherwise."""
-        library = sys.modules.get("transformers.modeling_utils")
-        if library is None or self.original is not None:
-            return
-        original = self.original = library.AttentionInterface.get_interface
+        if self.undo is None and modeling() is not None:
+            self.undo = hand_out(self.wrapped_of, lambda: running.current is not None)
 
-        def get_interface(table: Any, implementation: str | None, default: Callable[..., Any]) -> Callable[..., Any]:
-            function = original(table, implementation, default)
-            if running.current is None or getattr(function, "measures_itself", False):
-                return function
-            key = (id(function), implementation)
-            found = self.wrapped.get(key)
-            if found is None:
-                found = self.wrapped[key] = self.wrap(function, implementation)
-            return found
-
-        library.AttentionInterface.get_interface = get_interface
+    def wrapped_of(self, function: Callable[..., Any], implementation: str | None) -> Callable[..., Any]:
+        """What a model calls in place of an attention function."""
+        if getattr(function, "measures_itself", False):
+            return function
+        key = (id(function), implementation)
+        found = self.wrapped.get(key)
+        if found is None:
+            found = self.wrapped[key] = self.wrap(function, implementation)
+        return found
 
     def uninstall(self) -> None:
-        if self.original is not None:
-            sys.modules["transformers.modeling_utils"].AttentionInterface.get_interface = self.original
-            self.original = None
+        if self.undo is not None:
+            self.undo()
+            self.undo = None
             self.wrapped.clear()
 
     def wrap(self, function: Callable[..., Any], implementation: str | None) -> Callable[..., Any]:

@@ -1,0 +1,71 @@
+"""Where the versions of transformers differ: how a model finds its attention function, and whether it can be switched."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+from ..._files import version_of
+from ...errors import InputError
+
+SWITCHABLE = (4, 54)
+"""The oldest version whose models can be switched to another attention function."""
+
+Attend = Callable[..., Any]
+
+
+def modeling() -> Any | None:
+    """``transformers.modeling_utils`` if it is loaded; there is no model of transformers otherwise."""
+    return sys.modules.get("transformers.modeling_utils")
+
+
+def check_switchable(caller: str, otherwise: str) -> None:
+    """Raise if models of the loaded version cannot be switched to another attention function."""
+    library = sys.modules["transformers"]
+    if version_of(library) < SWITCHABLE:
+        raise InputError(
+            f"{caller} needs transformers {'.'.join(map(str, SWITCHABLE))} or newer, whose models can be switched to another "
+            f"attention function; {library.__version__} is installed. Type pip install -U 'attemper[hf]'. {otherwise}"
+        )
+
+
+def hand_out(wrap: Callable[[Attend, str | None], Attend], wanted: Callable[[], bool]) -> Callable[[], None]:
+    """Wrap the functions that models get from the attention interface; returns what undoes it.
+
+    From 5.1 on models ask ``get_interface``, for eager too; what they get is wrapped while ``wanted()``. Before that they read
+    the table of functions, where eager is not: its ops are seen as those of any hand-written attention. Before 4.48 there is no
+    table.
+    """
+    library = modeling()
+    interface = getattr(library, "AttentionInterface", None)
+    original = getattr(interface, "get_interface", None)
+    if original is None:
+        return _wrap_tables(getattr(library, "ALL_ATTENTION_FUNCTIONS", {}), wrap)
+
+    def get_interface(table: Any, implementation: str | None, default: Attend) -> Attend:
+        function = original(table, implementation, default)
+        return wrap(function, implementation) if wanted() else function
+
+    def undo() -> None:
+        interface.get_interface = original  # type: ignore[union-attr]
+
+    interface.get_interface = get_interface  # type: ignore[union-attr]
+    return undo
+
+
+def _wrap_tables(table: Any, wrap: Callable[[Attend, str | None], Attend]) -> Callable[[], None]:
+    """Put wrapped functions into the table itself: models have imported it by its name."""
+    tables: list[MutableMapping[str, Attend]] = (
+        [table] if isinstance(table, dict) else [table._global_mapping, table._local_mapping]  # a class since 4.51
+    )
+    changed = [(one, name, function, wrap(function, name)) for one in tables for name, function in one.items()]
+    for one, name, _, wrapped in changed:
+        one[name] = wrapped
+
+    def undo() -> None:
+        for one, name, function, wrapped in changed:
+            if one.get(name) is wrapped:  # not if another was registered meanwhile
+                one[name] = function
+
+    return undo
