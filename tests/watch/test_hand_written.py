@@ -236,7 +236,7 @@ def test_heads_that_nothing_shows_are_said_to_be_one():
         net(q=torch.randn(12, 5, 8))
     assert len(watch.record) == 1
     assert watch.record.notes == [
-        "Folded: batch and heads share one dimension and the number of heads is unknown: measured as one head."
+        "Folded: which part of its scores belongs to which head is not known: measured as one head."
     ]
 
 
@@ -315,3 +315,58 @@ def test_the_facts_of_sdpa_s_own_math(causal):
 def test_a_query_multiplied_before_the_product_leaves_the_scale_unknown():
     record, _ = watched(form(lambda self, q, k, v: ((q * 0.3) @ k.mT).softmax(-1) @ v))
     assert record.facts["", "self"].scale is None
+
+
+class Windows(nn.Module):
+    """Each query attends to its own window; batch and heads are one dimension (local-attention)."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def forward(self, q, k, v):
+        q, k, v = (part.flatten(0, 1).unflatten(1, (-1, self.size)) for part in (q, k, v))
+        return (torch.einsum("bwie,bwje->bwij", q, k).softmax(-1) @ v).flatten(1, 2).unflatten(0, (-1, HEADS))
+
+
+class InWindows(Base):
+    def __init__(self, size, inner):
+        super().__init__()
+        self.size, self.inner = size, Windows(size) if inner else None
+
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        return Windows(self.size).forward(q, k, v) if self.inner is None else self.inner(q, k, v)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("windows", [1, 2, 4, 8])
+@pytest.mark.parametrize("inner", [True, False])
+def test_windows_are_no_heads(inner, windows):
+    net = InWindows(5, inner)
+    record, x = watched(net, torch.randn(BATCH, 5 * windows, WIDTH))
+    q, k, _ = (part.unflatten(2, (-1, 5)) for part in net.parts(x))
+    p2 = (q @ k.mT).softmax(-1).square().sum(-1).mean((0, 2, 3))
+    if inner or windows != HEADS:
+        assert [row["p2"] for row in record.to_dicts()] == in_float64(p2.tolist())
+        assert record.notes == []
+    else:  # as many windows as heads: either may be the heads
+        assert [row["p2"] for row in record.to_dicts()] == [in_float64(p2.mean().item())]
+        assert len(record.notes) == 1
+        assert "which head is not known: measured as one head" in record.notes[0]
+    assert {row["rows"] for row in record.to_dicts()} == {BATCH * 5 * windows * HEADS / len(record.to_dicts())}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("blocks", "known"), [(2, True), (HEADS, False)])
+def test_as_many_blocks_as_heads(blocks, known):
+    """Nothing in (B, 4, 4, q, k) says which 4 are the heads."""
+
+    def meet(self, q, k, v):
+        q, k, v = (part.unflatten(2, (blocks, -1)) for part in (q, k, v))
+        return (torch.einsum("bhnie,bhnje->bhnij", q, k).softmax(-1) @ v).flatten(2, 3)
+
+    net = form(meet)
+    record, _ = watched(net, torch.randn(BATCH, 3 * blocks, WIDTH))
+    assert len(record.to_dicts()) == (HEADS if known else 1)
+    assert bool(record.notes) is not known

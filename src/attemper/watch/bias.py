@@ -39,7 +39,7 @@ def with_scores(
 def largest_scores(call: AttentionCall, kernel: str) -> Tensor | None:
     """The largest score of each row, (B, H, Lq), without what is added to it; None if that is its peak, or is not known."""
     if call.scores is not None:
-        return call.scores.amax(-1)
+        return call.largest(call.scores)
     if call.logits is not None or call.mask is None or not adds(call.mask):
         return None
     asked = {**call.options(), "mask": ~(call.mask <= HIDDEN_BIAS)}  # a NaN hides no key

@@ -100,6 +100,7 @@ class AttentionCall:
     product: bool = False  # whether q and k are the factors of a product
     flipped: bool = False  # whether the product had the keys on its left: (..., Lk, E) and (..., E, Lq)
     sink_columns: tuple[int, int] = (0, 0)  # how many columns of the logits are before and after the keys
+    products: tuple[tuple[int, int], ...] = ()  # where there are any: the columns of each product; others are sinks
     heads_known: bool = True  # whether it is known which dimension, or which part of one, is the heads
     in_order: bool = True  # whether the columns of the logits are in the order of the product's keys
     places: tuple[OpPlace, ...] = ()  # the ops that made its scores, if ops are counted
@@ -118,10 +119,19 @@ class AttentionCall:
         """Its options, as ``measure()`` takes them."""
         return {name: getattr(self, name) for name in ("mask", "causal", "scale", "window", "softcap")}
 
-    def one_tensor(self) -> bool:
-        """Whether the gradient of q is that of k too."""
+    def largest(self, logits: Tensor) -> Tensor:
+        """The largest of each row of its logits, or of its scores, (B, H, Lq), without sinks."""
+        products = [logits[..., start:stop] for start, stop in self.products if start < stop] or [logits]
+        return torch.stack([one.amax(-1) for one in products]).amax(0)
+
+    def doubt_of_gradients(self) -> str | None:
+        """What |dq| and |dk| are, where they are not those of q and k alone."""
         query, key = self.query, self.key
-        return query is key or (query.requires_grad and key.requires_grad and query._is_view() and query._base is key)
+        if query is key or (query.requires_grad and key.requires_grad and query._is_view() and query._base is key):
+            return "q and k are one tensor: |dq| and |dk| are both its whole gradient"
+        if len(self.products) > 1:
+            return f"{len(self.products)} products share one softmax: |dq| and |dk| are those of one of them"
+        return None
 
 
 class UnfoldedRows(NamedTuple):

@@ -128,7 +128,8 @@ def _named(call: AttentionCall, item: Item) -> dict[str, list[int]]:
             continue
         found.setdefault(name, []).append(column)
     before, after = call.sink_columns
-    learned = [*range(before), *range(call.facts.keys - after, call.facts.keys)]
+    beside = [*range(before), *range(call.facts.keys - after, call.facts.keys)]
+    learned = [column for column in beside if not any(start <= column < stop for start, stop in call.products)]
     return found | ({LEARNED: learned} if learned else {})
 
 

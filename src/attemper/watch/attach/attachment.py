@@ -363,13 +363,13 @@ class Attachment:
         if not call.heads_known:
             self.missed(
                 call.frames,
-                "batch and heads share one dimension and the number of heads is unknown: measured as one head",
+                "which part of its scores belongs to which head is not known: measured as one head",
             )
-        if call.one_tensor():
+        if (doubt := call.doubt_of_gradients()) is not None:
             for observer in observers:
                 name = name_in(observer, call.frames)
                 if observer.wants_gradients and name is not None:
-                    observer.add_note(name, "q and k are one tensor: |dq| and |dk| are both its whole gradient")
+                    observer.add_note(name, doubt)
 
     def observing(self, current: Pass | None) -> list[Watch]:
         """The watches that measure a pass."""

@@ -95,9 +95,8 @@ def vitals_of(call: AttentionCall, signs: tuple[str, ...], kernel: str) -> Vital
     if "visible" in signs and "lse" in signs:
         # a NaN hides no key: the rows of a model that diverges must count
         vitals.visible = vitals.visible.masked_fill(vitals.lse.isnan(), logits.shape[-1])
-    before, after = call.sink_columns
-    if "peak" in signs and before + after:  # a sink has a logit of its own, which is no q·k
-        vitals.peak = logits[..., before : logits.shape[-1] - after].amax(-1).to(vitals.peak.dtype)
+    if "peak" in signs and call.products:  # a sink has a logit of its own, which is no q·k
+        vitals.peak = call.largest(logits).to(vitals.peak.dtype)
     return vitals
 
 

@@ -8,7 +8,7 @@ not be followed is noted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from ...attach.storages import Storages, address
 from ...call import AttentionCall, Facts
 from ..kind import Sequences, kind_of
 from .layout import by_head, ordered, softmax_over
-from .matrices import ScoreMatrix, Waiting, WeightMatrix, number
+from .matrices import ScoreMatrix, Waiting, WeightMatrix, number, side_by_side
 from .op_names import (
     CARRYING,
     FLEX,
@@ -229,6 +229,12 @@ class Chain:
         return True
 
     def _keep_scores(self, name: str, tensors: list[Tensor], args: tuple[Any, ...], result: Tensor) -> bool:
+        if name == "cat" and all(tensor.shape[:-1] == result.shape[:-1] for tensor in tensors):
+            parts = [(tensor, self.scores.get(tensor)) for tensor in tensors]
+            if any(scores is not None for _, scores in parts):
+                self.scores.put(result, _with_places(side_by_side(parts, result), [scores for _, scores in parts]))
+                return True
+            return False
         for tensor in tensors:
             scores = self.scores.get(tensor)
             if scores is not None and (
@@ -240,9 +246,8 @@ class Chain:
                     after = replace(after, added=sum([each.added for each in terms], scores.added))
                 if self.triangles and any(map(self.triangles.get, tensors)):
                     after = replace(after, causal=True)
-                if after.places and name not in SCALINGS:  # terms of one sum, or entries of one matrix
-                    made = [each.places for tensor in tensors if (each := self.scores.get(tensor)) is not None]
-                    after = replace(after, places=tuple(dict.fromkeys(sum(made, ()))))
+                if name not in SCALINGS:  # terms of one sum, or entries of one matrix
+                    after = _with_places(after, map(self.scores.get, tensors))
                 self.scores.put(result, after)
                 return True
         return False
@@ -271,10 +276,8 @@ class Chain:
             calls = (Waiting(call, self.measure(call), (*scores.frames, *frames), over),)
             sequence = self.sequences.known(call.query)
         size, stride = out.shape[dim], out.stride(dim)
-        sink_columns = 0 if call is None else sum(call.sink_columns)
-        self.weights.put(
-            out, WeightMatrix(calls, frames, sequence, size, stride, sink_columns, name in LOG_SOFTMAXES, other)
-        )
+        sizes = () if scores is None else _sizes_of_parts(scores, size)
+        self.weights.put(out, WeightMatrix(calls, frames, sequence, size, stride, sizes, name in LOG_SOFTMAXES, other))
 
     def _again(self, weights: Tensor, dim: int, out: Tensor) -> bool:
         """Whether this is the second softmax over the same dimension: its input is what the first one returned."""
@@ -287,6 +290,20 @@ class Chain:
             waiting.call.softmaxes += 1
         self.weights.put(out, replace(found, stride=out.stride(dim)))
         return True
+
+
+def _with_places(scores: ScoreMatrix, made: Iterable[ScoreMatrix | None]) -> ScoreMatrix:
+    """The scores, with the products that made any of these."""
+    if not scores.places:
+        return scores
+    return replace(
+        scores, places=tuple(dict.fromkeys(place for one in made if one is not None for place in one.places))
+    )
+
+
+def _sizes_of_parts(scores: ScoreMatrix, size: int) -> tuple[int, ...]:
+    """How many columns values may meet at a time: those that are no sinks, or those of one product."""
+    return (size - sum(scores.sink_columns), *(stop - start for start, stop in scores.products))
 
 
 def _first(out: Any) -> Tensor:
@@ -331,10 +348,10 @@ def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tupl
     )
     call = AttentionCall(facts, frames, query, key, logits=matrix)
     if alone is not None:
-        before, after = scores.sink_columns
         alone = alone[None] if alone.dim() == 1 else ordered(alone, dim, *scores.shape, scores.strides, frames)[0]
-        call.scores = by_head(alone, frames)[0][..., before : keys - after]
+        call.scores = by_head(alone, frames)[0]
     call.product, call.flipped, call.heads_known = True, flipped, known
     call.sink_columns, call.in_order, call.places = scores.sink_columns, scores.in_order, scores.places
+    call.products = scores.products
     call.by_sdpa, call.as_product = math, scores.strided and address(matrix) == address(logits)
     return call

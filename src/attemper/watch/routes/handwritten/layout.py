@@ -135,15 +135,34 @@ def _by_sizes(matrix: Tensor, frames: tuple[Frame, ...]) -> tuple[Tensor, int, b
         each = sizes.numel() // called[0]
         if named in (None, each):  # all but batch, queries and keys: (B, G, R, Lq, Lk), in any order
             return matrix.movedim(sizes.index(called[0]), 0), each, True
+    shape, batch = _shape(frames), _batch(frames, matrix.shape[-2])
+    if shape is not None and len(shape) == 4 and sizes[0] == shape[0] * shape[1] != shape[0]:
+        return _split(matrix, shape[0], shape[1])  # the module was called with (B, H, L, E)
     if named is None:
         return matrix, sizes[-1], True
-    # (B, G, R, Lq, Lk) is grouped heads, (B, T, H, Lq, Lk) is not: only the module shows which
-    places = range(len(sizes))
-    likely = [tuple(places[1:]), tuple(places[-1:])]
-    for axes in [*likely, *(some for count in places[1:] for some in combinations(places, count))]:
-        if math.prod(sizes[axis] for axis in axes) == named:
-            return matrix.movedim(axes, tuple(range(-2 - len(axes), -2))), named, True
-    return matrix, sizes[-1], False
+    # (B, G, R, Lq, Lk) is grouped heads, (B, T, H, Lq, Lk) and (B·H, T, Lq, Lk) are not: only the module shows which
+    many = [axis for axis, size in enumerate(sizes) if size > 1]
+    fitting = [
+        axes for count in range(len(many) + 1) for axes in combinations(many, count) if _size(sizes, axes) == named
+    ]
+    likely = [axes for axes in fitting if 0 not in axes and (sizes[0] == batch or axes == tuple(range(1, len(sizes))))]
+    fitting = likely or fitting
+    joined = batch is not None and batch > 1 and named > 1 and sizes[0] == batch * named
+    if joined and not fitting:
+        return _split(matrix, batch or 1, named)
+    if len(fitting) == 1 and not joined:
+        axes = fitting[0]
+        return matrix.movedim(axes, tuple(range(-2 - len(axes), -2))), named, True
+    return matrix, 1, False  # as many blocks as heads, for example
+
+
+def _split(matrix: Tensor, batch: int, heads: int) -> tuple[Tensor, int, bool]:
+    """``(B·H, …, Lq, Lk)`` with the heads before the queries."""
+    return matrix.unflatten(0, (batch, heads)).movedim(1, -3), heads, True
+
+
+def _size(sizes: tuple[int, ...], axes: tuple[int, ...]) -> int:
+    return math.prod(sizes[axis] for axis in axes)
 
 
 def _has_parameters(module: nn.Module) -> bool:

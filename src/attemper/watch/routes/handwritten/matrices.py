@@ -69,10 +69,27 @@ class AddedMask:
     shape: torch.Size
     stride: tuple[int, ...]
     factor: float | None = 1.0  # by which it was multiplied, with the logits, since then; None: not known
+    start: int | None = None  # in logits that hold others beside them: the first of their columns
 
     @property
     def signed(self) -> Tensor:
         return self.mask if self.sign > 0 else -self.mask
+
+    @property
+    def columns(self) -> slice:
+        """The columns of the logits to which it was added."""
+        return slice(None) if self.start is None else slice(self.start, self.start + self.shape[-1])
+
+    def hidden(self, logits: Tensor) -> Tensor:
+        """The logits, with -inf wherever it hides them."""
+        if self.start is None or not logits.dim():
+            hides = self.hides(logits)
+            return logits if hides is None else logits.masked_fill(hides, -torch.inf)
+        hides = self.hides(logits[..., self.columns])
+        if hides is not None:
+            logits = logits.clone()
+            logits[..., self.columns].masked_fill_(hides, -torch.inf)
+        return logits
 
     def hides(self, logits: Tensor) -> Tensor | None:
         """Which logits it hides; None if the sum shows it. A score above 0 lifts a mask of −1e4 above HIDDEN_BIAS."""
@@ -119,6 +136,7 @@ class ScoreMatrix:
     in_order: bool = True  # whether its columns are the keys
     exponential: str = ""  # the op that replaces a softmax
     sink_columns: tuple[int, int] = (0, 0)  # columns added before and after the keys
+    products: tuple[tuple[int, int], ...] = ()  # where others were added: the columns of each product of q and keys
     added: tuple[AddedMask, ...] = ()
     shift: Tensor | None = None  # what was subtracted from every key of a row, as gpt-oss does with its largest logit
     places: tuple[OpPlace, ...] = ()  # the products that made it, if ops are counted
@@ -136,8 +154,9 @@ class ScoreMatrix:
             return replace(kept.without_added_values(), capped=True)
         if name in EXPONENTIALS:
             return replace(kept, exponential=name)
-        if name in ("cat", "constant_pad_nd"):
-            return kept._widened(name, args, tensor, result)
+        if name == "constant_pad_nd":
+            before = args[1][0]
+            return kept._widened(before, result.shape[-1] - tensor.shape[-1] - before, tensor, result)
         if name in SELECTING:
             return replace(kept, in_order=False)
         if name in SCALINGS:
@@ -203,14 +222,18 @@ class ScoreMatrix:
             root=None if root is None else root * ratio**0.5,
         )
 
-    def _widened(self, name: str, args: tuple[Any, ...], tensor: Tensor, result: Tensor) -> ScoreMatrix:
-        """Columns were added to the keys: attention sinks."""
-        more = result.shape[-1] - tensor.shape[-1]
+    def _widened(self, before: int, after: int, tensor: Tensor, result: Tensor) -> ScoreMatrix:
+        """So many columns were added before and after it: attention sinks, or the keys of other products."""
         if result.shape[:-1] != tensor.shape[:-1]:
             return replace(self, in_order=False)
-        before, after = self.sink_columns
-        first = args[1][0] == 0 if name == "constant_pad_nd" else args[0][0] is tensor
-        return replace(self, masked=True, sink_columns=(before, after + more) if first else (before + more, after))
+        own = self.products or ((0, tensor.shape[-1]),)
+        return replace(
+            self,
+            masked=True,
+            sink_columns=(self.sink_columns[0] + before, self.sink_columns[1] + after),
+            products=tuple((start + before, stop + before) for start, stop in own),
+            added=tuple(replace(one, start=(one.start or 0) + before, stride=result.stride()) for one in self.added),
+        )
 
     def hidden(self, logits: Tensor, dim: int) -> Tensor:
         """The logits, with -inf wherever an added mask hides them, and without what was subtracted from all keys of a row."""
@@ -219,26 +242,47 @@ class ScoreMatrix:
             if shift is not None and (not shift.dim() or (shift.dim() == logits.dim() and shift.shape[dim] == 1)):
                 logits = torch.where(logits <= HIDDEN_BIAS, logits, logits + shift.to(logits.dtype))
             for added in self.added:
-                hides = added.hides(logits)
-                if hides is not None:
-                    logits = logits.masked_fill(hides, -torch.inf)
+                logits = added.hidden(logits)
         return logits
 
     def without_added(self, logits: Tensor) -> tuple[Tensor | None, bool]:
         """Logits without what was added to visible ones, None if nothing was; and whether that is known."""
-        before, after = self.sink_columns
         adding = [one for one in self.added if adds(one.signed)]
         if not adding:
             return None, True
         with without_autograd_and_modes(logits.device.type):
             scores = torch.empty_strided(logits.shape, logits.stride(), dtype=logits.dtype, device=logits.device)
-            inner = scores.copy_(logits)[..., before : logits.shape[-1] - after]
+            scores.copy_(logits)
             for one in adding:
+                inner = scores[..., one.columns]
                 values = one.values(inner)
                 if values is None:
                     return None, False
                 inner -= values
             return scores.masked_fill_(logits <= HIDDEN_BIAS, -torch.inf), True
+
+
+def side_by_side(parts: Sequence[tuple[Tensor, ScoreMatrix | None]], result: Tensor) -> ScoreMatrix:
+    """Scores beside others, which are sinks or the keys of other products. Its q and k are those with a row for each key."""
+    found, place = [], 0
+    for tensor, scores in parts:
+        width = tensor.shape[-1]
+        if scores is not None:
+            wider = scores.after("cat", (), tensor, result)
+            found.append((tensor, wider._widened(place, result.shape[-1] - width - place, tensor, result)))
+        place += width
+    first = next((one for tensor, one in found if tensor.shape[-1] == one.shape[0]), found[0][1])
+    several = [one for _, one in found]
+    if len(several) == 1:
+        return first
+    return replace(
+        first,
+        scale=first.scale if all(one.scale == first.scale for one in several) else None,
+        shift=None,  # what was subtracted from a part of a row, a softmax notices
+        exponential=next((one.exponential for one in several if one.exponential), ""),
+        products=tuple(sorted({product for one in several for product in one.products})),
+        added=tuple(added for one in several for added in one.added),
+    )
 
 
 @dataclass(frozen=True)
@@ -250,7 +294,7 @@ class WeightMatrix:
     sequence: int | None  # of the queries
     size: int  # of the softmax's dimension
     stride: int | None  # of that dimension; None if an op changed the layout
-    sink_columns: int = 0  # how many of its entries are not keys
+    sizes: tuple[int, ...] = ()  # the sizes of its parts, where it may meet values in parts
     log: bool = False  # a log_softmax, before its exponential
     other: tuple[int, int] | None = None  # size and stride of the keys, if the softmax may not have run over them
     alone: bool = True  # whether no other matrix of scores or weights was added to it
@@ -279,7 +323,7 @@ class WeightMatrix:
         if self.log:
             return False
         if self.stride is None or size == 1:
-            return size in (self.size, self.size - self.sink_columns)
+            return size in (self.size, *self.sizes)
         return tensor.stride(axis) == self.stride and size <= self.size
 
 
