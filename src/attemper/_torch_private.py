@@ -126,6 +126,25 @@ def dynamo_counters() -> Any:
     return counters
 
 
+# torch.distributed.pipelining runs a stage once to learn the shapes of its tensors: in these functions, 2.4 and 2.13
+PIPELINE_STAGE = "torch.distributed.pipelining.stage"
+DRY_RUNS = {"_shape_inference", "_forward_metadata_inference"}
+
+
+def process_groups() -> list[Any]:
+    """All process groups that this process is in (2.0)."""
+    from torch.distributed.distributed_c10d import _world
+
+    return [*_world.pg_map]
+
+
+def resolve_process_group(name: str) -> Any:
+    """The process group that a functional collective names (2.2)."""
+    from torch.distributed import distributed_c10d
+
+    return vars(distributed_c10d)["_resolve_process_group"](name)
+
+
 def default_store() -> Any:
     """Where the ranks of a process group meet without a collective that could hang (2.0)."""
     from torch.distributed.distributed_c10d import _get_default_store  # a torch without distributed does not have it

@@ -11,6 +11,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from attemper.watch.endings import EXCHANGED
 from attemper.watch.record import ranks
 
 import sys
@@ -89,7 +90,10 @@ if case == "replicas":
         assert_float64(now.full_tensor(), parameter, name)
     assert_float64(module(mine), alone(mine))  # the next forward uses what was written
 else:
-    assert said == [ranks.TENSOR if case == "heads" else ranks.PART.format(size=2, world=4)], said
+    exchanged = EXCHANGED.format(layer="0", op="_c10d_functional::all_reduce", calls="")
+    expected = [ranks.TENSOR] if case == "heads" else [ranks.PART.format(size=2, world=4), exchanged]
+    assert said == expected, said
+    assert all(facts.local for facts in record.facts.values())
     first = HEADS // 2 * (rank % 2)
     same(record, whole.filter(heads=list(range(first, first + HEADS // 2))))
     named = attemper.Projections.named(module, heads=HEADS, q="*.q.*", k="*.k.*")

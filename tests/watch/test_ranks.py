@@ -119,7 +119,7 @@ expected = {
     "alone": {ranks.ALONE},
     "some": {ranks.PART.format(size=2, world=3)},
     "heads": {ranks.SAME},
-    "a part": {"Half: 2 of its 4 heads run on this rank.", ranks.SPLIT},
+    "a part": {"Half: 2 of its 4 heads run on this rank, counted from 0.", ranks.SPLIT},
     "missing": {ranks.LATE.format(step=0)} if rank == 0 else set(),
     "late": {ranks.LATE.format(step=0)},
 }

@@ -14,6 +14,7 @@ from .. import health
 from ..errors import InputError, checked_options
 from ..health import LEVELS, Finding
 from ..treat import Finder, qk_clip
+from ..treat.peaks import LocalHeads
 from ..treat.table import parameters_of
 from ..treat.write import check_whole
 from ..watch import Record, Watch, watch
@@ -240,9 +241,16 @@ class Monitor:
         assert self._finder is not None
         if self._finder.projections is None:
             self._finder.finish()
-        clip = qk_clip(
-            self.model, rows, self.options.clip, projections=self._finder.projections, optimizer=self.optimizer
-        )
+        try:
+            clip = qk_clip(
+                self.model, rows, self.options.clip, projections=self._finder.projections, optimizer=self.optimizer
+            )
+        except LocalHeads as error:  # on every rank; a training goes on without its clip
+            self._release()
+            if str(error) not in self._reasons:
+                self._reasons.add(str(error))
+                logger.warning("attemper: no head is clipped: %s", error)
+            return 0
         if self._finder.projections is not None:
             self._release()
         for one in clip.skipped:

@@ -15,7 +15,7 @@ from ..errors import InputError, checked_options, nearest
 from ..watch import Record
 from .finder import found_before
 from .finder import projections as find
-from .peaks import NOT_FINITE, LayerPeaks, agree, check_record, group_of, peaks_of
+from .peaks import LOCAL, NOT_FINITE, LayerPeaks, LocalHeads, agree, check_record, group_of, peaks_of
 from .table import BY_LAYER, TAKES, LayerProjections, Projections, parameters_of
 from .write import Copies, check_there, check_whole, reshard, scale_rows, unscalable, unwrapped
 
@@ -133,6 +133,10 @@ def qk_clip(
     layers = peaks_of(record, step)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         layers = agree(layers, group_of(model, group), step, tau, alpha, shared)
+    local = [layer.layer for layer in layers if layer.local]
+    if local and group is None:
+        check_whole("qk_clip()", model, parameters_of(model))  # a better reason
+        raise LocalHeads(LOCAL.format(layer=local[0]))
     clip = Clip(step, float(tau), _largest(layers))
     for layer in layers:
         reasons = set(layer.reasons.values())
@@ -206,7 +210,7 @@ def _apply(
     factors: dict[tuple[int, int, float], tuple[Tensor, Tensor]] = {}  # parameter, dimension, offset
     for layer in layers:
         found = known.get((layer.layer, layer.kind))
-        if found is None or max(layer.heads) >= found.heads:
+        if found is None or max(layer.heads) >= found.heads or layer.calls not in (None, found.heads):
             raise InputError(_another(layer, known))
         missing = [part.parameter for part in found.parts if part.parameter not in parameters]
         if missing:
@@ -247,8 +251,8 @@ def _another(layer: LayerPeaks, known: Projections) -> str:
     found = known.get((layer.layer, layer.kind))
     if found is not None:
         return (
-            f"qk_clip(): the record has {max(layer.heads) + 1} heads in {layer.layer!r}, and the model's projections have "
-            f"{found.heads}. Pass the record of this model."
+            f"qk_clip(): the record has {layer.calls or max(layer.heads) + 1} heads in {layer.layer!r}, and the model's "
+            f"projections have {found.heads}. Pass the record of this model."
         )
     names = [name for name, _ in known]
     return (

@@ -15,13 +15,17 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import InputError, checked_options
 from ..vitals import Vitals
-from ..watch.examine import AttentionCall, Examiner, examine, named_modules, running, without_modes
+from ..watch.examine import AttentionCall, Examiner, examine, exchanged_before, named_modules, running, without_modes
 from .again import Build, build_of, found_again
 from .derivatives import Directional, share, tolerance, used
 from .find import Candidate, Made, find_layer
 from .table import LayerProjections, Projections, parameters_of
 from .write import check_whole
 
+EXCHANGED = (
+    "ranks exchange tensors between its projections and its attention, and a derivative would exchange more. Name the parameters "
+    "with attemper.Projections.named()"
+)
 SERVES_OTHERS = "its keys serve {layer} too"
 HIDDEN = -1e4  # an added number as low as this hides a key
 DEPTH = 3  # how many modules around a call are searched
@@ -91,7 +95,9 @@ class Finder(Examiner):
         waiting, self._waiting = self._waiting, []
         for name, call, seen in waiting if torch.is_grad_enabled() else ():  # evaluation is not searched
             place = (name, call.facts.kind)
-            if place not in self._layers and self.projections is None:
+            if place not in self._layers and self.projections is None and exchanged_before(call):
+                self._layers[place] = LayerProjections(*place, call.facts.heads, call.facts.kv_heads, why=EXCHANGED)
+            elif place not in self._layers and self.projections is None:
                 with _unwatched(call.query.device.type):
                     self._layers[place] = self._find(name, call, seen)
                     self._attended.add(id(call.frames[-1].module))

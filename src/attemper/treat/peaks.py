@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, distributed, nn
@@ -35,6 +35,16 @@ DIFFERENT = (
     "qk_clip(): ranks were called with different arguments: another step, tau, alpha, shared, or other layers. Nothing was "
     "changed on any rank. Pass the same on every rank, and `group` if ranks hold different layers or heads."
 )
+LOCAL = (
+    "qk_clip(): the heads of {layer!r} in this record are those of one rank, or parts of them: ranks exchange tensors around its "
+    "attention, or each runs some of its heads (record.facts[layer, kind].local). Head 0 of the record need not be head 0 of the "
+    "weights, so nothing was changed. If each rank has plain weights of its own heads, pass `group` with the ranks that hold the "
+    "same heads. Otherwise leave the clip out, and bound the logits with attemper.add_qk_norm() before the training."
+)
+
+
+class LocalHeads(InputError):
+    """A record whose heads are those of one rank; the same on every rank."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,8 @@ class LayerPeaks:
     heads: tuple[int, ...]
     scores: Tensor  # (H,), float64, on the host
     reasons: dict[int, str]
+    calls: int | None = None  # how many heads its calls had, if that is known
+    local: bool = False  # whether these heads are those of one rank
 
 
 def check_record(record: object, step: object) -> int:
@@ -96,7 +108,8 @@ def peaks_of(record: Record, step: int) -> list[LayerPeaks]:
             scores = (cap * (scores / cap).atanh()).masked_fill(full, -math.inf)
         if bool((scores == 0).all()):
             reasons = dict.fromkeys(entry.heads, SHIFTED)
-        found.append(LayerPeaks(entry.layer, entry.kind, entry.heads, scores, reasons))
+        known = (None, False) if facts is None else (facts.heads, facts.local)
+        found.append(LayerPeaks(entry.layer, entry.kind, entry.heads, scores, reasons, *known))
     return found
 
 
@@ -136,7 +149,8 @@ def agree(layers: list[LayerPeaks], groups: list[ProcessGroup], *arguments: obje
     words = repr([(layer.layer, layer.kind, layer.heads) for layer in layers]) + repr(arguments)
     digest = int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big")
     device = _device(groups[0])
-    ends = torch.tensor([digest, -digest], dtype=torch.int64, device=device)
+    local = any(layer.local for layer in layers)
+    ends = torch.tensor([digest, -digest, local], dtype=torch.int64, device=device)
     # reasons travel as infinities: a head that one rank cannot read is read by none
     scores = torch.cat([layer.scores for layer in layers])
     missing = torch.cat(
@@ -151,10 +165,10 @@ def agree(layers: list[LayerPeaks], groups: list[ProcessGroup], *arguments: obje
     for group in groups:
         distributed.all_reduce(largest, distributed.ReduceOp.MAX, group)
         distributed.all_reduce(flags, distributed.ReduceOp.MAX, group)
-    return _divided(layers, largest.cpu(), flags.cpu().bool())
+    return _divided(layers, largest.cpu(), flags.cpu().bool(), bool(ends[2]))
 
 
-def _divided(layers: list[LayerPeaks], scores: Tensor, missing: Tensor) -> list[LayerPeaks]:
+def _divided(layers: list[LayerPeaks], scores: Tensor, missing: Tensor, local: bool) -> list[LayerPeaks]:
     found, start = [], 0
     for layer in layers:
         end = start + len(layer.heads)
@@ -162,7 +176,7 @@ def _divided(layers: list[LayerPeaks], scores: Tensor, missing: Tensor) -> list[
         for place in missing[start:end].nonzero().flatten().tolist():
             reasons.setdefault(layer.heads[place], "another rank cannot tell its scores")
         part = scores[start:end].masked_fill(missing[start:end], -math.inf)
-        found.append(LayerPeaks(layer.layer, layer.kind, layer.heads, part, reasons))
+        found.append(replace(layer, scores=part, reasons=reasons, local=layer.local or local))
         start = end
     return found
 

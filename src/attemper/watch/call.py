@@ -41,6 +41,7 @@ class Facts:
     declared: float | None = None
     implementation: str | None = None  # of the Hugging Face interface
     biased: bool = False  # whether numbers may be added to its scores, without which the largest score is not known
+    local: bool = False  # whether its heads, or the rows or keys of them, are those of one rank
 
     @classmethod
     def of(

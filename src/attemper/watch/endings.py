@@ -13,6 +13,7 @@ from .passes import FAILED, UNFINISHED
 from .record.entry import Entry
 
 if TYPE_CHECKING:
+    from .routes.exchanged import Exchange
     from .session import Watch
 
 FOLLOWS = (
@@ -20,6 +21,30 @@ FOLLOWS = (
     "attention interface, and attention written by hand as product, softmax, product. For other attention, call "
     "attemper.measure(query, key) inside the model"
 )
+
+
+EXCHANGED = (
+    "{layer}: ranks exchange tensors around its attention ({op}), so that its heads, or the rows or keys of them, are those of "
+    "this rank{calls}. record.facts[layer, kind].local is True for every such layer."
+)
+
+
+def note_part(watch: Watch, layer: str, heads: int, named: int) -> None:
+    """A layer runs a part of its heads on this rank."""
+    assert watch._ranks is not None
+    watch._ranks.split = True
+    watch._sums.local.add(layer)
+    watch._warn(f"{watch._title(layer)}: {heads} of its {named} heads run on this rank, counted from 0.")
+
+
+def note_exchange(watch: Watch, layer: str, exchange: Exchange) -> None:
+    """The ranks of a layer exchange tensors while it runs. That is said once, unless all its rows are whole and added."""
+    if watch._ranks is None or watch._ranks.makes_whole(exchange):
+        return
+    calls = f", and its {exchange.calls} calls are measured one by one" if exchange.calls > 1 else ""
+    if not (watch._sums.local or watch._ranks.tensor_parallel):  # which is said at the start
+        watch._warn(EXCHANGED.format(layer=watch._title(layer), op=exchange.op, calls=calls))
+    watch._sums.local.add(layer)
 
 
 def drop_failed(watch: Watch, threads: Collection[int] | None = None) -> None:

@@ -18,6 +18,7 @@
     is_in               whether a module is another one or inside it, by their names
     Replacement, attend_with, REPLACED    attention of a Hugging Face model by attemper's kernels
     named_modules       the modules of a model by name, without wrappers
+    exchanged_before    whether ranks exchanged tensors before a call, in its module
     without_modes       run code that no watch and no other dispatch mode sees
     Entry               one layer of a record in one step
     check_path, to_path     the path of a file for a record, checked
@@ -53,6 +54,7 @@ from .record.ranks import are_many as are_many
 from .record.ranks import cut_over_heads as cut_over_heads
 from .record.store import check_path as check_path
 from .record.store import to_path as to_path
+from .routes.exchanged import exchanged_before as exchanged_before
 from .routes.replace import FLOOR as FLOOR
 from .routes.replace import REPLACED as REPLACED
 from .routes.replace import Replacement as Replacement

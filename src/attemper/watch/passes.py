@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from torch import nn
 
-from .._torch_private import _current_graph_task_id
+from .._torch_private import DRY_RUNS, PIPELINE_STAGE, _current_graph_task_id
 from ..kernels.contract import is_recording
+from .attach.running import python_frames
 
 COUNTED = ("training", "all")
 LEFT_OUT = (
@@ -95,6 +98,16 @@ class Passes:
 
     def _highest(self, name: str) -> int:
         return max((grade for other, grade in self.highest.items() if _are_nested(name, other)), default=0)
+
+
+def is_dry() -> bool:
+    """Whether torch's pipelining runs a stage to learn the shapes of its tensors: nothing is trained on what it computes."""
+    if PIPELINE_STAGE not in sys.modules:
+        return False
+    frames = python_frames(sys._getframe(1))
+    return any(
+        frame.f_code.co_name in DRY_RUNS and frame.f_globals.get("__name__") == PIPELINE_STAGE for frame in frames
+    )
 
 
 def _are_nested(name: str, other: str) -> bool:

@@ -21,9 +21,9 @@ from .attach.dynamo import COMPILED, in_compiled, is_compiled
 from .attach.names import named_modules
 from .attach.running import running
 from .call import AttentionCall, Examiner, Summary
-from .endings import check_calls, check_end, drop_failed, drop_unfinished, note_gradients, settle
+from .endings import check_calls, check_end, drop_failed, drop_unfinished, note_gradients, note_part, settle
 from .options import check_model, check_numbers, check_options, check_rows, check_step, with_hooks
-from .passes import LEFT_OUT, ONLY_OTHERS, Passes
+from .passes import LEFT_OUT, ONLY_OTHERS, Passes, is_dry
 from .record.jsonl import Journal
 from .record.ranks import Ranks
 from .record.record import Record
@@ -150,7 +150,6 @@ class Watch:
         others = f"attemper.Record.read({str(journal.path)!r}) has all steps" if journal else others
         self._tail = f"only the last {keep or KEPT} steps are in memory; {others}."
         self._ranks: Ranks | None = None  # while the watch is open
-        self._split = False  # whether a layer ran a part of its heads
         self._without_gradients: set[str] = set()  # layers whose missing gradients were noted
         self._step, self._steps_ended, self._passes = start, 0, Passes(passes)
         self._open, self._measuring, self._paused = False, False, False  # measuring: this step is one to measure
@@ -313,6 +312,8 @@ class Watch:
 
     def pass_began(self, module: nn.Module) -> bool:
         """Whether the pass that begins counts."""
+        if is_dry():
+            return False
         worse = self._passes.take(module, self.names[id(module)])
         if worse is None or worse:
             self._note(LEFT_OUT)
@@ -332,8 +333,7 @@ class Watch:
         self._sums.add(name, call.facts, summary, call)
         named = all_heads(call.frames) if self._ranks is not None and self._ranks.many else None
         if named is not None and named > call.facts.heads and named % call.facts.heads == 0:
-            self._split = True
-            self._warn(f"{self._title(name)}: {call.facts.heads} of its {named} heads run on this rank.")
+            note_part(self, name, call.facts.heads, named)
         for examiner, one in zip(self.examiners, found or (), strict=False):
             examiner.keep(name, call, one)
 
@@ -381,7 +381,7 @@ class Watch:
         self._passes.end_step()
         whole, alone = None, self._ranks is None or not self._ranks.groups
         if join and self._ranks is not None:
-            whole = self._ranks.join(self._step, entries, self._split, self._warn)
+            whole = self._ranks.join(self._step, entries, self._warn)
         if whole is not None or alone:
             check_calls(self)  # if other ranks have calls, an error on this one would end them too
         entries = entries if whole is None else whole

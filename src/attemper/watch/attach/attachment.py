@@ -1,9 +1,8 @@
 """Attachment: how all watches of a process see which module runs and which ops, and what becomes of an attention call.
 
 A function takes the place of ``nn.Module._call_impl``: a hook on a single module switches the encoder's fast path off, and
-global hooks slow every module down. A dispatch mode gets ops below autograd, where fused attention is still one op. Both are
-installed only while some watch measures a step. A mode belongs to a thread, so it is entered when a watched module begins its
-forward and left when that module ends, in the thread that runs it.
+global hooks slow every module down. A dispatch mode gets ops below autograd, where fused attention is still one op. Both exist
+only while some watch measures a step. A mode belongs to a thread: the one that runs a watched module enters and leaves it.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from ...operation.ops import FORWARD
 from ..call import AttentionCall
 from ..routes import attemper as own
 from ..routes import sdpa as fused
+from ..routes.exchanged import run_foreign
 from ..routes.handwritten.chain import Chain, shared
-from ..routes.handwritten.op_names import SOFTMAXES, is_followed, op_name
+from ..routes.handwritten.op_names import SOFTMAXES, is_followed, is_torchs, op_name
 from ..routes.padding import leave_padding_out
 from ..routes.transformers import Interface
 from ..trace.trace import Trace
@@ -74,7 +74,7 @@ class Mode(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
             finally:
                 _pop_mode()
-        out = func(*args, **kwargs)
+        out = func(*args, **kwargs) if is_torchs(func) else run_foreign(func, args, kwargs)
         reader, current = self.readers.get(func), running.current
         if current is None:
             return out

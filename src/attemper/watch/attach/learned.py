@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..._torch_private import _current_graph_task_id
 from ...kernels.contract import is_recording
 from ..call import AttentionCall, Facts
+from ..routes.exchanged import Exchange
 from ..routes.kind import shown_kind
 from .running import Frame
 from .storages import address
@@ -81,6 +82,7 @@ class FullPass:
         self.announced = 0  # how many of the calls an intercepted function announced
         self.forms: set[Any] = set()  # of the calls of SDPA
         self.softmaxes = 0
+        self.exchanges: list[Exchange] = []  # what its attention modules exchange with other ranks
         self.clean = True  # whether nothing was seen that a light pass would not see
 
     def entered(self, module: nn.Module, pattern: tuple[Any, ...] | None) -> None:
@@ -132,6 +134,7 @@ class PassPlan:
         inner = {*self.calls, *self.patterns, id(full_pass.entry)}
         self.without_calls = frozenset(number for number, around in self.around.items() if not around)
         self.not_innermost = frozenset(number for number in self.around if number not in inner)
+        self.exchanges = full_pass.exchanges
         self.uses, self.check_at = 0, CHECK_AFTER
         self.valid = full_pass.can_be_light
         mine = weakref.ref(self)

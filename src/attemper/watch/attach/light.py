@@ -25,6 +25,7 @@ from ...operation.ops import FORWARD
 from ..call import AttentionCall
 from ..routes import sdpa as fused
 from ..routes.arguments import bound, form_of, lowered, signature_of
+from ..routes.exchanged import tell_exchanges
 from ..routes.kind import LearnedSequences
 from .again import take_again
 from .learned import ExpectedCall, FullPass, LightPass, PassType, plans
@@ -150,6 +151,7 @@ class Interception:
     def end(self, current: Pass, complete: bool) -> None:
         """A pass has ended: keep what it showed, and tell of calls that light passes have missed."""
         listening.listener = None
+        tell_exchanges(current, self.attachment.observing(current))
         light = current.begun_light
         if current.full_pass is not None:
             # a checkpoint that is computed again may be stopped as soon as its backward has all it needs

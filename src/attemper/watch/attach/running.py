@@ -30,6 +30,7 @@ from .storages import address
 
 if TYPE_CHECKING:
     from ..call import AttentionCall
+    from ..routes.exchanged import Collective
     from ..routes.handwritten.chain import Chain
     from ..routes.kind import Sequences
     from ..routes.transformers import Interfaced
@@ -128,6 +129,10 @@ class Pass:
         self.masks: dict[Any, tuple[Tensor, Tensor]] = {}  # in a light pass: place in memory → mask, rows that it shows
         self.place: OpPlace | None = None  # of the current op, if ops are counted (alter.py)
         self.ratio = 1.0  # what that op's output is then multiplied by
+        self.called: list[
+            tuple[Frame, ...]
+        ] = []  # the modules around each call that was counted, unless the pass is light
+        self.collectives: list[Collective] = []  # and what ranks exchanged meanwhile
         self.doubtful: list[tuple[Frame, ...]] = []  # modules that are named attention and showed no call
 
     def left(self, frames: list[Frame], module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
@@ -146,6 +151,8 @@ class Pass:
 
     def counted(self, call: AttentionCall, frames: list[Frame]) -> None:
         """A call of this pass was counted."""
+        if self.light is None:
+            self.called.append(call.frames)
         if self.full_pass is not None:
             sequences = self.sequences.of_call(call.query, call.key)
             self.full_pass.counted(call, frames, sequences)

@@ -14,6 +14,7 @@ from ...operation.listen import KIND, TALLY, begin_target, end_target, target_of
 from ...operation.tally import GRADES, KINDS, WIDTH
 from ..attach.names import named_modules
 from ..routes.kind import kind_by_name
+from ..routes.replace import INSTRUMENT, check_known
 from ..routes.versions import check_switchable, modeling
 from . import interface
 from .find import heads_of, way_of
@@ -133,6 +134,7 @@ def _switch(model: nn.Module, found: Instruments) -> set[nn.Module]:
     for part in named_modules(model):
         if not isinstance(part, library.PreTrainedModel) or part in inside:
             continue
+        check_known(INSTRUMENT, part)
         configs = list({id(each.config): each.config for each in part.modules() if hasattr(each, "config")}.values())
         before = [(config, config._attn_implementation_internal) for config in configs]
         part.set_attn_implementation(interface.NAME)

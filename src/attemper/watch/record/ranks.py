@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -23,6 +23,9 @@ from ..._torch_private import default_store, tree_leaves
 from ...heads import HeadSummary
 from ..attach.modes import without_autograd_and_modes
 from .entry import Entry
+
+if TYPE_CHECKING:
+    from ..routes.exchanged import Exchange
 
 PATIENCE = timedelta(seconds=30)
 
@@ -41,7 +44,7 @@ PART = (
     "writes. Give the ranks of another group, if there is one, another path."
 )
 DIFFERENT = "ranks measured different layers, so each keeps its own rows."
-SPLIT = f"a layer runs a part of its heads on each rank, so nothing is added: {OWN}."
+SPLIT = f"a layer runs a part of its heads, rows or keys on each rank, so nothing is added: {OWN}."
 SAME = (
     "every rank was given the same input: either ranks hold different heads, or a DistributedSampler is missing and all ranks "
     f"train on the same data. Nothing is added: {OWN}."
@@ -108,6 +111,9 @@ class Ranks:
         self.handles: list[RemovableHandle] = []
         self.inputs: list[Tensor] = []  # a hash of each tensor that the model was given in this step
         self.were_late, self.tensor_parallel = False, False
+        self.members: frozenset[int] = frozenset()  # the ranks whose rows are joined
+        self.split = False  # whether a layer ran a part of its heads, wherever the others ran
+        self.apart = False  # whether these ranks themselves run different parts of a layer
         self.many = are_many()
         if self.many:
             self._find(model)
@@ -135,7 +141,7 @@ class Ranks:
         except (RuntimeError, ValueError, AttributeError) as error:  # a process group that was made without a store
             self.sentences.append(FAILED.format(step=0, error=_line(error)))
             return
-        self.groups, self.wrappers = data.groups, roots
+        self.groups, self.wrappers, self.members = data.groups, roots, frozenset(data.members)
 
     def attach(self) -> None:
         """Register hooks that hash the model's inputs: the rows of ranks with the same input are not added."""
@@ -155,7 +161,14 @@ class Ranks:
                 with without_autograd_and_modes(part.device.type):
                     self.inputs.append(_hash(part) * (2 * len(self.inputs) + 1))
 
-    def join(self, step: int, entries: list[Entry], split: bool, warn: Callable[[str], None]) -> list[Entry] | None:
+    def makes_whole(self, exchange: Exchange) -> bool:
+        """Whether the sum over ranks has every row of a layer, with all its keys, though the ranks exchange tensors in it."""
+        if exchange.gathers:
+            return exchange.ranks <= self.members
+        self.apart |= len(exchange.ranks & self.members) > 1
+        return False
+
+    def join(self, step: int, entries: list[Entry], warn: Callable[[str], None]) -> list[Entry] | None:
         """The same entries over all ranks; None if they must not be added, with a warning."""
         inputs, self.inputs = self.inputs, []
         if not self.groups:
@@ -168,7 +181,7 @@ class Ranks:
                     warn(LATE.format(step=step))
                 self.were_late = True
                 return None
-            reason = self._disagreement(entries, inputs, split and self.whole)
+            reason = self._disagreement(entries, inputs, self.apart or (self.split and self.whole))
             if reason is None:
                 return self._sum(entries)
             warn(reason)

@@ -17,6 +17,11 @@ from ..call import Facts
 from .entry import KEYS, SCORE_PEAK, Entry, EntryBuffer, Slot
 from .transfer import MOST_WAITING, Transfer
 
+LOCAL = (
+    "merge(): both records have step {step} of {layer!r}, whose heads, or the rows or keys of them, are those of one rank "
+    "(facts[layer, kind].local), so that equal numbers are not equal heads. Read the records one by one."
+)
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -194,11 +199,16 @@ class Record:
         """The rows of all of them; the same step, layer and heads in two of them become one, exactly.
 
         Args:
-            others: records of other ranks, other data or other steps of the same model.
+            others: records of other ranks, other data or other steps of the same model. Where ranks run different heads of a
+                layer (``facts[layer, kind].local``), their rows of one step cannot be merged: head 0 is another one on each.
         """
         found: dict[tuple[Any, ...], Entry] = {}
         for entry in (entry for record in (self, *others) for entry in record.entries):
             present = found.get(entry.place)
+            if present is not None and any(
+                record.facts[entry.place[1:3]].local for record in (self, *others) if entry.place[1:3] in record.facts
+            ):
+                raise InputError(LOCAL.format(layer=entry.layer, step=entry.step))
             found[entry.place] = entry if present is None else present.join(entry)
         facts = {place: facts for record in (self, *others) for place, facts in record.facts.items()}
         notes = dict.fromkeys(note for record in (self, *others) for note in record.notes)

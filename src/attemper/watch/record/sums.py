@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
@@ -68,6 +68,7 @@ class StepAccumulator:
         self.layers: LayersByPlace = {}  # in the passes that ended
         self.running: dict[int, LayersByPlace] = {}  # in the pass that a thread runs
         self.failed: dict[int, LayersByPlace] = {}  # in passes of a thread that raised
+        self.local: set[str] = set()  # layers whose heads, rows or keys are those of one rank
         self.calls = 0  # since the watch began
         self.kept = 0  # bytes of rows that are not folded yet
         self.failures: dict[str, str] = {}  # layers whose gradients could not be measured in the last closed step
@@ -167,7 +168,7 @@ class StepAccumulator:
             failures = [hooks.failure for hooks in layer.gradients if hooks.failure is not None]
             if failures:
                 self.failures[name] = failures[-1]
-            facts[name, kind] = layer.facts
+            facts[name, kind] = replace(layer.facts, local=True) if name in self.local else layer.facts
             if layer.summary is not None:
                 entries.append(Entry(step, name, kind, _all(layer.summary.n_heads), layer.summary, sums))
         return entries, facts

@@ -11,4 +11,5 @@ Data passes the files in this order; each call takes one of the first five route
     handwritten/    a product, a softmax and a product, written by hand
     kind            whether a call is self- or cross-attention
     padding         which of its queries are padding
+    exchanged       which attention modules exchange tensors with other ranks
 """

@@ -5,6 +5,7 @@ One name is registered in two tables for all models. Without the second, the mas
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -26,13 +27,32 @@ from .sdpa import unreadable
 from .transformers import is_causal, refusal, with_bias
 from .versions import check_switchable, modeling
 
-REPLACED, CALLER, FLOOR = "attemper", "watch(): replace=True", "floor()"
+REPLACED, CALLER, FLOOR, INSTRUMENT = "attemper", "watch(): replace=True", "floor()", "instrument()"
 MOST_FACTS = 64  # of different calls, that are kept
 PLAIN_TYPES = {type(None), bool, int, float}
+KNOWN = ("transformers.integrations.", "attemper.")  # where the attention functions are that attemper can replace
 OTHERWISE = {
     CALLER: "Leave replace out: the model's own attention is then measured.",
     FLOOR: "Use attemper.qk_clip() instead, which changes no attention function.",
+    INSTRUMENT: "Leave instrument out: attemper.watch(model) then runs watched steps eagerly.",
 }
+
+
+def check_known(caller: str, model: nn.Module) -> None:
+    """Raise if a Hugging Face model attends by a function that is not transformers' own, which may be context parallel."""
+    table = modeling().ALL_ATTENTION_FUNCTIONS  # type: ignore[union-attr]
+    for part in model.modules():
+        name = getattr(getattr(part, "config", None), "_attn_implementation", None)
+        module = sys.modules.get(type(part).__module__)  # a model may have a table of its own
+        function = getattr(module, "ALL_ATTENTION_FUNCTIONS", table).get(name)
+        # not __module__, which functools.wraps copies
+        home = getattr(function, "__globals__", {}).get("__name__", "")
+        if function is not None and not home.startswith(KNOWN):
+            raise InputError(
+                f"{caller}: {type(model).__name__} attends by {getattr(function, '__qualname__', type(function).__name__)} "
+                f"(attn_implementation={name!r}), which is none of transformers' attention functions. What it does beyond them, "
+                f"such as context parallelism, would be lost. {OTHERWISE[caller]}"
+            )
 
 
 class Replacement:
@@ -56,6 +76,7 @@ class Replacement:
         self.model, self.caller = model, caller
 
     def install(self) -> None:
+        check_known(self.caller, self.model)
         self.before = [(config, config._attn_implementation_internal) for config in self.configs.values()]
         for key in self.configs:
             ATTENDING.setdefault(key, []).append(self.attend)

@@ -18,9 +18,15 @@ from ...operation.biases import answers_for_torch
 from ..attach.modes import without_modes
 from ..attach.running import Frame, Pass, running
 from ..call import AttentionCall, Facts
+from .exchanged import collectives_so_far
 from .handwritten.op_names import FLEX
 from .kind import LearnedSequences, kind_of
 from .versions import hand_out, modeling
+
+EXCHANGED = (
+    "attn_implementation={implementation!r} exchanges tensors with other ranks inside (context parallelism), so that its "
+    "arguments are a part of what it attends to; watch one process without that"
+)
 
 Begin = Callable[[AttentionCall], Callable[[tuple[Frame, ...]], None]]
 Unmeasured = Callable[[tuple[Frame, ...], str], None]
@@ -94,6 +100,7 @@ class Interface:
                 return function(module, query, key, value, *rest, **options)
             self.expect(module, implementation)
             before, current.interfaced = current.interfaced, Interfaced(implementation, module, key, options)
+            collectives = collectives_so_far()
             try:
                 if implementation == FLEX:
                     # it needs torch.compile: run eagerly, as the rest is in a measured step, it would store n × n
@@ -101,7 +108,9 @@ class Interface:
                         out = function(module, query, key, value, *rest, **options)
                 else:
                     out = function(module, query, key, value, *rest, **options)
-                if not current.interfaced.followed:
+                if not current.interfaced.followed and collectives_so_far() != collectives:
+                    self.unmeasured(tuple(running.frames), EXCHANGED.format(implementation=implementation or "eager"))
+                elif not current.interfaced.followed:
                     mask = rest[0] if rest else options.get("attention_mask")  # models pass it by position or by name
                     self.from_arguments(module, query, key, mask, options, current.interfaced)
             finally:

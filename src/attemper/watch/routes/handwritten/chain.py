@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from ...attach.running import Frame, projects, running, weighs_channels
 from ...attach.storages import Storages, address
 from ...call import AttentionCall, Facts
+from ..exchanged import follow_collective
 from ..kind import Sequences, kind_of
 from .layout import by_head, ordered, softmax_over
 from .matrices import ScoreMatrix, Waiting, WeightMatrix, number, side_by_side
 from .op_names import (
     CARRYING,
+    COLLECTIVE,
     FLEX,
     FOREIGN,
     KEEPING,
@@ -71,6 +73,8 @@ class Chain:
             self._softmax(name, args, out)
         elif name in CARRYING or name == LINEAR:
             self.sequences.follow((part for part in args if isinstance(part, Tensor)), _first(out))
+        elif name == COLLECTIVE:
+            follow_collective(func, args)
         elif name == FLEX:
             self.unmeasured(
                 tuple(running.frames), "flex_attention called directly, not through the Hugging Face interface"

@@ -34,8 +34,13 @@ def all_heads(frames: tuple[Frame, ...]) -> int | None:
     named = named_heads(frames)
     if named is not None or not frames:
         return named
-    heads = getattr(getattr(frames[-1].module, "config", None), "num_attention_heads", None)
-    return heads if isinstance(heads, int) and heads > 0 else None
+    for frame in reversed(frames):
+        heads = getattr(getattr(frame.module, "config", None), "num_attention_heads", None)
+        if isinstance(heads, int) and heads > 0:
+            return heads
+        if _has_parameters(frame.module):
+            break
+    return None
 
 
 def heads_of(frames: tuple[Frame, ...], joined: int, rows: int) -> int | None:

@@ -32,8 +32,22 @@ CARRYING = {"native_layer_norm", "layer_norm", "rms_norm", "gelu", "silu", "relu
 
 FOREIGN = "an attention op that is not torch's"
 FLEX = "flex_attention"
-OTHERS = {*SOFTMAXES, *LOG_SOFTMAXES, LINEAR, FOREIGN, FLEX}
+COLLECTIVE = "a collective"  # what ranks exchange; waiting for it is none
+OTHERS = {*SOFTMAXES, *LOG_SOFTMAXES, LINEAR, FOREIGN, FLEX, COLLECTIVE}
 _ATTENTION = re.compile(r"attn|attention|^attemper::\w*forward")
+_COLLECTIVE = re.compile(r"(c10d|_c10d_functional|_dtensor|symm_mem|cplib)::(?!.*(wait|barrier|_wrap_tensor))")
+
+
+@cache
+def is_torchs(func: Any) -> bool:
+    """Whether an op is torch's or attemper's."""
+    return isinstance(func, HigherOrderOperator) or func.namespace in (
+        "aten",
+        "attemper",
+        "prims",
+        "_c10d_functional",
+        "c10d",
+    )
 
 
 @cache
@@ -45,11 +59,13 @@ def is_followed(func: Any) -> bool:
 
 @cache
 def op_name(func: Any) -> str:
-    """``aten::masked_fill_`` → ``masked_fill``; one name for every attention op from outside torch."""
+    """``aten::masked_fill_`` → ``masked_fill``; one name for all collectives, one for attention ops from outside torch."""
     if isinstance(func, HigherOrderOperator):
         return func.name()
     name: str = func._schema.name
     if not name.startswith("aten::"):
+        if _COLLECTIVE.match(name) is not None:
+            return COLLECTIVE
         attends = _ATTENTION.search(name) is not None and "backward" not in name
         return FOREIGN if attends else name
     name = name.removeprefix("aten::")
