@@ -116,8 +116,13 @@ def find_layer(
     """The projections of one call. ``around``: the class of each module around it, innermost first, and its parameters."""
     facts = call.facts
     made = Made.of(call)
-    none = LayerProjections(layer, facts.kind, facts.heads, facts.kv_heads)
-    if made is None or not call.heads_known:
+    heads = facts.heads if call.some_heads is None else call.module_heads or facts.heads
+    none = LayerProjections(layer, facts.kind, heads, facts.kv_heads)
+    if not call.layer_known:
+        return _because(
+            none, "a traced graph does not say which layer it is. Find the projections of the model that was traced"
+        )
+    if made is None or not call.heads_known or call.some_heads is not None:
         return _because(none, "which part of q belongs to which head is not known")
     if not made.query.requires_grad and not made.key.requires_grad and made.gain is None:
         return _because(none, NO_GRAPH)

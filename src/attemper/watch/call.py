@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
+from torch.jit import ScriptModule
 
 from ..errors import InputError
 from ..heads import HeadSummary
@@ -103,6 +105,8 @@ class AttentionCall:
     sink_columns: tuple[int, int] = (0, 0)  # how many columns of the logits are before and after the keys
     products: tuple[tuple[int, int], ...] = ()  # where there are any: the columns of each product; others are sinks
     heads_known: bool = True  # whether it is known which dimension, or which part of one, is the heads
+    some_heads: tuple[int, ...] | None = None  # those of its module that it computes, if others are computed apart
+    module_heads: int | None = None  # how many its module has then
     in_order: bool = True  # whether the columns of the logits are in the order of the product's keys
     places: tuple[OpPlace, ...] = ()  # the ops that made its scores, if ops are counted
     counted: bool = False  # weights may be multiplied by values more than once
@@ -124,6 +128,20 @@ class AttentionCall:
         """The largest of each row of its logits, or of its scores, (B, H, Lq), without sinks."""
         products = [logits[..., start:stop] for start, stop in self.products if start < stop] or [logits]
         return torch.stack([one.amax(-1) for one in products]).amax(0)
+
+    def doubts(self) -> list[str]:
+        """What is not known of it: its heads, or the layer that it belongs to."""
+        found = []
+        if not self.heads_known:
+            found.append("which part of its scores belongs to which head is not known: measured as one head")
+        if not self.layer_known:
+            found.append("a traced graph does not say which module makes a call: all its calls are one layer here")
+        return found
+
+    @property
+    def layer_known(self) -> bool:
+        """Whether the innermost module around it is the layer, and not a graph of a whole model (fx, export, jit.trace)."""
+        return not isinstance(self.frames[-1].module, (GraphModule, ScriptModule))
 
     def doubt_of_gradients(self) -> str | None:
         """What |dq| and |dk| are, where they are not those of q and k alone."""

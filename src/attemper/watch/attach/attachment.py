@@ -360,11 +360,8 @@ class Attachment:
         """Mark the modules around a call as accounted for, and note what is uncertain about its numbers."""
         for frame in call.frames:
             frame.accounted = True
-        if not call.heads_known:
-            self.missed(
-                call.frames,
-                "which part of its scores belongs to which head is not known: measured as one head",
-            )
+        for unknown in call.doubts():
+            self.missed(call.frames, unknown)
         if (doubt := call.doubt_of_gradients()) is not None:
             for observer in observers:
                 name = name_in(observer, call.frames)

@@ -205,7 +205,7 @@ class TallyWatch(Watch):
                 parts.append(BlockSummary(ALL_COLUMNS, block, first, facts.heads))
                 first += facts.heads
             summary = _with_signs(parts[0].merge(*parts[1:]), self.signs)
-            self._sums.layers[name, kind, ran[-1].heads] = LayerSums(ran[-1], summary)
+            self._sums.layers[name, kind, tuple(range(ran[-1].heads))] = LayerSums(ran[-1], summary)
 
     def _choose(self, found: TallyRows, counted: Tensor) -> ChosenSlots:
         """What counts of a step, by its passes."""

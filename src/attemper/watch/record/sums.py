@@ -52,7 +52,7 @@ class LayerSums:
         return sum(found[1:], found[0]) if found else None
 
 
-LayersByPlace = dict[tuple[str, str, int], LayerSums]
+LayersByPlace = dict[tuple[str, str, tuple[int, ...]], LayerSums]
 """By layer, kind and heads."""
 
 
@@ -75,7 +75,7 @@ class StepAccumulator:
 
     def add(self, name: str, facts: Facts, summary: Summary, call: AttentionCall | None = None) -> None:
         """Add a call to its layer; `call` where its gradients are wanted."""
-        place = (name, facts.kind, facts.heads)
+        place = (name, facts.kind, (call.some_heads if call is not None else None) or _all(facts.heads))
         with self.lock:
             layers = self.running.setdefault(threading.get_ident(), {})
             layer = layers.get(place)
@@ -163,14 +163,14 @@ class StepAccumulator:
             layers, self.layers = self.layers, {}
             self._fold([*layers.values()])
         entries, facts, self.failures = [], {}, {}
-        for (name, kind, _), layer in layers.items():
+        for (name, kind, heads), layer in layers.items():
             sums = layer.close_hooks()
             failures = [hooks.failure for hooks in layer.gradients if hooks.failure is not None]
             if failures:
                 self.failures[name] = failures[-1]
             facts[name, kind] = replace(layer.facts, local=True) if name in self.local else layer.facts
             if layer.summary is not None:
-                entries.append(Entry(step, name, kind, _all(layer.summary.n_heads), layer.summary, sums))
+                entries.append(Entry(step, name, kind, heads, layer.summary, sums))
         return entries, facts
 
 

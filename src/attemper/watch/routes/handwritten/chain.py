@@ -19,7 +19,7 @@ from ...attach.storages import Storages, address
 from ...call import AttentionCall, Facts
 from ..exchanged import follow_collective
 from ..kind import Sequences, kind_of
-from .layout import by_head, ordered, softmax_over
+from .layout import by_head, named_heads, ordered, softmax_over
 from .matrices import ScoreMatrix, Waiting, WeightMatrix, number, side_by_side
 from .op_names import (
     CARRYING,
@@ -37,6 +37,7 @@ from .op_names import (
     SOFTMAXES,
     op_name,
 )
+from .slices import heads_at, is_split_over_ranks
 
 UNTRACED = "a softmax is multiplied by values, but its scores could not be traced to queries and keys"
 OVER = "its softmax runs over the {over}, not over the keys: its signs do too"
@@ -329,8 +330,14 @@ def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tupl
     else:
         matrix, flipped = ordered(logits, dim, *scores.shape, scores.strides, frames)
     matrix, known = by_head(matrix, frames)
-    batch, heads, rows, keys = matrix.shape
     query, key = (scores.key, scores.query) if flipped else (scores.query, scores.key)
+    some = None
+    named = named_heads(frames)
+    if named is not None and matrix.shape[1] < named and logits.dim() < 4 and not is_split_over_ranks():
+        # some heads at a time: which of them, their memory shows or nothing does
+        some = heads_at(query.mT if flipped and query.dim() > 1 else query, named, matrix)
+        matrix, known = (matrix, False) if some is None else (matrix.reshape(-1, len(some), *matrix.shape[-2:]), True)
+    batch, heads, rows, keys = matrix.shape
     groups = key.shape[:-2].numel() // batch  # heads that share keys are joined into the rows of the product
     # SDPA's math backend multiplies q and k by the root of the scale each
     math = name == SAFE and scores.root is not None
@@ -353,9 +360,9 @@ def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tupl
     call = AttentionCall(facts, frames, query, key, logits=matrix)
     if alone is not None:
         alone = alone[None] if alone.dim() == 1 else ordered(alone, dim, *scores.shape, scores.strides, frames)[0]
-        call.scores = by_head(alone, frames)[0]
+        call.scores = by_head(alone, frames)[0].reshape(matrix.shape)
     call.product, call.flipped, call.heads_known = True, flipped, known
     call.sink_columns, call.in_order, call.places = scores.sink_columns, scores.in_order, scores.places
-    call.products = scores.products
+    call.products, call.some_heads, call.module_heads = scores.products, some, named
     call.by_sdpa, call.as_product = math, scores.strided and address(matrix) == address(logits)
     return call
