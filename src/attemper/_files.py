@@ -32,6 +32,8 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 CHUNK = 1 << 16
+NEW: set[str] = set()
+"""Files that were checked and were not there: what is written under such a name must not take the place of another."""
 OLDEST = {"transformers": (4, 48)}
 """Packages of which an older version does not do, as pyproject.toml says too."""
 
@@ -55,6 +57,7 @@ def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
         raise InputError(f"-o: {str(path)!r} is a device, a pipe or a socket. Choose another file.")
     if mode is not None and not force:
         raise InputError(f"-o: {str(path)!r} already exists. Add --force to overwrite it, or choose another file.")
+    (NEW.discard if force else NEW.add)(os.path.realpath(path))
     _write_and_rename(path, b"", keep=False)  # rights, full names and special folders show in no other way
 
 
@@ -89,12 +92,29 @@ def _write_and_rename(
         if keep:
             if mode is not None:
                 part.chmod(stat.S_IMODE(mode))  # the new file has the permissions of the old one
-            os.replace(part, target)
+            if str(target) in NEW:
+                _make(part, target, path)
+            else:
+                os.replace(part, target)
     except OSError as error:
         raise failed(path, error) from None
     finally:  # after Ctrl-C too; on a disk that is read-only taking away what is not there fails as well
         with contextlib.suppress(OSError):
             part.unlink()
+
+
+def _make(part: Path, target: Path, path: Path) -> None:
+    """Give a file its name, unless another run has made one of that name since it was checked."""
+    NEW.discard(str(target))
+    try:
+        os.link(part, target)
+    except FileExistsError:
+        raise InputError(
+            f"-o: {str(path)!r} was written by another program while this one worked, so it was left. Type the command again "
+            "with --force to overwrite it, or choose another file."
+        ) from None
+    except OSError:  # a file system without links
+        os.replace(part, target)
 
 
 def finite(value: Any, unpack: Callable[[Any], Any] = lambda value: value) -> Any:
@@ -123,12 +143,21 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def csv_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Rows as CSV; a column that a row does not have is empty."""
+    """Rows as CSV; a column that a row does not have is empty.
+
+    A text that a spreadsheet would run as a formula begins with an apostrophe: names and tokens may come from an untrusted model.
+    """
     sheet = io.StringIO()
     writer = csv.DictWriter(sheet, columns(rows), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({name: _harmless(cell) if isinstance(cell, str) else cell for name, cell in row.items()})
     return sheet.getvalue().encode()
+
+
+def _harmless(cell: str) -> str:
+    cell = cell.replace("\r", "\n")  # which csv quotes; after a bare return a reader begins another row
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\n")) else cell
 
 
 def parquet_bytes(rows: Sequence[Mapping[str, Any]], extra: str) -> bytes:
@@ -143,10 +172,9 @@ def load(what: str, package: str, extra: str) -> Any:
     """A package that something needs, or an error: the pip command for the extra of attemper that has it, or what is broken."""
     name = package.split(".")[0]
     try:
+        importlib.import_module(name)
         found = importlib.import_module(package)
-    except (
-        Exception
-    ) as error:  # what an installation that is broken raises: also of other packages, and not ImportError alone
+    except Exception as error:  # an installation that is broken raises more than ImportError
         if out_of_memory(error):
             raise
         if isinstance(error, ModuleNotFoundError) and error.name == name:

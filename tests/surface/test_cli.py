@@ -23,7 +23,7 @@ REPO = Path(__file__).parents[2]
 
 # adding an option is a decision: write it here too
 OPTIONS = {
-    "": ["--version"],
+    "": ["--version", "-V"],
     "scan": [
         "MODEL",
         "--text",
@@ -138,7 +138,8 @@ def test_help_is_quick_and_loads_no_torch():
 
 
 def test_version_and_the_module_form(attemper_command):
-    assert attemper_command("--version") == (0, f"{attemper.__version__}\n", "")
+    for option in ("--version", "-V"):
+        assert attemper_command(option) == (0, f"{attemper.__version__}\n", "")
     done = subprocess.run([sys.executable, "-m", "attemper", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"{attemper.__version__}\n"
 

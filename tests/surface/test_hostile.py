@@ -1,6 +1,8 @@
 """Bad days: full and read-only disks, streams that nobody reads, signals, absurd numbers. `make hostile` runs all of it."""
 
+import csv
 import errno
+import io
 import os
 import signal
 import sys
@@ -50,6 +52,34 @@ def test_a_file_is_replaced_as_it_was(tmp_path):
     assert (target.read_bytes(), target.stat().st_mode & 0o777, link.is_symlink()) == (b"new", 0o600, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
     _files.save(tmp_path / f"{'x' * 250}.json", b"whole")  # a name beside it must not be longer
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_of_two_runs_that_write_one_new_file_the_second_says_so(force, tmp_path):
+    path = tmp_path / "a.json"
+    _files.check(path, (".json",), force)
+    path.write_text("of another run")
+    if force:
+        with pytest.raises(InputError, match="already exists"):
+            _files.check(path, (".json",), False)
+        _files.check(path, (".json",), True)
+        _files.save(path, b"whole")
+        assert path.read_bytes() == b"whole"
+        return
+    with pytest.raises(InputError, match=r"was written by another program while this one worked.*with --force"):
+        _files.save(path, b"whole")
+    assert path.read_text() == "of another run"
+    assert [one.name for one in tmp_path.iterdir()] == ["a.json"]
+    _files.save(path, b"whole")  # a later one is a choice
+    assert path.read_bytes() == b"whole"
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+def test_a_text_that_a_spreadsheet_would_run_is_made_a_text(start):
+    rows = [{"layer": f"{start}cmd|' /C calc'!A0", "peak": -1.5}, {"layer": "layers.0-attn", "peak": 2.0}]
+    read = list(csv.DictReader(io.StringIO(_files.csv_bytes(rows).decode(), newline="")))
+    assert [row["layer"] for row in read] == [f"'{start}cmd|' /C calc'!A0".replace("\r", "\n"), "layers.0-attn"]
+    assert [row["peak"] for row in read] == ["-1.5", "2.0"]
 
 
 def test_signals_have_their_handlers_back_afterwards():

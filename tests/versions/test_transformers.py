@@ -18,7 +18,7 @@ from judge import assert_as_exact
 from zoo import HEADS, LENGTH, TARGETS, in_float64, make, softmax_inputs
 
 MODELS = ("llama", "gpt2", "bert", "t5", "vit")
-SINCE = {"bert": (5, 0), "t5": (5, 17)}
+SINCE = {"bert": (5, 0), "t5": (5, 20)}
 """Models that can be switched only since a later version than the others."""
 T5_ON_SDPA = (5, 15)
 HIDDEN = -1e4  # the logit of a hidden key is below

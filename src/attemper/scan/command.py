@@ -81,7 +81,9 @@ def answer(asked: ScanOptions, progress: Callable[[str], object] = lambda words:
         progress=progress,
     )
     progress("reading the inputs")
-    inputs = make(loaded, texts=given, images=asked.images, sounds=asked.sounds, truncate=asked.truncate)
+    inputs = make(
+        loaded, texts=given, images=asked.images, sounds=asked.sounds, truncate=asked.truncate, progress=progress
+    )
     pictures = asked.attention or suffix == ".html"
     progress("running the model")
     found = run(loaded, inputs, rules=rules, token=asked.token, pictures=pictures, deep=asked.deep, progress=progress)

@@ -6,6 +6,7 @@ folder.py       which files a model's folder must have, and what is refused unop
 checkpoint.py   whether the weights fit the config: sizes, names, what is missing
 batch.py        make(): one Input for each text, image or sound (calls text and media)
 text.py         a text as the tokens of the model's tokenizer
+trial.py        what an untrusted tokenizer does, tried in a child with limits of memory and time
 token_text.py   tokens as readable text
 media.py        an image or a sound as the tensors of the model's preprocessor
 """

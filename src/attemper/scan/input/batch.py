@@ -15,6 +15,7 @@ from ...errors import InputError
 from ..document import AboutInput
 from .media import image_batch, sound_batch
 from .model import Loaded
+from .pipes import Progress
 from .text import FolderTokenizer, limit_of
 
 MODALITIES = {"input_ids": "text", "pixel_values": "image", "input_features": "audio", "input_values": "audio"}
@@ -57,6 +58,7 @@ def make(
     images: Sequence[str] = (),
     sounds: Sequence[str] = (),
     truncate: bool = False,
+    progress: Progress = lambda words: None,
 ) -> list[Input]:
     """One input per text, image or sound; the default sentence or a generated sample if none is given.
 
@@ -69,11 +71,11 @@ def make(
     _check_wanted(model, main, both, texts, images, sounds)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if main == "text" and not both:
-        found = [_text(loaded, text, truncate) for text in texts or (loaded.sample,)]
+        found = [_text(FolderTokenizer(loaded, progress), text, truncate) for text in texts or (loaded.sample,)]
     elif main == "audio":
-        found = [_sound(loaded, sound, texts, truncate) for sound in sounds or (None,)]
+        found = [_sound(FolderTokenizer(loaded, progress), sound, texts, truncate) for sound in sounds or (None,)]
     else:
-        found = [_image(loaded, image, texts, truncate, both) for image in images or (None,)]
+        found = [_image(FolderTokenizer(loaded, progress), image, texts, truncate, both) for image in images or (None,)]
     for one in found:
         assert isinstance(one.batch, dict)
         one.batch = {name: value.to(device) for name, value in _fitting(model, one.batch).items()}
@@ -132,25 +134,24 @@ def _fitting(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.to(first) if value.is_floating_point() else value for name, value in kept.items()}
 
 
-def _text(loaded: Loaded, text: str, truncate: bool) -> Input:
-    words = FolderTokenizer(loaded)
+def _text(words: FolderTokenizer, text: str, truncate: bool) -> Input:
     encoded = words.encode(text, truncate)
-    found = Input(**vars(encoded), modality="text", text=text)
-    if _decodes(loaded.model):
-        encoded.batch["decoder_input_ids"] = _behind_start(loaded, encoded.batch["input_ids"])
+    found = Input(**vars(encoded), modality="text")
+    if _decodes(words.loaded.model):
+        encoded.batch["decoder_input_ids"] = _behind_start(words.loaded, encoded.batch["input_ids"])
         found.notes.append("the decoder was given its start token and the same text.")
     return found
 
 
-def _sound(loaded: Loaded, path: str | None, texts: Sequence[str], truncate: bool) -> Input:
+def _sound(words: FolderTokenizer, path: str | None, texts: Sequence[str], truncate: bool) -> Input:
+    loaded = words.loaded
     batch, notes = sound_batch(loaded, path)
     found = Input(batch, "audio", generated=path is None, notes=notes)
     if _decodes(loaded.model):
-        words = FolderTokenizer(loaded)
         if words.present():
             encoded = words.encode(texts[0] if texts else SENTENCE, truncate, limit_of(loaded.model, decoder=True))
             batch["decoder_input_ids"] = _behind_start(loaded, encoded.batch["input_ids"])
-            found.text = texts[0] if texts else SENTENCE
+            found.text = encoded.text
             found.notes += [*encoded.notes, f"the decoder was given the text {found.text!r}."]
         else:
             batch["decoder_input_ids"] = torch.full((1, STARTS), _start(loaded), device="cpu")
@@ -158,15 +159,14 @@ def _sound(loaded: Loaded, path: str | None, texts: Sequence[str], truncate: boo
     return found
 
 
-def _image(loaded: Loaded, path: str | None, texts: Sequence[str], truncate: bool, both: bool) -> Input:
-    batch, pixels, notes = image_batch(loaded, path)
+def _image(words: FolderTokenizer, path: str | None, texts: Sequence[str], truncate: bool, both: bool) -> Input:
+    batch, pixels, notes = image_batch(words.loaded, path)
     found = Input(batch, "image", generated=path is None, notes=notes, pixels=pixels)
     if both:
-        text = texts[0] if texts else SENTENCE
-        encoded = FolderTokenizer(loaded).encode(text, truncate)
+        encoded = words.encode(texts[0] if texts else SENTENCE, truncate)
         batch |= encoded.batch
-        found.text, found.truncated = text, encoded.truncated
-        found.notes += [*encoded.notes, f"the text encoder was given {text!r}."]
+        found.text, found.truncated = encoded.text, encoded.truncated
+        found.notes += [*encoded.notes, f"the text encoder was given {encoded.text!r}."]
     return found
 
 

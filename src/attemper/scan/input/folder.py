@@ -27,6 +27,9 @@ MAY_NAME_CODE = (
 OWN_IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
 """Implementations of attention and experts that torch and transformers have built in: nothing is downloaded for them."""
 LARGEST_JSON = 64 * 2**20  # bytes; configs have kilobytes
+DEEPEST_JSON = 64  # levels; transformers and torch recurse into what they read
+POINTER = b"version https://git-lfs.github.com/spec/"  # how a file begins that stands for one in Git LFS
+LARGE_FILES = (".json", ".safetensors", ".model", ".spm", ".txt")
 
 
 def check(folder: Path) -> dict[str, Any]:
@@ -80,6 +83,15 @@ def read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"scan: {str(path)!r} is not JSON: {error}. Copy it again from its source.") from None
+    level, depth = [found] if isinstance(found, (dict, list)) else [], 0
+    while level:
+        inner = [one for each in level for one in (each.values() if isinstance(each, dict) else each)]
+        level, depth = [one for one in inner if isinstance(one, (dict, list))], depth + 1
+        if depth > DEEPEST_JSON:
+            raise InputError(
+                f"scan: {str(path)!r} is nested more than {DEEPEST_JSON} levels deep, as no {path.name} is. Copy it "
+                "again from its source."
+            )
     if not isinstance(found, dict):
         raise InputError(
             f"scan: {str(path)!r} must hold a JSON object; got {type(found).__name__}. Copy it again from its source."
@@ -171,6 +183,8 @@ def _check_plain_files(folder: Path) -> None:
             mode = path.stat().st_mode
         except OSError:  # a broken link
             continue
+        if stat.S_ISREG(mode) and path.suffix in LARGE_FILES:
+            _refuse_pointer(path)
         if stat.S_ISREG(mode) or (stat.S_ISDIR(mode) and path.suffix not in (".json", ".safetensors")):
             continue
         what = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
@@ -178,6 +192,16 @@ def _check_plain_files(folder: Path) -> None:
             f"scan: {path.name!r} in {str(folder)!r} is {what}, but a model's folder must hold plain files. Copy the model again "
             "from its source."
         )
+
+
+def _refuse_pointer(path: Path) -> None:
+    """Raise for what a clone without Git LFS has in place of a large file."""
+    with path.open("rb") as file:
+        if file.read(len(POINTER)) == POINTER:
+            raise InputError(
+                f"scan: {str(path)!r} is a pointer of Git LFS, not the file: the folder was cloned without its large files. Type "
+                f"git lfs install, then git -C {str(path.parent)!r} lfs pull."
+            )
 
 
 def _check_header(path: Path) -> list[str]:

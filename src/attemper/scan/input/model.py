@@ -243,7 +243,7 @@ def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple
     return model, notes, drawn
 
 
-def reason(error: Exception, length: int = 400) -> str:
+def reason(error: BaseException, length: int = 400) -> str:
     """An error of another library in one line: its class and its message."""
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words[:length].rstrip('.')}{'…' if len(words) > length else ''}"

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
 from ...demo import package as transformers
-from ...errors import InputError
+from ...errors import AttemperError, InputError
+from . import folder
 from .model import LOADING, Loaded, quiet, reason
+from .pipes import Progress
 from .token_text import readable
+from .trial import attempt
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tekken.json", "*.model", "*.spm", "vocab.*")
 """One of these files is required: without any, transformers builds a tokenizer with an empty vocabulary."""
+TOKENIZER_FILES = ("tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "chat_template.json")
+"""What else than configs transformers reads of it as JSON."""
+LONGEST = 2**17  # tokens, for a model that has no table of positions
+LETTERS = 8  # in a token, at most, as a first guess
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length")
 
 
@@ -22,6 +31,7 @@ class Encoded:
     """A text as a batch for the model."""
 
     batch: dict[str, Tensor]
+    text: str  # what of it was tokenized
     tokens: list[str]
     special: list[bool]
     truncated: bool = False
@@ -31,8 +41,8 @@ class Encoded:
 class FolderTokenizer:
     """The tokenizer of a model, loaded from its folder when it is first needed."""
 
-    def __init__(self, loaded: Loaded) -> None:
-        self.loaded = loaded
+    def __init__(self, loaded: Loaded, progress: Progress = lambda words: None) -> None:
+        self.loaded, self.progress = loaded, progress
 
     def present(self) -> bool:
         place = self.loaded.folder
@@ -42,25 +52,51 @@ class FolderTokenizer:
 
     def encode(self, text: str, truncate: bool = False, limit: int | None = None) -> Encoded:
         """A text, which must not be empty, as one batch of one row; ``limit`` is by the config and its tables if it is None."""
-        tokenizer = self.tokenizer()
         limit = limit_of(self.loaded.model) if limit is None else limit
-        with quiet():
-            ids = tokenizer(text)["input_ids"]
-            too_long = limit is not None and len(ids) > limit
+        if self.loaded.source in ("folder", "hub"):
+            what = f"tokenizing the text with the tokenizer of {self.loaded.name!r}"
+            attempt(lambda: self._encode(text, truncate, limit), what, self.progress)
+        return self._encode(text, truncate, limit)
+
+    def _encode(self, text: str, truncate: bool, limit: int | None) -> Encoded:
+        tokenizer = self.tokenizer()
+        most = LONGEST if limit is None else limit
+        with quiet(), self._reported("could not tokenize the text"):
+            part = _beginning(tokenizer, text, most)
+            count = len(tokenizer(part)["input_ids"])
+            too_long = count > most
             if too_long and not truncate:
+                least = "more than " if len(part) < len(text) else ""
+                has = f"has positions for {limit}" if limit is not None else f"is scanned with {most} at most"
                 raise InputError(
-                    f"scan: the text has {len(ids)} tokens and {type(self.loaded.model).__name__} has positions for {limit}. "
+                    f"scan: the text has {least}{count} tokens and {type(self.loaded.model).__name__} {has}. "
                     "Add --truncate to scan the first of them, or give a shorter text."
                 )
-            options: dict[str, Any] = {"truncation": True, "max_length": limit} if too_long else {}
+            options: dict[str, Any] = {"truncation": True, "max_length": most} if too_long else {}
             fast = bool(getattr(tokenizer, "is_fast", False))
-            batch = dict(tokenizer(text, return_tensors="pt", return_offsets_mapping=fast, **options))
-        offsets = batch.pop("offset_mapping", None)
-        ids = batch["input_ids"][0].tolist()
-        self._check_ids(ids)
-        notes = [f"the text was cut to its first {limit} tokens (--truncate)."] if too_long else []
-        notes += _unknown(tokenizer, ids, text, None if offsets is None else offsets[0].tolist())
-        return Encoded(batch, readable(tokenizer, ids), _special(tokenizer, ids), too_long, notes)
+            batch = dict(tokenizer(part, return_tensors="pt", return_offsets_mapping=fast, **options))
+            offsets = batch.pop("offset_mapping", None)
+            ids = batch["input_ids"][0].tolist()
+            self._check_ids(ids)
+            if too_long and offsets is not None:
+                part = part[: int(offsets.max())]
+            notes = [f"the text was cut to its first {most} tokens (--truncate)."] if too_long else []
+            notes += _unknown(tokenizer, ids, part, None if offsets is None else offsets[0].tolist())
+            return Encoded(batch, part, readable(tokenizer, ids), _special(tokenizer, ids), too_long, notes)
+
+    @contextmanager
+    def _reported(self, happened: str) -> Iterator[None]:
+        """Whatever an untrusted file makes a tokenizer raise, as a sentence."""
+        try:
+            yield
+        except AttemperError:
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # how Rust ends
+                raise
+            raise InputError(
+                f"scan: the tokenizer of {self.loaded.name!r} {happened}: {reason(error)}. Check its files."
+            ) from None
 
     def tokenizer(self) -> Any:
         if self.loaded.tokenizer is None:
@@ -75,14 +111,12 @@ class FolderTokenizer:
                 f"scan: {where}, so a text cannot be tokenized. Put tokenizer.json next to config.json, or call "
                 "attemper.scan(model, {'input_ids': …}) with ids of your own."
             )
+        for path in place.glob("*.json"):
+            if path.name in TOKENIZER_FILES:
+                folder.read(path)
         package = transformers(LOADING)
-        with quiet():
-            try:
-                return package.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
-            except Exception as error:  # an untrusted file can raise anything
-                raise InputError(
-                    f"scan: the tokenizer of {self.loaded.name!r} could not be loaded: {reason(error)}. Check its files."
-                ) from None
+        with quiet(), self._reported("could not be loaded"):
+            return package.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
 
     def _check_ids(self, ids: list[int]) -> None:
         try:
@@ -95,6 +129,16 @@ class FolderTokenizer:
                 f"scan: the tokenizer gives token {max(ids)}, and the model has embeddings for {known}: they do not belong "
                 "together. Put the model's own tokenizer into its folder."
             )
+
+
+def _beginning(tokenizer: Any, text: str, most: int) -> str:
+    """As much of a text as surely has more tokens than ``most``, or all of it: a tokenizer takes 60 times its size in memory."""
+    size = LETTERS * most
+    while size < len(text):
+        if len(tokenizer(text[:size])["input_ids"]) > 2 * most:
+            return text[:size]
+        size *= 4
+    return text
 
 
 def limit_of(model: nn.Module, decoder: bool = False) -> int | None:
