@@ -21,7 +21,7 @@ from .operation.listen import TallyTarget
 from .operation.ops import attend_without_autograd_and_modes, matrix
 from .operation.plain import is_plain_call
 from .operation.shapes import NO_VALUE, broadcast_like_torch
-from .vitals import SIGNS, Attended, Vitals
+from .vitals import SIGNS, Attended, Vitals, in_dtype, in_shape
 
 ProblemRunner = Callable[[Problem, tuple[str, ...], str], tuple[Tensor, Vitals]]
 """Runs a checked problem for some signs on a kernel."""
@@ -276,9 +276,5 @@ def _run(
     """Check, choose a kernel, run it, and return results in the caller's shape."""
     problem, request, names, shape = prepare(where, query, key, value, signs=signs, **options)
     output, vitals = run(problem, names, kernels.choose(where, request, kernel))
-    if problem.query.dtype != request.dtype:
-        output = output.to(request.dtype)
-    if query.dim() == 4:
-        return Attended(output, vitals)
-    vitals = vitals.each(lambda sign: sign.reshape(shape))
-    return Attended(output.reshape(*shape, output.shape[-1]) if value is not None else output, vitals)
+    attended = in_dtype(output, vitals, request.dtype)
+    return attended if query.dim() == 4 else in_shape(attended, shape)

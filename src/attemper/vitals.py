@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, overload
@@ -12,6 +13,7 @@ from torch import Tensor
 from ._torch_private import register_pytree_node
 from .errors import InputError, SignNotMeasured, checked_options, nearest
 from .heads import HeadSummary
+from .rounding import HALVES, rounded_off, rounding_of_sum, unrounded
 
 SIGNS = ("visible", "mean", "variance", "peak", "lse", "entropy", "p2")
 """The stored signs, in the order every kernel returns them."""
@@ -53,6 +55,7 @@ class Vitals:
     entropy: Tensor
     p2: Tensor
     _lse_low: Tensor | None = None  # the rounding error of lse (exact - stored), for merge() and top_weight
+    _output_low: Tensor | None = None  # that of a half-precision output, for merge(): bytes, since NCCL sends no int16
 
     def __init__(self, **signs: Tensor) -> None:
         unknown = [name for name in signs if name not in SIGNS]
@@ -76,10 +79,12 @@ class Vitals:
         found = Vitals(**{name: function(getattr(self, name)) for name in self.measured})
         return found if self._lse_low is None else found._with_low(function(self._lse_low))
 
-    def _with_low(self, low: Tensor) -> Vitals:
-        """Attach the rounding error of lse, if lse was measured. `each`, pytrees and copies keep it."""
-        if "lse" in self.__dict__:
+    def _with_low(self, low: Tensor | None, output_low: Tensor | None = None) -> Vitals:
+        """Attach the rounding errors of lse and of the output, if lse was measured."""
+        if "lse" in self.__dict__ and low is not None:
             self._lse_low = low
+            if output_low is not None:
+                self._output_low = output_low.view(torch.int8)
         return self
 
     @property
@@ -144,20 +149,43 @@ class Attended(NamedTuple):
     vitals: Vitals
 
 
+def in_dtype(output: Tensor, vitals: Vitals, dtype: torch.dtype) -> Attended:
+    """A result in the dtype that was asked for."""
+    cast = output.to(dtype)
+    if cast is not output and dtype in HALVES and cast.dim() > 1:
+        vitals._with_low(vitals._lse_low, rounded_off(output.detach(), cast.detach()))
+    return Attended(cast, vitals)
+
+
+def in_shape(attended: Attended, shape: tuple[int, ...]) -> Attended:
+    """A result with its rows, (..., H, Lq), in this shape. The output of a call without values stays empty."""
+    (output, vitals), low = attended, attended.vitals._output_low
+    vitals = vitals.each(lambda sign: sign.reshape(shape))
+    if low is not None:
+        vitals._output_low = low.reshape(*shape, low.shape[-1])
+    return Attended(output.reshape(*shape, output.shape[-1]) if output.dim() > 1 else output, vitals)
+
+
 @overload
 def merge(parts: Iterable[Attended]) -> Attended: ...
 @overload
 def merge(parts: Iterable[Vitals]) -> Vitals: ...
 @checked_options
 def merge(parts: Iterable[Attended] | Iterable[Vitals]) -> Attended | Vitals:
-    """Join attention over shards of the keys into attention over all of them, exactly.
+    """Join attention over shards of the keys into attention over all of them, up to the rounding of its dtype.
 
     Each part is one call with the same queries and its own slice of keys and values (split-KV, a ring, several
-    ranks), in the order of the keys. Parts that see no key for a row are left out of that row. Differentiable.
+    ranks), in the order of the keys: of equal peaks, the one that is listed first has the gradient. Parts that see no key for a
+    row are left out of that row. Differentiable.
 
     Vitals of a call also carry the rounding error of ``lse``, so that the result is exact for logits of any size. ``each()``,
     pytrees and copies keep it. To send a part to another rank, send ``torch.utils._pytree.tree_flatten(part)``. Vitals that are
     built from the signs alone do not have it: their shares are only as exact as ``lse`` itself, and meaningless at -1e9.
+
+    In half precision, a call that may get gradients of its logits also keeps what rounding took from its output (pytrees and
+    copies keep it, ``each()`` does not), and the joined output is rounded once. In other half-precision calls it is rounded
+    twice. Each part's gradients are rounded, and torch adds those of a query in the query's dtype: for many parts, let
+    ``wide = query.float()`` and give ``wide.to(query.dtype)`` to each.
 
     Args:
         parts: all :class:`Attended`, or all :class:`Vitals`. Each needs ``lse``; ``mean`` needs ``visible`` too, and
@@ -178,15 +206,41 @@ def merge(parts: Iterable[Attended] | Iterable[Vitals]) -> Attended | Vitals:
     attended = [part for part in shards if isinstance(part, Attended)]
     vitals = [part for part in shards if isinstance(part, Vitals)]
     if len(attended) == len(shards):
-        merged, weights = _merge([part.vitals for part in attended])
-        outputs = torch.stack([part.output for part in attended])
-        return Attended((weights.unsqueeze(-1) * outputs).sum(0).to(outputs.dtype), merged)
+        return _merge_attended(attended)
     if len(vitals) == len(shards):
         return _merge(vitals)[0]
     types = ", ".join(sorted({type(part).__name__ for part in shards}))
     raise InputError(
         f"merge(): `parts` must be all Attended or all Vitals; got {types}. Pass what attention(), or measure(), returned."
     )
+
+
+def _merge_attended(shards: Sequence[Attended]) -> Attended:
+    shapes = {tuple(shard.output.shape) for shard in shards}
+    if len({shape[-1:] for shape in shapes}) > 1:
+        raise InputError(
+            f"merge(): shards must have outputs of one width; got shapes {', '.join(map(str, sorted(shapes)))}. "
+            "Call attention() with values of the same width for every shard."
+        )
+    merged, weights = _merge([shard.vitals for shard in shards])
+    dtype = functools.reduce(torch.promote_types, [shard.output.dtype for shard in shards])
+    wide = (weights.unsqueeze(-1) * torch.stack([_before_rounding(shard) for shard in shards])).sum(0)
+    output = wide.to(dtype)
+    if dtype in HALVES:
+        merged._with_low(merged._lse_low, rounded_off(wide.detach(), output.detach()))
+    return Attended(output, merged)
+
+
+def _before_rounding(shard: Attended) -> Tensor:
+    """The output of a shard; in half precision as it was before it was rounded, if that is known."""
+    output, low = shard.output, shard.vitals._output_low
+    if output.dtype not in HALVES:
+        return output
+    wide = output.float()
+    if low is None or low.dtype != torch.int8 or low.shape != (*output.shape[:-1], 2 * output.shape[-1]):
+        return wide
+    exact = unrounded(output.detach(), low.contiguous().view(torch.int16))
+    return wide + (exact - wide.detach())  # both steps are exact
 
 
 def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
@@ -217,7 +271,7 @@ def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
     weight = log_weight.exp().masked_fill(empty, 0.0)
 
     if "peak" in part:
-        # on ties the first shard gets the gradient, as the lowest key does in one call
+        # of equal peaks the first has the gradient: that of the lowest key, if the shards are in the order of the keys
         signs["peak"] = part["peak"].max(0).values
     if "entropy" in part:
         signs["entropy"] = (weight * (part["entropy"] - log_weight)).sum(0)
@@ -236,22 +290,18 @@ def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
     return Vitals(**signs)._with_low(lse_low), weight
 
 
-def rounding_of_sum(a: Tensor, b: Tensor) -> Tensor:
-    """What a + b lost to rounding, exactly (Knuth's two-sum)."""
-    total = a + b
-    b_part = total - a
-    return (a - (total - b_part)) + (b - b_part)
+_LOW = ("_lse_low", "_output_low")
 
 
 def _flatten(vitals: Vitals) -> tuple[list[Tensor], tuple[str, ...]]:
-    names = vitals.measured if vitals._lse_low is None else (*vitals.measured, "_lse_low")
+    names = (*vitals.measured, *(name for name in _LOW if getattr(vitals, name) is not None))
     return [getattr(vitals, name) for name in names], names
 
 
 def _unflatten(tensors: Iterable[Tensor], names: tuple[str, ...]) -> Vitals:
-    signs = dict(zip(names, tensors, strict=True))
-    low = signs.pop("_lse_low", None)
-    return Vitals(**signs) if low is None else Vitals(**signs)._with_low(low)
+    vitals = Vitals()
+    vitals.__dict__.update(zip(names, tensors, strict=True))
+    return vitals
 
 
 # lets torch.func.vmap, torch.compile and torch.export carry Vitals in and out of a function

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .._torch_private import _get_tracing_state
+from ..rounding import HALVES as HALVES
 from ..vitals import SIGNS, Vitals
 
 BIT = {sign: 1 << place for place, sign in enumerate(SIGNS)}
@@ -29,9 +30,6 @@ ARGMAX_BIT = 1 << len(SIGNS)
 """Ask for the arg-max of each row as well: the gradient of ``peak`` goes there."""
 OUTPUT_LOW_BIT = 1 << len(SIGNS) + 1
 """Ask for the rounding error of a half-precision output: the gradients of the logits need the output before rounding."""
-
-HALVES = (torch.float16, torch.bfloat16)
-SMALL = torch.finfo(torch.float16).tiny
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LARGEST = torch.finfo(torch.float32).max
@@ -70,7 +68,7 @@ class Results(NamedTuple):
     """
 
     output: Tensor  # (B, H, Lq, Ev)
-    output_low: Tensor  # (B, H, Lq, Ev), int16: the rounding error of output, see `rounded_off`
+    output_low: Tensor  # (B, H, Lq, Ev), int16: the rounding error of output, see rounding.py
     argmax: Tensor  # (B, H, Lq), the key with the largest logit, the lowest on ties
     lse_low: Tensor  # (B, H, Lq), the rounding error of lse: at finfo.min, all of ln Σe. Zeros: not known
     visible: Tensor
@@ -309,26 +307,6 @@ def packed_signs(packed: Tensor, shape: tuple[int, ...]) -> dict[str, Tensor]:
     return signs
 
 
-def rounded_off(wide: Tensor, output: Tensor) -> Tensor:
-    """The rounding error of `output`, which is float32 `wide` in half precision: int16, in units in the last place of `wide`.
-
-    Nothing is lost: the 16 bits of a bfloat16 and these 16 are the 32 of the float32. For float16 numbers below the normal range
-    the unit is 2^-40. 0 where the output is inf or NaN.
-    """
-    short = output.float()
-    lost = wide.view(torch.int32) - short.view(torch.int32)
-    if output.dtype == torch.float16:
-        lost = torch.where(short.abs() < SMALL, ((wide - short) * 2.0**40).round().to(torch.int32), lost)
-    return lost.clamp_(-(1 << 15), (1 << 15) - 1).masked_fill_(~short.isfinite(), 0).to(torch.int16)
-
-
-def unrounded(output: Tensor, low: Tensor) -> Tensor:
-    """The output before rounding, in float32; `low` is what `rounded_off` returned."""
-    short = output.float()
-    whole = (short.view(torch.int32) + low).view(torch.float32)
-    return torch.where(short.abs() < SMALL, short + low * 2.0**-40, whole) if output.dtype == torch.float16 else whole
-
-
 def are_as_written(vitals: Vitals, device: str) -> bool:
     """Whether these are all signs of a float32 or half-precision call, as kernels of this kind of device write them."""
     return len(vitals.measured) == len(SIGNS) and all(
@@ -337,6 +315,7 @@ def are_as_written(vitals: Vitals, device: str) -> bool:
         and sign.is_contiguous()
         and sign.dtype == (torch.int32 if name == "visible" else torch.float32)
         for name, sign in vitals.__dict__.items()  # including _lse_low
+        if name != "_output_low"
     )
 
 

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from .. import kernels
 from .._torch_private import apply_of, at_rest
-from ..kernels.contract import FLOATS, FOR_OUTPUT, N_TENSORS, NeedsGrad, Problem, Results, Upstream, with_gradient_bits
+from ..kernels.contract import (
+    FLOATS,
+    FOR_OUTPUT,
+    HALVES,
+    N_TENSORS,
+    NeedsGrad,
+    Problem,
+    Results,
+    Upstream,
+    with_gradient_bits,
+)
 from ..vitals import SIGNS, Vitals
 from . import ops
 from .listen import TallyTarget, current_target, listening
@@ -25,6 +35,7 @@ from .plain import all_plain, are_plain, plain_problem, unchecked_problem
 _bits_of = cache(ops.bits_of)
 assert Results._fields[-len(SIGNS) :] == SIGNS
 OUTPUT_ALONE = ("output",)
+_NO_GRADIENT = ("visible", "lse_low", "output_low")
 _NO_SIGNS = (None,) * (len(Upstream._fields) - 1)
 _IS_FOR_OUTPUT = [name in FOR_OUTPUT for name in Results._fields]
 NATIVE = ("cpu", "triton")
@@ -59,7 +70,8 @@ def _attend(problem: Problem, names: tuple[str, ...], kernel: str) -> tuple[Tens
 def attend_plain(problem: Problem, names: tuple[str, ...], kernel: str, detached: bool = False) -> list[Any]:
     """Run a plain call on a native kernel; inside an autograd Function if a gradient is needed.
 
-    Returns the output (None without values), then the named signs, then `lse_low` if lse is among them. With `detached`, the
+    Returns the output (None without values), then the named signs, then `lse_low` if lse is among them, and `output_low` if it is
+    known. With `detached`, the
     signs of a call with values have no gradients, which takes less time and memory.
     """
     query, key, value, mask, gain = problem[:5]
@@ -72,7 +84,8 @@ def attend_plain(problem: Problem, names: tuple[str, ...], kernel: str, detached
             output = _apply_plain(query, key, value, mask, gain, call)
             return [output[0], *_named(results[0], names)[1:]]
         sign_bits = with_gradient_bits(sign_bits, query, key, mask, gain)
-        fields = (*names, "lse_low") if "lse" in names else names
+        low = ("lse_low", "output_low") if value is not None and query.dtype in HALVES else ("lse_low",)
+        fields = (*names, *low) if "lse" in names else names
         outputs = fields if value is None else ("output", *fields)
         call = _PlainCall(problem, sign_bits, outputs, kernel, None)
         found = _apply_plain(query, key, value, mask, gain, call)
@@ -160,9 +173,7 @@ def plain_vitals(names: tuple[str, ...], tensors: Sequence[Tensor]) -> Vitals:
     """Vitals of signs whose names were checked, from what `attend_plain` returns after the output."""
     vitals = Vitals.__new__(Vitals)
     vitals.__dict__ = dict(zip(names, tensors, strict=False))
-    if "lse" in names:
-        vitals._lse_low = tensors[-1]
-    return vitals
+    return vitals._with_low(*tensors[len(names) :]) if "lse" in names else vitals
 
 
 class _PlainCall(NamedTuple):
@@ -196,7 +207,7 @@ class _PlainAttention(torch.autograd.Function):
             ctx.save_for_backward(*problem[:N_TENSORS], *kept)
             return (results.output,)
         ctx.save_for_backward(*problem[:N_TENSORS], *results)
-        ctx.mark_non_differentiable(*[getattr(results, name) for name in ("visible", "lse_low") if name in outputs])
+        ctx.mark_non_differentiable(*[getattr(results, name) for name in _NO_GRADIENT if name in outputs])
         return tuple([getattr(results, name) for name in outputs])
 
     @staticmethod

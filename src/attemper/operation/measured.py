@@ -169,4 +169,4 @@ def attend_and_tally(
     low = vitals._lse_low
     low = torch.zeros_like(vitals.lse) if low is None else low
     add_vitals(problem, vitals, low, target)
-    return output, Vitals(**{name: getattr(vitals, name) for name in names})._with_low(low)
+    return output, Vitals(**{name: getattr(vitals, name) for name in names})._with_low(low, vitals._output_low)

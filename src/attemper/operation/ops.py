@@ -35,6 +35,7 @@ from ..kernels.contract import (
     measuring_dtype,
     with_gradient_bits,
 )
+from ..rounding import HALVES, rounded_off
 from ..vitals import Vitals
 
 PROBLEM_SCHEMA = (
@@ -329,7 +330,8 @@ def attend_without_autograd_and_modes(problem: Problem, names: tuple[str, ...], 
 
 def _vitals_of(results: Results, names: tuple[str, ...]) -> Vitals:
     """The signs that were asked for."""
-    return Vitals(**{name: getattr(results, name) for name in names})._with_low(results.lse_low)
+    low = results.output_low if results.output_low.dim() > 1 else None  # an op gives an empty one for none
+    return Vitals(**{name: getattr(results, name) for name in names})._with_low(results.lse_low, low)
 
 
 def bits_of(names: tuple[str, ...]) -> int:
@@ -356,7 +358,12 @@ def _by_definition(problem: Problem, names: tuple[str, ...]) -> tuple[Tensor, Vi
         definition = reference.define(_widened(problem))
     output = problem.query.new_empty(0) if definition.output is None else definition.output.to(problem.query.dtype)
     vitals = Vitals(**{name: getattr(definition, name) for name in names})
-    return output, vitals._with_low(reference.lse_low(definition)) if "lse" in names else vitals
+    if "lse" not in names:
+        return output, vitals
+    low = None
+    if output.dtype in HALVES and definition.output is not None and is_recording():
+        low = rounded_off(definition.output.detach(), output.detach())
+    return output, vitals._with_low(reference.lse_low(definition), low)
 
 
 def _widened(problem: Problem) -> Problem:

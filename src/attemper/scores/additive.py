@@ -11,7 +11,7 @@ from ..errors import InputError, checked_options
 from ..kernels.contract import measuring_dtype, savable
 from ..operation.checks import Signs, prepare
 from ..operation.direct import attend
-from ..vitals import Attended
+from ..vitals import Attended, in_dtype, in_shape
 
 
 @checked_options
@@ -57,8 +57,7 @@ def additive_attention(
     problem = problem._replace(query=query, key=key, value=value, mask=mask, weight=weight)
     kernel = kernels.choose("additive_attention", replace(request, additive=True), "auto")
     output, vitals = attend(problem, names, kernel)
-    output = output.to(request.dtype).reshape(*shape, output.shape[-1])
-    return Attended(output, vitals.each(lambda sign: sign.reshape(shape)))
+    return in_shape(in_dtype(output, vitals, request.dtype), shape)
 
 
 def _check_weight(weight: Tensor, query: Tensor) -> Tensor:

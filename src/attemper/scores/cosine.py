@@ -14,7 +14,7 @@ from ..kernels.contract import LARGEST, measuring_dtype
 from ..operation.checks import Signs, prepare
 from ..operation.direct import attend
 from ..operation.ops import without_autocast
-from ..vitals import Attended
+from ..vitals import Attended, in_dtype, in_shape
 
 
 @checked_options
@@ -67,8 +67,7 @@ def cosine_attention(
         )
         kernel = kernels.choose("cosine_attention", replace(request, dtype=wide), kernel)
         output, vitals = attend(problem, names, kernel)
-    output = output.to(request.dtype).reshape(*shape, output.shape[-1])
-    return Attended(output, vitals.each(lambda sign: sign.reshape(shape)))
+    return in_shape(in_dtype(output, vitals, request.dtype), shape)
 
 
 def direction(vectors: Tensor) -> Tensor:

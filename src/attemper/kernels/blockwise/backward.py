@@ -14,7 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..contract import Gradients, NeedsGrad, Problem, Results, Upstream, measuring_dtype, unrounded
+from ...rounding import unrounded
+from ..contract import Gradients, NeedsGrad, Problem, Results, Upstream, measuring_dtype
 from .additive import block_of
 from .block import HeadBlock, dropout_tile
 from .plan import LOWEST, Plan, Tile, narrow, split_heads

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...vitals import rounding_of_sum
-from ..contract import ARGMAX_BIT, BIT, Problem, Results, empty_results, rounded_off
+from ...rounding import rounded_off, rounding_of_sum
+from ..contract import ARGMAX_BIT, BIT, Problem, Results, empty_results
 from .additive import block_of
 from .block import HeadBlock, dropout_tile
 from .plan import Plan, Tile
