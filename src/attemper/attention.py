@@ -27,6 +27,7 @@ ProblemRunner = Callable[[Problem, tuple[str, ...], str], tuple[Tensor, Vitals]]
 """Runs a checked problem for some signs on a kernel."""
 
 
+@checked_options
 def attention(
     query: Tensor,
     key: Tensor,
@@ -85,6 +86,7 @@ def attention(
     return _run("attention", query, key, value, signs, kernel, options)
 
 
+@checked_options
 def measure(
     query: Tensor,
     key: Tensor,
@@ -135,6 +137,7 @@ def weights(
     return found.reshape(*shape, found.shape[-1])
 
 
+@checked_options
 def sdpa(
     query: Tensor,
     key: Tensor,

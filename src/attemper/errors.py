@@ -58,9 +58,10 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """What to add after a misspelt name: the closest known one, then all of them."""
+    """What to add after a misspelt name: the known one that it ends in (softmax_scale) or the closest, then all of them."""
     known = list(known)
-    close = difflib.get_close_matches(str(word), known, n=1)
+    ends = [name for name in known if str(word).endswith(f"_{name}")]
+    close = ends or difflib.get_close_matches(str(word), known, n=1)
     guess = f"Did you mean {close[0]!r}? " if close else ""
     return f"{guess}Known: {', '.join(map(repr, known))}."
 

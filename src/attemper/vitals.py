@@ -87,6 +87,14 @@ class Vitals:
                 self._output_low = output_low.view(torch.int8)
         return self
 
+    def to_dict(self) -> dict[str, Tensor]:
+        """Every sign that can be read, stored and derived, by its name: a tensor ``(..., H, Lq)`` each, with its graph.
+
+        For one line per head use :meth:`by_head`.
+        """
+        derived = [name for name, needs in DERIVED.items() if set(needs) <= set(self.measured)]
+        return {name: getattr(self, name) for name in (*self.measured, *derived)}
+
     @property
     def top_weight(self) -> Tensor:
         """The largest attention weight of the row, ``exp(peak - lse)``."""
@@ -120,9 +128,7 @@ class Vitals:
                 of padded sequences, ``keep[:, None, :]`` with ``keep`` of shape ``(B, Lq)``. Rows that see no key are left
                 out too, where ``visible``, ``lse``, ``peak`` or ``p2`` was measured to tell them by.
         """
-        derived = [name for name, needs in DERIVED.items() if set(needs) <= set(self.measured)]
-        signs = {name: getattr(self, name).detach() for name in (*self.measured, *derived)}
-        return HeadSummary.of(signs, rows)
+        return HeadSummary.of({name: sign.detach() for name, sign in self.to_dict().items()}, rows)
 
     def __getattr__(self, name: str) -> Tensor:
         # reached only when ordinary look-up fails: a sign not measured, or a derived one that lacks its parts

@@ -359,6 +359,7 @@ def test_threads_do_not_disturb_one_another():
     assert wrong == []
 
 
+@pytest.mark.filterwarnings("ignore:attemper. kernel 'cpu' is not built here")
 def test_auto_takes_the_direct_way_only_where_cpu_is_first(direct, monkeypatch):
     monkeypatch.setattr(kernels, "KERNELS", {"blockwise": kernels.KERNELS["blockwise"], **kernels.KERNELS})
     attemper.attention(*tensors())

@@ -227,3 +227,13 @@ def test_by_head_says_what_is_wrong():
         _ = attend(signs="lse").vitals.by_head().p2
     with pytest.raises(InputError, match="same signs and heads"):
         vitals.by_head().merge(attend(signs="lse").vitals.by_head())
+
+
+def test_to_dict_has_every_sign_that_can_be_read():
+    q = torch.randn(2, 6, 8, requires_grad=True)
+    vitals = attemper.attention(q, q, q).vitals
+    found = vitals.to_dict()
+    assert list(found) == [*SIGNS, "top_weight", "effective_keys", "evenness", "jacobian_trace"]
+    assert all(torch.equal(sign, getattr(vitals, name)) for name, sign in found.items())
+    assert found["evenness"].requires_grad
+    assert list(attemper.measure(q, q, signs=("lse", "p2")).to_dict()) == ["lse", "p2", "jacobian_trace"]

@@ -227,6 +227,33 @@ def test_the_environment_is_read_when_the_library_is_loaded():
     assert "runs on cpu, with portable" in said
 
 
+SLOW = """
+import warnings
+import torch, attemper
+q = torch.randn(1, 2, 5, 8)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        attemper.attention(q, q, q)
+        attemper.measure(q, q)
+        attemper.kernels.why(q, q, q)
+print(*(str(one.message) for one in said), sep="\\n")
+print(*attemper.scan(torch.nn.MultiheadAttention(8, 2), (q[0],) * 3).document.notes, sep="\\n")
+"""
+
+
+def test_a_library_that_cannot_run_is_said_once_and_in_a_scan():
+    said = run(SLOW, ATTEMPER_CPU_VARIANT="bogus").splitlines()
+    words = "kernel 'cpu' does not recognise ATTEMPER_CPU_VARIANT='bogus': Known: 'portable', 'avx2', 'avx512', 'amx'. Calls on "
+    slow = [line for line in said if "kernel 'cpu'" in line]
+    assert [line.startswith(words) for line in slow] == [
+        False,
+        True,
+    ]  # the warning, which begins with our name; the note
+    assert slow[0] == f"attemper: {slow[1]}"
+    assert "kernel 'cpu'" not in run(SLOW)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_environment_chooses_a_variant(monkeypatch, variant):
     best = native._library.attemper_best()

@@ -33,6 +33,20 @@ class Answers(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+def test_names_of_torch_and_of_others_are_answered_with_ours():
+    wrong = {"is_causal": "causal", "attn_mask": "mask", "attention_mask": "mask", "dropout_p": "dropout"}
+    for name, ours in {**wrong, "softmax_scale": "scale"}.items():
+        with pytest.raises(TypeError, match=rf"^attention\(\): unknown option '{name}'\. Did you mean '{ours}'\?"):
+            call(**{name: None})
+    for function, name, ours in (
+        (attemper.measure, "attn_mask", "mask"),
+        (attemper.sdpa, "mask", "attn_mask"),
+        (attemper.sdpa, "causal", "is_causal"),
+    ):
+        with pytest.raises(InputError, match=rf"unknown option '{name}'\. Did you mean '{ours}'\?"):
+            function(Q, Q, Q, **{name: None})
+
+
 SENTENCES = {
     "head dim": {"key": torch.randn(2, 12, 5, 16)},
     "heads": kv(2, 5, 5, 8),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -106,6 +107,22 @@ def load(name: str) -> ModuleType:
     return sys.modules.get(path) or importlib.import_module(path)
 
 
+def slow_because(device: str) -> str | None:
+    """Why calls on this kind of device run on a kernel that is several times slower than it need be; None if they do not."""
+    reason = cpu_is_missing() if device == "cpu" and next(iter(KERNELS)) == "cpu" else None
+    if reason is None:
+        return None
+    return f"kernel 'cpu' {reason}. Calls on the CPU run on 'blockwise', which is several times slower"
+
+
+@cache
+def warn_if_slow(device: str) -> None:
+    """Say so, once in a process."""
+    reason = slow_because(device)
+    if reason is not None:
+        warnings.warn(f"attemper: {reason}.", stacklevel=2)
+
+
 def takes_plain(kernel: str, cuda: bool = False) -> str | None:
     """The native kernel, ``"cpu"`` or ``"triton"``, that runs a plain call for this ``kernel=``; None if there is none.
 
@@ -126,7 +143,10 @@ def check_name(where: str, kernel: object) -> None:
 def choose(where: str, request: Request, kernel: str) -> str:
     """The kernel that runs a call: the one named, or the fastest that serves it."""
     if kernel == "auto":
-        return next(name for name, serves in KERNELS.items() if serves.refusal(request) is None)
+        taken = next(name for name, serves in KERNELS.items() if serves.refusal(request) is None)
+        if taken == "blockwise" and not request.additive and where != "why" and not torch.compiler.is_compiling():
+            warn_if_slow(request.device)
+        return taken
     check_name(where, kernel)
     refusal = KERNELS[kernel].refusal(request)
     if refusal is not None:

@@ -17,7 +17,7 @@ from .. import __version__, health
 from ..errors import AttemperError, InputError
 from ..health.faults import CheckResult
 from ..watch import Record
-from ..watch.examine import AttentionCall, Examiner, examine
+from ..watch.examine import AttentionCall, Examiner, examine, slow_because
 from .audit.audit import Audit, LayerScale
 from .checks.examiner import AttentionChecks
 from .document import COLUMNS, SIGNS, Document, Json, Layer, Scale, ScanVerdict, WhatIf, plain
@@ -111,7 +111,8 @@ def run(
                     done += 1
         except KeyboardInterrupt as stop:
             interrupted, by = True, str(stop) or "Ctrl-C"
-        notes = [*loaded.notes, *_notes_of(inputs), *watching.record.notes]
+        slow = slow_because(next((one.device.type for one in loaded.model.parameters()), "cpu"))
+        notes = [*loaded.notes, *_notes_of(inputs), *watching.record.notes, *([] if slow is None else [f"{slow}."])]
         if interrupted:
             notes.insert(0, f"stopped by {by} after {done} of {len(inputs)} inputs: only these were measured.")
         tried: Tried = ([], [])
@@ -296,7 +297,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """No warnings of the watch: what it could not measure is in the notes."""
+    """No warnings of the watch: what it could not measure is in the notes, and so is which kernel is missing."""
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"attemper: kernel ")
         warnings.filterwarnings("ignore", message=r"watch\(\): ")
         yield

@@ -19,6 +19,7 @@
     Replacement, attend_with, REPLACED    attention of a Hugging Face model by attemper's kernels
     named_modules       the modules of a model by name, without wrappers
     exchanged_before    whether ranks exchanged tensors before a call, in its module
+    slow_because        why calls run on a slow kernel here
     without_modes       run code that no watch and no other dispatch mode sees
     Entry               one layer of a record in one step
     check_path, to_path     the path of a file for a record, checked
@@ -32,6 +33,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from ..kernels import slow_because as slow_because
 from .attach.alter import Alteration as Alteration
 from .attach.alter import altered as altered
 from .attach.modes import without_modes as without_modes
