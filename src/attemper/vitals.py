@@ -13,7 +13,6 @@ from torch import Tensor
 from ._torch_private import register_pytree_node
 from .errors import InputError, SignNotMeasured, checked_options, nearest
 from .heads import HeadSummary
-from .rounding import HALVES, rounded_off, rounding_of_sum, unrounded
 
 SIGNS = ("visible", "mean", "variance", "peak", "lse", "entropy", "p2")
 """The stored signs, in the order every kernel returns them."""
@@ -27,6 +26,8 @@ DERIVED = {
 """The derived signs and the stored ones each is made of."""
 
 NEG_INF = float("-inf")
+HALVES = (torch.float16, torch.bfloat16)
+SMALL = torch.finfo(torch.float16).tiny
 
 
 class Vitals:
@@ -294,6 +295,33 @@ def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
                 spread = part["variance"] + (part["mean"] - signs["mean"]).square()
                 signs["variance"] = (share * spread).sum(0)
     return Vitals(**signs)._with_low(lse_low), weight
+
+
+def rounding_of_sum(a: Tensor, b: Tensor) -> Tensor:
+    """What a + b lost to rounding, exactly (Knuth's two-sum)."""
+    total = a + b
+    b_part = total - a
+    return (a - (total - b_part)) + (b - b_part)
+
+
+def rounded_off(wide: Tensor, output: Tensor) -> Tensor:
+    """The rounding error of `output`, which is float32 `wide` in half precision: int16, in units in the last place of `wide`.
+
+    Nothing is lost: the 16 bits of a bfloat16 and these 16 are the 32 of the float32. For float16 numbers below the normal range
+    the unit is 2^-40. 0 where the output is inf or NaN.
+    """
+    short = output.float()
+    lost = wide.view(torch.int32) - short.view(torch.int32)
+    if output.dtype == torch.float16:
+        lost = torch.where(short.abs() < SMALL, ((wide - short) * 2.0**40).round().to(torch.int32), lost)
+    return lost.clamp(-(1 << 15), (1 << 15) - 1).masked_fill(~short.isfinite(), 0).to(torch.int16)
+
+
+def unrounded(output: Tensor, low: Tensor) -> Tensor:
+    """The output before rounding, in float32; `low` is what `rounded_off` returned."""
+    short = output.float()
+    whole = (short.view(torch.int32) + low).view(torch.float32)
+    return torch.where(short.abs() < SMALL, short + low * 2.0**-40, whole) if output.dtype == torch.float16 else whole
 
 
 _LOW = ("_lse_low", "_output_low")

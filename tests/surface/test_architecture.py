@@ -33,7 +33,7 @@ LAYERS = [
     {"kernels"},
     {"vitals"},
     {"heads", "scale", "_files", "_display", "_memory", "_timing"},
-    {"errors", "rounding", "_torch_private"},
+    {"errors", "_torch_private"},
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 # an upward import, made inside a function, and why

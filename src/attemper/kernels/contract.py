@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .._torch_private import _get_tracing_state
-from ..rounding import HALVES as HALVES
+from ..vitals import HALVES as HALVES
 from ..vitals import SIGNS, Vitals
 
 BIT = {sign: 1 << place for place, sign in enumerate(SIGNS)}
@@ -68,7 +68,7 @@ class Results(NamedTuple):
     """
 
     output: Tensor  # (B, H, Lq, Ev)
-    output_low: Tensor  # (B, H, Lq, Ev), int16: the rounding error of output, see rounding.py
+    output_low: Tensor  # (B, H, Lq, Ev), int16: the rounding error of output, see vitals.py
     argmax: Tensor  # (B, H, Lq), the key with the largest logit, the lowest on ties
     lse_low: Tensor  # (B, H, Lq), the rounding error of lse: at finfo.min, all of ln Σe. Zeros: not known
     visible: Tensor

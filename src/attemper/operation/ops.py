@@ -35,8 +35,7 @@ from ..kernels.contract import (
     measuring_dtype,
     with_gradient_bits,
 )
-from ..rounding import HALVES, rounded_off
-from ..vitals import Vitals
+from ..vitals import HALVES, Vitals, rounded_off
 
 PROBLEM_SCHEMA = (
     "Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor? gain, Tensor? weight, Tensor? seed, "

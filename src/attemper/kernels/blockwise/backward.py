@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...rounding import unrounded
+from ...vitals import unrounded
 from ..contract import Gradients, NeedsGrad, Problem, Results, Upstream, measuring_dtype
 from .additive import block_of
 from .block import HeadBlock, dropout_tile

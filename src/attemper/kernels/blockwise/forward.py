@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...rounding import rounded_off, rounding_of_sum
+from ...vitals import rounded_off, rounding_of_sum
 from ..contract import ARGMAX_BIT, BIT, Problem, Results, empty_results
 from .additive import block_of
 from .block import HeadBlock, dropout_tile

@@ -40,7 +40,7 @@ WIDTH: tl.constexpr = tl.constexpr(16)  # columns appended to the query and to g
 
 @triton.jit
 def unrounded(b_short, b_low):
-    """The output before rounding, as `rounding.unrounded` defines it."""
+    """The output before rounding, as `vitals.unrounded` defines it."""
     b_wide = b_short.to(tl.float32)
     b_whole = (b_wide.to(tl.int32, bitcast=True) + b_low.to(tl.int32)).to(tl.float32, bitcast=True)
     if b_short.dtype == tl.float16:

@@ -28,7 +28,7 @@ def moments(b_count, b_met, b_mean, b_squares):
 
 @triton.jit
 def lost_bits(b_out, b_short):
-    """What rounding took from the output, as `rounding.rounded_off` defines it."""
+    """What rounding took from the output, as `vitals.rounded_off` defines it."""
     b_wide = b_short.to(tl.float32)
     b_lost = b_out.to(tl.int32, bitcast=True) - b_wide.to(tl.int32, bitcast=True)
     if b_short.dtype == tl.float16:
