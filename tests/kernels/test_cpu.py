@@ -238,7 +238,7 @@ with warnings.catch_warnings(record=True) as said:
         attemper.measure(q, q)
         attemper.kernels.why(q, q, q)
 print(*(str(one.message) for one in said), sep="\\n")
-print(*attemper.scan(torch.nn.MultiheadAttention(8, 2), (q[0],) * 3).document.notes, sep="\\n")
+print(*attemper.scan(torch.nn.MultiheadAttention(8, 2), (q[0],) * 3).document["notes"], sep="\\n")
 """
 
 
