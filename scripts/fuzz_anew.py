@@ -8,6 +8,8 @@ a loop over heads, bands are made entry by entry, and PyTorch differentiates. In
 shows how much error is usual. For half precision torch's math backend does, where it knows the call; for other gradients, the
 definition with weights and the gradient of the scores rounded, as a product of half-precision tensors needs them. A value fails
 when its error exceeds FACTOR times the usual one (1.5 in half precision) plus what rounding every term of its sums explains.
+Among the masks are biases (ALiBi, relative positions, columns like sinks, keys hidden by numbers), and masks of other classes:
+CausalBias, parameters, a class that overrides nothing, and one that answers for torch, which must be refused.
 Each case is drawn from its number: `--seed N --cases 1` runs one again. On a GPU the choices that a kernel is compiled for,
 layouts among them, are the same for ALIKE cases in a row, which differ in lengths, numbers, windows and masks.
 """
@@ -19,13 +21,16 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
 
 import attemper
+from attemper.errors import InputError
 
 FACTOR, HALF_FACTOR = 3.0, 1.5
 SIGNS = ("visible", "mean", "variance", "peak", "lse", "entropy", "p2")
@@ -161,7 +166,55 @@ def draw(seed: int, device: str) -> dict:
         else:
             noise[torch.rand(shape) < 0.15] = rng.choice([-math.inf, -1e9 if dtype != torch.float16 else -6e4, -2e4])
             case["mask"] = noise.to(dtype)
+    return dressed(case, random.Random(f"given {seed}"), (batch, heads, rows, keys))
+
+
+def dressed(case: dict, rng: random.Random, full: tuple[int, int, int, int]) -> dict:
+    """Every third case with a bias that models add, or a mask of another class; `given` is what attention() gets for it."""
+    asked = rng.choice([*[None] * 6, "alibi", "relative", "columns"])
+    (_, heads, rows, keys), dtype = full, case["tensors"][0].dtype
+    if asked is not None and case["mask"] is None:
+        case["mask"] = bias_of(asked, rng, heads, rows, keys).to(dtype)
+    if case["mask"] is None:
+        if rng.random() < 0.2 and not (
+            case["causal"] == "lower_right" and rows == keys
+        ):  # torch: then top left, the same
+            make = {False: None, True: causal_upper_left, "lower_right": causal_lower_right}[case["causal"]]
+            case["given"] = None if make is None else make(rows, keys)
+    elif rng.random() < 0.3:
+        case["as"] = rng.choice([torch.nn.Parameter, Inherits, Refused])
     return case
+
+
+def bias_of(kind: str, rng: random.Random, heads: int, rows: int, keys: int) -> Tensor:
+    """A bias by distance or by position, one by head and distance, or one of a few columns; some keys are hidden by a number."""
+    i, j = torch.arange(rows, dtype=torch.float64)[:, None], torch.arange(keys, dtype=torch.float64)
+    slope = 2.0 ** -torch.arange(1, heads + 1, dtype=torch.float64).reshape(1, -1, 1, 1)
+    if kind == "alibi":
+        bias = slope * (j - i if rng.random() < 0.5 else j.expand(rows, keys))
+    elif kind == "relative":
+        table = torch.randn(1, heads, 32, dtype=torch.float64)
+        bias = table[..., (j - i).long().clamp(-16, 15) + 16]
+    else:
+        bias = torch.zeros(1, 1, 1, keys, dtype=torch.float64)
+        bias[..., : rng.choice([1, 4])] = rng.choice([2.0, 12.0, -3.0])
+    bias = bias.clone()
+    hidden = rng.choice([None, -1e4, -3e4, -math.inf, torch.finfo(torch.float16).min])
+    if hidden is not None:
+        bias[..., torch.rand(bias.shape[-1]) < 0.2] = hidden
+    return bias
+
+
+class Inherits(torch.Tensor):
+    """A class that overrides nothing."""
+
+
+class Refused(torch.Tensor):
+    """A class that answers for torch."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 def laid_out(kinds: random.Random, tensor: Tensor) -> Tensor:
@@ -218,8 +271,28 @@ def measured(case: dict) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         leaves = {name: on_device(leaf.detach(), device).requires_grad_() for name, leaf in leaves.items()}
     options = {name: case[name] for name in ("causal", "window", "softcap", "kernel", "signs")}
     mask = None if case["mask"] is None else leaves.get("mask", on_device(case["mask"], device))
+    like = case.get("as")
+    if like is torch.nn.Parameter:
+        mask = like(mask.detach(), requires_grad=mask.is_floating_point())
+        leaves |= {"mask": mask} if mask.is_floating_point() else {}
+    elif like is not None:
+        mask = mask.as_subclass(like)
+    if like is Refused:
+        if not refuses(lambda: attemper.attention(*(leaves[n] for n in "qkv"), mask=mask)):
+            raise RuntimeError(f"case {case['seed']}: a mask of a class that answers for torch was read")
+        mask = leaves.get("mask", on_device(case["mask"], device))
+    if case.get("given") is not None:
+        mask, options["causal"] = case["given"], False
     output, vitals = attemper.attention(*(leaves[n] for n in "qkv"), mask=mask, scale=leaves.get("scale"), **options)
     return leaves, {"output": output} | {name: getattr(vitals, name) for name in vitals.measured}
+
+
+def refuses(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except InputError as error:
+        return "must hold its values itself" in str(error)
+    return False
 
 
 def by_math(case: dict) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
