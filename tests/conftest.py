@@ -6,6 +6,7 @@ import sys
 # before torch is imported: CUDA wants the first for deterministic mode; some virtual machines have AMX and hide the leaf of CPUID
 # (0x1D) that oneDNN reads the palette of its tiles from: torch's own bfloat16 products then die of an illegal instruction
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+os.environ.setdefault("ATTEMPER_STRICT", "1")  # an error in attemper itself fails a test
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import pytest

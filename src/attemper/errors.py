@@ -12,8 +12,12 @@ import difflib
 import functools
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import ParamSpec, TypeVar
+
+PACKAGE = Path(__file__).parent
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,6 +59,19 @@ _MEMORY_MESSAGES = (
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error of Python or torch means that there is not enough memory."""
     return isinstance(error, MemoryError) or any(words in str(error) for words in _MEMORY_MESSAGES)
+
+
+def internal_error(error: Exception) -> str:
+    """What is said of an exception in attemper's own code that must not end a training. ATTEMPER_STRICT=1 raises it."""
+    if os.environ.get("ATTEMPER_STRICT") == "1":
+        raise error
+    place, trace = "", error.__traceback__
+    while trace is not None:  # the innermost line of attemper's
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if file.is_relative_to(PACKAGE):
+            place = f" at {file.relative_to(PACKAGE).as_posix()}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return f"an error inside attemper, {type(error).__name__}: {error}{place}; please report it"
 
 
 def nearest(word: object, known: Iterable[str]) -> str:

@@ -202,10 +202,12 @@ def test_attention_that_cannot_be_measured():
             return flex_attention(x[:, None], x[:, None], x[:, None])[:, 0]
 
     model = nn.Sequential(Block(), Hidden())
+    notes = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(InputError, match="cannot be measured"):
-            what_if(model, twice(model), ["none"])
+        (found,) = what_if(model, twice(model), ["none"], note=notes.append)
+    assert len(found.heads) == 2
+    assert "keeps its scale, because it could not be measured: 1: " in notes[0]
 
 
 def test_not_inside_a_forward():

@@ -55,8 +55,12 @@ def attend(
         attended = _attend(problem, names, kernel)
     else:
         attended = attend_and_tally(_attend, problem, names, kernel, target)
-    if not torch.compiler.is_compiling() and listening.listener is not None:
-        listening.listener(problem)
+    listener = None if torch.compiler.is_compiling() else listening.listener
+    if listener is not None:
+        try:
+            listener.computed(problem)
+        except Exception as error:
+            listener.failed(error)
     return attended
 
 

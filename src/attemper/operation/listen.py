@@ -6,8 +6,7 @@ A listener is a watch in a light pass, which has no dispatch mode. A target is t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,10 +17,18 @@ TALLY, KIND = "attemper_tally", "attemper_kind"
 """Attributes of a module that has a tally: the tensor, and self- or cross-attention, if its name shows that."""
 
 
-class Listening(threading.local):
-    """The listener of this thread, which gets each problem after it was computed."""
+class Listener(Protocol):
+    """Gets each problem after it was computed. What it raises is not the caller's: it gets that too."""
 
-    listener: Callable[[Problem], None] | None = None
+    def computed(self, problem: Problem) -> None: ...
+
+    def failed(self, error: Exception) -> None: ...
+
+
+class Listening(threading.local):
+    """The listener of this thread."""
+
+    listener: Listener | None = None
 
 
 listening = Listening()

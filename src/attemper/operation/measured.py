@@ -45,7 +45,7 @@ from .ops import (
     without_autocast,
 )
 from .plain import are_plain
-from .tally import CALL_SCHEMA, add_signs, add_vitals, call_arguments, check_tally, is_recomputed
+from .tally import CALL_SCHEMA, add_signs, add_vitals, call_arguments, check_tally, is_recomputed, surviving
 
 torch.library.define(
     "attemper::forward_packed",
@@ -95,6 +95,7 @@ def _fake_forward_packed(*args: Any) -> tuple[Tensor, ...]:
 
 
 @torch.library.impl("attemper::tally_packed", "CompositeExplicitAutograd")
+@surviving
 def _tally_packed(tally: Tensor, lse: Tensor, lse_low: Tensor, packed: Tensor, *args: Any) -> None:
     if is_recomputed():
         return
@@ -168,5 +169,8 @@ def attend_and_tally(
     output, vitals = run(problem, SIGNS, kernel)
     low = vitals._lse_low
     low = torch.zeros_like(vitals.lse) if low is None else low
-    add_vitals(problem, vitals, low, target)
+    if torch.compiler.is_compiling():
+        add_vitals(problem, vitals, low, target)
+    else:
+        surviving(add_vitals)(problem, vitals, low, target)
     return output, Vitals(**{name: getattr(vitals, name) for name in names})._with_low(low, vitals._output_low)

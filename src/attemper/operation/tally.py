@@ -7,7 +7,7 @@ the number of the last call's description. All zeros is empty.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import kernels
 from .._torch_private import _current_graph_task_id
-from ..errors import InputError
+from ..errors import AttemperError, InputError, internal_error
 from ..heads import ALL_COLUMNS, COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary
 from ..kernels.contract import Problem, is_recording
 from ..vitals import SIGNS, Vitals
@@ -72,7 +72,26 @@ torch.library.define(
 )
 
 
+FAILED: set[str] = set()
+"""Errors of attemper's own while a tally was added to, until a watch tells of them."""
+
+
+def surviving(add: Callable[..., None]) -> Callable[..., None]:
+    """What adds to a tally, so that its errors do not end the model's pass, but for those that say what to do."""
+
+    def added(*args: Any) -> None:
+        try:
+            add(*args)
+        except AttemperError:
+            raise
+        except Exception as error:
+            FAILED.add(internal_error(error))
+
+    return added
+
+
 @torch.library.impl("attemper::tally", "CompositeExplicitAutograd")
+@surviving
 def _tally(tally: Tensor, *args: Any) -> None:
     if is_recomputed():
         return

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .. import __version__, health
-from ..errors import AttemperError, InputError
+from ..errors import AttemperError, InputError, internal_error
 from ..health.faults import CheckResult
 from ..watch import Record
 from ..watch.examine import AttentionCall, Examiner, examine, slow_because
@@ -161,9 +161,12 @@ def assemble(
     loaded: Loaded, inputs: Sequence[Input], record: Record, examiners: Examiners, notes: list[str], tried: Tried
 ) -> Document:
     """The document, from the record, the examiners and the experiments."""
-    audited = {(one.layer, one.kind): one for one in examiners.audit.layers()}
+    known: list[LayerScale] = []
+    with _noted(notes, "the audit of the scales"):
+        known += examiners.audit.layers()
+    audited = {(one.layer, one.kind): one for one in known}
     layers = [_layer(place, record, audited.get(place)) for place in record.facts]
-    heads = _heads(record, examiners)
+    heads = _heads(record, examiners, notes)
     wrong = [*examiners.checks.findings(), *tried[1]]
     found = health.findings(heads, plain(layers), audited.values(), list(record.facts), loaded.drawn, wrong)
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -189,6 +192,17 @@ def assemble(
     return document
 
 
+@contextmanager
+def _noted(notes: list[str], part: str) -> Iterator[None]:
+    """An error in attemper's own code loses a part of the document, and not all of it."""
+    try:
+        yield
+    except AttemperError:
+        raise
+    except Exception as error:
+        notes.insert(0, f"{part} is missing: {internal_error(error)}.")
+
+
 def _verdict(found: Sequence[health.Finding], heads: Sequence[Json]) -> ScanVerdict:
     judged = any(row["evenness"] is not None and math.isfinite(row["evenness"]) for row in heads)
     level, line = health.verdict(found, len(heads))
@@ -208,8 +222,11 @@ _NONE: Json = dict.fromkeys(field.name for field in fields(Scale))
 UNAUDITED = Scale(**_NONE | {"factors": [], "verdict": "ok", "says": "The scale of this layer could not be read."})
 
 
-def _heads(record: Record, examiners: Examiners) -> list[Json]:
-    tables = [examiner.table() for examiner in examiners.tables]
+def _heads(record: Record, examiners: Examiners, notes: list[str]) -> list[Json]:
+    tables = []
+    for examiner in examiners.tables:
+        with _noted(notes, type(examiner).__name__):
+            tables.append(examiner.table())
     found = []
     for row in record.to_dicts():
         place, head = (row["layer"], row["kind"]), row["head"]
@@ -249,10 +266,17 @@ def _what_if(
         one.token = None if token is None else token.result()
         found.append(one)
 
+    def note(sentence: str) -> None:
+        if sentence not in document.notes:
+            document.notes.append(sentence)
+
     progress("what if: once more as it is")
     try:
         with _without_warnings():
-            what_if(model, again, rules, applied, begin, keep, [token] if token is not None else ())
+            seen = [token] if token is not None else ()
+            what_if(model, again, rules, applied, begin, keep, seen, note)
+    except Exception as error:  # what was measured is not lost
+        document.notes.insert(0, str(error) if isinstance(error, AttemperError) else f"--what-if: {reason(error)}.")
     except KeyboardInterrupt as stop:
         by, left = str(stop) or "Ctrl-C", ", ".join(map(repr, rules[len(found) :])) or "none"
         document.notes.insert(0, f"stopped by {by}; rules of --what-if that were not tried: {left}.")

@@ -1,7 +1,8 @@
 """What if: the same model on the same inputs, with the scale replaced while it runs.
 
 A first run records the ops that compute each layer's scores. In the next run those ops, and nothing else, use another scale. The
-weights of the model are not touched. If an op cannot be altered, or the model takes another path the second time, it is an error.
+weights of the model are not touched. A layer whose ops cannot be altered keeps its scale, and a note says so. It is an error if
+none can be altered, or if the model takes another path the second time.
 """
 
 from __future__ import annotations
@@ -62,12 +63,14 @@ def what_if(
     progress: Callable[[str], object] | None = None,
     keep: Callable[[WhatIf], object] | None = None,
     examiners: Sequence[Examiner] = (),
+    note: Callable[[str], object] = lambda sentence: None,
 ) -> list[WhatIf]:
     """Run a model once as it is and once for each rule, with its scale replaced by the rule's, and measure its heads.
 
     Gradients are off, and each run draws the same random numbers. Another open watch measures these runs too. ``run`` calls the
     model on its inputs, the same each time; ``progress`` is called with each rule before its run, ``keep`` with each result at
-    once, so that Ctrl-C loses none. ``examiners`` look at the calls of every run, also of the first, as it is.
+    once, so that Ctrl-C loses none. ``examiners`` look at the calls of every run, also of the first, as it is. ``note`` is
+    called with a sentence for each layer that keeps its scale.
 
     Args:
         rules: names of rules whose scale is one number (``"none"``, ``"dk"``, ``"sqrt_dmodel"``, …), numbers (``"0.5"``: that
@@ -84,16 +87,15 @@ def what_if(
     with _same_each_time(model) as again:
         again()
         alteration = Alteration()
-        heads, first = _measure(model, run, alteration, examiners)
-        _reachable(first, alteration)
+        heads, first = _measure(model, run, alteration, examiners, note)
+        reached = _reachable(first, alteration, note)
         found = []
         for rule, scale in zip(rules, wanted, strict=True):
             if progress is not None:
                 progress(rule)
             again()
-            ratios = _ratios(first, scale, applied)
-            second = Alteration(ratios)
-            heads, calls = _measure(model, run, second, examiners)
+            second = Alteration(_ratios(rule, reached, scale, applied, note))
+            heads, calls = _measure(model, run, second, examiners, note)
             _check_same_path(rule, first, alteration, calls, second)
             found.append(summed_up(rule, heads))
             if keep is not None:
@@ -143,7 +145,11 @@ def _number(word: str) -> float | None:
 
 
 def _measure(
-    model: nn.Module, run: Callable[[], object], alteration: Alteration, examiners: Sequence[Examiner]
+    model: nn.Module,
+    run: Callable[[], object],
+    alteration: Alteration,
+    examiners: Sequence[Examiner],
+    note: Callable[[str], object],
 ) -> tuple[list[dict[str, Any]], list[RecordedCall]]:
     """One run: a row for each head, and the calls."""
     recorder = CallRecorder()
@@ -151,38 +157,56 @@ def _measure(
     with altered(alteration), watching:
         run()
     if watching.unmeasured:
-        raise InputError(
-            f"scan: --what-if: part of this model's attention cannot be measured, so its scale cannot be replaced either: "
-            f"{watching.record.notes[0]} Load the model with attn_implementation='sdpa' or 'eager'."
+        note(
+            f"what if: a part of the attention keeps its scale, because it could not be measured: {watching.record.notes[0]}"
         )
     return watching.record.to_dicts(), recorder.calls
 
 
-def _reachable(calls: Sequence[RecordedCall], alteration: Alteration) -> None:
-    """Raise for a call whose scale is not an argument or a factor that can be replaced."""
-    for call in calls:
-        if call.places and all(alteration.found[place].can_be_altered for place in call.places):
-            continue
-        how = call.facts.implementation or call.facts.route
+def _reachable(
+    calls: Sequence[RecordedCall], alteration: Alteration, note: Callable[[str], object]
+) -> list[RecordedCall]:
+    """The calls whose scale is an argument or a factor that can be replaced; an error if there is none."""
+    found = [call for call in calls if call.places and all(alteration.found[one].can_be_altered for one in call.places)]
+    left = {call.layer: call.facts.implementation or call.facts.route for call in calls if call not in found}
+    if not found:
+        layer, how = next(iter(left.items()), ("the model", "a kernel"))
         raise InputError(
-            f"scan: --what-if: the scale of {call.layer!r} cannot be replaced while it runs, because {how!r} does not show "
+            f"scan: --what-if: the scale of {layer!r} cannot be replaced while it runs, because {how!r} does not show "
             "the op that applies it. Load the model with attn_implementation='sdpa' or 'eager', without replace=True."
         )
+    for layer, how in left.items():
+        note(f"what if: {layer} keeps its scale, because {how!r} does not show the op that applies it.")
+    return found
 
 
 def _ratios(
-    calls: Sequence[RecordedCall], wanted: Wanted, applied: Mapping[tuple[str, str], float | None]
+    rule: str,
+    calls: Sequence[RecordedCall],
+    wanted: Wanted,
+    applied: Mapping[tuple[str, str], float | None],
+    note: Callable[[str], object],
 ) -> dict[OpPlace, float]:
     numbers = layer_numbers([call.layer for call in calls])
     ratios: dict[OpPlace, float] = {}
+    unknown: InputError | None = None
     for call in calls:
-        ratio = wanted(call.facts, numbers[call.layer], partial(_now, call, applied))
+        try:
+            ratio = wanted(call.facts, numbers[call.layer], partial(_now, call, applied))
+        except InputError as error:
+            unknown = error
+            note(
+                f"what if the scale were {rule}: {call.layer} keeps its own, which is not known. A factor like x2 replaces it."
+            )
+            continue
         for place in call.places:
             if ratios.setdefault(place, ratio) != ratio:
                 raise InputError(
                     f"scan: --what-if: {call.layer!r} shares a product with another layer that needs another scale. "
                     "Ask for one factor for all, like x2."
                 )
+    if unknown is not None and not ratios:
+        raise unknown
     return ratios
 
 
@@ -215,7 +239,7 @@ def _check_same_path(
         if not same or any(before.found[place] != after.found.get(place) for place in one.places):
             break
         if one.facts.scale is not None and other.facts.scale is not None:
-            expected = one.facts.scale * after.ratios[one.places[0]]
+            expected = one.facts.scale * (after.ratios.get(one.places[0], 1.0) if one.places else 1.0)
             if not math.isclose(other.facts.scale, expected, rel_tol=1e-6):
                 break
     else:

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from ..attention import attention
-from ..errors import InputError, checked_options
+from ..errors import AttemperError, InputError, checked_options, internal_error
 from ..heads import SATURABLE_KEYS
 from ..operation.biases import answers_for_torch, causal_bias
 from ..vitals import Vitals
@@ -142,8 +142,8 @@ class EntropyFloor:
             self._replacement.install()
             EntropyFloor.replacing = self
         else:
-            self._handles.append(self.model.register_forward_pre_hook(self._begin))
-        self._handles.append(self.model.register_forward_hook(self._end, always_call=True))
+            self._handles.append(self.model.register_forward_pre_hook(self._surviving(self._begin)))
+        self._handles.append(self.model.register_forward_hook(self._surviving(self._end), always_call=True))
         self.calls, self._trained = 0, False
         return self
 
@@ -158,6 +158,18 @@ class EntropyFloor:
         if error_type is None and self._trained and not self.calls:
             warnings.warn(UNUSED.format(model=type(self.model).__name__), stacklevel=2)
 
+    def _surviving(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """A hook whose errors do not end the training: the floor is off until the next pass."""
+
+        def run(*args: Any) -> None:
+            try:
+                hook(*args)
+            except Exception as error:
+                self._leave()
+                warnings.warn(f"floor(): this pass got no floor: {internal_error(error)}.", stacklevel=2)
+
+        return run
+
     def _begin(self, module: nn.Module, arguments: object) -> None:
         self._leave()
         self._mode = FloorMode(self)
@@ -171,7 +183,7 @@ class EntropyFloor:
         loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         if isinstance(loss, Tensor) and loss.requires_grad and not loss.dim():
             # the trainer divides this loss by its accumulation steps and multiplies it by its loss scale
-            loss.register_hook(self._see)
+            loss.register_hook(self._surviving(self._see))
         else:
             self._seen = 1.0
 
@@ -217,10 +229,16 @@ class FloorMode(TorchFunctionMode):
         if answers_for_torch(given["attn_mask"]) and causal_bias(given["attn_mask"]) is None:
             return scaled_dot_product_attention(*args, **kwargs)  # only its class knows what it means
         options: dict[str, Any] = {"mask": given["attn_mask"], "causal": given["is_causal"], "scale": given["scale"]}
-        output, vitals = attention(
-            given["query"], given["key"], given["value"], **options, dropout=given["dropout_p"], signs=SIGNS
-        )
-        return self.floor.add(output, vitals)
+        try:
+            output, vitals = attention(
+                given["query"], given["key"], given["value"], **options, dropout=given["dropout_p"], signs=SIGNS
+            )
+            return self.floor.add(output, vitals)
+        except AttemperError:
+            raise  # it says what attemper's kernels cannot compute
+        except Exception as error:
+            warnings.warn(f"floor(): this call got no floor: {internal_error(error)}.", stacklevel=2)
+            return scaled_dot_product_attention(*args, **kwargs)
 
 
 @checked_options

@@ -14,6 +14,7 @@ Data passes the files in this order:
     compiled/   instrument(), and the watch of a model that runs compiled
     endings     what is checked when a step or the block ends
     examine     the interface for a scan and the lab: examiners and what-if
+    alter       counts the ops that make scores, and replaces their scale, for what-if
     weights     the logits and weights of chosen rows and keys of a call, for examiners
 """
 

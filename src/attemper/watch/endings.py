@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
+from ..errors import AttemperError, InputError
 from .attach.gradients import NO_GRADIENTS
-from .call import NoAttentionCall
+from .attach.modes import reason_of
+from .call import AttentionCall, NoAttentionCall
 from .passes import FAILED, UNFINISHED
 from .record.entry import Entry
+from .record.jsonl import Journal
+from .routes.handwritten.layout import all_heads
 
 if TYPE_CHECKING:
     from .routes.exchanged import Exchange
@@ -29,12 +34,14 @@ EXCHANGED = (
 )
 
 
-def note_part(watch: Watch, layer: str, heads: int, named: int) -> None:
-    """A layer runs a part of its heads on this rank."""
-    assert watch._ranks is not None
-    watch._ranks.split = True
-    watch._sums.local.add(layer)
-    watch._warn(f"{watch._title(layer)}: {heads} of its {named} heads run on this rank, counted from 0.")
+def note_part(watch: Watch, layer: str, call: AttentionCall) -> None:
+    """Note a layer that runs a part of its heads on this rank."""
+    named = all_heads(call.frames) if watch._ranks is not None and watch._ranks.many else None
+    heads = call.facts.heads
+    if watch._ranks is not None and named is not None and named > heads and named % heads == 0:
+        watch._ranks.split = True
+        watch._sums.local.add(layer)
+        watch._warn(f"{watch._title(layer)}: {heads} of its {named} heads run on this rank, counted from 0.")
 
 
 def note_exchange(watch: Watch, layer: str, exchange: Exchange) -> None:
@@ -47,9 +54,20 @@ def note_exchange(watch: Watch, layer: str, exchange: Exchange) -> None:
     watch._sums.local.add(layer)
 
 
-def drop_failed(watch: Watch, threads: Collection[int] | None = None) -> None:
-    """Forget passes that raised, in these threads or in all: the step goes on without them."""
-    if watch._sums.drop_failed(threads):
+@contextmanager
+def surviving(watch: Watch) -> Iterator[None]:
+    """Note an exception in attemper's own code, and let the training go on. Errors that say what to do pass."""
+    try:
+        yield
+    except (AttemperError, Warning):
+        raise
+    except Exception as error:
+        watch.add_unmeasured("", reason_of(error))
+
+
+def drop_failed(watch: Watch, here: bool = False) -> None:
+    """Forget passes that raised, in this thread or in all: the step goes on without them."""
+    if watch._sums.drop_failed((get_ident(),) if here else None):
         watch._note(FAILED)
 
 
@@ -58,6 +76,13 @@ def settle(watch: Watch, goes_on: bool) -> None:
     if goes_on:
         drop_failed(watch)
     watch._sums.settle()
+
+
+def forgotten(kept: int, journal: Journal | None) -> str:
+    """The note that a record holds only the last steps."""
+    others = "keep= sets how many are kept"
+    others = f"attemper.Record.read({str(journal.path)!r}) has all steps" if journal else others
+    return f"only the last {kept} steps are in memory; {others}."
 
 
 def drop_unfinished(watch: Watch, ended_well: bool) -> None:
@@ -89,11 +114,13 @@ def check_calls(watch: Watch) -> None:
         raise NoAttentionCall(f"{watch.caller}(): found no attention call in {watch._title('')}; {FOLLOWS}.")
 
 
-def check_end(watch: Watch, was_measuring: bool) -> None:
-    """Raise or warn if the block measured nothing, or not what was asked for."""
+def check_end(watch: Watch, was_measuring: bool, ended_well: bool) -> None:
+    """Raise or warn if a block that ended well measured nothing, or not what was asked for."""
+    if not ended_well:
+        return
     if was_measuring:
         check_calls(watch)
-    if not watch._passes.begun:
+    if not watch._passes.begun and not watch._unmeasured:
         raise InputError(
             f"watch(): {type(watch.model).__name__} was not called inside the block. Call model(…), "
             "and not model.forward(…)."

@@ -34,8 +34,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from ..kernels import slow_because as slow_because
-from .attach.alter import Alteration as Alteration
-from .attach.alter import altered as altered
+from .alter import Alteration as Alteration
+from .alter import altered as altered
 from .attach.modes import without_modes as without_modes
 from .attach.names import named_modules as named_modules
 from .attach.running import OpPlace as OpPlace

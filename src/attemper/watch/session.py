@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -15,13 +15,12 @@ from torch.optim import Optimizer
 from ..errors import InputError, checked_options
 from ..kernels import check_name
 from ..operation.checks import Signs, check_signs
-from ..vitals import Vitals
+from . import endings
 from .attach.attachment import attachment
 from .attach.dynamo import COMPILED, in_compiled, is_compiled
 from .attach.names import named_modules
 from .attach.running import running
 from .call import AttentionCall, Examiner, Summary
-from .endings import check_calls, check_end, drop_failed, drop_unfinished, note_gradients, note_part, settle
 from .options import check_model, check_numbers, check_options, check_rows, check_step, with_hooks
 from .passes import LEFT_OUT, ONLY_OTHERS, Passes, is_dry
 from .record.jsonl import Journal
@@ -30,7 +29,6 @@ from .record.record import Record
 from .record.store import check_path, to_path
 from .record.sums import StepAccumulator
 from .record.transfer import to_host
-from .routes.handwritten.layout import all_heads
 from .routes.replace import Replacement, attend_with
 
 KEPT = 100  # steps that are held in memory if a file has all
@@ -146,9 +144,7 @@ class Watch:
         self.caller = "watch"  # the function that the user called, for errors
         self._sums, self._record = StepAccumulator(gradients), Record()
         self._journal, self._keep = journal, keep
-        others = "keep= sets how many are kept"
-        others = f"attemper.Record.read({str(journal.path)!r}) has all steps" if journal else others
-        self._tail = f"only the last {keep or KEPT} steps are in memory; {others}."
+        self._tail = endings.forgotten(keep or KEPT, journal)
         self._ranks: Ranks | None = None  # while the watch is open
         self._without_gradients: set[str] = set()  # layers whose missing gradients were noted
         self._step, self._steps_ended, self._passes = start, 0, Passes(passes)
@@ -193,19 +189,21 @@ class Watch:
         if number is not None:
             check_step(number)
             self._step = number
-        attachment.forget_ended()
-        if self._measuring:
-            settle(self, goes_on=True)
-            if self._passes.left_out and not self._sums.layers:
-                self._warn(ONLY_OTHERS)
-            self._close_step(join=True)
+        with endings.surviving(self):
+            attachment.forget_ended()
+            if self._measuring:
+                endings.settle(self, goes_on=True)
+                if self._passes.left_out and not self._sums.layers:
+                    self._warn(ONLY_OTHERS)
+                self._close_step(join=True)
         self._step += 1
         self._steps_ended += 1
         due = self._step % self.every == 0
-        if due and not self._measuring:
-            self._attach()
-        elif self._measuring and not due:
-            self._detach()
+        with endings.surviving(self):
+            if due and not self._measuring:
+                self._attach()
+            elif self._measuring and not due:
+                self._detach()
 
     def pause(self) -> None:
         """Detach from the model until ``resume()``: passes in between are not measured. The step goes on after it."""
@@ -235,12 +233,19 @@ class Watch:
     def __enter__(self) -> Watch:
         if self._open:
             raise InputError("watch(): this watch is open already. Make another with attemper.watch(model).")
+        self._open, self._steps_ended = True, 0
+        with endings.surviving(self), ExitStack() as failed:
+            failed.callback(self._close)
+            self._begin()
+            failed.pop_all()
+        return self
+
+    def _begin(self) -> None:
         attachment.forget_ended()
+        self._passes.begin()
         named = named_modules(self.model)
         self.modules, self.names = tuple(named), {id(module): name for module, name in named.items()}
         self._depth = len(running.frames)
-        self._passes.begin()
-        self._steps_ended = 0
         self._ranks = Ranks(self.model)
         if self._journal is not None and self._ranks.first:
             self._journal.open(self._warn)
@@ -248,42 +253,41 @@ class Watch:
             self._warn(sentence)
         if self._replacement is not None:
             self._replacement.install()
-        self._open = True
         if self.optimizer is not None:
-            self._optimizer_hook = self.optimizer.register_step_post_hook(lambda *_: self.step())
+            self._optimizer_hook = self.optimizer.register_step_post_hook(
+                endings.surviving(self)(lambda *_: self.step())
+            )
         if self._step % self.every == 0:
             self._attach()
-        return self
 
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         was_measuring, ended_well = self._measuring, error_type is None
-        try:
-            drop_unfinished(self, ended_well)
+        with endings.surviving(self), ExitStack() as end:
+            end.callback(self._close)
+            endings.drop_unfinished(self, ended_well)
             # if this rank fails, others may not get here; if it does not, they wait for it, whether it has rows or not
             join = ended_well and self._ranks is not None and bool(self._ranks.groups)
             if was_measuring and (self._sums.layers or join):
                 self._close_step(join)
                 self._step += 1  # the end of the block ends it
-        finally:
-            self._close()
-        if ended_well:
-            check_end(self, was_measuring)
+        with endings.surviving(self):
+            endings.check_end(self, was_measuring, ended_well)
 
     def _close(self) -> None:
         self._open = False
-        if self._measuring:
-            self._detach()
-        attachment.closed(self, self._depth)
-        if self._optimizer_hook is not None:
-            self._optimizer_hook.remove()
-            self._optimizer_hook = None
-        if self._replacement is not None:
-            self._replacement.uninstall()
-        self.modules, self.names, self._paused = (), {}, False
-        if self._journal is not None:
-            self._journal.close()
+        with ExitStack() as ends:  # in reverse order, each of them whatever became of the others
+            if self._journal is not None:
+                ends.callback(self._journal.close)
+            if self._replacement is not None:
+                ends.callback(self._replacement.uninstall)
+            if self._optimizer_hook is not None:
+                ends.callback(self._optimizer_hook.remove)
+            ends.callback(attachment.closed, self, self._depth)
+            if self._measuring:
+                ends.callback(self._detach)
+        self.modules, self.names, self._paused, self._optimizer_hook = (), {}, False, None
 
     def _attach(self) -> None:
         self._measuring = True
@@ -319,22 +323,17 @@ class Watch:
             self._note(LEFT_OUT)
         if worse is None:
             return False
-        drop_failed(self, (get_ident(),))
+        endings.drop_failed(self, here=True)
         for name in worse:  # the earlier passes of this step were evaluation
             self._sums.drop(name)
         if in_compiled():
             self._warn(COMPILED)
         return True
 
-    def examine(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> list[Any]:
-        return [examiner.look(call, vitals, rows) for examiner in self.examiners]
-
-    def add_call(self, name: str, call: AttentionCall, summary: Summary, found: list[Any] | None) -> None:
+    def add_call(self, name: str, call: AttentionCall, summary: Summary, found: list[tuple[Examiner, Any]]) -> None:
         self._sums.add(name, call.facts, summary, call)
-        named = all_heads(call.frames) if self._ranks is not None and self._ranks.many else None
-        if named is not None and named > call.facts.heads and named % call.facts.heads == 0:
-            note_part(self, name, call.facts.heads, named)
-        for examiner, one in zip(self.examiners, found or (), strict=False):
+        endings.note_part(self, name, call)
+        for examiner, one in found:
             examiner.keep(name, call, one)
 
     def add_unmeasured(self, name: str, reason: str) -> None:
@@ -383,9 +382,9 @@ class Watch:
         if join and self._ranks is not None:
             whole = self._ranks.join(self._step, entries, self._warn)
         if whole is not None or alone:
-            check_calls(self)  # if other ranks have calls, an error on this one would end them too
+            endings.check_calls(self)  # if other ranks have calls, an error on this one would end them too
         entries = entries if whole is None else whole
-        note_gradients(self, entries)
+        endings.note_gradients(self, entries)
         writes = self._journal is not None and self._ranks is not None and self._ranks.first
         entries = to_host(entries) if writes else entries
         self._record._add(entries, facts)

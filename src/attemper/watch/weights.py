@@ -42,8 +42,9 @@ def logits_of_rows(call: AttentionCall, rows: Tensor, place: int | None = None) 
     mask = problem.mask
     if mask is not None and mask.shape[2] > 1:
         mask = mask[:, :, rows]
+    gain = None if problem.gain is None else problem.gain[:, :, rows]
     keys = torch.arange(problem.key.shape[2], device=rows.device)
-    return _banded(problem._replace(query=problem.query[:, :, rows], mask=mask), rows, keys)
+    return _banded(problem._replace(query=problem.query[:, :, rows], mask=mask, gain=gain), rows, keys)
 
 
 def logits_of_keys(call: AttentionCall, place: int, keys: Tensor) -> Tensor:
@@ -74,6 +75,8 @@ def logits_of_offset(call: AttentionCall, offset: int) -> Tensor:
         key = problem.key[:, :, from_ + offset : to + offset]
         key = key.repeat_interleave(problem.query.shape[1] // key.shape[1], dim=1)
         z = (problem.query[:, :, from_:to] * key).sum(-1) * problem.scale
+        if problem.gain is not None:
+            z = z * problem.gain[:, :, from_:to]
         if problem.softcap is not None:
             z = problem.softcap * torch.tanh(z / problem.softcap)
         if problem.mask is not None:
@@ -92,7 +95,8 @@ def _problem(call: AttentionCall, place: int | None = None) -> Problem:
     wide, one, mask = measuring_dtype(problem.query.dtype), _one(place), problem.mask
     if mask is not None and mask.shape[0] > 1:
         mask = mask[one]
-    return problem._replace(query=problem.query[one].to(wide), key=problem.key[one].to(wide), mask=mask)
+    gain = None if problem.gain is None else problem.gain[one]
+    return problem._replace(query=problem.query[one].to(wide), key=problem.key[one].to(wide), mask=mask, gain=gain)
 
 
 def _one(place: int | None) -> slice:

@@ -10,110 +10,34 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from ..._torch_private import HigherOrderOperator, TorchDispatchMode, _current_graph_task_id, _pop_mode, _push_mode
+from ..._torch_private import _current_graph_task_id
 from ...errors import AttemperError
-from ...operation.measured import FORWARD_PACKED
-from ...operation.ops import FORWARD
+from ...operation.listen import listening
 from ..call import AttentionCall
-from ..routes import attemper as own
 from ..routes import sdpa as fused
-from ..routes.exchanged import run_foreign
 from ..routes.handwritten.chain import Chain, shared
-from ..routes.handwritten.op_names import SOFTMAXES, is_followed, is_torchs, op_name
 from ..routes.padding import leave_padding_out
 from ..routes.transformers import Interface
 from ..trace.trace import Trace
+from .dispatch import READERS, Mode, TracingMode
 from .dynamo import Eager
 from .learned import pattern_of
 from .light import Interception
 from .measuring import Measured, measured
-from .modes import without_autograd_and_modes
+from .modes import leave_all, reason_of, without_autograd_and_modes
 from .names import name_in
 from .running import Frame, Pass, Site, is_quiet, running, traits
 from .storages import Storages
 
 if TYPE_CHECKING:
     from ..session import Watch
-
-EINSUM = torch.ops.aten.einsum.default
-READERS = {**fused.readers(), FORWARD: own.read, FORWARD_PACKED: own.read}
-
-
-class Mode(TorchDispatchMode):
-    """Gets every op of a watched forward; runs it unchanged, then passes it to its route.
-
-    It is pushed and popped directly, not by ``with``: that sets flags which all threads share, and leaves them wrong when two
-    threads overlap. The flags are for Dynamo, which does not run while a step is measured.
-    """
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True would wrap the call of every op in one of Dynamo's contexts
-
-    def __init__(self, attachment: Attachment) -> None:
-        super().__init__()
-        self.attachment = attachment
-        self.readers = READERS
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is EINSUM:
-            # it arrives as one op in inference mode only; the ops that it is made of are followed
-            _push_mode(self)
-            try:
-                return func.decompose(*args, **kwargs)
-            finally:
-                _pop_mode()
-        out = func(*args, **kwargs) if is_torchs(func) else run_foreign(func, args, kwargs)
-        reader, current = self.readers.get(func), running.current
-        if current is None:
-            return out
-        if reader is None:
-            if is_followed(func):
-                if types and op_name(func) in SOFTMAXES:
-                    reason = f"a softmax, which may be attention, of {fused.wrapped(types[0])}"
-                    self.attachment.unmeasured(tuple(running.frames), reason)
-                else:
-                    current.chain.follow(func, args, kwargs, out)
-        else:
-            frames = tuple(running.frames)
-            call = reader(func, args, kwargs, frames)
-            if isinstance(call, str):
-                self.attachment.unmeasured(frames, f"a {func} call on {call}")
-            elif call is not None:
-                if current.place is not None:
-                    call.places = (current.place,)
-                self.attachment.begin(call)(call.frames)
-                current.answers(call, out)
-        return out
-
-
-class TracingMode(Mode):
-    """The same, if an examiner needs what q and k were multiplied by. A class of its own: the plain mode pays nothing for it."""
-
-    def __init__(self, attachment: Attachment, trace: Trace) -> None:
-        super().__init__(attachment)
-        self.trace = trace
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is EINSUM or isinstance(func, HigherOrderOperator):
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        self.trace.before(func, args)
-        out = super().__torch_dispatch__(func, types, args, kwargs)
-        self.trace.follow(func, args, kwargs or {}, out)
-        return out
 
 
 class Attachment:
@@ -127,9 +51,10 @@ class Attachment:
         self.eager = Eager()
         self.readers = READERS
         self.interception = Interception(self)
-        self.interface = Interface(self.begin, self.unmeasured, self.interception.convert)
+        self.interface = Interface(self.begin, self.unmeasured, self.interception.convert, self.failed, self.give_up)
 
     def add(self, observer: Watch) -> None:
+        """Install what a watch needs that measures a step."""
         with self.lock:
             self.observers = (*self.observers, observer)
             self.eager.on()
@@ -152,7 +77,7 @@ class Attachment:
             self.unwind(depth)  # an interrupt while a module entered or left its forward
         with self.lock:
             self.interception.open.discard(observer)
-            self._release()
+            self.remove(observer)
 
     def _release(self) -> None:
         """Uninstall everything after the last watch, unless a forward still runs in another thread."""
@@ -173,7 +98,7 @@ class Attachment:
             self.forget_ended()
         current, name, converted = running.current, self.name_of(key), False
         if current is None:
-            if name is None or torch.compiler.is_compiling():
+            if name is None or torch.compiler.is_compiling() or self._has_given_up():
                 return
             current = self._begin(module, args, kwargs, sys._getframe(1))
         elif current.light is not None and not current.light.entered(key, args, kwargs):
@@ -266,7 +191,6 @@ class Attachment:
         current = running.current
         if depth == 0 and current is not None:
             current.chain.end()
-            running.current = None
             current.end(complete)
             for frames in current.doubtful:
                 if not frames[-1].accounted:
@@ -278,6 +202,7 @@ class Attachment:
             with self.lock:
                 self.passes.pop(current, None)
                 self._release()
+            running.current = None
 
     def forget_ended(self) -> None:
         """Forget a pass of this thread that an interrupt ended while a module entered or left its forward."""
@@ -286,6 +211,40 @@ class Attachment:
             site = self.passes.get(current)
             if site is None or not site.is_running():
                 self.unwind(0)
+
+    def failed(self, error: Exception) -> None:
+        """An exception in attemper's own code, while an op or a call of the model was looked at: only that is missing."""
+        reason = reason_of(error)
+        with suppress(Warning):  # where warnings are errors, the note is there already
+            self.unmeasured(tuple(running.frames), reason)
+
+    def give_up(self, error: Exception, module: nn.Module | None = None) -> None:
+        """The same while a pass was followed: nothing more of it is measured, and the model runs on."""
+        leave_all()
+        current, frames = running.current, tuple(running.frames)
+        site = None if current is None else self.passes.get(current)
+        running.given_up = Site(sys._getframe(1)) if site is None else site
+        running.frames, running.current, listening.listener = [], None, None
+        if current is not None:
+            current.end(True)  # what it measured is right
+            if current.begun_light is not None:
+                current.begun_light.plan.valid = False
+            with self.lock:
+                self.passes.pop(current, None)
+                self._release()
+        reason = f"{reason_of(error)}. The rest of this pass is not measured"
+        names = [name for frame in reversed(frames) if (name := self.name_of(id(frame.module))) is not None]
+        name = (self.name_of(id(module)) if module is not None else None) or (names[0] if names else "")
+        with suppress(Warning):
+            for observer in self.observing(current):
+                observer.add_unmeasured(name, reason)
+
+    def _has_given_up(self) -> bool:
+        """Whether the pass that runs in this thread is no longer measured."""
+        site = running.given_up
+        if site is not None and not site.is_running():
+            site = running.given_up = None
+        return site is not None
 
     def begin(self, call: AttentionCall) -> Callable[[tuple[Frame, ...]], None]:
         """Measure a call. The function that is returned counts it, once it is certain to be attention."""
@@ -325,7 +284,7 @@ class Attachment:
     def _measure(self, call: AttentionCall, observers: list[Watch], current: Pass | None) -> Measured | None:
         # a forward inside a backward is a checkpoint computed again: its numbers are counted, its gradients are still to come
         again = _current_graph_task_id() != -1
-        found: Measured = [(None, None)] * len(observers)
+        found: Measured = [(None, [])] * len(observers)
         try:
             with without_autograd_and_modes(call.query.device.type):
                 leave_padding_out(call)
@@ -335,6 +294,7 @@ class Attachment:
                     found = measured(call, observers)
         except (AttemperError, RuntimeError) as error:
             # the model runs on, and a warning says that this call is missing from the record
+            leave_all()
             self.unmeasured(call.frames, str(error).removesuffix("."))
             return None
         call.logits = call.mask = call.vitals = None

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from ..call import AttentionCall
-from .modes import without_autograd_and_modes
+from .modes import leave_all, reason_of, without_autograd_and_modes
 
 COLUMNS = ("grad_q_count", "grad_q_square", "grad_q_median", "grad_k_count", "grad_k_square", "grad_k_median")
 NO_GRADIENTS = (
@@ -55,7 +55,10 @@ class GradientHooks:
                     with without_autograd_and_modes(gradient.device.type):
                         own.add(place, gradient.detach().mT if flipped else gradient.detach(), batch, rows)
                 except RuntimeError as error:  # out of memory, for example: the backward goes on
+                    leave_all()
                     own.failure = str(error)
+                except Exception as error:
+                    own.failure = reason_of(error)
 
         return hook
 

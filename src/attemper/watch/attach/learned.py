@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -102,12 +102,17 @@ class FullPass:
         self.clean &= call.logits is None and not call.product
         self.announced += call.facts.route in DECLARED
 
-    def announce(self, before: int, form: object = None) -> None:
-        """An intercepted function has returned. It must have made one call; `before` is how many there were before it."""
-        self.announced += 1
-        self.clean &= len(self.calls) == before + 1
-        if form is not None:
-            self.forms.add(form)
+    def announcing(self, form: object = None) -> Callable[[], None]:
+        """What runs after an intercepted function: the mode must have seen it make one call."""
+        before = len(self.calls)
+
+        def announce() -> None:
+            self.announced += 1
+            self.clean &= len(self.calls) == before + 1
+            if form is not None:
+                self.forms.add(form)
+
+        return announce
 
     @property
     def can_be_light(self) -> bool:

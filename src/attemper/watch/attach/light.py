@@ -22,9 +22,9 @@ from ..._torch_private import _get_tracing_state, is_autocast_on
 from ...kernels.contract import Problem
 from ...operation.listen import listening
 from ...operation.ops import FORWARD
-from ..call import AttentionCall
+from ..call import AttentionCall, Facts
 from ..routes import sdpa as fused
-from ..routes.arguments import bound, form_of, lowered, signature_of
+from ..routes.arguments import SDPAArguments, bound, form_of, lowered, signature_of
 from ..routes.exchanged import tell_exchanges
 from ..routes.kind import LearnedSequences
 from .again import take_again
@@ -55,6 +55,10 @@ ROUNDS = 100 if sys.version_info >= (3, 13) else math.inf
 Since 3.13, Python gives a class 1,000 versions. After as many changes it caches no attribute of the class and of its subclasses
 any more: every later lookup on nn.Module and Tensor takes several times as long.
 """
+
+CallToMake = tuple[tuple[Any, ...], dict[str, Any], Callable[[], None] | None]
+"""The arguments that a function is called with, and what runs after it."""
+BeforeCall = Callable[[Function, Pass, tuple[Any, ...], dict[str, Any]], CallToMake]
 
 
 class Installed(NamedTuple):
@@ -89,10 +93,10 @@ class Interception:
         there = {(one.owner, one.name) for one in self.installed}
         made: list[tuple[Any, str, Callable[[Function, Switch], Function]]] = [
             (nn.Module, "_call_impl", partial(module_call, self.attachment)),
-            (functional, "scaled_dot_product_attention", self._sdpa),
-            *((torch, name, self._fast_path) for name in FUSED),
-            *((owner, name, self._softmax) for owner, name in SOFTMAXES),
-            (Tensor, "__new__", constructing),
+            (functional, "scaled_dot_product_attention", partial(self._guarded, self._sdpa)),
+            *((torch, name, partial(self._guarded, self._fast_path)) for name in FUSED),
+            *((owner, name, partial(self._guarded, self._softmax)) for owner, name in SOFTMAXES),
+            (Tensor, "__new__", partial(constructing, self.attachment.failed)),
         ]
         new = [self._make(*one) for one in made if one[:2] not in there]
         self.rounds += any(isinstance(one.owner, type) for one in new)
@@ -136,7 +140,7 @@ class Interception:
             current.light = current.begun_light = LightPass(plan)
             current.light.ran[id(entry)] = 1
             current.sequences = current.chain.sequences = LearnedSequences(plan.last_sequence)
-        listening.listener = self.computed
+        listening.listener = self
 
     def convert(self, current: Pass, differs: bool = True) -> None:
         """The rest of a light pass is a full one; so is the next pass if the model differs."""
@@ -171,24 +175,33 @@ class Interception:
                 if number in observer.names:
                     observer.add_lost(observer.names[number], reason)
 
-    def _sdpa(self, original: Function, switch: Switch) -> Function:
-        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
-            current = running.current
+    def _guarded(self, begin: BeforeCall, original: Function, switch: Switch) -> Function:
+        """A function with attemper's own code before and after it, whose exceptions never reach the model."""
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            current, after = running.current, None
             if current is not None and switch.on and not current.intercepting:
-                if current.light is not None:
-                    return self._attend(original, current, current.light, args, kwargs)
-                if current.full_pass is not None:
-                    return announced(current.full_pass, original, args, kwargs, form_of(bound(*args, **kwargs)))
-            return original(*args, **kwargs)
+                try:
+                    args, kwargs, after = begin(original, current, args, kwargs)
+                except Exception as error:
+                    self.attachment.give_up(error)
+            out = original(*args, **kwargs)
+            if after is not None:
+                try:
+                    after()
+                except Exception as error:
+                    self.attachment.give_up(error)
+            return out
 
-        return scaled_dot_product_attention
+        return function
 
-    def _attend(
-        self, original: Function, current: Pass, light: LightPass, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """SDPA in a light pass."""
+    def _sdpa(self, original: Function, current: Pass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallToMake:
+        light, full_pass = current.light, current.full_pass
+        if light is None:
+            after = None if full_pass is None else full_pass.announcing(form_of(bound(*args, **kwargs)))
+            return args, kwargs, after
         if current.left_out and current.counts_for_none(self.attachment.observers):
-            return original(*args, **kwargs)
+            return args, kwargs, None
         given = bound(*args, **kwargs)
         if given is not None and is_autocast_on(given.query.device.type):
             given = lowered(given)
@@ -197,66 +210,54 @@ class Interception:
         signature = signature_of(given, current) if given is not None and expected is not None else None
         facts = light.plan.facts.get(signature)
         if facts is not None and given is not None:
-            out = original(*args, **kwargs)
-            query, key, _, mask, _, causal, scale, _ = given
-            current.intercepting = True
-            try:
-                if mask is not None or not take_again(self.attachment, facts, query, key, causal, scale, current):
-                    call = AttentionCall(facts, tuple(running.frames), query, key, None, mask, causal, scale)
-                    self.attachment.take(call, current)
-            finally:
-                self._taken(current)
-            return out
+            return args, kwargs, partial(self._take_known, current, facts, given)
         form = form_of(given)
         if expected is not None and given is not None and form in light.plan.forms:
-            out = original(*args, **kwargs)
-            self._read(current, SDPA, given, {}, signature)
-            return out
+            return args, kwargs, partial(self._read, current, SDPA, given, {}, signature)
         new = expected is not None and form is not None  # the expected call, with arguments of a new form
         self.convert(current, differs=not new)
-        before = light.position
-        out = original(*args, **kwargs)
-        if new and light.position == before + 1 and light.last_is_op:
+        return args, kwargs, partial(self._learn_form, light, light.position, form if new else None)
+
+    def _take_known(self, current: Pass, facts: Facts, given: SDPAArguments) -> None:
+        """Measure a call whose facts are known."""
+        query, key, _, mask, _, causal, scale, _ = given
+        current.intercepting = True
+        try:
+            if mask is not None or not take_again(self.attachment, facts, query, key, causal, scale, current):
+                call = AttentionCall(facts, tuple(running.frames), query, key, None, mask, causal, scale)
+                self.attachment.take(call, current)
+        finally:
+            self._taken(current)
+
+    def _learn_form(self, light: LightPass, before: int, form: object) -> None:
+        """Keep the form of the expected call, if the mode saw it as one op; None: the call was not expected."""
+        if form is not None and light.position == before + 1 and light.last_is_op:
             light.plan.forms.add(form)
         else:
             light.differs = True
-        return out
 
-    def _fast_path(self, original: Any, switch: Switch) -> Function:
+    def _fast_path(self, original: Any, current: Pass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallToMake:
+        light, full_pass = current.light, current.full_pass
+        if full_pass is not None:
+            return args, kwargs, full_pass.announcing()
+        if light is None or current.counts_for_none(self.attachment.observers):
+            return args, kwargs, None
+        if self._expected(current, light, "fused") is None:
+            self.convert(current)
+            return args, kwargs, None
         op = getattr(torch.ops.aten, original.name).default
+        return args, kwargs, partial(self._read, current, op, args, kwargs)
 
-        def function(*args: Any, **kwargs: Any) -> Any:
-            current = running.current
-            if current is None or current.intercepting or not switch.on:
-                return original(*args, **kwargs)
-            if current.full_pass is not None:
-                return announced(current.full_pass, original, args, kwargs, None)
-            light = current.light
-            if light is None or current.counts_for_none(self.attachment.observers):
-                return original(*args, **kwargs)
-            if self._expected(current, light, "fused") is None:
+    def _softmax(self, original: Function, current: Pass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallToMake:
+        light = current.light
+        if current.full_pass is not None:
+            current.full_pass.softmaxes += 1
+        elif light is not None:
+            light.softmaxes += 1
+            if light.softmaxes > light.plan.softmaxes:
                 self.convert(current)
-                return original(*args, **kwargs)
-            out = original(*args, **kwargs)
-            self._read(current, op, args, kwargs)
-            return out
-
-        return function
-
-    def _softmax(self, original: Function, switch: Switch) -> Function:
-        def softmax(*args: Any, **kwargs: Any) -> Any:
-            current = running.current if switch.on else None
-            if current is not None and current.full_pass is not None:
-                current.full_pass.softmaxes += 1
-            elif current is not None and current.light is not None:
-                light = current.light
-                light.softmaxes += 1
-                if light.softmaxes > light.plan.softmaxes:
-                    self.convert(current)
-                    self._lost(current, [id(frame.module) for frame in running.frames[-1:]], UNSEEN)
-            return original(*args, **kwargs)
-
-        return softmax
+                self._lost(current, [id(frame.module) for frame in running.frames[-1:]], UNSEEN)
+        return args, kwargs, None
 
     def computed(self, problem: Problem) -> None:
         """A call of attemper's own operation has been computed."""
@@ -269,6 +270,10 @@ class Interception:
             if self._expected(current, current.light, "attemper") is None:
                 self.convert(current)
             self._read(current, FORWARD, problem, {})
+
+    def failed(self, error: Exception) -> None:
+        """`computed` raised."""
+        self.attachment.give_up(error)
 
     def _expected(self, current: Pass, light: LightPass, route: str) -> ExpectedCall | None:
         """The call that a full pass saw here, in the innermost module; its sequences are those of the call that is read next."""
@@ -310,13 +315,3 @@ class Interception:
             current.interfaced.followed = True
         if isinstance(current.sequences, LearnedSequences):
             current.sequences.now = None
-
-
-def announced(
-    full_pass: FullPass, original: Function, args: tuple[Any, ...], kwargs: dict[str, Any], form: object
-) -> Any:
-    """Run an intercepted function in a full pass, and note that the call which the mode sees meanwhile came from it."""
-    before = len(full_pass.calls)
-    out = original(*args, **kwargs)
-    full_pass.announce(before, form)
-    return out

@@ -9,13 +9,15 @@ from torch import Tensor
 
 from ... import kernels
 from ...attention import measure_without_autograd_and_modes
-from ...errors import KernelUnavailable
+from ...errors import AttemperError, KernelUnavailable
 from ...heads import HeadSummary
 from ...operation.plain import band, is_plain_pair
 from ...operation.tally import folded
 from ...vitals import SIGNS, Vitals
 from ..bias import with_scores
-from ..call import AttentionCall, Summary, UnfoldedRows
+from ..call import AttentionCall, Examiner, Summary, UnfoldedRows
+from .modes import reason_of
+from .names import name_in
 
 if TYPE_CHECKING:
     from ...kernels.triton import SignRows
@@ -27,8 +29,8 @@ CAPTURED = (
     "the capture, and a watch counts every replay"
 )
 
-Measured = list[tuple[Summary, Any]]
-"""For each watch, the summary of a call and what the watch's examiners found."""
+Measured = list[tuple[Summary, list[tuple[Examiner, Any]]]]
+"""For each watch, the summary of a call and what each of the watch's examiners found."""
 
 
 def measured(call: AttentionCall, observers: list[Watch]) -> Measured:
@@ -48,7 +50,21 @@ def measured(call: AttentionCall, observers: list[Watch]) -> Measured:
             kept = None if rows is None else rows[:, None, :]
             done[request] = vitals, with_scores(by_head(vitals, kept), call, vitals, observer.kernel, kept)
         vitals, summary = done[request]
-        found.append((summary, observer.examine(call, vitals, rows)))
+        found.append((summary, _looked(call, observer, vitals, rows)))
+    return found
+
+
+def _looked(call: AttentionCall, observer: Watch, vitals: Vitals, rows: Tensor | None) -> list[tuple[Examiner, Any]]:
+    """What each examiner found. One that fails is noted, and changes nothing for the others."""
+    found = []
+    for examiner in observer.examiners:
+        try:
+            found.append((examiner, examiner.look(call, vitals, rows)))
+        except AttemperError:
+            raise
+        except Exception as error:
+            name = name_in(observer, call.frames)
+            observer.add_note(name or "", f"{type(examiner).__name__} found nothing: {reason_of(error)}")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -13,19 +14,38 @@ from ..._torch_private import (
     _set_grad_enabled,
     is_autocast_on,
 )
+from ...errors import internal_error
+
+
+class Open(threading.local):
+    """The regions that this thread is in, the outermost first."""
+
+    def __init__(self) -> None:
+        self.regions: list[without_modes] = []
+
+
+_open = Open()
 
 
 class without_modes:  # noqa: N801 (used as a function)
-    """Run without any dispatch mode, attemper's or another's. A class, not a generator: measured calls enter one."""
+    """Run without any dispatch mode, attemper's or another's. A class, not a generator: measured calls enter one.
+
+    Every step of ``__exit__`` can be repeated: `leave_all` undoes a region whose own exit failed.
+    """
 
     __slots__ = ("modes",)
 
     def __enter__(self) -> None:
-        self.modes = [_pop_mode() for _ in range(_len_torch_dispatch_stack())]
+        self.modes: list[Any] = []
+        _open.regions.append(self)
+        while _len_torch_dispatch_stack():
+            self.modes.append(_pop_mode())
 
     def __exit__(self, *error: object) -> None:
-        for mode in reversed(self.modes):
-            _push_mode(mode)
+        if self in _open.regions:
+            _open.regions.remove(self)
+            for mode in reversed(self.modes):
+                _push_mode(mode)
 
 
 class without_autograd_and_modes(without_modes):  # noqa: N801 (used as a function)
@@ -35,18 +55,31 @@ class without_autograd_and_modes(without_modes):  # noqa: N801 (used as a functi
 
     def __init__(self, device: str) -> None:
         self.autocast = torch.autocast(device, enabled=False) if is_autocast_on(device) else None
+        self.graph = torch.is_grad_enabled()
 
     def __enter__(self) -> None:
-        self.graph = torch.is_grad_enabled()
+        super().__enter__()
         if self.graph:
             _set_grad_enabled(False)
-        super().__enter__()
         if self.autocast is not None:
             self.autocast.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        if self.autocast is not None:
-            self.autocast.__exit__(*error)
-        super().__exit__()
+        autocast, self.autocast = self.autocast, None
+        if autocast is not None:
+            autocast.__exit__(*error)
         if self.graph:
             _set_grad_enabled(True)
+        super().__exit__()
+
+
+def leave_all() -> None:
+    """Leave every region of this thread, as an exception in attemper's own code may have left some of them open."""
+    while _open.regions:
+        _open.regions[-1].__exit__(None, None, None)
+
+
+def reason_of(error: Exception) -> str:
+    """What a note says of an exception in attemper's own code, once torch is as it was."""
+    leave_all()
+    return internal_error(error)

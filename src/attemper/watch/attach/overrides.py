@@ -28,30 +28,37 @@ class InItsPlace:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not has_torch_function((*args, *kwargs.values())):
             return self.original(*args, **kwargs)
-        self._put(1, self.ours, self.original)
+        with self.lock:
+            self.answering += 1
+            if self.answering == 1 and self.switch.on and getattr(self.owner, self.name) is self.ours:
+                setattr(self.owner, self.name, self.original)
         try:
             return self.original(*args, **kwargs)
         finally:
-            self._put(-1, self.original, self.ours)
-
-    def _put(self, step: int, there: Function | None, instead: Function | None) -> None:
-        """With the first call of several at once torch's goes there; with the last one ours, if it was not removed meanwhile."""
-        with self.lock:
-            self.answering += step
-            if self.answering == (step > 0) and self.switch.on and getattr(self.owner, self.name) is there:
-                setattr(self.owner, self.name, instead)
+            with self.lock:
+                self.answering -= 1  # the last of several at once puts ours back, if it was not removed meanwhile
+                if not self.answering and self.switch.on and getattr(self.owner, self.name) is self.original:
+                    setattr(self.owner, self.name, self.ours)
 
 
-def constructing(original: Function, switch: Switch) -> Function:
+def constructing(failed: Callable[[Exception], None], original: Function, switch: Switch) -> Function:
     """`Tensor.__new__` for a watched forward: under a dispatch mode torch cannot make `CausalBias(…)`, or any such subclass."""
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         current = running.current
-        if cls is Tensor or current is None or not current.active or not switch.on or not current.pause():
-            return original(cls, *args, **kwargs)
+        paused = False
+        if cls is not Tensor and current is not None and current.active and switch.on:
+            try:
+                paused = current.pause()
+            except Exception as error:
+                failed(error)
         try:
             return original(cls, *args, **kwargs)
         finally:
-            current.resume()
+            if paused and current is not None:
+                try:
+                    current.resume()
+                except Exception as error:
+                    failed(error)
 
     return __new__

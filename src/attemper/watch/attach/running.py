@@ -227,6 +227,7 @@ class Running(threading.local):
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.current: Pass | None = None
+        self.given_up: Site | None = None  # the pass in which attemper failed, while it runs
         # makes the mode of the next passes, in place of the plain one (alter.py)
         self.mode: Callable[[Attachment], TorchDispatchMode] | None = None
 
@@ -274,15 +275,24 @@ def module_call(attachment: Attachment, original: Callable[..., Any], switch: Sw
                 return output
             finally:
                 if current.light is None:  # the pass became a full one meanwhile, in which this module has a frame
-                    attachment.leave(module, args, output)
+                    try:
+                        attachment.leave(module, args, output)
+                    except Exception as error:
+                        attachment.give_up(error, module)
         complete = False
         try:
-            attachment.enter(module, args, kwargs)
+            try:
+                attachment.enter(module, args, kwargs)
+            except Exception as error:
+                attachment.give_up(error, module)
             output = original(module, *args, **kwargs)
             complete = True
             return output
         finally:
-            attachment.leave(module, args, output, complete)
+            try:
+                attachment.leave(module, args, output, complete)
+            except Exception as error:
+                attachment.give_up(error, module)
 
     return _call_impl
 

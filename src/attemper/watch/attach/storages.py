@@ -17,8 +17,8 @@ class _Held(Generic[Fact]):
 
     __slots__ = ("address", "fact")
 
-    def __init__(self, address: int, fact: Fact) -> None:
-        self.address, self.fact = address, fact
+    address: int
+    fact: Fact
 
     def __del__(self) -> None:
         _free(self.address)
@@ -49,7 +49,9 @@ class Storages(Generic[Fact]):
             place: int = tensor.untyped_storage()._weak_ref()  # type: ignore[assignment]
         except (NotImplementedError, RuntimeError):
             return
-        self._facts[place] = _Held(place, fact)
+        held: _Held[Fact] = _Held()
+        held.address, held.fact = place, fact
+        self._facts[place] = held
         if len(self._facts) > self._many:
             # the stub of a freed storage lies between activations, and keeps the allocator from joining their memory
             self.drop_freed()

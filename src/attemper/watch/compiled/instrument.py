@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..._torch_private import mark_static
 from ...errors import InputError, checked_options
 from ...operation.listen import KIND, TALLY, begin_target, end_target, target_of
-from ...operation.tally import GRADES, KINDS, WIDTH
+from ...operation.tally import GRADES, KINDS, WIDTH, surviving
 from ..attach.names import named_modules
 from ..routes.kind import kind_by_name
 from ..routes.replace import INSTRUMENT, check_known
@@ -88,8 +88,8 @@ def instrument(model: nn.Module) -> Instruments:
             _add_tally(module, names[module])
         if way == "own" and HANDLES not in module.__dict__:
             module.__dict__[HANDLES] = (
-                module.register_forward_pre_hook(_begin),
-                module.register_forward_hook(_end, always_call=True),
+                module.register_forward_pre_hook(surviving(_begin)),
+                module.register_forward_hook(surviving(_end), always_call=True),
             )
     if not found.layers:
         raise InputError(

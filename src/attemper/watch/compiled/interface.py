@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...attention import attention, attention_into
+from ...errors import AttemperError, internal_error
 from ...operation.listen import target_of
-from ..routes.replace import REPLACED, read_arguments
+from ...operation.tally import FAILED
+from ..routes.replace import REPLACED, attend_by_transformers, read_arguments
 
 NAME = "attemper_instrumented"
 
 
-def attend(
+def attend(module: nn.Module, *args: Any, **options: Any) -> Any:
+    """Attention on attemper's kernels; transformers' own after an error in attemper."""
+    if torch.compiler.is_compiling():
+        return _attend(module, *args, **options)
+    try:
+        return _attend(module, *args, **options)
+    except AttemperError:
+        raise  # it says what attemper's kernels cannot compute
+    except Exception as error:
+        FAILED.add(f"{type(module).__name__}: {internal_error(error)}")
+        return attend_by_transformers(module, *args, **options)
+
+
+def _attend(
     module: nn.Module,
     query: Tensor,
     key: Tensor,

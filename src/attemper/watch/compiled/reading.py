@@ -19,6 +19,7 @@ from ...operation.listen import TALLY
 from ...operation.tally import (
     CALLS,
     DESCRIPTIONS,
+    FAILED,
     GRADES,
     KINDS,
     NUMBER,
@@ -189,6 +190,8 @@ class TallyWatch(Watch):
 
     def _take_over(self, found: TallyRows) -> None:
         """Add up what the calls of a step added to the tallies."""
+        while FAILED:
+            self.add_unmeasured("", FAILED.pop())
         counted = found.counted()
         if self._chosen is None or not torch.equal(self._chosen.counted, counted):
             self._chosen = self._choose(found, counted)

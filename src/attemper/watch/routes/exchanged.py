@@ -51,14 +51,11 @@ def follow_collective(func: Any, args: tuple[Any, ...]) -> None:
     _note(func._schema.name, _ranks_of(args))
 
 
-def run_foreign(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op that is not torch's, and note it if it calls collectives, which no mode sees inside an op."""
-    before = _counts()
-    out = func(*args, **kwargs)
-    used = [group for group, count in _counts().items() if before.get(group) != count]
+def note_collectives_inside(func: Any, before: dict[Any, int]) -> None:
+    """Note an op that is not torch's if it called collectives, which no mode sees inside an op; ``before`` are their counts."""
+    used = [group for group, count in collective_counts().items() if before.get(group) != count]
     if used:
         _note(func._schema.name, frozenset().union(*map(distributed.get_process_group_ranks, used)))
-    return out
 
 
 def exchanged_before(call: AttentionCall) -> bool:
@@ -75,10 +72,10 @@ def exchanged_before(call: AttentionCall) -> bool:
 
 def collectives_so_far() -> object:
     """What every collective changes, whoever calls it: also in a light pass, and inside an op."""
-    return 0 if running.current is None else len(running.current.collectives), _counts()
+    return 0 if running.current is None else len(running.current.collectives), collective_counts()
 
 
-def _counts() -> dict[Any, int]:
+def collective_counts() -> dict[Any, int]:
     """How many collectives each process group has run; groups whose backend does not count are left out."""
     found: dict[Any, int] = {}
     if distributed.is_available() and distributed.is_initialized():

@@ -6,20 +6,22 @@ One name is registered in two tables for all models. Without the second, the mas
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...attention import attention, attention_again, attention_with_detached_signs
-from ...errors import InputError
+from ...errors import AttemperError, InputError
 from ...operation.listen import listening
 from ...vitals import SIGNS, Vitals
 from ..attach.again import count_rows, only_watch
 from ..attach.attachment import attachment
 from ..attach.measuring import unfolded
-from ..attach.modes import without_modes
+from ..attach.modes import reason_of, without_modes
 from ..attach.running import Pass, running
 from ..call import AttentionCall, Facts
 from .kind import kind_of
@@ -74,6 +76,7 @@ class Replacement:
         self.attend = attend
         self.configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
         self.model, self.caller = model, caller
+        self.before: list[tuple[Any, Any]] = []  # configs, and the implementation that each had
 
     def install(self) -> None:
         check_known(self.caller, self.model)
@@ -94,10 +97,13 @@ class Replacement:
         """Restore the model. The name stays registered: a copy of the model that was made meanwhile may use it."""
         for config, implementation in self.before:
             config._attn_implementation_internal = implementation
+        self.before = []
         for key in self.configs:
-            ATTENDING[key].remove(self.attend)
-            if not ATTENDING[key]:
-                del ATTENDING[key]
+            attending = ATTENDING.get(key, [])
+            if self.attend in attending:
+                attending.remove(self.attend)
+            if not attending:
+                ATTENDING.pop(key, None)
 
 
 class without_listener_and_modes(without_modes):  # noqa: N801 (used as a function)
@@ -240,12 +246,40 @@ unwatched = attend_with(lambda: False, (), lambda call, current: None)
 
 def attend_by_config(module: nn.Module, *args: Any, **options: Any) -> Any:
     """What transformers calls: it has one table of attention functions for all models, and several may be replaced."""
-    config, found = getattr(module, "config", None), [unwatched]
-    if config is not None:
-        found = ATTENDING.get(id(config), found)
-    elif ATTENDING:
-        found = list(ATTENDING.values())[-1]  # nothing shows whose module it is
-    return found[-1](module, *args, **options)
+    try:
+        config, found = getattr(module, "config", None), [unwatched]
+        if config is not None:
+            found = ATTENDING.get(id(config), found)
+        elif ATTENDING:
+            found = list(ATTENDING.values())[-1]  # nothing shows whose module it is
+        return found[-1](module, *args, **options)
+    except AttemperError:
+        raise  # it says what attemper's kernels cannot compute
+    except Exception as error:
+        if running.current is not None:
+            attachment.give_up(error, module)
+        else:
+            reason = reason_of(error)
+            with suppress(Warning):
+                warnings.warn(f"{type(module).__name__}: {reason}. transformers' own attention runs.", stacklevel=2)
+        return attend_by_transformers(module, *args, **options)
 
 
 attend_by_config.measures_itself = True  # type: ignore[attr-defined]
+
+
+def attend_by_transformers(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> Any:
+    """transformers' own attention, on the mask that it makes for SDPA: by SDPA or, which alone has a softcap, eager."""
+    if options.get("softcap") is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    if attention_mask is None and is_causal(module, query, options):
+        attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        attention_mask = query.new_zeros(()).masked_fill(~attention_mask, torch.finfo(query.dtype).min)
+    files = (sys.modules[cls.__module__] for cls in type(module).__mro__)
+    eager = next(file.eager_attention_forward for file in files if hasattr(file, "eager_attention_forward"))
+    return eager(module, query, key, value, attention_mask, **options)

@@ -7,7 +7,7 @@ key/value heads). If no op can be followed (a kernel from outside torch), the ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ EXCHANGED = (
 
 Begin = Callable[[AttentionCall], Callable[[tuple[Frame, ...]], None]]
 Unmeasured = Callable[[tuple[Frame, ...], str], None]
+Failed = Callable[[Exception], None]
 
 
 class Interfaced:
@@ -67,15 +68,18 @@ class Interfaced:
 class Interface:
     """Wraps what models get from the attention interface."""
 
-    def __init__(self, begin: Begin, unmeasured: Unmeasured, convert: Callable[[Pass], None]) -> None:
+    def __init__(
+        self, begin: Begin, unmeasured: Unmeasured, convert: Callable[[Pass], None], failed: Failed, give_up: Failed
+    ) -> None:
         self.begin, self.unmeasured, self.convert = begin, unmeasured, convert
+        self.failed, self.give_up = failed, give_up
         self.undo: Callable[[], None] | None = None
         self.wrapped: dict[tuple[int, str | None], Callable[..., Any]] = {}  # by the id of what they wrap
 
     def install(self) -> None:
         """Only if transformers is loaded; there is no model of it otherwise."""
         if self.undo is None and modeling() is not None:
-            self.undo = hand_out(self.wrapped_of, lambda: running.current is not None)
+            self.undo = hand_out(self.wrapped_of, lambda: running.current is not None, self.give_up)
 
     def wrapped_of(self, function: Callable[..., Any], implementation: str | None) -> Callable[..., Any]:
         """What a model calls in place of an attention function."""
@@ -98,21 +102,28 @@ class Interface:
             current = running.current
             if current is None:
                 return function(module, query, key, value, *rest, **options)
-            self.expect(module, implementation)
-            before, current.interfaced = current.interfaced, Interfaced(implementation, module, key, options)
-            collectives = collectives_so_far()
+            before, interfaced = current.interfaced, None
+            collectives: object = None
             try:
-                if implementation == FLEX:
-                    # it needs torch.compile: run eagerly, as the rest is in a measured step, it would store n × n
-                    with compiling():
-                        out = function(module, query, key, value, *rest, **options)
-                else:
+                self.expect(module, implementation)
+                current.interfaced = interfaced = Interfaced(implementation, module, key, options)
+                collectives = collectives_so_far()
+            except Exception as error:
+                self.give_up(error)
+            try:
+                # flex needs torch.compile: run eagerly, as the rest is in a measured step, it would store n × n
+                with compiling() if implementation == FLEX else nullcontext():
                     out = function(module, query, key, value, *rest, **options)
-                if not current.interfaced.followed and collectives_so_far() != collectives:
-                    self.unmeasured(tuple(running.frames), EXCHANGED.format(implementation=implementation or "eager"))
-                elif not current.interfaced.followed:
+                if interfaced is not None and not interfaced.followed:
                     mask = rest[0] if rest else options.get("attention_mask")  # models pass it by position or by name
-                    self.from_arguments(module, query, key, mask, options, current.interfaced)
+                    try:
+                        if collectives_so_far() == collectives:
+                            self.from_arguments(module, query, key, mask, options, interfaced)
+                        else:
+                            reason = EXCHANGED.format(implementation=implementation or "eager")
+                            self.unmeasured(tuple(running.frames), reason)
+                    except Exception as error:
+                        self.failed(error)
             finally:
                 current.interfaced = before
             return out

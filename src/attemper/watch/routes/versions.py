@@ -30,7 +30,9 @@ def check_switchable(caller: str, otherwise: str) -> None:
         )
 
 
-def hand_out(wrap: Callable[[Attend, str | None], Attend], wanted: Callable[[], bool]) -> Callable[[], None]:
+def hand_out(
+    wrap: Callable[[Attend, str | None], Attend], wanted: Callable[[], bool], failed: Callable[[Exception], None]
+) -> Callable[[], None]:
     """Wrap the functions that models get from the attention interface; returns what undoes it.
 
     From 5.1 on models ask ``get_interface``, for eager too; what they get is wrapped while ``wanted()``. Before that they read
@@ -45,7 +47,11 @@ def hand_out(wrap: Callable[[Attend, str | None], Attend], wanted: Callable[[], 
 
     def get_interface(table: Any, implementation: str | None, default: Attend) -> Attend:
         function = original(table, implementation, default)
-        return wrap(function, implementation) if wanted() else function
+        try:
+            return wrap(function, implementation) if wanted() else function
+        except Exception as error:
+            failed(error)
+            return function
 
     def undo() -> None:
         interface.get_interface = original  # type: ignore[union-attr]

@@ -15,10 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._torch_private import OpOverload
-from ..routes.handwritten.op_names import PRODUCTS, op_name
-from .attachment import Attachment, Mode
-from .running import OpPlace, running
+from .._torch_private import OpOverload
+from .attach.attachment import Attachment
+from .attach.dispatch import Mode
+from .attach.running import OpPlace, running
+from .routes.handwritten.op_names import PRODUCTS, op_name
 
 BIASED = ("baddbmm", "addmm")  # they also add a bias, which is not a score: the ratio goes to their alpha
 
