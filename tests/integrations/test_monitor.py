@@ -211,6 +211,41 @@ def test_numbers_are_logged_for_the_steps_that_were_measured(every):
     assert seen[expected[-1]] == summary(watching.record)
 
 
+@pytest.mark.parametrize("sizes", [(1e-3, 0.3, 1e-3, 9.0, 1e-3), (1e-3, 0.45, 0.2, 0.45, 1e-3)])
+def test_a_head_that_was_never_more_than_flat_is_no_alert(caplog, sizes):
+    """An untrained head leaves 0.99 and comes back; one that was at work and is flat again is told, once."""
+    torch.manual_seed(0)
+    model, x = torch.nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(2, 9, 16)
+    weight = model.in_proj_weight.detach().clone()
+    lowest, told = [], []
+    with attemper.integrations.monitor(model, every=1, pictures=0) as monitor:
+        for size in sizes:
+            with torch.no_grad():
+                model.in_proj_weight[:32] = weight[:32] * size
+            model(x, x, x)[0].sum().backward()
+            caplog.clear()
+            monitor.step()
+            lowest.append(min(row["evenness"] for row in monitor.record.filter(steps=len(lowest)).to_dicts()))
+            told.append([one.message for one in caplog.records if "flat" in one.message])
+    at_work = max(sizes) > 1
+    assert (min(lowest) < 0.9) == at_work
+    assert not any(told[:-1])
+    assert len(told[-1]) == at_work
+
+
+def test_a_clip_that_frozen_weights_prevent_is_told_when_training_begins(caplog):
+    model, x = torch.nn.MultiheadAttention(16, 2, batch_first=True, kdim=16, vdim=8), torch.randn(2, 9, 16)
+    for weight in (model.q_proj_weight, model.k_proj_weight, model.in_proj_bias):
+        weight.requires_grad_(False)
+    with attemper.integrations.monitor(model, every=1, pictures=0, clip=1e-3) as monitor:
+        for _ in range(2):
+            model(x, x, x[..., :8])[0].sum().backward()
+            monitor.step()
+    said = [one.message for one in caplog.records if "clip" in one.message]
+    assert len(said) == 1
+    assert "clip=0.001 has no effect on this model: weights of MultiheadAttention are frozen" in said[0]
+
+
 def test_a_model_that_begins_flat_is_no_alert(caplog):
     model = stack()
     with torch.no_grad():

@@ -224,8 +224,8 @@ def test_rows_that_the_model_shifts_show_their_scores(monkeypatch):
     assert scores[-1].tolist() == [in_float32(x, 16, 2 * tau) for x in scores[0].clamp(max=tau).tolist()]
 
 
-class Unfollowed(nn.Module):
-    """The largest logit of each row is subtracted by an op that the watch does not follow."""
+class Shifted(nn.Module):
+    """The largest logit of each row is subtracted as a whole matrix."""
 
     def __init__(self):
         super().__init__()
@@ -238,12 +238,16 @@ class Unfollowed(nn.Module):
         return (shifted.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
-def test_rows_that_are_shifted_unseen_hide_the_scores():
-    model, inputs = made(lambda: (Unfollowed(), {"x": torch.randn(2, 9, 16)}))
+def test_rows_that_are_shifted_as_a_matrix_show_their_scores():
+    model, inputs = made(lambda: (Shifted(), {"x": torch.randn(2, 9, 16)}))
     attemper.projections(model, inputs)
-    clip = attemper.qk_clip(model, watched(model, inputs), 0.1)
-    assert len(clip) == 0
-    assert "so that the record does not show how large the scores are" in str(clip)
+    record = watched(model, inputs)
+    assert first(record)[1].tolist() == [0.0] * 4
+    scores = first(record, "score_peak")[1]
+    tau = middle(scores)
+    assert len(attemper.qk_clip(model, record, tau)) == 2
+    after = first(watched(model, inputs), "score_peak")[1]
+    assert after.tolist() == [in_float64(float(one), size=50) for one in scores.clamp(max=tau)]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gpt_neox", "deepseek_v3", "olmo2", "bert", "falcon, new"])

@@ -23,7 +23,7 @@ from .heatmap import picture
 from .numbers import PREFIX, HeadNumbers, absent_heads, numbers
 from .options import MonitorOptions
 from .targets import GuardedTarget, LogTarget, SeveralTargets, logger
-from .telling import Told, grouped, news
+from .telling import Told, begun, grouped, news
 
 _monitored: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 MANY = 10_000  # up to here W&B calls the number of metrics good for its pages
@@ -210,6 +210,7 @@ class Monitor:
         metrics = numbers(rows, findings, self.options.logged)
         if self.options.clip is not None:
             metrics[f"{PREFIX}/clipped"] = float(self._clip(rows) if may_clip else 0)
+        findings = begun(findings, rows, self.told)
         self._judge(findings)
         if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() > 0:
             return
@@ -218,8 +219,6 @@ class Monitor:
             logger.warning("attemper: %d numbers are logged of each measured step. %s", len(metrics), FEWER)
         if not self._logs and (absent := absent_heads(rows, self.options.logged)):
             logger.warning("attemper: %s", absent)
-        if not self._logs:  # an untrained model is flat: that is how a training begins, and no alert
-            news([one for one in findings if one.name == "flat"], self.told)
         for alert in grouped(news(findings, self.told), step):
             logger.warning("%s. %s", alert.title, alert.text)
             self._target.alert(alert, step)
@@ -241,17 +240,20 @@ class Monitor:
         assert self._finder is not None
         if self._finder.projections is None:
             self._finder.finish()
+        found = self._finder.projections
         try:
-            clip = qk_clip(
-                self.model, rows, self.options.clip, projections=self._finder.projections, optimizer=self.optimizer
-            )
+            clip = qk_clip(self.model, rows, self.options.clip, projections=found, optimizer=self.optimizer)
         except LocalHeads as error:  # on every rank; a training goes on without its clip
             self._release()
             if str(error) not in self._reasons:
                 self._reasons.add(str(error))
                 logger.warning("attemper: no head is clipped: %s", error)
             return 0
-        if self._finder.projections is not None:
+        if found is not None:
+            if self._examiners and not any(layer.how for layer in found.values()):
+                why = next(iter(found.values())).why
+                self._reasons.add(str(why))
+                logger.warning("attemper: clip=%g has no effect on this model: %s.", self.options.clip, why)
             self._release()
         for one in clip.skipped:
             if one.reason not in self._reasons:

@@ -5,6 +5,7 @@ Data passes the files in this order:
     finder        projections(): runs the model once and hands each attention call on
     find          the rows of parameters that make q and k of one call
     again         a layer that is built like one that was searched
+    effect        whether scaling them scales the logits of each head, and no other's
     derivatives   the two questions to autograd that `find` asks
     table         the answer: a table of layers, heads and rows
     clip          qk_clip(): factors for the heads above tau

@@ -1,16 +1,16 @@
-"""Again: a layer that is built like one that was searched has the same rows; derivatives along them confirm that it has."""
+"""Again: a layer that is built like one that was searched has the same rows, if these make its q and k."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from ..watch.examine import AttentionCall
-from .derivatives import NOBODY, Directional, share, tolerance
-from .find import Candidate, Made, along_rows
-from .table import BY_LAYER, LayerProjections
+from .derivatives import NOBODY, used
+from .find import Candidate, Made
+from .table import LayerProjections, ProjectionPart
 
 Build = tuple[object, ...]
 """What layers of one kind have in common."""
@@ -27,7 +27,7 @@ def build_of(call: AttentionCall, layer: str, candidates: list[Candidate]) -> Bu
 def found_again(
     layer: str, call: AttentionCall, candidates: list[Candidate], known: LayerProjections
 ) -> LayerProjections | None:
-    """The projections of a layer that is built like a known one; None if derivatives do not confirm them."""
+    """What the projections of a layer would be that is built like a known one; None if it is to be searched."""
     made = Made.of(call)
     if (
         made is None
@@ -39,52 +39,25 @@ def found_again(
         return None  # channels of k of two kinds: searched each time
     if not (made.query.requires_grad and made.key.requires_grad):
         return None
-    places = {_inside(one.name, layer): place for place, one in enumerate(candidates)}
-    directions: dict[str, dict[int, Tensor]] = {"q": {}, "k": {}}
-    generator = torch.Generator("cpu").manual_seed(3)
-    codes = {
-        side: torch.rand(count, generator=generator, dtype=torch.float64, device="cpu") + 0.5
-        for side, count in (("q", known.heads), ("k", known.key_heads))
-    }
-    if known.how == BY_LAYER:
-        codes["q"].fill_(1.0)
-    renamed = []
-    for part in known.parts:
-        place = places.get(_inside(part.parameter, known.layer))
-        if place is None:
-            return None
-        tensor = candidates[place].tensor.detach()
-        code = torch.where(
-            part.owner != NOBODY,
-            codes[part.side][part.owner.clamp(min=0)],
-            torch.zeros((), dtype=torch.float64, device="cpu"),
-        )
-        directions[part.side][place] = (tensor + part.offset) * along_rows(code.to(tensor), part.dim, tensor)
-        renamed.append(replace(part, parameter=candidates[place].name))
-    tensors = [one.tensor for one in candidates]
-    if not _confirmed(made, tensors, directions, codes):
+    names = {_inside(one.name, layer): one.name for one in candidates}
+    inside = [_inside(part.parameter, known.layer) for part in known.parts]
+    if not all(name in names for name in inside):
         return None
-    return replace(known, layer=layer, parts=tuple(renamed))
+    parts = tuple(replace(part, parameter=names[name]) for part, name in zip(known.parts, inside, strict=True))
+    tensors = {one.name: one.tensor for one in candidates}
+    if not _make_their_sides(parts, [tensors[part.parameter] for part in parts], made):
+        return None
+    return replace(known, layer=layer, parts=parts)
 
 
-def _confirmed(
-    made: Made, tensors: list[Tensor], directions: dict[str, dict[int, Tensor]], codes: dict[str, Tensor]
-) -> bool:
-    """Whether each head follows its own rows by its own factor, and nothing else does."""
-    sides = {"q": made.query, "k": made.key}
-    for side, output in sides.items():
-        along, limit = Directional(output, tensors), tolerance(output)
-        for other, direction in directions.items():
-            if not direction:
-                continue
-            change = along.together(direction)
-            expected = output * codes[side].to(output).view(1, -1, 1, 1) if side == other else torch.zeros_like(output)
-            if not bool((share(change - expected, output) <= limit).all()):
+def _make_their_sides(parts: Sequence[ProjectionPart], tensors: Sequence[Tensor], made: Made) -> bool:
+    """Whether the rows of each part make q, or k, and neither the other nor the values."""
+    for side, output in (("q", made.query), ("k", made.key), ("v", made.value)):
+        for part, rows in zip(parts, [] if output is None else used(output, tensors), strict=output is not None):
+            makes = rows is not None and bool((rows[part.dim] & (part.owner != NOBODY).to(rows[part.dim].device)).any())
+            if makes != (part.side == side):
                 return False
-    if made.value is None:
-        return True
-    along = Directional(made.value, tensors)
-    return not any(bool(along.together(direction).any()) for direction in directions.values())
+    return True
 
 
 def _inside(name: str, layer: str) -> str:

@@ -16,7 +16,7 @@ from ..watch import Record
 from .finder import found_before
 from .finder import projections as find
 from .peaks import LOCAL, NOT_FINITE, LayerPeaks, LocalHeads, agree, check_record, group_of, peaks_of
-from .table import BY_LAYER, TAKES, LayerProjections, Projections, parameters_of
+from .table import BY_LAYER, TAKES, LayerProjections, Projections, factors_of, parameters_of
 from .write import Copies, check_there, check_whole, reshard, scale_rows, unscalable, unwrapped
 
 SHARED = ("query", "group")
@@ -228,7 +228,7 @@ def _apply(
             clip.skipped.append(LeftAlone(layer.layer, None, str(found.why)))
             continue
         gamma = _gamma(clip, layer, found, scores)
-        for name, dim, offset, factor in _factors(found, gamma, alpha, shared):
+        for name, dim, offset, factor in factors_of(found, gamma, alpha, shared):
             parameter = parameters[name]
             if factor.numel() != (parameter.shape[dim] if parameter.dim() else 1):
                 raise InputError(
@@ -302,27 +302,3 @@ def _gamma(clip: Clip, layer: LayerPeaks, found: LayerProjections, scores: Tenso
         one = ClippedHead(layer.layer, layer.kind, head, float(scores[head]), float(gamma[head]), found.how, names)
         clip.heads.append(one)
     return gamma
-
-
-def _factors(
-    found: LayerProjections, gamma: Tensor, alpha: float, shared: str
-) -> Iterator[tuple[str, int, float, Tensor]]:
-    """The factor of each row of each parameter: the name, dimension, offset and factors."""
-    grouped = found.key_heads != found.heads
-    by_key = gamma.view(found.key_heads, -1).amin(-1)
-    if grouped and shared == "group" and found.splits:
-        gamma = by_key.repeat_interleave(found.heads // found.key_heads)
-    elif grouped:
-        by_key = torch.ones_like(by_key)
-    splits = found.splits and (not grouped or shared == "group")
-    for part in found.parts:
-        mine = part.owner >= 0
-        row = part.owner.clamp(min=0)
-        if part.side == "both":
-            factor = gamma[row].sqrt()
-        elif part.side == "k":
-            factor = by_key[row] ** (1 - alpha if splits else float(not found.splits))
-        else:
-            each = gamma[row]
-            factor = torch.where(part.whole, each, each**alpha) if splits else each
-        yield part.parameter, part.dim, part.offset, torch.where(mine, factor, torch.ones_like(factor))

@@ -8,12 +8,12 @@ whole factor (a bilinear form), or rows that make q and k of one head may take i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..watch.examine import AttentionCall
 from .derivatives import (
@@ -44,6 +44,10 @@ UNMADE = (
 NO_GRAPH = (
     "no gradient leads from q to a parameter: q is computed under no_grad, in a reentrant checkpoint, from quantised weights, or "
     "by an op without a derivative. Name the parameters with attemper.Projections.named()"
+)
+FROZEN = (
+    "weights of {module} are frozen (requires_grad=False), as LoRA leaves them, and those that are trained do not scale q or k "
+    "by themselves, so that nothing can be clipped. Merge the adapters, or train these weights too"
 )
 ZERO = (
     "q is 0 everywhere, as before the first step of weights that begin at 0. Call attemper.projections(model, batch) again after "
@@ -111,36 +115,46 @@ def _unrepeated(key: Tensor) -> Tensor:
 
 
 def find_layer(
-    layer: str, call: AttentionCall, around: Sequence[tuple[str, Callable[[], list[Candidate]]]]
+    layer: str, call: AttentionCall, around: Sequence[tuple[nn.Module, Callable[[], list[Candidate]]]]
 ) -> LayerProjections:
-    """The projections of one call. ``around``: the class of each module around it, innermost first, and its parameters."""
+    """The projections of one call. ``around``: each module around it, innermost first, and its parameters."""
     facts = call.facts
     made = Made.of(call)
     heads = facts.heads if call.some_heads is None else call.module_heads or facts.heads
     none = LayerProjections(layer, facts.kind, heads, facts.kv_heads)
     if not call.layer_known:
-        return _because(
+        return refused(
             none, "a traced graph does not say which layer it is. Find the projections of the model that was traced"
         )
     if made is None or not call.heads_known or call.some_heads is not None:
-        return _because(none, "which part of q belongs to which head is not known")
+        return refused(none, "which part of q belongs to which head is not known")
     if not made.query.requires_grad and not made.key.requires_grad and made.gain is None:
-        return _because(none, NO_GRAPH)
+        return refused(none, FROZEN.format(module=_name(around[0][0])) if _is_frozen(around[0][0]) else NO_GRAPH)
     if made.gain is None and not bool(made.query.any()):
-        return _because(none, ZERO)
+        return refused(none, ZERO)
     none = LayerProjections(layer, facts.kind, facts.heads, made.key.shape[1])
     why = NO_GRAPH
     for module, candidates in around:
         listed = candidates()
         if listed:
-            found = Search(made, listed).found(none, module)
+            found = Search(made, listed).found(none, _name(module))
             if found.how is not None:
                 return found
             why = found.why if found.why != NO_GRAPH and found.why is not None else why
-    return _because(none, why)
+    return refused(none, FROZEN.format(module=_name(around[0][0])) if _is_frozen(around[0][0]) else why)
 
 
-def _because(layer: LayerProjections, why: str) -> LayerProjections:
+def _name(module: nn.Module) -> str:
+    return type(module).__name__
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    """Whether weights of a module are not trained."""
+    return any(one.dim() > 1 and not one.requires_grad for one in module.parameters())
+
+
+def refused(layer: LayerProjections, why: str) -> LayerProjections:
+    """A layer of which nothing can be scaled."""
     return LayerProjections(layer.layer, layer.kind, layer.heads, layer.key_heads, why=why)
 
 
@@ -166,16 +180,16 @@ class Search:
             if picked:
                 return LayerProjections(*named, self._parts(side, picked, None), PER_HEAD)
         if all(rows is None for rows in self.of_q):
-            return _because(none, NO_GRAPH)
+            return refused(none, NO_GRAPH)
         gains = self._picked(self.made.query, self._of_layer())
         if gains:
             alone = all(self.tensors[one.place].dim() < 2 for one in gains)
             why = SHARED_GAIN if alone else SHARED_ROWS
             return LayerProjections(*named, self._parts("q", gains, None), BY_LAYER, why)
         if not self._is_homogeneous():
-            return _because(none, BOUNDED)
+            return refused(none, BOUNDED)
         why = DISPROPORTIONATE if self._own(self.of_q, self.of_k) else UNMADE
-        return _because(none, why.format(module=module))
+        return refused(none, why.format(module=module))
 
     def _is_homogeneous(self) -> bool:
         """Whether q changes when all parameters that it uses are scaled: not so behind a norm."""
@@ -246,12 +260,23 @@ class Search:
         for some in tries:
             total = sum((changes[one.place] for one in some), torch.zeros_like(output))
             if some and bool((share(total - output, output) <= limit).all()):
-                return some
+                return self._that_count(some, changes, output, limit)
         for one in reversed(own):  # a gain that is applied as 1 + w
             shifted = one._replace(offset=1.0)
             if bool((share(along(one.place, self._values(shifted)) - output, output) <= limit).all()):
                 return [shifted]
         return []
+
+    def _that_count(self, some: list[Own], changes: Mapping[int, Tensor], output: Tensor, limit: float) -> list[Own]:
+        """Those without groups that change nothing together: a weight and its bias before a norm, whose gain is among them."""
+        groups: dict[str, list[Own]] = {}
+        for one in some:
+            groups.setdefault(self.candidates[one.place].group, []).append(one)
+        for own in groups.values():
+            total = sum((changes[one.place] for one in own), torch.zeros_like(output))
+            if any(bool(self._values(one).any()) for one in own) and bool((share(total, output) <= limit).all()):
+                some = [one for one in some if one not in own]
+        return some
 
     def _values(self, one: Own) -> Tensor:
         """The values of the rows that belong to heads, and 0 elsewhere."""
@@ -291,6 +316,7 @@ class Search:
             first = share_by_channel(total - made.key, made.key) <= limit
             none = share_by_channel(total, made.key) <= limit
             if some and bool((first | none).all()) and bool(first.any()):
+                some = self._that_count(some, changes, made.key, limit)
                 whole = self._whole_rows(picked, first)
                 if whole is not None:
                     return self._parts("q", picked, whole) + self._parts("k", some, None)

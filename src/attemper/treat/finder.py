@@ -18,7 +18,8 @@ from ..vitals import Vitals
 from ..watch.examine import AttentionCall, Examiner, examine, exchanged_before, named_modules, running, without_modes
 from .again import Build, build_of, found_again
 from .derivatives import Directional, share, tolerance, used
-from .find import Candidate, Made, find_layer
+from .effect import ANOTHER, StoredLogits, reason_against
+from .find import Candidate, Made, find_layer, refused
 from .table import LayerProjections, Projections, parameters_of
 from .write import check_whole
 
@@ -29,6 +30,7 @@ EXCHANGED = (
 SERVES_OTHERS = "its keys serve {layer} too"
 HIDDEN = -1e4  # an added number as low as this hides a key
 DEPTH = 3  # how many modules around a call are searched
+CHECKED = 8  # calls of a layer in a pass, by which its projections are checked
 
 _found: weakref.WeakKeyDictionary[nn.Module, Projections] = weakref.WeakKeyDictionary()
 
@@ -63,8 +65,9 @@ class Finder(Examiner):
         self._top = {id(module) for module in (model, *_inside(model))}
         self._layers: dict[tuple[str, str], LayerProjections] = {}
         self._keys: dict[tuple[str, str], list[Tensor]] = {}  # the parameters of each layer's k
+        self._calls: dict[tuple[str, str], int] = {}
         self._builds: dict[Build, LayerProjections] = {}  # one layer of each kind that was searched
-        self._waiting: list[tuple[str, AttentionCall, dict[str, Any]]] = []
+        self._waiting: list[tuple[str, AttentionCall, tuple[dict[str, Any], StoredLogits | None]]] = []
         self._handle: RemovableHandle | None = None
 
     def __enter__(self) -> Finder:
@@ -83,23 +86,23 @@ class Finder(Examiner):
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Any:
         if self.projections is not None:
             return None
-        return {"biased": _is_biased(call)}
+        return {"biased": _is_biased(call)}, StoredLogits.of(call)
 
     def keep(self, name: str, call: AttentionCall, found: Any) -> None:
-        if found is not None and (name, call.facts.kind) not in self._layers:
+        if found is not None:
             call = AttentionCall(**call.__dict__)  # the values are forgotten when the call is counted
             self._waiting.append((name, call, found))
 
     def _left(self, module: nn.Module, arguments: object, output: object) -> Any:
         """A module has ended. Here autograd records, and sharded parameters are still whole."""
         waiting, self._waiting = self._waiting, []
-        for name, call, seen in waiting if torch.is_grad_enabled() else ():  # evaluation is not searched
+        for name, call, (seen, stored) in waiting if torch.is_grad_enabled() else ():  # evaluation is not searched
             place = (name, call.facts.kind)
             if place not in self._layers and self.projections is None and exchanged_before(call):
                 self._layers[place] = LayerProjections(*place, call.facts.heads, call.facts.kv_heads, why=EXCHANGED)
-            elif place not in self._layers and self.projections is None:
+            elif self.projections is None:
                 with _unwatched(call.query.device.type):
-                    self._layers[place] = self._find(name, call, seen)
+                    self._look_at(name, call, seen, stored)
                     self._attended.add(id(call.frames[-1].module))
         if id(module) in self._top and self._layers:
             self.projections = Projections(self._layers)
@@ -108,25 +111,62 @@ class Finder(Examiner):
             self._keys = {}
         return _detached(output) if self.cut and id(module) in self._attended else None
 
-    def _find(self, name: str, call: AttentionCall, seen: Mapping[str, Any]) -> LayerProjections:
-        around = [
-            (type(frame.module).__name__, self._candidates(frame.module)) for frame in reversed(call.frames[-DEPTH:])
-        ]
+    def _look_at(self, name: str, call: AttentionCall, seen: Mapping[str, Any], stored: StoredLogits | None) -> None:
+        """Find the projections of a layer at its first call, and check them at the next ones."""
+        place = (name, call.facts.kind)
+        self._calls[place] = self._calls.get(place, 0) + 1
+        known = self._layers.get(place)
         try:
-            inner = around[0][1]()
-            build = build_of(call, name, inner)
-            known = self._builds.get(build)
-            again = None if known is None else found_again(name, call, inner, known)
-            found = find_layer(name, call, around) if again is None else again
-            if found.how is not None and all(part.parameter.startswith(f"{name}.") for part in found.parts):
-                self._builds[build] = found
-            self._note_keys(found, call, inner)
+            if known is None:
+                found = self._find(name, call, stored)
+                self._layers[place] = LayerProjections(**{**found.__dict__, **seen})
+            elif known.how is not None and self._calls[place] <= CHECKED and not self._serves(known, call, stored):
+                self._layers[place] = refused(known, ANOTHER)
         except (RuntimeError, NotImplementedError) as error:  # an op without a second derivative, or out of memory
             line = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
             why = f"autograd stopped: {line}. Name the parameters with attemper.Projections.named()"
-            return LayerProjections(name, call.facts.kind, call.facts.heads, call.facts.kv_heads, why=why)
-        fields = {**found.__dict__, **seen}
-        return LayerProjections(**fields)
+            facts = call.facts
+            self._layers[place] = LayerProjections(name, facts.kind, facts.heads, facts.kv_heads, why=why)
+
+    def _serves(self, found: LayerProjections, call: AttentionCall, stored: StoredLogits | None) -> bool:
+        """Whether projections are those of a further call too.
+
+        In a training step an earlier call of the layer is a part of its graph. Then the rows of q must be used, no more.
+        """
+        if self.cut:
+            return self._reason_against(found, call, stored) is None
+        made, tensors = Made.of(call), {one.name: one.tensor for one in self._around(call)}
+        parts = [part for part in found.parts if part.side != "k" and part.parameter in tensors]
+        if made is None or made.query.shape[1] != found.heads or not parts:
+            return False
+        if not made.query.requires_grad or parts[0].side == "gain":
+            return True
+        rows = used(made.query, [tensors[part.parameter] for part in parts])
+        return all(
+            one is not None and bool(one[part.dim][(part.owner >= 0).to(one[part.dim].device)].any())
+            for part, one in zip(parts, rows, strict=True)
+        )
+
+    def _around(self, call: AttentionCall) -> list[Candidate]:
+        return [one for frame in call.frames[-DEPTH:] for one in self._candidates(frame.module)()]
+
+    def _reason_against(self, found: LayerProjections, call: AttentionCall, stored: StoredLogits | None) -> str | None:
+        return reason_against(found, call, stored, {one.name: one.tensor for one in self._around(call)})
+
+    def _find(self, name: str, call: AttentionCall, stored: StoredLogits | None) -> LayerProjections:
+        around = [(frame.module, self._candidates(frame.module)) for frame in reversed(call.frames[-DEPTH:])]
+        inner = around[0][1]()
+        build = build_of(call, name, inner)
+        known = self._builds.get(build)
+        found = None if known is None else found_again(name, call, inner, known)
+        if found is None or self._reason_against(found, call, stored) is not None:
+            found = find_layer(name, call, around)
+            why = None if found.how is None else self._reason_against(found, call, stored)
+            found = found if why is None else refused(found, why)
+        if found.how is not None and all(part.parameter.startswith(f"{name}.") for part in found.parts):
+            self._builds[build] = found
+        self._note_keys(found, call, inner)
+        return found
 
     def _candidates(self, around: nn.Module) -> Callable[[], list[Candidate]]:
         """The parameters inside a module that are whole and have gradients, in order."""

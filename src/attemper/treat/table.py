@@ -214,3 +214,27 @@ def parameters_of(model: nn.Module) -> dict[str, Tensor]:
         for word, parameter in module._parameters.items()
         if parameter is not None
     }
+
+
+def factors_of(
+    found: LayerProjections, gamma: Tensor, alpha: float, shared: str
+) -> Iterator[tuple[str, int, float, Tensor]]:
+    """What a clip multiplies, for the factor of each head: a parameter, its dimension, the offset, and the factor of each row."""
+    grouped = found.key_heads != found.heads
+    by_key = gamma.view(found.key_heads, -1).amin(-1)
+    if grouped and shared == "group" and found.splits:
+        gamma = by_key.repeat_interleave(found.heads // found.key_heads)
+    elif grouped:
+        by_key = torch.ones_like(by_key)
+    splits = found.splits and (not grouped or shared == "group")
+    for part in found.parts:
+        mine = part.owner >= 0
+        row = part.owner.clamp(min=0)
+        if part.side == "both":
+            factor = gamma[row].sqrt()
+        elif part.side == "k":
+            factor = by_key[row] ** (1 - alpha if splits else float(not found.splits))
+        else:
+            each = gamma[row]
+            factor = torch.where(part.whole, each, each**alpha) if splits else each
+        yield part.parameter, part.dim, part.offset, torch.where(mine, factor, torch.ones_like(factor))

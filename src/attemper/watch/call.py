@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -118,6 +119,7 @@ class AttentionCall:
     softmaxes: int = 1  # how many were applied, one to the result of another
     value: Tensor | None = None  # (…, Lk, Ev), from when the weights meet the values until the call is kept
     gain: Tensor | None = None  # the learned part of `scale`, with its graph, from attemper's own operation alone
+    graph: Callable[[], Tensor] | None = None  # the logits again, with their autograd graph
     scores: Tensor | None = None  # (B, H, Lq, Lk): the logits without what was added to visible keys, if anything was
 
     def options(self) -> dict[str, Any]:

@@ -297,7 +297,7 @@ class Attachment:
             leave_all()
             self.unmeasured(call.frames, str(error).removesuffix("."))
             return None
-        call.logits = call.mask = call.vitals = None
+        call.logits = call.scores = call.graph = call.mask = call.vitals = None
         return found
 
     def _count(

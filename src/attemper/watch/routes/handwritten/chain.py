@@ -323,13 +323,16 @@ def shared(first: tuple[Frame, ...], second: tuple[Frame, ...]) -> list[Frame]:
 def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tuple[Frame, ...]) -> AttentionCall | None:
     if not logits.numel() or logits.is_meta or type(logits) is not Tensor:
         return None
-    logits = scores.hidden(logits, dim)
+
+    def laid_out(stored: Tensor) -> tuple[Tensor, bool, bool]:
+        if stored.dim() == 1:
+            return *by_head(stored[None], frames), scores.shape[1] == 1
+        matrix, flipped = ordered(stored, dim, *scores.shape, scores.strides, frames)
+        return *by_head(matrix, frames), flipped
+
+    stored, logits = logits, scores.hidden(logits, dim)
     alone, alone_known = scores.without_added(logits)
-    if logits.dim() == 1:
-        matrix, flipped = logits[None], scores.shape[1] == 1
-    else:
-        matrix, flipped = ordered(logits, dim, *scores.shape, scores.strides, frames)
-    matrix, known = by_head(matrix, frames)
+    matrix, known, flipped = laid_out(logits)
     query, key = (scores.key, scores.query) if flipped else (scores.query, scores.key)
     some = None
     named = named_heads(frames)
@@ -337,7 +340,7 @@ def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tupl
         # some heads at a time: which of them, their memory shows or nothing does
         some = heads_at(query.mT if flipped and query.dim() > 1 else query, named, matrix)
         matrix, known = (matrix, False) if some is None else (matrix.reshape(-1, len(some), *matrix.shape[-2:]), True)
-    batch, heads, rows, keys = matrix.shape
+    batch, heads, rows, keys = shape = matrix.shape
     groups = key.shape[:-2].numel() // batch  # heads that share keys are joined into the rows of the product
     # SDPA's math backend multiplies q and k by the root of the scale each
     math = name == SAFE and scores.root is not None
@@ -357,10 +360,9 @@ def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tupl
         softcap=scores.cap if scores.capped else None,
         biased=not alone_known,
     )
-    call = AttentionCall(facts, frames, query, key, logits=matrix)
+    call = AttentionCall(facts, frames, query, key, logits=matrix, graph=lambda: laid_out(stored)[0].reshape(shape))
     if alone is not None:
-        alone = alone[None] if alone.dim() == 1 else ordered(alone, dim, *scores.shape, scores.strides, frames)[0]
-        call.scores = by_head(alone, frames)[0].reshape(matrix.shape)
+        call.scores = laid_out(alone)[0].reshape(matrix.shape)
     call.product, call.flipped, call.heads_known = True, flipped, known
     call.sink_columns, call.in_order, call.places = scores.sink_columns, scores.in_order, scores.places
     call.products, call.some_heads, call.module_heads = scores.products, some, named
