@@ -8,7 +8,7 @@ RUNS := .venv/runs
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist loadgroup
 
-.PHONY: run test test-all matrix triton transformers snapshots browser check format native fuzz sanitize hostile bench docs figures clean
+.PHONY: run test test-all matrix triton transformers third-party snapshots browser check format native fuzz sanitize hostile bench docs figures clean
 
 run: $(RUNS)  ## a scan of the embedded model, with and without its scale, and the report
 	$(BIN)/attemper scan --deep --token it --what-if none -o attemper-report.html --force
@@ -40,6 +40,17 @@ triton: $(READY)  ## the Triton kernels without a GPU: compiled for Ampere and H
 
 transformers: $(READY)  ## tests/versions on every supported minor version of transformers, each in an environment of its own
 	$(BIN)/python scripts/transformers_versions.py
+
+# each package without what it depends on, so that none brings another torch; one that cannot be installed fails its models, not the rest
+THIRD := .venv-third/bin/python
+third-party: .venv-third/ready  ## small models of other people's packages, watched and clipped, beside a logger of their own
+	$(THIRD) -W ignore scripts/third_party.py
+
+.venv-third/ready: $(READY) tests/third_party/requirements.txt
+	$(PYTHON) -m venv .venv-third
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0]); print('$(CURDIR)/src')" > $$($(THIRD) -c "import site; print(site.getsitepackages()[0])")/torch.pth
+	-grep -v '^#' tests/third_party/requirements.txt | xargs -n 1 .venv-third/bin/pip install -q --disable-pip-version-check --no-deps
+	touch $@
 
 snapshots: $(READY)  ## the sentences of errors, tests/*/sentences.json, from the source; read the difference
 	ATTEMPER_SNAPSHOTS=write OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(addsuffix test_errors.py,$(dir $(wildcard tests/*/sentences.json)))
