@@ -85,6 +85,16 @@ def may_be_rewritten() -> bool:
     return any(type(mode).__name__ != "DeviceContext" for mode in active)  # that one belongs to a default device
 
 
+def jagged_sdpa() -> tuple[Any, str]:
+    """The function that SDPA calls for jagged tensors, by whatever name it is called itself, and the module that has it.
+
+    2.2; torch imports that module at the first such call, and ``attention()`` needs none of it.
+    """
+    from torch.nested._internal import ops
+
+    return ops, "jagged_scaled_dot_product_attention"
+
+
 def is_autocast_on(device: str) -> bool:
     """Whether autocast lowers tensors of this kind of device. Meta tensors know no autocast."""
     return _is_any_autocast_enabled() and device != "meta" and is_autocast_enabled(device)

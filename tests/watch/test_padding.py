@@ -175,3 +175,16 @@ def test_padding_behind_every_mask_is_left_out(pads, seen, route):
             return (q @ q.mT).masked_fill(~keep, -1e9).softmax(-1) @ q
 
     assert row_of(Padded(), torch.randn(2, LENGTH, WIDTH))["rows"] == ROWS
+
+
+@pytest.mark.parametrize("lengths", [(5, 1), (4, 2), (3, 1, 2), (2, 3, 1), (1, 5)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_last_rows_of_documents_are_no_padding(lengths, causal):
+    """Only its own query sees the last key of each, if they are causal."""
+
+    class Packed(nn.Module):
+        def forward(self, x):
+            mask = torch.block_diag(*(torch.ones(length, length) for length in lengths)).bool()
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=mask.tril() if causal else mask)
+
+    assert row_of(Packed(), torch.randn(2, HEADS, 6, 8))["rows"] == 12

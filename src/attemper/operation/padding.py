@@ -13,7 +13,8 @@ def kept_by_mask(mask: Tensor) -> Tensor:
 
     A key that is hidden from every query is padding, and so is the query at its place. If real queries do not attend to their own
     keys either (a strictly causal mask), a hidden key shows nothing. Some models let a padded query attend to itself (XLNet): two
-    or more keys at the end that only their own queries attend to are padding too; a causal mask has one such key.
+    or more keys at the end that only their own queries attend to are padding too, if those attend to as many others; a causal
+    mask has one such key for each document.
 
     Where queries choose their keys (top-k), a key that none of them chose is no padding. A mask of padding hides the same keys in
     every head, and lets each row see what its place says: see `_by_places`. Otherwise only a query that sees nothing is padding.
@@ -28,6 +29,8 @@ def kept_by_mask(mask: Tensor) -> Tensor:
     strict = (any_query & ~own).sum(-1, keepdim=True) * 2 > any_query.sum(-1, keepdim=True)
     lonely = visible.sum(1) <= own.long()
     tail = lonely.flip(-1).cumprod(-1).flip(-1).bool()
+    others = visible.sum(2) - own.long()  # in a packed batch the last row of each document sees its own ones
+    tail = tail & (others == others[:, -1:]).flip(-1).cumprod(-1).flip(-1).bool()
     length = tail.sum(-1, keepdim=True)
     padded_tail = tail & (length > 1) & (length < tail.shape[-1])
     kept = any_query & ~padded_tail

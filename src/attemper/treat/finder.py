@@ -102,7 +102,7 @@ class Finder(Examiner):
                 self._layers[place] = LayerProjections(*place, call.facts.heads, call.facts.kv_heads, why=EXCHANGED)
             elif self.projections is None:
                 with _unwatched(call.query.device.type):
-                    self._look_at(name, call, seen, stored)
+                    self._look_at(name, call.in_graph(), seen, stored)
                     self._attended.add(id(call.frames[-1].module))
         if id(module) in self._top and self._layers:
             self.projections = Projections(self._layers)

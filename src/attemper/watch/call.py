@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -81,6 +81,18 @@ class Facts:
         return asdict(self)
 
 
+Span = tuple[int, int, int, int]
+"""The rows of a document, from and up to, and its keys."""
+
+
+class Documents(NamedTuple):
+    """The documents of a packed call: they follow one another in one sequence, and no row sees a key of another document."""
+
+    spans: tuple[Span, ...]  # of those with rows and keys
+    tensors: tuple[Tensor, Tensor]  # q and k as the model has them, which get the gradients
+    flat: Callable[[Tensor], Tensor]  # brings them, and their gradients, to (1, H, tokens, E)
+
+
 @dataclass
 class AttentionCall:
     """One call: what its vitals are computed from, or the vitals themselves, and the modules it runs in.
@@ -121,6 +133,8 @@ class AttentionCall:
     gain: Tensor | None = None  # the learned part of `scale`, with its graph, from attemper's own operation alone
     graph: Callable[[], Tensor] | None = None  # the logits again, with their autograd graph
     scores: Tensor | None = None  # (B, H, Lq, Lk): the logits without what was added to visible keys, if anything was
+    documents: Documents | None = None  # of a packed call, whose q and k are (1, H, tokens, E)
+    document: int | None = None  # which of them this call is; None: all
 
     def options(self) -> dict[str, Any]:
         """Its options, as ``measure()`` takes them."""
@@ -147,12 +161,38 @@ class AttentionCall:
 
     def doubt_of_gradients(self) -> str | None:
         """What |dq| and |dk| are, where they are not those of q and k alone."""
-        query, key = self.query, self.key
+        query, key = (self.query, self.key) if self.documents is None else self.documents.tensors
         if query is key or (query.requires_grad and key.requires_grad and query._is_view() and query._base is key):
             return "q and k are one tensor: |dq| and |dk| are both its whole gradient"
         if len(self.products) > 1:
             return f"{len(self.products)} products share one softmax: |dq| and |dk| are those of one of them"
         return None
+
+    def parts(self, rows: Tensor | None) -> list[tuple[AttentionCall, Tensor | None]]:
+        """Each document of a packed call as a call of its own, with those of ``rows`` that are its rows; else the call itself."""
+        if self.documents is None or self.document is not None:
+            return [(self, rows)]
+        found = []
+        for number, (first, last, start, stop) in enumerate(self.documents.spans):
+            own = replace(
+                self,
+                facts=replace(self.facts, batch=1, queries=last - first, keys=stop - start),
+                query=self.query[:, :, first:last],
+                key=self.key[:, :, start:stop],
+                rows=None if rows is None else rows[:, first:last],
+                value=None,
+                document=number,
+            )
+            found.append((own, own.rows))
+        return found
+
+    def in_graph(self) -> AttentionCall:
+        """The same call, with the q and k of a document cut from the model's own tensors, where autograd records."""
+        if self.documents is None or self.document is None:
+            return self
+        first, last, start, stop = self.documents.spans[self.document]
+        query, key = map(self.documents.flat, self.documents.tensors)
+        return replace(self, query=query[:, :, first:last], key=key[:, :, start:stop])
 
 
 class UnfoldedRows(NamedTuple):
@@ -211,3 +251,7 @@ class Examiner(Protocol):
         return None
 
     def keep(self, name: str, call: AttentionCall, found: Any) -> None: ...
+
+
+Looked = list[tuple[Examiner, AttentionCall, Any]]
+"""What each examiner of a watch found in a call, or in each document of a packed one."""

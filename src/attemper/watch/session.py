@@ -20,7 +20,7 @@ from .attach.attachment import attachment
 from .attach.dynamo import COMPILED, in_compiled, is_compiled
 from .attach.names import named_modules
 from .attach.running import running
-from .call import AttentionCall, Examiner, Summary
+from .call import AttentionCall, Examiner, Looked, Summary
 from .options import check_model, check_numbers, check_options, check_rows, check_step, with_hooks
 from .passes import LEFT_OUT, ONLY_OTHERS, Passes, is_dry
 from .record.jsonl import Journal
@@ -330,11 +330,11 @@ class Watch:
             self._warn(COMPILED)
         return True
 
-    def add_call(self, name: str, call: AttentionCall, summary: Summary, found: list[tuple[Examiner, Any]]) -> None:
+    def add_call(self, name: str, call: AttentionCall, summary: Summary, looked: Looked) -> None:
         self._sums.add(name, call.facts, summary, call)
         endings.note_part(self, name, call)
-        for examiner, one in found:
-            examiner.keep(name, call, one)
+        for examiner, part, found in looked:
+            examiner.keep(name, part, found)
 
     def add_unmeasured(self, name: str, reason: str) -> None:
         self._unmeasured += 1

@@ -38,6 +38,7 @@ class CallReading:
     beside: bool
     traced: Traced | None
     queries: int
+    packed: bool = False  # whether it is one document of a packed call
     over: str = "keys"
     softmaxes: int = 1
 
@@ -68,6 +69,7 @@ class AttentionChecks:
             beside=sum(call.sink_columns) > 0,
             traced=call.traced,
             queries=facts.queries,
+            packed=call.document is not None,
         )
 
     def _pattern(self, call: AttentionCall) -> MaskPattern | None:
@@ -108,6 +110,11 @@ class AttentionChecks:
                 state = "failed" if name in failed else "passed" if judged else "skipped"
                 results.append(CheckResult(name=name, state=state, deep=False, layers=judged, says=_says(name, state)))
         return results
+
+    @property
+    def packed(self) -> bool:
+        """Whether a call was packed."""
+        return any(one.packed for readings in self.layers.values() for one in readings)
 
     @property
     def is_causal(self) -> dict[str, bool]:

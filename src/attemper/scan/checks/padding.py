@@ -42,6 +42,16 @@ def real_tokens(model: nn.Module, batch: Any) -> dict[tuple[int, int], Tensor]:
     return found
 
 
+def is_packed(arguments: Mapping[str, Any]) -> bool:
+    """Whether a batch has documents after one another: their offsets, or positions that restart without a mask."""
+    if any(name.startswith("cu_seq") and value is not None for name, value in arguments.items()):
+        return True
+    positions = arguments.get("position_ids")
+    if arguments.get("attention_mask") is not None or not isinstance(positions, Tensor) or positions.is_meta:
+        return False
+    return positions.dim() == 2 and bool((positions.diff(dim=-1) < 1).any())
+
+
 def is_real(name: str, value: object) -> Tensor | None:
     """Which tokens an argument marks as real, (B, L); None if it is no mask of tokens."""
     if not isinstance(value, Tensor) or value.dim() != 2 or not value.numel() or value.is_meta:

@@ -75,9 +75,12 @@ class AttentionMaps:
         for item, drawn in found:
             place = (name, kind, item.number)
             if place in self._pictures:  # weights shared by several layers
-                self._note(
-                    f"{name or 'the model'}: runs more than once in a pass; the weights of its first call are shown"
+                what = (
+                    "runs more than once in a pass; the weights of its first call are shown"
+                    if call.document is None
+                    else "its input is packed; the weights of its first document are shown"
                 )
+                self._note(f"{name or 'the model'}: {what}")
                 continue
             queries, keys = item.rows[1] - item.rows[0], item.keys[1] - item.keys[0]
             top = min(keys, TOP_IMAGE if self.current.items.image else TOP)

@@ -29,7 +29,7 @@ FEW_ROWS = 4  # with fewer rows there is no result
 class RowSample:
     """Some rows of one text: their weights on its first keys, and on the special tokens that end it."""
 
-    text: tuple[int, int]  # the input, and the item of its batch
+    text: tuple[int, int]  # the input, and the item of its batch or the document of its packed one
     tokens: tuple[str, ...] | None
     body: Tensor  # (H, rows, keys), float16
     tail: Tensor  # (H, rows, special tokens at the end)
@@ -85,7 +85,7 @@ def _sampled(call: AttentionCall, vitals: Vitals, item: Item) -> RowSample:
     heads = call.facts.heads
     empty = torch.zeros(heads, 0, 0, dtype=torch.half, device=device)
     return RowSample(
-        (item.number, item.place),
+        (item.number, item.place if call.document is None else call.document),
         item.tokens,
         torch.cat(body, 1) if body else empty,
         torch.cat(tail, 1) if tail else empty,

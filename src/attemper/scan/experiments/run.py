@@ -12,6 +12,7 @@ from ...health import Finding
 from ...health.faults import CHECKS, CheckResult
 from ...watch.examine import examine
 from ..checks.examiner import AttentionChecks
+from ..checks.padding import is_packed, named_arguments
 from ..input.model import reason
 from .cache import cache
 from .dtype import RowWeights, dtype
@@ -53,6 +54,9 @@ def experiments(
     if any(one.fault == "dropout_in_eval" for one in checks.findings()):
         random = CannotRun("the model drops weights in evaluation mode, so no two passes are equal")
         return [_skipped(name, random) for name in names], [], None
+    if checks.packed or is_packed(named_arguments(model, batch)):
+        packed = CannotRun("the batch is packed: with other tokens its documents would begin elsewhere")
+        return [_skipped(name, packed) for name in names], [], None
     try:
         queries = sorted({length for _, length in sizes})
         subject = NamedBatch.of(model, batch, sizes, checks.causal_lengths)

@@ -23,6 +23,18 @@ NO_GRADIENTS = (
 )
 
 
+Turn = Callable[[Tensor], Tensor]
+"""Brings a gradient to (..., L, E)."""
+
+
+def _as_it_is(gradient: Tensor) -> Tensor:
+    return gradient
+
+
+def _transposed(gradient: Tensor) -> Tensor:
+    return gradient.mT
+
+
 class GradientHooks:
     """Sums per head for one layer and step. A median does not merge: passes are averaged, weighted by their entries."""
 
@@ -34,17 +46,22 @@ class GradientHooks:
 
     def follow(self, call: AttentionCall) -> None:
         """Register hooks on q and k of this call."""
+        (query, key), batch = (call.query, call.key), call.facts.batch
         # a product has its right factor as (..., E, L)
-        key_flipped = call.product and not call.flipped
-        for place, tensor, flipped in ((0, call.query, call.flipped), (3, call.key, key_flipped)):
+        turns: list[Turn] = [
+            _transposed if flipped else _as_it_is for flipped in (call.flipped, call.product and not call.flipped)
+        ]
+        if call.documents is not None:
+            (query, key), batch, turns = call.documents.tensors, 1, [call.documents.flat] * 2
+        for place, tensor, turn in ((0, query, turns[0]), (3, key, turns[1])):
             if not tensor.requires_grad or tensor.dim() < 2:
                 continue
             rows = call.rows if place == 0 or call.facts.kind == "self" else None
-            handle = tensor.register_hook(self._hook(place, call.facts.batch, flipped, rows))
+            handle = tensor.register_hook(self._hook(place, batch, turn, rows))
             if tensor.is_leaf:  # hooks on others end with their graph; a leaf would keep them
                 self.handles.append(handle)
 
-    def _hook(self, place: int, batch: int, flipped: bool, rows: Tensor | None) -> Callable[[Tensor], None]:
+    def _hook(self, place: int, batch: int, turn: Turn, rows: Tensor | None) -> Callable[[Tensor], None]:
         # a weak reference: a graph that outlives the watch must not keep it
         mine = weakref.ref(self)
 
@@ -53,7 +70,7 @@ class GradientHooks:
             if own is not None:
                 try:
                     with without_autograd_and_modes(gradient.device.type):
-                        own.add(place, gradient.detach().mT if flipped else gradient.detach(), batch, rows)
+                        own.add(place, turn(gradient.detach()), batch, rows)
                 except RuntimeError as error:  # out of memory, for example: the backward goes on
                     leave_all()
                     own.failure = str(error)

@@ -23,6 +23,7 @@ from ...kernels.contract import Problem
 from ...operation.listen import listening
 from ...operation.ops import FORWARD
 from ..call import AttentionCall, Facts
+from ..routes import ragged
 from ..routes import sdpa as fused
 from ..routes.arguments import SDPAArguments, bound, form_of, lowered, signature_of
 from ..routes.exchanged import tell_exchanges
@@ -89,11 +90,13 @@ class Interception:
         """Intercept, for this watch."""
         plans.forget_changed(observer.modules)
         self.open.add(observer)
+        self.attachment.readers.update(ragged.readers())
         self.installed = [one for one in self.installed if one.switch.on or one.is_there]
         there = {(one.owner, one.name) for one in self.installed}
         made: list[tuple[Any, str, Callable[[Function, Switch], Function]]] = [
             (nn.Module, "_call_impl", partial(module_call, self.attachment)),
             (functional, "scaled_dot_product_attention", partial(self._guarded, self._sdpa)),
+            (*ragged.jagged_sdpa(), partial(ragged.jagged, self)),
             *((torch, name, partial(self._guarded, self._fast_path)) for name in FUSED),
             *((owner, name, partial(self._guarded, self._softmax)) for owner, name in SOFTMAXES),
             (Tensor, "__new__", partial(constructing, self.attachment.failed)),

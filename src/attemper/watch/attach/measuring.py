@@ -15,7 +15,7 @@ from ...operation.plain import band, is_plain_pair
 from ...operation.tally import folded
 from ...vitals import SIGNS, Vitals
 from ..bias import with_scores
-from ..call import AttentionCall, Examiner, Summary, UnfoldedRows
+from ..call import AttentionCall, Looked, Summary, UnfoldedRows
 from .modes import reason_of
 from .names import name_in
 
@@ -29,8 +29,8 @@ CAPTURED = (
     "the capture, and a watch counts every replay"
 )
 
-Measured = list[tuple[Summary, list[tuple[Examiner, Any]]]]
-"""For each watch, the summary of a call and what each of the watch's examiners found."""
+Measured = list[tuple[Summary, Looked]]
+"""For each watch, the summary of a call and what each of its examiners found."""
 
 
 def measured(call: AttentionCall, observers: list[Watch]) -> Measured:
@@ -40,26 +40,25 @@ def measured(call: AttentionCall, observers: list[Watch]) -> Measured:
     again = _rows_again(call, observers[0]) if len(observers) == 1 and call.query.is_cuda else None
     if again is not None:
         return [(again, [])]
-    done: dict[tuple[Any, ...], tuple[Vitals, HeadSummary | UnfoldedRows]] = {}
+    done: dict[tuple[Any, ...], tuple[list[Part], HeadSummary | UnfoldedRows | None]] = {}
     found: Measured = []
     for observer in observers:
         rows = _given(observer.given_rows, call)
         request = (observer.signs, observer.kernel, id(rows))
         if request not in done:
-            vitals = vitals_of(call, observer.signs, observer.kernel)
-            kept = None if rows is None else rows[:, None, :]
-            done[request] = vitals, with_scores(by_head(vitals, kept), call, vitals, observer.kernel, kept)
-        vitals, summary = done[request]
-        found.append((summary, _looked(call, observer, vitals, rows)))
+            parts = [(*part, vitals_of(part[0], observer.signs, observer.kernel)) for part in call.parts(rows)]
+            done[request] = parts, _by_head_of(call, parts, observer.kernel)
+        parts, summary = done[request]
+        found.append((summary, [one for part in parts for one in _looked(observer, *part)]))
     return found
 
 
-def _looked(call: AttentionCall, observer: Watch, vitals: Vitals, rows: Tensor | None) -> list[tuple[Examiner, Any]]:
+def _looked(observer: Watch, call: AttentionCall, rows: Tensor | None, vitals: Vitals) -> Looked:
     """What each examiner found. One that fails is noted, and changes nothing for the others."""
-    found = []
+    found: Looked = []
     for examiner in observer.examiners:
         try:
-            found.append((examiner, examiner.look(call, vitals, rows)))
+            found.append((examiner, call, examiner.look(call, vitals, rows)))
         except AttemperError:
             raise
         except Exception as error:
@@ -68,11 +67,30 @@ def _looked(call: AttentionCall, observer: Watch, vitals: Vitals, rows: Tensor |
     return found
 
 
+Part = tuple[AttentionCall, Tensor | None, Vitals]
+"""A call or a document, which of its rows count, and its vitals."""
+
+
+def _by_head_of(call: AttentionCall, parts: list[Part], kernel: str) -> HeadSummary | UnfoldedRows | None:
+    """The summary of all rows, whichever document they belong to; None if there are none."""
+    if not parts:
+        return None
+    _, rows, vitals = parts[0]
+    if len(parts) > 1:
+        every, kept = [part[2] for part in parts], [part[1] for part in parts if part[1] is not None]
+        vitals = Vitals(**{name: torch.cat([getattr(one, name) for one in every], -1) for name in vitals.measured})
+        low = [one._lse_low for one in every if one._lse_low is not None]
+        vitals = vitals._with_low(torch.cat(low, -1)) if low else vitals
+        rows = torch.cat(kept, -1) if kept else None
+    counted = None if rows is None else rows[:, None, :]
+    return with_scores(by_head(vitals, counted), call, vitals, kernel, counted)
+
+
 def _rows_again(call: AttentionCall, observer: Watch) -> UnfoldedRows | None:
     """The rows of a call like an earlier one on a GPU."""
     if not (call.vitals is None and call.logits is None and call.mask is None):
         return None
-    if not (call.window is None and call.softcap is None):
+    if not (call.window is None and call.softcap is None and call.documents is None):
         return None
     found = rows_again(call.query, call.key, call.causal, call.scale, observer)
     rows = None if found is None else _given(observer.given_rows, call)
@@ -137,6 +155,8 @@ def is_captured(tensor: Tensor) -> bool:
 
 def _given(rows: Tensor | None, call: AttentionCall) -> Tensor | None:
     """The rows that the user gave, for the calls whose shape they have."""
+    if call.documents is not None:
+        return rows.reshape(1, -1) if rows is not None and rows.numel() == call.query.shape[2] else call.rows
     if rows is not None and rows.shape[-1] == call.facts.queries and rows.shape[0] in (1, call.facts.batch):
         return rows
     return call.rows

@@ -127,6 +127,7 @@ class Pass:
         self.sequences: Sequences = chain.sequences
         self.kept: dict[tuple[int, int, int], Tensor | None] = {}  # sequence, batch, length → rows that are not padding
         self.masks: dict[Any, tuple[Tensor, Tensor]] = {}  # in a light pass: place in memory → mask, rows that it shows
+        self.read: dict[Any, tuple[Tensor, Any]] = {}  # place in memory, by what → tensor, what was read of it
         self.place: OpPlace | None = None  # of the current op, if ops are counted (alter.py)
         self.ratio = 1.0  # what that op's output is then multiplied by
         self.called: list[

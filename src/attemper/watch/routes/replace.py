@@ -25,6 +25,7 @@ from ..attach.modes import reason_of, without_modes
 from ..attach.running import Pass, running
 from ..call import AttentionCall, Facts
 from .kind import kind_of
+from .packed import LENGTHS, within_documents
 from .sdpa import unreadable
 from .transformers import is_causal, refusal, with_bias
 from .versions import check_switchable, modeling
@@ -133,10 +134,15 @@ def read_arguments(
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Keys, values and the options of ``attention()``, from what transformers gives to an attention function."""
     reason = refusal(attention_mask, options)
+    if query.shape[0] > 1 and options.get(LENGTHS[0]) is not None:
+        reason = f"{LENGTHS[0]} over the items of a batch"
     if reason is not None:
         raise InputError(f"{caller} cannot compute {type(module).__name__} with {reason}. {OTHERWISE[caller]}")
     causal = attention_mask is None and is_causal(module, query, options)
-    if attention_mask is None and causal and key.shape[2] > query.shape[2]:
+    within = within_documents(attention_mask, options, query, key, causal)
+    if within is not None:
+        attention_mask, causal = within, False
+    elif attention_mask is None and causal and key.shape[2] > query.shape[2]:
         # a static cache that is being filled: the keys after the queries are not computed yet
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     mask = with_bias(attention_mask, options.get("position_bias"))
@@ -272,6 +278,9 @@ def attend_by_transformers(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> Any:
     """transformers' own attention, on the mask that it makes for SDPA: by SDPA or, which alone has a softcap, eager."""
+    causal = attention_mask is None and is_causal(module, query, options)
+    within = within_documents(attention_mask, options, query, key, causal)  # neither reads offsets
+    attention_mask = attention_mask if within is None else within
     if options.get("softcap") is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

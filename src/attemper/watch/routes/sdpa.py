@@ -54,7 +54,7 @@ def _parameters(func: Any) -> dict[str, Any]:
     return {argument.name: argument.default_value for argument in func._schema.arguments}
 
 
-def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments by name, defaults filled in."""
     parameters = _parameters(func)
     return {**parameters, **dict(zip(parameters, args, strict=False)), **kwargs}
@@ -82,7 +82,7 @@ def unreadable(*tensors: Tensor | None) -> str | None:
 
 
 def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> AttentionCall | str:
-    given = _bound(func, args, kwargs)
+    given = bound(func, args, kwargs)
     query, key = given["query"], given["key"]
     mask = given.get("attn_mask") if "attn_mask" in given else given.get("attn_bias")
     reason = unreadable(query, key, mask)
@@ -120,7 +120,7 @@ def _call(
 
 
 def _mha(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> AttentionCall | str:
-    given = _bound(func, args, kwargs)
+    given = bound(func, args, kwargs)
     source = given["query"]
     reason = unreadable(given["qkv_weight"], *(() if source.is_nested else (source, given["key"], given["mask"])))
     if reason is not None:
@@ -133,7 +133,7 @@ def _mha(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple
 def _encoder(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]
 ) -> AttentionCall | str:
-    given = _bound(func, args, kwargs)
+    given = bound(func, args, kwargs)
     source = given["src"]
     reason = unreadable(given["qkv_weight"], *(() if source.is_nested else (source, given["mask"])))
     if reason is not None:

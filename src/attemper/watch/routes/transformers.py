@@ -18,6 +18,7 @@ from ...operation.biases import answers_for_torch
 from ..attach.modes import without_modes
 from ..attach.running import Frame, Pass, running
 from ..call import AttentionCall, Facts
+from . import packed
 from .exchanged import collectives_so_far
 from .handwritten.op_names import FLEX
 from .kind import LearnedSequences, kind_of
@@ -146,33 +147,58 @@ class Interface:
     ) -> None:
         """Measure a call that no op showed, or warn that it cannot be measured."""
         frames = tuple(running.frames)
-        reason = refusal(mask, options)
-        if reason is not None:
+        call = refusal(mask, options) or read(frames, module, query, key, mask, options, interfaced.implementation)
+        if isinstance(call, str):
             way_out = (
                 ""
                 if interfaced.implementation == "eager"
                 else ". model.set_attn_implementation('eager') shows its scores"
             )
-            self.unmeasured(frames, f"attn_implementation={interfaced.implementation!r} with {reason}{way_out}")
+            self.unmeasured(frames, f"attn_implementation={interfaced.implementation!r} with {call}{way_out}")
             return
-        rows, keys = query.shape[2], key.shape[2]
-        flash = isinstance(mask, Tensor) and mask.dim() == 2
-        causal = is_causal(module, query, options) if mask is None or flash else False
-        if flash:  # flash attention's (B, Lk), nonzero = a real token
-            mask = mask.bool()[:, None, None, :]
-        if type(mask).__name__ == "BlockMask":
-            mask = dense(mask, query, key)
-        mask = with_bias(mask, options.get("position_bias"))
-        scale = _number(options.get("scaling"))
-        kind = kind_of(frames, query, key, (rows, keys))
-        facts = Facts.of("interface", kind, query, key, scale=scale, causal=causal, mask=mask)
-        call = AttentionCall(
-            facts, frames, query, key, mask=mask, causal="lower_right" if causal else False, scale=scale
-        )
         call.softcap = _number(options.get("softcap"))
-        if causal:
-            call.window = options.get("sliding_window")
         self.begin(call)(frames)
+
+
+def read(
+    frames: tuple[Frame, ...],
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    mask: Any,
+    options: dict[str, Any],
+    implementation: str,
+) -> AttentionCall | str:
+    """A call by its arguments, or what in them cannot be measured."""
+    rows, keys = query.shape[2], key.shape[2]
+    flash = isinstance(mask, Tensor) and mask.dim() == 2
+    causal, window = False, None
+    if mask is None or flash:  # else the mask holds both
+        causal, window = is_causal(module, query, options), options.get("sliding_window")
+    scale = _number(options.get("scaling"))
+    found = packed.spans_of(implementation, mask, options, query, key)
+    if isinstance(found, str):
+        return found
+    if found is not None:
+        if options.get("position_bias") is not None:
+            return "packed documents and a position_bias"
+        tensors = query, key
+        return packed.packed_call(
+            "interface", frames, tensors, found, packed.in_one_row, scale=scale, causal=causal, window=window
+        )
+    if flash:  # flash attention's (B, Lk), nonzero = a real token
+        mask = mask.bool()[:, None, None, :]
+    if type(mask).__name__ == "BlockMask":
+        mask = dense(mask, query, key)
+    mask = with_bias(mask, options.get("position_bias"))
+    aligned = causal or rows == 1  # at the last key
+    if window is not None and not aligned and rows != keys:
+        return packed.OTHER_KEYS
+    kind = kind_of(frames, query, key, (rows, keys))
+    facts = Facts.of("interface", kind, query, key, scale=scale, causal=causal, mask=mask)
+    call = AttentionCall(facts, frames, query, key, mask=mask, causal="lower_right" if aligned else False, scale=scale)
+    call.window = window
+    return call
 
 
 def refusal(mask: object, options: dict[str, Any]) -> str | None:
