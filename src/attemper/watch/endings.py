@@ -56,13 +56,14 @@ def note_exchange(watch: Watch, layer: str, exchange: Exchange) -> None:
 
 @contextmanager
 def surviving(watch: Watch) -> Iterator[None]:
-    """Note an exception in attemper's own code, and let the training go on. Errors that say what to do pass."""
+    """Note an exception in attemper's own code, and go on without this step. Errors that say what to do pass."""
     try:
         yield
     except (AttemperError, Warning):
         raise
     except Exception as error:
         watch.add_unmeasured("", reason_of(error))
+        watch._drop_step()
 
 
 def drop_failed(watch: Watch, here: bool = False) -> None:

@@ -54,6 +54,11 @@ def check_options(
         )
 
 
+def check_open(is_open: bool) -> None:
+    if not is_open:
+        raise InputError("watch.step(): the watch is not open. Call it inside `with attemper.watch(model) as watch:`.")
+
+
 def check_step(number: object, where: str = "watch.step") -> None:
     if not _is_whole(number, 0):
         raise InputError(

@@ -21,7 +21,7 @@ from .attach.dynamo import COMPILED, in_compiled, is_compiled
 from .attach.names import named_modules
 from .attach.running import running
 from .call import AttentionCall, Examiner, Looked, Summary
-from .options import check_model, check_numbers, check_options, check_rows, check_step, with_hooks
+from .options import check_model, check_numbers, check_open, check_options, check_rows, check_step, with_hooks
 from .passes import LEFT_OUT, ONLY_OTHERS, Passes, is_dry
 from .record.jsonl import Journal
 from .record.ranks import Ranks
@@ -182,14 +182,11 @@ class Watch:
         Args:
             number: the step that ends, as the trainer counts it; the next one is ``number + 1``. None: one after the last.
         """
-        if not self._open:
-            raise InputError(
-                "watch.step(): the watch is not open. Call it inside `with attemper.watch(model) as watch:`."
-            )
-        if number is not None:
-            check_step(number)
-            self._step = number
         with endings.surviving(self):
+            check_open(self._open)
+            if number is not None:
+                check_step(number)
+                self._step = number
             attachment.forget_ended()
             if self._measuring:
                 endings.settle(self, goes_on=True)
@@ -374,6 +371,10 @@ class Watch:
     def _warn(self, sentence: str) -> None:
         if self._note(sentence):
             warnings.warn(f"watch(): {sentence}", stacklevel=2)
+
+    def _drop_step(self) -> None:
+        """Begin the step anew: what was measured of it is not to be trusted."""
+        self._sums = StepAccumulator(self._sums.wants_gradients)
 
     def _close_step(self, join: bool) -> None:
         entries, facts = self._sums.close(self._step)

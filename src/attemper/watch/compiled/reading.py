@@ -32,6 +32,7 @@ from ...vitals import Vitals
 from ..attach.dynamo import is_compiled
 from ..attach.names import named_modules
 from ..call import Facts
+from ..endings import surviving
 from ..passes import LEFT_OUT, ONLY_OTHERS
 from ..record.record import Record, locked
 from ..record.sums import LayerSums
@@ -94,7 +95,9 @@ class TallyWatch(Watch):
         OPEN.add(self)
         return self
 
-    step = locked(Watch.step)
+    def step(self, number: int | None = None) -> None:
+        with surviving(self), self._lock:
+            super().step(number)
 
     @property
     @locked
@@ -182,6 +185,10 @@ class TallyWatch(Watch):
                 super()._close_step(join=True)
         finally:
             self._step = now
+
+    def _drop_step(self) -> None:
+        super()._drop_step()
+        self._empty()
 
     def _empty(self) -> None:
         """Begin from zero. Other steps may have added their calls meanwhile."""
