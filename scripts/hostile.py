@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import json
 import os
 import shutil
 import signal
@@ -31,7 +32,7 @@ from attemper._timing import median_interval
 from attemper.bench import cpu, memory, run, watch
 from attemper.lab.claims import claims
 from attemper.lab.exact import additive_cost
-from attemper.scan.input import pipes
+from attemper.scan.input import pipes, trial
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from folders import save
@@ -86,6 +87,11 @@ MEASURING = {
     "bench watch": "attemper.bench.watch:interleave",
     "env": "attemper.env:table",
 }
+POINTER = (
+    "version https://git-lfs.github.com/spec/v1\noid sha256:4665a5ea\nsize 91\n"  # what a clone without Git LFS has
+)
+NESTED = '{"a":' * 1000 + "1" + "}" * 1000
+TOMORROW = '{"schema": "attemper.record", "version": 2}\n'
 ABSURD = ("0", "-1", "1e18", "1000000000000000000", "nan", "inf", "9" * 400)
 EVIDENCE: dict[str, Any] = {
     "worked": ("worked", {}),
@@ -203,6 +209,17 @@ def _inputs(model: Path) -> list[Case]:
         path.unlink()
         path.symlink_to(path.name)
 
+    def exploding(at: Path) -> None:
+        steps = [
+            {"type": "Replace", "pattern": {"String": one}, "content": 1000 * next_one}
+            for one, next_one in ("dx", "xy", "yz")
+        ]
+        written = json.loads((at / "tokenizer.json").read_text())
+        (at / "tokenizer.json").write_text(
+            json.dumps({**written, "normalizer": {"type": "Sequence", "normalizers": steps}})
+        )
+        trial.MEMORY = 2**28
+
     def silent(change: Callable[[], object]) -> Callable[[], None]:
         def prepare() -> None:
             pipes.PATIENCE = 0.3
@@ -232,7 +249,19 @@ def _inputs(model: Path) -> list[Case]:
         "baseline a folder": ([*embedded, "--baseline", "."], lambda: None),
         "baseline a loop": ([*embedded, "--baseline", "loop"], lambda: os.symlink("loop", "loop")),
         "baseline a pipe": ([*embedded, "--baseline", "pipe"], silent(lambda: os.mkfifo("pipe"))),
+        "config a pointer": (scan, copy(lambda at: (at / "config.json").write_text(POINTER))),
+        "weights a pointer": (scan, copy(lambda at: (at / "model.safetensors").write_text(POINTER))),
+        "tokenizer a pointer": (scan, copy(lambda at: (at / "tokenizer.json").write_text(POINTER))),
+        "config nested": (scan, copy(lambda at: (at / "config.json").write_text(NESTED))),
+        "special tokens nested": (scan, copy(lambda at: (at / "special_tokens_map.json").write_text(NESTED))),
+        "tokenizer a bomb": (scan, copy(exploding)),
+        "model a record": (["scan", "run.jsonl"], lambda: Path("run.jsonl").touch()),
         "record a folder": (["report", "."], lambda: None),
+        "record a folder of them": (["report", "."], lambda: Path("run.jsonl").touch()),
+        "record -": (["report", "-"], lambda: None),
+        "record empty": (["report", "run.jsonl"], lambda: Path("run.jsonl").touch()),
+        "record a scan": (["report", "o.json"], lambda: Path("o.json").write_text('{"schema": "attemper.scan/1"}')),
+        "record of tomorrow": (["report", "o.jsonl"], lambda: Path("o.jsonl").write_text(TOMORROW)),
         "record a loop": (["report", "loop"], lambda: os.symlink("loop", "loop")),
         "record a pipe": (["report", "pipe"], lambda: os.mkfifo("pipe")),
         "record no record": (["report", "words"], lambda: Path("words").write_text("words\n")),

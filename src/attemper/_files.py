@@ -34,6 +34,7 @@ except ImportError:  # Windows has no such locks
 CHUNK = 1 << 16
 NEW: set[str] = set()
 """Files that were checked and were not there: what is written under such a name must not take the place of another."""
+SHOWN = {"PIL": "Pillow"}  # where pip has another name
 OLDEST = {"transformers": (4, 48)}
 """Packages of which an older version does not do, as pyproject.toml says too."""
 
@@ -170,21 +171,9 @@ def parquet_bytes(rows: Sequence[Mapping[str, Any]], extra: str) -> bytes:
 
 def load(what: str, package: str, extra: str) -> Any:
     """A package that something needs, or an error: the pip command for the extra of attemper that has it, or what is broken."""
-    name = package.split(".")[0]
-    try:
-        importlib.import_module(name)
-        found = importlib.import_module(package)
-    except Exception as error:  # an installation that is broken raises more than ImportError
-        if out_of_memory(error):
-            raise
-        if isinstance(error, ModuleNotFoundError) and error.name == name:
-            shown = {"PIL": "Pillow"}.get(name, name)
-            raise MissingExtra(f"{what} needs {shown}. Type pip install 'attemper[{extra}]'.") from None
-        words = " ".join(str(error).split())[:400].rstrip(".")
-        raise MissingExtra(
-            f"{what} needs {name}, which is installed but cannot be imported: {type(error).__name__}: {words}. Mend that "
-            f"installation; python -c 'import {package}' shows the whole error."
-        ) from error
+    found, name = installed(what, package), package.split(".")[0]
+    if found is None:
+        raise MissingExtra(f"{what} needs {SHOWN.get(name, name)}. Type pip install 'attemper[{extra}]'.")
     oldest = OLDEST.get(package)
     if oldest is not None and version_of(found) < oldest:
         raise InputError(
@@ -192,6 +181,24 @@ def load(what: str, package: str, extra: str) -> Any:
             f"Type pip install -U 'attemper[{extra}]'."
         )
     return found
+
+
+def installed(what: str, package: str) -> Any:
+    """A package that something needs, None where it is not installed, or an error that says what is broken."""
+    name = package.split(".")[0]
+    try:
+        importlib.import_module(name)
+        return importlib.import_module(package)
+    except Exception as error:  # an installation that is broken raises more than ImportError
+        if out_of_memory(error):
+            raise
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            return None
+        words = " ".join(str(error).split())[:400].rstrip(".")
+        raise MissingExtra(
+            f"{what} needs {name}, which is installed but cannot be imported: {type(error).__name__}: {words}. Mend that "
+            f"installation; python -c 'import {package}' shows the whole error."
+        ) from error
 
 
 def version_of(package: Any) -> tuple[int, ...]:

@@ -256,14 +256,23 @@ print(sorted(others & set(sys.modules)))
 class Missing:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in others:
-            raise ImportError(name)
+            raise kinds[0](f"of {name}", name=name.split(".")[0])
+kinds = [ModuleNotFoundError, ImportError]
 sys.meta_path.insert(0, Missing())
-for name in ("HuggingFaceCallback", "LightningCallback"):
-    try:
-        getattr(attemper.integrations, name)
-    except attemper.errors.MissingExtra as error:
-        print(error)
+while kinds:
+    for name in ("HuggingFaceCallback", "LightningCallback"):
+        try:
+            getattr(attemper.integrations, name)
+        except attemper.errors.MissingExtra as error:
+            print(error)
+    del kinds[0]
 """
+
+
+BROKEN = (
+    "{0} needs {1}, which is installed but cannot be imported: ImportError: of {1}. Mend that installation; "
+    "python -c 'import {2}' shows the whole error."
+)
 
 
 def test_nothing_is_imported_that_was_not_asked_for_and_a_trainer_that_is_missing_is_named():
@@ -272,4 +281,6 @@ def test_nothing_is_imported_that_was_not_asked_for_and_a_trainer_that_is_missin
         "[]",
         "HuggingFaceCallback needs transformers. Type pip install 'attemper[hf]'.",
         "LightningCallback needs Lightning. Type pip install lightning.",
+        BROKEN.format("HuggingFaceCallback", "transformers", "transformers.trainer_callback"),
+        BROKEN.format("LightningCallback", "lightning", "lightning.pytorch"),
     ]

@@ -70,3 +70,17 @@ def test_without_anywidget_the_error_says_what_to_type(monkeypatch):
     with pytest.raises(errors.MissingExtra, match=r"pip install 'attemper\[notebook\]'"):
         widget.widget({})
     widget._kind.cache_clear()
+
+
+def test_an_anywidget_that_is_broken_is_named_with_its_own_error(monkeypatch):
+    class Broken:
+        def find_spec(self, name, path=None, target=None):
+            if name == "anywidget":
+                raise ImportError("libwidget.so.3 is missing")
+
+    monkeypatch.delitem(sys.modules, "anywidget", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    widget._kind.cache_clear()
+    with pytest.raises(errors.MissingExtra, match=r"cannot be imported: ImportError: libwidget.so.3 is missing. Mend"):
+        widget.widget({})
+    widget._kind.cache_clear()

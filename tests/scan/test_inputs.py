@@ -4,7 +4,9 @@ import json
 import os
 import struct
 import sys
+import warnings
 import wave
+import zlib
 
 import numpy
 import pytest
@@ -290,6 +292,52 @@ def test_files_that_are_no_image_or_sound_are_refused(loaded, tmp_path):
     assert "could not be read as WAV" in refused(loaded("whisper"), sounds=[str(tmp_path / "none.wav")])
     sound(tmp_path / "empty.wav", b"", 2, 1)
     assert "has no samples" in refused(loaded("whisper"), sounds=[str(tmp_path / "empty.wav")])
+
+
+def bomb(width, height):
+    """A PNG of one colour: its pixels take a few kilobytes, and gigabytes once they are decompressed."""
+    squeeze = zlib.compressobj(9)
+    row = bytes(1 + (width + 7) // 8)
+    packed = b"".join(squeeze.compress(row * 1000) for _ in range(height // 1000)) + squeeze.flush()
+    parts = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)), (b"IDAT", packed), (b"IEND", b"")]
+    framed = (
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
+
+
+@pytest.mark.parametrize("side", [13_000, 30_000])
+def test_an_image_that_would_take_gigabytes_is_refused_from_its_header(side, loaded, tmp_path):
+    path = tmp_path / "bomb.png"
+    path.write_bytes(bomb(side, side))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "pixels, which would take gigabytes to decompress" in refused(loaded("vit"), images=[str(path)])
+
+
+@pytest.mark.parametrize(
+    ("at", "form", "number", "says"),
+    [
+        (24, "<I", 1, "would be 128,000,000 samples, by its 1 samples per second; at most"),
+        (24, "<I", 0, "would be 128,000,000 samples, by its 1 samples per second; at most"),
+        (34, "<H", 64, "has samples of 64 bits"),
+        (34, "<H", 0, "could not be read as WAV"),
+        (22, "<H", 0, "could not be read as WAV"),
+        (22, "<H", 65_535, "has no samples"),
+        (4, "<I", 2**32 - 1, None),
+        (40, "<I", 2**32 - 2, None),
+    ],
+)
+def test_an_absurd_header_of_a_sound_is_refused_or_does_no_harm(at, form, number, says, loaded, tmp_path):
+    path = tmp_path / "a.wav"
+    sound(path, bytes(16_000), 2, 1)
+    raw = bytearray(path.read_bytes())
+    struct.pack_into(form, raw, at, number)
+    path.write_bytes(raw)
+    if says is None:
+        make(loaded("whisper"), sounds=[str(path)])
+    else:
+        assert says in refused(loaded("whisper"), sounds=[str(path)])
 
 
 def test_pillow_is_asked_for_where_it_is_missing(loaded, monkeypatch):

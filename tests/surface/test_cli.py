@@ -23,7 +23,7 @@ REPO = Path(__file__).parents[2]
 
 # adding an option is a decision: write it here too
 OPTIONS = {
-    "": ["--version", "-V"],
+    "": ["--version", "-V", "--install-completion", "--show-completion"],
     "scan": [
         "MODEL",
         "--text",
@@ -86,6 +86,8 @@ OPTIONS = {
     "page": ["--output", "-o", "--force"],
 }
 
+EVERYWHERE = ["--quiet", "-q", "--verbose", "-v"]
+
 
 @pytest.fixture
 def fake_memory(monkeypatch):
@@ -114,7 +116,7 @@ def test_options_are_the_ones_written_here():
                 else [*parameter.opts, *parameter.secondary_opts]
             )
         ]
-        assert names == options
+        assert names == (options if name == "" else [*options, *EVERYWHERE])
 
 
 def test_help_is_quick_and_loads_no_torch():
@@ -142,6 +144,54 @@ def test_version_and_the_module_form(attemper_command):
         assert attemper_command(option) == (0, f"{attemper.__version__}\n", "")
     done = subprocess.run([sys.executable, "-m", "attemper", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"{attemper.__version__}\n"
+
+
+@pytest.mark.parametrize("quiet", [(), ("-q",), ("--quiet",)])
+def test_quiet_prints_errors_and_why_a_command_failed_alone(quiet, attemper_command, tmp_path):
+    file, why = tmp_path / "o.json", "a finding is at 'note' or above\n"
+    words = ("scan", "demo:unscaled", "--fail-on", "note", "-o", file, *quiet)
+    code, out, err = attemper_command(*words)
+    assert (code, bool(out), file.is_file()) == (1, True, True)
+    assert err == (why if quiet else f"{file} written\n{why}")
+    code, _, err = attemper_command(*words)
+    assert code == 2
+    assert "already exists" in err
+
+
+@pytest.mark.parametrize("words", [(), ("-v",), ("--verbose",), ("-v", "-q")])
+def test_verbose_prints_where_an_error_came_from(words, attemper_command, tmp_path):
+    """Also the error of another library that became a sentence."""
+    (tmp_path / "old.json").write_text("{")
+    code, out, err = attemper_command("scan", "--baseline", tmp_path / "old.json", *words)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("Error: --baseline: ")
+    assert ("json.decoder.JSONDecodeError" in err) == ("Traceback (most recent call last)" in err) == bool(words)
+
+
+def test_completion_is_printed_and_completes_without_torch(tmp_path):
+    def complete(typed):
+        asked = {"_ATTEMPER_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+        code = "import sys\nfrom attemper.cli import main\ntry: main([])\nfinally: assert 'torch' not in sys.modules"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, **asked, "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    assert complete("attemper sc") == ["scan"]
+    assert complete("attemper report --f") == ["--force"]
+    shown = subprocess.run(
+        [sys.executable, "-m", "attemper", "--show-completion", "bash"],
+        env={**os.environ, "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "_ATTEMPER_COMPLETE=complete_bash" in shown.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_installed_command_is_ours():

@@ -325,7 +325,7 @@ SENTENCES = {
         r"has schema version 2; this attemper reads version 1\. Read it with the version of attemper that wrote it",
     ),
     "not a record": ("text.jsonl", '{"loss": 1}\n', r"is not a record of attemper: .* schema"),
-    "empty": ("empty.jsonl", "", r"holds no record: it has no complete line\."),
+    "empty": ("empty.jsonl", "", r"is empty\. If the run has just begun, try again"),
 }
 
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,20 @@ if TYPE_CHECKING:
 
 
 class Command(TyperCommand):
-    """A command whose --help handles a full disk and a closed stdout as all other output does."""
+    """A command whose --help handles a full disk and a closed stdout as all other output does; with -q and -v."""
+
+    def __init__(self, *words: Any, params: list[Any], **options: Any) -> None:
+        super().__init__(*words, params=[*params, *typer.main.get_command(_every).params], **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with open(os.devnull, "w", encoding="utf-8") if ctx.meta["quiet"] else contextlib.nullcontext(sys.stderr) as to:
+            try:
+                with contextlib.redirect_stderr(to):
+                    return super().invoke(ctx)
+            except (AttemperError, OSError, MemoryError) as error:
+                if ctx.meta["verbose"]:
+                    _trace(error)
+                raise
 
     def get_help(self, ctx: Any) -> str:
         return _helped(super().get_help, ctx)
@@ -38,7 +52,9 @@ class _Commands(TyperGroup):
         stopping: Stopping = ctx.obj
         try:
             return super().invoke(ctx)
-        except typer.Exit:
+        except typer.Exit as ended:
+            for line in getattr(ended, "__notes__", ()):  # why, also with -q
+                note(line)
             stopping.reported = True  # the command has printed its own sentence
             raise
         except AttemperError:
@@ -58,7 +74,6 @@ app = typer.Typer(
     cls=_Commands,
     help="Scaled dot-product attention that measures itself while it runs.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -148,6 +163,36 @@ def _root(
 ) -> None: ...
 
 
+def _keep(ctx: typer.Context, param: typer.CallbackParam, value: bool) -> None:
+    """Keep an option that every command has for ``Command.invoke``."""
+    ctx.meta[str(param.name)] = value
+
+
+_every = typer.Typer(add_completion=False)
+
+
+@_every.command()
+def _options(
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", callback=_keep, expose_value=False, help="Print only errors on stderr.")
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", callback=_keep, expose_value=False, help="Print the traceback of an error."),
+    ] = False,
+) -> None: ...
+
+
+def _trace(error: BaseException) -> None:
+    """Print where an error came from, and what it was made from."""
+    shown: BaseException | None = error
+    while shown is not None:
+        shown.__suppress_context__ = False
+        shown = shown.__cause__ or shown.__context__
+    for line in "".join(traceback.format_exception(error)).splitlines():
+        note(line)
+
+
 def console() -> Console:
     from rich.console import Console
 
@@ -162,6 +207,14 @@ def note(line: str) -> None:
     """Print a line to stderr, without control characters. A stderr that cannot be written to is ignored."""
     with contextlib.suppress(OSError):
         print(safe(line), file=sys.stderr, flush=True)
+
+
+def failed(*sentences: str) -> typer.Exit:
+    """Ends a command with 1; the sentences are printed, also with -q."""
+    ended = typer.Exit(1)
+    for sentence in sentences:
+        ended.add_note(sentence)
+    return ended
 
 
 def say(words: str) -> bool:

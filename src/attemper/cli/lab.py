@@ -10,7 +10,7 @@ import typer
 
 from .. import _files
 from ..errors import InputError
-from .app import READER_LEFT, AsJson, Force, console, deliver, finish, note
+from .app import READER_LEFT, AsJson, Force, console, deliver, failed, finish, note
 
 MOST_JOBS = 4096  # more than any machine has cores
 
@@ -144,6 +144,4 @@ def _answer(
 
 
 def fail(failures: Sequence[object]) -> NoReturn:
-    for failure in failures:
-        note(f"failed: {failure}")
-    raise typer.Exit(1)
+    raise failed(*(f"failed: {failure}" for failure in failures))

@@ -29,14 +29,15 @@ def report(file: RecordFile, as_json: AsJson = False, output: PageFile = None, f
         note_progress("loading torch")
         from ..report import run
         from ..report.run_text import text
-        from ..watch import Record
+        from ..watch.record.store import read
 
         note_progress(f"reading {file.name}")
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", UserWarning)
-            found = run.document(Record.read(file), file.name)
+            record = read(file, "report")
     for one in told:
-        note(f"Note: {str(one.message).removeprefix('Record.read(): ')}")
+        note(f"Note: {str(one.message).removeprefix('report: ')}")
+    found = run.document(record, file.name)
 
     def write() -> None:
         if output is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .._display import escaped_json
-from .app import READER_LEFT, AsJson, Force, console, deliver, note, say
+from .app import READER_LEFT, AsJson, Force, console, deliver, failed, note, say
 from .progress import progress
 
 if TYPE_CHECKING:
@@ -153,10 +153,9 @@ def scan(
     printed = deliver(lambda: _show(found, as_json, attention), write)
     if found.interrupted:
         raise typer.Exit(130)
-    failed = command.fails(found.document, fail_on)
-    if failed:
-        note(failed)
-        raise typer.Exit(1)
+    finding = command.fails(found.document, fail_on)
+    if finding:
+        raise failed(finding)
     if not printed:
         raise typer.Exit(READER_LEFT)
 

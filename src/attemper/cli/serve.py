@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import MissingExtra
+from .._files import load
 from .app import READER_LEFT, note, say
 
 
@@ -36,10 +35,7 @@ def serve(
 ) -> None:
     """Open the page on which one drags the scale and sees attention change. It runs on this machine, until Ctrl-C."""
     for package in ("fastapi", "uvicorn"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtra(
-                f"serve: the page needs {package}, which is not installed. Type pip install 'attemper[lab]'."
-            )
+        load("serve: the page", package, "lab")
     from ..page.server.serve import serve as serve_page
 
     def address(words: str) -> None:

@@ -7,13 +7,12 @@ losses with.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from .._files import installed
 from ..errors import MissingExtra, checked_options
 from ..watch import Record
 from .monitoring import Monitor
@@ -28,8 +27,9 @@ PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_ligh
 def _base() -> Any:
     """The class Callback of the package that is imported already, or else of one that is installed."""
     for name in sorted(PACKAGES, key=lambda name: name not in sys.modules):
-        with contextlib.suppress(ImportError):
-            return importlib.import_module(PACKAGES[name]).Callback
+        found = installed("LightningCallback", PACKAGES[name])
+        if found is not None:
+            return found.Callback
     raise MissingExtra("LightningCallback needs Lightning. Type pip install lightning.")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from .._files import installed
 from ..errors import MissingExtra
 from .data import bundle
 from .joined import ENTRY, script, style
@@ -36,16 +37,14 @@ def widget(data: Mapping[str, Any] | None = None) -> Any:
 
 @cache
 def _kind() -> Any:
-    try:
-        import anywidget
-        import traitlets
-    except ImportError:
+    anywidget, traitlets = (installed("page():", package) for package in ("anywidget", "traitlets"))
+    if anywidget is None or traitlets is None:
         raise MissingExtra(
             "page(): a page in a notebook needs anywidget, which is not installed. Type pip install 'attemper[notebook]'. "
             "Without it, `attemper serve` opens the page in a browser, and `attemper page -o why.html` writes it to a file."
-        ) from None
+        )
 
-    class PageWidget(anywidget.AnyWidget):
+    class PageWidget(anywidget.AnyWidget):  # type: ignore[misc, name-defined]
         """The page in a cell."""
 
         _esm = module()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..._files import load
 from ...errors import AttemperError, MissingExtra, out_of_memory
 from .experiment import Cell, Experiment, Row, Value, key
 from .fingerprint import fingerprint
@@ -129,12 +130,10 @@ def _outcomes(
 ) -> Iterator[tuple[Cell, list[Row] | str]]:
     """Each cell once, as it finishes, with its rows or the reason why it has none."""
     try:
-        joblib: Any = importlib.import_module("joblib")
-    except ImportError:
+        joblib: Any = load("run: --jobs above 1", "joblib", "lab")
+    except MissingExtra:
         if jobs not in (None, 1):
-            raise MissingExtra(
-                "run: --jobs above 1 needs joblib. Type pip install 'attemper[lab]', or --jobs 1."
-            ) from None
+            raise
         for cell in cells:
             yield cell, measured(experiment, cell)[1]
         return

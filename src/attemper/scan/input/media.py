@@ -6,6 +6,7 @@ one, or if its result does not fit the model, the image is resized and normalise
 
 from __future__ import annotations
 
+import warnings
 import wave
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from .model import LOADING, Loaded, quiet, reason
 
 RATE = 16_000
 LARGEST = 2**28  # numbers of an image
+FASTEST = 2**20  # samples of a second; of another rate in a folder nothing is made
+LONGEST = 2**26  # numbers of a sound
 SAMPLE_IMAGE = "no --image was given: an image of a disc on a gradient was generated."
 SAMPLE_SOUND = "no --audio was given: one second of a rising tone was generated."
 
@@ -103,7 +106,7 @@ def sound_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], li
     """The model's audio input from a WAV file or a generated tone, and notes."""
     setting = _preprocessor(loaded)
     rate = setting.get("sampling_rate", RATE)
-    rate = rate if isinstance(rate, int) and rate > 0 else RATE
+    rate = rate if isinstance(rate, int) and 0 < rate <= FASTEST else RATE
     wave_form, notes = (_tone(rate), [SAMPLE_SOUND]) if path is None else (_read_wave(Path(path), rate), [])
     name = str(getattr(loaded.model, "main_input_name", "input_values"))
     extractor = _extractor(loaded, bool(setting))
@@ -184,21 +187,43 @@ def _read_image(path: Path) -> Tensor:
     image = load("scan: reading an image", "PIL.Image", "hf")
     _check_plain("--image", path)
     try:
-        with image.open(path) as picture:
-            pixels = numpy.asarray(picture.convert("RGB"), dtype="float32")
-    except (OSError, ValueError, image.DecompressionBombError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", image.DecompressionBombWarning)
+            with image.open(path) as picture:
+                pixels = numpy.array(picture.convert("RGB"))
+    except (image.DecompressionBombError, image.DecompressionBombWarning):  # nothing was decompressed yet
         raise InputError(
-            f"scan: --image {str(path)!r} could not be read as an image: {error}. Give a PNG or JPEG."
+            f"scan: --image {str(path)!r} says that it has more than {image.MAX_IMAGE_PIXELS:,} pixels, which would take "
+            "gigabytes to decompress. Make it smaller first."
         ) from None
-    return torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255
+    except Exception as error:  # an untrusted file can raise anything
+        raise InputError(
+            f"scan: --image {str(path)!r} could not be read as an image: {reason(error)}. Give a PNG or JPEG."
+        ) from None
+    return torch.from_numpy(pixels).permute(2, 0, 1) / 255
+
+
+def _check_size(path: Path, width: int, rate: int, numbers: int) -> None:
+    if width > 4:
+        raise InputError(
+            f"scan: --audio {str(path)!r} has samples of {8 * width} bits. Convert it to a 16-bit PCM .wav file."
+        )
+    if numbers > LONGEST:
+        raise InputError(
+            f"scan: --audio {str(path)!r} would be {numbers:,} samples, by its {rate:,} samples per second; at most {LONGEST:,} "
+            "are read. Cut it, or correct its header."
+        )
 
 
 def _read_wave(path: Path, rate: int) -> Tensor:
     _check_plain("--audio", path)
     try:
         with wave.open(str(path), "rb") as file:
-            width, channels, has = file.getsampwidth(), file.getnchannels(), file.getframerate()
-            raw = bytearray(file.readframes(file.getnframes()))
+            width, channels, has = file.getsampwidth(), file.getnchannels(), max(1, file.getframerate())
+            # a header may name more frames than there are, or a rate from which one frame becomes millions
+            frames = min(file.getnframes(), path.stat().st_size // (width * channels))
+            _check_size(path, width, has, max(frames * channels, frames * rate // has))
+            raw = bytearray(file.readframes(frames))
     except (OSError, EOFError, wave.Error) as error:
         raise InputError(
             f"scan: --audio {str(path)!r} could not be read as WAV: {error or 'it ends early'}. Convert it to a PCM .wav file."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -154,6 +155,11 @@ def _place(model: str | Path, allow_download: bool) -> tuple[Path, str]:
         return path, "folder"
     folder.refuse_pickle(path)
     if exists:
+        if path.suffix in (".jsonl", ".parquet"):
+            raise InputError(
+                f"scan: MODEL must be a folder with config.json and .safetensors; {str(model)!r} is a file. If it is the record "
+                f"of a watch, type attemper report {shlex.quote(str(model))}."
+            )
         raise InputError(
             f"scan: MODEL must be a folder with config.json and .safetensors; {str(model)!r} is a file. "
             f"Type its folder: {str(path.parent)!r}."

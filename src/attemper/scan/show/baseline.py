@@ -17,6 +17,7 @@ FACTOR = 1.5
 MOVING = {"peak": 1.0, "effective_keys": 0.5, "variance": 0.25, "entropy": 0.1}
 """The signs that are compared, and by how much they must differ in addition."""
 
+RECORD = b'{"schema": "attemper.record"'  # how the lines of a record begin
 LARGEST = 2**30  # bytes; with --attention a scan of a long text has a few hundred million
 
 HeadPlace = tuple[str, str, int | None]
@@ -37,6 +38,11 @@ def read(path: Path, schema: str, progress: pipes.Progress = lambda words: None)
             f"--baseline: cannot read {str(path)!r}: {error.strerror}. Give an older scan's JSON."
         ) from None
     except (ValueError, RecursionError):
+        if raw.startswith(RECORD):
+            raise InputError(
+                f"--baseline: {str(path)!r} is the record of a watch, not a scan; attemper report shows it. "
+                "Make a baseline with attemper scan -o old.json."
+            ) from None
         raise InputError(f"--baseline: {str(path)!r} is not JSON. Make one with attemper scan -o old.json.") from None
     named = found.get("schema") if isinstance(found, dict) else None
     if named != schema:

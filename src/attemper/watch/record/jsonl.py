@@ -81,12 +81,12 @@ def check_header(where: str, path: Path, line: str) -> None:
         header = None
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         raise InputError(
-            f"{where}(): {str(path)!r} is not a record of attemper: its first line does not name the schema. "
+            f"{where}: {str(path)!r} is not a record of attemper: its first line does not name the schema. "
             "Write a record with Record.write() or watch(path=…)."
         )
     if header.get("version") != VERSION:
         raise InputError(
-            f"{where}(): {str(path)!r} has schema version {header.get('version')!r}; this attemper reads version {VERSION}. "
+            f"{where}: {str(path)!r} has schema version {header.get('version')!r}; this attemper reads version {VERSION}. "
             "Read it with the version of attemper that wrote it, or choose another file."
         )
 
@@ -109,7 +109,7 @@ class Journal:
     def _check(self, line: bytes) -> None:
         """The first line must be a record's, or the part of it that a kill left."""
         if not OPENING.startswith(line):
-            check_header("watch", self.path, line.decode(errors="replace"))
+            check_header("watch()", self.path, line.decode(errors="replace"))
 
     def open(self, warn: Callable[[str], None]) -> None:
         """Begin a run in the file. A file that cannot be written is an error now, not after hours."""

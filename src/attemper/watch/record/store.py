@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ...errors import InputError
 from .entry import KEYS
 from .jsonl import (
     HEADER,
+    OPENING,
     SCHEMA,
     ParsedLines,
     WrittenStep,
@@ -27,6 +29,8 @@ from .record import Record
 
 SUFFIXES = (".jsonl", ".parquet", ".csv")
 EXTRA = "record"  # of attemper: pandas and pyarrow
+DOCUMENT = re.compile(rb'\s*\{\s*"schema":\s*"(attemper\.\w+/\d+)"')  # how the documents of scan and report begin
+AFTER_A_STEP = "If the run has just begun, try again after its first measured step; else give another file."
 
 
 def to_path(where: str, path: object) -> Path:
@@ -72,31 +76,59 @@ def _unwritable(path: Path, error: OSError) -> InputError:
     )
 
 
-def read(path: Path) -> Record:
-    if not path.is_file():
-        raise InputError(f"Record.read(): there is no file {str(path)!r}. Check the path and the folder you are in.")
+def read(path: Path, where: str = "Record.read()") -> Record:
+    """The record of a file; ``where`` begins every error and warning."""
+    _check_readable(path, where)
     if path.suffix == ".csv":
         raise InputError(
-            f"Record.read(): {str(path)!r} is a table of rows, without the facts and notes of a record. Read the .jsonl or "
+            f"{where}: {str(path)!r} is a table of rows, without the facts and notes of a record. Read the .jsonl or "
             ".parquet file of the same run, or the table itself with pandas.read_csv()."
         )
-    return _read_parquet(path) if path.suffix == ".parquet" else _read_lines(path)
+    with path.open("rb") as file:
+        start = file.read(_files.CHUNK)
+    if not start:
+        raise InputError(f"{where}: {str(path)!r} is empty. {AFTER_A_STEP}")
+    if document := DOCUMENT.match(start):
+        raise InputError(
+            f"{where}: {str(path)!r} is not a record but a document with the schema {document[1].decode()!r}. "
+            "Read the .jsonl or .parquet file that a watch or Record.write() wrote."
+        )
+    is_parquet = start.startswith(b"PAR1") or (path.suffix == ".parquet" and not start.startswith(b"{"))
+    return _read_parquet(path, where) if is_parquet else _read_lines(path, where)
 
 
-def _read_lines(path: Path) -> Record:
+def _check_readable(path: Path, where: str) -> None:
+    if path.is_dir():
+        there = sorted(str(one) for one in path.iterdir() if one.suffix in (".jsonl", ".parquet"))
+        files = (
+            f"Give one of its files: {', '.join(map(repr, there[:3]))}."
+            if there
+            else "Give the file that watch(path=…) wrote: here is none."
+        )
+        raise InputError(f"{where}: {str(path)!r} is a folder, and a record is a file. {files}")
+    if str(path) == "-":
+        raise InputError(
+            f"{where}: a record is read from a file, not from stdin. Save it, and give its name, such as 'run.jsonl'."
+        )
+    if not path.exists():
+        raise InputError(f"{where}: there is no file {str(path)!r}. Check the path and the folder you are in.")
+    if not path.is_file():
+        raise InputError(
+            f"{where}: {str(path)!r} is a pipe or a device, and a record is a file. Save it first, and give its name."
+        )
+
+
+def _read_lines(path: Path, where: str) -> Record:
     text = path.read_text(encoding="utf-8", errors="replace")
     lines, tail = text.split("\n")[:-1], text.rpartition("\n")[2]
-    if not lines:
-        raise InputError(
-            f"Record.read(): {str(path)!r} holds no record: it has no complete line. "
-            "If the run has just begun, try again after its first measured step."
-        )
-    check_header("Record.read", path, lines[0])
+    if not lines and OPENING.decode().startswith(tail):
+        raise InputError(f"{where}: {str(path)!r} holds no record: it has no complete line. {AFTER_A_STEP}")
+    check_header(where, path, (lines or [tail])[0])
     held = ParsedLines()
     for number, line in enumerate(lines[1:], 2):
         held.take(number, line)
     cut = f"the last line was cut short and is left out; the {len(lines) - 1} before it are complete."
-    return _to_record(path, held, [cut] if tail else [])
+    return _to_record(path, where, held, [cut] if tail else [])
 
 
 def _damaged(bad: list[int]) -> str:
@@ -116,7 +148,7 @@ def _some(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
 
 
-def _to_record(path: Path, held: ParsedLines, left_out: list[str]) -> Record:
+def _to_record(path: Path, where: str, held: ParsedLines, left_out: list[str]) -> Record:
     """The record. What was left out is a warning and a note; rows that were written again are a note."""
     if held.bad:
         left_out.append(_damaged(held.bad))
@@ -125,7 +157,7 @@ def _to_record(path: Path, held: ParsedLines, left_out: list[str]) -> Record:
         left_out.append(_cut(cut, held))
     notes = [f"{path.name}: {sentence}" for sentence in left_out]
     for note in notes:
-        warnings.warn(f"Record.read(): {note}", stacklevel=5)
+        warnings.warn(f"{where}: {note}", stacklevel=5)
     entries, dropped = held.entries()
     if dropped:
         notes.append(f"{path.name}: {dropped} rows were written again later, by a resumed run or by two runs at once.")
@@ -150,25 +182,27 @@ def to_arrow(record: Record, what: str) -> Any:
     return pyarrow.table(columns, names=names).replace_schema_metadata({SCHEMA: json.dumps(held)})
 
 
-def _read_parquet(path: Path) -> Record:
-    pyarrow, parquet = (
-        _files.load("Record.read(): Parquet", package, EXTRA) for package in ("pyarrow", "pyarrow.parquet")
-    )
+def _read_parquet(path: Path, where: str) -> Record:
+    pyarrow, parquet = (_files.load(f"{where}: Parquet", package, EXTRA) for package in ("pyarrow", "pyarrow.parquet"))
     try:
         table = parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError):
-        raise InputError(
-            f"Record.read(): {str(path)!r} is not a Parquet file, or is damaged. Read the .jsonl file that it was made from."
-        ) from None
+        rows = table.to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError):
+        raise _damaged_parquet(path, where) from None
     metadata = (table.schema.metadata or {}).get(SCHEMA.encode(), b"").decode(errors="replace")
-    check_header("Record.read", path, metadata)
+    check_header(where, path, metadata)
     found, held = json.loads(metadata), ParsedLines()
-    for line in (
-        *found.get("facts", ()),
-        *found.get("logged", ()),
-        *({"note": note} for note in found.get("notes", ())),
-    ):
+    facts, logged, notes = (found.get(name, []) for name in ("facts", "logged", "notes"))
+    if not all(isinstance(part, list) for part in (facts, logged, notes)):
+        raise _damaged_parquet(path, where)
+    for line in (*facts, *logged, *({"note": note} for note in notes)):
         held.take(0, line)
-    for number, row in enumerate(table.to_pylist(), 1):
+    for number, row in enumerate(rows, 1):
         held.take(number, {name: value for name, value in row.items() if value is not None})
-    return _to_record(path, held, [])
+    return _to_record(path, where, held, [])
+
+
+def _damaged_parquet(path: Path, where: str) -> InputError:
+    return InputError(
+        f"{where}: {str(path)!r} is not a Parquet file, or is damaged. Read the .jsonl file that it was made from."
+    )
