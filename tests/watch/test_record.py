@@ -349,7 +349,7 @@ def test_without_pyarrow_or_pandas_the_pip_line_is_given(record, tmp_path, monke
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pandas", None)
     line = r"Type pip install 'attemper\[record\]'\.$"
-    (tmp_path / "there.parquet").touch()
+    (tmp_path / "there.parquet").write_bytes(b"PAR1")
     for call in (
         record.to_pandas,
         record.to_arrow,
