@@ -90,6 +90,58 @@ class Rotated(Model):
         return torch.cat([scores[:, 1:], scores[:, :1]], 1).softmax(-1) @ v
 
 
+class Relative(Model):
+    """Relative positions that q alone meets, as Shaw et al. have them and conformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.relative = nn.Parameter(4 * torch.randn(LENGTH, LENGTH, EACH))
+
+    def terms(self, q, k):
+        return torch.einsum("bhid,ijd->bhij", q, self.relative)
+
+    def forward(self, x):
+        q, k, v = self.split(x)
+        self.scores = q.detach() @ k.detach().mT / math.sqrt(EACH)
+        return self.attend((q @ k.mT + self.terms(q, k)) / math.sqrt(EACH), v).transpose(1, 2).flatten(2)
+
+
+class RelativeByProduct(Relative):
+    """The same positions for all queries, one matrix per head."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("places", 4 * torch.randn(HEADS, LENGTH, EACH))
+
+    def terms(self, q, k):
+        return q @ self.places.mT
+
+
+class RelativeOnBothSides(RelativeByProduct):
+    """Content to position and position to content, as in DeBERTa."""
+
+    def terms(self, q, k):
+        return q @ self.places.mT + self.places @ k.mT
+
+
+class RelativeAsMask(RelativeByProduct):
+    def forward(self, x):
+        q, k, v = self.split(x)
+        self.scores = q.detach() @ k.detach().mT / math.sqrt(EACH)
+        late = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+        mask = (self.terms(q, k) / math.sqrt(EACH)).masked_fill(late, -torch.inf)
+        return functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
+
+
+class BiasAsMask(RelativeBias):
+    """A learned mask that q has no part in."""
+
+    def forward(self, x):
+        q, k, v = self.split(x)
+        self.scores = q.detach() @ k.detach().mT / math.sqrt(EACH)
+        return functional.scaled_dot_product_attention(q, k, v, self.bias).transpose(1, 2).flatten(2)
+
+
 class Sliced(Model):
     """One head after the other, as attention slicing in diffusers."""
 
@@ -180,13 +232,16 @@ class ByTwo(nn.Module):
         return self.inner(x + self.inner(x))
 
 
-EXACT = [Model, Alibi, RelativeBias, TalkingAfter, Grouped]
+EXACT = [Model, Alibi, RelativeBias, BiasAsMask, TalkingAfter, Grouped]
 WHOLE = [Normed, Joint]
 REFUSED = {
     TalkingHeads: "scores of several heads are mixed",
     TalkingByLinear: "scores of several heads are mixed",
     Rotated: "scores of several heads are mixed",
     NormalisedScores: "does not scale its logits by the same factor",
+    **dict.fromkeys(
+        [Relative, RelativeByProduct, RelativeOnBothSides, RelativeAsMask], "a term of its logits holds q without k"
+    ),
     Sliced: "which part of q belongs to which head is not known",
     SlicedInPairs: "it attends several times in a pass",
     SeveralLayers: "it attends several times in a pass",

@@ -14,7 +14,6 @@ from .. import health
 from ..errors import InputError, checked_options
 from ..health import LEVELS, Finding
 from ..treat import Finder, qk_clip
-from ..treat.peaks import LocalHeads
 from ..treat.table import parameters_of
 from ..treat.write import check_whole
 from ..watch import Record, Watch, watch
@@ -118,6 +117,7 @@ class Monitor:
             examiners=self._examiners,
         )
         self._reasons: set[str] = set()  # why heads were not clipped, as told
+        self._clips = True  # until qk_clip cannot judge this model
         self._number, self._logs, self._open, self._measured = start, 0, False, False
         self._target: LogTarget = SeveralTargets([] if options.target is None else [_guarded(options.target)])
 
@@ -238,16 +238,17 @@ class Monitor:
         """Clip heads above the limit; how many. Why a head is left alone is told once."""
         assert self.options.clip is not None
         assert self._finder is not None
+        if not self._clips:
+            return 0
         if self._finder.projections is None:
             self._finder.finish()
         found = self._finder.projections
         try:
             clip = qk_clip(self.model, rows, self.options.clip, projections=found, optimizer=self.optimizer)
-        except LocalHeads as error:  # on every rank; a training goes on without its clip
+        except InputError as error:  # on every rank; a training goes on without its clip
             self._release()
-            if str(error) not in self._reasons:
-                self._reasons.add(str(error))
-                logger.warning("attemper: no head is clipped: %s", error)
+            self._clips = False
+            logger.warning("attemper: no head is clipped from step %d on: %s", rows.steps[-1], error)
             return 0
         if found is not None:
             if self._examiners and not any(layer.how for layer in found.values()):

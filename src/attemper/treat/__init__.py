@@ -10,6 +10,7 @@ Data passes the files in this order:
     table         the answer: a table of layers, heads and rows
     clip          qk_clip(): factors for the heads above tau
     peaks         the largest score of each head, from a record, over all ranks
+    afterwards    whether the heads that were clipped came down
     write         multiplies rows in place: shards, half precision, masters
     entropy       entropy_floor() and floor(): a loss for attention that looks at too few keys
     norm          add_qk_norm() and add_temperature(): new parameters behind a projection

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .._display import plural
 from ..errors import InputError, checked_options, nearest
 from ..watch import Record
+from .afterwards import NO_EFFECT, Afterwards, Expected, HeadOfLayer, PlaceOfRows, settled
 from .finder import found_before
 from .finder import projections as find
 from .peaks import LOCAL, NOT_FINITE, LayerPeaks, LocalHeads, agree, check_record, group_of, peaks_of
@@ -100,7 +101,8 @@ def qk_clip(
     of γ. Behind a norm, its gain is scaled: per head, or for the layer by its smallest γ if all heads share one gain. Other
     heads keep their bits. With several ranks, the largest logit over all of them counts: call it on every rank.
 
-    S is what the record measured: before this update, and on watched steps only. A head whose S is inf or NaN is left alone.
+    S is what the record measured: before this update, and on watched steps only. A head whose S is inf or NaN is left alone, and
+    so is one that did not come down after earlier clips: ``skipped`` says so until :func:`projections` is called again.
 
     Args:
         model: the model that was watched, with or without its wrapper.
@@ -144,10 +146,11 @@ def qk_clip(
             clip.skipped.append(LeftAlone(layer.layer, None, reasons.pop()))
         else:
             clip.skipped += [LeftAlone(layer.layer, head, reason) for head, reason in layer.reasons.items()]
-    above = [layer for layer in layers if not bool((layer.scores <= tau).all())]
-    if not above:
+    if all(bool((layer.scores <= tau).all()) for layer in layers):
+        settled(model)
         return clip
-    _apply(clip, model, above, alpha, shared, _known(model, projections, record), unwrapped("qk_clip", optimizer))
+    known, optimizers = _known(model, projections, record), unwrapped("qk_clip", optimizer)
+    _apply(clip, model, layers, alpha, shared, known, optimizers)
     return clip
 
 
@@ -207,8 +210,13 @@ def _apply(
     reshard(model)
     parameters = parameters_of(model)
     check_whole("qk_clip()", model, parameters)
+    afterwards = Afterwards.of(model, known)
+    afterwards.judge(clip.step, layers, clip.tau, parameters)
     factors: dict[tuple[int, int, float], tuple[Tensor, Tensor]] = {}  # parameter, dimension, offset
+    places: dict[PlaceOfRows, tuple[int, int, float]] = {}
     for layer in layers:
+        if bool((layer.scores <= clip.tau).all()):
+            continue
         found = known.get((layer.layer, layer.kind))
         if found is None or max(layer.heads) >= found.heads or layer.calls not in (None, found.heads):
             raise InputError(_another(layer, known))
@@ -227,6 +235,7 @@ def _apply(
         if found.how is None:
             clip.skipped.append(LeftAlone(layer.layer, None, str(found.why)))
             continue
+        scores = _without(afterwards.failed, clip, layer, found, scores)
         gamma = _gamma(clip, layer, found, scores)
         for name, dim, offset, factor in factors_of(found, gamma, alpha, shared):
             parameter = parameters[name]
@@ -235,7 +244,7 @@ def _apply(
                     f"qk_clip(): {name} has {parameter.shape[dim]} rows now, and had {factor.numel()} when its projections were "
                     "found. Call attemper.projections(model, batch) again."
                 )
-            place = (id(parameter), dim, offset)
+            place = places[name, dim, offset] = (id(parameter), dim, offset)
             before = factors.get(place)
             # a parameter that two layers share is scaled once, by the smaller factor
             factors[place] = (parameter, factor if before is None else torch.minimum(before[1], factor))
@@ -245,6 +254,24 @@ def _apply(
     for (place_of, dim, offset), (_, factor) in factors.items():
         if bool((factor != 1).any()):
             scale_rows(copies[place_of], dim, factor, offset)
+    expected: dict[HeadOfLayer, Expected] = {
+        (one.layer, one.kind, one.head): Expected(one.before * one.factor, -math.log(one.factor)) for one in clip
+    }
+    shown = {place: factors[held][1] for place, held in places.items()}
+    afterwards.note(clip.step, layers, expected, shown, parameters)
+
+
+def _without(
+    failed: Container[HeadOfLayer], clip: Clip, layer: LayerPeaks, found: LayerProjections, scores: Tensor
+) -> Tensor:
+    """The scores without those of heads that an earlier clip did not bring down; a gain of all heads is left alone for one."""
+    heads = [head for head in range(found.heads) if (layer.layer, layer.kind, head) in failed]
+    if heads and found.how == BY_LAYER:
+        heads = list(range(found.heads))
+    clip.skipped += [LeftAlone(layer.layer, head, NO_EFFECT) for head in heads if float(scores[head]) > clip.tau]
+    scores = scores.clone()
+    scores[heads] = -math.inf
+    return scores
 
 
 def _another(layer: LayerPeaks, known: Projections) -> str:

@@ -25,6 +25,10 @@ MIXED = (
     "scaling the parameters of one head does not scale the logits of this head alone: scores of several heads are mixed before "
     "the softmax (talking heads), or its heads are not those of the weights"
 )
+ONE_SIDE = (
+    "a term of its logits holds q without k, or k without q (relative positions), so that a factor which q and k share does not "
+    "scale them as a whole. Bound q and k with attemper.add_qk_norm()"
+)
 ANOTHER = (
     "it attends several times in a pass, and the parameters that make the heads of one call do not make those of another: its "
     "heads run in parts (attention slicing), or several layers run in one module"
@@ -56,7 +60,8 @@ def reason_against(
     for each, alpha, shared in tries:
         if not _follows(along(each, alpha, shared), each, expected, seen, limit):
             alone = _follows(along(ones, alpha, shared), ones, expected, seen, limit)
-            return MIXED if alone else WITHOUT
+            apart = found.splits and not alone and _is_apart(along, ones, expected, limit)
+            return MIXED if alone else ONE_SIDE if apart else WITHOUT
     return None
 
 
@@ -66,6 +71,12 @@ def _follows(change: Tensor, codes: Tensor, expected: Tensor, seen: Tensor, limi
     rest = change - wanted
     by_row = (rest - rest.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp(min=1)) * seen
     return any(bool((share(part, wanted) <= limit).all()) for part in (rest, by_row))
+
+
+def _is_apart(along: Along, ones: Tensor, expected: Tensor, limit: float) -> bool:
+    """Whether logits change otherwise along q than along k: each term with both changes alike."""
+    query, key = along(ones, 1.0, "query"), along(ones, 0.0, "query")
+    return not bool((share(query - key, expected) <= limit).all())
 
 
 class Along:
@@ -123,7 +134,13 @@ def _made_again(call: AttentionCall, made: Made) -> StoredLogits:
     logits = query @ key.repeat_interleave(heads // key.shape[1], 1).mT
     if made.gain is not None:
         logits = logits * made.gain.expand(batch, heads, length, 1)[first][:, :, rows]
-    return StoredLogits(lambda: logits, logits.detach(), torch.ones_like(logits, dtype=torch.bool))
+    scores, mask = logits.detach(), call.mask
+    # a mask may be made of q, as relative positions are
+    if mask is not None and mask.requires_grad and call.query.dim() == 4 and not isinstance(call.scale, Tensor):
+        scale = made.query.shape[-1] ** -0.5 if call.scale is None else call.scale
+        added = mask.expand(batch, heads, length, made.key.shape[2])[first][:, :, rows][..., keys]
+        logits, scores = logits * scale + added.masked_fill(added < HIDDEN, 0), scores * scale
+    return StoredLogits(lambda: logits, scores, torch.ones_like(logits, dtype=torch.bool))
 
 
 def _some(size: int, like: Tensor) -> Tensor:
