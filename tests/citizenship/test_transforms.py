@@ -74,7 +74,7 @@ def test_the_ops_of_packed_signs(options, dtype):
     }
     problem = prepare("test", *tensors(dtype=dtype), **given).problem
     keep = torch.rand(2, 6) > 0.2
-    about = (keep, 2, "replaced", "self", "", None, None, "float32", 2, 9, 8, 0.5, None, None, None, 0.0, False)
+    about = (keep, 2, "replaced", "self", "", None, None, "float32", 2, 9, 8, 0.5, None, None, None, 0.0, False, False)
     for kernel, more in zip(FUSED, [("test_aot_dispatch_dynamic",), *[()] * len(FUSED)], strict=False):
         checks = ("test_schema", "test_faketensor", *more)
         arguments = (*problem, sum(BIT.values()) | OUTPUT_LOW_BIT, kernel)

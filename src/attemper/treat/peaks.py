@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
@@ -88,7 +89,7 @@ def peaks_of(record: Record, step: int) -> list[LayerPeaks]:
         steps = record.steps
         held = f"{len(steps)} steps, {steps[0]} … {steps[-1]}" if len(steps) > 1 else f"step {steps[0]} alone"
         raise InputError(f"qk_clip(): the record has no step {step}; it has {held}. Leave `step` out for the last one.")
-    found = []
+    found, parts = [], Counter((entry.layer, entry.kind) for entry in entries)
     for entry in entries:
         if "peak" not in entry.summary.columns:
             raise InputError(
@@ -108,7 +109,9 @@ def peaks_of(record: Record, step: int) -> list[LayerPeaks]:
             scores = (cap * (scores / cap).atanh()).masked_fill(full, -math.inf)
         if bool((scores == 0).all()):
             reasons = dict.fromkeys(entry.heads, SHIFTED)
-        known = (None, False) if facts is None else (facts.heads, facts.local)
+        # a layer that computes some heads at a time has an entry for each of its calls
+        whole = facts is not None and parts[entry.layer, entry.kind] == 1
+        known = (facts.heads if facts is not None and whole else None, facts is not None and facts.local)
         found.append(LayerPeaks(entry.layer, entry.kind, entry.heads, scores, reasons, *known))
     return found
 
