@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
+from torch.nn.functional import scaled_dot_product_attention as ALIAS
 from torch.overrides import TorchFunctionMode
 
 import attemper
@@ -203,3 +204,23 @@ def test_any_subclass_can_be_made_in_a_watched_forward():
             subject(torch.randn(2, 3, 5, 8))
     assert subject.types == [Plain, Plain, Plain, torch.Tensor]
     assert len(watch.record.to_dicts()) == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"full": True}], ids=["light", "full"])
+def test_a_name_of_its_own_for_torchs_function(options):
+    """The class compares the function with the one that torch's name has, where ours is while the model runs."""
+
+    class Alias(nn.Module):
+        def forward(self, x):
+            q = x[:, None]
+            return ALIAS(q, q, q, attn_mask=causal_upper_left(x.shape[1], x.shape[1]))[:, 0]
+
+    model, x = Alias(), torch.randn(2, 9, 8)
+    expected, before = model(x), dict(vars(CausalBias))
+    with attemper.watch(model, **options) as watch:
+        for _ in range(3):
+            assert torch.equal(model(x), expected)
+            watch.step()
+        assert torch.equal(x.__new__(torch.Tensor, [1.0]), torch.ones(1))  # what a watch puts there is no method
+    assert [row["visible"] for row in watch.record.to_dicts()] == [5.0] * 3
+    assert dict(vars(CausalBias)) == before

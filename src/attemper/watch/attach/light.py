@@ -30,7 +30,7 @@ from ..routes.exchanged import tell_exchanges
 from ..routes.kind import LearnedSequences
 from .again import take_again
 from .learned import ExpectedCall, FullPass, LightPass, PassType, plans
-from .overrides import Function, InItsPlace, constructing
+from .overrides import Function, InItsPlace, answering, constructing
 from .running import Pass, Switch, is_innermost, module_call, running, running_modules
 
 if TYPE_CHECKING:
@@ -60,6 +60,10 @@ any more: every later lookup on nn.Module and Tensor takes several times as long
 CallToMake = tuple[tuple[Any, ...], dict[str, Any], Callable[[], None] | None]
 """The arguments that a function is called with, and what runs after it."""
 BeforeCall = Callable[[Function, Pass, tuple[Any, ...], dict[str, Any]], CallToMake]
+
+
+METHODS: dict[str, Callable[[Any], Any]] = {"__new__": staticmethod, "__torch_function__": classmethod}
+"""Functions that a class holds in this form."""
 
 
 class Installed(NamedTuple):
@@ -101,6 +105,9 @@ class Interception:
             *((owner, name, partial(self._guarded, self._softmax)) for owner, name in SOFTMAXES),
             (Tensor, "__new__", partial(constructing, self.attachment.failed)),
         ]
+        biases = sys.modules.get("torch.nn.attention.bias")  # loading it loads Dynamo
+        if biases is not None:
+            made.append((biases.CausalBias, "__torch_function__", answering))
         new = [self._make(*one) for one in made if one[:2] not in there]
         self.rounds += any(isinstance(one.owner, type) for one in new)
         self.installed += new
@@ -115,6 +122,7 @@ class Interception:
         ours = wraps(original)(make(called, switch))
         if isinstance(called, InItsPlace):
             called.ours = ours
+        ours = METHODS.get(name, lambda function: function)(ours)
         return Installed(owner, name, vars(owner).get(name), ours, switch)
 
     def uninstall(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import has_torch_function
 
 from .running import Switch, running
@@ -62,3 +63,17 @@ def constructing(failed: Callable[[Exception], None], original: Function, switch
                     failed(error)
 
     return __new__
+
+
+def answering(original: Function, switch: Switch) -> Function:
+    """`CausalBias.__torch_function__`, where a model called torch's function by a name of its own while ours has torch's name."""
+
+    def __torch_function__(  # noqa: N807
+        cls: type, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = functional.scaled_dot_product_attention
+        if switch.on and getattr(named, "__wrapped__", None) is func:
+            func = named
+        return original(func, types, args, kwargs)
+
+    return __torch_function__
