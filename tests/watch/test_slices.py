@@ -87,6 +87,96 @@ def test_a_clip_leaves_them_alone(way):
     assert all(map(torch.equal, before, net.parameters()))
 
 
+OPERATIONS = {
+    "sdpa": F.scaled_dot_product_attention,
+    "attemper": lambda q, k, v: attemper.attention(q, k, v).output,
+    "hand-written": lambda q, k, v: (q * EACH**-0.5 @ k.mT).softmax(-1) @ v,
+}
+PARTS = {  # how a layer gives its heads to the operation
+    "one": lambda q, k, v: [(q[:, head, None], k[:, head, None], v[:, head, None]) for head in range(HEADS)],
+    "two": lambda q, k, v: [(q[:, part], k[:, part], v[:, part]) for part in (slice(2, 4), slice(2))],
+    "copied": lambda *parts: PARTS["one"](*(part.contiguous() for part in parts)),
+    "three dimensions": lambda q, k, v: [(q[:, head], k[:, head], v[:, head]) for head in range(HEADS)],
+    "joined": lambda *parts: zip(*(part.flatten(0, 1).split(2) for part in parts), strict=True),
+    "turned": lambda q, k, v: PARTS["one"](q.sin(), k, v),
+    "turned apart": lambda q, k, v: [(q.sin(), k, v) for q, k, v in PARTS["one"](q, k, v)],
+}
+CASES = [
+    (name, way)
+    for name in OPERATIONS
+    for way in PARTS
+    if name != "attemper" or way not in ("three dimensions", "joined")
+]
+
+
+class Looped(nn.Module):
+    def __init__(self, operation, way):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.num_heads, self.operation, self.way = HEADS, operation, way
+
+    parts = Sliced.parts
+
+    def forward(self, x):
+        for q, k, v in PARTS[self.way](*self.parts(x)):
+            x = x + self.operation(q, k, v).sum()
+        return x
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("full", [True, False], ids=["full", "light"])
+@pytest.mark.parametrize("batch", [1, BATCH, HEADS])
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_any_operation_on_some_heads_at_a_time(name, way, batch, full):
+    net, x = Looped(OPERATIONS[name], way), torch.randn(batch, LENGTH, WIDTH)
+    with torch.no_grad():
+        for _ in range(2):
+            expected = net(x)
+            with attemper.watch(net, full=full) as watch:
+                assert torch.equal(net(x), expected)
+    rows = watch.record.to_dicts()
+    if way == "turned apart":
+        assert [(row["head"], row["rows"]) for row in rows] == [(0, HEADS * batch * LENGTH)]
+        assert "belongs to which head is not known" in str(watch.record.notes)
+        before = [parameter.detach().clone() for parameter in net.parameters()]
+        attemper.projections(net, x)
+        assert "nothing was clipped" in str(attemper.qk_clip(net, watch.record, tau=1e-3))
+        assert all(map(torch.equal, before, net.parameters()))
+        return
+    q, k, _ = net.parts(x)
+    z = (q.sin() if way == "turned" else q) @ k.mT * EACH**-0.5
+    entropy = torch.special.entr(z.softmax(-1)).sum(-1).mean((0, 2))
+    assert watch.record.notes == []
+    assert [(row["head"], row["rows"]) for row in rows] == [(head, batch * LENGTH) for head in range(HEADS)]
+    assert [row["peak"] for row in rows] == in_float64(z.amax((0, 2, 3)).tolist())
+    assert [row["entropy"] for row in rows] == in_float64(entropy.tolist())
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("copied", [False, True])
+def test_queries_and_heads_some_at_a_time_are_never_given_a_wrong_head(copied):
+    """The memory of a chunk of one head's queries does not show where the next head begins."""
+
+    class Chunked(Looped):
+        def forward(self, x):
+            q, k, v = (part.contiguous() if copied else part for part in self.parts(x))
+            for head in range(HEADS):
+                for rows in q[:, head, None].split(2, -2):
+                    x = x + self.operation(rows, k[:, head, None], v[:, head, None]).sum()
+            return x
+
+    net, x = Chunked(F.scaled_dot_product_attention, ""), torch.randn(BATCH, 2 * HEADS, WIDTH)
+    record = watched(net, x)
+    q, k, _ = net.parts(x)
+    rows = record.to_dicts()
+    if copied:
+        assert [row["head"] for row in rows] == [0]
+        assert "belongs to which head is not known" in str(record.notes)
+    else:
+        peaks = (q @ k.mT * EACH**-0.5).amax((0, 2, 3)).tolist()
+        assert [row["peak"] for row in rows] == in_float64(peaks)
+
+
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()

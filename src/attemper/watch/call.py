@@ -149,7 +149,8 @@ class AttentionCall:
         """What is not known of it: its heads, or the layer that it belongs to."""
         found = []
         if not self.heads_known:
-            found.append("which part of its scores belongs to which head is not known: measured as one head")
+            heads = "one head" if self.facts.heads == 1 else f"{self.facts.heads} heads"
+            found.append(f"which part of its scores belongs to which head is not known: measured as {heads}")
         if not self.layer_known:
             found.append("a traced graph does not say which module makes a call: all its calls are one layer here")
         return found

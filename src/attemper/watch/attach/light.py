@@ -303,7 +303,7 @@ class Interception:
         if isinstance(call, AttentionCall):
             if current.interfaced is not None:
                 call.facts = current.interfaced.complete(call.facts)
-            if signature is not None and current.light is not None:
+            if signature is not None and current.light is not None and call.module_heads is None:
                 facts = current.light.plan.facts
                 if len(facts) > FACTS:
                     facts.clear()

@@ -8,6 +8,7 @@ from typing import Any
 from ...kernels.contract import Problem
 from ..attach.running import Frame
 from ..call import AttentionCall, Facts
+from .handwritten.slices import find_slices
 from .kind import kind_of
 from .sdpa import unreadable
 
@@ -47,6 +48,7 @@ def read(
         call.gain = problem.gain
         call.scale = (problem.scale * problem.gain.detach()).unsqueeze(-1)
         call.facts = replace(facts, scale=None)  # many numbers; reading them would wait for their device
+    find_slices(call)
     return call
 
 

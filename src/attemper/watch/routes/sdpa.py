@@ -18,6 +18,7 @@ from ..attach.modes import without_autograd_and_modes
 from ..attach.running import Frame, running
 from ..call import AttentionCall, Facts
 from .handwritten.layout import heads_of
+from .handwritten.slices import find_slices, heads_at, heads_beside
 from .kind import kind_of
 
 SDPA = (
@@ -93,7 +94,9 @@ def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tupl
     found: int | None = 1
     if query.dim() == 3:
         found = heads_of(frames, query.shape[0], query.shape[1])
-        heads = found or 1
+        heads, named = found or 1, heads_beside(frames, found or 1)
+        if named is not None and (some := heads_at(query, named, len(query), frames)) is not None:
+            found = heads = len(some)
         query, key = (tensor.unflatten(0, (-1, heads)) for tensor in (query, key))
         mask = mask if mask is None or mask.dim() < 3 else mask.unflatten(0, (-1, min(heads, mask.shape[0])))
     causal = given["is_causal"]
@@ -101,6 +104,7 @@ def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tupl
         causal = "lower_right"  # of this op alone; torch calls it where both corners are the same, and for a CausalBias
     call = _call("sdpa", frames, query, key, mask, causal, given["scale"], given["dropout_p"])
     call.heads_known, call.by_sdpa, call.value = found is not None, True, given["value"]
+    find_slices(call)
     return call
 
 

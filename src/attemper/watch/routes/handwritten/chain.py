@@ -19,7 +19,7 @@ from ...attach.storages import Storages, address
 from ...call import AttentionCall, Facts
 from ..exchanged import follow_collective
 from ..kind import Sequences, kind_of
-from .layout import by_head, named_heads, ordered, softmax_over
+from .layout import by_head, ordered, softmax_over
 from .matrices import ScoreMatrix, Waiting, WeightMatrix, number, side_by_side
 from .op_names import (
     CARRYING,
@@ -37,10 +37,11 @@ from .op_names import (
     SOFTMAXES,
     op_name,
 )
-from .slices import heads_at, is_split_over_ranks
+from .slices import Copy, copy_of, heads_at, heads_beside
 
 UNTRACED = "a softmax is multiplied by values, but its scores could not be traced to queries and keys"
 OVER = "its softmax runs over the {over}, not over the keys: its signs do too"
+COPYING = {*SCALINGS, "clone", "_to_copy"}
 Miss = Callable[[tuple[Frame, ...], str], None]
 
 
@@ -60,6 +61,7 @@ class Chain:
         self.scores: Storages[ScoreMatrix] = Storages()
         self.weights: Storages[WeightMatrix] = Storages()
         self.multiplied: Storages[float | None] = Storages()  # by which number, in the last op
+        self.copies: Storages[Copy] = Storages()
         self.triangles: Storages[bool] = Storages()  # lower triangles of ones, and masks made of them
         self.across: list[tuple[tuple[Waiting, ...], tuple[Frame, ...]]] = []  # multiplied over another dimension
 
@@ -122,7 +124,7 @@ class Chain:
             return
         if left.dim() < 2 or (name == "mv" and self.is_parameter(left)) or not out.is_floating_point():
             return
-        for kept in (self.scores, self.weights, self.multiplied):
+        for kept in (self.scores, self.weights, self.multiplied, self.copies):
             kept.drop_freed()
         biased = name in ("baddbmm", "addmm")
         scale = number(kwargs.get("alpha", 1.0)) if biased else 1.0
@@ -131,7 +133,8 @@ class Chain:
         if self.multiplied.has(left) or self.multiplied.has(right):
             scale = None  # q or k was multiplied before: the whole factor is unknown
         shape = (left.shape[-2], right.shape[-1] if right.dim() > 1 else 1)
-        scores = ScoreMatrix(left, right, tuple(running.frames), shape, scale, root, masked=biased)
+        copied = self.copies.get(left)
+        scores = ScoreMatrix(left, right, tuple(running.frames), shape, scale, root, copied, masked=biased)
         beta = number(kwargs.get("beta", 1.0)) if biased else 0.0
         if beta != 0 and not (self.scores and self.scores.has(args[0])):
             scores = scores.with_added(args[0], 1, out, beta)
@@ -212,6 +215,8 @@ class Chain:
             self.multiplied.put(result, self.multiplied.get(tensors[0]))
         elif name == "where" and self.triangles and self.triangles.get(tensors[0]):
             self.triangles.put(result, True)
+        if name in COPYING and (copied := copy_of(tensors[0], result, self.copies.get(tensors[0]))) is not None:
+            self.copies.put(result, copied)
         self.sequences.follow(tensors, result)
 
     def _keep(self, name: str, tensors: list[Tensor], args: tuple[Any, ...], result: Tensor) -> bool:
@@ -335,10 +340,12 @@ def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tupl
     matrix, known, flipped = laid_out(logits)
     query, key = (scores.key, scores.query) if flipped else (scores.query, scores.key)
     some = None
-    named = named_heads(frames)
-    if named is not None and matrix.shape[1] < named and logits.dim() < 4 and not is_split_over_ranks():
+    named = heads_beside(frames, matrix.shape[1])
+    if named is not None and (logits.dim() < 4 or not known):
         # some heads at a time: which of them, their memory shows or nothing does
-        some = heads_at(query.mT if flipped and query.dim() > 1 else query, named, matrix)
+        copied = None if flipped else scores.copied
+        one, matrices = query.mT if flipped and query.dim() > 1 else query, matrix.shape[:2].numel()
+        some = heads_at(one, named, matrices, frames, copied)
         matrix, known = (matrix, False) if some is None else (matrix.reshape(-1, len(some), *matrix.shape[-2:]), True)
     batch, heads, rows, keys = shape = matrix.shape
     groups = key.shape[:-2].numel() // batch  # heads that share keys are joined into the rows of the product

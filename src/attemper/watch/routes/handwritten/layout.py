@@ -126,7 +126,7 @@ def _group_in_rows(matrix: Tensor, rows: int, frames: tuple[Frame, ...]) -> list
     """The axes that may be the queries if the rows of the product hold the heads of a group too, as einsum joins them."""
     sizes = matrix.shape[:-1]
     axes = [axis for axis, size in enumerate(sizes) if rows % size == 0]
-    called, named = _called(frames), named_heads(frames)
+    called, named = called_with(frames), named_heads(frames)
     long = [axis for axis in axes if called is not None and sizes[axis] == called[1]]
     if long or named is None:
         return long
@@ -135,7 +135,7 @@ def _group_in_rows(matrix: Tensor, rows: int, frames: tuple[Frame, ...]) -> list
 
 def _by_sizes(matrix: Tensor, frames: tuple[Frame, ...]) -> tuple[Tensor, int, bool]:
     """``(…, Lq, Lk)`` with the batch before the heads, the number of heads, and whether that is known."""
-    sizes, named, called = matrix.shape[:-2], named_heads(frames), _called(frames)
+    sizes, named, called = matrix.shape[:-2], named_heads(frames), called_with(frames)
     if len(sizes) > 2 and called is not None and called[1] == matrix.shape[-2] and called[0] in sizes:
         each = sizes.numel() // called[0]
         if named in (None, each):  # all but batch, queries and keys: (B, G, R, Lq, Lk), in any order
@@ -150,6 +150,8 @@ def _by_sizes(matrix: Tensor, frames: tuple[Frame, ...]) -> tuple[Tensor, int, b
     fitting = [
         axes for count in range(len(many) + 1) for axes in combinations(many, count) if _size(sizes, axes) == named
     ]
+    if batch is not None and sizes[0] == batch > 1:
+        fitting = [axes for axes in fitting if 0 not in axes]  # as many items as heads, in a slice of heads
     likely = [axes for axes in fitting if 0 not in axes and (sizes[0] == batch or axes == tuple(range(1, len(sizes))))]
     fitting = likely or fitting
     joined = batch is not None and batch > 1 and named > 1 and sizes[0] == batch * named
@@ -183,7 +185,7 @@ def _batch(frames: tuple[Frame, ...], rows: int) -> int | None:
     return shape[1] if sequence_first else shape[0]
 
 
-def _called(frames: tuple[Frame, ...]) -> tuple[int, int] | None:
+def called_with(frames: tuple[Frame, ...]) -> tuple[int, int] | None:
     """The batch and the length of the attention module's input (B, L, D); None: another shape."""
     shape = _shape(frames)
     return (shape[0], shape[1]) if shape is not None and len(shape) == 3 else None

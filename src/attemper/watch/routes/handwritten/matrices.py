@@ -15,6 +15,7 @@ from ...attach.running import Frame, OpPlace
 from ...attach.storages import address
 from ...bias import adds
 from .op_names import EXPONENTIALS, RESHAPING, SCALINGS, SELECTING
+from .slices import Copy
 
 if TYPE_CHECKING:
     from ...call import AttentionCall
@@ -127,6 +128,7 @@ class ScoreMatrix:
     shape: tuple[int, int]  # of the product
     scale: float | None = 1.0
     root: float | None = None  # the number that both factors were multiplied by before, as SDPA's math backend does
+    copied: Copy | None = None  # what the queries are a copy of
     capped: bool = False
     cap: float | None = None
     masked: bool = False
